@@ -28,7 +28,7 @@ from vfl_party.homomorphic import Adder, adder, make_keys
 from vfl_party.homomorphic.none import PlainAdder
 from vfl_party.homomorphic.paillier import PaillierAdder
 from vfl_party.homomorphic.shards import Shards, share_adder, share_keys, summing
-from vfl_party.homomorphic.sums import BELOW, Plan
+from vfl_party.homomorphic.sums import BELOW, SumPlan
 
 BITS, CODES = 2048, 32
 # Encryption, rows, columns.
@@ -88,7 +88,7 @@ class Task:
             for column in range(columns)
             for code in range(1, CODES)
         ]
-        self.plan = Plan.of(np.array(every, np.int32))
+        self.plan = SumPlan.of(np.array(every, np.int32))
         self.order = draw.permutation(len(every)).tolist()
         # Of two brothers the smaller: a half of the rows, then two quarters.
         shuffled, half = draw.permutation(rows), rows // 2

@@ -245,7 +245,7 @@ def certificate_gauge(ends: Mapping[str, datetime]) -> Metric:
     )
 
 
-def awaited_gauge(roster: Iterable[str], names: Iterable[str]) -> Metric:
+def make_awaited_gauge(roster: Iterable[str], names: Iterable[str]) -> Metric:
     """Returns a gauge of which of ``roster`` this process waits for now (``names``)."""
     waited_for = frozenset(names)
     return gauge(

@@ -43,7 +43,7 @@ _UNFINISHED = '"finished": false'
 log = logging.getLogger(__name__)
 
 
-class Store(Protocol):
+class CheckpointFiles(Protocol):
     """The checkpoints of one party and run, as ``CheckpointStore`` keeps them."""
 
     def save(self, label: str, tree: Any) -> object: ...
@@ -65,7 +65,7 @@ class RunFolder:
 
     path: Path
     run_id: str
-    checkpoints: Store | None = None
+    checkpoints: CheckpointFiles | None = None
     _unlock: weakref.finalize[[int], RunFolder] | None = field(
         default=None, init=False, repr=False, compare=False
     )
@@ -181,16 +181,16 @@ class RunFolder:
     def recipe(self) -> Recipe:
         """Reads the run's recipe. Raises InputError if the copy of it is missing or damaged."""
         # Imported here, because a command that lists runs needs neither pydantic models nor numpy.
-        from vfl_common.config.recipe import recorded_recipe
+        from vfl_common.config.recipe import read_recorded_recipe
 
         path = self.path / "recipe.json"
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
-            raise _lost_recipe(path, error.strerror) from None
+            raise _missing_recipe_error(path, error.strerror) from None
         except (ValueError, RecursionError):
-            raise _lost_recipe(path, "not JSON") from None
-        return recorded_recipe(value, str(path))
+            raise _missing_recipe_error(path, "not JSON") from None
+        return read_recorded_recipe(value, str(path))
 
 
 _OVER = {
@@ -243,7 +243,7 @@ def find_unfinished(out: Path, name: str, recipe: Recipe) -> RunFolder | None:
         if _may_be(path, recipe):
             raise error
 
-    folders = _unfinished(out, name, recipe, damaged)
+    folders = _find_unfinished(out, name, recipe, damaged)
     candidates = [
         (bool(folder.facts().get("generation")), folder.written_ns, folder.path)
         for folder in folders
@@ -259,7 +259,7 @@ def set_all_aside(out: Path, name: str, recipe: Recipe, why: str, *, but: str) -
     nobody can resume.
     """
     aside = []
-    for folder in list(_unfinished(out, name, recipe, lambda _path, _error: None)):
+    for folder in list(_find_unfinished(out, name, recipe, lambda _path, _error: None)):
         with contextlib.suppress(InputError):
             if folder.run_id != but:
                 folder.lock()
@@ -269,7 +269,7 @@ def set_all_aside(out: Path, name: str, recipe: Recipe, why: str, *, but: str) -
     return aside
 
 
-def _unfinished(
+def _find_unfinished(
     out: Path, name: str, recipe: Recipe, damaged: Callable[[Path, InputError], None]
 ) -> Iterator[RunFolder]:
     """Yields all unfinished runs; calls ``damaged`` with each folder whose ``run.json`` is damaged,
@@ -320,10 +320,10 @@ def _facts(path: Path) -> dict[str, Any]:
         why = f"cannot be read ({error.strerror})"
     except (ValueError, RecursionError):
         pass
-    raise _damaged(path, why)
+    raise _damage_error(path, why)
 
 
-def _lost_recipe(path: Path, reason: str | None) -> InputError:
+def _missing_recipe_error(path: Path, reason: str | None) -> InputError:
     return InputError(
         Code.FILE_INVALID,
         f"{path}: cannot be read ({reason}). Copy it from the folder of another process of this "
@@ -331,7 +331,7 @@ def _lost_recipe(path: Path, reason: str | None) -> InputError:
     )
 
 
-def _damaged(path: Path, why: str) -> InputError:
+def _damage_error(path: Path, why: str) -> InputError:
     return InputError(
         Code.FILE_INVALID,
         f"{path}: {why}. Restore it, or begin a new run with --fresh at the server and here.",
@@ -370,4 +370,4 @@ def read_plan(folder: RunFolder | None) -> list[Planned]:
             raise TypeError
         return plan
     except (TypeError, KeyError):
-        raise _damaged(folder.path / "run.json", "has an unreadable plan") from None
+        raise _damage_error(folder.path / "run.json", "has an unreadable plan") from None

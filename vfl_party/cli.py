@@ -329,7 +329,7 @@ def _predict_solo(
     files = read_files(party, device=device, recipe=trained.recipe)
     rows = prediction_data(files.file.data, data, trained.state, query)
     written.check(rows)
-    alone = Alone.opened_for(trained, name, rows)
+    alone = Alone.open_for(trained, name, rows)
     console = Console("vfl-party")
     for text in unseen(trained, alone.opened.table):
         console.show("unseen", said=f"{alone.opened.table.source}: {text}")

@@ -186,7 +186,7 @@ class ServerApp:
             ),
         )
         departures = Departures(folder.path / "left.json")
-        completed = self._completed(folder)
+        completed = self._read_completed(folder)
 
         def planned(
             generation: int, checkpoint: str, aggregations: Sequence[AggregationPlan]
@@ -222,8 +222,8 @@ class ServerApp:
             on_plan=planned,
             on_end=aggregator.end,
             on_leave=departures.add,
-            released=partial(self._released, folder),
-            expired=partial(self._expired, folder),
+            released=partial(self._release_reason, folder),
+            expired=partial(self._is_expired, folder),
         )
         coordinator = Coordinator(run, hooks)
         control = ControlService(coordinator, keyring, ledger, meter, self.console.show)
@@ -306,7 +306,7 @@ class ServerApp:
         parts.save_ledger()
         return summary
 
-    def _completed(self, folder: RunFolder) -> Summary | None:
+    def _read_completed(self, folder: RunFolder) -> Summary | None:
         """Returns the summary of a run that an earlier process completed, if it died before all
         parties knew.
         """
@@ -404,7 +404,7 @@ class ServerApp:
             self.console.emit("set_aside", run=old_run, why=anew)
         return folder
 
-    def _released(self, folder: RunFolder, run_id: str) -> str:
+    def _release_reason(self, folder: RunFolder, run_id: str) -> str:
         """Returns why a party may leave run ``run_id``, in which it is; '' if it must not.
 
         ``folder``: of the run that begins.
@@ -419,7 +419,7 @@ class ServerApp:
                     return why
         return str(folder.facts().get("anew", ""))
 
-    def _expired(self, folder: RunFolder) -> bool:
+    def _is_expired(self, folder: RunFolder) -> bool:
         """Whether the run is set aside if a party cannot resume it.
 
         A process does that once: a party that says so of each run would have all begin anew for

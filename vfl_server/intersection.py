@@ -159,7 +159,7 @@ def _compare_tags(
     }
     for part in kept.parts():
         held = holders({party: tags for party, (tags, _) in part.items()}, senders)
-        for party, masks in told(held, ring, partial).items():
+        for party, masks in select_shares(held, ring, partial).items():
             common[party][:, part[party][1]] = masks
     return common
 
@@ -230,7 +230,7 @@ def forget(run: Path) -> None:
     shutil.rmtree(run / FOLDER, ignore_errors=True)
 
 
-def told(
+def select_shares(
     holders: Mapping[str, npt.NDArray[np.bool_]], ring: Sequence[str], partial: bool
 ) -> dict[str, npt.NDArray[np.bool_]]:
     """Returns {party: what it is told of its own N rows, [masks, N]}.

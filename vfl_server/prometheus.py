@@ -13,10 +13,10 @@ from vfl_common.ledger import Ledger
 from vfl_common.process.logs import version
 from vfl_common.prometheus import (
     Labels,
-    awaited_gauge,
     certificate_gauge,
     counter,
     gauge,
+    make_awaited_gauge,
     state,
     traffic_counters,
 )
@@ -86,10 +86,10 @@ class ServerMetrics:
         yield gauge(
             "vfl_party_metric",
             "Each party's last report.",
-            _told(status),
+            _get_values(status),
             ("party", "phase", "metric"),
         )
-        yield awaited_gauge(roster, self.waits_for())
+        yield make_awaited_gauge(roster, self.waits_for())
         yield certificate_gauge(self.ends())
         yield from traffic_counters(self.ledger, self.meter.counts())
 
@@ -113,7 +113,7 @@ def _parties(status: Status, roster: Sequence[str]) -> Iterator[Metric]:
     )
 
 
-def _told(status: Status) -> dict[Labels, float]:
+def _get_values(status: Status) -> dict[Labels, float]:
     """Returns ``{("bank", "splitnn", "validation loss"): 0.31}`` for every party that reports
     metrics.
     """

@@ -186,7 +186,7 @@ def wrap_all() -> None:
     """Wraps the product's functions in this process."""
     for say in ("_send", "_say"):
         wrap(Session, say, after=_dropping_result(_said))
-    wrap(sessions, "checked_start", before=_at("start-received"))
+    wrap(sessions, "check_start", before=_at("start-received"))
     wrap(Session, "report", after=_at("complete-heard"))
     wrap(ExchangeLink, "send", before=_step("before"))
     wrap(ExchangeLink, "receive", after=_dropping_result(_step("after")))

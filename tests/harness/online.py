@@ -27,9 +27,9 @@ from vfl_party.predict.alone import load_solo
 from vfl_party.predict.prediction import load_joint
 from vfl_party.predict.quality import read_quality
 from vfl_party.serve.answering import SentBefore
-from vfl_party.serve.kinds.choice import Scorer, answers_of, scorer_of
-from vfl_party.serve.scored import Scores
-from vfl_party.serve.store import Store
+from vfl_party.serve.kinds.choice import RowScorer, answers_of, scorer_of
+from vfl_party.serve.scored import ServedScores
+from vfl_party.serve.store import FeatureLookup
 
 # Of a score, if rows are not exact.
 _ROUNDING = 1e-5
@@ -37,7 +37,7 @@ _ROUNDING = 1e-5
 
 def store_of(
     run: Path, name: str, *, solo: bool = False, serve: dict[str, Any] | None = None
-) -> Store:
+) -> FeatureLookup:
     """Opens a party's rows and models, with the data of training. ``serve``: the file's table."""
     trained = load_solo(run, name) if solo else load_joint(run, name)
     party = trained.recipe.party(name)
@@ -47,14 +47,14 @@ def store_of(
     files = SimpleNamespace(
         file=file, name=name, settings=party, device=torch.device("cpu"), policy=AllowAll
     )
-    return Store(cast(Any, files), trained, lambda *_, **__: None)
+    return FeatureLookup(cast(Any, files), trained, lambda *_, **__: None)
 
 
 @dataclass
 class Online:
     """The parties of a run. ``away``: {party: why it does not answer, from which question on}."""
 
-    scorer: Scorer
+    scorer: RowScorer
     answers: Mapping[str, Any]
     away: dict[str, tuple[Absent, int]] = field(default_factory=dict)
     asked: list[tuple[str, list[str], Step | None]] = field(default_factory=list)
@@ -82,7 +82,7 @@ class Online:
             for each in recipe.passives
         }
         found = cls(cast(Any, None), answers)
-        means = stand_in.kept(run / recipe.active.name)
+        means = stand_in.read_means(run / recipe.active.name)
         kept, quality = cast(Any, found), read_quality(run, recipe)
         found.scorer = scorer_of(active, kept, timeout_s, quality, means, solo=False, kept=kept)
         return found
@@ -123,7 +123,7 @@ class Online:
         stores = [each._store for each in (self.scorer, *self.answers.values())]
         return "; ".join(filter(None, (each.held.inexact for each in stores)))
 
-    def check_same(self, found: Scores, ids: Sequence[str], want: Mapping[str, Any]) -> None:
+    def check_same(self, found: ServedScores, ids: Sequence[str], want: Mapping[str, Any]) -> None:
         """Asserts that the scores of ``ids`` are those of a prediction, ``want``: bit for bit, or
         to rounding if a party says that its models are not exact here.
         """
@@ -136,7 +136,7 @@ class Online:
                 if isinstance(value, float):
                     assert abs(value - want[each][name]) <= _ROUNDING * max(1.0, abs(value)), each
 
-    def score(self, *ids: str, **more: Any) -> Scores:
+    def score(self, *ids: str, **more: Any) -> ServedScores:
         """Scores ids."""
         return self.scorer.score(ids, **more)
 
@@ -153,6 +153,6 @@ def predicted(run: vfl.Run, **more: Any) -> dict[str, dict[str, Any]]:
     return {str(each): {name: found[name][at] for name in columns} for at, each in enumerate(ids)}
 
 
-def numbers(scores: Scores, at: int) -> dict[str, Any]:
+def numbers(scores: ServedScores, at: int) -> dict[str, Any]:
     """Returns the columns of a row."""
     return {name: values[at].item() for name, values in scores.columns.items()}

@@ -22,19 +22,21 @@ from vfl_party.serve.http.app import make_app
 from vfl_party.serve.http.port import listening
 from vfl_party.serve.http.served import Served
 from vfl_party.serve.rpc.model import answering
-from vfl_party.serve.scored import Part, Scores
+from vfl_party.serve.scored import RequestPart, ServedScores
 from vfl_party.serve.telling.teller import Teller
 from vfl_party.serve.tokens import Tokens
 
 SERVICE = "/inference.GRPCInferenceService/"
 
 
-def score(ids: Sequence[str], _least: float | None, _columns: Any) -> Scores:
+def score(ids: Sequence[str], _least: float | None, _columns: Any) -> ServedScores:
     """Knows whoever has a name that begins with a."""
-    parts = [Part(("bank",), {}), Part((), {"bank": "unknown id"})]
+    parts = [RequestPart(("bank",), {}), RequestPart((), {"bank": "unknown id"})]
     of = np.array([0 if each.startswith("a") else 1 for each in ids])
     columns = {"score": np.full(len(ids), 0.1), "class": np.ones(len(ids), np.int64)}
-    return Scores(columns, ["unknown" if each else "scored" for each in of.tolist()], parts, of)
+    return ServedScores(
+        columns, ["unknown" if each else "scored" for each in of.tolist()], parts, of
+    )
 
 
 @dataclass
@@ -81,7 +83,7 @@ class Here:
 @contextlib.contextmanager
 def serving(
     tokens: Path | None = None,
-    scoring: Callable[..., Scores] = score,
+    scoring: Callable[..., ServedScores] = score,
     teller: Teller | None = None,
     **settings: Any,
 ) -> Iterator[Here]:
@@ -90,7 +92,7 @@ def serving(
     found = ServeSettings(**given)
     seen: list[Any] = []
 
-    def scored(ids: Sequence[str], least: float | None, columns: Any) -> Scores:
+    def scored(ids: Sequence[str], least: float | None, columns: Any) -> ServedScores:
         seen.append(columns)
         return scoring(ids, least, columns)
 

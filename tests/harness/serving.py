@@ -14,11 +14,11 @@ from vfl_party.serve.counts import Counts
 from vfl_party.serve.http.catalog import Catalog, ServedModel
 from vfl_party.serve.http.served import Served
 from vfl_party.serve.models.lineage import Lineage
-from vfl_party.serve.scored import Scores
+from vfl_party.serve.scored import ServedScores
 from vfl_party.serve.tokens import Tokens
 
 
-def made_served(score: Callable[..., Scores], **more: Any) -> Served:
+def made_served(score: Callable[..., ServedScores], **more: Any) -> Served:
     """Makes a run of model ``case`` that scores so; ``more``: other fields."""
     given: dict[str, Any] = {
         "name": "case",

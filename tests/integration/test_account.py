@@ -17,7 +17,7 @@ from tests.harness.kills import Killed, killed, plugged
 from vfl_common.config.base import parse
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import load_recipe
-from vfl_party.account.planned import planned
+from vfl_party.account.planned import plan_disclosures
 from vfl_party.account.store import FILE
 from vfl_party.assembly.models import encoder_settings
 from vfl_party.assembly.party import assemble, expect_rows, open_party
@@ -230,7 +230,7 @@ def test_a_run_spends_what_was_planned(tables: dict[str, Any], tmp_path: Path) -
             settings = parse(DataSettings, DATA[name], name)
             opened = open_party(recipe, name, settings, encoder_settings(recipe, name, None))
             made = assemble(opened, expect_rows(opened))
-            plans = planned(made.party, len(opened.table), "train")
+            plans = plan_disclosures(made.party, len(opened.table), "train")
             assert plans is not None
             plan = plans[peer]
             spent = account(federation, name)[peer]["spent"]

@@ -64,7 +64,7 @@ def test_a_run_is_the_same_with_and_without_it(
     assert [*written(with_it.folder / "p0")] == [2, 3, 4]
     monkeypatch.setattr(Drift, "chunks", lambda _self, found: found)
     monkeypatch.setattr(Drift, "batch", lambda _self, _own, _others: None)
-    monkeypatch.setattr(Drift, "moved", lambda _self: {})
+    monkeypatch.setattr(Drift, "measure_drift", lambda _self: {})
     without = vfl.simulate(tables(rows=rows), out=tmp_path, quiet=True)
     assert not written(without.folder / "p0")
     assert with_it.metrics == without.metrics

@@ -21,7 +21,7 @@ from tests.harness.errors import assert_names, raises
 from tests.harness.memory import parameters
 from tests.harness.plugins import EXAMPLE, metadata
 from vfl.api import Combination, Method, Party, Phase, RoundReport, Section
-from vfl.library.plugins import named_now, with_plugins
+from vfl.library.plugins import get_import_paths, with_plugins
 from vfl_common.errors import Code, InputError
 from vfl_party.base.plugins import GROUPS, PlugIns, get_run_plugins, use_plugins
 from vfl_party.models.metrics import load_metric
@@ -73,7 +73,7 @@ def test_what_is_given_computes_what_a_package_does(
     assert "halved -> rounded to 1/64 -> cut at 0.75 -> half" in chains
     # Installed.
     with with_plugins(given.ALL):
-        named = named_now("")
+        named = get_import_paths("")
     points = {f"vfl.{group}": of for group, of in named.items()}
     metadata(tmp_path, points, name="given")
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -18,7 +18,7 @@ from tests.harness.errors import assert_names, raises
 from tests.integration.test_library import BANK, RECIPE, SHOP
 from vfl.jobs import workers
 from vfl.jobs.runs import MAKES
-from vfl.jobs.workers import Workers
+from vfl.jobs.workers import JobWorkers
 from vfl.library.orders import send
 from vfl.library.simulate import carry_out
 from vfl_common.errors import Code, InputError
@@ -87,13 +87,13 @@ def test_a_process_makes_one_run_after_the_other_and_says_what_failed(
     # Not the recipe's own folder: a process imports as this one does.
     monkeypatch.syspath_prepend(str(tmp_path))
 
-    def run(encoder: str, workers: Workers) -> vfl.Run:
+    def run(encoder: str, workers: JobWorkers) -> vfl.Run:
         recipe = RECIPE.replace(
             {"parties.shop.encoder": {"kind": "custom", "factory": f"own:{encoder}"}}
         )
         return carry_out(recipe, DATA, partial(send, workers), baseline=None, out=None)
 
-    with Workers(MAKES, 1, 1) as workers:
+    with JobWorkers(MAKES, 1, 1) as workers:
         with raises(vfl.VflError, Code.MODEL_INVALID, names="shop") as failed:
             run("Fails", workers)
         assert failed.value.code is vfl.Code.MODEL_INVALID

@@ -136,7 +136,7 @@ def test_what_is_told_was_measured() -> None:
     assert {kind: round(floor, 3) for kind, floor in floors.items()} == protect.ALONE
 
 
-def tuple_of(each: protect.Measured) -> tuple[float, float | None, float]:
+def tuple_of(each: protect.PresetMeasurement) -> tuple[float, float | None, float]:
     return each.lost, each.labels, each.columns
 
 

@@ -187,7 +187,7 @@ def test_a_baseline_has_the_same_queries(joined: bool, tables: Path, tmp_path: P
     whole = made | {"simulate": {"parties": of}}
     read = Recipe.model_validate(whole)
     one = (
-        baselines.combined(whole, read, tmp_path, "test")
+        baselines.combine_columns(whole, read, tmp_path, "test")
         if joined
         else baselines.alone(whole, read, "p0", tmp_path, "test")
     )

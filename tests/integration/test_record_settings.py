@@ -27,7 +27,7 @@ from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.rpc.exchange.hub import ExchangeHub
 from vfl_common.rpc.exchange.memory import MemoryLink
-from vfl_party.account.persons import tagged
+from vfl_party.account.persons import tag_ids
 from vfl_party.account.store import standing
 from vfl_party.align import digest, rounds
 from vfl_party.data import load_table
@@ -127,7 +127,7 @@ def account(folder: Path, name: str, people: list[str]) -> Counter[tuple[str, st
     sums = standing(book).sums
     history = RecordHistory(book)
     for person in people:
-        (at,) = sums.persons.numbers(tagged(secret_of(book), [person])).tolist()
+        (at,) = sums.persons.numbers(tag_ids(secret_of(book), [person])).tolist()
         for peer in sums.peers:
             if at >= 0 and peer != "server":
                 found[peer, person] += int(sums.vector(peer, "numbers_of_a_person")[at])

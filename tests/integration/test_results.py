@@ -32,7 +32,7 @@ from vfl_party.predict.results import (
     id_names,
     id_values,
     label_name,
-    listed_rows,
+    list_all_rows,
     meaning,
 )
 
@@ -217,7 +217,7 @@ def test_a_result_is_written_like_the_input_if_asked(tmp_path: Path) -> None:
         "class": ["no", "yes"],
         "value": [1, 2],
     }
-    found = listed_rows(("customer",), table, scores)
+    found = list_all_rows(("customer",), table, scores)
     output = Output(tmp_path / "a.csv", like_input=True)
     output.write(found, own)
     assert output.path.read_text().splitlines() == [
@@ -298,7 +298,7 @@ def test_ids_of_parquet_files_stay_numbers(tmp_path: Path) -> None:
     keeping = settings(source=str(tmp_path / "a.parquet"), id="id").keeping_rows()
     table = load_table(keeping, with_label=False)
     assert table.ids == ("5", "6", "7")
-    found = listed_rows(("id",), table, {"value": np.array([0.5, 0.6, 0.7])})
+    found = list_all_rows(("id",), table, {"value": np.array([0.5, 0.6, 0.7])})
     assert found.to_pydict() == {
         "id": [7, 5, 6],
         "matched_id": ["7", "5", "6"],

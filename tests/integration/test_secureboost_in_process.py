@@ -17,7 +17,7 @@ from rich.console import Console
 from tests.harness import cases
 from tests.harness.errors import assert_names, raises
 from tests.harness.federation import toml
-from vfl.forecasting.show import counted
+from vfl.forecasting.show import count_forecast
 from vfl.report.notes import encryption
 from vfl.report.table import show
 from vfl.simulation.inprocess import run_in_process
@@ -40,7 +40,7 @@ from vfl_party.methods.secureboost.joint_walk import Walk
 from vfl_party.methods.secureboost.offer import Offer
 from vfl_party.methods.secureboost.settings import GossSettings, SecureBoostSettings
 from vfl_party.methods.secureboost.tree.entries import Layout, plan_of
-from vfl_party.methods.secureboost.tree.forest import Forest, Split, Tree
+from vfl_party.methods.secureboost.tree.forest import Forest, Tree, TreeSplit
 from vfl_party.methods.secureboost.tree.gains import BestSplit
 from vfl_party.methods.secureboost.tree.growing_tree import GrowingTree
 from vfl_party.methods.secureboost.tree.objective import Fixed
@@ -50,7 +50,7 @@ from vfl_party.outbound.exchange import Answering, Asking
 from vfl_party.outbound.policies.encrypted import Encrypted
 from vfl_party.phases.course import Course
 from vfl_party.predict import trained
-from vfl_party.predict.prediction import predicted
+from vfl_party.predict.prediction import plan_exchanges
 from vfl_party.runtime.preflight import check
 
 ROWS = 80
@@ -213,7 +213,7 @@ def test_what_can_never_run_is_refused_before_anything_starts(
     with pytest.raises(InputError) as simulated:
         simulate(path, tmp_path / "runs")
     with pytest.raises(InputError) as forecast:
-        counted(path)
+        count_forecast(path)
     said = [str(each.value) for each in (simulated, forecast)]
     said += [
         each.text
@@ -445,7 +445,7 @@ def test_a_walk_on_which_a_row_is_somewhere_else_is_refused(
 
 
 def test_the_nearest_own_split_above_a_node_says_where_its_rows_come_from() -> None:
-    split = Split(0, (True, False), True)
+    split = TreeSplit(0, (True, False), True)
     tree = Tree({(0, 0): split, (2, 3): split})
     nodes = ((0, 0), (1, 0), (1, 1), (2, 3), (3, 6), (3, 7))
     assert [descent._entrance(tree, *node) for node in nodes] == [1, 2, 3, 3, 14, 15]
@@ -783,7 +783,7 @@ def test_check_says_what_a_prediction_sends(tmp_path: Path) -> None:
         opened = open_party(made, name, data(tmp_path)[name], made.model.encoder)
         party = assemble(opened, expect_rows(opened))
         before = party.exchanges
-        (line,) = predicted(party.party)
+        (line,) = plan_exchanges(party.party)
         assert (line.exchange, line.sent) == ("walk", sent)
         assert party.exchanges == before
 
@@ -841,7 +841,12 @@ def test_a_forest_is_its_state() -> None:
     forest, other = Forest(), Forest()
     forest.columns, forest.base = [Column("x", (0.5,)), Column("w", categories=(1, 3))], [0.25]
     forest.trees = [
-        Tree({(0, 0): Split(1, (True, False), False)}, {(0, 0): "p0"}, {(0, 0): 2.5}, {(1, 0): 0.1})
+        Tree(
+            {(0, 0): TreeSplit(1, (True, False), False)},
+            {(0, 0): "p0"},
+            {(0, 0): 2.5},
+            {(1, 0): 0.1},
+        )
     ]
     other.load_state_dict(forest.state_dict())
     assert other.trees == forest.trees

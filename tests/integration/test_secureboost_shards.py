@@ -36,7 +36,7 @@ from vfl_party.homomorphic.shards import (
     share_keys,
     summing,
 )
-from vfl_party.homomorphic.sums import BELOW, BELOW_AND_LAST, SINGLE, Plan, SummingHere
+from vfl_party.homomorphic.sums import BELOW, BELOW_AND_LAST, SINGLE, SummingHere, SumPlan
 
 BITS = 1024
 ROWS = 300
@@ -56,12 +56,12 @@ keys.encrypt(np.ones(1_000_000, np.int64), np.ones(1_000_000, np.int64))
 """
 
 
-def plan() -> Plan:
+def plan() -> SumPlan:
     """Numbers with and without missing cells, and categories, mixed over five columns."""
     wanted = [(0, BELOW, code) for code in range(1, 5)]
     wanted += [(1, BELOW, 2), (3, BELOW, 2), (1, BELOW_AND_LAST, 2), (3, BELOW, 1)]
     wanted += [(column, SINGLE, code) for column in (2, 4) for code in range(4)]
-    return Plan.of(np.array([(*each, LAST[each[0]]) for each in wanted], np.int32))
+    return SumPlan.of(np.array([(*each, LAST[each[0]]) for each in wanted], np.int32))
 
 
 def gradients() -> tuple[np.ndarray, np.ndarray, np.ndarray]:

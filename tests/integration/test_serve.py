@@ -32,13 +32,13 @@ from vfl_common.process.logs import version
 from vfl_common.rpc.serving.answered import EMBEDDED, ServingAnswer
 from vfl_common.summary import Worth
 from vfl_party.assembly.files import read_files
-from vfl_party.phases.stand_in import kept
+from vfl_party.phases.stand_in import read_means
 from vfl_party.predict.prediction import load_joint
 from vfl_party.predict.quality import Quality
 from vfl_party.serve.kinds.alone import AloneScorer
 from vfl_party.serve.run import ACCESS, LOG
 from vfl_party.serve.scorer import OnlineScorer
-from vfl_party.serve.store import Store
+from vfl_party.serve.store import FeatureLookup
 from vfl_party.serve.telling.request import OWN, PARTIES, QUEUE, TOP, RequestTrace, noting
 
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
@@ -354,7 +354,7 @@ def test_a_party_that_is_killed_is_named_and_comes_back(
     assert (none["state"], none["score_1"]) == ("refused", None)
     assert served.rows("K-1", min_quality=row["expected_quality"])[0]["state"] == "partly"
     # The mean of its training rows stands in for it.
-    mean = kept(served.run.folder / "p0")["p2"]
+    mean = read_means(served.run.folder / "p0")["p2"]
     people = {name: read(served, name) for name in NAMES}
     z = [served.run.model(name).embed(people[name]) for name in NAMES]
     top = served.run.model("p0").top
@@ -417,7 +417,7 @@ def test_a_table_is_read_when_it_has_stayed_as_it_is(served: Served, tmp_path: P
     path = tmp_path / "new.csv"
     whole = Path(served.federation.data["p1"]["source"]).read_text()
     path.write_text(whole)
-    store = Store(files, trained, lambda *_, **__: None, str(path))
+    store = FeatureLookup(files, trained, lambda *_, **__: None, str(path))
     old = store.held
     for end in (len(whole) // 2, len(whole) // 2 + 300):
         path.write_text(whole[:end])
@@ -442,7 +442,7 @@ def scorer(
         _ = timeout_s
         return SimpleNamespace(wait=lambda: {name: answer(name, ids) for name in NAMES[1:]})
 
-    return OnlineScorer(Store(files, trained, print), ask, 1.0, quality, {})
+    return OnlineScorer(FeatureLookup(files, trained, print), ask, 1.0, quality, {})
 
 
 def test_a_row_has_no_score_unless_the_parties_that_took_part_were_measured(

@@ -25,7 +25,14 @@ from vfl_party.methods.secureboost.tree.positions import SETTLED
 from vfl_party.record.book import RecordBook, folder_of
 from vfl_party.record.people import keep
 from vfl_party.serve.answering import DailyLimit, Limit, SentBefore
-from vfl_party.serve.asked import AskedADay, AskedIds, LooksUp, aligned_ids, asked_a_day, every_id
+from vfl_party.serve.asked import (
+    AskedADay,
+    AskedIds,
+    LooksUp,
+    daily_limit,
+    every_id,
+    read_aligned_ids,
+)
 from vfl_party.serve.granted import MinimumRows
 from vfl_party.serve.kinds.choice import Answerer, answers_of
 from vfl_party.serve.passive import together
@@ -178,8 +185,8 @@ def test_a_share_of_the_limit_that_is_not_used_counts_after_a_restart(tmp_path: 
 
 
 def test_the_day_s_limit_follows_the_table() -> None:
-    assert [asked_a_day(None, rows) for rows in (0, 400, 500_000)] == [10_000, 10_000, 1_000_000]
-    assert asked_a_day(7, 500_000) == 7
+    assert [daily_limit(None, rows) for rows in (0, 400, 500_000)] == [10_000, 10_000, 1_000_000]
+    assert daily_limit(7, 500_000) == 7
 
 
 def test_mid_s_noise_cannot_be_averaged_away(drawn: vfl.Run, tmp_path: Path) -> None:
@@ -222,7 +229,7 @@ def test_only_ids_that_both_parties_know_are_answered(
     aligned: vfl.Run, tmp_path: Path, a_day: AskedADay
 ) -> None:
     folder = Path(aligned.folder) / "shop"
-    both = aligned_ids(folder, folder.parent.parent, record_of(aligned))
+    both = read_aligned_ids(folder, folder.parent.parent, record_of(aligned))
     shop = answers(aligned, tmp_path, asked=AskedIds(a_day, both, lambda _: None))
     want = [EMBEDDED if 10 <= at < 30 else NOT_ANSWERED for at in range(ROWS)]
     assert states(shop, *IDS, STRANGERS[0]) == [*want, NOT_ANSWERED]
@@ -240,16 +247,16 @@ def test_a_joint_prediction_adds_the_ids_that_it_has_aligned(
     (predicted / "run.json").write_text(json.dumps({"trained_run": folder.parent.name}))
     new = ["new", "other"]
     AlignmentFiles(predicted, new, 1, []).finish(CommonRows(np.array([True, False]), b"", {}))
-    before = aligned_ids(folder, tmp_path, record)
+    before = read_aligned_ids(folder, tmp_path, record)
     assert [each in before for each in (IDS[15], "new", "other")] == [True, False, False]
     book = RecordBook(record, "shop")
     digest, rows = keep(record, book.secret, new)
     book.add(people=digest, rows=rows, what="table", run=predicted.parent.name, generation=0)
     book.close()
-    after = aligned_ids(folder, tmp_path, record)
+    after = read_aligned_ids(folder, tmp_path, record)
     assert [each in after for each in (IDS[15], "new", "other")] == [True, True, False]
 
 
 def test_without_a_known_alignment_nothing_is_served(run: vfl.Run, tmp_path: Path) -> None:
     with raises(InputError, Code.FILE_INVALID, names=("serve.ids", "shop")):
-        aligned_ids(Path(run.folder) / "shop", tmp_path, tmp_path / ".record-shop")
+        read_aligned_ids(Path(run.folder) / "shop", tmp_path, tmp_path / ".record-shop")

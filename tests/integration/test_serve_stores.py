@@ -40,7 +40,7 @@ from vfl_party.assembly.files import read_files
 from vfl_party.predict.prediction import load_joint
 from vfl_party.predict.quality import Quality
 from vfl_party.serve.scorer import OnlineScorer
-from vfl_party.serve.store import Store
+from vfl_party.serve.store import FeatureLookup
 from vfl_party.serve.stores.seam import UNFIT_ROW, UNKNOWN_ROW
 
 ROWS = 40
@@ -132,7 +132,7 @@ def closes() -> Iterator[None]:
         OPENED.pop().close()
 
 
-OPENED: list[Store] = []
+OPENED: list[FeatureLookup] = []
 
 
 def opened(
@@ -141,7 +141,7 @@ def opened(
     said: list[str] | None = None,
     name: str = "p1",
     **data: Any,
-) -> Store:
+) -> FeatureLookup:
     """Opens a party's store in this process; ``data``: other keys of [data], ``refresh_s`` of
     serve.
     """
@@ -157,7 +157,7 @@ def opened(
     def say(_event: str, **words: Any) -> None:
         told.append(str(words.get("said", "")))
 
-    found = Store(files, trained_, say)
+    found = FeatureLookup(files, trained_, say)
     OPENED.append(found)
     return found
 
@@ -166,14 +166,14 @@ def soon(seconds: float = 20.0) -> float:
     return time.monotonic() + seconds
 
 
-def embedded(store: Store, ids: Sequence[str | None]) -> tuple[list[int], torch.Tensor]:
+def embedded(store: FeatureLookup, ids: Sequence[str | None]) -> tuple[list[int], torch.Tensor]:
     """Returns the rows of ids, and the embeddings of those that are known."""
     found = store.held.look_up(ids, soon())
     return found.rows.tolist(), store.held.embed(found, found.rows[found.rows >= 0])
 
 
 @pytest.fixture(params=["postgres", "sqlite", "service"])
-def store(request: pytest.FixtureRequest, served: Served) -> Iterator[Store]:
+def store(request: pytest.FixtureRequest, served: Served) -> Iterator[FeatureLookup]:
     with ExitStack() as stack:
         if request.param == "postgres":
             if programs() is None:
@@ -196,7 +196,9 @@ def store(request: pytest.FixtureRequest, served: Served) -> Iterator[Store]:
         yield opened(served, settings)
 
 
-def test_all_stores_give_the_numbers_of_the_table_bit_for_bit(served: Served, store: Store) -> None:
+def test_all_stores_give_the_numbers_of_the_table_bit_for_bit(
+    served: Served, store: FeatureLookup
+) -> None:
     table = opened(served)
     rows, want = embedded(table, IDS)
     assert min(rows) >= 0
@@ -217,7 +219,7 @@ def test_all_stores_give_the_numbers_of_the_table_bit_for_bit(served: Served, st
         assert torch.equal(one, other)
 
 
-def test_who_is_unknown_is_told_from_the_others(store: Store) -> None:
+def test_who_is_unknown_is_told_from_the_others(store: FeatureLookup) -> None:
     odd = ["nobody", "K-1", EVIL, None, "", "a\0b", "\U0001f600", "K-1", "%s", ":ids", "$1"]
     rows, found = embedded(store, odd)
     assert rows == [UNKNOWN_ROW, 0, *[UNKNOWN_ROW] * 5, 0, *[UNKNOWN_ROW] * 3]

@@ -35,7 +35,7 @@ def measure(outlook: Outlook, network: Network) -> Network:
             "--measure: needs a recipe with [simulate.parties.NAME], the data of each party "
             "(docs/how-to/recipes/simulate.md). Add it, or give --step-time instead.",
         )
-    recipe = shortened(outlook.recipe)
+    recipe = shorten_phases(outlook.recipe)
     trips = {
         phase.name: sum(run.times * run.steps // run.parts for run in phase.runs if run.trains)
         for phase in forecast(outlook_of(recipe, outlook.folder)).phases
@@ -69,7 +69,7 @@ def with_masking(recipe: Recipe, network: Network, workers: int) -> Network:
     return replace(network, masking_s=masking_time.measure_masking().batch_s(workers, rounds))
 
 
-def shortened(recipe: Recipe) -> Recipe:
+def shorten_phases(recipe: Recipe) -> Recipe:
     """Returns a recipe whose phases have a few rounds, and no early stopping."""
     tables = recipe.model_dump(mode="json", exclude_unset=True)
     for phase in tables["phases"]:

@@ -81,7 +81,9 @@ def _of_files(paths: Sequence[Path]) -> Outlook:
     return replace(outlook_of(parse(Recipe, tables, "recipe"), base), file=paths[0])
 
 
-def counted(plan: Path, rows: int | None = None, rounds: Sequence[str] = ()) -> CountedForecast:
+def count_forecast(
+    plan: Path, rows: int | None = None, rounds: Sequence[str] = ()
+) -> CountedForecast:
     """Counts what a recipe, or the recipe of a party file, will exchange.
 
     Args:

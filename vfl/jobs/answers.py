@@ -72,7 +72,7 @@ def check(answered: Answer) -> None:
         raise VflError(Code(answered["code"]), answered["text"], party=answered["party"]) from cause
 
 
-def lost(how: str, owner: str = "the study") -> VflError:
+def process_error(how: str, owner: str = "the study") -> VflError:
     """Returns the error of an order whose process has ended. ``how``: as in ``was killed by
     SIGKILL``.
     """

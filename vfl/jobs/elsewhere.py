@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pickle import PicklingError
 from typing import Any, Self
 
-from vfl.jobs.answers import Order, answer, check, lost, watch
+from vfl.jobs.answers import Order, answer, check, process_error, watch
 from vfl_common.errors import Code, InputError, VflError
 from vfl_common.process.program import do_last
 
@@ -54,14 +54,14 @@ class Elsewhere:
         elif backend in _OTHERS:
             self._register(*_OTHERS[backend])
         # An unknown backend, or one that is not ready, fails here.
-        with self._configured():
+        with self._configure():
             pass
 
     def run(self, order: Order) -> None:
         """Has an order carried out and waits for its end. Raises VflError."""
         if self._closed:
-            raise lost("was ended", self._owner)
-        with self._configured():
+            raise process_error("was ended", self._owner)
+        with self._configure():
             parallel = self._joblib.Parallel(n_jobs=self._jobs, batch_size=1)
         try:
             (result,) = parallel([self._joblib.delayed(answer)(self._does, order)])
@@ -73,7 +73,7 @@ class Elsewhere:
             ) from error
         # Each backend raises its own errors.
         except Exception as error:
-            raise lost(f"was lost ({type(error).__name__})", self._owner) from error
+            raise process_error(f"was lost ({type(error).__name__})", self._owner) from error
         check(result)
 
     def close(self) -> None:
@@ -124,7 +124,7 @@ class Elsewhere:
                 self._open.callback(ray.shutdown)
 
     @contextlib.contextmanager
-    def _configured(self) -> Iterator[None]:
+    def _configure(self) -> Iterator[None]:
         try:
             backend = _loky(self._joblib) if self._backend == "loky" else self._backend
             with self._joblib.parallel_config(backend=backend):

@@ -9,10 +9,10 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from vfl.jobs.answers import Order
-from vfl.jobs.workers import Workers
+from vfl.jobs.workers import JobWorkers
 
 
-class Pool(Protocol):
+class WorkerPool(Protocol):
     """Processes that carry out orders."""
 
     def run(self, order: Order) -> None:
@@ -24,7 +24,7 @@ class Pool(Protocol):
         """Ends what is not finished, as far as the processes allow it."""
 
 
-class _Pools(Pool, AbstractContextManager["_Pools"], Protocol): ...
+class _Pools(WorkerPool, AbstractContextManager["_Pools"], Protocol): ...
 
 
 def pool(does: str, jobs: int, threads: int, backend: str | None = None) -> _Pools:
@@ -40,7 +40,7 @@ def pool(does: str, jobs: int, threads: int, backend: str | None = None) -> _Poo
     Raises InputError if joblib has no such backend, OSError if processes cannot be started.
     """
     if backend is None:
-        return Workers(does, jobs, threads)
+        return JobWorkers(does, jobs, threads)
     # Imported late: it imports joblib.
     from vfl.jobs.elsewhere import Elsewhere
 
@@ -48,7 +48,7 @@ def pool(does: str, jobs: int, threads: int, backend: str | None = None) -> _Poo
 
 
 @contextlib.contextmanager
-def waiting(workers: Pool, jobs: int) -> Iterator[ThreadPoolExecutor]:
+def waiting(workers: WorkerPool, jobs: int) -> Iterator[ThreadPoolExecutor]:
     """Yields ``jobs`` threads for a block, to wait for orders. If the block raises, also by Ctrl-C,
     unfinished orders are ended.
     """

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vfl.jobs.answers import Order
-from vfl.jobs.pool import Pool, pool
+from vfl.jobs.pool import WorkerPool, pool
 from vfl_common.errors import Code, InputError
 
 # The library's function that makes a run; other processes import it by this name.
@@ -16,7 +16,7 @@ MAKES = "vfl.library.orders:make"
 
 
 def make(
-    workers: Pool,
+    workers: WorkerPool,
     recipe: dict[str, Any],
     base: Path,
     folder: Path,

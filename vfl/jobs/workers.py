@@ -19,11 +19,11 @@ import threading
 from pathlib import Path
 from typing import IO, Any, Self
 
-from vfl.jobs.answers import Order, answer, check, lost
+from vfl.jobs.answers import Order, answer, check, process_error
 from vfl.launcher.processes import environment
 
 
-class Workers:
+class JobWorkers:
     """A number of processes for a block. They are killed at its end, or by ``close``.
 
     ``does``: ``module:function``, which carries out an order. ``threads``: for torch and its
@@ -91,7 +91,7 @@ class _Worker:
                 if status < 0
                 else f"ended with exit code {status}"
             )
-            raise lost(how)
+            raise process_error(how)
         check(json.loads(line))
 
     def kill(self) -> None:

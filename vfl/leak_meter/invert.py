@@ -32,8 +32,9 @@ from vfl.leak_meter.learn.inversion import (
     invert,
 )
 from vfl_common.config.base import parse, read_toml
-from vfl_common.config.data import DataSettings, resolved
+from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
+from vfl_common.config.sources import resolve_source
 from vfl_common.errors import Code, InputError
 from vfl_common.files import private_file, write_atomic
 from vfl_common.process.program import EXIT_CODES, run_program
@@ -306,7 +307,7 @@ def read_data(text: str, option: str, party: str | None = None) -> DataSettings:
     Raises InputError, also if it is the file of another party than ``party``.
     """
     if not text.lower().endswith(".toml"):
-        return parse(DataSettings, {"source": resolved(text, Path())}, option)
+        return parse(DataSettings, {"source": resolve_source(text, Path())}, option)
     path = Path(text)
     tables = read_toml(path)
     name = tables.get("name")

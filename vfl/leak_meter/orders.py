@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from vfl.jobs.pool import Pool
+from vfl.jobs.pool import WorkerPool
 from vfl.leak_meter.part import AttackRequest, Findings, SeedResult, play_on
 from vfl.leak_meter.rehearsal import Played
 from vfl.leak_meter.scene.scene import Figure, Shown
 from vfl.leak_meter.wiretap.sizes import MessageSizes
 from vfl.leak_meter.wiretap.times import Times
 from vfl.library.orders import clear_folder
-from vfl.library.plugins import import_plugins, named_now
+from vfl.library.plugins import get_import_paths, import_plugins
 from vfl.library.recipe import Recipe
 from vfl.library.simulate import Order, carry_out
 from vfl_common.config.base import parse
@@ -30,7 +30,7 @@ _FILE = "rehearsal.json"
 
 
 def make_in_pool(
-    workers: Pool, recipe: Recipe, data: Any, out: Path, asked: AttackRequest
+    workers: WorkerPool, recipe: Recipe, data: Any, out: Path, asked: AttackRequest
 ) -> SeedResult:
     """Makes a run and plays the attacks in a process of ``workers``, which executes ``MAKES``.
 
@@ -43,7 +43,7 @@ def make_in_pool(
                 "recipe": order.in_files("jobs=1"),
                 "base": str(order.base.resolve()),
                 "folder": str(order.folder.resolve()),
-                "plugins": named_now("jobs=1"),
+                "plugins": get_import_paths("jobs=1"),
                 "asked": asdict(asked),
                 # The result of an attack may depend on the number of threads.
                 "threads": torch.get_num_threads(),

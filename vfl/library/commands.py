@@ -92,11 +92,11 @@ def predict(
 
 def by_party(data: tuple[str, ...]) -> dict[str, str]:
     """Reads the options ``NAME=SOURCE``. Raises InputError."""
-    from vfl_common.config.sources import divided, is_path
+    from vfl_common.config.sources import is_path, split_member
 
     sources = _by_name(data, "--data", "SOURCE")
     for name, file in sources.items():
-        if is_path(file) and not Path(divided(file)[0]).exists():
+        if is_path(file) and not Path(split_member(file)[0]).exists():
             raise InputError(
                 Code.FILE_INVALID, f"--data {name}={file}: no such file. Correct the path."
             )

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vfl_common.config.data import FRAME, id_columns, resolved
+from vfl_common.config.data import FRAME, id_columns
+from vfl_common.config.sources import resolve_source
 from vfl_common.errors import Code, InputError
 from vfl_common.files import write_error
 
@@ -72,7 +73,7 @@ def with_data(
     for name, rows in data.items():
         table = dict(parties.get(name, {}))
         if isinstance(rows, str | os.PathLike):
-            parties[name] = table | {"source": resolved(os.fspath(rows), Path())}
+            parties[name] = table | {"source": resolve_source(os.fspath(rows), Path())}
             continue
         part = rows if isinstance(rows, Data) else Data(rows)
         if part.label is not None and roles[name] == "passive":
@@ -83,7 +84,7 @@ def with_data(
             )
         if isinstance(part.frame, str | os.PathLike):
             parties[name] = (
-                table | part.table() | {"source": resolved(os.fspath(part.frame), Path())}
+                table | part.table() | {"source": resolve_source(os.fspath(part.frame), Path())}
             )
             continue
         frames[name] = part.frame

@@ -83,7 +83,7 @@ def forecast(
 
     Raises VflError.
     """
-    from vfl.forecasting.show import counted
+    from vfl.forecasting.show import count_forecast
     from vfl_party.assembly.trial import modules_of
     from vfl_party.data import make_loader
     from vfl_party.forecast.count import forecast as count
@@ -91,7 +91,7 @@ def forecast(
 
     if isinstance(recipe, str | Path) and are_party_files([recipe]) and not data:
         with modules_of(Path(recipe).resolve().parent), with_plugins(plugins):
-            return Forecast(counted(Path(recipe), rows))
+            return Forecast(count_forecast(Path(recipe), rows))
     made = Recipe.of(recipe)
     tables, frames = with_data(made.to_dict(), data or {})
     settings = parse(Settings, tables, "recipe")

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from vfl.jobs import runs
-from vfl.jobs.pool import Pool
-from vfl.library.plugins import import_plugins, named_now
+from vfl.jobs.pool import WorkerPool
+from vfl.library.plugins import get_import_paths, import_plugins
 from vfl.library.simulate import Order, run_files
 from vfl_party.base.plugins import use_plugins
 
 
-def send(pool: Pool, order: Order) -> None:
+def send(pool: WorkerPool, order: Order) -> None:
     """Has a process of ``pool``, which carries out ``runs.MAKES``, make a run. Raises VflError."""
-    tables, plugins = order.in_files("jobs=1"), named_now("jobs=1")
+    tables, plugins = order.in_files("jobs=1"), get_import_paths("jobs=1")
     runs.make(pool, tables, order.base, order.folder, plugins)
 
 

@@ -37,11 +37,11 @@ def with_plugins(plugins: RunPlugins | None) -> Iterator[None]:
     if plugins is None:
         yield
         return
-    with use_plugins(_checked(plugins)):
+    with use_plugins(_check_plugins(plugins)):
         yield
 
 
-def _checked(plugins: RunPlugins) -> RunPlugins:
+def _check_plugins(plugins: RunPlugins) -> RunPlugins:
     """Returns a copy, which the caller cannot change meanwhile. Raises InputError if ``plugins`` is
     not ``{group: {name: object}}``.
     """
@@ -90,7 +90,7 @@ def _is_ours(group: str, name: object) -> bool:
 # ----------------------------------------------------------------------
 
 
-def named_now(instead: str) -> Named:
+def get_import_paths(instead: str) -> Named:
     """Returns the import paths of the plug-ins of this block, for other processes.
 
     Raises InputError if only this process has one of them. ``instead``: the argument with which
@@ -121,7 +121,7 @@ def import_plugins(named: Named) -> RunPlugins:
     return plugins
 
 
-def installed(named: Named, folder: Path) -> tuple[Path, ...]:
+def write_entry_points(named: Named, folder: Path) -> tuple[Path, ...]:
     """Writes entry points into ``folder``, as if a package had them, so that our programs find
     what is ``named``.
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vfl.library.data import Data
-from vfl_common.config.data import FRAME, DataSettings, id_columns, ids_only, resolved
+from vfl_common.config.data import FRAME, DataSettings, id_columns, ids_only
+from vfl_common.config.sources import resolve_source
 from vfl_common.errors import Code, InputError
 from vfl_common.passwords import hide_passwords
 
@@ -186,7 +187,7 @@ def new_rows(
         if rows_of != name:
             part = Data(part.frame, id=part.id or trained[rows_of].id)
         is_source = isinstance(part.frame, str | Path)
-        source = resolved(str(part.frame), Path()) if is_source else f"{FRAME}{name}"
+        source = resolve_source(str(part.frame), Path()) if is_source else f"{FRAME}{name}"
         changes: dict[str, Any] = {"source": source, "limit": None, "unaligned": None}
         changes |= {key: getattr(trained[rows_of], key) for key in ("id_rules", "duplicates")}
         changes |= {"id": tuple(id_columns(part.id))} if part.id else {}

@@ -35,7 +35,7 @@ class Round:
     round: int
     rounds: int
     metrics: dict[str, dict[str, float]]
-    _models: Models | None = field(default=None, repr=False, compare=False)
+    _models: RoundModels | None = field(default=None, repr=False, compare=False)
 
     def model(self) -> Model:
         """Returns the party's models as they are after this round: copies, as ``Run.model`` gives
@@ -55,7 +55,7 @@ class Round:
         return Model(self._models.take())
 
 
-class Models:
+class RoundModels:
     """Makes a party's models after a round, until ``on_round`` returns."""
 
     def __init__(self, make: Callable[[], TrainedParty]) -> None:
@@ -92,7 +92,7 @@ class Telling:
         metrics: dict[str, dict[str, float]],
         models: Callable[[], TrainedParty],
     ) -> None:
-        closing = Models(models)
+        closing = RoundModels(models)
         try:
             self._on_round(Round(party, phase, round_, rounds, metrics, closing))
         except BaseException as error:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from vfl.library.plugins import with_plugins
 from vfl_common.config.recipe import Recipe as Settings
-from vfl_common.config.recipe import recorded_recipe
+from vfl_common.config.recipe import read_recorded_recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.summary import Bytes, Summary
 from vfl_party.base.plugins import RunPlugins
@@ -65,7 +65,7 @@ class Run:
         """
         path = self.folder / self._active / "recipe.json"
         try:
-            return recorded_recipe(json.loads(path.read_bytes()), str(path))
+            return read_recorded_recipe(json.loads(path.read_bytes()), str(path))
         except OSError as error:
             raise InputError(
                 Code.FILE_INVALID,

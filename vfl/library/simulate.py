@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from vfl.library import cells
 from vfl.library.data import with_data, write_frames
-from vfl.library.plugins import installed, named_now, with_plugins
+from vfl.library.plugins import get_import_paths, with_plugins, write_entry_points
 from vfl.library.recipe import GivenRecipe, Recipe
 from vfl.library.rounds import OnRound, Telling, of_checkpoint
 from vfl.library.run import Run
@@ -252,7 +252,7 @@ def _in_processes(quiet: bool, on_round: OnRound | None, order: Order) -> None:
 
     telling = Telling(on_round) if on_round is not None else None
     with ours(telling):
-        named = named_now("processes=False")
+        named = get_import_paths("processes=False")
         tables = on_one_machine(order.in_files("processes=False"))
         settings = parse(Settings, tables, "recipe")
         threads, folder = settings_of(settings).threads, order.folder
@@ -264,7 +264,7 @@ def _in_processes(quiet: bool, on_round: OnRound | None, order: Order) -> None:
                 models = partial(of_checkpoint, folder, settings, *place, last=last)
                 telling(*place, line.rounds, line.metrics, models)
 
-        modules = installed(named, folder / "federation" / "plugins")
+        modules = write_entry_points(named, folder / "federation" / "plugins")
         with launching(threads) as launcher, View(settings) if quiet else view(settings) as screen:
             run_federation(
                 json.loads(json.dumps(tables)),

@@ -23,7 +23,7 @@ from vfl.library.recipe import GivenRecipe, Recipe
 from vfl.library.run import Run
 from vfl.library.simulate import carry_out, ours, simulate
 from vfl.studies.kept import Fingerprints, FinishedRuns, inputs_of
-from vfl.studies.lines import named
+from vfl.studies.lines import format_axis_value
 from vfl.studies.paired import Difference, difference, overlap_of
 from vfl_common.config.base import parse
 from vfl_common.config.division import divide
@@ -433,7 +433,7 @@ def _with(recipe: Recipe, values: Mapping[str, Any], folds: int | None) -> Recip
 
 
 def _of_values(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key} = {named(value)}" for key, value in values.items())
+    return ", ".join(f"{key} = {format_axis_value(value)}" for key, value in values.items())
 
 
 def _silent(_text: str) -> None: ...

@@ -54,7 +54,7 @@ _out = click.option(
 _force = click.option("--force", is_flag=True, help="Replace existing files.")
 
 
-def _shared(command: Callable[..., None]) -> Callable[..., None]:
+def _add_options(command: Callable[..., None]) -> Callable[..., None]:
     """Adds the options of both commands, and passes their values as one ``flow.Flags``."""
 
     @functools.wraps(command)
@@ -95,7 +95,7 @@ def new() -> None:
 
 
 @new.command()
-@_shared
+@_add_options
 @click.option(
     "--active", metavar="NAME", help="Set your own name in the recipe. [default: the table's]"
 )
@@ -167,7 +167,7 @@ def recipe(
 
 
 @new.command()
-@_shared
+@_add_options
 @click.option(
     "--recipe",
     "recipe_path",

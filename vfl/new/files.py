@@ -12,9 +12,10 @@ from vfl.new.rules import Kind, ModelSizes, Task
 from vfl.new.settings import keys_of
 from vfl.simulation.federation import to_lines, to_toml
 from vfl_common.config.base import parse
-from vfl_common.config.data import DataSettings, is_path, resolved
+from vfl_common.config.data import DataSettings, is_path
 from vfl_common.config.party import PartyFile
 from vfl_common.config.recipe import Recipe
+from vfl_common.config.sources import resolve_source
 from vfl_common.errors import Code, InputError
 from vfl_common.files import write_atomic
 
@@ -135,7 +136,7 @@ def _source(source: str, out: Path) -> str:
     """
     if is_path(source):
         return relative(source, out)
-    return source if out.resolve() == Path.cwd().resolve() else resolved(source, Path())
+    return source if out.resolve() == Path.cwd().resolve() else resolve_source(source, Path())
 
 
 def relative(path: str, folder: Path) -> str:

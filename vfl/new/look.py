@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vfl.new.rules import MAX_NUMBERED, Counts, Values, left_out_number, left_out_text
+from vfl.new.rules import MAX_NUMBERED, Counts, Values, is_id_number, is_useless_text
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.data import Table, first_rows, load_table, read_rows, tabulate
@@ -138,7 +138,7 @@ def look(
         {*settings.categorical, *settings.numeric},
     )
     for name in table.categorical_names:
-        if name not in chosen_by_user and left_out_text(values(name)):
+        if name not in chosen_by_user and is_useless_text(values(name)):
             kind = mostly.get(name)
             useless[name] = (
                 f"most cells are {kind}, but some cannot be read"
@@ -154,7 +154,7 @@ def look(
         ):
             useless[name] = f"more than {max_categories} different texts, the maximum for trees"
     for name in table.numeric_names:
-        if name not in chosen_by_user and left_out_number(name, values):
+        if name not in chosen_by_user and is_id_number(name, values):
             useless[name] = "looks like an id"
     useless |= dict.fromkeys(
         (name for name in _missing(rows, all_rows=True) if name not in chosen_by_user),

@@ -52,7 +52,7 @@ def training_of(sizes: ModelSizes, kind: Kind, protect: Protect) -> dict[str, An
 
 
 @dataclass(frozen=True)
-class Measured:
+class PresetMeasurement:
     """The results of a preset in ``benchmarks/results/defaults-protect.json``, means over tables.
 
     ``lost``: the loss against ``none``, in points of AUC or accuracy, or per cent of a regression's
@@ -65,30 +65,30 @@ class Measured:
     labels: float | None
     columns: float
 
-    def shows_more_labels(self, other: Measured) -> bool:
+    def shows_more_labels(self, other: PresetMeasurement) -> bool:
         """Returns whether it leaks more of the labels, as far as they were attacked."""
         return self.labels is not None and other.labels is not None and self.labels > other.labels
 
 
-MEASURED: dict[Kind, dict[str, Measured]] = {
+MEASURED: dict[Kind, dict[str, PresetMeasurement]] = {
     "binary": {
-        "none": Measured(0.0, 1.0, 0.817),
-        "labels": Measured(-0.05, None, 0.961),
-        "columns": Measured(-0.16, 1.0, 0.395),
-        "both": Measured(0.8, None, 0.697),
-        "trees": Measured(0.1, 0.9, 0.502),
+        "none": PresetMeasurement(0.0, 1.0, 0.817),
+        "labels": PresetMeasurement(-0.05, None, 0.961),
+        "columns": PresetMeasurement(-0.16, 1.0, 0.395),
+        "both": PresetMeasurement(0.8, None, 0.697),
+        "trees": PresetMeasurement(0.1, 0.9, 0.502),
     },
     "multiclass": {
-        "none": Measured(0.0, 0.951, 0.846),
-        "labels": Measured(1.41, None, 0.853),
-        "columns": Measured(-0.39, 0.895, 0.674),
-        "both": Measured(2.0, None, 0.798),
-        "trees": Measured(2.75, 0.641, 0.558),
+        "none": PresetMeasurement(0.0, 0.951, 0.846),
+        "labels": PresetMeasurement(1.41, None, 0.853),
+        "columns": PresetMeasurement(-0.39, 0.895, 0.674),
+        "both": PresetMeasurement(2.0, None, 0.798),
+        "trees": PresetMeasurement(2.75, 0.641, 0.558),
     },
     "regression": {
-        "none": Measured(0.0, 0.969, 0.976),
-        "columns": Measured(6.35, 0.888, 0.762),
-        "trees": Measured(18.71, None, 0.648),
+        "none": PresetMeasurement(0.0, 0.969, 0.976),
+        "columns": PresetMeasurement(6.35, 0.888, 0.762),
+        "trees": PresetMeasurement(18.71, None, 0.648),
     },
 }
 # R² of the columns that the active party predicts from its own columns, without any message.

@@ -308,12 +308,12 @@ def id_rules_for(ids: Sequence[str]) -> tuple[str, ...]:
 # ------------------------------------------------------------
 
 
-def left_out_text(values: Values | None) -> bool:
+def is_useless_text(values: Values | None) -> bool:
     """Returns whether a column of text has too many different values: names, addresses, notes."""
     return values is not None and len(values.different) > max(FEW, values.rows / ROWS_A_CLASS)
 
 
-def left_out_number(name: str, values: Callable[[str], Values | None]) -> bool:
+def is_id_number(name: str, values: Callable[[str], Values | None]) -> bool:
     """Returns whether a column of numbers is an id, by its name and unique values."""
     return looks_like_id(name) and _identifies(values(name), 1.0)
 

@@ -58,7 +58,7 @@ class Content:
 
 
 @dataclass(frozen=True)
-class Part:
+class ContentPart:
     """One party's part.
 
     Args:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vfl.preparing.content import Content, Part
+from vfl.preparing.content import Content, ContentPart
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Division:
     """
 
     says: str
-    make: Callable[[Content, Request], Sequence[Part]]
+    make: Callable[[Content, Request], Sequence[ContentPart]]
     parties: tuple[int, ...] = ()
     aligned: bool = True
     settings: tuple[str, ...] = ()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from vfl.preparing.content import TRAIN, Array, Block, Content, Part, Rows
+from vfl.preparing.content import TRAIN, Array, Block, Content, ContentPart, Rows
 from vfl.preparing.dataset import Division, Request
 from vfl_common.errors import Code, InputError
 from vfl_party.base.deal import deal
@@ -21,10 +21,10 @@ EVEN: dict[str, Any] = {"how": "even"}
 Pick = Callable[[Block], Block]
 
 
-def named(request: Request, picks: Sequence[Pick]) -> list[Part]:
+def name_parts(request: Request, picks: Sequence[Pick]) -> list[ContentPart]:
     """Returns parts ``party-1``, ``party-2`` and so on, the active one first."""
     parts = [
-        Part(f"party-{number}", pick, label=number == request.active)
+        ContentPart(f"party-{number}", pick, label=number == request.active)
         for number, pick in enumerate(picks, 1)
     ]
     return sorted(parts, key=lambda part: not part.label)
@@ -46,20 +46,20 @@ def _cut(part: int, down: int, across: int, block: Block) -> Array:
     return block[:, rows, _run(block.shape[2], part % across, across)]
 
 
-def _quarters(_: Content, request: Request) -> list[Part]:
-    return named(request, [partial(_cut, part, 2, 2) for part in range(4)])
+def _quarters(_: Content, request: Request) -> list[ContentPart]:
+    return name_parts(request, [partial(_cut, part, 2, 2) for part in range(4)])
 
 
-def _halves(_: Content, request: Request) -> list[Part]:
-    return named(request, [partial(_cut, part, 1, 2) for part in range(2)])
+def _halves(_: Content, request: Request) -> list[ContentPart]:
+    return name_parts(request, [partial(_cut, part, 1, 2) for part in range(2)])
 
 
-def _strips(_: Content, request: Request) -> list[Part]:
+def _strips(_: Content, request: Request) -> list[ContentPart]:
     k = request.parties
-    return named(request, [partial(_cut, part, 1, k) for part in range(k)])
+    return name_parts(request, [partial(_cut, part, 1, k) for part in range(k)])
 
 
-def _columns(content: Content, request: Request) -> list[Part]:
+def _columns(content: Content, request: Request) -> list[ContentPart]:
     first = next(content.blocks(np.arange(1)))
     assert isinstance(first, pa.Table)  # noqa: S101 - a division of columns
     names, k = first.column_names, request.parties
@@ -68,7 +68,7 @@ def _columns(content: Content, request: Request) -> list[Part]:
             Code.CONFIG_INVALID,
             f"parties: must be at most {len(names)}, the number of columns (got {k}). Give fewer.",
         )
-    return named(request, [columns(names[_run(len(names), part, k)]) for part in range(k)])
+    return name_parts(request, [columns(names[_run(len(names), part, k)]) for part in range(k)])
 
 
 def columns(names: Sequence[str]) -> Pick:
@@ -85,11 +85,12 @@ def _whole(block: Block) -> Block:
     return block
 
 
-def _rows(content: Content, request: Request) -> list[Part]:
+def _rows(content: Content, request: Request) -> list[ContentPart]:
     parts = [
-        Part(f"client-{k}", _whole, rows) for k, rows in enumerate(_deal_rows(content, request), 1)
+        ContentPart(f"client-{k}", _whole, rows)
+        for k, rows in enumerate(_deal_rows(content, request), 1)
     ]
-    return [Part(LABELS, None, label=True), *parts]
+    return [ContentPart(LABELS, None, label=True), *parts]
 
 
 def _deal_rows(content: Content, request: Request) -> list[Rows]:

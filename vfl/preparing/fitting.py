@@ -6,14 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vfl.preparing.content import TRAIN, Array, Part, Rows
+from vfl.preparing.content import TRAIN, Array, ContentPart, Rows
 
 # The shares that a recipe uses for rows without a split (``rows.validation`` and ``rows.test``).
 _VALIDATION, _TEST = 0.1, 0.2
 
 
 def training_rows(
-    parts: Sequence[Part], used: Rows, splits: Array | None, rows: Mapping[str, Any]
+    parts: Sequence[ContentPart], used: Rows, splits: Array | None, rows: Mapping[str, Any]
 ) -> list[int]:
     """Returns how many training rows each party with features has; ``rows``: the recipe's table."""
     owned = [used if part.rows is None else part.rows for part in parts if part.pick is not None]

@@ -11,7 +11,7 @@ from typing import Any
 
 from vfl.preparing import recipes
 from vfl.preparing.asked import PreparePlan
-from vfl.preparing.content import TEST, VALIDATION, Array, Content, Part, Rows
+from vfl.preparing.content import TEST, VALIDATION, Array, Content, ContentPart, Rows
 from vfl.preparing.dataset import Files
 from vfl.preparing.fitting import fit, training_rows
 from vfl.preparing.summary import header_of, text_of
@@ -84,7 +84,7 @@ class Making:
     asked: PreparePlan
     content: Content
     used: Rows
-    parts: Sequence[Part]
+    parts: Sequence[ContentPart]
     beside: Beside
     files: Files
     notes: tuple[str, ...]
@@ -184,7 +184,7 @@ class Making:
         return {"kind": "mocosfl", "image": [channels, *shape[1:3]]} | dict(phase)
 
 
-def _place(part: Part) -> dict[str, Any]:
+def _place(part: ContentPart) -> dict[str, Any]:
     """Returns a party's place in the roster."""
     place: dict[str, Any] = {"name": part.name, "role": "active" if part.label else "passive"}
     if part.pick is None:
@@ -192,7 +192,7 @@ def _place(part: Part) -> dict[str, Any]:
     return place if part.encoder is None else place | {"encoder": part.encoder}
 
 
-def _data(part: Part, written: Written, *, split: bool) -> dict[str, Any]:
+def _data(part: ContentPart, written: Written, *, split: bool) -> dict[str, Any]:
     """Returns a party's [data], as the recipe has it under ``simulate.parties``."""
     data: dict[str, Any] = {"source": written.path.name, "id": ID}
     if part.label:

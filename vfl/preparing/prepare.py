@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from vfl.preparing.asked import resolve
-from vfl.preparing.content import Content, Part, Rows, default_ids, require_classes
+from vfl.preparing.content import Content, ContentPart, Rows, default_ids, require_classes
 from vfl.preparing.datasets import load
 from vfl.preparing.finding import differences, find
 from vfl.preparing.making import RECIPE, SUMMARY, Making, Progress, refuse_folder
-from vfl.preparing.sampling import used_rows, with_validation
+from vfl.preparing.sampling import draw_rows, with_validation
 from vfl.preparing.writing import Beside, Written
 
 
@@ -98,7 +98,7 @@ def prepare(
     require_classes(content, known.dataset.task)
     differ = differences(form, files, content)
     notes = (*differ, *content.notes)
-    used = used_rows(content, rows, seed)
+    used = draw_rows(content, rows, seed)
     if rows is not None and rows < len(content):
         notes += (f"{rows:,} of {len(content):,} rows were drawn with seed {seed}.",)
     ids = default_ids(len(content)) if content.ids is None else content.ids
@@ -124,6 +124,6 @@ def _only(content: Content, used: Rows) -> Content:
     )
 
 
-def _in_source(part: Part, used: Rows) -> Part:
+def _in_source(part: ContentPart, used: Rows) -> ContentPart:
     """Returns a part with the numbers that its rows have in the source."""
     return part if part.rows is None else dataclasses.replace(part, rows=used[part.rows])

@@ -16,7 +16,7 @@ from vfl_party.base.seeds import derive_seed, permutation
 _GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 
 
-def used_rows(content: Content, rows: int | None, seed: int) -> Rows:
+def draw_rows(content: Content, rows: int | None, seed: int) -> Rows:
     """Draws ``rows`` rows with the same shares of classes and splits, and returns their numbers,
     increasing; all if it is None. Raises InputError if there are fewer.
     """

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vfl.preparing.content import Array, Block, Content, Part, Rows
+from vfl.preparing.content import Array, Block, Content, ContentPart, Rows
 from vfl_common.errors import InternalError
 from vfl_common.files import write_error
 
@@ -40,7 +40,7 @@ class Beside:
     labels: Array
     splits: Array | None
 
-    def of(self, part: Part, rows: Rows) -> dict[str, Array]:
+    def of(self, part: ContentPart, rows: Rows) -> dict[str, Array]:
         """Returns {column: values} of a party's rows."""
         columns = {ID: self.ids[rows]}
         if part.label:
@@ -49,7 +49,7 @@ class Beside:
 
 
 def write_parts(
-    content: Content, parts: Sequence[Part], used: Rows, beside: Beside, folder: Path
+    content: Content, parts: Sequence[ContentPart], used: Rows, beside: Beside, folder: Path
 ) -> Iterator[int | Written]:
     """Writes the parties' files. Yields the number of rows of each block, and each file when it is
     whole. Raises InputError if the disk is full.
@@ -68,7 +68,7 @@ def write_parts(
         yield from (file.written() for file in files)
 
 
-def _passes(parts: Sequence[Part], used: Rows) -> list[tuple[Rows, list[Part]]]:
+def _passes(parts: Sequence[ContentPart], used: Rows) -> list[tuple[Rows, list[ContentPart]]]:
     """Groups parties with the same rows, so that these are read once."""
     shared = [part for part in parts if part.rows is None and part.pick is not None]
     alone = [part for part in parts if part.rows is not None or part.pick is None]
@@ -79,7 +79,7 @@ def _passes(parts: Sequence[Part], used: Rows) -> list[tuple[Rows, list[Part]]]:
 class _PartyFile:
     """One party's file, while it is written."""
 
-    def __init__(self, part: Part, beside: dict[str, Array], folder: Path) -> None:
+    def __init__(self, part: ContentPart, beside: dict[str, Array], folder: Path) -> None:
         self._part, self._beside, self._folder = part, beside, folder
         self._rows = len(beside[ID])
         self._done = 0

@@ -10,7 +10,7 @@ from vfl_common.config.data import DataSettings
 from vfl_common.config.party import load_party
 from vfl_common.errors import Code, InputError
 from vfl_party.predict.prediction import load_trained
-from vfl_party.predict.trained import chosen
+from vfl_party.predict.trained import choose_run
 from vfl_party.production.input_drift import Shift, input_drift, score_drift
 
 
@@ -35,7 +35,7 @@ def drifts(
     if read_as is not None:
         file = load_party(read_as)
         settings, party = file.data, party or file.name
-    folder, name = chosen(run, party)
+    folder, name = choose_run(run, party)
     trained = load_trained(folder, name)
     if settings is None:
         # Only a run on one machine has this file.

@@ -169,7 +169,7 @@ def score_new_rows(run: Path, data: Mapping[str, Any], active: str) -> ModelScor
     name = next(iter(origin.data))
     recipe = RunFolder(run / name, run.name).recipe()
     settings, frames = new_rows(recipe, data, origin)
-    own = settings[active].ruled(tuple(recipe.rows.id_rules))
+    own = settings[active].with_id_rules(tuple(recipe.rows.id_rules))
     if own.label is None:
         raise InputError(
             Code.CONFIG_INVALID,

@@ -11,12 +11,12 @@ from typing import Any
 
 from vfl.jobs.pool import pool, waiting
 from vfl.library.data import with_data
-from vfl.library.plugins import import_plugins, named_now
+from vfl.library.plugins import get_import_paths, import_plugins
 from vfl.library.recipe import Recipe
 from vfl.library.simulate import Order
 from vfl.searching import journal
-from vfl.searching.spaces import spaces_of, written
-from vfl.searching.trying import Plan, drive
+from vfl.searching.spaces import spaces_of, write_spaces
+from vfl.searching.trying import TrialPlan, drive
 from vfl_common.config.base import parse
 from vfl_common.config.division import divide
 from vfl_common.config.recipe import Recipe as Settings
@@ -29,7 +29,7 @@ _TICK_S = 0.2
 
 
 def in_others(
-    plan: Plan,
+    plan: TrialPlan,
     data: Mapping[str, Any] | None,
     jobs: int,
     backend: str | None,
@@ -54,12 +54,12 @@ def in_others(
             errors += [error for future in done if (error := future.exception()) is not None]
             look()
     odd = [error for error in errors if not isinstance(error, VflError)]
-    if odd or (errors and len(journal.ended(plan.open_study())) < plan.every):
+    if odd or (errors and len(journal.get_ended_trials(plan.open_study())) < plan.every):
         raise (odd or errors)[0]
 
 
 @contextmanager
-def _make_order(plan: Plan, data: Mapping[str, Any] | None) -> Iterator[dict[str, Any]]:
+def _make_order(plan: TrialPlan, data: Mapping[str, Any] | None) -> Iterator[dict[str, Any]]:
     """Yields the order to drive a search, with frames as files. Raises InputError."""
     recipe = plan.recipe
     tables, frames = with_data(recipe.to_dict(), data or {})
@@ -70,9 +70,9 @@ def _make_order(plan: Plan, data: Mapping[str, Any] | None) -> Iterator[dict[str
         yield {
             "recipe": run.in_files("jobs=1"),
             "base": str(recipe.base),
-            "spaces": written(plan.spaces),
+            "spaces": write_spaces(plan.spaces),
             "folder": str(plan.folder),
-            "plugins": named_now("jobs=1"),
+            "plugins": get_import_paths("jobs=1"),
             "objective": plan.objective,
             "runs": plan.runs,
             "by": plan.by,
@@ -87,7 +87,7 @@ def as_ordered(order: dict[str, Any]) -> None:
     raises.
     """
     with use_plugins(import_plugins(order["plugins"])), journal.quiet():
-        plan = Plan(
+        plan = TrialPlan(
             Recipe.from_dict(order["recipe"], order["base"]),
             spaces_of(order["spaces"]),
             order["objective"],

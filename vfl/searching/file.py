@@ -11,7 +11,7 @@ from pydantic import Field
 from vfl.library.recipe import Recipe
 from vfl.searching.search import plan_of
 from vfl.searching.spaces import KEYS
-from vfl.searching.trying import Plan
+from vfl.searching.trying import TrialPlan
 from vfl_common.config.base import Section, parse
 from vfl_common.config.kind_of_file import read_tables
 from vfl_common.config.recipe_tables import Name
@@ -50,7 +50,7 @@ def is_search(path: Path) -> bool:
     return TABLE in read_tables(path, "study")
 
 
-def load_search(path: Path, out: Path) -> Plan:
+def load_search(path: Path, out: Path) -> TrialPlan:
     """Reads a search; its folder is that of a study, in ``out``. Raises InputError if the search or
     its recipe is invalid.
     """

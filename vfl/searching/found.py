@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from vfl.library.run import Run
 from vfl.searching import journal
 from vfl.searching.claims import Claims
-from vfl.searching.spaces import Between, Space, written
-from vfl.searching.trying import RUNS, Plan
+from vfl.searching.spaces import Between, Space, write_spaces
+from vfl.searching.trying import RUNS, TrialPlan
 from vfl_common.errors import Code, InputError
 from vfl_common.files import write_atomic
 from vfl_common.run_folder import SEARCH
@@ -83,13 +83,13 @@ class Search:
         return f"Search({', '.join(counts)}; {self.objective} {self.value:.4g} with {self.best})"
 
 
-def read_result(plan: Plan) -> Search:
+def read_result(plan: TrialPlan) -> Search:
     """Reads the trials of the journal, and writes the table and the figures. Raises VflError if no
     trial finished.
     """
     with Claims(plan.folder) as claims, claims.choosing():
         study = plan.open_study()
-        trials = tuple(trial_of(trial, plan.spaces) for trial in journal.ended(study))
+        trials = tuple(trial_of(trial, plan.spaces) for trial in journal.get_ended_trials(study))
         if not any(trial.state == "finished" for trial in trials):
             raise InputError(
                 Code.CONFIG_INVALID,
@@ -125,7 +125,7 @@ def _best(study: optuna.Study) -> FrozenTrial:
     import optuna
 
     sign = 1 if study.direction == optuna.study.StudyDirection.MINIMIZE else -1
-    ended = [trial for trial in journal.ended(study) if trial.value is not None]
+    ended = [trial for trial in journal.get_ended_trials(study) if trial.value is not None]
     ended = [trial for trial in ended if trial.state == optuna.trial.TrialState.COMPLETE]
     return min(ended, key=lambda trial: sign * (trial.value or 0.0))
 
@@ -140,7 +140,7 @@ def _importance(study: optuna.Study, trials: tuple[Trial, ...]) -> dict[str, flo
     return dict(optuna.importance.get_param_importances(study, evaluator=evaluator))
 
 
-def _write(made: Search, plan: Plan, importance: Mapping[str, float]) -> None:
+def _write(made: Search, plan: TrialPlan, importance: Mapping[str, float]) -> None:
     """Writes the trials as a table, the data of a page, and both figures."""
     from vfl.searching.draw import draw_importance, draw_parallel
 
@@ -148,7 +148,7 @@ def _write(made: Search, plan: Plan, importance: Mapping[str, float]) -> None:
     writer = csv.writer(text)
     writer.writerow(columns)
     writer.writerows(zip(*columns.values(), strict=True))
-    folder, spaces = made.folder, written(plan.spaces)
+    folder, spaces = made.folder, write_spaces(plan.spaces)
     write_atomic(folder / "trials.csv", text.getvalue())
     record = {
         "name": plan.recipe.name,

@@ -139,7 +139,7 @@ def _lines_of(path: Path) -> JournalFileBackend:
     return Lines(str(path), cast("Any", Writing(path)))
 
 
-def ended(study: optuna.Study) -> list[FrozenTrial]:
+def get_ended_trials(study: optuna.Study) -> list[FrozenTrial]:
     """Returns the trials that have ended (failed ones only with an error), in the order of their
     places.
     """
@@ -178,7 +178,7 @@ def next_place(study: optuna.Study, every: int) -> int | None:
 
     for trial in study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
         return int(trial.user_attrs[PLACE])
-    taken = {trial.user_attrs.get(PLACE) for trial in [*ended(study), *running(study)]}
+    taken = {trial.user_attrs.get(PLACE) for trial in [*get_ended_trials(study), *running(study)]}
     return next((place for place in range(every) if place not in taken), None)
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from vfl.searching import journal
 from vfl.searching.claims import Claims
 from vfl.searching.found import trial_of
-from vfl.searching.trying import Plan
-from vfl.studies.lines import named
+from vfl.searching.trying import TrialPlan
+from vfl.studies.lines import format_axis_value
 from vfl.studies.show import duration
 
 if TYPE_CHECKING:
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 Tell = Callable[[dict[str, Any]], None]
 
 
-class Progress:
+class SearchProgress:
     """Reports a search. ``tell``: called with an event at the beginning, and when a trial has
     ended. ``jobs``: trials at a time. Raises InputError if the journal is of another search.
     """
 
-    def __init__(self, plan: Plan, tell: Tell, jobs: int) -> None:
+    def __init__(self, plan: TrialPlan, tell: Tell, jobs: int) -> None:
         self._plan, self._tell, self._jobs = plan, tell, jobs
         with Claims(plan.folder) as claims, claims.choosing():
             self._study = plan.open_study()
-        self._seen = {trial.number for trial in journal.ended(self._study)}
+        self._seen = {trial.number for trial in journal.get_ended_trials(self._study)}
         folder, runs = str(plan.folder), plan.every
         tell({"event": "study", "folder": folder, "runs": runs, "left": self.left})
 
@@ -39,8 +39,8 @@ class Progress:
 
     def look(self) -> None:
         """Reports the trials that have ended since the last look."""
-        ended = journal.ended(self._study)
-        for trial in sorted(ended, key=_ended_s):
+        ended = journal.get_ended_trials(self._study)
+        for trial in sorted(ended, key=_end_time_s):
             if trial.number not in self._seen:
                 self._seen.add(trial.number)
                 self._tell(self._event(trial, ended))
@@ -64,13 +64,13 @@ class Progress:
         }
 
 
-def _ended_s(trial: FrozenTrial) -> float:
+def _end_time_s(trial: FrozenTrial) -> float:
     return trial.datetime_complete.timestamp() if trial.datetime_complete is not None else 0.0
 
 
 def short(value: Any) -> str:
     """Formats a value of a key for a person."""
-    return f"{value:.4g}" if isinstance(value, float) else named(value)
+    return f"{value:.4g}" if isinstance(value, float) else format_axis_value(value)
 
 
 def sentence(event: dict[str, Any]) -> str:

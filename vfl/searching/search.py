@@ -17,9 +17,9 @@ from vfl.library.study import number_of_jobs, speaker
 from vfl.searching import journal
 from vfl.searching.drivers import in_others
 from vfl.searching.found import Search, read_result
-from vfl.searching.progress import Progress, Tell, sentence
-from vfl.searching.spaces import Between, points, spaces_of, written
-from vfl.searching.trying import Plan, drive
+from vfl.searching.progress import SearchProgress, Tell, sentence
+from vfl.searching.spaces import Between, points, spaces_of, write_spaces
+from vfl.searching.trying import TrialPlan, drive
 from vfl.studies.kept import Fingerprints, inputs_of
 from vfl_common.config.base import parse
 from vfl_common.config.division import divide
@@ -108,7 +108,7 @@ def plan_of(
     by: Any,
     prune: Any,
     seed: Any,
-) -> Plan:
+) -> TrialPlan:
     """Checks the arguments of ``search`` before the first run. Raises InputError."""
     where = spaces_of(spaces)
     _check(objective, runs, by, seed)
@@ -120,12 +120,12 @@ def plan_of(
             if key.startswith("phases."):
                 _check_phases(changed)
     _check_metric(recipe, objective.partition(" ")[2])
-    asked = _digest(recipe, data, written(where), [objective, by, prune, seed])
-    return Plan(recipe, where, objective, runs, out.absolute(), by, bool(prune), seed, asked)
+    asked = _digest(recipe, data, write_spaces(where), [objective, by, prune, seed])
+    return TrialPlan(recipe, where, objective, runs, out.absolute(), by, bool(prune), seed, asked)
 
 
 def run_search(
-    plan: Plan,
+    plan: TrialPlan,
     data: Mapping[str, Any] | None,
     *,
     jobs: int,
@@ -141,7 +141,7 @@ def run_search(
     require_folder(plan.folder)
     plan.folder.mkdir(exist_ok=True)
     with journal.quiet(), ours():
-        progress = Progress(plan, tell, at_a_time)
+        progress = SearchProgress(plan, tell, at_a_time)
         if progress.left and (at_a_time > 1 or backend is not None):
             several = min(at_a_time, progress.left)
             in_others(plan, data, several, backend, progress.look)

@@ -175,7 +175,7 @@ def _between(where: str, space: Mapping[str, Any]) -> Between:
     return Between(low, high, log)
 
 
-def written(spaces: Mapping[str, Space]) -> dict[str, Any]:
+def write_spaces(spaces: Mapping[str, Space]) -> dict[str, Any]:
     """Returns spaces as ``spaces_of`` reads them, as JSON values."""
     return {
         key: {"from": space.low, "to": space.high, "log": space.log}

@@ -31,7 +31,7 @@ RUNS = "runs"
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrialPlan:
     """A search, for its drivers. ``asked``: a digest of all that decides its trials; the other
     fields are the arguments of ``search``.
     """
@@ -67,7 +67,7 @@ class Plan:
 
 
 def drive(
-    plan: Plan, data: Mapping[str, Any] | None, look: Callable[[], None] = lambda: None
+    plan: TrialPlan, data: Mapping[str, Any] | None, look: Callable[[], None] = lambda: None
 ) -> None:
     """Makes trials until all have ended, including those of other drivers. ``data``: as in
     ``simulate``; ``look``: called when a trial has ended. Raises InputError.
@@ -79,7 +79,7 @@ def drive(
 
 
 class _Driver:
-    def __init__(self, plan: Plan, data: Mapping[str, Any] | None, claims: Claims) -> None:
+    def __init__(self, plan: TrialPlan, data: Mapping[str, Any] | None, claims: Claims) -> None:
         self._plan, self._data, self._claims = plan, data, claims
         self._grid = points(plan.spaces) if plan.by == "grid" else None
         with claims.choosing():
@@ -109,13 +109,13 @@ class _Driver:
         for trial in journal.running(self._study):
             if self._claims.works(trial.user_attrs.get(journal.DRIVER)):
                 continue
-            value = self._finished(trial)
+            value = self._read_objective(trial)
             if value is not None:
                 self._study.tell(trial.number, value)
             else:
                 journal.begin_again(self._study, trial, self._plan.spaces)
 
-    def _finished(self, trial: FrozenTrial) -> float | None:
+    def _read_objective(self, trial: FrozenTrial) -> float | None:
         """Returns the objective of a trial whose driver was killed after the end of its run, or
         removes an unfinished run.
         """

@@ -60,7 +60,7 @@ def baseline(tables: Tables, kind: str, base: Path, where: str) -> Tables:
         )
     recipe = parse(Recipe, tables, where)
     if kind in ("combined", "gbdt"):
-        made = combined(tables, recipe, base, where)
+        made = combine_columns(tables, recipe, base, where)
     else:
         made = alone(tables, recipe, recipe.active.name, base, where)
     return _by_itself(recipe, made, kind)
@@ -175,11 +175,11 @@ def alone(tables: Tables, recipe: Recipe, name: str, base: Path, where: str) -> 
     # The others' ids determine the common rows.
     if recipe.rows.align == "psi" and settings_of(recipe).parties:
         others = {other: ids_only(settings) for other, settings in data.items() if other != name}
-        own = _joined({name: own, **others}, in_common=True)
+        own = _join_tables({name: own, **others}, in_common=True)
     return _one_party(tables, name, place, own, device)
 
 
-def combined(tables: Tables, recipe: Recipe, base: Path, where: str) -> Tables:
+def combine_columns(tables: Tables, recipe: Recipe, base: Path, where: str) -> Tables:
     """Returns the recipe in which one party, ``COMBINED``, has all columns and the recipe's
     ``model.encoder``.
 
@@ -200,11 +200,13 @@ def combined(tables: Tables, recipe: Recipe, base: Path, where: str) -> Tables:
     names = [recipe.active.name, *(party.name for party in recipe.passives)]
     if not recipe.active.features:
         data[names[0]] = data[names[0]].model_copy(update=NO_FEATURES)
-    joined = _joined({name: data[name] for name in names}, in_common=recipe.rows.align == "psi")
+    joined = _join_tables(
+        {name: data[name] for name in names}, in_common=recipe.rows.align == "psi"
+    )
     return _one_party(tables, COMBINED, {}, joined, device)
 
 
-def _joined(parts: dict[str, DataSettings], *, in_common: bool) -> DataSettings:
+def _join_tables(parts: dict[str, DataSettings], *, in_common: bool) -> DataSettings:
     """Returns the settings of tables joined by id; the first has the label."""
     first = next(iter(parts.values()))
     return DataSettings(

@@ -148,14 +148,14 @@ def _inline(value: Any) -> str:
         )
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_inline(item) for item in value) + "]"
-    return _quoted(value)
+    return _quote(value)
 
 
 def _key(key: str) -> str:
     bare = key.replace("-", "").replace("_", "")
-    return key if bare.isascii() and bare.isalnum() else _quoted(key)
+    return key if bare.isascii() and bare.isalnum() else _quote(key)
 
 
-def _quoted(value: Any) -> str:
+def _quote(value: Any) -> str:
     """Formats text, a number or a boolean as TOML, which unlike JSON allows no DEL."""
     return json.dumps(value, ensure_ascii=False, default=str).replace("\x7f", "\\u007F")

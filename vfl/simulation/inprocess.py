@@ -176,7 +176,7 @@ def predict_solo(
     device = resolve_device("cpu")
     with _one_at_a_time(), modules_of(modules), torch_alone(1, [device]):
         rows = prediction_data(settings, None, trained.state)
-        alone = Alone.opened_for(trained, name, rows, load)
+        alone = Alone.open_for(trained, name, rows, load)
         notes = [f"{name}: {text}" for text in unseen(trained, alone.opened.table)]
         predicted = alone.write(outputs, device)
     return predicted, alone.meaning(settings), notes
@@ -405,7 +405,11 @@ class _Federation:
 
         # The policy for the alignment, as in the party's own program.
         policy = load_trial_policy(self._recipe, name)
-        recipe, ledger, plugins = self._recipe, self._ledgers[name], versions.shared(opened)
+        recipe, ledger, plugins = (
+            self._recipe,
+            self._ledgers[name],
+            versions.get_shared_versions(opened),
+        )
 
         def make(aligned: AlignedRows, secret: int | None) -> Assembled:
             assembled = assemble(

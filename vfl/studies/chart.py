@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from vfl.studies.comparison import Compared
 from vfl.studies.plan import GROUPS, Group, StudyFile, StudyMethod
-from vfl.studies.report import FineTuned, averaged_over, mean_and_sd, points
+from vfl.studies.report import FineTuned, describe_average, mean_and_sd, points
 
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 _MARKERS = "osD^vP*X"
@@ -91,7 +91,7 @@ def draw_study(study: StudyFile, results: Iterable[FineTuned], path: Path) -> Pa
     axes.set_ylabel(f"test {study.metric}" + (f" ({unit})" if unit != study.metric else ""))
     axes.grid(axis="y", alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    over = f"mean and standard deviation of {averaged_over(finished) or '1 seed'}"
+    over = f"mean and standard deviation of {describe_average(finished) or '1 seed'}"
     pad = 18 if in_groups and not by_labels else None
     axes.set_title(f"{study.name}\n{over}", loc="left", fontsize="medium", pad=pad)
     figure.savefig(path, dpi=_DPI)
@@ -146,7 +146,7 @@ def _draw_many(study: StudyFile, results: Sequence[FineTuned], path: Path) -> Pa
     axes.spines[["top", "right"]].set_visible(False)
     if columns != (None,):
         figure.legend(frameon=False, loc="outside upper right", ncols=len(columns))
-    over = averaged_over(results) or "1 seed"
+    over = describe_average(results) or "1 seed"
     figure.suptitle(f"{study.name}: mean and sd of {over}", x=0.01, ha="left")
     figure.savefig(path, dpi=_DPI)
     return path

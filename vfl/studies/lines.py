@@ -27,8 +27,8 @@ def draw_values(over: Over, values: Values, name: str, metrics: Sequence[Any]) -
     axes = figure.subplots()
     for value in over[others[0]] if others else [None]:
         points = _points(over, values, metrics, first, {others[0]: value} if others else {})
-        xs = [point[0] if numbers else named(point[0]) for point in points]
-        label = f"{others[0]} = {named(value)}" if others else None
+        xs = [point[0] if numbers else format_axis_value(point[0]) for point in points]
+        label = f"{others[0]} = {format_axis_value(value)}" if others else None
         means = [statistics.mean(ys) for _, ys in points]
         low, high = [min(ys) for _, ys in points], [max(ys) for _, ys in points]
         if numbers:
@@ -70,7 +70,7 @@ def _points(
     return points
 
 
-def named(value: Any) -> str:
+def format_axis_value(value: Any) -> str:
     """Formats a value for an axis; None is the federation, as opposed to a baseline."""
     return "federation" if value is None else str(value)
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from vfl.simulation.baselines import COMBINED, alone, by_oneself, combined
+from vfl.simulation.baselines import COMBINED, alone, by_oneself, combine_columns
 from vfl.simulation.federation import on_one_machine
 from vfl.simulation.own_files import of_party_files
 from vfl_common.config.base import Section, parse
@@ -269,7 +269,7 @@ def _chain(
         if method.alone is not None:
             tables = alone(tables, recipe, method.alone, folder, where)
         else:
-            tables = combined(tables, recipe, folder, where)
+            tables = combine_columns(tables, recipe, folder, where)
         for key in ("wire", "report"):
             tables.pop(key, None)
     name = f"{study.name}.{method.name}.s{seed}" + ("" if fold is None else f".k{fold}")

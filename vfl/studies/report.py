@@ -140,7 +140,7 @@ def cell(values: Sequence[float], metric: str) -> str:
     return f"{middle:{form}}" + (f" ± {sd:{form}}" if sd is not None else "")
 
 
-def averaged_over(results: Sequence[FineTuned]) -> str:
+def describe_average(results: Sequence[FineTuned]) -> str:
     """Returns the numbers of seeds and folds as text; empty for one run."""
     seeds = len({result.seed for result in results})
     folds = len({result.fold for result in results} - {None})
@@ -156,7 +156,7 @@ def table(study: StudyFile, results: Iterable[FineTuned]) -> Table:
     """
     finished = list(results)
     _, unit = points(study.metric)
-    over = averaged_over(finished)
+    over = describe_average(finished)
     title = f"{study.name}: test {study.metric}" + (f" in {unit}" if unit != study.metric else "")
     result = Table(
         title=f"{title}, mean ± sd of {over}" if over else title,

@@ -27,7 +27,7 @@ from vfl.simulation.run import run_federation
 from vfl.studies.comparison import differences, write_differences
 from vfl.studies.plan import Pipeline, PlannedRun, StudyFile, load_study, recipe_of
 from vfl.studies.report import Cost, FineTuned, cost_of, write_csv
-from vfl_common.config.recipe import recorded_recipe
+from vfl_common.config.recipe import read_recorded_recipe
 from vfl_common.config.spelling import first_difference
 from vfl_common.errors import Code, InputError, VflError
 from vfl_common.files import require_folder
@@ -96,7 +96,7 @@ def run_study(
     study, chains = load_study(path, folds=folds)
     require_folder(out)
     folder = out / study.name
-    with _locked(folder):
+    with _lock_study(folder):
         running = Running(
             study,
             recipe_of(path, study)[1],
@@ -131,7 +131,7 @@ def run_study(
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _lock_study(folder: Path) -> Iterator[None]:
     """Locks the folder against a second study. Raises InputError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -153,7 +153,7 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def finished(folder: Path, run: PlannedRun) -> Summary | None:
+def read_finished(folder: Path, run: PlannedRun) -> Summary | None:
     """Returns the summary of a finished run, None for an unfinished one. Raises InputError if its
     recipe differs.
     """
@@ -188,12 +188,12 @@ def _recipe_of(folder: Path, party: str) -> str | None:
     """
     path = folder / party / "recipe.json"
     try:
-        return recorded_recipe(json.loads(path.read_text()), str(path)).canonical_json()
+        return read_recorded_recipe(json.loads(path.read_text()), str(path)).canonical_json()
     except (OSError, ValueError, RecursionError, InputError):
         return None
 
 
-def left_s(
+def estimate_left_s(
     done: Sequence[tuple[PlannedRun, float]], left: Sequence[PlannedRun], jobs: int = 1
 ) -> float | None:
     """Returns the seconds that the remaining runs will probably take; None if no run is finished.
@@ -258,7 +258,7 @@ class Running:
         differ.
         """
         for run in self.runs:
-            summary = finished(self.folder, run)
+            summary = read_finished(self.folder, run)
             if summary is not None:
                 self._check_metric(run, summary)
                 self._summaries[run.run_id] = summary
@@ -409,7 +409,7 @@ class Running:
                     **place,
                     "seconds": round(seconds, 3),
                     "metric": value if run.stage == "finetune" else None,
-                    "left_s": left_s(self._took, left, self.jobs),
+                    "left_s": estimate_left_s(self._took, left, self.jobs),
                 }
             )
             self.record()

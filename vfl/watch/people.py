@@ -37,7 +37,7 @@ _RUN = {
 
 
 @dataclass
-class Standing:
+class PersonStanding:
     """The state of one process. ``why``: the reported reason; ``since_s``: Unix time."""
 
     status: str = EXPECTED
@@ -53,7 +53,7 @@ class People:
 
     server: str = ""
     run: str = "starting"
-    standings: dict[str, Standing] = field(default_factory=dict)
+    standings: dict[str, PersonStanding] = field(default_factory=dict)
     # The time of the run's state, and of the last report on each process.
     _run_s: float = 0.0
     _said_s: dict[str, float] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class People:
     def expect(self, names: Iterable[str]) -> None:
         """Adds the names of the recipe."""
         for name in names:
-            self.standings.setdefault(name, Standing())
+            self.standings.setdefault(name, PersonStanding())
 
     def take(self, writer: str, line: Mapping[str, Any]) -> None:
         """Processes a line of a process's log; other events change nothing."""
@@ -98,7 +98,7 @@ class People:
             self._said_s[name] = at_s
             before = self.standings[name]
             since_s = before.since_s if before.status == status else at_s
-            self.standings[name] = Standing(status, clean(str(why), _MAX_CHARS), since_s)
+            self.standings[name] = PersonStanding(status, clean(str(why), _MAX_CHARS), since_s)
 
 
 def time_of(line: Mapping[str, Any]) -> float:

@@ -170,7 +170,7 @@ class RunFollower:
             "rates": rates,
         }
 
-    def _planned(self) -> dict[str, int]:
+    def _count_rounds(self) -> dict[str, int]:
         """Returns {phase: rounds} in the recipe's order; 0 if they are not known."""
         planned: dict[str, int] = {}
         phases = self.recipe.get("phases")
@@ -187,7 +187,7 @@ class RunFollower:
         """Returns the phases in their order, each with the smallest number of rounds of the parties
         that have begun it.
         """
-        planned = self._planned()
+        planned = self._count_rounds()
         phases = []
         for phase in dict.fromkeys(
             [*planned, *(name for done in self._done.values() for name in done)]

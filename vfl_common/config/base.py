@@ -101,7 +101,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         ) from None
 
 
-def spelt(pattern: str, words: str) -> AfterValidator:
+def has_form(pattern: str, words: str) -> AfterValidator:
     """Makes the check that a text has a form. Its message says in ``words`` what to write, and
     shows no pattern.
     """
@@ -109,7 +109,7 @@ def spelt(pattern: str, words: str) -> AfterValidator:
 
     def check(text: str) -> str:
         if not form.fullmatch(text):
-            raise ValueError(f"{_shown(text)} cannot be used. Write {words}.")
+            raise ValueError(f"{_format_value(text)} cannot be used. Write {words}.")
         return text
 
     # The reference of keys shows these words as the type.
@@ -164,11 +164,11 @@ def _keys(value: Any, place: Sequence[int | str], *, missing: bool) -> list[str]
 
 
 KindName = Annotated[
-    str, spelt(r"[a-z][a-z0-9_]*", "lower-case letters, digits and '_', a letter first")
+    str, has_form(r"[a-z][a-z0-9_]*", "lower-case letters, digits and '_', a letter first")
 ]
 
 
-def gathered(value: Any, own: tuple[str, ...]) -> Any:
+def gather_settings(value: Any, own: tuple[str, ...]) -> Any:
     """Turns ``{own…, rest…}``, as people write it, into ``{own…, settings: {rest…}}``."""
     if not isinstance(value, dict) or "kind" not in value or "settings" in value:
         return value
@@ -189,7 +189,7 @@ class OfPlugIn(Section):
     @model_validator(mode="before")
     @classmethod
     def _gather(cls, value: Any) -> Any:
-        return gathered(value, ("kind",))
+        return gather_settings(value, ("kind",))
 
 
 def _sentence(error: ErrorDetails) -> str:
@@ -210,7 +210,8 @@ def _sentence(error: ErrorDetails) -> str:
         return _wrong(kind.removesuffix("_type"), error["input"])
     # A choice, or a bound.
     if text.startswith("Input should be "):
-        return f"must be {text.removeprefix('Input should be ')} (got {_shown(error['input'])})."
+        bound = text.removeprefix("Input should be ")
+        return f"must be {bound} (got {_format_value(error['input'])})."
     return text
 
 
@@ -218,7 +219,7 @@ def _wrong(wanted: str, value: Any) -> str:
     """Says that a value has another type than ``wanted``, a key of ``_WORDS``."""
     bare = wanted in _BARE and isinstance(value, str) and _UNQUOTED.fullmatch(value)
     quotes = " Write it without quotes." if bare else ""
-    return f"must be {_WORDS[wanted]} (got {_shown(value)}).{quotes}"
+    return f"must be {_WORDS[wanted]} (got {_format_value(value)}).{quotes}"
 
 
 def _kinds(annotation: Any) -> set[Any]:
@@ -250,7 +251,7 @@ def _other_type(kinds: set[Any], value: Any) -> InitErrorDetails | None:
     return None
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """Returns a value as a TOML file has it; lists and tables only by these words."""
     if isinstance(value, dict | list | tuple):
         return "a table" if isinstance(value, dict) else "a list"

@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from vfl_common.config.base import Section, spelt
+from vfl_common.config.base import Section, has_form
 
 # For those who have a source.
 from vfl_common.config.sources import FRAME as FRAME
@@ -28,20 +28,20 @@ from vfl_common.config.sources import (
     URL,
     Format,
     format_of,
+    resolve_source,
 )
 from vfl_common.config.sources import TEXT_FILES as TEXT_FILES
 from vfl_common.config.sources import is_database as is_database
 from vfl_common.config.sources import is_excel as is_excel
 from vfl_common.config.sources import is_path as is_path
 from vfl_common.config.sources import reader_of as reader_of
-from vfl_common.config.sources import resolved as resolved
 from vfl_common.config.view import ViewSettings as ViewSettings
 from vfl_common.passwords import hide_passwords
 
 # A step that spells an id as the other parties do; ``vfl_party.data.ids.spelling`` has them.
 IdRule = Annotated[
     str,
-    spelt(
+    has_form(
         r"trim|casefold|nfkc|digits|zeros|email|phone:[A-Z]{2}",
         "'trim', 'casefold', 'nfkc', 'digits', 'zeros', 'email' or 'phone:CC', with a "
         "country such as DE for CC",
@@ -243,7 +243,7 @@ class DataSettings(Section):
         """
         return self._like
 
-    def written_like(self, style: tuple[str, str] | None) -> DataSettings:
+    def copy_layout_of(self, style: tuple[str, str] | None) -> DataSettings:
         """Returns the same settings for a table that is written as that of training, if it can be
         read in two ways.
         """
@@ -397,18 +397,18 @@ class DataSettings(Section):
                 update={"parts": {name: part.absolute(base) for name, part in self.parts.items()}}
             )
         paths = {
-            "source": resolved(self.source, base),
+            "source": resolve_source(self.source, base),
             "download_dir": normpath(base / self.download_dir),
         }
         if self.unaligned is not None:
-            paths["unaligned"] = resolved(self.unaligned, base)
+            paths["unaligned"] = resolve_source(self.unaligned, base)
         if self.scratch is not None:
             paths["scratch"] = normpath(base / self.scratch)
         return self.model_copy(update=paths)
 
-    def ruled(self, rules: tuple[str, ...]) -> DataSettings:
+    def with_id_rules(self, rules: tuple[str, ...]) -> DataSettings:
         """Returns the same settings with the recipe's rules for ids, unless they have their own."""
-        parts = {name: part.ruled(rules) for name, part in self.parts.items()}
+        parts = {name: part.with_id_rules(rules) for name, part in self.parts.items()}
         own = rules if self.id_rules is None else self.id_rules
         settings = self.model_copy(update={"parts": parts, "id_rules": own})
         settings._spelt_by_recipe = (
@@ -461,7 +461,7 @@ def ids_only(settings: DataSettings) -> DataSettings:
     return settings.model_copy(update=NO_FEATURES)
 
 
-def unaligned_of(settings: DataSettings) -> DataSettings | None:
+def get_unaligned_settings(settings: DataSettings) -> DataSettings | None:
     """Returns the same settings with ``unaligned`` as source; None if that is not set."""
     if settings.unaligned is None:
         return None

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from vfl_common.config.base import Section, spelt
-from vfl_common.config.sources import is_database, resolved
+from vfl_common.config.base import Section, has_form
+from vfl_common.config.sources import is_database, resolve_source
 from vfl_common.passwords import hide_passwords
 
 # A question of a served model has at most 1,024 ids.
@@ -45,7 +45,7 @@ class ServiceStore(Section):
 
     kind: Literal["service"]
     """An HTTP service with SecretFlow-Serving's interface ``BatchFetchFeature``."""
-    url: Annotated[str, spelt(r"https?://[^\s/@?#]+(/[^\s?#]*)?", "http(s)://HOST:PORT/PATH")]
+    url: Annotated[str, has_form(r"https?://[^\s/@?#]+(/[^\s?#]*)?", "http(s)://HOST:PORT/PATH")]
     """Where it is asked: ``https://HOST:PORT/BatchFeatureService/BatchFetchFeature``."""
     service_id: str | None = None
     """What it gets as ``model_service_id``. Default: the recipe's name."""
@@ -68,7 +68,7 @@ def absolute_store(store: DatabaseStore | ServiceStore, base: Path) -> DatabaseS
     """Returns the same settings, with relative paths taken from ``base``."""
     update: dict[str, str] = {}
     if isinstance(store, DatabaseStore) and store.source is not None:
-        update = {"source": resolved(store.source, base)}
+        update = {"source": resolve_source(store.source, base)}
     if isinstance(store, ServiceStore):
         files = {key: getattr(store, key) for key in ("ca", "certificate", "key")}
         update = {key: str(base / path) for key, path in files.items() if path is not None}

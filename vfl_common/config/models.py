@@ -13,7 +13,7 @@ from pydantic import (
     model_validator,
 )
 
-from vfl_common.config.base import KindName, OfPlugIn, Section, spelt
+from vfl_common.config.base import KindName, OfPlugIn, Section, has_form
 
 # For those who have models.
 from vfl_common.config.task import TaskSettings as TaskSettings
@@ -155,7 +155,7 @@ class CustomSettings(Section):
 
     kind: Literal["custom"]
     """An encoder that a function of yours makes."""
-    factory: Annotated[str, spelt(r"[\w.]+:\w+", "module:callable")]
+    factory: Annotated[str, has_form(r"[\w.]+:\w+", "module:callable")]
     """The function: ``factory(input_spec, embedding_size, **options)`` returns a
     ``torch.nn.Module``.
     """
@@ -218,7 +218,7 @@ class CustomTop(Section):
 
     kind: Literal["custom"]
     """A top model that a function of yours makes."""
-    factory: Annotated[str, spelt(r"[\w.]+:\w+", "module:callable")]
+    factory: Annotated[str, has_form(r"[\w.]+:\w+", "module:callable")]
     """The function: ``factory(in_features, outputs, **options)`` returns a ``torch.nn.Module``. The
     active party imports it.
     """
@@ -299,7 +299,7 @@ class PluginCombination(OfPlugIn):
         return self.kind
 
 
-def _named_combination(value: Any) -> Any:
+def _expand_combination(value: Any) -> Any:
     """Turns the name of a plug-in's combination into its table."""
     return {"kind": value} if isinstance(value, str) and value not in COMBINATIONS else value
 
@@ -312,7 +312,7 @@ Combine = Annotated[
     Annotated[Literal["concat", "sum", "mean", "max", "attention"], Tag("ours")]
     | Annotated[PluginCombination, Tag("plugin")],
     Discriminator(_whose_combination),
-    BeforeValidator(_named_combination),
+    BeforeValidator(_expand_combination),
 ]
 
 

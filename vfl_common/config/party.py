@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PositiveInt
 
-from vfl_common.config.base import Section, parse, spelt
+from vfl_common.config.base import Section, has_form, parse
 from vfl_common.config.data import DataSettings
 from vfl_common.config.feature_stores import StoreSettings, absolute_store
 from vfl_common.config.kind_of_file import read_tables
@@ -25,7 +25,7 @@ def _address(text: str) -> str:
     return text
 
 
-AllowedCode = Annotated[str, spelt(r"[\w.]+(:\w+)?", "module or module:callable")]
+AllowedCode = Annotated[str, has_form(r"[\w.]+(:\w+)?", "module or module:callable")]
 # An address, host:port.
 Address = Annotated[str, AfterValidator(_address)]
 Init = Literal["secret", "recipe"]
@@ -206,7 +206,7 @@ class PartyFile(Section):
     """Active party: the address that the server passes on to the others. Needed if ``listen`` means
     all addresses. Default: ``listen`` with its real port.
     """
-    device: Annotated[str, spelt(r"cpu|cuda(:\d+)?", "'cpu', 'cuda' or 'cuda:N'")] = "cpu"
+    device: Annotated[str, has_form(r"cpu|cuda(:\d+)?", "'cpu', 'cuda' or 'cuda:N'")] = "cpu"
     """Where this party computes."""
     threads: Annotated[int, Field(gt=0, le=1024)] = 1
     """Threads of torch; with psi, processes that mask ids; with trees, processes that encrypt and

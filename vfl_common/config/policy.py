@@ -7,18 +7,20 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from vfl_common.config.account import AccountLimits
-from vfl_common.config.base import Section, spelt
+from vfl_common.config.base import Section, has_form
 
 Level = Literal["open", "careful", "strict"]
 KindOfBundle = Literal["embedding", "gradient", "weights", "rows", "verdict"]
 Pin = Annotated[
     str,
-    spelt(r"sha256:[0-9a-f]{64}", "a pin as `vfl certs show` prints it, 'sha256:' and 64 digits"),
+    has_form(
+        r"sha256:[0-9a-f]{64}", "a pin as `vfl certs show` prints it, 'sha256:' and 64 digits"
+    ),
 ]
 # The author of two recipes finds a pair with the same first 16 digits in minutes.
 Digest = Annotated[
     str,
-    spelt(
+    has_form(
         r"[0-9a-f]{64}",
         "all 64 digits of a digest as `vfl-party check` prints it: two recipes can share the first "
         "16",

@@ -370,7 +370,7 @@ def load_recipe(path: Path, *, seed: int | None = None) -> Recipe:
     return parse(Recipe, tables, str(path))
 
 
-def recorded_recipe(value: Any, where: str) -> Recipe:
+def read_recorded_recipe(value: Any, where: str) -> Recipe:
     """Reads the copy of a recipe that a run keeps, also one of before, with the key ``method``.
     Raises InputError.
     """

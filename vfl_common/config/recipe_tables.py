@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PositiveInt, model_validator
 
-from vfl_common.config.base import KindName, Section, gathered, spelt
+from vfl_common.config.base import KindName, Section, gather_settings, has_form
 from vfl_common.config.data import DataSettings, IdRule
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.models import PositiveInt as Width
@@ -16,14 +16,14 @@ from vfl_common.files import PLAIN_NAME
 
 Name = Annotated[
     str,
-    spelt(
+    has_form(
         r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?",
         "1 to 64 letters, digits, '.', '_' or '-', with a letter or digit at both ends",
     ),
 ]
 RunName = Annotated[
     str,
-    spelt(PLAIN_NAME.pattern, "the name of a folder of runs: letters, digits, '.', '_' and '-'"),
+    has_form(PLAIN_NAME.pattern, "the name of a folder of runs: letters, digits, '.', '_' and '-'"),
 ]
 Seconds = Annotated[float, Field(gt=0.0, le=1e6)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -155,7 +155,7 @@ class TransformSettings(Section):
     @model_validator(mode="before")
     @classmethod
     def _gather(cls, value: Any) -> Any:
-        return gathered(value, ("kind", "exchange", "sent_by"))
+        return gather_settings(value, ("kind", "exchange", "sent_by"))
 
 
 class PhaseSettings(Section):
@@ -164,7 +164,8 @@ class PhaseSettings(Section):
     kind: KindName
     """The method: a folder of ``vfl_party/methods``, or a plug-in that all parties have."""
     name: Annotated[
-        str, spelt(r"[a-z][a-z0-9_-]*", "lower-case letters, digits, '_' and '-', a letter first")
+        str,
+        has_form(r"[a-z][a-z0-9_-]*", "lower-case letters, digits, '_' and '-', a letter first"),
     ]
     """The phase's name, if two phases have the same kind. Default: its kind."""
     codec: KindName = "identity"
@@ -182,7 +183,7 @@ class PhaseSettings(Section):
         """
         if isinstance(value, dict) and "kind" in value:
             value = {"name": value["kind"], **value}
-        return gathered(value, ("kind", "name", "codec", "transforms"))
+        return gather_settings(value, ("kind", "name", "codec", "transforms"))
 
 
 class WireSettings(Section):

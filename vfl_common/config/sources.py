@@ -76,7 +76,7 @@ def is_path(source: str) -> bool:
     return reader_of(source) is None and not is_database(source) and not source.startswith(FRAME)
 
 
-def resolved(source: str, base: Path) -> str:
+def resolve_source(source: str, base: Path) -> str:
     """Returns a source; if it is a path, or a file of SQLite, it is absolute, and a relative one
     starts at ``base``. A query of DuckDB gets ``base`` as the folder of its relative paths.
     """
@@ -108,7 +108,7 @@ def format_of(source: str) -> Format | None:
     return next((kind for ending, kind in _ENDINGS.items() if name.endswith(ending)), None)
 
 
-def divided(source: str) -> tuple[str, str | None]:
+def split_member(source: str) -> tuple[str, str | None]:
     """Returns a path, and the member that it names of an archive (``archive.zip/member.csv``); None
     of a path that names none.
     """

@@ -118,7 +118,7 @@ _LOSSES_OF = dict.fromkeys(CLASSES, ("focal",)) | {
 _PLAIN = frozenset({"mae", "poisson", "ranknet", "listnet"})
 
 
-def _named(value: Any) -> Any:
+def _expand_loss(value: Any) -> Any:
     """Turns a loss's name into its table."""
     return {"kind": value} if isinstance(value, str) else value
 
@@ -138,7 +138,7 @@ LossSettings = Annotated[
     | Annotated[PlainLossSettings, Tag("plain")]
     | Annotated[PluginLossSettings, Tag("plugin")],
     Discriminator(_whose_loss),
-    BeforeValidator(_named),
+    BeforeValidator(_expand_loss),
 ]
 
 
@@ -247,7 +247,7 @@ class TaskSettings(Section):
 
     @field_validator("class_weight", mode="before")
     @classmethod
-    def _balanced_or_table(cls, value: Any) -> Any:
+    def _check_class_weight(cls, value: Any) -> Any:
         if value is None or value == "balanced":
             return value
         if isinstance(value, dict):

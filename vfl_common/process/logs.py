@@ -56,7 +56,7 @@ class JsonLines(logging.Formatter):
             "message": record.getMessage()[:LINE],
         }
         facts = {
-            key: _bounded(value) for key, value in record.__dict__.items() if key not in _STANDARD
+            key: _cut_text(value) for key, value in record.__dict__.items() if key not in _STANDARD
         }
         line |= {f"{key}_" if key in line else key: value for key, value in facts.items()}
         if record.exc_info:
@@ -276,7 +276,7 @@ def _is_file(stream: TextIO) -> bool:
         return False
 
 
-def _bounded(value: Any) -> Any:
+def _cut_text(value: Any) -> Any:
     """Cuts a long text: peers choose some of them."""
     return value[:LINE] if isinstance(value, str) else value
 

@@ -23,7 +23,7 @@ _MAX_NAMES = 1_000
 MAX_REASON_CHARS = 300
 
 
-def checked_start(
+def check_start(
     start: control_pb2.Start, *, server: str, me: str, oldest: int, newest: int
 ) -> Start:
     """Checks the server's Start; for example, the run id becomes the name of a folder here.
@@ -88,7 +88,7 @@ def interruption(interrupt: control_pb2.Interrupt) -> InterruptedRun:
     return InterruptedRun(clean(interrupt.reason or f"{', '.join(interrupt.lost)} was lost"))
 
 
-def stopped(stop: failure_pb2.Failure, *, server: str, me: str) -> VflError:
+def stop_error(stop: failure_pb2.Failure, *, server: str, me: str) -> VflError:
     """Returns the error with which the server ends the run."""
     error = from_failure(stop, sender=server, me=me)
     # A stop ends the run, whatever its code is.

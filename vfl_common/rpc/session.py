@@ -15,7 +15,7 @@ from vfl_common.identity.keyring import Keyring
 from vfl_common.ledger import Ledger
 from vfl_common.link import OLDEST, PROTOCOL
 from vfl_common.pb.vfl.v1 import control_pb2
-from vfl_common.rpc.answers import checked_start, interruption, missing_of, refusals_of, stopped
+from vfl_common.rpc.answers import check_start, interruption, missing_of, refusals_of, stop_error
 from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.failures import to_failure
 from vfl_common.rpc.inbox import Inbox
@@ -168,7 +168,7 @@ class Session:
                     own_s = max(0.0, self._by_s - time.monotonic())
                     self.on_waiting(missing, min(left_s, own_s), refusals_of(answer.waiting))
                 elif answer.HasField("start"):
-                    return checked_start(
+                    return check_start(
                         answer.start,
                         server=self.server,
                         me=self.me,
@@ -363,7 +363,7 @@ class Session:
         message = control_pb2.ServerMessage.FromString(data)
         body = message.WhichOneof("body")
         if body == "stop":
-            return stopped(message.stop, server=self.server, me=self.me)
+            return stop_error(message.stop, server=self.server, me=self.me)
         if body == "interrupt":
             with self._uplink.lock:
                 self._server_away.note_interruption()

@@ -29,14 +29,14 @@ def account(party: Path, as_json: bool) -> None:
     """
     from vfl_common.config.party import load_party
     from vfl_party.account.limits import limits_of
-    from vfl_party.account.spent import spent, table
+    from vfl_party.account.spent import sum_spent, table
     from vfl_party.account.store import standing
     from vfl_party.record.book import folder_of
 
     file = load_party(party)
     limits = limits_of(file)
     sums = standing(folder_of(Path(file.record.folder or file.out), file.name)).sums
-    balances = [*spent(sums, limits.delta)]
+    balances = [*sum_spent(sums, limits.delta)]
     if as_json:
         for balance in balances:
             click.echo(to_json(balance.fields(limits), compact=True))

@@ -17,10 +17,10 @@ from vfl_common.config.party import PartyFile
 from vfl_common.config.policy import PolicySettings
 from vfl_common.errors import Code, InputError
 from vfl_common.text import count
-from vfl_party.account.persons import Persons, tagged
-from vfl_party.account.planned import Planned, of_prediction, planned
+from vfl_party.account.persons import Persons, tag_ids
+from vfl_party.account.planned import PlannedDisclosure, of_prediction, plan_disclosures
 from vfl_party.account.store import Standing, standing
-from vfl_party.account.sums import OF_A_PERSON, OF_ALL, People, Sums, worst
+from vfl_party.account.sums import OF_A_PERSON, OF_ALL, AccountSums, People, worst
 from vfl_party.assembly.party import OpenedParty
 from vfl_party.base.mechanism import Mechanism
 from vfl_party.phases.context import Party
@@ -71,7 +71,11 @@ def guards_without_run(file: PartyFile) -> list[AccountGuard]:
     if not limits.given:
         return []
     if not (folder / LINES).is_file():
-        return [AccountGuard(Standing(folder, Sums(Persons(folder)), RecordReader()), limits, b"")]
+        return [
+            AccountGuard(
+                Standing(folder, AccountSums(Persons(folder)), RecordReader()), limits, b""
+            )
+        ]
     return [AccountGuard(standing(folder), limits, secret_of(folder))]
 
 
@@ -138,7 +142,7 @@ class AccountGuard:
                 f"spelt. Write data.id_rules = [{rules}] in the party file, so that no other "
                 "recipe makes two people of one.",
             )
-        plan = planned(proposed.party, len(opened.table), opened.work.job)
+        plan = plan_disclosures(proposed.party, len(opened.table), opened.work.job)
         if plan is None:
             # Each bundle is held to the limits all the same.
             log.info(
@@ -146,7 +150,7 @@ class AccountGuard:
                 extra={"event": "account"},
             )
             return
-        self.check(tagged(self._secret, opened.table.ids), plan)
+        self.check(tag_ids(self._secret, opened.table.ids), plan)
 
     def shows(self) -> None:
         """Shows nothing: what is spent is for this party's people alone."""
@@ -177,7 +181,7 @@ class AccountGuard:
             return allowed
         with self._asking:
             self._standing.catch_up()
-            sums, tags = self._standing.sums, tagged(self._secret, ids)
+            sums, tags = self._standing.sums, tag_ids(self._secret, ids)
             who = sums.persons.numbers(tags)
             peers = self._get_counted_peers(peer)
             if max_per_person is not None:
@@ -225,7 +229,7 @@ class AccountGuard:
             return [peer]
         return list(dict.fromkeys([*self._standing.sums.peers, peer]))
 
-    def check(self, people: npt.NDArray[np.void], plan: Mapping[str, Planned]) -> None:
+    def check(self, people: npt.NDArray[np.void], plan: Mapping[str, PlannedDisclosure]) -> None:
         """Raises InputError (REFUSED) if a run would pass a limit, by its plan.
 
         Args:
@@ -248,8 +252,8 @@ class AccountGuard:
         """Returns what so many runs and predicted rows would leave of each limit; empty if no plan
         is known. Of a person, one prediction counts: who is predicted more often is not known.
         """
-        whole: dict[str, Planned] = defaultdict(Planned)
-        plan = planned(party, len(opened.table), "train") if runs else {}
+        whole: dict[str, PlannedDisclosure] = defaultdict(PlannedDisclosure)
+        plan = plan_disclosures(party, len(opened.table), "train") if runs else {}
         if plan is None:
             return []
         for peer, of_run in plan.items():
@@ -257,17 +261,17 @@ class AccountGuard:
         if predictions:
             for peer, of_rows in of_prediction(party, exchanges_of(party), predictions).items():
                 whole[peer].add(of_rows, 1)
-        return [*self._balances(tagged(self._secret, opened.table.ids), whole)]
+        return [*self._balances(tag_ids(self._secret, opened.table.ids), whole)]
 
     def _balances(
-        self, people: npt.NDArray[np.void], plan: Mapping[str, Planned]
+        self, people: npt.NDArray[np.void], plan: Mapping[str, PlannedDisclosure]
     ) -> Iterator[Balance]:
         self._standing.catch_up()
         sums, limits = self._standing.sums, self._limits
         who = sums.persons.find(people)
         sets = np.unique(sums.persons.sets[who])
         if limits.together and plan:
-            whole = Planned()
+            whole = PlannedDisclosure()
             for of_peer in plan.values():
                 whole.add(of_peer, 1)
             plan = {" and ".join(plan): whole}
@@ -285,7 +289,7 @@ class AccountGuard:
                     after = spent + planned_.amounts[what]
                 yield Balance(what, peer, limit, spent, after)
 
-    def _check_epsilon(self, sums: Sums, peer: str, added: People, receivers: int) -> None:
+    def _check_epsilon(self, sums: AccountSums, peer: str, added: People, receivers: int) -> None:
         if self._limits.epsilon is None:
             return
         for what, (who, more) in added.items():
@@ -315,17 +319,19 @@ class AccountGuard:
         )
 
 
-def _vector(sums: Sums, peers: Sequence[str], what: str) -> npt.NDArray[np.int64]:
+def _vector(sums: AccountSums, peers: Sequence[str], what: str) -> npt.NDArray[np.int64]:
     """Returns the sums of all people, [P], over some peers."""
     sums_: npt.NDArray[np.int64] = np.sum([sums.vector(peer, what) for peer in peers], axis=0)
     return sums_
 
 
-def _total(sums: Sums, peers: Sequence[str], data_set: int, what: str) -> int:
+def _total(sums: AccountSums, peers: Sequence[str], data_set: int, what: str) -> int:
     return sum(sums.total(peer, data_set)[what] for peer in peers)
 
 
-def _costs(sums: Sums, peers: Sequence[str]) -> Iterator[tuple[Mechanism, npt.NDArray[np.int64]]]:
+def _costs(
+    sums: AccountSums, peers: Sequence[str]
+) -> Iterator[tuple[Mechanism, npt.NDArray[np.int64]]]:
     """Yields each mechanism, and how often some peers have got it about each person, [P]."""
     totals: dict[Mechanism, npt.NDArray[np.int64]] = {}
     for peer in peers:
@@ -335,7 +341,11 @@ def _costs(sums: Sums, peers: Sequence[str]) -> Iterator[tuple[Mechanism, npt.ND
 
 
 def _epsilons(
-    sums: Sums, peers: Sequence[str], who: npt.NDArray[np.int64], plan: Planned, delta: float
+    sums: AccountSums,
+    peers: Sequence[str],
+    who: npt.NDArray[np.int64],
+    plan: PlannedDisclosure,
+    delta: float,
 ) -> tuple[float, float]:
     """Returns the greatest ε of these people, before and after what is planned."""
     before = {mechanism: times[who] for mechanism, times in _costs(sums, peers)}

@@ -165,6 +165,6 @@ def _read(folder: Path, digest: str) -> npt.NDArray[np.void]:
         ) from None
 
 
-def tagged(secret: bytes, ids: Iterable[str]) -> npt.NDArray[np.void]:
+def tag_ids(secret: bytes, ids: Iterable[str]) -> npt.NDArray[np.void]:
     """Returns the tags of ids, [N]."""
     return np.frombuffer(b"".join([people.tag(secret, cell) for cell in ids]), _TAG)

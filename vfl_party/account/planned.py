@@ -21,7 +21,7 @@ _PARTITION, _WALK = "partition", "walk"
 
 
 @dataclass
-class Planned:
+class PlannedDisclosure:
     """What a run would send one peer. ``amounts``: by the key of the limit; for limits of a person,
     the maximum. ``costs``: how often each mechanism would be used about a person.
     """
@@ -29,13 +29,13 @@ class Planned:
     amounts: Counter[str] = field(default_factory=Counter)
     costs: Counter[Mechanism] = field(default_factory=Counter)
 
-    def add(self, other: Planned, times: int) -> None:
+    def add(self, other: PlannedDisclosure, times: int) -> None:
         """Adds what another run sends, so many times."""
         self.amounts.update({key: times * value for key, value in other.amounts.items()})
         self.costs.update({key: times * value for key, value in other.costs.items()})
 
 
-def planned(party: Party, rows: int, job: str) -> dict[str, Planned] | None:
+def plan_disclosures(party: Party, rows: int, job: str) -> dict[str, PlannedDisclosure] | None:
     """Returns {peer: what the run would send it}, as far as phases declare it; None if they declare
     too many steps to be counted, or follow from the rows of others.
 
@@ -46,7 +46,7 @@ def planned(party: Party, rows: int, job: str) -> dict[str, Planned] | None:
         party: before it joins.
         rows: of its table.
     """
-    plans: dict[str, Planned] = defaultdict(Planned)
+    plans: dict[str, PlannedDisclosure] = defaultdict(PlannedDisclosure)
     if party.awaits_sizes:
         # The number of the others' rows is known when all have joined.
         return None
@@ -68,7 +68,7 @@ def planned(party: Party, rows: int, job: str) -> dict[str, Planned] | None:
     return dict(plans)
 
 
-def _private_training(party: Party, plans: dict[str, Planned]) -> None:
+def _private_training(party: Party, plans: dict[str, PlannedDisclosure]) -> None:
     """Adds this party's steps, at all others."""
     plan, name = party.privacy, party.name
     others = [other.name for other in party.recipe.parties if other.name != name]
@@ -84,9 +84,9 @@ def _private_training(party: Party, plans: dict[str, Planned]) -> None:
 
 def of_prediction(
     party: Party, exchanges: Iterable[tuple[Exchange, Chains]], rows: int
-) -> dict[str, Planned]:
+) -> dict[str, PlannedDisclosure]:
     """Returns {peer: what a joint prediction would send it}: each row once in each exchange."""
-    plans: dict[str, Planned] = defaultdict(Planned)
+    plans: dict[str, PlannedDisclosure] = defaultdict(PlannedDisclosure)
     for exchange, chains in exchanges:
         sent, up = get_sent(party, exchange)
         chain = chains.up if up else chains.down
@@ -111,7 +111,7 @@ def of_prediction(
 class _People:
     """Adds occurrences up; ``found``: gets the sums."""
 
-    def __init__(self, party: Party, rows: int, plans: dict[str, Planned]) -> None:
+    def __init__(self, party: Party, rows: int, plans: dict[str, PlannedDisclosure]) -> None:
         self._party, self._found = party, plans
         splits = {name: len(of) for name, of in party.data.splits.items() if name in _APART}
         self._splits = {name: count for name, count in splits.items() if count} or {"": rows}
@@ -152,7 +152,7 @@ class _People:
 
     def finish(self) -> None:
         """Adds, at each peer, the largest sums of any person."""
-        by_split: dict[tuple[str, str], Planned] = defaultdict(Planned)
+        by_split: dict[tuple[str, str], PlannedDisclosure] = defaultdict(PlannedDisclosure)
         for (peer, *_), of_rows in self._rounds.items():
             rows = sum(of_rows.values())
             fitting = [count for count in self._splits.values() if count >= rows]

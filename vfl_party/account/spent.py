@@ -12,7 +12,7 @@ import numpy as np
 
 from vfl_common.config.account import AccountLimits
 from vfl_common.text import align_columns
-from vfl_party.account.sums import BARE, OF_A_PERSON, OF_ALL, Sums, worst
+from vfl_party.account.sums import BARE, OF_A_PERSON, OF_ALL, AccountSums, worst
 
 # In the order of the table: the key of the limit, and the heading.
 KEYS = {
@@ -70,7 +70,7 @@ class Spent:
         }
 
 
-def spent(sums: Sums, delta: float) -> Iterator[Spent]:
+def sum_spent(sums: AccountSums, delta: float) -> Iterator[Spent]:
     """Yields what has been spent, by data set and peer. ``delta``: of ε."""
     persons = sums.persons
     names = np.unique(persons.sets).tolist()

@@ -19,7 +19,7 @@ import numpy as np
 from vfl_common.errors import Code, InputError
 from vfl_common.text import to_json
 from vfl_party.account.persons import Persons
-from vfl_party.account.sums import RunSum, Sums
+from vfl_party.account.sums import AccountSums, RunSum
 from vfl_party.base.mechanism import Mechanism
 from vfl_party.record.book import LINES
 from vfl_party.record.history import Disclosure, PrivateStep, RecordHistory, RecordReader
@@ -42,7 +42,7 @@ class Standing:
     """The sums of the first ``lines`` lines of a record, which end at ``at``."""
 
     folder: Path
-    sums: Sums
+    sums: AccountSums
     reader: RecordReader
     lines: int = 0
     at: int = 0
@@ -158,7 +158,7 @@ def _open_account(path: Path) -> Iterator[sqlite3.Connection]:
 def _read(file: sqlite3.Connection, folder: Path, record: str) -> Standing:
     position = file.execute("SELECT record, lines, bytes FROM position").fetchone()
     if position is None:
-        return Standing(folder, Sums(Persons(folder)), RecordReader())
+        return Standing(folder, AccountSums(Persons(folder)), RecordReader())
     of, lines, at = position[0], int(position[1]), int(position[2])
     if of != record or at > (folder / LINES).stat().st_size:
         raise InputError(
@@ -172,7 +172,7 @@ def _read(file: sqlite3.Connection, folder: Path, record: str) -> Standing:
         for kind, name, line in file.execute("SELECT kind, name, line FROM known ORDER BY rowid")
     }
     (people,) = file.execute("SELECT tags, sets FROM people").fetchall() or [(b"", b"")]
-    sums = Sums(
+    sums = AccountSums(
         Persons(folder, *people),
         {
             (peer, what): np.frombuffer(numbers, np.int64).copy()

@@ -82,7 +82,7 @@ class _Mention(NamedTuple):
 
 
 @dataclass
-class Sums:
+class AccountSums:
     """The account. ``of``: {(peer, what): a number for each person}; ``runs``: {(peer, run): its
     sums}; ``taken``: {(run, phase, what tells keys apart): private steps}.
     """

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from vfl_common.config.data import DataSettings, unaligned_of
+from vfl_common.config.data import DataSettings, get_unaligned_settings
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.party import TreeLimits
 from vfl_common.config.recipe import Recipe
@@ -200,7 +200,7 @@ def open_party(
     if labels:
         # The recipe is checked before a large table is read.
         course.check()
-    data = data.ruled(recipe.rows.id_rules)
+    data = data.with_id_rules(recipe.rows.id_rules)
     if course.own_models():
         data = data.with_missing()
     active = name == recipe.active.name
@@ -216,7 +216,7 @@ def open_party(
     if not active and recipe.rows.align == "none" and data.split is not None:
         data = data.model_copy(update={"label": None})
     table = read_table(data, labels and active, load)
-    more = unaligned_of(data) if labels else None
+    more = get_unaligned_settings(data) if labels else None
     unaligned = load(more, False) if more is not None else None
     advice = label_taken(name, data) if labels and not active else ""
     if advice:

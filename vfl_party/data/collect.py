@@ -26,13 +26,13 @@ from vfl_party.data.columns import Columns, Rows
 from vfl_party.data.ids import texts_of
 from vfl_party.data.reading import Reading
 from vfl_party.data.row_arrays import Space
-from vfl_party.data.stream import Stream, clear_words, with_row_numbers, without_headers
+from vfl_party.data.stream import RowStream, clear_words, with_row_numbers, without_headers
 
 # Rows and maximum cells that are converted at once.
 BLOCK, MAX_CELLS = 1 << 16, 1 << 22
 
 
-def collect(stream: Stream, settings: DataSettings, with_label: bool) -> Rows:
+def collect(stream: RowStream, settings: DataSettings, with_label: bool) -> Rows:
     """Reads a table: the columns that the settings choose. Raises InputError."""
     stream = clear_words(without_headers(stream), settings.na)
     if not is_row_number(settings, stream.names):
@@ -44,7 +44,7 @@ def collect(stream: Stream, settings: DataSettings, with_label: bool) -> Rows:
     return replace(rows, ids=[padded], numbered=True)
 
 
-def _collect(stream: Stream, settings: DataSettings, with_label: bool) -> Rows:
+def _collect(stream: RowStream, settings: DataSettings, with_label: bool) -> Rows:
     chosen, space = (
         choose(stream.source, list(stream.names), settings, with_label),
         Space.of(settings),
@@ -89,7 +89,7 @@ def columns_of(arrow: pa.Table, settings: DataSettings) -> Columns:
 
 
 def _blocks(
-    stream: Stream, chosen: ColumnChoice, settings: DataSettings
+    stream: RowStream, chosen: ColumnChoice, settings: DataSettings
 ) -> Iterator[pa.RecordBatch]:
     """Yields blocks of the chosen columns, of at most ``BLOCK`` rows each and ``limit`` rows in
     all.
@@ -113,7 +113,7 @@ def _first(blocks: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBat
 
 
 def _find(
-    stream: Stream,
+    stream: RowStream,
     chosen: ColumnChoice,
     settings: DataSettings,
     head: Sequence[pa.RecordBatch],

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vfl_common.config.data import FRAME, TEXT_FILES, DataSettings, is_excel, reader_of
-from vfl_common.config.sources import URL, divided, is_archive, is_duckdb
+from vfl_common.config.sources import URL, is_archive, is_duckdb, split_member
 from vfl_common.errors import VflError
 from vfl_common.passwords import hide_passwords, hide_passwords_of
 from vfl_party.base.plugins import PlugIns, where_it_failed
@@ -48,7 +48,7 @@ from vfl_party.data.sources.research.idx import read_idx
 from vfl_party.data.sources.research.mat import read_mat
 from vfl_party.data.sources.research.svmlight import open_svmlight
 from vfl_party.data.sources.text import open_text
-from vfl_party.data.stream import Stream, clear_words
+from vfl_party.data.stream import RowStream, clear_words
 from vfl_party.data.table import LEFT_OUT, InputRows, Table
 from vfl_party.data.views import CUTS, column_run, cut_images, row_run
 
@@ -275,14 +275,14 @@ def read_rows(settings: DataSettings, with_label: bool) -> Rows:
     )
 
 
-def open_table(settings: DataSettings) -> Stream | None:
+def open_table(settings: DataSettings) -> RowStream | None:
     """Opens a table that is read in blocks of rows; None if the source is of another kind. Raises
     InputError.
     """
     source = settings.source
     if settings.is_database or is_duckdb(source):
         return open_database(settings)
-    packed, member = divided(source)
+    packed, member = split_member(source)
     path = Path(packed)
     try:
         exists = path.exists()

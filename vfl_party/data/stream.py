@@ -20,7 +20,7 @@ NUMBER = "\ue000"
 
 
 @dataclass(frozen=True)
-class Stream:
+class RowStream:
     """The rows of a table in blocks, so that a table may be larger than memory.
 
     Args:
@@ -51,7 +51,7 @@ class Stream:
     unsorted: str = ""
 
 
-def without_headers(stream: Stream) -> Stream:
+def without_headers(stream: RowStream) -> RowStream:
     """Returns the same table, which raises InputError if a row repeats the names of the columns.
 
     Concatenated files have such rows, which turn all columns of numbers into words.
@@ -89,7 +89,7 @@ def _header_in(batch: pa.RecordBatch) -> int:
     return int(rows[0].as_py())
 
 
-def with_row_numbers(stream: Stream) -> Stream:
+def with_row_numbers(stream: RowStream) -> RowStream:
     """Returns the same table with a first column ``row``: the row number from 0, as text.
 
     Raises InputError if the rows have no order.
@@ -114,7 +114,7 @@ def with_row_numbers(stream: Stream) -> Stream:
     return replace(stream, names=(ROW, *stream.names), blocks=blocks)
 
 
-def clear_words(stream: Stream, words: Sequence[str]) -> Stream:
+def clear_words(stream: RowStream, words: Sequence[str]) -> RowStream:
     """Returns the same table with empty cells for those of ``words``, ignoring white space at their
     ends.
 

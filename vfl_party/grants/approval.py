@@ -19,7 +19,7 @@ from vfl_common.text import count
 from vfl_party.assembly.files import PartyFiles
 from vfl_party.assembly.party import OpenedParty
 from vfl_party.grants import peers
-from vfl_party.grants.fits import Asked, misfit, over
+from vfl_party.grants.fits import GrantQuery, misfit, over
 from vfl_party.grants.grant import Grant
 from vfl_party.grants.store import GrantStore, KeptGrant, folder_of
 from vfl_party.grants.table import digests
@@ -65,7 +65,7 @@ class Approval:
         asked: what is done.
     """
 
-    def __init__(self, store: GrantStore, grant: KeptGrant, asked: Asked) -> None:
+    def __init__(self, store: GrantStore, grant: KeptGrant, asked: GrantQuery) -> None:
         self._store, self.kept, self._asked = store, grant, asked
         self._looked_s, self.closed = 0.0, False
         # Runs that this program has begun, or resumes.
@@ -149,9 +149,9 @@ def to_train(files: PartyFiles, opened: OpenedParty, resume: RunFolder | None) -
     if not needs_grants(files.file):
         return None
     with _open_store(files) as store:
-        asked = Asked(
+        asked = GrantQuery(
             files.recipe.digest(),
-            _pinned(files, receivers(files)),
+            _get_pins(files, receivers(files)),
             phases_of(files),
             table=digests(opened, store.secret),
             run=resume.run_id if resume is not None else "",
@@ -180,12 +180,12 @@ def to_predict(files: PartyFiles, digest: str, phase: str) -> Approval | None:
     names = receivers(files)
     if phase == SERVE:
         names.remove(files.recipe.server)
-    asked = Asked(digest, _pinned(files, names), (phase,), trains=False)
+    asked = GrantQuery(digest, _get_pins(files, names), (phase,), trains=False)
     with _open_store(files) as store:
         return _find(store, files, asked)
 
 
-def trained_digest(folder: Path) -> str:
+def get_trained_digest(folder: Path) -> str:
     """Returns the digest of the recipe of the run in a party's folder, which may have had more
     parties than the prediction. Raises InputError.
     """
@@ -209,7 +209,7 @@ class GrantGuard:
         self, files: PartyFiles, *, resume: RunFolder | None = None, trained: Path | None = None
     ) -> None:
         self._files, self._resume, self._trains = files, resume, trained is None
-        self._digest = files.recipe.digest() if trained is None else trained_digest(trained)
+        self._digest = files.recipe.digest() if trained is None else get_trained_digest(trained)
         self._approval: Approval | None = None
         self._others: Mapping[str, KeptGrant] = {}
         self._run = ""
@@ -242,7 +242,7 @@ class GrantGuard:
         joined = peers.Joined(self._digest, run_id, self._trains, goes_on)
         credentials = self._files.keyring.current()
         with self._store(tables) as store:
-            seen = store.shown_in if store is not None else _get_no_runs
+            seen = store.list_runs_shown if store is not None else _get_no_runs
             self._others = peers.check_grants(tables, joined, credentials, seen)
         self._begun.add(run_id)
 
@@ -302,7 +302,7 @@ def _get_no_runs(_party: str, _grant: str) -> frozenset[str]:
     return frozenset()
 
 
-def _pinned(files: PartyFiles, names: Sequence[str]) -> dict[str, str]:
+def _get_pins(files: PartyFiles, names: Sequence[str]) -> dict[str, str]:
     return {name: files.file.pins.get(name, "") for name in names}
 
 
@@ -317,7 +317,7 @@ def _open_store(files: PartyFiles) -> Iterator[GrantStore]:
         raise
 
 
-def _find(store: GrantStore, files: PartyFiles, asked: Asked) -> Approval:
+def _find(store: GrantStore, files: PartyFiles, asked: GrantQuery) -> Approval:
     """Returns the newest grant that fits, first of all the one of the run that is resumed."""
     known = [(grant, store.uses(grant.grant.grant)) for grant in store.all(files.keyring.current())]
     known.sort(key=lambda grant: asked.run not in grant[1].runs)

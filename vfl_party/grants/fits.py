@@ -11,7 +11,7 @@ from vfl_party.grants.store import Uses
 
 
 @dataclass(frozen=True)
-class Asked:
+class GrantQuery:
     """What is about to be run.
 
     Args:
@@ -40,7 +40,7 @@ def over(grant: Grant, uses: Uses, now_s: float) -> str:
     return ""
 
 
-def misfit(grant: Grant, asked: Asked, uses: Uses, now_s: float) -> str:
+def misfit(grant: Grant, asked: GrantQuery, uses: Uses, now_s: float) -> str:
     """Returns why a grant does not allow what is asked, '' if it does."""
     if grant.digest != asked.digest:
         return f"is for a recipe with digest {grant.digest}, and this is {asked.digest}"
@@ -53,7 +53,7 @@ def misfit(grant: Grant, asked: Asked, uses: Uses, now_s: float) -> str:
     )
 
 
-def _check_table(grant: Grant, asked: Asked) -> str:
+def _check_table(grant: Grant, asked: GrantQuery) -> str:
     if asked.table is None:
         return ""
     columns, ids = asked.table
@@ -62,7 +62,7 @@ def _check_table(grant: Grant, asked: Asked) -> str:
     return "is for a table with other ids" if ids != grant.ids else ""
 
 
-def _check_peers(grant: Grant, asked: Asked) -> str:
+def _check_peers(grant: Grant, asked: GrantQuery) -> str:
     for name, pin in asked.peers.items():
         allowed = grant.peers.get(name)
         if allowed is None:
@@ -72,12 +72,12 @@ def _check_peers(grant: Grant, asked: Asked) -> str:
     return ""
 
 
-def _check_phases(grant: Grant, asked: Asked) -> str:
+def _check_phases(grant: Grant, asked: GrantQuery) -> str:
     more = [phase for phase in asked.phases if phase not in grant.phases]
     return f"does not allow the phase {more[0]}" if more else ""
 
 
-def _check_uses(grant: Grant, asked: Asked, uses: Uses) -> str:
+def _check_uses(grant: Grant, asked: GrantQuery, uses: Uses) -> str:
     if asked.trains:
         if asked.run in uses.runs or len(uses.runs) < grant.runs:
             return ""

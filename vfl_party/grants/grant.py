@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from vfl_common.config.base import Section, parse, spelt
+from vfl_common.config.base import Section, has_form, parse
 from vfl_common.config.policy import Pin
 from vfl_common.config.recipe_tables import Name
 from vfl_common.identity.credentials import Credentials
@@ -36,8 +36,8 @@ def _plain(text: str) -> str:
     return text
 
 
-GrantId = Annotated[str, spelt(rf"[0-9a-f]{{{2 * _ID_BYTES}}}", "the id of a grant, 12 digits")]
-Digest = Annotated[str, spelt(r"[0-9a-f]{64}", "a SHA-256, 64 digits")]
+GrantId = Annotated[str, has_form(rf"[0-9a-f]{{{2 * _ID_BYTES}}}", "the id of a grant, 12 digits")]
+Digest = Annotated[str, has_form(r"[0-9a-f]{64}", "a SHA-256, 64 digits")]
 Day = Annotated[str, AfterValidator(_day)]
 Purpose = Annotated[str, Field(max_length=MOST_PURPOSE), AfterValidator(_plain)]
 
@@ -106,7 +106,7 @@ def day_of(at_s: float) -> str:
     return time.strftime("%Y-%m-%d", time.gmtime(at_s))
 
 
-def signed(grant: Grant, credentials: Credentials) -> Envelope:
+def sign_grant(grant: Grant, credentials: Credentials) -> Envelope:
     """Signs a grant with the party's key. Raises InputError if the key cannot sign."""
     return Envelope.seal(PAYLOAD, grant.model_dump(mode="json"), credentials)
 

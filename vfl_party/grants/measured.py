@@ -44,7 +44,7 @@ class Measured:
     figures: tuple[str, ...]
     defences: tuple[str, ...] = ()
 
-    def said_of(self, transforms: Sequence[str]) -> str:
+    def describe(self, transforms: Sequence[str]) -> str:
         """Returns the line for an exchange that passes ``transforms``, in words; it begins with
         those that were not measured.
         """
@@ -123,7 +123,7 @@ MEASURED = (
 )
 
 
-def measured(phase_kind: str, role: str, kind: str) -> Measured | None:
+def get_measurement(phase_kind: str, role: str, kind: str) -> Measured | None:
     """Returns what was measured of an exchange; None if nothing was."""
     return next(
         (

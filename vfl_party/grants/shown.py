@@ -20,11 +20,11 @@ from vfl_party.assembly.party import Assembled, OpenedParty, assemble, expect_ro
 from vfl_party.forecast.count import forecast_of
 from vfl_party.forecast.result import CountedForecast
 from vfl_party.grants.grant import Grant
-from vfl_party.grants.measured import NOTHING, measured
+from vfl_party.grants.measured import NOTHING, get_measurement
 from vfl_party.outbound.chains import PASSIVES
 from vfl_party.policy.planned import plan_sent
 from vfl_party.predict.prediction import PHASE as PREDICT
-from vfl_party.predict.prediction import predicted
+from vfl_party.predict.prediction import plan_exchanges
 
 _HEAD = ("phase", "to", "kind", "people", "bundles", "bytes", "carries", "defences")
 _RIGHT = frozenset({"people", "bundles", "bytes"})
@@ -76,7 +76,7 @@ class Leaving:
 
 
 @dataclass(frozen=True)
-class Outlook:
+class GrantOutlook:
     """What a recipe would have a party send.
 
     ``rows``: how many its table has. ``leaves``: in a run. ``of_prediction``: about predicted rows.
@@ -101,7 +101,9 @@ class Outlook:
         return sum(exchange.payload_bytes or 0 for exchange in self.leaves)
 
 
-def look(files: PartyFiles, runs: int = 1, predictions: int = 0) -> tuple[OpenedParty, Outlook]:
+def look(
+    files: PartyFiles, runs: int = 1, predictions: int = 0
+) -> tuple[OpenedParty, GrantOutlook]:
     """Makes the party as for a run, and counts what would leave. Raises InputError, also if the
     party's policy never lets out what the recipe asks for. ``runs``, ``predictions``: of
     the grant.
@@ -113,7 +115,7 @@ def look(files: PartyFiles, runs: int = 1, predictions: int = 0) -> tuple[Opened
     private = made.party.privacy
     leaves = tuple(_leaves(files, made, counted))
     of_prediction = tuple(
-        _of_exchange(files, item, len(opened.table), PREDICT) for item in predicted(made.party)
+        _of_exchange(files, item, len(opened.table), PREDICT) for item in plan_exchanges(made.party)
     )
     statement = private.report().statement if private is not None else ""
     numbers = dict(plan.numbers) if plan is not None else {}
@@ -123,7 +125,7 @@ def look(files: PartyFiles, runs: int = 1, predictions: int = 0) -> tuple[Opened
         for item in guard.balances(opened, made.party, runs, predictions)
     )
     of_runs = (leaves, of_prediction, numbers, balances, statement, why)
-    return opened, Outlook(files.settings.role, len(opened.table), *of_runs)
+    return opened, GrantOutlook(files.settings.role, len(opened.table), *of_runs)
 
 
 def _count_bytes(files: PartyFiles, made: Assembled) -> tuple[CountedForecast | None, str]:
@@ -218,7 +220,7 @@ def _of_exchange(
     )
 
 
-def describe(grant: Grant, files: PartyFiles, outlook: Outlook) -> Iterator[str]:
+def describe(grant: Grant, files: PartyFiles, outlook: GrantOutlook) -> Iterator[str]:
     """Yields the lines that a person reads before signing."""
     yield f"{grant.party} would allow: {grant}"
     yield f"recipe: {grant.recipe}, digest {grant.digest}, phases {', '.join(grant.phases)}"
@@ -250,23 +252,23 @@ def _table(leaves: Sequence[Leaving]) -> list[str]:
     return align_columns([_HEAD, *(line for exchange in leaves for line in exchange.lines)], _RIGHT)
 
 
-def _describe_measurements(outlook: Outlook, grant: Grant) -> Iterator[str]:
+def _describe_measurements(outlook: GrantOutlook, grant: Grant) -> Iterator[str]:
     exchanges_ = [
         *(outlook.leaves if grant.runs else ()),
         *(outlook.of_prediction if grant.predictions else ()),
     ]
     exchanges_by_line: dict[str, list[str]] = {}
     for exchange in exchanges_:
-        one = measured(exchange.phase_kind, outlook.role, exchange.kind)
+        one = get_measurement(exchange.phase_kind, outlook.role, exchange.kind)
         line = NOTHING
         if one is not None:
-            line = f"{one.said_of(exchange.transforms)} ({_PAGES}/{one.page})"
+            line = f"{one.describe(exchange.transforms)} ({_PAGES}/{one.page})"
         exchanges_by_line.setdefault(line, []).append(f"{exchange.phase} {exchange.kind}")
     for line, exchanges in exchanges_by_line.items():
         yield f"  {', '.join(dict.fromkeys(exchanges))}: {line}"
 
 
-def _describe_spending(grant: Grant, outlook: Outlook, files: PartyFiles) -> Iterator[str]:
+def _describe_spending(grant: Grant, outlook: GrantOutlook, files: PartyFiles) -> Iterator[str]:
     """Yields what the grant would spend."""
     runs, rows = count(grant.runs, "run"), count(grant.predictions, "predicted row")
     size = (

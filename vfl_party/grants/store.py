@@ -90,7 +90,7 @@ class GrantStore:
 
     def add(self, grant: Grant, credentials: Credentials) -> Path:
         """Signs a grant and keeps it; returns its file. Raises InputError."""
-        text = to_json(grants.signed(grant, credentials).value) + "\n"
+        text = to_json(grants.sign_grant(grant, credentials).value) + "\n"
         path = self._path(grant.grant)
         with private_file(path) as file:
             file.write(text.encode())
@@ -186,7 +186,7 @@ class GrantStore:
             )
             return done.rowcount > 0
 
-    def shown_in(self, party: str, id_: str) -> frozenset[str]:
+    def list_runs_shown(self, party: str, id_: str) -> frozenset[str]:
         """Returns the runs for which a peer has shown a grant. Raises InputError."""
         with self._changing() as file:
             runs = file.execute(

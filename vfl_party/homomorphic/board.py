@@ -21,7 +21,7 @@ _STEP = 64
 
 
 @dataclass(frozen=True)
-class Place:
+class BoardPlace:
     """The place of an array, from byte ``at`` to ``end``. ``width``: the length of its rows, 0 for
     one dimension.
     """
@@ -57,17 +57,19 @@ class Board:
         """Returns the file's descriptor."""
         return self._file.fileno()
 
-    def put(self, array: Array, after: Place | None = None) -> Place:
+    def put(self, array: Array, after: BoardPlace | None = None) -> BoardPlace:
         """Writes an array of one or two dimensions after another one, or at the beginning. Returns
         its place. No process may be reading the overwritten bytes.
         """
         at = 0 if after is None else -(-after.end // _STEP) * _STEP
-        place = Place(at, at + array.nbytes, len(array), array.shape[1] if array.ndim > 1 else 0)
+        place = BoardPlace(
+            at, at + array.nbytes, len(array), array.shape[1] if array.ndim > 1 else 0
+        )
         if array.size:
             np.memmap(self._file, array.dtype, "r+", at, array.shape)[...] = array
         return place
 
-    def get(self, place: Place, kind: type[np.generic]) -> Array:
+    def get(self, place: BoardPlace, kind: type[np.generic]) -> Array:
         """Returns the array at a place, mapped: it is not copied."""
         if place.at == place.end:
             return np.empty(place.shape, kind)

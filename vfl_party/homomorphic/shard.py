@@ -24,11 +24,11 @@ import gmpy2
 import numpy as np
 
 from vfl_common.process.workers import work
-from vfl_party.homomorphic.board import Board, Place
+from vfl_party.homomorphic.board import Board, BoardPlace
 from vfl_party.homomorphic.none import PlainAdder
 from vfl_party.homomorphic.paillier import PaillierAdder, PaillierKeys
 from vfl_party.homomorphic.scheme import Adder, CipherError, Held, Wire
-from vfl_party.homomorphic.sums import Plan, sum_entries
+from vfl_party.homomorphic.sums import SumPlan, sum_entries
 
 KEYS, ADD, NONE = b"keys", b"add", b"none"
 ENCRYPT, DECRYPT, PACK, SUM = b"encrypt", b"decrypt", b"pack", b"sum"
@@ -80,7 +80,7 @@ class Shard:
 
     def sum(self, plain: bytes, tree: bytes, *rest: bytes) -> bytes:
         """Returns the sums of each node's entries, one node after the other."""
-        ciphers, codes, rows = (Place.read(place) for place in rest[:3])
+        ciphers, codes, rows = (BoardPlace.read(place) for place in rest[:3])
         ends, plan = np.frombuffer(rest[3], np.int64).tolist(), _plan(rest[4])
         own: Adder = PlainAdder() if plain == b"1" else self._adder
         if tree != self._tree:
@@ -104,8 +104,8 @@ _DO: dict[bytes, Any] = {
 
 
 @lru_cache(maxsize=2)
-def _plan(entries: bytes) -> Plan:
-    return Plan.of(np.frombuffer(entries, np.int32).reshape(-1, 4))
+def _plan(entries: bytes) -> SumPlan:
+    return SumPlan.of(np.frombuffer(entries, np.int32).reshape(-1, 4))
 
 
 def _ciphers(written: bytes, width: int) -> Wire:

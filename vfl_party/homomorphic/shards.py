@@ -21,7 +21,7 @@ from vfl_party.homomorphic.none import PlainAdder
 from vfl_party.homomorphic.packing import apart, ciphers_for, unpack
 from vfl_party.homomorphic.paillier import Numbers, PaillierAdder, PaillierKeys
 from vfl_party.homomorphic.scheme import Adder, CipherError, Held, Integers, Keys, Wire
-from vfl_party.homomorphic.sums import Plan, Summing, SummingHere
+from vfl_party.homomorphic.sums import Summing, SummingHere, SumPlan
 
 # Pieces of work for each process, so that the others wait less for the last one, and the most items
 # of a piece: a message counts the bytes of each part in 32 bits.
@@ -131,7 +131,7 @@ class SummingInShards:
     """Sums for which each process computes the entries of some columns."""
 
     def __init__(
-        self, shards: Shards, adder: Adder, wire_R: Wire, codes_RF: Codes, plan: Plan
+        self, shards: Shards, adder: Adder, wire_R: Wire, codes_RF: Codes, plan: SumPlan
     ) -> None:
         """Raises CipherError if a ciphertext is out of range."""
         adder.check(wire_R)
@@ -178,7 +178,7 @@ def share_adder(adder: Adder, shards: Shards) -> Adder:
     return SharedAdder(adder, shards) if several and isinstance(adder, PaillierAdder) else adder
 
 
-def summing(shards: Shards, adder: Adder, wire_R: Wire, codes_RF: Codes, plan: Plan) -> Summing:
+def summing(shards: Shards, adder: Adder, wire_R: Wire, codes_RF: Codes, plan: SumPlan) -> Summing:
     """Prepares the sums of a tree from its gradients and the codes of their rows, in several
     processes if that is faster. Raises CipherError if a ciphertext is out of range.
     """

@@ -22,7 +22,7 @@ Entries = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
-class Plan:
+class SumPlan:
     """How sums of buckets become sums of entries, as places for ``Adder.take``.
 
     ``entries``: the entries, in order. ``used``: the columns that have entries, with ``size``
@@ -42,7 +42,7 @@ class Plan:
     order: list[int]
 
     @classmethod
-    def of(cls, entries: Entries) -> Plan:
+    def of(cls, entries: Entries) -> SumPlan:
         """Returns the plan; without entries, an empty one."""
         column_E, kind_E, code_E, last_E = entries.T.astype(np.int64)
         used, place_E = np.unique(column_E, return_inverse=True)
@@ -66,7 +66,7 @@ class Plan:
         )
 
 
-def sum_entries(adder: Adder, held: Held, rows: Integers, codes_NF: Codes, plan: Plan) -> Held:
+def sum_entries(adder: Adder, held: Held, rows: Integers, codes_NF: Codes, plan: SumPlan) -> Held:
     """Returns the sums over ``rows`` of each entry, in order; there is at least one entry.
 
     ``codes_NF``: the codes of all columns for the rows of ``held``.
@@ -103,7 +103,7 @@ class Summing(Protocol):
 class SummingHere:
     """Sums in this process."""
 
-    def __init__(self, adder: Adder, wire_R: Wire, codes_RF: Codes, plan: Plan) -> None:
+    def __init__(self, adder: Adder, wire_R: Wire, codes_RF: Codes, plan: SumPlan) -> None:
         """Raises CipherError if a ciphertext is out of range."""
         self._adder, self._held = adder, adder.load(wire_R)
         self._codes_RF, self._plan = codes_RF, plan

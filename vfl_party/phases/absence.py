@@ -24,7 +24,7 @@ LatePolicy = Literal["wait", "zeros", "cached", "skip"]
 MAX_STRETCHES = 200
 
 
-def filled(
+def fill_missing(
     policy: LatePolicy,
     rule: Combine,
     own: Sequence[Tensor],

@@ -363,12 +363,16 @@ class Course:
             ]
             phases.append(
                 {
-                    "settings": _filled(phase.method.settings, phase.written.settings),
-                    "transforms": [{"settings": _filled(*use)} for use in uses],
+                    "settings": _fill_defaults(phase.method.settings, phase.written.settings),
+                    "transforms": [{"settings": _fill_defaults(*use)} for use in uses],
                 }
             )
         wire = [
-            {"settings": _filled(codecs.settings_of(table.codec, "recipe: wire"), table.settings)}
+            {
+                "settings": _fill_defaults(
+                    codecs.settings_of(table.codec, "recipe: wire"), table.settings
+                )
+            }
             for table in self.recipe.wire
         ]
         return self.recipe.spelling({"phases": phases, "wire": wire})
@@ -550,7 +554,7 @@ def _of_own_rows() -> str:
     return " and ".join(f'"{kind}"' for kind in ours if load_method(kind).rows == "own")
 
 
-def _filled(model: type[Section] | None, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _fill_defaults(model: type[Section] | None, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns settings with the defaults of their model; nothing if JSON lacks their types, as a
     plug-in's may be.
     """

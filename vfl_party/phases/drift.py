@@ -90,7 +90,7 @@ class Drift:
                 self._add(name, z)
             self._rows += max((each.shape[0] for each in (*own, *others.values())), default=0)
 
-    def moved(self) -> dict[str, float]:
+    def measure_drift(self) -> dict[str, float]:
         """Returns {party: how far it has moved}, of those that were there this time and the time
         before.
         """

@@ -93,13 +93,13 @@ def _models(party: Party) -> Iterator[tuple[str, Compute, list[Inputs]]]:
         width = tail.features(latents[:1]).shape[1]
         yield "top", party.outputs, [(normal(width),)]
     elif "top" in models:
-        yield "top", party.outputs, [(each,) for each in _combined(party, normal)]
+        yield "top", party.outputs, [(each,) for each in _make_samples(party, normal)]
     if party.role == "active":
         outputs = normal(recipe.task.outputs).double()
         yield LINK, partial(scores, recipe.task), [(outputs,)]
 
 
-def _combined(party: Party, normal: Callable[[int], Tensor]) -> list[Tensor]:
+def _make_samples(party: Party, normal: Callable[[int], Tensor]) -> list[Tensor]:
     """Returns samples of what the top model takes: of all parties' embeddings, and of fewer if the
     model is given fewer when parties are away.
     """

@@ -16,7 +16,7 @@ from vfl_party.phases.context import Party
 CHOOSES = "validation"
 
 
-def measured(
+def compute_metrics(
     party: Party, found: Mapping[str, tuple[Rows, Tensor]], trained: Rows | None = None
 ) -> dict[str, dict[str, float]]:
     """Returns the metrics of rows, {name: {metric: value}}; at the active party.

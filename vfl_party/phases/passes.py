@@ -77,7 +77,7 @@ def passes(rule: Combine, sets: Sets, batch: HeldBatch) -> list[Pass]:
             embeddings = [*own, *(z for name, z in others.items() if name in each.there)]
             size = len(names), len(embeddings)
             parts.setdefault(size, []).append(Pass(rows, embeddings, each.weight))
-    return [_joined(each, batch.rows) for each in parts.values()]
+    return [_join_passes(each, batch.rows) for each in parts.values()]
 
 
 def losses_of(
@@ -139,7 +139,7 @@ def _whole(sets: Sets, batch: HeldBatch, name: str) -> Tensor:
     return absent.index_copy(0, at, batch.others[name])
 
 
-def _joined(parts: Sequence[Pass], rows: int) -> Pass:
+def _join_passes(parts: Sequence[Pass], rows: int) -> Pass:
     """Returns passes of equal form as one."""
     slots = zip(*(part.embeddings for part in parts), strict=True)
     at = torch.cat([part.rows for part in parts])

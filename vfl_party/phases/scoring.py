@@ -28,7 +28,7 @@ from vfl_party.models.row_blocks import ROWS, in_blocks
 from vfl_party.models.top.stand_ins import learnt_stand_ins
 from vfl_party.outbound.declared import Exchange, Occurrence, Sent, f32, noise
 from vfl_party.outbound.exchange import Answering, Asking
-from vfl_party.phases.absence import Following, LatePolicy, filled
+from vfl_party.phases.absence import Following, LatePolicy, fill_missing
 from vfl_party.phases.context import Party
 
 CHUNK_ROWS = 1024
@@ -165,7 +165,7 @@ class SplitScorer:
         """Yields all parties' embeddings of ``rows``, a chunk a step: the first half of
         ``score``.
         """
-        return self._collected(self.answering, rows, first, lenience)
+        return self._collect_chunks(self.answering, rows, first, lenience)
 
     @property
     def answering(self) -> Answering:
@@ -182,14 +182,14 @@ class SplitScorer:
         return self._side
 
     @torch.no_grad()
-    def _collected(
+    def _collect_chunks(
         self, side: Answering, rows: Rows, first: StepKey, lenience: Lenience | None
     ) -> Iterator[Chunk]:
         party = self._party
         if party.features is not None:
             party.models["encoder"].eval()
         for step, chunk in _steps(rows, first):
-            own = [embedded(party, chunk)] if party.features is not None else []
+            own = [embed_rows(party, chunk)] if party.features is not None else []
             sizes, held = party.sizes_of(chunk), party.data.held
             received: dict[str, dict[str, Tensor]] = {}
             # Rows of which no other party holds any are scored alone.
@@ -217,7 +217,9 @@ class SplitScorer:
         for chunk in found:
             parts, places = [], []
             for each, at in chunk.alike():
-                z_BD = combine(rule, filled(policy, rule, each.own, each.others, widths, stand_ins))
+                z_BD = combine(
+                    rule, fill_missing(policy, rule, each.own, each.others, widths, stand_ins)
+                )
                 parts.append(outputs_of(party, z_BD))
                 places.append(at)
                 without.update({name: each.rows for name, z in each.others.items() if z is None})
@@ -238,7 +240,7 @@ class SplitScorer:
             chunk = party.own_rows(joint)
             if not len(chunk) or (following is not None and following.is_over(step)):
                 continue
-            z_BD = embedded(party, chunk)
+            z_BD = embed_rows(party, chunk)
             try:
                 side.swap(step, {"z": z_BD}, chunk)
             except StepPassed as passed:
@@ -306,7 +308,7 @@ def scoring_traffic(
     ]
 
 
-def embedded(party: Party, rows: Rows) -> Tensor:
+def embed_rows(party: Party, rows: Rows) -> Tensor:
     """Returns the party's embeddings [B, D] of its own rows, computed in blocks; see
     ``vfl_party.models.row_blocks``.
     """
@@ -336,7 +338,7 @@ def embed(party: Party, rows: Rows) -> Tensor:
     """Returns the party's own embeddings of ``rows`` in eval mode, [N, D]."""
     features = party.need_features()
     party.models["encoder"].eval()
-    found = [embedded(party, chunk) for chunk in features.expecting(chunks(rows))]
+    found = [embed_rows(party, chunk) for chunk in features.expecting(chunks(rows))]
     return torch.cat(found) if found else torch.empty(0, party.embedding_size, device=party.device)
 
 

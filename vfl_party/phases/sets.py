@@ -144,7 +144,7 @@ class Weighed(Protocol):
     def weight(self) -> float: ...
 
 
-def summed(losses: Sequence[Tensor], sets: Sequence[Weighed] | None) -> Tensor:
+def sum_losses(losses: Sequence[Tensor], sets: Sequence[Weighed] | None) -> Tensor:
     """Returns the sum of the sets' losses by their weights; that of the one loss without sets."""
     if sets is None:
         return losses[0]

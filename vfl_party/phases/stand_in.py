@@ -91,7 +91,7 @@ def keep(folder: Path, found: Mapping[str, Tensor]) -> None:
         file.write(data)
 
 
-def kept(folder: Path) -> dict[str, Tensor]:
+def read_means(folder: Path) -> dict[str, Tensor]:
     """Returns what ``keep`` has written; empty if it was not called. Raises InputError if the file
     is damaged.
     """
@@ -112,7 +112,7 @@ def traffic(party: Party, exchange: Exchange, kind: StandIn, step: StepKey) -> I
     return party.occurrences(exchange, step, rows=1) if kind == "mean" else []
 
 
-def replaced(
+def replace_missing(
     found: Iterable[Chunk], active: str, there: Collection[str], stand_in: Mapping[str, Tensor]
 ) -> list[Chunk]:
     """Returns chunks with the embeddings of the parties ``there``; of all others what stands in for

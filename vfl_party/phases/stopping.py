@@ -29,7 +29,7 @@ def check_stopping(party: Party, phase: str, rule: EarlyStopping) -> None:
         )
 
 
-def judged_value(phase: str, rule: EarlyStopping, found: Mapping[str, float]) -> float:
+def get_monitored_value(phase: str, rule: EarlyStopping, found: Mapping[str, float]) -> float:
     """Returns the value by which a validation is judged. Raises InputError if ``found``, the
     metrics of the validation rows, lacks it.
     """

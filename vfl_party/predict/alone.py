@@ -33,7 +33,7 @@ from vfl_party.predict.results import (
     Predicted,
     id_names,
     label_name,
-    listed_rows,
+    list_all_rows,
     meaning,
     result_columns,
 )
@@ -100,13 +100,11 @@ class Alone:
                 Code.CONFIG_INVALID,
                 f"predict.alone: {run}: has other labels than {joint.path}. Train it again.",
             )
-        alone = cls.opened_for(
-            trained, name, prediction_data(settings, source, trained.state, query)
-        )
+        alone = cls.open_for(trained, name, prediction_data(settings, source, trained.state, query))
         return replace(alone, says_parties=joint.says_parties, expects=joint.expects)
 
     @classmethod
-    def opened_for(
+    def open_for(
         cls, trained: TrainedRun, name: str, data: DataSettings, load: Load = load_rows
     ) -> Alone:
         """Reads the rows ``data``, as ``prediction_data`` gives them, for a trained run. ``name``:
@@ -191,4 +189,4 @@ def write_waiting(trained: TrainedRun, table: Table, ids: Sequence[str], output:
         if trained.expects:
             more[f"{EXPECTED}{trained.expects}"] = pa.nulls(len(table), pa.float64())
         columns = {**more, **columns}
-    output.write(listed_rows(ids, table, columns, WAITING), table.own)
+    output.write(list_all_rows(ids, table, columns, WAITING), table.own)

@@ -56,7 +56,7 @@ from vfl_party.predict.results import (
     SENT,
     Output,
     Predicted,
-    listed_rows,
+    list_all_rows,
     result_columns,
 )
 
@@ -233,7 +233,7 @@ def prediction_data(
     if state["preprocessor"] is None:
         return ids_only(changed)
     preprocessor = Preprocessor.from_state(state["preprocessor"])
-    changed = changed.written_like(preprocessor.style)
+    changed = changed.copy_layout_of(preprocessor.style)
     if settings.parts:
         return _parts_of_training(settings, source, preprocessor)
     if changed.is_table and preprocessor.image_shape is None and settings.view is None:
@@ -344,7 +344,7 @@ def scorer(party: Party) -> Scorer:
     return own if own is not None else SplitScorer(party, PHASE, embeddings(party))
 
 
-def predicted(party: Party) -> list[ExchangeSummary]:
+def plan_exchanges(party: Party) -> list[ExchangeSummary]:
     """Returns what a party would send for a prediction with the trained model; empty if it would
     send nothing.
     """
@@ -417,7 +417,7 @@ class ActivePredict(Phase):
                 **self._make_participation_columns(rows, holders, one=by is not None),
                 **columns,
             }
-        result = listed_rows(self._work.ids, table, columns, self._work.state, nobody)
+        result = list_all_rows(self._work.ids, table, columns, self._work.state, nobody)
         for output in self._work.outputs:
             output.write(result, self._table.own)
             self._work.written.append(output)

@@ -143,7 +143,7 @@ def id_values(names: Sequence[str], ids: Sequence[str]) -> dict[str, pa.Array]:
     return {name: pa.compute.list_element(parts, at) for at, name in enumerate(names)}
 
 
-def _matched(names: Sequence[str], ids: Sequence[str]) -> dict[str, pa.Array]:
+def _match_ids(names: Sequence[str], ids: Sequence[str]) -> dict[str, pa.Array]:
     return {f"{MATCHED}{name}": values for name, values in id_values(names, ids).items()}
 
 
@@ -155,13 +155,13 @@ def row_columns(names: Sequence[str], table: Table, rows: Rows) -> dict[str, pa.
     """
     matched = Ids.of(table.ids).taken(rows)
     if table.own is None or table.places_N is None:
-        return {**id_values(names, matched), **_matched(names, matched)}
+        return {**id_values(names, matched), **_match_ids(names, matched)}
     places = pa.array(table.places_N[rows])
     own = {name: values.take(places) for name, values in zip(names, table.own.ids, strict=True)}
-    return {**own, **_matched(names, matched)}
+    return {**own, **_match_ids(names, matched)}
 
 
-def listed_rows(
+def list_all_rows(
     names: Sequence[str],
     table: Table,
     columns: Mapping[str, Any],
@@ -191,7 +191,7 @@ def listed_rows(
     states = pa.array([*LEFT_OUT, state, others]).take(pa.array(state_S))
     result = {
         name: pa.array(values).take(rows)
-        for name, values in (_matched(names, table.ids) | dict(columns)).items()
+        for name, values in (_match_ids(names, table.ids) | dict(columns)).items()
     }
     matched = {name: result.pop(name) for name in [*result][: len(names)]}
     return pa.table({**dict(zip(names, own.ids, strict=True)), **matched, STATE: states, **result})
@@ -327,7 +327,7 @@ class Output:
         """Returns a warning if a spreadsheet computes cells of this result; '' if it does not."""
         if self.path.suffix != ".csv" or self.spreadsheet:
             return ""
-        count = sum(map(computed_cells, table.columns))
+        count = sum(map(count_formula_cells, table.columns))
         return (
             f"{self.path}: {count:,} cells of text begin with =, +, -, @ or a tab, and a "
             "spreadsheet computes them; give --spreadsheet, which puts ' before them, or write "
@@ -337,7 +337,7 @@ class Output:
         )
 
 
-def computed_cells(values: Any) -> int:
+def count_formula_cells(values: Any) -> int:
     """Returns how many cells of a column a spreadsheet would compute; none of numbers. ``values``:
     Arrow's, or any.
     """
@@ -368,7 +368,7 @@ def _guard(table: pa.Table) -> pa.Table:
     return table
 
 
-def unguarded(table: pa.Table) -> pa.Table:
+def remove_guards(table: pa.Table) -> pa.Table:
     """Returns texts as they were before ``--spreadsheet``."""
     for at, name in enumerate(table.column_names):
         column = table.column(at)
@@ -404,7 +404,7 @@ def write_table(path: Path, table: pa.Table) -> None:
             pyarrow.csv.write_csv(table, file)
 
 
-def kept_table(
+def make_prediction_table(
     recipe: Recipe,
     ids: Sequence[str],
     prepared: Prepared,

@@ -55,7 +55,7 @@ def embedding_of(party: str) -> str:
     return f"embedding of {party}"
 
 
-class Prepared(nn.Module):
+class OnnxPreparation(nn.Module):
     """An encoder after the preparation of its rows: see ``Preprocessor.transform``.
 
     Takes, of those that the party has, numbers [B, F] with NaN for a missing one, or images [B, C,
@@ -218,7 +218,7 @@ def _on_columns(
 ) -> Graph:
     """Makes the graph of a module that takes the party's own columns; ``more``: to describe it."""
     inputs, examples = _columns(made)
-    module = Prepared(deterministic(encoder.eval()), made).eval()
+    module = OnnxPreparation(deterministic(encoder.eval()), made).eval()
     model = _export_module(module, inputs, examples, output, what)
     if made.vocabularies:
         _take_words(model, made.vocabularies)

@@ -194,7 +194,7 @@ def load(path: Path, party: str | None) -> TrainedParty:
             Code.FILE_INVALID,
             f"{path}: does not exist. Give the folder OUT/RUN-ID, or an exported file.",
         )
-    run, name = chosen(path, party)
+    run, name = choose_run(path, party)
     trained = load_trained(run, name)
     return of_state(trained.run_id, name, trained.recipe, trained.encoder, trained.state)
 
@@ -233,7 +233,7 @@ def of_round(
     return of_state(run.name, party, recipe, encoder, store.load(label)["job"])
 
 
-def chosen(path: Path, party: str | None) -> tuple[Path, str]:
+def choose_run(path: Path, party: str | None) -> tuple[Path, str]:
     """Returns the run's folder and the party's name. Raises InputError if the party is not
     there.
     """

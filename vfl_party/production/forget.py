@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.parquet
 
-from vfl_common.config.data import DataSettings, ids_only, unaligned_of
+from vfl_common.config.data import DataSettings, get_unaligned_settings, ids_only
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, VflError
 from vfl_common.passwords import hide_passwords
@@ -118,7 +118,9 @@ class Person:
 
     def rules(self, recipe: Recipe | None) -> tuple[str, ...]:
         """Returns the id rules of a run; without a recipe, those of the party file."""
-        settings = self.settings.ruled(() if recipe is None else tuple(recipe.rows.id_rules))
+        settings = self.settings.with_id_rules(
+            () if recipe is None else tuple(recipe.rows.id_rules)
+        )
         return settings.id_rules or ()
 
     def normalise_id(self, recipe: Recipe | None) -> str | None:
@@ -179,7 +181,7 @@ def person(cells: Sequence[str], settings: DataSettings, record: Path | None = N
 
 def _ids_of(settings: DataSettings) -> tuple[tuple[Any, ...], ...] | None:
     """Reads the ids of all rows of a party, also of those that a run leaves out."""
-    more = unaligned_of(settings)
+    more = get_unaligned_settings(settings)
     tables = [*(settings.parts.values() or [settings]), *([] if more is None else [more])]
     try:
         return tuple(tuple(read_rows(ids_only(table), False).ids) for table in tables)

@@ -32,7 +32,7 @@ from vfl_party.data.inputs.profile import (
 )
 from vfl_party.data.table import count_words
 from vfl_party.predict.prediction import TrainedRun, prediction_data
-from vfl_party.predict.results import KEPT, STATE, unguarded
+from vfl_party.predict.results import KEPT, STATE, remove_guards
 
 # Limits by the convention of credit scoring (Siddiqi 2006).
 MOVED, DRIFTED = 0.1, 0.25
@@ -175,7 +175,7 @@ def _read_csv(path: Path) -> pa.Table:
     if any(_text(table, name) for name in names if name not in texts):
         options.decimal_point = ","
         table = pyarrow.csv.read_csv(path, parse_options=parse, convert_options=options)
-    return unguarded(table)
+    return remove_guards(table)
 
 
 def _detect_separator(header: str) -> tuple[str, list[str]]:

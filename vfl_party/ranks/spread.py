@@ -29,7 +29,7 @@ class OnRanks:
         *,
         trains: bool,
     ) -> None:
-        self.encoder = synchronised(ranks, encoder)
+        self.encoder = synchronize_norms(ranks, encoder)
         self._precision = precision
         self._alone = SequentialEncoder(self.encoder, 2 if spec.cardinalities else 1)
         self._parallel = parallel(self._alone, ranks.device, ranks.tensors) if trains else None
@@ -42,7 +42,7 @@ class OnRanks:
         return forward(model, *inputs, precision=self._precision)
 
 
-def synchronised(ranks: Ranks, encoder: nn.Module) -> nn.Module:
+def synchronize_norms(ranks: Ranks, encoder: nn.Module) -> nn.Module:
     """Returns the same encoder, with batch normalisation over the rows of all ranks; its state
     keeps its names.
     """

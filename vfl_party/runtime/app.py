@@ -53,7 +53,7 @@ from vfl_party.runtime.folders import Folders, store_of
 from vfl_party.runtime.generation import Preparation, new_secret
 from vfl_party.runtime.joining import joining_of, training
 from vfl_party.runtime.lending import alike, spreading
-from vfl_party.runtime.outcome import Outcome
+from vfl_party.runtime.outcome import RunOutcome
 from vfl_party.runtime.progress import Progress
 from vfl_party.runtime.run import PartyRun
 from vfl_party.runtime.transport import Transports
@@ -81,7 +81,7 @@ class PartyApp:
     linger_s: float = 0.0
     ranks: Ranks | None = None
 
-    def train(self, *, fresh: bool) -> tuple[Outcome, RunFolder]:
+    def train(self, *, fresh: bool) -> tuple[RunOutcome, RunFolder]:
         """Takes part in a training run to its end; ``fresh``: does not offer to resume an
         unfinished one.
 
@@ -103,7 +103,7 @@ class PartyApp:
         resume = None if fresh else find_unfinished(out, files.name, files.recipe)
         self._await_room(out, resume)
         opened = files.open(work=training(files.recipe, files.name, out))
-        plugins = versions.shared(opened) | versions.modelling(opened)
+        plugins = versions.get_shared_versions(opened) | versions.modelling(opened)
         folders = Folders(
             out,
             files.name,
@@ -215,7 +215,7 @@ class PartyApp:
         folders: Folders,
         grants: GrantGuard,
         deadline_s: float = math.inf,
-    ) -> tuple[Outcome, RunFolder]:
+    ) -> tuple[RunOutcome, RunFolder]:
         with contextlib.ExitStack() as stack:
             with self.files.telling():
                 run = self._before_joining(opened, folders, grants, deadline_s, stack)
@@ -269,7 +269,7 @@ class PartyApp:
         heads = HeadExchange(book, files.keyring.current)
         relay = HeadRelay(heads, files.name, recipe.active.name, files.keyring.current)
         guards = [*guards_of(files.file, recipe), grants, relay]
-        trains, plugins = opened.work.job == "train", versions.shared(opened)
+        trains, plugins = opened.work.job == "train", versions.get_shared_versions(opened)
         prepared = Preparation(
             opened,
             make,

@@ -35,7 +35,7 @@ from vfl_party.phases.advice import advise, few_common
 from vfl_party.phases.context import Hooks
 from vfl_party.phases.measure import decides
 from vfl_party.policy.meeting import RunGuard, check_tables, render_guards
-from vfl_party.predict.results import id_names, keep, kept_table
+from vfl_party.predict.results import id_names, keep, make_prediction_table
 from vfl_party.runtime.joining import check_before, check_epochs, joining_of
 
 log = logging.getLogger(__name__)
@@ -303,7 +303,9 @@ class Generation:
         """
         made, ids = self.assembled, id_names(self._opened.settings)
         party = made.party
-        table = kept_table(party.recipe, ids, made.prepared, phase, predictions, decides(party))
+        table = make_prediction_table(
+            party.recipe, ids, made.prepared, phase, predictions, decides(party)
+        )
         keep(folder, phase, table)
 
     @property

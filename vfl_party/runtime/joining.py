@@ -59,7 +59,9 @@ def check_before(guards: Sequence[RunGuard], tried: Assembled) -> ProposedRun:
     Raises InputError (REFUSED).
     """
     opened = tried.opened
-    needed = versions.shared(opened) | versions.modelling(opened) | versions.reading(opened)
+    needed = (
+        versions.get_shared_versions(opened) | versions.modelling(opened) | versions.reading(opened)
+    )
     rows, epochs = len(tried.prepared.table), _epochs_of(tried)
     asked = ProposedRun(opened, tried.party, rows, epochs, [*needed])
     for each in guards:

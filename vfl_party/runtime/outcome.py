@@ -14,7 +14,7 @@ from vfl_party.runtime.generation import Statement
 
 
 @dataclass
-class Outcome:
+class RunOutcome:
     """The result of a run, for this party. ``metrics``: {split: {name: value}}."""
 
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class Outcome:
     arithmetic: Arithmetic | None = None
 
     @classmethod
-    def restored(cls, tree: Tree, label: str) -> Outcome:
+    def restored(cls, tree: Tree, label: str) -> RunOutcome:
         """Returns the outcome as the checkpoint ``tree`` with ``label`` has it."""
         return cls(
             metrics=dict(tree["metrics"]),

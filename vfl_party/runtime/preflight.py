@@ -40,8 +40,8 @@ from vfl_party.phases.advice import few_rows
 from vfl_party.phases.course import Course
 from vfl_party.policy.guards import guards_of
 from vfl_party.policy.words import describe_policy
-from vfl_party.predict.prediction import predicted
-from vfl_party.predict.results import computed_cells, label_name
+from vfl_party.predict.prediction import plan_exchanges
+from vfl_party.predict.results import count_formula_cells, label_name
 from vfl_party.runtime import versions
 from vfl_party.runtime.joining import check_before, joining_of, training
 
@@ -194,7 +194,10 @@ def _work(files: PartyFiles, plugins: dict[str, str]) -> Iterator[Finding]:
             found += find_target_leakage(rows, label_name(data))
         notes.extend(Finding("data", True, smell.text, note=True) for smell in found)
         computed = sum(
-            map(computed_cells, (*rows.ids, *([rows.labels] if rows.labels is not None else [])))
+            map(
+                count_formula_cells,
+                (*rows.ids, *([rows.labels] if rows.labels is not None else [])),
+            )
         )
         if with_label and computed:
             text = (
@@ -232,10 +235,10 @@ def _work(files: PartyFiles, plugins: dict[str, str]) -> Iterator[Finding]:
             yield Finding("data", True, f"{text} them out, and they can be predicted")
         if opened.advice:
             yield Finding("data", True, opened.advice, note=True)
-        plugins |= versions.shared(opened)
+        plugins |= versions.get_shared_versions(opened)
         yield from _plugins(opened, plugins)
         with naming(path):
-            yield from _assembled(files, opened)
+            yield from _check_assembly(files, opened)
     except VflError as error:
         about = "recipe" if str(error).startswith(f"{path}: ") else _ABOUT.get(error.code, "data")
         yield Finding("ids" if refused else about, False, str(error))
@@ -252,7 +255,7 @@ def _plugins(opened: OpenedParty, shared: Mapping[str, str]) -> Iterator[Finding
             yield Finding("plug-in", True, f"{name}: {version} (this party's own)")
 
 
-def _assembled(files: PartyFiles, opened: OpenedParty) -> Iterator[Finding]:
+def _check_assembly(files: PartyFiles, opened: OpenedParty) -> Iterator[Finding]:
     """Yields what the rows, models and phases are, and what leaves the party. Raises InputError."""
     opened = replace(opened, work=training(files.recipe, files.name, Path(files.file.out)))
     alignment = alignment_of(files.recipe)
@@ -320,7 +323,7 @@ def _assembled(files: PartyFiles, opened: OpenedParty) -> Iterator[Finding]:
     for peer, numbers in plan.numbers.items() if plan is not None else ():
         text = f"{peer} would get {numbers:,} numbers about one person, as phases declare it"
         yield Finding("leaves", True, text)
-    for each in predicted(party.party):
+    for each in plan_exchanges(party.party):
         what = f"{each.carries} to {each.receiver}, {each.when}; chain: {each.chain}"
         yield Finding("leaves", True, f"each prediction: {each.exchange}: {what}")
     for message, fields in PARTY_MESSAGES.items():

@@ -28,7 +28,7 @@ _TELL_S = 0.25
 
 
 @dataclass
-class Standing:
+class RoundStanding:
     """This party's progress so far. Other threads may read it: every value is replaced whole.
 
     ``round``: rounds done of ``phase``; ``run_steps``: since the run began, as of the last round;
@@ -62,7 +62,7 @@ class Progress:
         is_active: bool,
         clock: Clock | None = None,
     ) -> None:
-        self.standing = Standing()
+        self.standing = RoundStanding()
         # After each round.
         self.watchers: list[Callable[[str, int, int, dict[str, dict[str, float]]], None]] = []
         self.clock = clock if clock is not None else Clock()

@@ -13,17 +13,17 @@ from prometheus_client.core import HistogramMetricFamily, InfoMetricFamily, Metr
 from vfl_common.ledger import Ledger
 from vfl_common.prometheus import (
     Labels,
-    awaited_gauge,
     certificate_gauge,
     counter,
     gauge,
+    make_awaited_gauge,
     state,
     traffic_counters,
 )
 from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.messages import STATES
 from vfl_party.base.step_timing import BOUNDS_S, Steps
-from vfl_party.runtime.progress import Standing
+from vfl_party.runtime.progress import RoundStanding
 
 
 @dataclass
@@ -39,7 +39,7 @@ class PartyMetrics:
     """
 
     info: dict[str, str]
-    standing: Standing
+    standing: RoundStanding
     ledger: Ledger
     meter: TcpMeter
     run_state: Callable[[], str]
@@ -74,14 +74,14 @@ class PartyMetrics:
             {(): standing.run_steps},
         )
         yield from self._steps()
-        yield from self._reported()
+        yield from self._iter_reported()
         if self.peers:
             yield gauge(
                 "vfl_late_parties",
                 "Parties that came too late and were left out.",
                 {(): len(standing.without)},
             )
-            yield awaited_gauge(self.peers, self.waits_for())
+            yield make_awaited_gauge(self.peers, self.waits_for())
         yield certificate_gauge(self.ends())
         yield from traffic_counters(self.ledger, self.meter.counts())
 
@@ -107,7 +107,7 @@ class PartyMetrics:
                 "vfl_last_step_timestamp_seconds", "When the last step was done.", {(): at_s}
             )
 
-    def _reported(self) -> Iterator[Metric]:
+    def _iter_reported(self) -> Iterator[Metric]:
         phase, metrics = self.standing.reported
         found: dict[Labels, float] = {
             (phase, split, name): value

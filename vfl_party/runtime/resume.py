@@ -34,7 +34,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from vfl_common.errors import Code, InputError
-from vfl_common.run_folder import RunFolder, Store
+from vfl_common.run_folder import CheckpointFiles, RunFolder
 from vfl_common.stages import Planned, ahead, label_of, position_of, reachable
 from vfl_party.base.phase import Tree
 
@@ -42,7 +42,9 @@ from vfl_party.base.phase import Tree
 MAX_LOST = 2
 
 
-def offered(store: Store, plan: Sequence[Planned]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def offer_labels(
+    store: CheckpointFiles, plan: Sequence[Planned]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Returns the labels at which this party can resume, and those of them that it holds; newest
     first.
     """

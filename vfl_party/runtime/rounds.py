@@ -16,7 +16,7 @@ from vfl_common.stages import label_of
 from vfl_party.base.phase import Phase, RoundReport
 from vfl_party.base.plugins import name_plugin_errors
 from vfl_party.runtime.generation import Generation
-from vfl_party.runtime.outcome import Outcome
+from vfl_party.runtime.outcome import RunOutcome
 
 
 class PhaseRounds:
@@ -35,7 +35,7 @@ class PhaseRounds:
         phase: Phase,
         generation: Generation,
         folder: RunFolder,
-        outcome: Outcome,
+        outcome: RunOutcome,
         begin: int,
         every: int,
         before: Callable[[], None],

@@ -52,7 +52,7 @@ from vfl_party.policy.meeting import SHOWN
 from vfl_party.runtime import resume
 from vfl_party.runtime.folders import Folders
 from vfl_party.runtime.generation import Generation, Preparation, Transport
-from vfl_party.runtime.outcome import Outcome
+from vfl_party.runtime.outcome import RunOutcome
 from vfl_party.runtime.progress import Progress
 from vfl_party.runtime.rounds import PhaseRounds
 
@@ -97,14 +97,14 @@ class PartyRun:
         # As far as it is known before alignment.
         self._plan: Sequence[Planned] = prepared.plan
 
-    def run(self) -> tuple[Outcome, RunFolder]:
+    def run(self) -> tuple[RunOutcome, RunFolder]:
         """Runs to the end. Raises VflError, after the server was informed of it."""
         try:
             return self._run()
         finally:
             self._session.close()
 
-    def _run(self) -> tuple[Outcome, RunFolder]:
+    def _run(self) -> tuple[RunOutcome, RunFolder]:
         folder = self._folders.resume
         started_s: float | None = None
         changed: ChangedError | None = None
@@ -132,7 +132,7 @@ class PartyRun:
                     self._folders.resume = None
                 write_atomic(folder.path / SHOWN, to_json(shown))
                 self._begin_allowed(folder)
-                outcome: Outcome | None = None
+                outcome: RunOutcome | None = None
                 try:
                     outcome = self._generation(start, folder, started_s)
                 except ChangedError as error:
@@ -190,7 +190,7 @@ class PartyRun:
             )
             return Done(folder.run_id, "")
 
-    def _done(self, done: Done, folder: RunFolder | None) -> tuple[Outcome, RunFolder]:
+    def _done(self, done: Done, folder: RunFolder | None) -> tuple[RunOutcome, RunFolder]:
         """Returns what is known of a complete run. Raises PeerError if this party has not trained
         in it to the end.
         """
@@ -203,7 +203,7 @@ class PartyRun:
                 f"run {done.run_id} is complete. Start the server again for a new run.",
                 party=self._session.server,
             )
-        return Outcome(summary_json=done.summary_json), folder
+        return RunOutcome(summary_json=done.summary_json), folder
 
     def _check(self, start: Start, offer: Joining, folder: RunFolder | None) -> None:
         """Raises PeerError if the run would resume at a label that this party has not offered, or
@@ -291,7 +291,7 @@ class PartyRun:
         if folder is None or folder.checkpoints is None or self._joining.job != "train":
             # A prediction names the trained run, and never resumes.
             return replace(self._joining, checkpoints=("",))
-        labels, held = resume.offered(folder.checkpoints, self._plan)
+        labels, held = resume.offer_labels(folder.checkpoints, self._plan)
         return replace(self._joining, run_id=folder.run_id, checkpoints=labels, held=held)
 
     def _make(self, start: Start, folder: RunFolder) -> Generation:
@@ -315,7 +315,7 @@ class PartyRun:
             self._grants.goes_on()
         self._progress.tick(phase, round_, rounds, batch, batches)
 
-    def _generation(self, start: Start, folder: RunFolder, started_s: float) -> Outcome:
+    def _generation(self, start: Start, folder: RunFolder, started_s: float) -> RunOutcome:
         """Runs one generation, from the checkpoint that the server names to the end of the last
         phase.
         """
@@ -395,13 +395,13 @@ class PartyRun:
 
     def _phases(
         self, generation: Generation, folder: RunFolder, label: str, tree: Tree, start: Start
-    ) -> Outcome:
+    ) -> RunOutcome:
         """Runs what is left after this party's checkpoint ``tree`` with ``label``; both are empty
         at the beginning.
 
         ``start``: has the label at which the run resumes; this party skips the rounds between.
         """
-        outcome = Outcome.restored(tree, label) if tree else Outcome()
+        outcome = RunOutcome.restored(tree, label) if tree else RunOutcome()
         self._compare_arithmetic(outcome, label)
         outcome.catches_up, begun = start.returning, start.checkpoint
         begin, own = 0, position_of(label) if tree else 0
@@ -438,7 +438,7 @@ class PartyRun:
         generation.confer()
         return outcome
 
-    def _compare_arithmetic(self, outcome: Outcome, label: str) -> None:
+    def _compare_arithmetic(self, outcome: RunOutcome, label: str) -> None:
         """Warns if this process computes otherwise than the one that wrote the checkpoint
         ``label``, and notes it in the outcome. The run goes on: to rounding it is the same.
         """
@@ -455,7 +455,7 @@ class PartyRun:
         phase: Phase,
         generation: Generation,
         folder: RunFolder,
-        outcome: Outcome,
+        outcome: RunOutcome,
         begin: int,
         first: int,
     ) -> None:

@@ -309,7 +309,7 @@ class Transports:
 
     @property
     def _allocate(self) -> Callable[[int], memoryview] | None:
-        return pinned if self.files.device.type == "cuda" else None
+        return allocate_pinned if self.files.device.type == "cuda" else None
 
     def _link(self, address: str, peer: str, start: Start, timeout_s: float) -> ExchangeLink:
         """Makes this generation's link to ``peer``; nothing is dialled before the first bundle."""
@@ -330,7 +330,7 @@ class Transports:
         )
 
 
-def pinned(nbytes: int) -> memoryview:
+def allocate_pinned(nbytes: int) -> memoryview:
     """Allocates a writable buffer in page-locked memory, from which a GPU copies without a
     detour.
     """

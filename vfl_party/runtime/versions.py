@@ -19,7 +19,7 @@ from vfl_party.outbound import codecs, transforms
 from vfl_party.phases.course import REGISTRY
 
 
-def shared(opened: OpenedParty) -> dict[str, str]:
+def get_shared_versions(opened: OpenedParty) -> dict[str, str]:
     """Returns those that the recipe names for all: the server compares them between the parties
     that have them.
 

@@ -14,8 +14,8 @@ from vfl_party.phases import stand_in
 from vfl_party.predict.quality import better_alone, read_quality
 from vfl_party.serve.batching import Batcher, Given
 from vfl_party.serve.kinds.choice import asking_way, scorer_of
-from vfl_party.serve.opening import Opened, Opener, Standing
-from vfl_party.serve.scored import Scores
+from vfl_party.serve.opening import Opened, Opener, ServingStanding
+from vfl_party.serve.scored import ServedScores
 from vfl_party.serve.scorer import columns_of
 from vfl_party.serve.stores.kept import KeptEmbeddings
 from vfl_party.serve.tokens import Tokens
@@ -90,13 +90,15 @@ class Active:
             service,
             settings.party_timeout_ms / 1000,
             quality,
-            stand_in.kept(trained.path),
+            stand_in.read_means(trained.path),
             solo=solo,
-            kept=KeptEmbeddings(service, settings.cache_mib, opened.tally.counts.used_again),
+            kept=KeptEmbeddings(service, settings.cache_mib, opened.tally.counts.count_reused),
         )
         parties = recipe.parties if not solo else (recipe.active,)
 
-        def score(ids: Sequence[str], min_quality: float | None, columns: Given | None) -> Scores:
+        def score(
+            ids: Sequence[str], min_quality: float | None, columns: Given | None
+        ) -> ServedScores:
             if (approval := opened.approval) is not None:
                 # Before a passive party is asked.
                 approval.takes_all(run_id, len(ids))
@@ -118,7 +120,7 @@ class Active:
             id_columns=store.held.columns,
             inexact=store.held.inexact,
         )
-        opened.tally.standing = lambda: Standing(
+        opened.tally.standing = lambda: ServingStanding(
             {party.name: party.name in service.present for party in recipe.passives},
             served.batcher.waiting,
         )

@@ -25,7 +25,7 @@ from vfl_party.outbound.exchange import way_of
 from vfl_party.phases.context import Party
 from vfl_party.phases.scoring import scoring
 from vfl_party.serve.asked import LooksUp, every_id
-from vfl_party.serve.store import Held, Store
+from vfl_party.serve.store import FeatureLookup, Held
 from vfl_party.serve.stores.seam import LookupResult
 
 PHASE = "serve"
@@ -147,7 +147,7 @@ class Answers:
 
     def __init__(
         self,
-        store: Store,
+        store: FeatureLookup,
         sent: Callable[[], SentBefore],
         limit: Limit | None = None,
         asked: LooksUp = every_id,
@@ -196,7 +196,7 @@ class Answers:
     @torch.no_grad()
     def _answer(self, held: Held, result: LookupResult, ids: Sequence[str]) -> ServingAnswer:
         chains = self._current(held)
-        answered_N = answered_rows(result, ids, self._limit)
+        answered_N = find_answered_rows(result, ids, self._limit)
         asked = result.rows[answered_N]
         z_ND = held.embed(result, asked)
         leaves_ND = z_ND.numpy()
@@ -210,7 +210,7 @@ class Answers:
         return ServingAnswer(state_bytes(answered_N), sent, result.version, ids=embedded)
 
 
-def answered_rows(
+def find_answered_rows(
     result: LookupResult, ids: Sequence[str], limit: Limit | None
 ) -> npt.NDArray[np.bool_]:
     """Returns for which ids this party answers: it knows them, can use their features, and its

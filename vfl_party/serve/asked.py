@@ -142,12 +142,12 @@ def _day() -> int:
     return int(time.time()) // 86_400
 
 
-def asked_a_day(setting: int | None, rows: int) -> int:
+def daily_limit(setting: int | None, rows: int) -> int:
     """Returns the limit of ids per day. ``setting``: the party file's; ``rows``: of its table."""
     return setting if setting is not None else max(_MIN_ASKED, _TABLES_A_DAY * rows)
 
 
-def aligned_ids(run: Path, out: Path, record: Path) -> AlignedIds:
+def read_aligned_ids(run: Path, out: Path, record: Path) -> AlignedIds:
     """Returns the ids that private set intersection has found for a run: when it was trained, and
     for the joint predictions with it. Raises InputError if none is known.
 

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from vfl_party.serve.scored import Scores
+from vfl_party.serve.scored import ServedScores
 from vfl_party.serve.telling.request import RequestTrace, noting, under_way
 
 # Batches under way: while some wait for the passive parties, the next is gathered. Near parties
@@ -23,7 +23,7 @@ MAX_WAITING = 2_000
 
 # A request's own columns: {name: values}.
 Given = Mapping[str, Sequence[Any]]
-Score = Callable[[Sequence[str], float | None, Given | None], Scores]
+Score = Callable[[Sequence[str], float | None, Given | None], ServedScores]
 
 
 class Busy(Exception):  # noqa: N818 - a state of the program, not a fault
@@ -39,7 +39,7 @@ class _Request:
     ids: Sequence[str]
     min_quality: float | None
     columns: Given | None
-    answer: Future[Scores] = field(default_factory=Future)
+    answer: Future[ServedScores] = field(default_factory=Future)
     trace: RequestTrace | None = field(default_factory=under_way)
     since_ns: int = field(default_factory=time.time_ns)
 
@@ -75,7 +75,7 @@ class Batcher:
 
     def submit(
         self, ids: Sequence[str], min_quality: float | None = None, columns: Given | None = None
-    ) -> Future[Scores]:
+    ) -> Future[ServedScores]:
         """Queues a request; one with columns is scored by itself. Raises Busy if too many wait, and
         Ended if it takes no more.
         """

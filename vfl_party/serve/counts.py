@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from dataclasses import dataclass, field
 
-from vfl_party.serve.scored import Scores
+from vfl_party.serve.scored import ServedScores
 
 # Upper ends, in seconds.
 ENDS = (0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.065, 0.125, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -31,7 +31,7 @@ class Counts:
     def __post_init__(self) -> None:
         self.lock = threading.Lock()
 
-    def scored(self, scores: Scores, seconds: float) -> None:
+    def scored(self, scores: ServedScores, seconds: float) -> None:
         """Counts a request that was scored."""
         end = next((bound for bound in ENDS if seconds <= bound), float("inf"))
         numbers = Counter(scores.of_part.tolist())
@@ -43,7 +43,7 @@ class Counts:
             self.within[end] += 1
             self.seconds += seconds
 
-    def used_again(self, party: str, rows: int) -> None:
+    def count_reused(self, party: str, rows: int) -> None:
         """Counts embeddings that were kept."""
         with self.lock:
             self.kept[party] += rows

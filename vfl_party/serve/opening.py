@@ -18,7 +18,7 @@ from vfl_common.rpc.serving.answered import RecordMessage
 from vfl_common.text import list_names
 from vfl_party.account.limits import guard_of, limits_of
 from vfl_party.assembly.files import PartyFiles, read_files
-from vfl_party.grants.approval import SERVE, Approval, to_predict, trained_digest
+from vfl_party.grants.approval import SERVE, Approval, get_trained_digest, to_predict
 from vfl_party.policy.guards import words_of
 from vfl_party.predict.alone import load_solo
 from vfl_party.predict.prediction import TrainedRun, load_joint
@@ -30,7 +30,7 @@ from vfl_party.serve.disk import Disk
 from vfl_party.serve.granted import PredictionsLeft
 from vfl_party.serve.kinds.choice import bytes_of_row
 from vfl_party.serve.models.compare import Disagreement
-from vfl_party.serve.store import Store, require_served
+from vfl_party.serve.store import FeatureLookup, require_served
 
 # Limit of an answer; a gRPC message can have twice as many.
 _ANSWER_BYTES = 2 << 20
@@ -46,7 +46,7 @@ def loading(*, solo: bool) -> Callable[[Path, str], TrainedRun]:
 
 
 @dataclass(frozen=True)
-class Standing:
+class ServingStanding:
     """How a run that is served stands. ``present``: {peer: whether it attends}; ``waiting``:
     requests in the queue, at the active party.
     """
@@ -56,7 +56,7 @@ class Standing:
 
 
 @dataclass
-class Tally:
+class ServedTally:
     """What is counted of a run, from the program's start on. ``model``: the recipe's name.
     ``standing``: returns how it stands now; None while it is not served.
     """
@@ -66,10 +66,10 @@ class Tally:
     counts: Counts = field(default_factory=Counts)
     ledger: Ledger = field(default_factory=Ledger)
     shadow: Disagreement | None = None
-    standing: Callable[[], Standing] | None = None
+    standing: Callable[[], ServingStanding] | None = None
 
 
-def present(tallies: Mapping[str, Tally]) -> dict[str, list[str]]:
+def present(tallies: Mapping[str, ServedTally]) -> dict[str, list[str]]:
     """Returns {run id: the peers that attend it now}."""
     standing = {
         run: tally.standing() for run, tally in tallies.items() if tally.standing is not None
@@ -92,8 +92,8 @@ class Opened:
 
     files: PartyFiles
     trained: TrainedRun
-    store: Store
-    tally: Tally
+    store: FeatureLookup
+    tally: ServedTally
     approval: Approval | None = None
 
     @property
@@ -168,7 +168,7 @@ class Opener:
         )
         self.servers = {recipe.server for recipe in recipes}
         # {run id: what was counted of it}; it outlives the run.
-        self.tallies: dict[str, Tally] = {}
+        self.tallies: dict[str, ServedTally] = {}
         # A student asks nobody, and nothing leaves.
         folder = folder_of(Path(file.record.folder or file.out), file.name)
         self._book = RecordBook(folder, file.name) if not solo else None
@@ -241,10 +241,12 @@ class Opener:
         files = replace(files, file=self._file)
         require_served(trained)
         # A student asks nobody.
-        approval = to_predict(files, trained_digest(trained.path), SERVE) if not self.solo else None
+        approval = (
+            to_predict(files, get_trained_digest(trained.path), SERVE) if not self.solo else None
+        )
         if approval is not None:
             self.approvals[trained.run_id] = approval
-        store = Store(files, trained, self._console.show, self._source)
+        store = FeatureLookup(files, trained, self._console.show, self._source)
         store.watch()
-        tally = self.tallies.setdefault(trained.run_id, Tally(recipe.name, trained.run_id))
+        tally = self.tallies.setdefault(trained.run_id, ServedTally(recipe.name, trained.run_id))
         return Opened(files, trained, store, tally, approval)

@@ -15,10 +15,10 @@ from vfl_common.rpc.serving.answered import CachePolicy
 from vfl_common.rpc.serving.attendance import ServingClient
 from vfl_party.record.book import folder_of
 from vfl_party.serve.answering import CombinedLimits, DailyLimit, Limit, SentBefore
-from vfl_party.serve.asked import AskedADay, AskedIds, aligned_ids, asked_a_day, tables
+from vfl_party.serve.asked import AskedADay, AskedIds, daily_limit, read_aligned_ids, tables
 from vfl_party.serve.granted import GrantedRows, MinimumRows
 from vfl_party.serve.kinds.choice import Answerer, answers_of
-from vfl_party.serve.opening import Opened, Opener, Standing
+from vfl_party.serve.opening import Opened, Opener, ServingStanding
 
 # Smallest limit of ids per question: the active party's limit may be larger than this party's.
 _MIN_IDS_LIMIT = 1024
@@ -98,7 +98,7 @@ class Passive:
         held = first.store.held
         _, trained = tables(self._record).get(first.run_id, ("", 0))
         rows = len(held.places) if held.asks is None else trained
-        self._asked = AskedADay(self._path, asked_a_day(file.serve.asked_a_day, rows))
+        self._asked = AskedADay(self._path, daily_limit(file.serve.asked_a_day, rows))
         max_answers = file.serve.answers_a_day
         self._limit = DailyLimit(self._path, max_answers) if max_answers is not None else None
         min_ids = file.policy.least_rows if isinstance(file.policy, PolicySettings) else 1
@@ -115,7 +115,7 @@ class Passive:
         limit = together(self._min_rows, [self._limit, account], [granted])
         answers = answers_of(opened.store, sent, limit, self._id_filter(opened))
         reported, there = [""], [False]
-        opened.tally.standing = lambda: Standing({peer: there[0]})
+        opened.tally.standing = lambda: ServingStanding({peer: there[0]})
 
         def attends(here: bool) -> None:
             reported[0], there[0] = "", here
@@ -157,7 +157,7 @@ class Passive:
         run, ids = opened.trained.path, opened.settings.ids
         if ids is None:
             ids = "aligned" if opened.trained.recipe.rows.align == "psi" else "all"
-        aligned = aligned_ids(run, self._out, self._record) if ids == "aligned" else None
+        aligned = read_aligned_ids(run, self._out, self._record) if ids == "aligned" else None
         return AskedIds(self._asked, aligned, lambda text: self._console.emit("advice", said=text))
 
 

@@ -12,7 +12,7 @@ from vfl_common.ledger import Ledger
 from vfl_common.prometheus import Labels, certificate_gauge, counter, gauge, traffic_counters
 from vfl_party.serve.counts import ENDS, Counts
 from vfl_party.serve.models.compare import Disagreement
-from vfl_party.serve.opening import Tally
+from vfl_party.serve.opening import ServedTally
 
 _MODEL = ("model", "run")
 
@@ -30,7 +30,7 @@ class ServeMetrics:
     """
 
     info: dict[str, str]
-    tallies: Mapping[str, Tally]
+    tallies: Mapping[str, ServedTally]
     port: Counts
     ready: Callable[[], bool]
     ends: Callable[[], Mapping[str, datetime]]
@@ -54,7 +54,7 @@ class ServeMetrics:
         return "running" if any(not peers or any(peers.values()) for peers in there) else "waiting"
 
 
-def _standing(tallies: Iterable[Tally]) -> Iterator[Metric]:
+def _standing(tallies: Iterable[ServedTally]) -> Iterator[Metric]:
     present: dict[Labels, float] = {}
     waiting: dict[Labels, float] = {}
     for tally in tallies:
@@ -71,7 +71,7 @@ def _standing(tallies: Iterable[Tally]) -> Iterator[Metric]:
     yield gauge("vfl_serve_waiting_requests", text, waiting, _MODEL)
 
 
-def _count_metrics(tallies: Mapping[str, Tally], port: Counts) -> Iterator[Metric]:
+def _count_metrics(tallies: Mapping[str, ServedTally], port: Counts) -> Iterator[Metric]:
     """Yields what was counted of each run, requests by status, and the bytes by peer."""
     counted = list(tallies.values())
     rows: dict[Labels, float] = {}

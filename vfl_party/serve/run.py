@@ -46,7 +46,7 @@ _COME_S, _LOOK_S = 5.0, 0.02
 INSTALL = "pip install '.[serve]' in the clone of vfl"
 
 if TYPE_CHECKING:
-    from vfl_party.serve.http.port import Port
+    from vfl_party.serve.http.port import HttpPort
 
 log = logging.getLogger(__name__)
 
@@ -141,7 +141,7 @@ class ServingParty:
                     return
             raise ended
 
-    def _hands_over(self, opener: Opener, port: Port | None) -> bool:
+    def _hands_over(self, opener: Opener, port: HttpPort | None) -> bool:
         """Has a new process take over; returns whether it does. ``port``: of HTTP, if this party is
         active.
         """
@@ -209,7 +209,7 @@ class ServingParty:
         self.console.emit("ready", name=passive.name, address=passive.address)
         self._serve(stack, opener, opened, passive.open)
 
-    def _answer(self, stack: ExitStack, opener: Opener, runs: Sequence[TrainedRun]) -> Port:
+    def _answer(self, stack: ExitStack, opener: Opener, runs: Sequence[TrainedRun]) -> HttpPort:
         """Begins to answer HTTP; returns the port. Raises VflError."""
         http, settings = _http(), self.settings
         check_open(settings)
@@ -248,7 +248,7 @@ class ServingParty:
         until_s = time.monotonic() + _COME_S
         while time.monotonic() < until_s and missing(there, present(opener.tallies)):
             time.sleep(_LOOK_S)
-        port: Port = stack.enter_context(http.listening(app, settings, sockets.get("http")))
+        port: HttpPort = stack.enter_context(http.listening(app, settings, sockets.get("http")))
         grpc = stack.enter_context(answering_grpc(catalog, settings, teller))
         where = {"http": port.url} | ({"grpc": grpc} if grpc is not None else {})
         self.console.emit("ready", name=self.file.name, address=address, **where)

@@ -23,7 +23,7 @@ Why = Literal["not answered", "unknown id", "away", "late", "failed", "not neede
 
 
 @dataclass(frozen=True)
-class Part:
+class RequestPart:
     """Who takes part in a row.
 
     Args:
@@ -40,7 +40,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Scores:
+class ServedScores:
     """The scores of N rows.
 
     Args:
@@ -52,28 +52,28 @@ class Scores:
 
     columns: Mapping[str, npt.NDArray[Any]]
     state: Sequence[State]
-    parts: Sequence[Part]
+    parts: Sequence[RequestPart]
     of_part: npt.NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.state)
 
-    def taken(self, rows: slice) -> Scores:
+    def taken(self, rows: slice) -> ServedScores:
         """Returns the scores of some rows."""
         columns = {name: values[rows] for name, values in self.columns.items()}
-        return Scores(columns, self.state[rows], self.parts, self.of_part[rows])
+        return ServedScores(columns, self.state[rows], self.parts, self.of_part[rows])
 
-    def by(self, run_id: str) -> Scores:
+    def by(self, run_id: str) -> ServedScores:
         """Returns the same scores, as those of a run."""
         return replace(self, parts=[replace(part, run=run_id) for part in self.parts])
 
-    def ordered(self, rows: npt.NDArray[np.int64]) -> Scores:
+    def ordered(self, rows: npt.NDArray[np.int64]) -> ServedScores:
         """Returns the scores of the rows with these numbers, in their order."""
         columns = {name: values[rows] for name, values in self.columns.items()}
         state = [self.state[at] for at in rows.tolist()]
-        return Scores(columns, state, self.parts, self.of_part[rows])
+        return ServedScores(columns, state, self.parts, self.of_part[rows])
 
-    def part(self, row: int) -> Part:
+    def part(self, row: int) -> RequestPart:
         """Returns who takes part in a row."""
         return self.parts[int(self.of_part[row])]
 

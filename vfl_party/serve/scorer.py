@@ -30,15 +30,15 @@ from vfl_party.base.seeds import Rows
 from vfl_party.models import combine
 from vfl_party.models.top.stand_ins import learnt_stand_ins
 from vfl_party.outbound.exchange import nonfinite
-from vfl_party.phases.absence import filled
+from vfl_party.phases.absence import fill_missing
 from vfl_party.phases.context import Party
 from vfl_party.phases.measure import decides
 from vfl_party.phases.scoring import SOLO, outputs_of
 from vfl_party.predict.quality import Quality
 from vfl_party.predict.results import result_columns
 from vfl_party.serve.batching import Given
-from vfl_party.serve.scored import Part, Scores, State, Why
-from vfl_party.serve.store import Held, Store
+from vfl_party.serve.scored import RequestPart, ServedScores, State, Why
+from vfl_party.serve.store import FeatureLookup, Held
 from vfl_party.serve.stores.seam import LookupResult
 from vfl_party.serve.telling.request import OWN, PARTIES, TOP, stage
 
@@ -83,7 +83,7 @@ class OnlineScorer:
 
     def __init__(
         self,
-        store: Store,
+        store: FeatureLookup,
         ask: AskQuestion,
         timeout_s: float,
         quality: Quality,
@@ -95,7 +95,7 @@ class OnlineScorer:
     @torch.no_grad()
     def score(
         self, ids: Sequence[str], min_quality: float | None = None, columns: Given | None = None
-    ) -> Scores:
+    ) -> ServedScores:
         """Scores rows by id, in their order.
 
         Args:
@@ -128,7 +128,7 @@ class OnlineScorer:
         present_NK = np.stack(
             [own_N if name == party.name else there[name] for name in names], axis=1
         )
-        parts: list[Part] = []
+        parts: list[RequestPart] = []
         number_N, state = np.zeros(len(ids), np.int64), np.empty(len(ids), object)
         for rows, mask in _alike(present_NK, why):
             part = self._part(party, names, mask, rows, why)
@@ -148,16 +148,16 @@ class OnlineScorer:
                 outputs[torch.from_numpy(rows).to(party.device)] = outputs_BO.where(
                     finite[:, None], 0.0
                 )
-        return Scores(columns_of(held, outputs), state.tolist(), parts, number_N)
+        return ServedScores(columns_of(held, outputs), state.tolist(), parts, number_N)
 
-    def _state(self, party: Party, part: Part, min_quality: float | None) -> State:
+    def _state(self, party: Party, part: RequestPart, min_quality: float | None) -> State:
         if not part.parties or (party.features is not None and party.name not in part.parties):
-            return unscored(part.missing.get(party.name, "unknown id"))
+            return unscored_state(part.missing.get(party.name, "unknown id"))
         state = state_of(part, self._quality, min_quality)
         # A score that looks like any other, and may be far from the model's, harms in silence.
         return "unmeasured" if state == "partly" and part.quality is None else state
 
-    def _joint(self, held: Held, part: Part, rows: Rows, embedded: Embedded) -> Tensor:
+    def _joint(self, held: Held, part: RequestPart, rows: Rows, embedded: Embedded) -> Tensor:
         """Returns the joint model's outputs for rows of a request, [B, O]."""
         party, at = held.party, torch.from_numpy(rows)
         own = [embedded.own[at].to(party.device)] if embedded.own is not None else []
@@ -168,7 +168,7 @@ class OnlineScorer:
             for name, z_ND in embedded.others.items()
         }
         rule, stand_ins = party.recipe.model.combine, learnt_stand_ins(party.models)
-        embeddings = filled(party.course.without, rule, own, others, party.widths, stand_ins)
+        embeddings = fill_missing(party.course.without, rule, own, others, party.widths, stand_ins)
         return outputs_of(party, combine(rule, embeddings))
 
     def _absent(self, held: Held, name: str, rows: Rows) -> Tensor | None:
@@ -246,7 +246,7 @@ class OnlineScorer:
         mask: npt.NDArray[np.bool_],
         rows: Rows,
         why: Mapping[str, npt.NDArray[Any] | Why],
-    ) -> Part:
+    ) -> RequestPart:
         parties = tuple(name for name, in_it in zip(names, mask, strict=True) if in_it)
         missing: dict[str, Why] = {}
         for name in names:
@@ -256,7 +256,7 @@ class OnlineScorer:
             if isinstance(reason, np.ndarray):
                 reason = WHY[int(reason[rows[0]])]
             missing[name] = reason
-        part = Part(parties, missing)
+        part = RequestPart(parties, missing)
         student = _by_student(party, part)
         quality = self._quality.student if student else self._quality.of(parties)
         return replace(part, quality=quality)
@@ -285,12 +285,12 @@ def own_rows(held: Held, ids: Sequence[str | None], until_s: float) -> LookupRes
         return "failed"
 
 
-def unscored(why: Why) -> State:
+def unscored_state(why: Why) -> State:
     """Returns the state of a row in which the active party itself takes no part."""
     return "unknown" if why == "unknown id" else "failed"
 
 
-def state_of(part: Part, quality: Quality, min_quality: float | None) -> State:
+def state_of(part: RequestPart, quality: Quality, min_quality: float | None) -> State:
     """Returns the state of a row that these parties score. ``min_quality``: see
     ``OnlineScorer.score``.
     """
@@ -301,7 +301,7 @@ def state_of(part: Part, quality: Quality, min_quality: float | None) -> State:
     return "partly" if part.missing else "scored"
 
 
-def _by_student(party: Party, part: Part) -> bool:
+def _by_student(party: Party, part: RequestPart) -> bool:
     """Whether the run's student scores rows of these parties."""
     alone = part.parties == (party.name,) and bool(part.missing)
     return alone and SOLO in party.models and not party.course.learns

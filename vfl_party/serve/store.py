@@ -281,7 +281,7 @@ def _gives(party: Party) -> Callable[[Rows], tuple[Tensor, ...]]:
     return lambda rows: tuple(tensor[torch.from_numpy(rows)] for tensor in whole)
 
 
-class Store:
+class FeatureLookup:
     """Keeps a ``Held`` that is renewed when the table changes; readers never wait for that.
 
     Args:
@@ -450,7 +450,7 @@ def _make_held(
         model.eval()
     places = {name: at for at, name in enumerate(made.prepared.table.ids)}
     version = hashlib.sha256(f"{time.time_ns()} {id(made)}".encode()).hexdigest()[:16]
-    rules = opened.settings.ruled(tuple(opened.recipe.rows.id_rules)).id_rules or ()
+    rules = opened.settings.with_id_rules(tuple(opened.recipe.rows.id_rules)).id_rules or ()
     return Held(
         party,
         places,

@@ -124,7 +124,7 @@ def require_shown(name: str, join: control_pb2.Join, shown: Mapping[str, str]) -
         )
 
 
-def agreed(joined: Collection[control_pb2.Join]) -> int:
+def choose_protocol(joined: Collection[control_pb2.Join]) -> int:
     """Returns the protocol that all of ``joined`` speak with each other and with this server."""
     return min([PROTOCOL, *(join.protocol for join in joined)])
 
@@ -183,7 +183,7 @@ def lacking(name: str, run_id: str, label: str) -> PeerError:
     )
 
 
-def bound(name: str, other: str, run_id: str, server: str, *, begun: bool) -> PeerError:
+def bound_error(name: str, other: str, run_id: str, server: str, *, begun: bool) -> PeerError:
     """Returns the error of a party that has checkpoints of the unfinished run ``other``.
 
     ``begun``: this run has begun, so that party alone is wrong; else this run must not begin.
@@ -219,14 +219,14 @@ def unfit(name: str, why: str, within_s: float) -> PeerError:
     )
 
 
-def taken(name: str) -> PeerError:
+def second_session_error(name: str) -> PeerError:
     """Returns the refusal of a second session of a living party."""
     return PeerError(
         Code.NAME_TAKEN, f"a party named {name} has already joined and is alive", party=name
     )
 
 
-def done(name: str, run_id: str) -> PeerError:
+def finished_error(name: str, run_id: str) -> PeerError:
     """Returns the refusal of a party that has left the run."""
     return PeerError(
         Code.NAME_TAKEN,

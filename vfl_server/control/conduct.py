@@ -21,7 +21,7 @@ from vfl_server.control.departures import Left
 from vfl_server.control.display import Display, metrics
 from vfl_server.control.members import Member, progress_of
 from vfl_server.control.presence import PartyState, Presence
-from vfl_server.control.reports import done_by, is_sound, stopped_by
+from vfl_server.control.reports import get_report_facts, get_stop_error, is_sound
 from vfl_server.control.run import PresenceRules, RunHooks, RunState, ServedRun, Status
 from vfl_server.control.waiting import WaitingNews
 
@@ -111,7 +111,7 @@ class Conduct:
             self._plan(member, message.plan)
         elif body == "progress":
             member.progress = message.progress
-            presence.progressed(name, now_s)
+            presence.extend_planning(name, now_s)
             self._display.take(name, progress_of(self.members, self._roster), now_s)
         elif body == "report":
             self._report(member, message.report)
@@ -126,7 +126,7 @@ class Conduct:
                 self._emit("lost", party=name, how="was stopped")
             self.lose(name, "was stopped", now_s)
         elif body == "abort":
-            error = stopped_by(member, message.abort, self._active, self._roster)
+            error = get_stop_error(member, message.abort, self._active, self._roster)
             if error is not None and presence.can_do_without(name):
                 self.lose(name, f"has ended: {clean(message.abort.message)}", now_s)
             elif error is not None:
@@ -169,7 +169,7 @@ class Conduct:
                 alike.setdefault(self.members[other].compared, other)
         return {other: self.members[other].join for other in alike.values()}
 
-    def _shown(self) -> dict[str, str]:
+    def _get_shown(self) -> dict[str, str]:
         """Returns {party: what it shows to all} of all that have joined."""
         joined = self.presence.at(PartyState.IN)
         return {name: self.members[name].join.shown_json for name in joined}
@@ -202,7 +202,7 @@ class Conduct:
         identities = (self._identities[name] for name in self._roster if name in self._identities)
         reports = self.reports
         return [
-            identity.model_copy(update=done_by(reports[identity.name]))
+            identity.model_copy(update=get_report_facts(reports[identity.name]))
             if identity.name in reports
             else identity
             for identity in identities
@@ -273,7 +273,7 @@ class Conduct:
         """Begins a generation of all that have joined."""
         self.generation += 1
         self._checkpoint = checkpoint
-        self._protocol = admission.agreed(self.others("").values())
+        self._protocol = admission.choose_protocol(self.others("").values())
         self._display.begin()
         self._hooks.on_start(self.generation, checkpoint)
         self.presence.begin(now_s)
@@ -296,9 +296,9 @@ class Conduct:
             exchange_address=at,
             left=list(self._left),
             returning=returning,
-            protocol=self._protocol or admission.agreed(self.others("").values()),
+            protocol=self._protocol or admission.choose_protocol(self.others("").values()),
             anew=member.anew,
-            shown=self._shown(),
+            shown=self._get_shown(),
         )
 
     def _join(self, member: Member, join: control_pb2.Join, now_s: float) -> None:
@@ -308,7 +308,7 @@ class Conduct:
         name, presence, run_id = member.name, self.presence, self.run.run_id
         others = self.others(name)
         admission.admit(name, join, self.run.recipe, self.run.job, others, self.run.oldest)
-        admission.require_shown(name, join, self._shown())
+        admission.require_shown(name, join, self._get_shown())
         # It comes too late, and hears why.
         if self.failure is not None:
             member.stop(self.failure)
@@ -330,7 +330,7 @@ class Conduct:
             member.anew = self._hooks.released(join.run_id)
             if not member.anew and any(join.checkpoints):
                 begun = self.generation > 0
-                error = admission.bound(
+                error = admission.bound_error(
                     name, join.run_id, run_id, self.run.recipe.server, begun=begun
                 )
                 if begun:
@@ -339,9 +339,9 @@ class Conduct:
                 return
         entry = presence.entry(name, now_s)
         if entry is Admission.DONE:
-            raise admission.done(name, run_id)
+            raise admission.finished_error(name, run_id)
         if entry is Admission.RETURNS:
-            spoken = self._protocol or admission.agreed(others.values())
+            spoken = self._protocol or admission.choose_protocol(others.values())
             admission.require_return(name, join, run_id, spoken)
         elif entry is Admission.INTERRUPTS:
             if self._again.passes(name, now_s) is None:
@@ -404,17 +404,17 @@ class Conduct:
                 Code.MALFORMED_MESSAGE, f"{name} sent two plans in one generation", party=name
             )
         phases = self._phases if self.run.job == "train" else ()
-        member.plan = declarations.declared(plan, phases, name)
+        member.plan = declarations.parse_declarations(plan, phases, name)
         presence.planned(name)
         if not presence.everybody_planned():
             return
         plans = {other: self.members[other].plan or () for other in presence.at(PartyState.IN)}
         # The party has come back; the others have gone on.
         if presence.agreed:
-            declarations.agreed(plans, self._phases)
+            declarations.agree_on_plans(plans, self._phases)
             return
         try:
-            agreed = declarations.agreed(plans, self._phases)
+            agreed = declarations.agree_on_plans(plans, self._phases)
             presence.agree(averages=bool(agreed))
             self._hooks.on_plan(self.generation, self._checkpoint, agreed)
         except VflError as error:

@@ -32,12 +32,12 @@ class Coordinator:
     ) -> None:
         self.recipe, self.job, self.run_id = run.recipe, run.job, run.run_id
         self._clock, self._lock = clock, threading.Condition()
-        with self._locked() as now_s:
+        with self._hold_lock() as now_s:
             self._conduct = Conduct(run, hooks, now_s)
         self.finished = self._conduct.finished
 
     @contextmanager
-    def _locked(self) -> Iterator[float]:
+    def _hold_lock(self) -> Iterator[float]:
         """Holds the lock; yields the time of what happens under it, and wakes those who wait."""
         with self._lock:
             try:
@@ -83,14 +83,14 @@ class Coordinator:
         self.require_place(name)
         conduct, opened_s = self._conduct, None
         while True:
-            with self._locked() as now_s:
+            with self._hold_lock() as now_s:
                 opened_s = now_s if opened_s is None else opened_s
                 older = conduct.members.get(name)
                 if older is None or conduct.stopped:
                     return conduct.open(name, now_s)
-                left_s = conduct.presence.replaced_in_s(name, opened_s, now_s)
+                left_s = conduct.presence.replacement_wait_s(name, opened_s, now_s)
                 if left_s is None:
-                    raise admission.taken(name)
+                    raise admission.second_session_error(name)
                 if left_s <= 0.0:
                     how = "fell silent and was restarted"
                     conduct.lose(name, how, now_s, may_return=True)
@@ -127,12 +127,12 @@ class Coordinator:
         """Tells those who wait for a party that it came and was refused: at once, but each reason
         only once.
         """
-        with self._locked() as now_s:
+        with self._hold_lock() as now_s:
             self._conduct.refused(name, error, now_s)
 
     def closed(self, member: Member) -> None:
         """Handles the end of a session's stream."""
-        with self._locked() as now_s:
+        with self._hold_lock() as now_s:
             if self._conduct.members.get(member.name) is member:
                 self._conduct.lose(member.name, "was lost", now_s, may_return=True)
             # Also to one that another session has replaced: its thread waits for the end.
@@ -140,13 +140,13 @@ class Coordinator:
 
     def handle(self, member: Member, message: control_pb2.PartyMessage) -> None:
         """Handles one message of a party. Raises PeerError if the party must be refused."""
-        with self._locked() as now_s:
+        with self._hold_lock() as now_s:
             if self._conduct.members.get(member.name) is member:
                 self._conduct.handle(member, message, now_s)
 
     def tick(self) -> None:
         """Finds silent parties and deadlines that have passed; called regularly."""
-        with self._locked() as now_s:
+        with self._hold_lock() as now_s:
             self._conduct.tick(now_s)
 
     def stop(self) -> None:
@@ -155,17 +155,17 @@ class Coordinator:
 
         A generation that goes on without this server is not interrupted.
         """
-        with self._locked() as now_s:
+        with self._hold_lock() as now_s:
             self._conduct.stop(now_s)
 
     def fail(self, error: VflError) -> None:
         """Ends the run and sends ``error`` to every party, unless it has ended."""
-        with self._locked():
+        with self._hold_lock():
             self._conduct.fail(error)
 
     def status(self) -> Status:
         """Returns the run at this moment."""
-        with self._locked() as now_s:
+        with self._hold_lock() as now_s:
             return self._conduct.status(now_s)
 
     def parties(self) -> list[PartySummary]:
@@ -177,7 +177,7 @@ class Coordinator:
         """Tells every party that is here, or comes again, that the run is complete; the active one
         gets the summary.
         """
-        with self._locked():
+        with self._hold_lock():
             self._conduct.complete(summary_json)
 
     def wait_until_empty(self, timeout_s: float) -> None:

@@ -19,7 +19,7 @@ MAX_NAME = 200
 _KIND = tensor_pb2.BundleKind.WEIGHTS
 
 
-def declared(
+def parse_declarations(
     plan: control_pb2.Plan, phases: Sequence[str], party: str
 ) -> tuple[AggregationPlan, ...]:
     """Reads the aggregations that ``party`` declares.
@@ -68,7 +68,7 @@ def declared(
     return tuple(plans.values())
 
 
-def agreed(
+def agree_on_plans(
     declarations: Mapping[str, Sequence[AggregationPlan]], phases: Sequence[str]
 ) -> tuple[AggregationPlan, ...]:
     """Returns the common declaration, in the order of ``phases``. Raises PeerError (MODELS_DIFFER)

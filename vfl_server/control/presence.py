@@ -210,7 +210,7 @@ class Presence:
         heard_s = self.parties[name].heard_s
         return heard_s is not None and heard_s > since_s
 
-    def replaced_in_s(self, name: str, opened_s: float, now_s: float) -> float | None:
+    def replacement_wait_s(self, name: str, opened_s: float, now_s: float) -> float | None:
         """Returns how long a session of ``name`` that opened at ``opened_s`` still waits before it
         replaces the silent one; None if that one is alive.
         """
@@ -247,7 +247,7 @@ class Presence:
         self.agreed = True
         self.goes_on = self.rules.trains and self.rules.server_absent_s > 0.0 and not averages
 
-    def progressed(self, name: str, now_s: float) -> None:
+    def extend_planning(self, name: str, now_s: float) -> None:
         """Gives all more time to plan while the active party reports that rows are aligned."""
         if name == self.rules.active and self.rules.aligns and not self.parties[name].planned:
             for other in self.at(PartyState.IN):
@@ -374,7 +374,7 @@ class Presence:
         if self.state is RunState.RUNNING:
             actions += self._too_late(now_s)
         if self.state is RunState.RUNNING:
-            actions += self._unplanned(now_s)
+            actions += self._end_planning(now_s)
         return tuple(actions)
 
     def _too_late(self, now_s: float) -> list[Action]:
@@ -396,7 +396,7 @@ class Presence:
             actions.append(self.interrupt(f"{', '.join(needed)} {how}", now_s, lost=needed))
         return actions
 
-    def _unplanned(self, now_s: float) -> list[Action]:
+    def _end_planning(self, now_s: float) -> list[Action]:
         """Waits no longer for those who have not said what they are going to do."""
         limit_s = self.rules.plan_s
         late = [

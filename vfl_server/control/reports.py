@@ -64,7 +64,7 @@ def is_sound(report: control_pb2.Report, parties: int = 0) -> bool:
     )
 
 
-def done_by(
+def get_report_facts(
     report: control_pb2.Report,
 ) -> dict[str, int | float | list[PhaseTimes] | Arithmetic | None]:
     """Returns the facts of a report that go into the party's entry of the summary."""
@@ -172,7 +172,7 @@ def times_of(report: control_pb2.Report) -> list[PhaseTimes] | None:
         return None
 
 
-def stopped_by(
+def get_stop_error(
     member: Member, failure: failure_pb2.Failure, active: str, roster: Collection[str]
 ) -> PeerError | None:
     """Returns the error with which a party stops the run; None if it only repeats another's.

@@ -9,7 +9,7 @@ import pytest
 from tests.harness.errors import raises
 from vfl_common.errors import Code, PeerError
 from vfl_common.pb.vfl.v1 import control_pb2
-from vfl_common.rpc.answers import checked_start
+from vfl_common.rpc.answers import check_start
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from vfl_common.rpc.answers import checked_start
 )
 def test_a_server_may_not_give_any_name(said: dict[str, Any]) -> None:
     good = control_pb2.Start(run_id="run", generation=1, left=["p2"], shown={"p1": "{"})
-    assert checked_start(good, server="server", me="p1", oldest=1, newest=9).shown == {"p1": "{"}
+    assert check_start(good, server="server", me="p1", oldest=1, newest=9).shown == {"p1": "{"}
     start = control_pb2.Start(**{"run_id": "run", "generation": 1, **said})
     with raises(PeerError, Code.MALFORMED_MESSAGE):
-        checked_start(start, server="server", me="p1", oldest=1, newest=9)
+        check_start(start, server="server", me="p1", oldest=1, newest=9)

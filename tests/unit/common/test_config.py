@@ -19,7 +19,7 @@ from vfl_common.config.base import Section, parse
 from vfl_common.config.data import DataSettings
 from vfl_common.config.party import PartyFile
 from vfl_common.config.policy import PolicySettings
-from vfl_common.config.recipe import Recipe, recorded_recipe
+from vfl_common.config.recipe import Recipe, read_recorded_recipe
 from vfl_common.config.recipe_tables import SimulateSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.methods.splitnn.settings import SplitNNSettings
@@ -193,7 +193,7 @@ def test_a_positive_class_changes_the_digest_only_if_it_is_named() -> None:
     ]
     assert "positive" not in made[0].canonical_json()
     assert made[0].digest() != made[1].digest()
-    assert recorded_recipe(json.loads(made[1].canonical_json()), "x").task.positive == 1
+    assert read_recorded_recipe(json.loads(made[1].canonical_json()), "x").task.positive == 1
     with raises(InputError, Code.CONFIG_INVALID, names="x.toml"):
         parse(Recipe, cases.recipe(2, task={"kind": "regression", "positive": 1}), "x.toml")
 
@@ -234,7 +234,9 @@ def test_a_party_s_own_rules_replace_the_recipe_s() -> None:
         "a": {"source": "a.csv", "id": "id"},
         "b": {"source": "b.csv", "id": "id", "id_rules": []},
     }
-    joined = DataSettings.model_validate({"source": "joined", "parts": parts}).ruled(("trim",))
+    joined = DataSettings.model_validate({"source": "joined", "parts": parts}).with_id_rules(
+        ("trim",)
+    )
     assert joined.id_rules == joined.parts["a"].id_rules == ("trim",)
     assert joined.parts["b"].id_rules == ()
 

@@ -8,7 +8,7 @@ import pytest
 
 import vfl
 from tests.harness.errors import raises
-from vfl.forecasting.show import counted
+from vfl.forecasting.show import count_forecast
 from vfl.new.flow import Flags, new_party
 from vfl.simulation.run import simulate
 from vfl.studies.plan import load_study
@@ -59,7 +59,7 @@ def test_a_study_is_no_recipe(tmp_path: Path) -> None:
     with raises(InputError, Code.CONFIG_INVALID, names=("study.toml", "recipe.toml")):
         simulate(study, tmp_path / "runs")
     with raises(InputError, Code.CONFIG_INVALID, names=("study.toml", "recipe.toml")):
-        counted(study)
+        count_forecast(study)
     assert not (tmp_path / "runs").exists()
 
 

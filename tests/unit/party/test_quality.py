@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.harness import pages
-from vfl_common.config.recipe import Recipe, recorded_recipe
+from vfl_common.config.recipe import Recipe, read_recorded_recipe
 from vfl_common.summary import Worth
 from vfl_party.predict.quality import Quality, better_alone, read_quality
 
@@ -26,7 +26,7 @@ def made(
     summary = json.loads((folder / "summary.json").read_text())
     summary["metrics"]["test"] = {"auc": auc}
     (folder / "summary.json").write_text(json.dumps(summary | more))
-    return folder, recorded_recipe(tables, "recipe")
+    return folder, read_recorded_recipe(tables, "recipe")
 
 
 def test_a_run_without_sets_of_parties_was_measured_with_all(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_a_run_without_sets_of_parties_was_measured_with_all(tmp_path: Path) -> 
     assert not found.by_party
     # Of a run without a summary nothing is known.
     (tmp_path / "run" / "summary.json").unlink()
-    recipe = recorded_recipe(pages.recipe_of("binary", ("bank", "shop")), "recipe")
+    recipe = read_recorded_recipe(pages.recipe_of("binary", ("bank", "shop")), "recipe")
     assert read_quality(tmp_path / "run", recipe) == Quality()
 
 

@@ -22,7 +22,12 @@ from vfl_common.stages import AggregationPlan, label_of, rounds_done
 from vfl_party.outbound.exchange import to_bundle, to_tensors
 from vfl_server.aggregation.aggregator import average, remaining
 from vfl_server.aggregation.mean import mean, outlier
-from vfl_server.control.declarations import MAX_BYTES, MAX_ROUNDS, agreed, declared
+from vfl_server.control.declarations import (
+    MAX_BYTES,
+    MAX_ROUNDS,
+    agree_on_plans,
+    parse_declarations,
+)
 
 STEP = StepKey("pretrain", 2, 0)
 CPU = torch.device("cpu")
@@ -239,7 +244,7 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], Code]] = {
 def test_a_declaration_that_nobody_would_serve_is_refused(case: str) -> None:
     entries, code = REFUSED[case]
     with pytest.raises(PeerError) as caught:
-        declared(said(*[dict(entry) for entry in entries]), PHASES, "p1")
+        parse_declarations(said(*[dict(entry) for entry in entries]), PHASES, "p1")
     assert (caught.value.code, caught.value.party) == (code, "p1")
     assert caught.value.public == str(caught.value)
     assert "p1" in caught.value.public
@@ -247,17 +252,17 @@ def test_a_declaration_that_nobody_would_serve_is_refused(case: str) -> None:
 
 
 def test_a_declaration_is_read() -> None:
-    (only,) = declared(said({"phase": "plain", "rounds": 7}), PHASES, "p1")
+    (only,) = parse_declarations(said({"phase": "plain", "rounds": 7}), PHASES, "p1")
     assert (only.phase, only.rounds, only.spec.kind) == ("plain", 7, Kind.WEIGHTS)
     assert only.spec.tensors == {"w": TensorSpec(DType.FLOAT32, (2,))}
-    assert declared(control_pb2.Plan(), PHASES, "p1") == ()
-    assert len(declared(said(of(shape=[GIB])), PHASES, "p1")) == 1
+    assert parse_declarations(control_pb2.Plan(), PHASES, "p1") == ()
+    assert len(parse_declarations(said(of(shape=[GIB])), PHASES, "p1")) == 1
 
 
 def test_all_must_declare_the_same() -> None:
     same = {"p0": BOTH, "p1": [aggregation("first", 3, w=(2,)), aggregation("second", 2, w=(1,))]}
-    assert [each.phase for each in agreed(same, PHASES)] == ["first", "second"]
-    assert agreed({"p0": [], "p1": []}, PHASES) == ()
+    assert [each.phase for each in agree_on_plans(same, PHASES)] == ["first", "second"]
+    assert agree_on_plans({"p0": [], "p1": []}, PHASES) == ()
 
 
 HINT = "give both the same top layers (model.encoder), or set aggregate = false"
@@ -299,7 +304,7 @@ def test_a_difference_names_both_parties_the_phase_and_the_tensor(case: str) -> 
     theirs, text = DIFFERENCES[case]
     ours = [aggregation("first", 3, **{"top.0.weight": (64, 392), "top.0.bias": (64,)})]
     with pytest.raises(PeerError) as caught:
-        agreed({"bank": ours, "post": ours, "shop": theirs}, PHASES)
+        agree_on_plans({"bank": ours, "post": ours, "shop": theirs}, PHASES)
     assert (caught.value.code, caught.value.party, caught.value.exit_code) == (
         Code.MODELS_DIFFER,
         "",
@@ -310,7 +315,7 @@ def test_a_difference_names_both_parties_the_phase_and_the_tensor(case: str) -> 
 
 def test_a_difference_the_other_way_round() -> None:
     with raises(PeerError, Code.MODELS_DIFFER, names=("model.encoder", "shop")):
-        agreed({"bank": [], "shop": [aggregation("first", 3, w=(2,))]}, PHASES)
+        agree_on_plans({"bank": [], "shop": [aggregation("first", 3, w=(2,))]}, PHASES)
 
 
 def test_two_specs_of_the_same_tensors_agree() -> None:
@@ -319,4 +324,4 @@ def test_two_specs_of_the_same_tensors_agree() -> None:
     one, other = (
         AggregationPlan("first", 1, BundleSpec(Kind.WEIGHTS, dict(tensors))) for _ in range(2)
     )
-    assert agreed({"p0": [one], "p1": [other]}, PHASES) == (one,)
+    assert agree_on_plans({"p0": [one], "p1": [other]}, PHASES) == (one,)

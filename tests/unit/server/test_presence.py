@@ -215,7 +215,7 @@ def test_the_active_party_gives_all_more_time_while_rows_are_aligned(
 ) -> None:
     presence = known(IN, IN, AWAITED, rules=replace(RULES, aligns=aligns))
     presence.parties[teller].planned = planned
-    presence.progressed(teller, 9.0)
+    presence.extend_planning(teller, 9.0)
     assert [party.since_s for party in presence.parties.values()] == [since_s, since_s, 0.0]
 
 
@@ -366,7 +366,7 @@ def test_a_session_replaces_another_that_says_nothing(
 ) -> None:
     presence = known(*ALL_IN)
     presence.heard("p1", heard_s)
-    assert presence.replaced_in_s("p1", opened_s, now_s) == left_s
+    assert presence.replacement_wait_s("p1", opened_s, now_s) == left_s
 
 
 @pytest.mark.parametrize(

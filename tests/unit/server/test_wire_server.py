@@ -22,7 +22,7 @@ from vfl_common.rpc.messages import plan_message
 from vfl_common.stages import Draw
 from vfl_party.outbound.exchange import to_bundle, to_tensors
 from vfl_server.aggregation.aggregator import average
-from vfl_server.control.declarations import agreed, declared
+from vfl_server.control.declarations import agree_on_plans, parse_declarations
 
 CPU = torch.device("cpu")
 STEP = StepKey("splitnn", 2, 5)
@@ -73,19 +73,21 @@ DRAW = Draw(2, 3, 2**63 - 1)
 
 def test_a_plan_carries_who_takes_part() -> None:
     drawn = replace(PLAN, draw=DRAW)
-    (found,) = declared(plan_message([drawn]).plan, PHASES, "p1")
+    (found,) = parse_declarations(plan_message([drawn]).plan, PHASES, "p1")
     assert found.draw == DRAW
-    assert agreed({"bank": [drawn], "shop": [drawn]}, PHASES) == (drawn,)
+    assert agree_on_plans({"bank": [drawn], "shop": [drawn]}, PHASES) == (drawn,)
     with raises(PeerError, Code.MODELS_DIFFER, names=("bank", "shop")):
-        agreed({"bank": [drawn], "shop": [replace(PLAN, draw=replace(DRAW, seed=1))]}, PHASES)
+        agree_on_plans(
+            {"bank": [drawn], "shop": [replace(PLAN, draw=replace(DRAW, seed=1))]}, PHASES
+        )
     with raises(PeerError, Code.MODELS_DIFFER, names=("bank", "shop")):
-        agreed({"bank": [drawn], "shop": [PLAN]}, PHASES)
+        agree_on_plans({"bank": [drawn], "shop": [PLAN]}, PHASES)
 
 
 @pytest.mark.parametrize("wrong", [Draw(0, 1, 1), Draw(1, 0, 1)], ids=["nobody", "no round"])
 def test_a_draw_of_nobody_is_refused(wrong: Draw) -> None:
     with raises(PeerError, Code.MALFORMED_MESSAGE, names="p1"):
-        declared(plan_message([replace(PLAN, draw=wrong)]).plan, PHASES, "p1")
+        parse_declarations(plan_message([replace(PLAN, draw=wrong)]).plan, PHASES, "p1")
 
 
 def test_a_draw_is_anew_every_so_many_rounds_and_takes_each_party_as_often() -> None:
@@ -108,11 +110,11 @@ def test_a_plan_carries_its_codecs() -> None:
         replace(PLAN, up=Coding("float16"), down=PLAIN),
         aggregation("first", 3, w=(2,)),
     ):
-        (found,) = declared(plan_message([each]).plan, PHASES, "p1")
+        (found,) = parse_declarations(plan_message([each]).plan, PHASES, "p1")
         assert (found.up, found.down) == (each.up, each.down)
         assert found.sent.payload_bytes == each.sent.payload_bytes
     with raises(PeerError, Code.MODELS_DIFFER, names=("bank", "shop")):
-        agreed({"bank": [PLAN], "shop": [replace(PLAN, down=PLAIN)]}, PHASES)
+        agree_on_plans({"bank": [PLAN], "shop": [replace(PLAN, down=PLAIN)]}, PHASES)
 
 
 @pytest.mark.parametrize(
@@ -129,5 +131,5 @@ def test_a_plan_with_an_unknown_codec_is_refused(said: dict[str, Any]) -> None:
     message = plan_message([aggregation("first", 3, w=(2,))]).plan
     message.aggregations[0].up.CopyFrom(control_pb2.Coding(**said))
     with raises(PeerError, Code.MALFORMED_MESSAGE, names="p1") as caught:
-        declared(message, PHASES, "p1")
+        parse_declarations(message, PHASES, "p1")
     assert caught.value.code is Code.MALFORMED_MESSAGE

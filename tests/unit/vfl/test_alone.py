@@ -15,7 +15,7 @@ import torch
 from tests.harness import cases
 from tests.harness.errors import raises
 from tests.harness.federation import toml
-from vfl.simulation.baselines import COMBINED, alone, by_oneself, combined
+from vfl.simulation.baselines import COMBINED, alone, by_oneself, combine_columns
 from vfl.studies.plan import load_study
 from vfl_common.config.base import parse
 from vfl_common.config.division import divide
@@ -76,7 +76,7 @@ def test_the_combined_party_has_all_columns_in_the_roster_s_order() -> None:
     given = tables()
     recipe = Recipe.model_validate(given)
     whole = prepared(recipe)
-    one = prepared(Recipe.model_validate(combined(given, recipe, HERE, "here")))["combined"]
+    one = prepared(Recipe.model_validate(combine_columns(given, recipe, HERE, "here")))["combined"]
     assert torch.equal(features(one), torch.cat([features(each) for each in whole.values()], dim=1))
     for split, rows in whole["p0"].splits.items():
         assert np.array_equal(one.splits[split], rows), split
@@ -87,7 +87,7 @@ def test_quadrants_become_whole_images_or_stay_quadrants() -> None:
         "model": {"embedding_size": 8, "encoder": {"kind": "cnn"}}
     }
     recipe = Recipe.model_validate(given)
-    one = prepared(Recipe.model_validate(combined(given, recipe, HERE, "here")))["combined"]
+    one = prepared(Recipe.model_validate(combine_columns(given, recipe, HERE, "here")))["combined"]
     solo = prepared(Recipe.model_validate(alone(given, recipe, "p3", HERE, "here")))["p3"]
     assert features(one).shape == (60, 1, 8, 8)
     assert torch.equal(features(solo), features(prepared(recipe)["p3"]))
@@ -98,7 +98,7 @@ def test_a_solo_party_keeps_its_encoder_and_device_and_the_combined_one_has_the_
     given["parties"][2]["encoder"] = {"kind": "mlp", "hidden": [7]}
     recipe = Recipe.model_validate(given)
     solo = Recipe.model_validate(alone(given, recipe, "p2", HERE, "here"))
-    one = Recipe.model_validate(combined(given, recipe, HERE, "here"))
+    one = Recipe.model_validate(combine_columns(given, recipe, HERE, "here"))
     assert solo.active.encoder == recipe.parties[2].encoder
     assert solo.simulate is not None
     assert one.simulate is not None
@@ -319,7 +319,10 @@ def test_trees_learn_other_tasks_and_more_from_all_columns(
     }
     given["rows"] = {"validation": 0.2, "test": 0.2}
     recipe, found = Recipe.model_validate(given), []
-    for made in (alone(given, recipe, "p0", HERE, "here"), combined(given, recipe, HERE, "here")):
+    for made in (
+        alone(given, recipe, "p0", HERE, "here"),
+        combine_columns(given, recipe, HERE, "here"),
+    ):
         party = party_of(made, [{"kind": "gbdt", "early_stopping": 10}])
         found.append(party.course.build(party)[0].run_round(0).metrics["test"][metric])
     sign = 1 if metric == "accuracy" else -1

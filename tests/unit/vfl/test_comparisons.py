@@ -22,7 +22,7 @@ from vfl.studies.chart import draw_study
 from vfl.studies.comparison import differences, table_of_differences
 from vfl.studies.paired import difference, holm, overlap_of
 from vfl.studies.plan import PlannedRun, load_study
-from vfl.studies.report import Cost, FineTuned, averaged_over, table
+from vfl.studies.report import Cost, FineTuned, describe_average, table
 from vfl.studies.run import run_study
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
@@ -244,9 +244,9 @@ def test_every_fold_is_tested_once_with_each_seed(tmp_path: Path) -> None:
 
 
 def test_folds_are_counted_in_words() -> None:
-    assert averaged_over([result("A", 1)]) == ""
-    assert averaged_over([result("A", 1), result("A", 2)]) == "2 seeds"
-    assert averaged_over([result("A", 1, fold=n) for n in (1, 2)]) == "2 folds, 1 seed"
+    assert describe_average([result("A", 1)]) == ""
+    assert describe_average([result("A", 1), result("A", 2)]) == "2 seeds"
+    assert describe_average([result("A", 1, fold=n) for n in (1, 2)]) == "2 folds, 1 seed"
     assert result("A", 1, fold=2).row()["fold"] == 2
 
 

@@ -217,7 +217,7 @@ def test_an_error_in_the_recipe_names_its_file(tmp_path: Path) -> None:
     path = tmp_path / "r.toml"
     path.write_text(toml(cases.recipe(2) | {"phases": [{"kind": "gbdt"}, {"kind": "evaluate"}]}))
     with raises(InputError, Code.CONFIG_INVALID, names=("gbdt", "r.toml")):
-        show.counted(path, rows=100)
+        show.count_forecast(path, rows=100)
 
 
 def test_a_billion_steps_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

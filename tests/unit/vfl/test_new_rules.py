@@ -177,13 +177,13 @@ def test_columns_of_no_use() -> None:
     def values(different: int, rows: int) -> Values:
         return Values(rows, tuple(f"{n}" for n in range(different)))
 
-    assert not rules.left_out_text(None)
-    assert not rules.left_out_text(values(50, 50))
-    assert rules.left_out_text(values(51, 500))
-    assert not rules.left_out_text(values(200, 2_000))
-    assert rules.left_out_number("account_no", lambda _: values(30, 30))
-    assert not rules.left_out_number("account_no", lambda _: values(29, 30))
-    assert not rules.left_out_number("income", lambda _: values(30, 30))
+    assert not rules.is_useless_text(None)
+    assert not rules.is_useless_text(values(50, 50))
+    assert rules.is_useless_text(values(51, 500))
+    assert not rules.is_useless_text(values(200, 2_000))
+    assert rules.is_id_number("account_no", lambda _: values(30, 30))
+    assert not rules.is_id_number("account_no", lambda _: values(29, 30))
+    assert not rules.is_id_number("income", lambda _: values(30, 30))
 
 
 def test_names() -> None:

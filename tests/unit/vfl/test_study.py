@@ -19,7 +19,7 @@ from vfl.simulation.federation import to_toml
 from vfl.studies.chart import draw_study
 from vfl.studies.plan import PlannedRun, StudyFile, load_study
 from vfl.studies.report import Cost, FineTuned, cell, cost_of, table, write_csv
-from vfl.studies.run import Failure, Running, StudyFailed, finished, left_s, run_study
+from vfl.studies.run import Failure, Running, StudyFailed, estimate_left_s, read_finished, run_study
 from vfl.studies.show import sentence, show_study
 from vfl_common.config.recipe import Recipe, load_recipe
 from vfl_common.errors import Code, InputError, VflError
@@ -244,7 +244,7 @@ def test_a_changed_recipe_is_refused_by_the_method_s_name(tmp_path: Path) -> Non
     theirs = json.loads(run.recipe.canonical_json()) | {"seed": 9}
     (tmp_path / "out" / run.run_id / "p0" / "recipe.json").write_text(json.dumps(theirs))
     with raises(InputError, Code.CONFIG_INVALID, names=("--out", "s1.n10")):
-        finished(tmp_path / "out", run)
+        read_finished(tmp_path / "out", run)
 
 
 def test_a_run_from_before_a_switch_came_is_done_all_the_same(tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_a_run_from_before_a_switch_came_is_done_all_the_same(tmp_path: Path) ->
     # A key of before.
     theirs["method"] = "A"
     (tmp_path / "out" / run.run_id / "p0" / "recipe.json").write_text(json.dumps(theirs))
-    assert finished(tmp_path / "out", run) is not None
+    assert read_finished(tmp_path / "out", run) is not None
 
 
 def test_an_unknown_metric_stops_the_study(tmp_path: Path) -> None:
@@ -287,15 +287,15 @@ def test_a_finished_study_runs_nothing_and_keeps_pretraining_s_checkpoints(tmp_p
 
 
 def test_one_study_at_a_time(tmp_path: Path) -> None:
-    from vfl.studies.run import _locked
+    from vfl.studies.run import _lock_study
 
     with (
-        _locked(tmp_path),
+        _lock_study(tmp_path),
         raises(InputError, Code.FILE_INVALID),
-        _locked(tmp_path),
+        _lock_study(tmp_path),
     ):
         pass
-    with _locked(tmp_path):
+    with _lock_study(tmp_path):
         pass
 
 
@@ -326,11 +326,11 @@ def test_a_failed_study_is_an_error_of_ours_and_the_command_says_all_its_lines(
 def test_time_left_is_that_of_runs_alike(tmp_path: Path) -> None:
     by_name = {run.run_id: run for run in runs_of(write(tmp_path))}
     rest = [by_name["s.B.s1"], by_name["s.B.s1.n10"], by_name["s.A.s2.n10"]]
-    assert left_s([], rest) is None
+    assert estimate_left_s([], rest) is None
     done = [(by_name["s.A.s1.n10"], 2.0), (by_name["s.A.s1.n20"], 4.0)]
-    assert left_s(done, rest) == pytest.approx(3 * 3.0)
+    assert estimate_left_s(done, rest) == pytest.approx(3 * 3.0)
     done += [(by_name["s.B.s1"], 10.0), (by_name["s.B.s1.n20"], 1.0)]
-    assert left_s(done, rest[1:], jobs=2) == pytest.approx((1.0 + 3.0) / 2)
+    assert estimate_left_s(done, rest[1:], jobs=2) == pytest.approx((1.0 + 3.0) / 2)
 
 
 # --- results

@@ -12,7 +12,7 @@ import pytest
 from tests.harness import cases
 from tests.harness.errors import raises
 from vfl.forecasting import suggest
-from vfl.forecasting.measure import measure, shortened, work_of
+from vfl.forecasting.measure import measure, shorten_phases, work_of
 from vfl.forecasting.network import BatchWork, Network
 from vfl.forecasting.suggest import Scope, cost, suggestions, with_settings
 from vfl.report.table import wide_console
@@ -209,7 +209,7 @@ def test_what_is_refused_is_said(
 
 
 def test_a_recipe_is_shortened_and_does_not_stop_early() -> None:
-    short = shortened(recipe(epochs=50, early_stopping={"patience": 2}))
+    short = shorten_phases(recipe(epochs=50, early_stopping={"patience": 2}))
     assert short.phases[0].settings["epochs"] == 2
     assert "early_stopping" not in short.phases[0].settings
 

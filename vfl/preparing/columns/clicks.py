@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 
 from vfl.preparing import recipes
-from vfl.preparing.columns.official import ColumnFiles, counted, damaged
-from vfl.preparing.content import TEST, TRAIN, Content, Part
+from vfl.preparing.columns.official import ColumnFiles, damage_error, row_count_note
+from vfl.preparing.content import TEST, TRAIN, Content, ContentPart
 from vfl.preparing.dataset import Division, Request
-from vfl.preparing.dividing import columns, named
+from vfl.preparing.dividing import columns, name_parts
 from vfl_common.errors import Code, InputError
 from vfl_party.base.seeds import derive_seed, permutation
 
@@ -39,7 +39,7 @@ def draw_rows(table: ColumnFiles, label: str, published: int, request: Request) 
     wrong = (clicks != 0) & (clicks != 1)
     if wrong.any():
         row = int(wrong.argmax()) + 1
-        raise damaged(table.files[0].source, f"row {row:,} has a label that is not 0 or 1")
+        raise damage_error(table.files[0].source, f"row {row:,} has a label that is not 0 or 1")
     train, test = _counts(request, len(clicks))
     order = permutation(derive_seed(request.seed, "prepare", "clicks"), len(clicks))
     splits = np.repeat(np.array([TRAIN, TEST], object), [train, test])
@@ -51,7 +51,7 @@ def draw_rows(table: ColumnFiles, label: str, published: int, request: Request) 
         splits[by_row],
         lambda own: table.blocks(rows[own]),
         classes=("no click", "click"),
-        differs=counted(len(clicks), published),
+        differs=row_count_note(len(clicks), published),
     )
 
 
@@ -73,7 +73,7 @@ def halves(categories: Sequence[str], numbers: Sequence[str], **data: Any) -> Di
     ``data``: keys of every party's ``[data]``.
     """
 
-    def make(_: Content, request: Request) -> Sequence[Part]:
+    def make(_: Content, request: Request) -> Sequence[ContentPart]:
         k, buckets = request.parties, request.options["buckets"]
         max_parties = min(len(categories), len(numbers))
         if not 0 < k <= max_parties or type(buckets) is not int:
@@ -89,7 +89,7 @@ def halves(categories: Sequence[str], numbers: Sequence[str], **data: Any) -> Di
             )
         ]
         settings = data | ({"categorical_buckets": buckets} if buckets > 0 else {})
-        parts = named(request, [columns([str(name) for name in names]) for names in own])
+        parts = name_parts(request, [columns([str(name) for name in names]) for names in own])
         return [replace(part, settings={**part.settings, **settings}) for part in parts]
 
     return Division("the same share of the categories and of the numbers", make)

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from vfl.preparing.content import Content, Part
+from vfl.preparing.content import Content, ContentPart
 from vfl.preparing.dataset import Division, Request
-from vfl.preparing.dividing import columns, named
+from vfl.preparing.dividing import columns, name_parts
 from vfl_common.errors import Code, InputError
 from vfl_party.base.seeds import derive_seed, permutation
 
@@ -26,7 +26,7 @@ ALPHA: Mapping[str, tuple[Any, str]] = {
 _TREES = 100
 
 
-def _by_importance(content: Content, request: Request) -> list[Part]:
+def _by_importance(content: Content, request: Request) -> list[ContentPart]:
     """Returns two parts with equal numbers of columns, up to one.
 
     A random share alpha of the dominant columns goes to the party with the labels, the others to
@@ -50,7 +50,7 @@ def _by_importance(content: Content, request: Request) -> list[Part]:
     partners_N = np.setdiff1d(np.arange(n), own_N)
     of = {request.active: own_N, 3 - request.active: partners_N}
     picks = [columns([names[at] for at in np.sort(of[number])]) for number in (1, 2)]
-    return named(request, picks)
+    return name_parts(request, picks)
 
 
 def _gains(tables: list[pa.Table], content: Content, seed: int) -> npt.NDArray[np.float64]:

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from vfl.preparing.columns.importance import ALPHA, IMPORTANCE
-from vfl.preparing.columns.official import FLOAT, ColumnFiles, classes_of, damaged, file
+from vfl.preparing.columns.official import FLOAT, ColumnFiles, classes_of, damage_error, file
 from vfl.preparing.content import Content
 from vfl.preparing.dataset import DataSet, Files, Form, Need, PaperUse, Request
 from vfl.preparing.dividing import COLUMNS
@@ -83,7 +83,9 @@ def _read(
     if (labels < 0).any():
         known = " and ".join(f"{value:g}" for value in classes)
         wrong = values[labels < 0][0]
-        raise damaged(sources[0].source, f"has the label {wrong:g}, and its labels are {known}")
+        raise damage_error(
+            sources[0].source, f"has the label {wrong:g}, and its labels are {known}"
+        )
     splits = (
         np.repeat(np.array([*names], object), [*map(len, labels_by_file)])
         if len(names) > 1

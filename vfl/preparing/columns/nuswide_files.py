@@ -21,9 +21,9 @@ from vfl.preparing.columns.official import (
     ColumnFiles,
     FileTree,
     beside,
-    damaged,
+    damage_error,
     file,
-    selected,
+    select_rows,
 )
 from vfl.preparing.content import TEST, TRAIN, Array, Block, Rows
 from vfl.preparing.dataset import Need
@@ -66,7 +66,7 @@ class Concepts:
             if name.startswith("Labels_") and name.endswith("_Train.txt")
         ]
         if not names:
-            raise damaged(str(self._place.path), "holds no files Labels_…_Train.txt")
+            raise damage_error(str(self._place.path), "holds no files Labels_…_Train.txt")
         counts = {name: sum(int(part.sum()) for part in self._each(name)) for name in names}
         return sorted(names, key=lambda name: (-counts[name], name))
 
@@ -76,7 +76,7 @@ class Concepts:
         """
         parts = [self._each(name) for name in names]
         if len({tuple(map(len, part)) for part in parts}) > 1:
-            raise damaged(str(self._place.path), "has files with different numbers of rows")
+            raise damage_error(str(self._place.path), "has files with different numbers of rows")
         splits = np.repeat(np.array([*_PARTS], object), [*map(len, parts[0])])
         return np.stack([np.concatenate(part) for part in parts], axis=1) > 0, splits
 
@@ -106,7 +106,7 @@ class ImageFeatures:
     def blocks(self, rows: Rows) -> Iterator[Block]:
         """Yields the features of images. Raises InputError."""
         whole = beside([table.batches() for table in self._tables], self._source)
-        yield from selected(whole, rows, self._source)
+        yield from select_rows(whole, rows, self._source)
 
 
 def _columns(

@@ -50,7 +50,7 @@ class ColumnFiles:
                 stream = open_table(file)
             if stream is None or not {*self.types} <= {*stream.names}:
                 missing = [n for n in self.types if stream is None or n not in stream.names]
-                raise damaged(file.source, f"has no column {missing[0]!r}")
+                raise damage_error(file.source, f"has no column {missing[0]!r}")
             with reading():
                 for batch in stream.blocks(list(self.types)):
                     yield pa.table(
@@ -63,7 +63,7 @@ class ColumnFiles:
 
     def blocks(self, rows: Rows) -> Iterator[pa.Table]:
         """Yields the rows of these numbers, which increase, in blocks. Raises InputError."""
-        return selected(self.batches(), rows, self.files[0].source)
+        return select_rows(self.batches(), rows, self.files[0].source)
 
     def by_file(self, name: str) -> list[Array]:
         """Returns a column of each file, [N]. Raises InputError."""
@@ -72,7 +72,7 @@ class ColumnFiles:
             only = replace(self, files=(file,), types={name: self.types[name]})
             parts = [batch.column(0).to_numpy() for batch in only.batches()]
             if not parts:
-                raise damaged(file.source, "has no rows")
+                raise damage_error(file.source, "has no rows")
             columns.append(np.concatenate(parts))
         return columns
 
@@ -90,10 +90,10 @@ class ColumnFiles:
             result = pc.cast(column, kind)
         except pa.ArrowInvalid:
             row = seen + 1 + next(at for at, cell in enumerate(column) if not _fits(cell, kind))
-            raise damaged(source, f"row {row:,} has no number in column {name!r}") from None
+            raise damage_error(source, f"row {row:,} has no number in column {name!r}") from None
         if result.null_count and not self.missing:
             row = seen + 1 + int(np.argmax(result.is_null().to_numpy(zero_copy_only=False)))
-            raise damaged(source, f"row {row:,} has an empty cell in column {name!r}")
+            raise damage_error(source, f"row {row:,} has an empty cell in column {name!r}")
         return result
 
 
@@ -105,7 +105,7 @@ def _fits(cell: pa.Scalar, kind: pa.DataType) -> bool:
     return True
 
 
-def selected(batches: Iterator[pa.Table], rows: Rows, source: str) -> Iterator[pa.Table]:
+def select_rows(batches: Iterator[pa.Table], rows: Rows, source: str) -> Iterator[pa.Table]:
     """Yields the rows of these numbers, which increase, out of blocks of all rows. Raises
     InputError if there are fewer.
     """
@@ -119,7 +119,7 @@ def selected(batches: Iterator[pa.Table], rows: Rows, source: str) -> Iterator[p
         start, done = end, until
         if done == len(rows):
             return
-    raise damaged(source, f"has {start:,} rows, but more labels")
+    raise damage_error(source, f"has {start:,} rows, but more labels")
 
 
 def beside(parts: Sequence[Iterator[pa.Table]], source: str) -> Iterator[pa.Table]:
@@ -135,7 +135,7 @@ def beside(parts: Sequence[Iterator[pa.Table]], source: str) -> Iterator[pa.Tabl
         if not tables:
             return
         if len(tables) < len(parts):
-            raise damaged(source, "has files with different numbers of rows")
+            raise damage_error(source, "has files with different numbers of rows")
         size = min(len(table) for table in tables)
         columns = (
             (name, table.column(name).slice(0, size))
@@ -160,7 +160,7 @@ def reading() -> Iterator[None]:
         raise InputError(Code.FILE_INVALID, f"{problem}. Download it again.") from None
 
 
-def damaged(source: str, what: str) -> InputError:
+def damage_error(source: str, what: str) -> InputError:
     """Returns the error of an official file that is not as its makers publish it."""
     return InputError(Code.FILE_INVALID, f"{source}: {what}. {AGAIN}.")
 
@@ -181,13 +181,13 @@ class FileTree:
                 else members(str(path))
             )
         except BROKEN:
-            raise damaged(str(path), "cannot be read to the end") from None
+            raise damage_error(str(path), "cannot be read to the end") from None
 
     def source(self, name: str) -> str:
         """Returns a file as a data source. Raises InputError if there is none, or several."""
         matches = [known for known in self.names if f"/{known}".endswith(f"/{name}")]
         if len(matches) != 1:
-            raise damaged(
+            raise damage_error(
                 str(self.path),
                 f"holds several files {name}" if matches else f"holds no file {name}",
             )
@@ -209,7 +209,7 @@ def classes_of(values: Array, names: Mapping[float, str]) -> tuple[Array, tuple[
     return numbers, tuple(names.values())
 
 
-def counted(rows: int, published: int) -> tuple[str, ...]:
+def row_count_note(rows: int, published: int) -> tuple[str, ...]:
     """Returns the note about files that have more or fewer rows than their makers publish."""
     if rows == published:
         return ()

@@ -19,7 +19,7 @@ _ReadOne = Callable[[str, bytes], tuple[Array, Array]]
 
 
 @dataclass(frozen=True)
-class Version:
+class CifarVersion:
     """A version as it is published: an archive and the folder in it.
 
     ``train``: the files of training rows; ``read``: reads one.
@@ -34,19 +34,19 @@ class Version:
 
 def python_version(
     archive: Need, folder: str, train: Sequence[str], test: str, key: str
-) -> Version:
+) -> CifarVersion:
     """Returns the Python version, whose pickles have their labels under ``key``."""
-    return Version(archive, folder, tuple(train), test, partial(_python, key))
+    return CifarVersion(archive, folder, tuple(train), test, partial(_python, key))
 
 
 def binary_version(
     archive: Need, folder: str, train: Sequence[str], test: str, labels: int
-) -> Version:
+) -> CifarVersion:
     """Returns the binary version, whose rows begin with so many labels."""
-    return Version(archive, folder, tuple(train), test, partial(_binary, labels))
+    return CifarVersion(archive, folder, tuple(train), test, partial(_binary, labels))
 
 
-def forms(versions: Sequence[Version], classes: tuple[str, ...]) -> tuple[Form, ...]:
+def forms(versions: Sequence[CifarVersion], classes: tuple[str, ...]) -> tuple[Form, ...]:
     """Returns the forms of the versions, as archives and unpacked."""
     result = []
     for version in versions:
@@ -64,7 +64,7 @@ def _binary(labels: int, name: str, data: bytes) -> tuple[Array, Array]:
 
 
 def _read(
-    version: Version, need: str, classes: tuple[str, ...], files: Files, _: Request
+    version: CifarVersion, need: str, classes: tuple[str, ...], files: Files, _: Request
 ) -> Content:
     with open_files(files[need]) as read:
         return contents(
@@ -72,7 +72,7 @@ def _read(
         )
 
 
-def _some(read: Read, version: Version, names: Sequence[str]) -> tuple[Array, Array]:
+def _some(read: Read, version: CifarVersion, names: Sequence[str]) -> tuple[Array, Array]:
     pairs = [version.read(name, read(name)) for name in names]
     return np.concatenate([x for x, _ in pairs]), np.concatenate([y for _, y in pairs])
 

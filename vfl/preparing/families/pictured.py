@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from vfl.preparing.content import Block, Content, Part, Rows, in_blocks
+from vfl.preparing.content import Block, Content, ContentPart, Rows, in_blocks
 from vfl.preparing.dataset import Division, Request
-from vfl.preparing.dividing import named
+from vfl.preparing.dividing import name_parts
 from vfl.preparing.formats.pictures import PictureDecoder
 
 
@@ -68,8 +68,8 @@ def _view(number: int, block: Block) -> Block:
     return block[:, number]
 
 
-def _views(_: Content, request: Request) -> list[Part]:
-    return named(request, [partial(_view, number) for number in range(request.parties)])
+def _views(_: Content, request: Request) -> list[ContentPart]:
+    return name_parts(request, [partial(_view, number) for number in range(request.parties)])
 
 
 def views(says: str, parties: tuple[int, ...]) -> Division:

@@ -12,7 +12,7 @@ from typing import Any
 from vfl.report.quality.kept import SplitPredictions, read_kept
 from vfl.report.reading import RunRecord
 from vfl_common.config.base import read_toml
-from vfl_common.config.recipe import Recipe, recorded_recipe
+from vfl_common.config.recipe import Recipe, read_recorded_recipe
 from vfl_common.errors import InputError
 from vfl_party.data.inputs import profile
 
@@ -52,7 +52,7 @@ class Facts:
             content = read_json(path)
             if content:
                 try:
-                    return recorded_recipe(content, str(path))
+                    return read_recorded_recipe(content, str(path))
                 except InputError:
                     continue
         return None

@@ -12,7 +12,7 @@ from vfl.report.charts import draw_own_curves, has_curve
 from vfl.report.page.draw import picture
 from vfl.report.page.facts import columns_of, read_json
 from vfl.report.page.render import ReportPage
-from vfl.report.page.tables import NAMES, PageTable, Section, Tile, arithmetic, name_of, value
+from vfl.report.page.tables import NAMES, PageSection, PageTable, Tile, arithmetic, name_of, value
 from vfl.report.page.worth import importance
 from vfl.report.reading import OWN, Rounds, history
 from vfl.report.rounds import PartyFolder
@@ -120,8 +120,8 @@ def _tiles(
     return tiles
 
 
-def _quality(metrics: Mapping[str, Mapping[str, float]]) -> Section:
-    part = Section("quality", "How good is the model?")
+def _quality(metrics: Mapping[str, Mapping[str, float]]) -> PageSection:
+    part = PageSection("quality", "How good is the model?")
     names = list(dict.fromkeys(name for named in metrics.values() for name in named))
     if names:
         rows = [
@@ -138,8 +138,8 @@ def _quality(metrics: Mapping[str, Mapping[str, float]]) -> Section:
     return part
 
 
-def _columns(party: str, columns: list[str], folder: Path) -> Section:
-    part = Section("columns", "How important are your columns?")
+def _columns(party: str, columns: list[str], folder: Path) -> PageSection:
+    part = PageSection("columns", "How important are your columns?")
     importance(part, party, read_json(folder / "importance.json"))
     if columns:
         rows = [[f"{at}", name] for at, name in enumerate(columns, 1)]
@@ -151,8 +151,8 @@ def _columns(party: str, columns: list[str], folder: Path) -> Section:
     return part
 
 
-def _learning(party: str, by_phase: Mapping[str, Rounds]) -> Section:
-    part = Section("learning", "How it learned")
+def _learning(party: str, by_phase: Mapping[str, Rounds]) -> PageSection:
+    part = PageSection("learning", "How it learned")
     for at, (phase, rounds) in enumerate(by_phase.items()):
         losses = any("loss" in named.get(split, {}) for named in rounds.values() for split in OWN)
         if has_curve(rounds) and losses:
@@ -162,8 +162,8 @@ def _learning(party: str, by_phase: Mapping[str, Rounds]) -> Section:
     return part
 
 
-def _messages(entries: list[Entry]) -> Section:
-    part = Section("left", "Messages of this party")
+def _messages(entries: list[Entry]) -> PageSection:
+    part = PageSection("left", "Messages of this party")
     for direction, title in (("sent", "Sent"), ("received", "Received")):
         rows = [
             [
@@ -186,8 +186,8 @@ def _messages(entries: list[Entry]) -> Section:
     return part
 
 
-def _about(source: PartyFolder, recipe: Recipe | None) -> Section:
-    part = Section("again", "This run")
+def _about(source: PartyFolder, recipe: Recipe | None) -> PageSection:
+    part = PageSection("again", "This run")
     facts: dict[str, Any] = source.read("run.json")
     rows = [["run", source.run_id], ["party", source.party]]
     if recipe is not None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from vfl.report.page.tables import Section, Tile
+from vfl.report.page.tables import PageSection, Tile
 from vfl_common.files import private_file
 from vfl_common.text import clean
 
@@ -32,7 +32,7 @@ class ReportPage:
     lead: list[str] = field(default_factory=list)
     tiles: list[Tile] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    parts: list[Section] = field(default_factory=list)
+    parts: list[PageSection] = field(default_factory=list)
     made: str = ""
 
 

@@ -16,7 +16,7 @@ from vfl.report.page.baselines import Baseline, how_to_get
 from vfl.report.page.draw import picture, quality
 from vfl.report.page.facts import Facts
 from vfl.report.page.render import ReportPage
-from vfl.report.page.tables import PageTable, Section, Tile, name_of, value
+from vfl.report.page.tables import PageSection, PageTable, Tile, name_of, value
 from vfl.report.page.worth import BaselineComparison, compare_with_baselines, part_of
 from vfl.report.quality.curves import decisions, tenths
 from vfl.report.quality.kept import SplitPredictions
@@ -202,8 +202,8 @@ def _warnings(facts: Facts) -> list[str]:
 
 def _quality(
     facts: Facts, by_split: Mapping[str, Mapping[str, Estimate]], rule: ThresholdRule | float | None
-) -> Section:
-    part = Section("quality", "How good is the model?")
+) -> PageSection:
+    part = PageSection("quality", "How good is the model?")
     summary = facts.run.summary
     if not by_split:
         if summary.metrics:
@@ -284,8 +284,8 @@ def _by_label(predictions: SplitPredictions) -> PageTable:
     return PageTable("Each label", heads, rows)
 
 
-def _learning(facts: Facts) -> Section:
-    part = Section("learning", "How it learned")
+def _learning(facts: Facts) -> PageSection:
+    part = PageSection("learning", "How it learned")
     rounds, own = curves_by_phase(facts.run)
     for at, (phase, lines) in enumerate(rounds.items()):
         title = f"{phase}: loss"
@@ -324,8 +324,8 @@ def _is_split(name: str) -> bool:
     return not any(word in name for word in (" without ", " with "))
 
 
-def _rows(facts: Facts) -> Section:
-    part = Section("rows", "Who took part, with which rows")
+def _rows(facts: Facts) -> PageSection:
+    part = PageSection("rows", "Who took part, with which rows")
     summary, recipe = facts.run.summary, facts.recipe
     part.tables.append(tables.parties(summary))
     part.tables += tables.arithmetic({party.name: party.arithmetic for party in summary.parties})
@@ -362,8 +362,8 @@ def _rows(facts: Facts) -> Section:
     return part
 
 
-def _exchanges(facts: Facts) -> Section:
-    part = Section("left", "What left each party")
+def _exchanges(facts: Facts) -> PageSection:
+    part = PageSection("left", "What left each party")
     summary = facts.run.summary
     if summary.privacy is not None:
         part.text.append(f"Differential privacy: {summary.privacy.statement}")
@@ -385,7 +385,7 @@ def _exchanges(facts: Facts) -> Section:
     return part
 
 
-def _leaks(part: Section, facts: Facts) -> None:
+def _leaks(part: PageSection, facts: Facts) -> None:
     """Shows the result of a rehearsal of attacks, if it is in the folder of the run."""
     lines = _leak_lines(facts.leaks)
     if lines:
@@ -427,8 +427,8 @@ def _leak_lines(report: Mapping[str, Any]) -> list[list[str]]:
         return []
 
 
-def _cost(facts: Facts) -> Section:
-    part = Section("cost", "What it cost")
+def _cost(facts: Facts) -> PageSection:
+    part = PageSection("cost", "What it cost")
     summary = facts.run.summary
     if summary.bytes.by_link:
         part.tables.append(tables.by_phase(summary, facts.run.phases))
@@ -443,8 +443,8 @@ def _cost(facts: Facts) -> Section:
     return part
 
 
-def _again(facts: Facts) -> Section:
-    part = Section("again", "How to run it again")
+def _again(facts: Facts) -> PageSection:
+    part = PageSection("again", "How to run it again")
     summary = facts.run.summary
     versions = sorted({party.version for party in summary.parties if party.version})
     rows = [

@@ -11,7 +11,7 @@ from typing import Any
 from vfl.report.page.draw import picture
 from vfl.report.page.render import ReportPage
 from vfl.report.page.search_draw import importance, parallel, width_of
-from vfl.report.page.tables import PageTable, Section, Tile, name_of, value
+from vfl.report.page.tables import PageSection, PageTable, Tile, name_of, value
 from vfl_common.errors import Code, InputError
 from vfl_common.run_folder import SEARCH
 from vfl_common.text import count
@@ -76,9 +76,9 @@ def _page(noted: Mapping[str, Any]) -> ReportPage:
     return page
 
 
-def _keys(noted: Mapping[str, Any]) -> Section:
+def _keys(noted: Mapping[str, Any]) -> PageSection:
     """Returns the pictures of the effect of the settings."""
-    part = Section("keys", "Effect of the settings")
+    part = PageSection("keys", "Effect of the settings")
     tried = [(t["values"], t["value"]) for t in noted["trials"] if t["value"] is not None]
     spaces = dict(list(noted["spaces"].items())[:_MAX_KEYS])
     if tried:
@@ -99,9 +99,9 @@ def _keys(noted: Mapping[str, Any]) -> Section:
     return part
 
 
-def _trials(noted: Mapping[str, Any], metric: str) -> Section:
+def _trials(noted: Mapping[str, Any], metric: str) -> PageSection:
     """Returns the table of all runs, in the order of the search."""
-    part, keys = Section("runs", "Runs"), list(noted["spaces"])
+    part, keys = PageSection("runs", "Runs"), list(noted["spaces"])
     rows = [
         [
             f"{number}",

@@ -13,7 +13,15 @@ from vfl.report.page.draw import intervals, picture, square
 from vfl.report.page.facts import Facts
 from vfl.report.page.render import ReportPage
 from vfl.report.page.svg import BLUE, COLORS, GREEN, GREY, ORANGE, short
-from vfl.report.page.tables import PageTable, Section, Tile, between, mean_and_sd, name_of, value
+from vfl.report.page.tables import (
+    PageSection,
+    PageTable,
+    Tile,
+    between,
+    mean_and_sd,
+    name_of,
+    value,
+)
 from vfl.report.quality.curves import roc, thin_out
 from vfl.report.quality.measures import FIRST, LOWER, Estimate, differences, estimate_metrics
 from vfl.report.table import size
@@ -112,8 +120,8 @@ def _seeds(own: Sequence[ComparedRun]) -> str:
     return f"seed{'s' if len(seeds) > 1 else ''} {list_names([str(seed) for seed in seeds])}"
 
 
-def _groups(groups: dict[str, list[ComparedRun]]) -> Section:
-    part = Section("groups", "By recipe")
+def _groups(groups: dict[str, list[ComparedRun]]) -> PageSection:
+    part = PageSection("groups", "By recipe")
     names = list(dict.fromkeys(n for own in groups.values() for run in own for n in run.estimates))
     rows = []
     for group, own in groups.items():
@@ -127,8 +135,8 @@ def _groups(groups: dict[str, list[ComparedRun]]) -> Section:
     return part
 
 
-def _pairs(runs: Sequence[ComparedRun], metric: str) -> Section:
-    part = Section("pairs", "On the same rows")
+def _pairs(runs: Sequence[ComparedRun], metric: str) -> PageSection:
+    part = PageSection("pairs", "On the same rows")
     first = runs[0]
     base = first.facts.predictions.get(first.facts.judged)
     colors = {"better": GREEN, "worse": ORANGE, "no difference shown": GREY}
@@ -163,8 +171,8 @@ def _pairs(runs: Sequence[ComparedRun], metric: str) -> Section:
     return part
 
 
-def _run_table(runs: Sequence[ComparedRun], metric: str) -> Section:
-    part = Section("runs", "Each run")
+def _run_table(runs: Sequence[ComparedRun], metric: str) -> PageSection:
+    part = PageSection("runs", "Each run")
     lines = [
         (run.called, one.value, one.low, one.high, BLUE)
         for run in runs

@@ -11,7 +11,7 @@ from statistics import mean, stdev
 from vfl.report.page.draw import intervals
 from vfl.report.page.render import ReportPage
 from vfl.report.page.svg import BLUE, GREEN, GREY, ORANGE
-from vfl.report.page.tables import PageTable, Section, Tile, mean_and_sd, name_of
+from vfl.report.page.tables import PageSection, PageTable, Tile, mean_and_sd, name_of
 from vfl.report.quality.measures import FIRST
 from vfl.report.table import size
 from vfl_common.errors import Code, InputError
@@ -68,8 +68,8 @@ def _tile(key: tuple[str, str], values: Sequence[float], metric: str) -> Tile:
 
 def _methods(
     groups: Mapping[tuple[str, str], Sequence[Line]], metrics: Sequence[str], metric: str
-) -> Section:
-    part = Section("methods", "Methods")
+) -> PageSection:
+    part = PageSection("methods", "Methods")
     points, rows = [], []
     for key, own in groups.items():
         values = _values(own, metric)
@@ -106,8 +106,8 @@ def _methods(
     return part
 
 
-def _differences(folder: Path) -> Section:
-    part = Section("differences", "Is a method better than the first?")
+def _differences(folder: Path) -> PageSection:
+    part = PageSection("differences", "Is a method better than the first?")
     lines = _read(folder / DIFFERENCES) if (folder / DIFFERENCES).is_file() else []
     colors = {"better": GREEN, "worse": ORANGE}
     rows, points = [], []

@@ -60,7 +60,7 @@ class Tile:
 
 
 @dataclass
-class Section:
+class PageSection:
     """A section of a page. ``pictures`` are shown side by side."""
 
     key: str

@@ -12,7 +12,7 @@ from vfl.report.page.baselines import ALONE, KINDS, Baseline, how_to_get, possib
 from vfl.report.page.draw import bars, intervals
 from vfl.report.page.facts import Facts, read_json
 from vfl.report.page.svg import BLUE, GREEN, GREY, ORANGE
-from vfl.report.page.tables import PageTable, Section, between, name_of, value
+from vfl.report.page.tables import PageSection, PageTable, between, name_of, value
 from vfl.report.quality.kept import SplitPredictions
 from vfl.report.quality.measures import FIRST, LOWER, Estimate, estimate_gain, estimate_metrics
 from vfl_common.summary import Worth
@@ -101,9 +101,9 @@ def compare_with_baselines(
 
 def part_of(
     facts: Facts, pairs: Sequence[BaselineComparison], baselines: Mapping[str, Baseline]
-) -> Section:
+) -> PageSection:
     """Returns the section about baselines and the contribution of each party."""
-    part = Section("worth", "Benefit of the federation")
+    part = PageSection("worth", "Benefit of the federation")
     predictions = facts.predictions.get(facts.judged)
     if predictions is not None:
         metric = FIRST[predictions.kind]
@@ -121,7 +121,7 @@ def part_of(
     return part
 
 
-def _baselines(part: Section, pairs: Sequence[BaselineComparison], metric: str) -> None:
+def _baselines(part: PageSection, pairs: Sequence[BaselineComparison], metric: str) -> None:
     name = name_of(metric)
     first = pairs[0]
     lines = [("together", *_three(first.mine[metric]), BLUE)]
@@ -167,7 +167,7 @@ def _three(estimate: Estimate) -> tuple[float, float, float]:
     return estimate.value, estimate.low, estimate.high
 
 
-def _missing(part: Section, facts: Facts, missing: Sequence[str]) -> None:
+def _missing(part: PageSection, facts: Facts, missing: Sequence[str]) -> None:
     command = how_to_get(facts)
     names = "; ".join(KINDS[kind].format(active=facts.active) for kind in missing)
     if not command:
@@ -183,7 +183,7 @@ def _missing(part: Section, facts: Facts, missing: Sequence[str]) -> None:
         part.commands.append((what, command))
 
 
-def _without(part: Section, facts: Facts, baselines: Mapping[str, Baseline]) -> None:
+def _without(part: PageSection, facts: Facts, baselines: Mapping[str, Baseline]) -> None:
     """Shows the quality of the model without a party, if the run has measured it, and whether the
     active party's own model is better.
     """
@@ -235,7 +235,7 @@ def _better_alone(
             )
 
 
-def _holders(part: Section, facts: Facts) -> None:
+def _holders(part: PageSection, facts: Facts) -> None:
     """Shows the quality of the model on the rows of each set of parties."""
     rows, name = [], ""
     for split, predictions in facts.predictions.items():
@@ -251,7 +251,7 @@ def _holders(part: Section, facts: Facts) -> None:
         part.tables.append(PageTable("Quality by parties that have a row", heads, rows, note=note))
 
 
-def _each_party(part: Section, facts: Facts) -> None:
+def _each_party(part: PageSection, facts: Facts) -> None:
     """Shows Shapley values and subsets, and the importance of columns, if the run has them."""
     worth = facts.run.summary.worth
     if worth is not None:
@@ -261,7 +261,7 @@ def _each_party(part: Section, facts: Facts) -> None:
         importance(part, party, read_json(facts.folder / party / "importance.json"))
 
 
-def _shapley(part: Section, worth: Worth) -> None:
+def _shapley(part: PageSection, worth: Worth) -> None:
     metric = name_of(worth.metric)
     lines = [(name, share.value, share.error) for name, share in worth.shapley.items()]
     if not lines:
@@ -274,7 +274,7 @@ def _shapley(part: Section, worth: Worth) -> None:
     part.tables.append(PageTable(what, ["party", "adds", "error"], rows, note=note))
 
 
-def _subsets(part: Section, worth: Worth) -> None:
+def _subsets(part: PageSection, worth: Worth) -> None:
     subsets = worth.subsets[:_MAX_SUBSETS]
     rows = [
         [
@@ -293,7 +293,7 @@ def _or_nothing(number: float | None) -> str:
     return "" if number is None else value(number)
 
 
-def importance(part: Section, party: str, content: Mapping[str, Any]) -> None:
+def importance(part: PageSection, party: str, content: Mapping[str, Any]) -> None:
     """Adds the importance of a party's columns to ``part``, if the party has measured it."""
     if not content:
         return

@@ -42,7 +42,7 @@ from vfl_common.wire.frames import (
     encode,
     encode_passed,
     label,
-    malformed,
+    malformed_error,
     parse_frame,
     step_of,
 )
@@ -243,7 +243,7 @@ class ExchangeService:
         # None until the stream has attached.
         pipe: FramePipe | None = None
         try:
-            with self._admitted(context) as party:
+            with self._admit(context) as party:
                 self._meter.name_caller(context.peer(), party)
                 pipe, resume = self._attach(requests, party, gone)
                 stream = pipe.open(party)
@@ -270,7 +270,7 @@ class ExchangeService:
             pipe.end(InternalError(f"{type(error).__name__}: {error}"))
 
     @contextmanager
-    def _admitted(self, context: Context) -> Iterator[str]:
+    def _admit(self, context: Context) -> Iterator[str]:
         """Yields the caller's name, while its stream lasts.
 
         Raises PeerError if its certificate is revoked, if it does not take part in this exchange,
@@ -330,7 +330,7 @@ class ExchangeService:
         data = next(requests, b"")
         frame = parse_frame(data, party=party).envelope
         if not frame.HasField("attach"):
-            raise malformed(f"{party} opened a stream without attaching", party)
+            raise malformed_error(f"{party} opened a stream without attaching", party)
         attach = frame.attach
         self._ledger.add(party, CONTROL, CONTROL, "received", 0, len(data))
         if not OLDEST <= attach.protocol <= PROTOCOL:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vfl_common.pb.inference import open_inference_grpc_pb2 as pb
-from vfl_common.rpc.inference.tensors import Tensor, TensorError, filled, raw
+from vfl_common.rpc.inference.tensors import Tensor, TensorError, fill_missing, raw
 
 # The most inputs and outputs of a request; each takes work, whatever its size.
 _MAX_INPUTS, _MAX_OUTPUTS = 1_000, 1_000
@@ -79,7 +79,7 @@ def read_request(message: pb.ModelInferRequest) -> InferenceRequest:
             tensor.name,
             tensor.datatype,
             _shape(tensor.name, tensor.shape),
-            raw_inputs[at] if raw_inputs else _typed(tensor),
+            raw_inputs[at] if raw_inputs else _convert_type(tensor),
             _parameters(tensor.parameters),
         )
         for at, tensor in enumerate(message.inputs)
@@ -101,7 +101,7 @@ def _shape(name: str, shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _typed(tensor: pb.ModelInferRequest.InferInputTensor) -> list[Any]:
+def _convert_type(tensor: pb.ModelInferRequest.InferInputTensor) -> list[Any]:
     wanted = _FIELDS.get(tensor.datatype)
     others = [field.name for field, _ in tensor.contents.ListFields() if field.name != wanted]
     if others:
@@ -124,7 +124,7 @@ def write_answer(asked: InferenceRequest, answer: InferenceAnswer) -> pb.ModelIn
         if asked.raw:
             message.raw_output_contents.append(raw(output))
             continue
-        data = filled(output)
+        data = fill_missing(output)
         if output.datatype == "BYTES":
             data = [value.encode() for value in data]
         getattr(tensor.contents, _FIELDS[output.datatype]).extend(data)

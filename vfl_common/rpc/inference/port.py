@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from vfl_common.rpc.channel import check_address
-from vfl_common.rpc.inference.service import InferenceService, Model
+from vfl_common.rpc.inference.service import InferenceBackend, InferenceService
 
 # The most bytes of a request, as over HTTP.
 _MAX_BYTES = 4 << 20
@@ -44,7 +44,9 @@ Bound = tuple[int, asyncio.AbstractEventLoop, asyncio.Event]
 
 
 @contextmanager
-def listening(model: Model, address: str, secret: tuple[bytes, bytes] | None) -> Iterator[str]:
+def listening(
+    model: InferenceBackend, address: str, secret: tuple[bytes, bytes] | None
+) -> Iterator[str]:
     """Serves ``model`` while the block runs; yields the address with its real port.
 
     Args:

@@ -43,7 +43,7 @@ class InferenceRefusal(Exception):  # noqa: N818 - an answer to a caller, not a 
     why: str
 
 
-class Model(Protocol):
+class InferenceBackend(Protocol):
     """The served model. Each method raises Refused.
 
     ``authorization``: the caller's metadata of that name, or ''.
@@ -82,7 +82,7 @@ Answers = Callable[[Asks, str], Awaitable[Message]]
 class InferenceService:
     """Answers calls in an event loop."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: InferenceBackend) -> None:
         self._model = model
         self._arriving = 0
 

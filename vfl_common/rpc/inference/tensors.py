@@ -127,7 +127,7 @@ def _text(name: str, element: Any) -> Any:
         raise TensorError(f"{name}: text must be UTF-8") from None
 
 
-def filled(tensor: Tensor) -> Sequence[Any]:
+def fill_missing(tensor: Tensor) -> Sequence[Any]:
     """Returns the elements of an output for clients, where None becomes NaN, or the smallest "
     "INT64."""
     missing = _MISSING.get(tensor.datatype)
@@ -139,6 +139,6 @@ def raw(tensor: Tensor) -> bytes:
     length in four bytes.
     """
     if tensor.datatype != TEXT:
-        return np.array(filled(tensor), _DTYPES[tensor.datatype]).tobytes()
-    texts = [element.encode() for element in filled(tensor)]
+        return np.array(fill_missing(tensor), _DTYPES[tensor.datatype]).tobytes()
+    texts = [element.encode() for element in fill_missing(tensor)]
     return b"".join(part for text in texts for part in (_LENGTH.pack(len(text)), text))

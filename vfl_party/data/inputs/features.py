@@ -34,7 +34,7 @@ Codes = npt.NDArray[np.int64]
 Inputs: TypeAlias = tuple[torch.Tensor, ...]
 
 
-class Place(NamedTuple):
+class ColumnPlace(NamedTuple):
     """The position of a table's column in an encoder's inputs: in the numbers, or in the
     categories.
     """
@@ -43,7 +43,7 @@ class Place(NamedTuple):
     categories: slice = slice(0, 0)
 
 
-NO_PLACES: Mapping[str, Place] = MappingProxyType({})
+NO_PLACES: Mapping[str, ColumnPlace] = MappingProxyType({})
 
 
 class Ahead:
@@ -83,7 +83,7 @@ class Features:
     categories: torch.Tensor | None = None
     cardinalities: tuple[int, ...] = ()
     arrays: tuple[npt.NDArray[Any], ...] = ()
-    columns: Mapping[str, Place] = field(default_factory=lambda: NO_PLACES)
+    columns: Mapping[str, ColumnPlace] = field(default_factory=lambda: NO_PLACES)
     noted: BatchLog | None = field(default=None, repr=False)
     _ahead: Ahead = field(default_factory=Ahead, init=False, repr=False)
 
@@ -93,7 +93,7 @@ class Features:
         x: Floats,
         categories: Codes | None = None,
         cardinalities: tuple[int, ...] = (),
-        columns: Mapping[str, Place] = NO_PLACES,
+        columns: Mapping[str, ColumnPlace] = NO_PLACES,
     ) -> Features:
         """Returns the encoder inputs in arrays, which are not copied."""
         codes = None if categories is None else torch.from_numpy(categories)

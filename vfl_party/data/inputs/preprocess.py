@@ -19,9 +19,9 @@ from vfl_party.data.inputs.features import (
     RESERVED,
     UNKNOWN,
     Codes,
+    ColumnPlace,
     Features,
     Floats,
-    Place,
 )
 from vfl_party.data.inputs.ranges import Span, count_outside, spans_of
 from vfl_party.data.inputs.scaled import ScaledPixels
@@ -261,18 +261,20 @@ class Preprocessor:
         )
         return Features.of(x, codes_NK, cardinalities, self._places())
 
-    def _places(self) -> dict[str, Place]:
+    def _places(self) -> dict[str, ColumnPlace]:
         """Returns the position of each column of a table in the result of ``transform``."""
-        places = {name: Place(slice(at, at + 1)) for at, name in enumerate(self.numeric_names)}
+        places = {
+            name: ColumnPlace(slice(at, at + 1)) for at, name in enumerate(self.numeric_names)
+        }
         end = len(self.numeric_names)
         for k, (name, words) in enumerate(
             zip(self.categorical_names, self.vocabularies, strict=True)
         ):
             if self.one_hot:
-                places[name] = Place(slice(end, end + 1 + len(words)))
+                places[name] = ColumnPlace(slice(end, end + 1 + len(words)))
                 end += 1 + len(words)
             else:
-                places[name] = Place(categories=slice(k, k + 1))
+                places[name] = ColumnPlace(categories=slice(k, k + 1))
         return places
 
     def cells(self, table: Table) -> tuple[Floats, Codes, tuple[str, ...]]:

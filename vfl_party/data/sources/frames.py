@@ -17,7 +17,7 @@ from vfl_party.data import checks
 from vfl_party.data.collect import collect
 from vfl_party.data.columns import Rows
 from vfl_party.data.sources.arrays import array_rows
-from vfl_party.data.stream import Stream
+from vfl_party.data.stream import RowStream
 
 
 def frame_rows(frame: Any, settings: DataSettings, with_label: bool) -> Rows:
@@ -56,7 +56,7 @@ def frame_rows(frame: Any, settings: DataSettings, with_label: bool) -> Rows:
         }
         return array_rows(chosen_arrays, settings, with_label)
     arrow = as_arrow(frame, source, settings.id)
-    stream = Stream(
+    stream = RowStream(
         source,
         tuple(arrow.column_names),
         False,

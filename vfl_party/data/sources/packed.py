@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from vfl_common.config.sources import divided
+from vfl_common.config.sources import split_member
 from vfl_party.data import checks
 
 # What opening and reading a packed file can raise, if it is damaged.
@@ -34,7 +34,7 @@ def open_bytes(source: str) -> Any:
     A name that ends in ``.gz`` or ``.bz2`` is compressed, also within an archive. Raises InputError
     if an archive lacks the member, and one of ``BROKEN`` if a file is damaged.
     """
-    path, member = divided(source)
+    path, member = split_member(source)
     compression = _KINDS.get(Path(source).suffix.lower())
     if member is not None:
         return pa.input_stream(_open_member(source, path, member), compression=compression)

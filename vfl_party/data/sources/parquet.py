@@ -14,7 +14,7 @@ import pyarrow.parquet as arrow_parquet
 from vfl_common.config.data import DataSettings
 from vfl_party.data import checks
 from vfl_party.data.sources.unchanged import require_unchanged, state_of
-from vfl_party.data.stream import Stream
+from vfl_party.data.stream import RowStream
 
 PARQUET = ".parquet"
 # The first bytes of a file.
@@ -26,7 +26,7 @@ MAX_ROWS = 1 << 16
 _BUFFER = 1 << 16
 
 
-def open_parquet(settings: DataSettings) -> Stream:
+def open_parquet(settings: DataSettings) -> RowStream:
     """Opens a Parquet file, or a folder of them with the same columns, in the order of their paths.
 
     Raises InputError.
@@ -64,7 +64,7 @@ def open_parquet(settings: DataSettings) -> Stream:
             with require_unchanged(str(file), before[file]), _reading(source, name):
                 yield from _parquet_blocks(file, list(wanted))
 
-    return Stream(source, tuple(schema.names), False, blocks)
+    return RowStream(source, tuple(schema.names), False, blocks)
 
 
 def holds_parquet(folder: Path) -> bool:

@@ -24,14 +24,14 @@ from vfl_party.data.sources.text_layout import (
     too_long,
 )
 from vfl_party.data.sources.unchanged import require_unchanged, state_of
-from vfl_party.data.stream import Stream
+from vfl_party.data.stream import RowStream
 
 # Maximum lines of a row, on average.
 _MAX_LINES = 50
 BLOCK_BYTES = 1 << 24
 
 
-def open_text(settings: DataSettings) -> Stream:
+def open_text(settings: DataSettings) -> RowStream:
     """Opens a file of separated cells: the first line names the columns. Raises InputError."""
     source, before = settings.source, state_of(settings.source)
     layout = find_layout(settings)
@@ -48,7 +48,7 @@ def open_text(settings: DataSettings) -> Stream:
 
     # A file written like this one needs a separator of one character.
     separator = "\t" if layout.several else layout.separator
-    return Stream(source, named, True, blocks, separator, layout.notes, late_notes)
+    return RowStream(source, named, True, blocks, separator, layout.notes, late_notes)
 
 
 def _text_blocks(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from vfl_common.config.sources import divided
+from vfl_common.config.sources import split_member
 from vfl_party.data import checks
 
 State = tuple[int, int, int]
@@ -17,7 +17,7 @@ def state_of(source: str) -> State:
     gone.
     """
     try:
-        state = Path(divided(source)[0]).stat()
+        state = Path(split_member(source)[0]).stat()
     except OSError:
         raise checks.unreadable(
             source, "was deleted while it was read. Restore it, and start again."

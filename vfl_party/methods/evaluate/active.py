@@ -18,7 +18,7 @@ from vfl_party.methods.evaluate.subsets import Subsets
 from vfl_party.methods.evaluate.telling import MetricsSender, count_metrics_steps
 from vfl_party.phases import stand_in
 from vfl_party.phases.context import Party
-from vfl_party.phases.measure import measured
+from vfl_party.phases.measure import compute_metrics
 from vfl_party.phases.scoring import Chunk, SplitScorer
 
 
@@ -58,7 +58,7 @@ class ActiveEvaluate(Phase):
                 embedded[split] = rows, chunks
         predictions = self._predictions(embedded)
         # First, because a rule of the recipe may choose the threshold by these metrics.
-        metrics = with_counts(party, measured(party, predictions), predictions)
+        metrics = with_counts(party, compute_metrics(party, predictions), predictions)
         self._sender.send(StepKey(self.name, round_, batch), metrics)
         batch += count_metrics_steps(party)
         absent: dict[str, Tensor] = {}

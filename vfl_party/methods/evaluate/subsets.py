@@ -28,7 +28,7 @@ from vfl_party.methods.evaluate.shapley import (
 from vfl_party.models.metrics import lower_is_better
 from vfl_party.phases.context import Party
 from vfl_party.phases.scoring import Chunk, SplitScorer
-from vfl_party.phases.stand_in import replaced
+from vfl_party.phases.stand_in import replace_missing
 
 # The Shapley values are those of the first of these splits that has rows.
 _LAST = ("test", "validation")
@@ -138,7 +138,7 @@ class Subsets:
             return scorer.scored(one).outputs.expand(sum(chunk.rows for chunk in chunks), -1)
 
         def only(whole: Sequence[Chunk], there: Players) -> list[Chunk]:
-            parts = replaced(whole, me, there, stand_in)
+            parts = replace_missing(whole, me, there, stand_in)
             # A model that was trained to do without passive parties does so.
             return (
                 [part.of(there) for part in parts] if copes and (there or parts[0].own) else parts

@@ -18,7 +18,7 @@ from vfl_party.methods.fedcvt.training import FedCVTTraining
 from vfl_party.models import forward, seed_torch
 from vfl_party.phases.context import Party
 from vfl_party.phases.diverged import check_sums
-from vfl_party.phases.measure import measured
+from vfl_party.phases.measure import compute_metrics
 from vfl_party.phases.scoring import SplitScorer
 
 
@@ -104,7 +104,7 @@ class ActiveFedCVT(Phase):
         party, rows = self._party, self._party.rows("validation")
         outputs = self._validation.score(rows, StepKey(self.name, round_, batch)).outputs
         if len(rows):
-            metrics.update(measured(party, {"validation": (rows, outputs)}))
+            metrics.update(compute_metrics(party, {"validation": (rows, outputs)}))
 
     def state(self) -> Tree:
         return self._training.state()

@@ -15,7 +15,7 @@ from vfl_party.base.seeds import Rows, derive_seed
 from vfl_party.methods.gbdt.settings import GbdtSettings
 from vfl_party.models.boosting import check_loss, lightgbm, objective
 from vfl_party.phases.context import Party
-from vfl_party.phases.measure import measured
+from vfl_party.phases.measure import compute_metrics
 
 
 class ActiveGbdt(Phase):
@@ -79,7 +79,9 @@ class ActiveGbdt(Phase):
             else trees.current_iteration()
         )
         note = f"{self.name}: {rounds} of at most {settings.trees} rounds of boosting"
-        return RoundReport(0, measured(party, predictions), note=note, predictions=predictions)
+        return RoundReport(
+            0, compute_metrics(party, predictions), note=note, predictions=predictions
+        )
 
     def _parameters(self) -> dict[str, Any]:
         party, settings = self._party, self._settings

@@ -25,7 +25,7 @@ from vfl_party.models.top.stand_ins import NAME, learnt_stand_ins
 from vfl_party.phases.context import Party
 from vfl_party.phases.passes import HeldBatch, losses_of, passes
 from vfl_party.phases.scoring import embed
-from vfl_party.phases.sets import Sets, summed
+from vfl_party.phases.sets import Sets, sum_losses
 from vfl_party.privacy.steps import PrivateSteps
 from vfl_party.selfsup.augment.supervised import BatchViews
 
@@ -143,12 +143,12 @@ class ActiveHead(Phase):
             if held is not None:
                 parts = passes(rule, self._sets, self._make_held_batch(held, batch, own_BD, steps))
                 outputs = [top(combine(rule, part.embeddings)) for part in parts]
-                return summed(losses_of(self._loss, outputs, y_B, weights_B, parts), parts)
+                return sum_losses(losses_of(self._loss, outputs, y_B, weights_B, parts), parts)
             r_BD = {name: party.take(rows_ND, batch) for name, rows_ND in r_ND.items()}
             sets = self._sets.drawn(r_BD, steps)
             combined = self._sets.embeddings(sets, own_BD, r_BD) or [[*own_BD, *r_BD.values()]]
             outputs = [top(combine(rule, embeddings)) for embeddings in combined]
-            return summed(losses_of(self._loss, outputs, y_B, weights_B, None), sets)
+            return sum_losses(losses_of(self._loss, outputs, y_B, weights_B, None), sets)
 
         steps, mean_loss = 0, 0.0
         self._models.train()

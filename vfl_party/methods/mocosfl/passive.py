@@ -20,7 +20,7 @@ from vfl_party.methods.mocosfl.steps import (
     momentum_of,
 )
 from vfl_party.methods.mocosfl.training import TrainedHalf
-from vfl_party.methods.mocosfl.views import Views
+from vfl_party.methods.mocosfl.views import AugmentedViews
 from vfl_party.models.backward import backward
 from vfl_party.outbound.exchange import Asking
 from vfl_party.phases.advice import advise
@@ -38,7 +38,7 @@ class PassiveMocoSFL(Phase):
     def __init__(self, party: Party, name: str, settings: MocoSFLSettings) -> None:
         self.name, self.rounds = name, settings.rounds
         self._party, self._settings = party, settings
-        self._views = Views(party, name, settings)
+        self._views = AugmentedViews(party, name, settings)
         self._course = StepPlan.of(party, name, settings)
         released = party.recipe.preset == "released"
         self._bottom = party.models["encoder"]

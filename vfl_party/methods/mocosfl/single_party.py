@@ -13,7 +13,7 @@ from vfl_party.methods.mocosfl.resist import Resistance
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
 from vfl_party.methods.mocosfl.steps import halves_of, momentum_of
 from vfl_party.methods.mocosfl.training import TrainedHalf
-from vfl_party.methods.mocosfl.views import Views
+from vfl_party.methods.mocosfl.views import AugmentedViews
 from vfl_party.phases.context import Party
 from vfl_party.selfsup.losses import ema_update
 
@@ -32,7 +32,7 @@ class AloneMocoSFL(Phase):
         _check_alone(party, name, settings)
         self.name, self.rounds = name, settings.epochs
         self._party, self._settings = party, settings
-        self._views = Views(party, name, settings)
+        self._views = AugmentedViews(party, name, settings)
         self._bottom = party.models["encoder"]
         self._half = TrainedHalf(self._bottom, settings.of_bottoms, settings.epochs)
         self._momentum = momentum_of(self._bottom)

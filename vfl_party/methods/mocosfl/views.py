@@ -14,7 +14,7 @@ from vfl_party.selfsup.augment.check import check_keys
 from vfl_party.selfsup.local import require_rows
 
 
-class Views:
+class AugmentedViews:
     """Makes two views of the batch of each step, in this party's own order.
 
     Raises InputError if the party's rows are not images of ``settings.image``, or fewer than a

@@ -21,7 +21,7 @@ from vfl_party.methods.probe.settings import ProbeSettings
 from vfl_party.models.halves import Tail
 from vfl_party.phases.advice import advise
 from vfl_party.phases.context import Party
-from vfl_party.phases.measure import measured
+from vfl_party.phases.measure import compute_metrics
 
 # The number of rows whose neighbours are searched at once.
 _VOTERS = 512
@@ -78,7 +78,7 @@ class ActiveProbe(Phase):
             votes = self._votes(of.features, train.features, y_N)
             predictions[split] = of.rows, self._head.outputs(of.features)
             scored |= {split: predictions[split], f"{split} by neighbours": (of.rows, votes)}
-        metrics = {"train": {"loss": loss}} | measured(party, scored, train.rows)
+        metrics = {"train": {"loss": loss}} | compute_metrics(party, scored, train.rows)
         counted = ", ".join(
             f"{len(of.rows):,} {'training' if s == TRAINING else s}" for s, of in known.items()
         )

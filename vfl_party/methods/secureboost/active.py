@@ -58,7 +58,7 @@ from vfl_party.methods.secureboost.tree.positions import (
 from vfl_party.methods.secureboost.tree.sampling import by_gradient, derive_secret_seed, sample
 from vfl_party.models.metrics import loss_fn
 from vfl_party.phases.context import Party
-from vfl_party.phases.measure import measured
+from vfl_party.phases.measure import compute_metrics
 
 log = logging.getLogger(__name__)
 
@@ -183,7 +183,7 @@ class ActiveSecureBoost(Phase):
             self._batch += scored.steps
             if len(rows):
                 predictions[split] = rows, scored.outputs
-        metrics |= measured(party, predictions)
+        metrics |= compute_metrics(party, predictions)
         note_importance(party, self.name, self._forest.importance(), "gain")
         count = len(self._forest.trees)
         sent = f"; gradients {settings.protection}" if party.recipe.passives else ""

@@ -27,7 +27,7 @@ from vfl_party.methods.secureboost.exchanges import (
 from vfl_party.methods.secureboost.guard import check_asked
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
 from vfl_party.methods.secureboost.tree.entries import Layout
-from vfl_party.methods.secureboost.tree.forest import Split
+from vfl_party.methods.secureboost.tree.forest import TreeSplit
 from vfl_party.methods.secureboost.tree.positions import Bools
 from vfl_party.phases.context import Party
 
@@ -146,7 +146,7 @@ def note_importance(party: Party, phase: str, importance: Mapping[str, float], u
     )
 
 
-def make_split(columns: list[Column], layout: Layout, flags: Bools, codes_NF: Codes) -> Split:
+def make_split(columns: list[Column], layout: Layout, flags: Bools, codes_NF: Codes) -> TreeSplit:
     """Makes a split from the ``flags`` of its entries. ``codes_NF``: the codes of the node's rows
     in the sample.
 
@@ -164,4 +164,4 @@ def make_split(columns: list[Column], layout: Layout, flags: Bools, codes_NF: Co
             default if not count else goes
             for goes, count in zip(left, counts.tolist(), strict=True)
         ]
-    return Split(column, tuple(left), default)
+    return TreeSplit(column, tuple(left), default)

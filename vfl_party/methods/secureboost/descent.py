@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vfl_party.methods.secureboost.columns import Codes
-from vfl_party.methods.secureboost.tree.forest import Forest, Node, Split, Tree
+from vfl_party.methods.secureboost.tree.forest import Forest, Node, Tree, TreeSplit
 from vfl_party.methods.secureboost.tree.positions import SETTLED, Bools, Nodes
 
 Places = npt.NDArray[np.int64]
@@ -45,7 +45,7 @@ class FlatForest:
 
     def __init__(self, forest: Forest, depth: int) -> None:
         self.trees = len(forest.trees)
-        splits: list[tuple[int, Node, Split, int]] = [
+        splits: list[tuple[int, Node, TreeSplit, int]] = [
             (number, node, split, _entrance(tree, *node))
             for number, tree in enumerate(forest.trees)
             for node, split in tree.splits.items()

@@ -25,10 +25,10 @@ from vfl_party.models.metrics import loss_fn
 from vfl_party.outbound.filter import Tensors
 from vfl_party.phases.context import Party
 from vfl_party.phases.drift import Drift
-from vfl_party.phases.measure import measured
+from vfl_party.phases.measure import compute_metrics
 from vfl_party.phases.passes import HeldBatch, Pass, losses_of, passes
 from vfl_party.phases.scoring import SplitScorer
-from vfl_party.phases.sets import Sets, Weighed, summed
+from vfl_party.phases.sets import Sets, Weighed, sum_losses
 
 
 class ActiveSplitNN(Phase):
@@ -156,7 +156,7 @@ class ActiveSplitNN(Phase):
         outputs = [party.outputs(embeddings_) for embeddings_ in combined.values]
         weights = self._weights_of(rows)
 
-        loss = summed(losses_of(self._loss, outputs, y_B, weights, parts), sets)
+        loss = sum_losses(losses_of(self._loss, outputs, y_B, weights, parts), sets)
         loss = loss if share == 1.0 else loss * share
         labels: Mapping[str, Tensors] = {}
         if self._tells:
@@ -188,7 +188,7 @@ class ActiveSplitNN(Phase):
         validates = self._training.batches.validates(step.round)
         if validates:
             step = self._validate(step, metrics)
-            report = replace(report, drift=self._drift.moved())
+            report = replace(report, drift=self._drift.measure_drift())
         if self._absent is not None:
             note = self._absent.describe_round(step.round, steps)
             return replace(report, note=note, absences=self._absent.absences)
@@ -203,7 +203,7 @@ class ActiveSplitNN(Phase):
         embedded = self._drift.chunks(self._scorer.embeddings(rows, first, lenience))
         scored = self._scorer.scored(embedded)
         if len(rows):
-            metrics.update(measured(party, {"validation": (rows, scored.outputs)}))
+            metrics.update(compute_metrics(party, {"validation": (rows, scored.outputs)}))
         return StepKey(first.phase, first.round, first.batch + scored.steps)
 
     def state(self) -> Tree:

@@ -19,7 +19,7 @@ from vfl_party.models import combine
 from vfl_party.models.backward import backward
 from vfl_party.models.metrics import loss_fn
 from vfl_party.phases.context import Party
-from vfl_party.phases.sets import Sets, summed
+from vfl_party.phases.sets import Sets, sum_losses
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class ActiveLocalUpdates(LocalUpdates):
         outputs = [party.outputs(value) for value in combined]
         loss_of = loss_fn(party.recipe.task)
         weights = None if self._weights is None else party.take(self._weights, swapped.rows)
-        loss = summed([loss_of(output, y_B, weights) for output in outputs], sets)
+        loss = sum_losses([loss_of(output, y_B, weights) for output in outputs], sets)
         if threshold is None:
             loss.backward()  # type: ignore[no-untyped-call]
             return

@@ -17,7 +17,7 @@ from vfl_party.methods.splitnn.training import OwnTraining
 from vfl_party.models.training import EarlyStopping
 from vfl_party.outbound.declared import NOTHING, Exchange, Sent, u8
 from vfl_party.phases.context import Party
-from vfl_party.phases.stopping import check_stopping, is_better, judged_value
+from vfl_party.phases.stopping import check_stopping, get_monitored_value, is_better
 
 # Bits of the verdict on a round.
 _BEST, _STOP = 1, 2
@@ -44,7 +44,7 @@ class StoppingJudge:
         """
         round_, training = step.round, self._training
         report = replace(report, judged=self._rule.metric)
-        value = judged_value(self._phase, self._rule, report.metrics["validation"])
+        value = get_monitored_value(self._phase, self._rule, report.metrics["validation"])
         best = self.best
         if best is None or is_better(self._party.recipe.task, self._rule, value, best["value"]):
             best = self.best = {"value": value, "round": round_, "metrics": report.metrics}

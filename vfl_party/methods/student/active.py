@@ -19,11 +19,11 @@ from vfl_party.base.seeds import Rows
 from vfl_party.methods.student.exchanges import KEPT, embeddings, get_kept_step, rows_to_ask
 from vfl_party.methods.student.model import Student
 from vfl_party.methods.student.settings import ASK, StudentSettings
-from vfl_party.methods.student.training import Answers, Learner, epochs_of, rounds_of
+from vfl_party.methods.student.training import Learner, TeacherAnswers, epochs_of, rounds_of
 from vfl_party.models import combine
 from vfl_party.models.metrics import lower_is_better
 from vfl_party.phases.context import Party
-from vfl_party.phases.measure import measured
+from vfl_party.phases.measure import compute_metrics
 from vfl_party.phases.scoring import SOLO, SoloScorer, SplitScorer
 from vfl_party.phases.stopping import check_stopping
 
@@ -45,7 +45,7 @@ class ActiveStudent(Phase):
         self._kept = party.answering(name, KEPT)
         # Whether the others still wait for the message that a checkpoint contains the answers.
         self._owed = False
-        self._answers: Answers | None = None
+        self._answers: TeacherAnswers | None = None
         # {split: the joint model's outputs}.
         self._together: dict[str, Tensor] = {}
         own = party.data.splits.get("own", np.empty(0, np.int64))
@@ -112,7 +112,7 @@ class ActiveStudent(Phase):
                     for chunk in chunks
                 ]
                 joint = torch.cat([combine(rule, row_BD) for row_BD in all_BD])
-            self._answers = Answers(rows, outputs, joint)
+            self._answers = TeacherAnswers(rows, outputs, joint)
         self._teach()
         self._owed = True
         return RoundReport(0, checkpoint=True)
@@ -139,7 +139,7 @@ class ActiveStudent(Phase):
             names[TOGETHER] = {s: (self._party.rows(s), y) for s, y in self._together.items()}
         for who, outputs in names.items():
             predictions |= {f"{s} {who}": result for s, result in outputs.items() if len(result[0])}
-        metrics |= measured(self._party, predictions)
+        metrics |= compute_metrics(self._party, predictions)
         note = self._make_note(epochs, metrics)
         return RoundReport(
             steps, metrics, done=True, note=note, predictions=predictions, judged=self._judged
@@ -159,7 +159,7 @@ class ActiveStudent(Phase):
         predictions = {
             f"{split} {who}": result for split, result in self._outputs(who, splits).items()
         }
-        return measured(self._party, predictions)
+        return compute_metrics(self._party, predictions)
 
     def _make_note(
         self, epochs: Mapping[str, int], metrics: Mapping[str, Mapping[str, float]]
@@ -204,7 +204,7 @@ class ActiveStudent(Phase):
             joint = tree["joint"]
             joint = None if joint is None else joint.to(device)
             rows = self._party.rows("aligned")
-            self._answers = Answers(rows, tree["outputs"].to(device), joint)
+            self._answers = TeacherAnswers(rows, tree["outputs"].to(device), joint)
             self._teach()
         self._together = {split: outputs.to(device) for split, outputs in tree["together"].items()}
         for who, state in tree["learners"].items():

@@ -20,7 +20,7 @@ from vfl_party.models import seed_torch
 from vfl_party.models.metrics import loss_fn
 from vfl_party.models.optim import build_optimizer, build_schedule, clip
 from vfl_party.phases.context import Party
-from vfl_party.phases.stopping import is_better, judged_value
+from vfl_party.phases.stopping import get_monitored_value, is_better
 
 
 def epochs_of(party: Party, settings: StudentSettings) -> int:
@@ -33,7 +33,7 @@ def rounds_of(party: Party, settings: StudentSettings) -> int:
     return 1 + -(-epochs_of(party, settings) // settings.validate_every)
 
 
-class Answers:
+class TeacherAnswers:
     """The teacher: the outputs of the joint model for the rows that all parties hold.
 
     ``rows``: ascending, [N]; ``outputs``: [N, O]; ``joint``: the joint representations [N, D] if
@@ -79,7 +79,7 @@ class Learner:
         self._epochs = epochs_of(party, settings)
         self._schedule = build_schedule(settings.optimizer, self._optimizer, self._epochs)
         self._loss = loss_fn(party.recipe.task)
-        self.answers: Answers | None = None
+        self.answers: TeacherAnswers | None = None
         # The number of finished epochs; the value of the best validation, and the epochs before it.
         self.done, self._best_weights = 0, dict[str, Tensor]()
         self._best: dict[str, Any] = {}
@@ -153,7 +153,7 @@ class Learner:
         rule = self._settings.early_stopping
         if rule is None:
             return
-        value = judged_value(self._phase, rule, metrics)
+        value = get_monitored_value(self._phase, rule, metrics)
         task = self._party.recipe.task
         if not self._best or is_better(task, rule, value, self._best["value"]):
             self._best = {"value": value, "epochs": self.done}

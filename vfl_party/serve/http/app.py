@@ -90,7 +90,7 @@ def make_app(
         return _failure()
 
     predict = next(route.endpoint for route in first.routes if isinstance(route, APIRoute))
-    short = Direct(app, "/v1/predict", v1.Asked, predict, _answer)
+    short = Direct(app, "/v1/predict", v1.ScoreRequest, predict, _answer)
     limits = RequestLimits(StatusCounter(short, models.counts), models, hosts)
     if teller is None:
         return limits

@@ -13,14 +13,14 @@ from vfl_party.serve.models.lineage import Lineage, LoadedRun
 from vfl_party.serve.tokens import Denied, Token, Tokens
 
 
-class Answering(LoadedRun, Protocol):
+class ServedAnswering(LoadedRun, Protocol):
     """A run that answers requests."""
 
     @property
     def served(self) -> Served: ...
 
 
-A = TypeVar("A", bound=Answering)
+A = TypeVar("A", bound=ServedAnswering)
 
 
 @dataclass(frozen=True)

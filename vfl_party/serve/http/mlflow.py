@@ -21,7 +21,7 @@ T = TypeVar("T")
 Items = Annotated[list[T], Field(fail_fast=True)]
 
 
-class Split(BaseModel):
+class DataFrameSplit(BaseModel):
     """A frame as ``orient="split"`` writes it."""
 
     model_config = ConfigDict(extra="ignore")
@@ -35,7 +35,7 @@ class Invocation(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    dataframe_split: Split | None = None
+    dataframe_split: DataFrameSplit | None = None
     dataframe_records: Items[dict[str, Any]] | None = None
     inputs: Items[str] | dict[str, Items[str]] | None = None
     instances: Items[str] | Items[dict[str, Any]] | None = None

@@ -24,7 +24,7 @@ _CLOSE_S = 10
 _LEAVE_S, _POLL_S = 2.0, 0.02
 
 
-class Port:
+class HttpPort:
     """The port while it is served. ``url``: where; ``socket``: on which it listens.
 
     ``server``: see uvicorn. ``leaving``: set once another process listens.
@@ -51,7 +51,7 @@ class Port:
 @contextmanager
 def listening(
     app: ASGIApp, settings: ServeSettings, inherited: socket.socket | None = None
-) -> Iterator[Port]:
+) -> Iterator[HttpPort]:
     """Serves ``app`` while the block runs. Raises InputError.
 
     ``inherited``: a socket that listens already, of the process before this one.
@@ -84,7 +84,7 @@ def listening(
     address = f"[{host}]" if ":" in host else host
     try:
         url = f"{'https' if secure else 'http'}://{address}:{bound.getsockname()[1]}"
-        yield Port(url, bound, server, leaving)
+        yield HttpPort(url, bound, server, leaving)
     finally:
         server.should_exit = True
         thread.join(timeout=2 * _CLOSE_S)

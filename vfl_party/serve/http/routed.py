@@ -14,7 +14,7 @@ import numpy.typing as npt
 from vfl_party.serve.batching import Busy, Given
 from vfl_party.serve.http.served import Served, join_scores
 from vfl_party.serve.models.compare import Disagreement, shares
-from vfl_party.serve.scored import Scores
+from vfl_party.serve.scored import ServedScores
 
 Ids = Sequence[str]
 
@@ -41,7 +41,7 @@ class Routed:
 
     async def score(
         self, now: Served, ids: Ids, min_quality: float | None, columns: Given | None
-    ) -> Scores:
+    ) -> ServedScores:
         """Scores rows with the runs of their shares; see ``Routes.score``."""
         scores = await self._share(now, ids, min_quality, columns)
         # The copy comes last, so that it does not delay the answer.
@@ -62,7 +62,7 @@ class Routed:
 
     async def _share(
         self, now: Served, ids: Ids, min_quality: float | None, columns: Given | None
-    ) -> Scores:
+    ) -> ServedScores:
         if not self.weights:
             return await now.answer(ids, min_quality, columns)
         of_N = shares([name or "" for name in self.spelt(ids)], self.weights, self.model)
@@ -84,7 +84,7 @@ class Routed:
         order = np.concatenate([np.asarray(rows, np.int64) for rows in groups.values()])
         return join_scores(parts).ordered(_inverse(order))
 
-    def _copy(self, ids: Ids, columns: Given | None, answered: Scores) -> None:
+    def _copy(self, ids: Ids, columns: Given | None, answered: ServedScores) -> None:
         """Asks the shadow for what others have answered, and waits for nothing."""
         runs = [part.run for part in answered.parts]
         rows = [
@@ -108,7 +108,7 @@ class Routed:
             part = answered.taken(slice(start, start + shadow.max_at_once))
             future.add_done_callback(partial(self._compare, part))
 
-    def _compare(self, answered: Scores, shadow: Future[Scores]) -> None:
+    def _compare(self, answered: ServedScores, shadow: Future[ServedScores]) -> None:
         failed = shadow.cancelled() or shadow.exception() is not None
         self.disagreement.compare(answered, None if failed else shadow.result())
 

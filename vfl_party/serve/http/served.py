@@ -16,7 +16,7 @@ from vfl_common.text import LINE, clean
 from vfl_party.predict.quality import Quality
 from vfl_party.serve.batching import Batcher, Busy, Ended, Given
 from vfl_party.serve.counts import Counts
-from vfl_party.serve.scored import Scores
+from vfl_party.serve.scored import ServedScores
 from vfl_party.serve.store import LONGEST_ID
 from vfl_party.serve.telling.request import under_way
 from vfl_party.serve.tokens import Denied, Token, Tokens
@@ -29,7 +29,7 @@ class Routes(Protocol):
 
     async def score(
         self, now: Served, ids: Sequence[str], min_quality: float | None, columns: Given | None
-    ) -> Scores:
+    ) -> ServedScores:
         """Scores rows; ``now``: the run that answers what goes to no other. Raises Denied."""
         ...
 
@@ -90,7 +90,7 @@ class Served:
         token: Token | None,
         min_quality: float | None = None,
         columns: Given | None = None,
-    ) -> Scores:
+    ) -> ServedScores:
         """Scores rows by id. ``columns``: the active party's of these rows. Raises Denied."""
         if not 0 < len(ids) <= self.max_rows:
             raise Denied(
@@ -113,9 +113,9 @@ class Served:
 
     def submit(
         self, ids: Sequence[str], min_quality: float | None, columns: Given | None
-    ) -> list[Future[Scores]]:
+    ) -> list[Future[ServedScores]]:
         """Queues rows, in parts of ``max_at_once``. Raises Busy."""
-        size, waiting = self.max_at_once, list[Future[Scores]]()
+        size, waiting = self.max_at_once, list[Future[ServedScores]]()
         try:
             for start in range(0, len(ids), size):
                 part = ids[start : start + size]
@@ -129,7 +129,7 @@ class Served:
 
     async def answer(
         self, ids: Sequence[str], min_quality: float | None, columns: Given | None
-    ) -> Scores:
+    ) -> ServedScores:
         """Scores rows with this run, and counts them. Raises Denied."""
         began_s = time.perf_counter()
         try:
@@ -173,12 +173,12 @@ def _part(columns: Given | None, start: int, size: int) -> Given | None:
     return {name: values[start : start + size] for name, values in columns.items()}
 
 
-def join_scores(parts: Sequence[Scores]) -> Scores:
+def join_scores(parts: Sequence[ServedScores]) -> ServedScores:
     """Puts the scores of a request's parts together again."""
     if len(parts) == 1:
         return parts[0]
     offsets = np.cumsum([0, *(len(part.parts) for part in parts)])
-    return Scores(
+    return ServedScores(
         {name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns},
         [state for part in parts for state in part.state],
         [part for scored in parts for part in scored.parts],

@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from vfl_party.serve.http.catalog import Catalog
-from vfl_party.serve.scored import Scores
+from vfl_party.serve.scored import ServedScores
 from vfl_party.serve.store import LONGEST_ID
 
 Id = Annotated[str, Field(max_length=LONGEST_ID)]
@@ -18,7 +18,7 @@ Cells = Annotated[list[Id], Field(fail_fast=True)]
 Values = Annotated[list[bool | int | float | str | None], Field(fail_fast=True)]
 
 
-class Asked(BaseModel):
+class ScoreRequest(BaseModel):
     """Ids to score. An id of several columns is a list of their cells."""
 
     model_config = ConfigDict(extra="forbid")
@@ -68,7 +68,7 @@ class Answer(BaseModel):
     rows: list[Row]
 
 
-class Version(BaseModel):
+class VersionAnswer(BaseModel):
     """A run of a model."""
 
     run: str
@@ -88,10 +88,10 @@ class Listed(BaseModel):
     name: str
     run: str = Field(description="The run that answers.")
     waits: str | None = Field(description="The run that answers next, once all parties serve it.")
-    versions: list[Version]
+    versions: list[VersionAnswer]
 
 
-class Models(BaseModel):
+class ModelsAnswer(BaseModel):
     """The models that the caller may ask."""
 
     models: list[Listed]
@@ -102,7 +102,7 @@ def routes(models: Catalog[Any]) -> APIRouter:
     router = APIRouter(prefix="/v1")
 
     @router.post("/predict", response_model=None, responses={200: {"model": Answer}})
-    async def predict(asked: Asked, request: Request) -> JSONResponse:
+    async def predict(asked: ScoreRequest, request: Request) -> JSONResponse:
         header = request.headers.get("authorization")
         served, token = models.open(header, asked.model, asked.version)
         ids = [one_text(name) for name in asked.ids]
@@ -115,7 +115,7 @@ def routes(models: Catalog[Any]) -> APIRouter:
         }
         return JSONResponse(answer)
 
-    @router.get("/models", response_model=None, responses={200: {"model": Models}})
+    @router.get("/models", response_model=None, responses={200: {"model": ModelsAnswer}})
     async def listed(request: Request) -> JSONResponse:
         return JSONResponse({"models": models.listed(request.headers.get("authorization"))})
 
@@ -129,7 +129,7 @@ def one_text(cells: str | list[str]) -> str:
     return cells if isinstance(cells, str) else SEPARATOR.join(cells)
 
 
-def rows_of(ids: list[str | list[str]], scores: Scores) -> list[dict[str, Any]]:
+def rows_of(ids: list[str | list[str]], scores: ServedScores) -> list[dict[str, Any]]:
     """Returns each row as JSON has it. A row without a score has null in all columns."""
     columns = {name: values.tolist() for name, values in scores.columns.items()}
     common = [

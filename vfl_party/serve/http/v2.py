@@ -16,13 +16,13 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from vfl_common.rpc.inference.tensors import Tensor, filled, raw
+from vfl_common.rpc.inference.tensors import Tensor, fill_missing, raw
 from vfl_party.serve.http.binary import LENGTH, OCTETS, BinaryRoute, cut, rest_of
 from vfl_party.serve.http.catalog import Catalog
 from vfl_party.serve.http.v1 import Cells, Id
 from vfl_party.serve.tokens import Denied
 from vfl_party.serve.v2.asked import columns_of, ids_of, min_quality_of
-from vfl_party.serve.v2.outputs import EXTENSIONS, chosen, described, outputs_of
+from vfl_party.serve.v2.outputs import EXTENSIONS, choose_outputs, describe_model, outputs_of
 
 _NAN = "NaN"
 
@@ -97,7 +97,7 @@ def routes(models: Catalog[Any]) -> APIRouter:
     @router.get("/models/{name}/versions/{run}")
     async def model(request: Request, name: str, run: str | None = None) -> dict[str, Any]:
         served, _ = models.open(request.headers.get("authorization"), name, run)
-        inputs, outputs = described(served.columns, served.parties)
+        inputs, outputs = describe_model(served.columns, served.parties)
         return {
             "name": served.name,
             "versions": models.versions(served),
@@ -117,7 +117,9 @@ def routes(models: Catalog[Any]) -> APIRouter:
         columns = columns_of(inputs, len(ids))
         scores = await served.score(ids, token, min_quality_of(asked.parameters), columns)
         wanted = asked.outputs or []
-        outputs = chosen(outputs_of(scores, served.parties), [output.name for output in wanted])
+        outputs = choose_outputs(
+            outputs_of(scores, served.parties), [output.name for output in wanted]
+        )
         answer: dict[str, Any] = {"model_name": served.name, "model_version": served.run_id}
         if asked.id is not None:
             answer["id"] = asked.id
@@ -160,7 +162,7 @@ def _response(answer: dict[str, Any], outputs: list[Tensor], as_bytes: set[str])
             pieces.append(raw(output))
             fields["parameters"] = {"binary_data_size": len(pieces[-1])}
         else:
-            fields["data"] = [_NAN if value != value else value for value in filled(output)]
+            fields["data"] = [_NAN if value != value else value for value in fill_missing(output)]
         facts.append(fields)
     answer["outputs"] = facts
     if not pieces:

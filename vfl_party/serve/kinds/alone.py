@@ -13,9 +13,9 @@ from vfl_common.errors import InternalError
 from vfl_common.rpc.serving.answered import EMBEDDED, FAILED, UNKNOWN
 from vfl_party.predict.quality import Quality
 from vfl_party.serve.batching import Given
-from vfl_party.serve.scored import Part, Scores, State
-from vfl_party.serve.scorer import WHY, columns_of, own_rows, state_of, unscored
-from vfl_party.serve.store import Store
+from vfl_party.serve.scored import RequestPart, ServedScores, State
+from vfl_party.serve.scorer import WHY, columns_of, own_rows, state_of, unscored_state
+from vfl_party.serve.store import FeatureLookup
 from vfl_party.serve.stores.seam import LookupResult
 
 # States of ids without a score.
@@ -28,7 +28,7 @@ class AloneScorer:
     ``timeout_s``: how long a store that is asked by id is waited for.
     """
 
-    def __init__(self, store: Store, timeout_s: float, quality: Quality) -> None:
+    def __init__(self, store: FeatureLookup, timeout_s: float, quality: Quality) -> None:
         self._store, self._timeout_s = store, timeout_s
         # What was measured of the student; that of sets of parties says nothing of it.
         self._quality = replace(quality, values={})
@@ -36,7 +36,7 @@ class AloneScorer:
     @torch.no_grad()
     def score(
         self, ids: Sequence[str], min_quality: float | None = None, columns: Given | None = None
-    ) -> Scores:
+    ) -> ServedScores:
         """Scores rows by id, in their order; see ``OnlineScorer.score``. Raises InputError."""
         held, n = self._store.held, len(ids)
         party = held.party
@@ -47,9 +47,11 @@ class AloneScorer:
         else:
             own = own_rows(held, held.spelt(ids), time.monotonic() + self._timeout_s)
             if not isinstance(own, LookupResult):
-                lost = [Part((), {party.name: own})]
+                lost = [RequestPart((), {party.name: own})]
                 none_N = np.zeros(n, np.int64)
-                return Scores(columns_of(held, outputs), [unscored(own)] * n, lost, none_N)
+                return ServedScores(
+                    columns_of(held, outputs), [unscored_state(own)] * n, lost, none_N
+                )
             state_N = own.states()
             solo = held.solo(own, own.rows[own.rows >= 0])
         if solo is None:
@@ -58,12 +60,12 @@ class AloneScorer:
         outputs[torch.from_numpy(known_N)] = solo.cpu()
         finite_N = outputs.isfinite().all(dim=1).numpy()
         outputs[torch.from_numpy(~finite_N)] = 0.0
-        there = Part((party.name,), {}, self._quality.student)
+        there = RequestPart((party.name,), {}, self._quality.student)
         scored = state_of(there, self._quality, min_quality)
         state: list[State] = [
-            unscored(WHY[code]) if code in WHY else scored if finite else "failed"
+            unscored_state(WHY[code]) if code in WHY else scored if finite else "failed"
             for code, finite in zip(state_N.tolist(), finite_N, strict=True)
         ]
-        parts = [there, *(Part((), {party.name: WHY[code]}) for code in _LOST)]
+        parts = [there, *(RequestPart((), {party.name: WHY[code]}) for code in _LOST)]
         number_N = np.select([state_N == code for code in _LOST], range(1, len(_LOST) + 1), 0)
-        return Scores(columns_of(held, outputs), state, parts, number_N)
+        return ServedScores(columns_of(held, outputs), state, parts, number_N)

@@ -17,18 +17,18 @@ from vfl_party.serve.batching import Given
 from vfl_party.serve.kinds.alone import AloneScorer
 from vfl_party.serve.kinds.holder import HolderScorer
 from vfl_party.serve.kinds.stepwise import StepAnswers, StepScorer, online_of
-from vfl_party.serve.scored import Scores
+from vfl_party.serve.scored import ServedScores
 from vfl_party.serve.scorer import OnlineScorer
-from vfl_party.serve.store import Store
+from vfl_party.serve.store import FeatureLookup
 from vfl_party.serve.stores.kept import KeptEmbeddings
 
 
-class Scorer(Protocol):
+class RowScorer(Protocol):
     """Scores rows by id at the active party; any thread may call it, several at once."""
 
     def score(
         self, ids: Sequence[str], min_quality: float | None = None, columns: Given | None = None
-    ) -> Scores: ...
+    ) -> ServedScores: ...
 
 
 class Answerer(Protocol):
@@ -43,12 +43,12 @@ class Answerer(Protocol):
     def close(self) -> None: ...
 
 
-def in_steps(store: Store) -> bool:
+def in_steps(store: FeatureLookup) -> bool:
     """Whether the model's method has its own way to score ids."""
     return store.held.party.course.lone_phase is not None
 
 
-def bytes_of_row(store: Store) -> int:
+def bytes_of_row(store: FeatureLookup) -> int:
     """Returns the most bytes that a message has about one row."""
     if in_steps(store):
         return online_of(store.held).bytes_of_row
@@ -56,7 +56,7 @@ def bytes_of_row(store: Store) -> int:
 
 
 def scorer_of(
-    store: Store,
+    store: FeatureLookup,
     service: ServingService,
     timeout_s: float,
     quality: Quality,
@@ -64,7 +64,7 @@ def scorer_of(
     *,
     solo: bool,
     kept: KeptEmbeddings,
-) -> Scorer:
+) -> RowScorer:
     """Makes the active party's scorer; see ``OnlineScorer``.
 
     ``solo``: it asks nobody, and scores with the run's student. ``kept``: asks for embeddings, if
@@ -79,7 +79,7 @@ def scorer_of(
     return OnlineScorer(store, kept.ask, timeout_s, quality, stand_in)
 
 
-def asking_way(store: Store) -> tuple[str, ...]:
+def asking_way(store: FeatureLookup) -> tuple[str, ...]:
     """Returns what the record says of an active party's questions; see ``Recorder.leaves``."""
     if not in_steps(store):
         # An id, and no numbers: nothing that a chain could change.
@@ -89,7 +89,7 @@ def asking_way(store: Store) -> tuple[str, ...]:
 
 
 def answers_of(
-    store: Store,
+    store: FeatureLookup,
     sent: Callable[[], SentBefore],
     limit: Limit | None,
     asked: LooksUp = every_id,

@@ -17,7 +17,7 @@ from vfl_party.methods.probe.cut import features_of
 from vfl_party.models.halves import Tail
 from vfl_party.phases.context import Party
 from vfl_party.phases.scoring import outputs_of
-from vfl_party.serve.scored import Part, State, Why
+from vfl_party.serve.scored import RequestPart, State, Why
 from vfl_party.serve.scorer import Embedded, OnlineScorer, state_of
 from vfl_party.serve.store import Held
 
@@ -39,14 +39,14 @@ class HolderScorer(OnlineScorer):
         mask: npt.NDArray[Any],
         rows: Rows,
         why: Mapping[str, npt.NDArray[Any] | Why],
-    ) -> Part:
+    ) -> RequestPart:
         part = super()._part(party, names, mask, rows, why)
         first, others = part.parties[:1], part.parties[1:]
         missing = {**part.missing, **dict.fromkeys(others, _NOT_NEEDED)}
         ordered = {name: missing[name] for name in names if name in missing}
         return replace(part, parties=first, missing=ordered, quality=self._quality.of(first))
 
-    def _state(self, party: Party, part: Part, min_quality: float | None) -> State:
+    def _state(self, party: Party, part: RequestPart, min_quality: float | None) -> State:
         _ = party
         amiss = {name: why for name, why in part.missing.items() if why not in _FINE}
         if not part.parties:
@@ -54,7 +54,7 @@ class HolderScorer(OnlineScorer):
             return "incomplete" if amiss else "unknown"
         return state_of(replace(part, missing=amiss), self._quality, min_quality)
 
-    def _joint(self, held: Held, part: Part, rows: Rows, embedded: Embedded) -> Tensor:
+    def _joint(self, held: Held, part: RequestPart, rows: Rows, embedded: Embedded) -> Tensor:
         party, tail = held.party, held.party.models.get("tail")
         if not isinstance(tail, Tail):
             raise InternalError(f"{party.name}: the model has no tail")

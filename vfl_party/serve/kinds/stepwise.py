@@ -23,12 +23,12 @@ from vfl_party.outbound.declared import Sent
 from vfl_party.outbound.exchange import way_of
 from vfl_party.phases.online import AnswerStep, Cells, Online, Reply
 from vfl_party.predict.quality import Quality
-from vfl_party.serve.answering import PHASE, Limit, answered_rows, state_bytes
+from vfl_party.serve.answering import PHASE, Limit, find_answered_rows, state_bytes
 from vfl_party.serve.asked import LooksUp, every_id
 from vfl_party.serve.batching import Given
-from vfl_party.serve.scored import Part, Scores, State, Why
-from vfl_party.serve.scorer import WHY, columns_of, own_rows, state_of, unscored
-from vfl_party.serve.store import Held, Store
+from vfl_party.serve.scored import RequestPart, ServedScores, State, Why
+from vfl_party.serve.scorer import WHY, columns_of, own_rows, state_of, unscored_state
+from vfl_party.serve.store import FeatureLookup, Held
 from vfl_party.serve.stores.seam import LookupResult
 
 # Scorings that a passive party keeps open; the active party has a few at a time.
@@ -81,14 +81,16 @@ class StepScorer:
     ``OnlineScorer``.
     """
 
-    def __init__(self, store: Store, ask: AskStep, timeout_s: float, quality: Quality) -> None:
+    def __init__(
+        self, store: FeatureLookup, ask: AskStep, timeout_s: float, quality: Quality
+    ) -> None:
         self._store, self._ask, self._timeout_s, self._quality = store, ask, timeout_s, quality
         self._own = _Own(store.held)
 
     @torch.no_grad()
     def score(
         self, ids: Sequence[str], min_quality: float | None = None, columns: Given | None = None
-    ) -> Scores:
+    ) -> ServedScores:
         """Scores rows by id, in their order; see ``OnlineScorer.score``.
 
         A row that needs a party which is missing has no score. Of an id that the active party does
@@ -120,7 +122,7 @@ class StepScorer:
         cells: Cells | None,
         asking: _Asking,
         min_quality: float | None,
-    ) -> Scores:
+    ) -> ServedScores:
         """Returns the scores of rows. ``why``: why the active party takes no part in each,
         ``_THERE`` if it does. ``cells``: its own, of the latter.
         """
@@ -144,23 +146,23 @@ class StepScorer:
             self._state(parts[of_part[at]], own, bool(lost_N[at]), bool(failed_N[at]), min_quality)
             for at in range(n)
         ]
-        return Scores(columns_of(own.held, outputs), state, parts, of_part)
+        return ServedScores(columns_of(own.held, outputs), state, parts, of_part)
 
-    def _part(self, own: _Own, names: Sequence[str], why: Sequence[int]) -> Part:
+    def _part(self, own: _Own, names: Sequence[str], why: Sequence[int]) -> RequestPart:
         reasons = dict(zip(names, why, strict=True))
         if not own.has_features:
             # It has labels only, and is neither there nor missing.
             del reasons[own.held.party.name]
         parties = tuple(name for name, reason in reasons.items() if reason == _THERE)
         missing = {name: _WHY[reason] for name, reason in reasons.items() if reason >= 0}
-        return Part(parties, missing, self._quality.of(parties))
+        return RequestPart(parties, missing, self._quality.of(parties))
 
     def _state(
-        self, part: Part, own: _Own, lost: bool, failed: bool, min_quality: float | None
+        self, part: RequestPart, own: _Own, lost: bool, failed: bool, min_quality: float | None
     ) -> State:
         active = own.held.party.name
         if active in part.missing or not part.parties:
-            return unscored(part.missing.get(active, "unknown id"))
+            return unscored_state(part.missing.get(active, "unknown id"))
         if lost:
             return "incomplete"
         return "failed" if failed else state_of(part, self._quality, min_quality)
@@ -223,7 +225,9 @@ class _Asking:
 class StepAnswers:
     """Answers a passive party's part of such a scoring; any thread may call it."""
 
-    def __init__(self, store: Store, limit: Limit | None = None, asked: LooksUp = every_id) -> None:
+    def __init__(
+        self, store: FeatureLookup, limit: Limit | None = None, asked: LooksUp = every_id
+    ) -> None:
         self._store, self._limit, self._asked = store, limit, asked
         # So that a policy that refuses is found before anybody asks.
         self._own = own = _Own(store.held)
@@ -275,7 +279,7 @@ class StepAnswers:
     def _begin(self, held: Held, result: LookupResult, ids: Sequence[str], step: Step) -> None:
         if self._own.held is not held:
             self._own = _Own(held)
-        known_N = answered_rows(result, ids, self._limit)
+        known_N = find_answered_rows(result, ids, self._limit)
         answer = self._own.online.answering(held.cells(result, result.rows[known_N]), known_N)
         begun = _Begun(self._own, answer, state_bytes(known_N), result.version, ids)
         self._begun[step.first] = begun

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from vfl_party.serve.scored import Scores
+from vfl_party.serve.scored import ServedScores
 
 # The column of a result that has a decision.
 _DECISION = "class"
@@ -44,7 +44,7 @@ class Disagreement:
     difference: float = 0.0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def compare(self, answered: Scores, shadow: Scores | None) -> None:
+    def compare(self, answered: ServedScores, shadow: ServedScores | None) -> None:
         """Counts the rows of a request. ``shadow``: None if the shadow could not score them."""
         if shadow is None:
             with self.lock:

@@ -17,7 +17,7 @@ from vfl_party.serve.telling.request import RequestTrace, begin
 from vfl_party.serve.telling.teller import Teller
 from vfl_party.serve.tokens import Denied
 from vfl_party.serve.v2.asked import columns_of, ids_of, min_quality_of
-from vfl_party.serve.v2.outputs import EXTENSIONS, chosen, described, outputs_of
+from vfl_party.serve.v2.outputs import EXTENSIONS, choose_outputs, describe_model, outputs_of
 
 # gRPC codes of HTTP statuses; both ports count requests by the HTTP status.
 _CODES = {
@@ -37,7 +37,7 @@ _STATUSES = {"OK": 200} | {code: status for status, code in reversed(_CODES.item
 
 
 class InferenceModel:
-    """See ``vfl_common.rpc.inference.service.Model``."""
+    """See ``vfl_common.rpc.inference.service.InferenceBackend``."""
 
     def __init__(self, models: Catalog[Any], teller: Teller | None) -> None:
         self._models, self._teller = models, teller
@@ -75,7 +75,7 @@ class InferenceModel:
         """Returns the inputs and outputs of a model. Raises Refused."""
         with _refusing():
             served, _ = self._models.open(authorization, name, version or None)
-        inputs, outputs = described(served.columns, served.parties)
+        inputs, outputs = describe_model(served.columns, served.parties)
         return ModelDescription(served.name, self._models.versions(served), "vfl", inputs, outputs)
 
     async def infer(self, asked: InferenceRequest, authorization: str) -> InferenceAnswer:
@@ -85,7 +85,7 @@ class InferenceModel:
             ids = ids_of(asked.inputs)
             columns = columns_of(asked.inputs, len(ids))
             scores = await served.score(ids, token, min_quality_of(asked.parameters), columns)
-            outputs = chosen(outputs_of(scores, served.parties), asked.outputs)
+            outputs = choose_outputs(outputs_of(scores, served.parties), asked.outputs)
         return InferenceAnswer(served.name, served.run_id, outputs)
 
 

@@ -17,9 +17,9 @@ from vfl_party.data import checks
 from vfl_party.data.choice import choose
 from vfl_party.data.sources.databases.alchemy import connect, engine_of, query_error, texts_of
 from vfl_party.data.sources.databases.query import missing_package_error, query_of
-from vfl_party.serve.stores.pool import Pool
-from vfl_party.serve.stores.queries import named_keys, row_limit, too_many, with_ids
-from vfl_party.serve.stores.seam import Batch, BrokenError, UnfitError
+from vfl_party.serve.stores.pool import ConnectionPool
+from vfl_party.serve.stores.queries import name_keys, row_limit, too_many, with_ids
+from vfl_party.serve.stores.seam import BrokenError, IdBatch, ValueMismatchError
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -34,28 +34,28 @@ class AlchemyRows:
             import sqlalchemy
         except ImportError:
             raise missing_package_error(settings.source, "sqlalchemy") from None
-        with named_keys():
+        with name_keys():
             query = with_ids(query_of(settings), ":ids", settings.source)
             self._engine = engine_of(settings.source)
         text = sqlalchemy.text(query)
         self._query = text.bindparams(sqlalchemy.bindparam("ids", expanding=True))
-        self._pool: Pool[Connection] = Pool(
+        self._pool: ConnectionPool[Connection] = ConnectionPool(
             self._open, lambda connection: connection.close(), connections, _interrupt
         )
 
     def check(self) -> None:
         """Asks for no ids. Raises InputError."""
-        with named_keys():
+        with name_keys():
             connection = self._open()
             try:
                 self._fetch(connection, [])
             finally:
                 connection.close()
 
-    def rows(self, ids: Sequence[str], until_s: float) -> Batch:
+    def rows(self, ids: Sequence[str], until_s: float) -> IdBatch:
         """See ``seam.Source``."""
-        with named_keys():
-            return Batch(
+        with name_keys():
+            return IdBatch(
                 self._pool.run(lambda connection: self._fetch(connection, ids), until_s), True
             )
 
@@ -94,7 +94,7 @@ class AlchemyRows:
             return TimeoutError()
         refusal = query_error(self.settings.source, error, None)
         if isinstance(error, DataError):
-            return UnfitError(refusal.code, str(refusal))
+            return ValueMismatchError(refusal.code, str(refusal))
         return BrokenError(refusal.code, str(refusal)) if error.connection_invalidated else refusal
 
 

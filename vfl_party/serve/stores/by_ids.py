@@ -25,14 +25,14 @@ from vfl_party.data.collect import collect
 from vfl_party.data.ids import normalize_ids
 from vfl_party.data.load import tabulate
 from vfl_party.data.reading import id_texts
-from vfl_party.data.stream import Stream
+from vfl_party.data.stream import RowStream
 from vfl_party.serve.stores.seam import (
     UNFIT_ROW,
     UNKNOWN_ROW,
-    Batch,
+    IdBatch,
     LookupResult,
     Source,
-    UnfitError,
+    ValueMismatchError,
     apart,
 )
 
@@ -119,31 +119,31 @@ class ByIds:
     def _parts(self, wanted: Sequence[str], until_s: float) -> Iterator[_Part]:
         """Yields the ids that the source knows, or that it cannot be asked for."""
         for some, batch in apart(wanted, lambda ids: self._source.rows(ids, until_s)):
-            if isinstance(batch, UnfitError):
+            if isinstance(batch, ValueMismatchError):
                 yield self._unfit(some, batch)
             elif batch.rows.num_rows:
                 yield from self._prepare(batch, frozenset(some))
 
-    def _prepare(self, batch: Batch, asked: frozenset[str]) -> Iterator[_Part]:
+    def _prepare(self, batch: IdBatch, asked: frozenset[str]) -> Iterator[_Part]:
         rows, spelt, repeated = self._choose_rows(batch, asked)
         if repeated:
-            error = UnfitError(
+            error = ValueMismatchError(
                 Code.DATA_INVALID,
                 f"{self.name}: returns several rows for one id. Set data.duplicates.",
             )
             yield self._unfit(repeated, error)
 
         def prepare(at: Sequence[int]) -> tuple[Sequence[str], tuple[Tensor, ...]]:
-            table = self._table(Batch(rows.take(pa.array(at)), batch.as_written))
+            table = self._table(IdBatch(rows.take(pa.array(at)), batch.as_written))
             try:
                 inputs = self._inputs(table)
             except InputError as error:
-                raise UnfitError(error.code, str(error)) from None
+                raise ValueMismatchError(error.code, str(error)) from None
             self._note(table)
             return table.ids, inputs
 
         for some, prepared in apart(range(rows.num_rows), prepare):
-            if isinstance(prepared, UnfitError):
+            if isinstance(prepared, ValueMismatchError):
                 yield self._unfit([spelt[at] for at in some], prepared)
             else:
                 yield _Part(*prepared)
@@ -156,7 +156,7 @@ class ByIds:
         return features.inputs(np.arange(len(table), dtype=np.int64))
 
     def _choose_rows(
-        self, batch: Batch, asked: frozenset[str]
+        self, batch: IdBatch, asked: frozenset[str]
     ) -> tuple[pa.Table, Sequence[str], Sequence[str]]:
         """Returns the rows to use and their ids, and the ids that have several rows and may not.
         Raises InputError for rows that nobody has asked for.
@@ -187,7 +187,7 @@ class ByIds:
         refused = several if settings.duplicates == "error" else []
         return rows.take(pa.array(first, pa.int64())), list(places), refused
 
-    def _table(self, batch: Batch) -> Table:
+    def _table(self, batch: IdBatch) -> Table:
         """Returns rows as a table, sorted by id. Raises UnfitError."""
         settings = self.settings
 
@@ -195,18 +195,18 @@ class ByIds:
             yield from batch.rows.select(list(wanted)).combine_chunks().to_batches()
 
         names = tuple(batch.rows.column_names)
-        stream = Stream(self.name, names, batch.as_written, blocks, ordered=False)
+        stream = RowStream(self.name, names, batch.as_written, blocks, ordered=False)
         try:
             return tabulate(collect(stream, settings, False), settings, False)
         except InputError as error:
-            raise UnfitError(error.code, str(error)) from None
+            raise ValueMismatchError(error.code, str(error)) from None
 
     @property
     def name(self) -> str:
         """The source's, in sentences."""
         return hide_passwords(self.settings.source)
 
-    def _unfit(self, ids: Sequence[str], error: UnfitError) -> _Part:
+    def _unfit(self, ids: Sequence[str], error: ValueMismatchError) -> _Part:
         if error.row == UNFIT_ROW:
             # It is the only row of what was asked for.
             self._say(f"a row cannot be scored (reported once): {_ROW.sub('', str(error))}")

@@ -24,7 +24,7 @@ _STATES: Mapping[Absent, int] = {"late": LATE, "failed": FAILED}
 _OVERHEAD_BYTES = 400
 
 
-class Service(Protocol):
+class EmbeddingService(Protocol):
     """See ``vfl_common.rpc.serving.service.ServingService``."""
 
     def keeping(self) -> Mapping[str, CachePolicy]: ...
@@ -57,14 +57,16 @@ class KeptEmbeddings:
         used: called with a party, and for how many rows its embeddings were used again.
     """
 
-    def __init__(self, service: Service, mib: int, used: Callable[[str, int], None]) -> None:
+    def __init__(
+        self, service: EmbeddingService, mib: int, used: Callable[[str, int], None]
+    ) -> None:
         self._service, self._max_bytes, self._used = service, mib << 20, used
         self._entries: OrderedDict[_Key, _Entry] = OrderedDict()
         self._bytes = 0
         self._changing = threading.Lock()
 
     def ask(self, ids: Sequence[str], timeout_s: float) -> Pending | _Waiting:
-        """See ``Service.ask``."""
+        """See ``EmbeddingService.ask``."""
         allowed = {
             party: keeping
             for party, keeping in self._service.keeping().items()

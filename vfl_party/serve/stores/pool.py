@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from vfl_party.serve.stores.seam import BrokenError, UnfitError
+from vfl_party.serve.stores.seam import BrokenError, ValueMismatchError
 
 # Pauses between interrupts.
 _PAUSES_S = (0.05, 0.2, 1.0)
@@ -30,7 +30,7 @@ class _Use(Generic[C]):
     over: threading.Event = field(default_factory=threading.Event)
 
 
-class Pool(Generic[C]):
+class ConnectionPool(Generic[C]):
     """Keeps connections open, and opens new ones for those that broke.
 
     Args:
@@ -119,7 +119,7 @@ class Pool(Generic[C]):
         assert use.connection is not None  # noqa: S101 - opened before
         try:
             return work(use.connection)
-        except UnfitError:
+        except ValueMismatchError:
             # It is fit for other ids.
             raise
         except BaseException:

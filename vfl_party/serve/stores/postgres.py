@@ -26,9 +26,9 @@ from vfl_party.data.sources.databases.query import (
     query_of,
     require_dates,
 )
-from vfl_party.serve.stores.pool import Pool
-from vfl_party.serve.stores.queries import named_keys, row_limit, too_many, with_ids
-from vfl_party.serve.stores.seam import Batch, BrokenError, UnfitError
+from vfl_party.serve.stores.pool import ConnectionPool
+from vfl_party.serve.stores.queries import name_keys, row_limit, too_many, with_ids
+from vfl_party.serve.stores.seam import BrokenError, IdBatch, ValueMismatchError
 
 # A query whose answer nobody waits for any more.
 _LONGEST_MS = 10_000
@@ -61,16 +61,16 @@ class PostgresRows:
 
     def __init__(self, settings: DataSettings, connections: int) -> None:
         self.settings = settings
-        with named_keys():
+        with name_keys():
             self._query = with_ids(query_of(settings), "$1", settings.source)
-        self._pool: Pool[Any] = Pool(
+        self._pool: ConnectionPool[Any] = ConnectionPool(
             self._open, lambda connection: connection.close(), connections, _cancel
         )
         self._asked: _Asked | None = None
 
     def check(self) -> None:
         """Asks the server what the query gives. Raises InputError."""
-        with named_keys():
+        with name_keys():
             connection = self._open()
             try:
                 self._asked = self._describe(connection)
@@ -78,10 +78,10 @@ class PostgresRows:
             finally:
                 connection.close()
 
-    def rows(self, ids: Sequence[str], until_s: float) -> Batch:
+    def rows(self, ids: Sequence[str], until_s: float) -> IdBatch:
         """See ``seam.Source``."""
-        with named_keys():
-            return Batch(
+        with name_keys():
+            return IdBatch(
                 self._pool.run(lambda connection: self._fetch(connection, ids), until_s), False
             )
 
@@ -156,7 +156,7 @@ class PostgresRows:
             return TimeoutError()
         refusal = query_error(self.settings.source, error)
         if code.startswith(_NO_VALUE):
-            return UnfitError(refusal.code, str(refusal))
+            return ValueMismatchError(refusal.code, str(refusal))
         lost = not code or code.startswith(("08", "57"))
         return BrokenError(refusal.code, str(refusal)) if lost else refusal
 

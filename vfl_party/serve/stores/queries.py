@@ -42,7 +42,7 @@ def too_many(source: str, ids: int, max_rows: int) -> InputError:
 
 
 @contextlib.contextmanager
-def named_keys() -> Iterator[None]:
+def name_keys() -> Iterator[None]:
     """Names the keys of ``serve.store`` in sentences about the query."""
     try:
         yield

@@ -23,7 +23,7 @@ R = TypeVar("R")
 UNKNOWN_ROW, UNFIT_ROW = -1, -2
 
 
-class UnfitError(InputError):
+class ValueMismatchError(InputError):
     """Some of the ids, or rows, cannot be answered, and are not named: alone they would be.
 
     ``row``: what stands in place of the row of one that is alone.
@@ -60,12 +60,12 @@ class LookupResult:
 
 
 @dataclass(frozen=True)
-class Batch:
+class IdBatch:
     """Rows as a source gives them.
 
     Args:
         rows: with the columns of the id and of training, by their names.
-        as_written: see ``vfl_party.data.stream.Stream``.
+        as_written: see ``vfl_party.data.stream.RowStream``.
     """
 
     rows: pa.Table
@@ -84,7 +84,7 @@ class Source(Protocol):
         """Asks for nobody. Raises InputError if it cannot be asked for the columns of training."""
         ...
 
-    def rows(self, ids: Sequence[str], until_s: float) -> Batch:
+    def rows(self, ids: Sequence[str], until_s: float) -> IdBatch:
         """Returns the rows of ids that are all different, in any order, without the unknown ones.
 
         Raises TimeoutError if there are none at ``until_s`` (monotonic), UnfitError if some of the
@@ -97,7 +97,7 @@ class Source(Protocol):
 
 def apart(
     items: Sequence[T], work: Callable[[Sequence[T]], R]
-) -> Iterator[tuple[Sequence[T], R | UnfitError]]:
+) -> Iterator[tuple[Sequence[T], R | ValueMismatchError]]:
     """Yields all items with what ``work`` returns for them; if some of them do not fit, halves of
     them, and so on. One that is alone and does not fit comes with its error.
     """
@@ -105,7 +105,7 @@ def apart(
         return
     try:
         yield items, work(items)
-    except UnfitError as error:
+    except ValueMismatchError as error:
         if len(items) == 1:
             yield items, error
             return

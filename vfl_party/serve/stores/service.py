@@ -27,8 +27,8 @@ from vfl_common.text import clean
 from vfl_party.data import checks
 from vfl_party.data.inputs.preprocess import Preprocessor
 from vfl_party.data.reading import DATE
-from vfl_party.serve.stores.pool import Pool
-from vfl_party.serve.stores.seam import UNKNOWN_ROW, Batch, BrokenError, UnfitError
+from vfl_party.serve.stores.pool import ConnectionPool
+from vfl_party.serve.stores.seam import UNKNOWN_ROW, BrokenError, IdBatch, ValueMismatchError
 
 # Status codes of a service: success, unknown id.
 _OK, _NOT_FOUND = 0, 5
@@ -69,7 +69,7 @@ class ServiceRows:
         self._numeric = {name: kinds.get(name) != DATE for name in preprocessor.numeric_names}
         self._words = preprocessor.categorical_names
         self._tls = _tls(store)
-        self._pool: Pool[http.client.HTTPConnection] = Pool(
+        self._pool: ConnectionPool[http.client.HTTPConnection] = ConnectionPool(
             self._open, lambda line: line.close(), store.connections, _interrupt
         )
 
@@ -87,13 +87,13 @@ class ServiceRows:
         if status in _NO_SERVICE:
             raise self._refusal(status)
 
-    def rows(self, ids: Sequence[str], until_s: float) -> Batch:
+    def rows(self, ids: Sequence[str], until_s: float) -> IdBatch:
         """See ``seam.Source``."""
         answer = self._pool.run(lambda line: self._answer(line, ids), until_s)
         status = answer.get("status")
         code = status.get("code", _OK) if isinstance(status, dict) else None
         if code == _NOT_FOUND:
-            raise UnfitError(
+            raise ValueMismatchError(
                 Code.DATA_INVALID, f"{self._store.url}: does not know an id", UNKNOWN_ROW
             )
         if code != _OK or not isinstance(status, dict):
@@ -103,7 +103,7 @@ class ServiceRows:
                 f"the service answers with status {clean(str(code), 20)} ({message}). Ask its "
                 "operator.",
             )
-        return Batch(self._table(answer.get("features"), ids), False)
+        return IdBatch(self._table(answer.get("features"), ids), False)
 
     def close(self) -> None:
         """Closes the connections."""
@@ -238,7 +238,7 @@ class ServiceRows:
                 return pa.array(cells, pa.bool_())
             return pa.array([float(cell) for cell in cells], pa.float64(), from_pandas=True)
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
-            raise UnfitError(
+            raise ValueMismatchError(
                 Code.DATA_INVALID,
                 f"{self._store.url}: feature {name!r} has values that are not of its type "
                 f"({filled[0]})",

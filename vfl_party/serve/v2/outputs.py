@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from vfl_common.rpc.inference.tensors import NUMBER, TEXT, TRUTH, WHOLE, Tensor
-from vfl_party.serve.scored import Scores
+from vfl_party.serve.scored import ServedScores
 from vfl_party.serve.tokens import Denied
 from vfl_party.serve.v2.asked import IDS
 
@@ -16,7 +16,7 @@ from vfl_party.serve.v2.asked import IDS
 EXTENSIONS = ["binary_tensor_data"]
 
 
-def outputs_of(scores: Scores, parties: Sequence[str]) -> list[Tensor]:
+def outputs_of(scores: ServedScores, parties: Sequence[str]) -> list[Tensor]:
     """Returns all outputs. ``parties``: all of them, in the recipe's order.
 
     ``state``, ``parties`` (names with commas between them) and ``run`` are text, ``present`` says
@@ -53,7 +53,7 @@ def outputs_of(scores: Scores, parties: Sequence[str]) -> list[Tensor]:
     ]
 
 
-def chosen(outputs: Sequence[Tensor], names: Sequence[str]) -> list[Tensor]:
+def choose_outputs(outputs: Sequence[Tensor], names: Sequence[str]) -> list[Tensor]:
     """Returns the outputs that are wanted; all if there are no ``names``. Raises Denied."""
     known = {output.name: output for output in outputs}
     if any(name not in known for name in names):
@@ -61,7 +61,7 @@ def chosen(outputs: Sequence[Tensor], names: Sequence[str]) -> list[Tensor]:
     return [known[name] for name in names] or list(outputs)
 
 
-def described(
+def describe_model(
     columns: Mapping[str, np.dtype[Any]], parties: Sequence[str]
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Returns the inputs and outputs of a model without data; -1 is any size.

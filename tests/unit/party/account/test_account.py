@@ -32,7 +32,7 @@ from vfl_common.errors import Code, InputError
 from vfl_common.rpc.serving.answered import OutgoingMessage
 from vfl_party.account import sums as sums_of
 from vfl_party.account.limits import AccountGuard
-from vfl_party.account.spent import Spent, spent, table
+from vfl_party.account.spent import Spent, sum_spent, table
 from vfl_party.account.store import FILE, standing
 from vfl_party.base.mechanism import Mechanism
 from vfl_party.privacy import accountant
@@ -50,14 +50,14 @@ KILLS = int(os.environ.get("VFL_ACCOUNT_KILLS", "6"))
 
 def of(folder: Path, peer: str = "p0", delta: float = DELTA) -> Spent:
     """The only data set at a peer."""
-    (found,) = [each for each in spent(standing(folder).sums, delta) if each.peer == peer]
+    (found,) = [each for each in sum_spent(standing(folder).sums, delta) if each.peer == peer]
     return found
 
 
 def anew(folder: Path) -> list[Spent]:
     """The account that the record gives if there was none."""
     (folder / FILE).unlink(missing_ok=True)
-    return [*spent(standing(folder).sums, DELTA)]
+    return [*sum_spent(standing(folder).sums, DELTA)]
 
 
 def held(folder: Path, limits: AccountLimits) -> AccountGuard:
@@ -177,7 +177,7 @@ def test_the_same_people_are_one_account_whatever_their_table_is(tmp_path: Path)
         made = Run(tmp_path, run, ids)
         made.send([row])
         made.close()
-    one, other = spent(standing(tmp_path).sums, DELTA)
+    one, other = sum_spent(standing(tmp_path).sums, DELTA)
     assert (one.people, one.runs, one.spent["numbers_of_a_person"]) == (13, 3, 3 * WIDTH)
     assert (other.people, other.runs, other.spent["numbers_of_a_person"]) == (2, 1, WIDTH)
     # A table with people of both makes them one.
@@ -331,7 +331,7 @@ def test_what_is_counted_as_it_is_written_is_what_the_record_gives(tmp_path: Pat
     for run in (one, other):
         run.close()
     guard._standing.catch_up()
-    assert [*spent(guard._standing.sums, DELTA)] == anew(tmp_path)
+    assert [*sum_spent(guard._standing.sums, DELTA)] == anew(tmp_path)
 
 
 def test_kills_lose_nothing_that_was_spent(tmp_path: Path) -> None:
@@ -363,7 +363,7 @@ def test_kills_lose_nothing_that_was_spent(tmp_path: Path) -> None:
         # Each run may have written one more line than it said.
         found = of(tmp_path).spent["numbers_of_a_person"]
         assert said * WIDTH <= found <= (said + number + 1) * WIDTH * 2
-    kept = [*spent(standing(tmp_path).sums, DELTA)]
+    kept = [*sum_spent(standing(tmp_path).sums, DELTA)]
     assert kept == anew(tmp_path)
 
 
@@ -386,7 +386,7 @@ def test_programs_that_keep_the_account_at_once_wait_for_each_other(tmp_path: Pa
         children.append(child)
     assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
     assert of(tmp_path).spent["numbers_of_a_person"] == 4 * 20 * WIDTH
-    assert [*spent(standing(tmp_path).sums, DELTA)] == anew(tmp_path)
+    assert [*sum_spent(standing(tmp_path).sums, DELTA)] == anew(tmp_path)
     assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
 
 
@@ -468,7 +468,7 @@ def test_the_table_says_what_is_left(tmp_path: Path) -> None:
     run.step(Mechanism("gaussian", 0.0, 0.5), 1, "keys", to=("p2",))
     run.close()
     limits = AccountLimits(epsilon=3.0, numbers_of_a_person=10)
-    lines = table(spent(standing(tmp_path).sums, DELTA), limits)
+    lines = table(sum_spent(standing(tmp_path).sums, DELTA), limits)
     text = [" ".join(line.split()) for line in lines]
     assert any("p0 1" in line and "numbers a person 4 10 6" in line for line in text), lines
     assert any("p0" in line and "numbers a person, without privacy 2" in line for line in text)

@@ -15,8 +15,8 @@ from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.summary import Arithmetic, ArithmeticChange
 from vfl_party.base import arithmetic as module
 from vfl_party.base.arithmetic import MAX_CHANGES, arithmetic, compare_resumed, differences
-from vfl_party.runtime.outcome import Outcome
-from vfl_server.control.reports import done_by, is_sound
+from vfl_party.runtime.outcome import RunOutcome
+from vfl_server.control.reports import get_report_facts, is_sound
 
 CPU = torch.device("cpu")
 PRINT = (
@@ -140,19 +140,19 @@ def test_a_checkpoint_keeps_it_and_an_older_one_loads() -> None:
     changed = made(
         changes=[ArithmeticChange(checkpoint="000001.a.1", differs=["threads: 2, was 1"])]
     )
-    tree = Outcome(arithmetic=changed).tree()
-    assert Outcome.restored(tree, "000002.a.2").arithmetic == changed
+    tree = RunOutcome(arithmetic=changed).tree()
+    assert RunOutcome.restored(tree, "000002.a.2").arithmetic == changed
     del tree["arithmetic"]
-    assert Outcome.restored(tree, "000002.a.2").arithmetic is None
+    assert RunOutcome.restored(tree, "000002.a.2").arithmetic is None
     assert compare_resumed(None, made(), "000002.a.2") == (made(), None)
 
 
 def test_the_server_takes_what_can_be_read() -> None:
     report = control_pb2.Report(arithmetic_json=made().model_dump_json())
     assert is_sound(report)
-    assert done_by(report)["arithmetic"] == made()
+    assert get_report_facts(report)["arithmetic"] == made()
     # An older party.
     assert is_sound(control_pb2.Report())
-    assert done_by(control_pb2.Report())["arithmetic"] is None
+    assert get_report_facts(control_pb2.Report())["arithmetic"] is None
     for text in ("{}", "[]", "[" * 1000, made().model_dump_json() + " " * (2 << 20)):
         assert not is_sound(control_pb2.Report(arithmetic_json=text))

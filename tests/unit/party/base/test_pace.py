@@ -17,7 +17,7 @@ from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.summary import PhaseTimes, Summary
 from vfl_party.base import step_timing
 from vfl_party.base.step_timing import COMPUTE, DECODE, ENCODE, WAIT, Clock, spends
-from vfl_server.control.reports import done_by, is_sound
+from vfl_server.control.reports import get_report_facts, is_sound
 from vfl_server.control.reports import times_of as reported
 
 
@@ -110,7 +110,7 @@ def test_the_server_takes_what_can_be_read() -> None:
     )
     assert is_sound(report)
     assert reported(report) == times
-    assert done_by(report)["times"] == times
+    assert get_report_facts(report)["times"] == times
     for text in (
         "{}",
         '[{"steps": 3}]',
@@ -120,7 +120,7 @@ def test_the_server_takes_what_can_be_read() -> None:
     ):
         assert not is_sound(control_pb2.Report(times_json=text))
     # An older party.
-    assert done_by(control_pb2.Report())["times"] == []
+    assert get_report_facts(control_pb2.Report())["times"] == []
 
 
 def test_summaries_of_older_versions_have_no_times(tmp_path: Path) -> None:

@@ -22,24 +22,25 @@ from tests.harness.errors import raises
 from tests.harness.postgres import Postgres, postgres, programs
 from tests.harness.waiting import wait_until
 from vfl_common.config.base import Section, parse
-from vfl_common.config.data import DataSettings, is_database, reader_of, resolved, unaligned_of
+from vfl_common.config.data import DataSettings, get_unaligned_settings, is_database, reader_of
+from vfl_common.config.sources import resolve_source
 from vfl_common.errors import Code, InputError, InternalError
 from vfl_common.passwords import hide_passwords, hide_passwords_of, secrets
 from vfl_party.data import load_table
 from vfl_party.data.sources.cells_as_text import MarkedError, write_cell
 from vfl_party.data.sources.databases.query import SORTED, UNSORTED, has_order
 from vfl_party.data.sources.databases.reader import open_database
-from vfl_party.data.stream import NUMBER, Stream
+from vfl_party.data.stream import NUMBER, RowStream
 
 PEOPLE = "CREATE TABLE people (pid, age, weight, town)"
 ROWS = [("007", 40, 70.5, "Oslo"), ("7", None, 80.0, "Bonn"), ("02", 50, 1e20, "")]
 
 
-def opened(source: str, query: str | None = "SELECT * FROM people", **settings: Any) -> Stream:
+def opened(source: str, query: str | None = "SELECT * FROM people", **settings: Any) -> RowStream:
     return open_database(DataSettings(source=source, query=query, **({"id": "pid"} | settings)))
 
 
-def read(stream: Stream, *wanted: str) -> pa.Table:
+def read(stream: RowStream, *wanted: str) -> pa.Table:
     return pa.Table.from_batches(list(stream.blocks(wanted or stream.names)))
 
 
@@ -72,7 +73,7 @@ def test_sources_are_told_apart_by_their_spelling() -> None:
         assert is_database(url)
         assert reader_of(url) is None
         assert DataSettings(source=url, query="SELECT 1").is_table
-        assert resolved(url, Path("/base")) == url or url.startswith("sqlite")
+        assert resolve_source(url, Path("/base")) == url or url.startswith("sqlite")
     assert not is_database("shop://north")
     # A plug-in's.
     assert reader_of("shop://north") == "shop"
@@ -86,14 +87,14 @@ def test_sources_are_told_apart_by_their_spelling() -> None:
 def test_relative_files_of_sqlite_start_at_the_party_files_folder() -> None:
     data = DataSettings(source="sqlite:///in/../x.db", query="SELECT 1", unaligned="sqlite:///y.db")
     assert data.absolute(Path("/base")).source == "sqlite:////base/x.db"
-    more = unaligned_of(data.absolute(Path("/base")))
+    more = get_unaligned_settings(data.absolute(Path("/base")))
     assert more is not None
     assert (more.source, more.query) == ("sqlite:////base/y.db", "SELECT 1")
     assert (
-        resolved("sqlite+pysqlite:////x.db?mode=ro", Path("/base"))
+        resolve_source("sqlite+pysqlite:////x.db?mode=ro", Path("/base"))
         == "sqlite+pysqlite:////x.db?mode=ro"
     )
-    assert resolved("sqlite:///:memory:", Path("/base")) == "sqlite:///:memory:"
+    assert resolve_source("sqlite:///:memory:", Path("/base")) == "sqlite:///:memory:"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ import pyarrow.parquet as parquet
 import pytest
 
 from tests.harness.errors import raises
-from vfl_common.config.data import DataSettings, reader_of, resolved
+from vfl_common.config.data import DataSettings, reader_of
+from vfl_common.config.sources import resolve_source
 from vfl_common.errors import Code, InputError
 from vfl_common.passwords import hide_passwords
 from vfl_common.process.signals import Stopped
@@ -23,8 +24,8 @@ from vfl_party.data import load_table
 from vfl_party.data.load import open_table
 from vfl_party.data.sources.databases import duck, spill
 from vfl_party.data.sources.databases.query import SORTED, wait_for
-from vfl_party.data.sources.databases.spill import Spill
-from vfl_party.data.stream import Stream
+from vfl_party.data.sources.databases.spill import RowSpill
+from vfl_party.data.stream import RowStream
 
 pytest.importorskip("duckdb")
 
@@ -38,13 +39,13 @@ def settings(folder: Path, query: str, **more: Any) -> DataSettings:
     return DataSettings.model_validate(named).absolute(folder)
 
 
-def opened(folder: Path, query: str, **more: Any) -> Stream:
+def opened(folder: Path, query: str, **more: Any) -> RowStream:
     stream = open_table(settings(folder, query, **more))
     assert stream is not None
     return stream
 
 
-def read(stream: Stream, *wanted: str) -> pa.Table:
+def read(stream: RowStream, *wanted: str) -> pa.Table:
     return pa.Table.from_batches(list(stream.blocks(wanted or stream.names)))
 
 
@@ -69,9 +70,9 @@ def test_a_query_is_no_path_no_url_and_no_plug_in() -> None:
     # A URL of SQLAlchemy's, as before.
     url = "duckdb:///x.db"
     assert DataSettings(source=url, query="SELECT 1").is_database
-    assert resolved(url, Path("/b")) == url
-    once = resolved(query, Path("/it's"))
-    assert resolved(once, Path("/elsewhere")) == once
+    assert resolve_source(url, Path("/b")) == url
+    once = resolve_source(query, Path("/it's"))
+    assert resolve_source(once, Path("/elsewhere")) == once
     assert hide_passwords(once) == query
     assert reader_of(once) == "duckdb"
     assert len(hide_passwords(f"duckdb:SELECT\n{'x, ' * 99}")) == 101
@@ -311,9 +312,9 @@ def test_what_a_killed_process_leaves_the_next_one_deletes(tmp_path: Path) -> No
         assert process.stdout is not None
         left = Path(process.stdout.readline().strip())
         # It is in use.
-        Spill(str(tmp_path)).close()
+        RowSpill(str(tmp_path)).close()
         assert (left / "x").exists()
         os.kill(process.pid, signal.SIGKILL)
     assert (left / "x").exists()
-    Spill(str(tmp_path)).close()
+    RowSpill(str(tmp_path)).close()
     assert list(tmp_path.iterdir()) == []

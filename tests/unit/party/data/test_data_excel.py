@@ -22,7 +22,7 @@ from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.data.sources.excel.reader import open_excel
 from vfl_party.data.sources.excel.sheet import cell_name, column_number, count_hidden_rows
-from vfl_party.data.stream import NUMBER, Stream
+from vfl_party.data.stream import NUMBER, RowStream
 
 MAIN = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
 STRINGS = "application/vnd.openxmlformats-officedocument.spreadsheetml.sharedStrings+xml"
@@ -61,7 +61,7 @@ def header(*names: str) -> str:
     return f"<row>{''.join(cells)}</row>"
 
 
-def opened(source: str, **settings: Any) -> Stream:
+def opened(source: str, **settings: Any) -> RowStream:
     return open_excel(DataSettings(source=source, **settings))
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tests.harness.errors import raises
-from vfl_common.config.data import DataSettings, unaligned_of
+from vfl_common.config.data import DataSettings, get_unaligned_settings
 from vfl_common.errors import Code, InputError
 from vfl_party.data import Table, load_table, make_loader
 from vfl_party.data.ids import (
@@ -374,6 +374,6 @@ def test_a_file_of_unaligned_rows_goes_by_the_same_rules(tmp_path: Path) -> None
     own = DataSettings.model_validate(
         {"source": "a.csv", "id": "who", "duplicates": "drop", "unaligned": "more.csv"}
     )
-    more = unaligned_of(own.absolute(tmp_path).ruled(("trim", "casefold")))
+    more = get_unaligned_settings(own.absolute(tmp_path).with_id_rules(("trim", "casefold")))
     assert more is not None
     assert load_table(more, with_label=False).ids == ("b", "c")

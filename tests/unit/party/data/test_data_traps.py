@@ -313,7 +313,7 @@ def test_numbers_that_can_be_read_in_two_ways_are_read_as_in_training(tmp_path: 
     new = DataSettings(source=write(tmp_path, rows("1,510", "2,500"), "new.csv"), id=("id",))
     alone, like = (
         load_table(each, with_label=False).numeric_NF
-        for each in (new, new.written_like(known.style))
+        for each in (new, new.copy_layout_of(known.style))
     )
     assert alone is not None
     assert like is not None

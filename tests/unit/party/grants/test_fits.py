@@ -8,7 +8,7 @@ import pytest
 
 from tests.harness.granting import COLUMNS, DIGEST, IDS, LAST_S, NOON_S, PINS, made
 from vfl_common.errors import InputError
-from vfl_party.grants.fits import Asked, misfit
+from vfl_party.grants.fits import GrantQuery, misfit
 from vfl_party.grants.store import Uses
 
 OTHER = "9" * 64
@@ -29,7 +29,7 @@ PREDICTION: dict[str, Any] = {
 def why(
     asked: dict[str, Any], uses: Uses | None = None, now_s: float = NOON_S, **grant: Any
 ) -> str:
-    return misfit(made(**grant), Asked(**asked), uses or Uses(), now_s)
+    return misfit(made(**grant), GrantQuery(**asked), uses or Uses(), now_s)
 
 
 @pytest.mark.parametrize(

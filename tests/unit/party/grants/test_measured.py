@@ -10,7 +10,7 @@ import pytest
 
 import vfl_party
 from vfl_common.bundle import LABELS
-from vfl_party.grants.measured import MEASURED, Measured, measured
+from vfl_party.grants.measured import MEASURED, Measured, get_measurement
 from vfl_party.grants.shown import Leaving
 from vfl_party.phases.course import REGISTRY
 
@@ -34,8 +34,8 @@ def test_the_phases_exist() -> None:
 
 
 def test_what_was_not_measured_has_no_line() -> None:
-    assert measured("open", "passive", "rows") is None
-    found = measured("splitnn", "active", "gradient")
+    assert get_measurement("open", "passive", "rows") is None
+    found = get_measurement("splitnn", "active", "gradient")
     assert found is not None
     assert found.page == "leaks-labels.md"
     assert {each.kind.label for each in MEASURED} <= {*LABELS.values()}
@@ -57,13 +57,13 @@ def test_a_figure_without_a_defence_is_not_given_for_an_exchange_that_has_one() 
     chain = "noise (sigma = 1) -> policy: careful -> identity"
     noisy = replace(plain, defences=chain)
     assert noisy.transforms == ("noise (sigma = 1)",)
-    found = measured("splitnn", "passive", "embedding")
+    found = get_measurement("splitnn", "passive", "embedding")
     assert found is not None
-    assert found.said_of(plain.transforms) == found.line
-    said = found.said_of(noisy.transforms)
+    assert found.describe(plain.transforms) == found.line
+    said = found.describe(noisy.transforms)
     assert said == f"nothing was measured with noise (sigma = 1); without it, {found.line}"
     # Marvell noise was measured on gradients.
-    gradient = measured("splitnn", "active", "gradient")
+    gradient = get_measurement("splitnn", "active", "gradient")
     assert gradient is not None
-    assert gradient.said_of(["Marvell noise (s = 25)"]) == gradient.line
-    assert gradient.said_of(["label DP"]).startswith("nothing was measured with label DP")
+    assert gradient.describe(["Marvell noise (s = 25)"]) == gradient.line
+    assert gradient.describe(["label DP"]).startswith("nothing was measured with label DP")

@@ -16,7 +16,7 @@ from tests.harness.granting import DIGEST, LAST_S, NOON_S, made, pin
 from vfl.certs.authority import create_authority, issue
 from vfl_common.errors import Code, PeerError
 from vfl_common.identity.credentials import Credentials, load_credentials
-from vfl_party.grants.grant import PAYLOAD, Grant, signed
+from vfl_party.grants.grant import PAYLOAD, Grant, sign_grant
 from vfl_party.grants.peers import Joined, check_grants, present
 from vfl_party.grants.store import GrantStore, KeptGrant, folder_of, read_file
 
@@ -36,7 +36,7 @@ def members(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Credentials]:
 
 def says(grant: Grant, credentials: Credentials) -> dict[str, Any]:
     """What an honest party of these credentials says."""
-    return present(KeptGrant(grant, signed(grant, credentials)), credentials)
+    return present(KeptGrant(grant, sign_grant(grant, credentials)), credentials)
 
 
 def look(
@@ -190,7 +190,7 @@ def test_a_run_that_all_have_shown_is_counted_by_its_peers(
     with closing(GrantStore(folder_of(tmp_path, "p0"), "p0")) as store:
         grant = made(peers=own(members))
         said = {"p1": says(grant, members["p1"])}
-        seen = store.shown_in
+        seen = store.list_runs_shown
 
         def joins(run: str, *, goes_on: bool = False) -> None:
             check_grants(said, Joined(DIGEST, run, True, goes_on), members["p0"], seen, NOON_S)

@@ -19,7 +19,7 @@ from vfl.certs.authority import create_authority, issue
 from vfl_common.errors import Code, InputError
 from vfl_common.identity.credentials import Credentials, load_credentials
 from vfl_party.grants.approval import Approval, GrantGuard
-from vfl_party.grants.fits import Asked
+from vfl_party.grants.fits import GrantQuery
 from vfl_party.grants.grant import day_of
 from vfl_party.grants.store import GrantStore, folder_of
 from vfl_party.serve.answering import CombinedLimits, DailyLimit
@@ -44,7 +44,7 @@ def approval(tmp_path: Path, credentials: Credentials) -> Iterator[Callable[...,
             grant = made(**facts)
             store.add(grant, credentials)
             kept = store.find(grant.grant, credentials)
-            asked = Asked(DIGEST, PINS, ("serve",), trains=False)
+            asked = GrantQuery(DIGEST, PINS, ("serve",), trains=False)
             return stack.enter_context(closing(Approval(store, kept, asked)))
 
         yield make
@@ -116,7 +116,7 @@ def test_an_id_of_a_run_that_is_used_again_is_no_gift(
     with closing(GrantStore(folder_of(tmp_path, "p1"), "p1")) as store:
         store.add(grant, credentials)
         kept = store.find(grant.grant, credentials)
-        asked = Asked(DIGEST, PINS, ("splitnn",))
+        asked = GrantQuery(DIGEST, PINS, ("splitnn",))
         first = Approval(store, kept, asked)
         first.begins("a")
         first.begins("a")

@@ -111,8 +111,8 @@ def test_a_peer_is_counted_by_run(store: GrantStore) -> None:
     grant = made()
     for run in ("a", "b", "a"):
         store.see(grant, run)
-    assert store.shown_in("p1", grant.grant) == {"a", "b"}
-    assert not store.shown_in("p0", grant.grant)
+    assert store.list_runs_shown("p1", grant.grant) == {"a", "b"}
+    assert not store.list_runs_shown("p0", grant.grant)
 
 
 def test_a_damaged_file_of_uses_allows_nothing(store: GrantStore, tmp_path: Path) -> None:

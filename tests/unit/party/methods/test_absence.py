@@ -17,7 +17,14 @@ from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.link import StepPassed
 from vfl_common.stages import Planned, ahead
 from vfl_party.models.combine import CombinedEmbeddings, combine
-from vfl_party.phases.absence import MAX_STRETCHES, Absences, Cache, Following, LatePolicy, filled
+from vfl_party.phases.absence import (
+    MAX_STRETCHES,
+    Absences,
+    Cache,
+    Following,
+    LatePolicy,
+    fill_missing,
+)
 from vfl_party.phases.course import NamedPhase
 
 OWN, NORTH, SOUTH = (torch.full((2, 3), value) for value in (1.0, 2.0, 6.0))
@@ -41,7 +48,9 @@ def test_an_absent_party_s_place(
     policy: LatePolicy, rule: Combine, want: list[list[float]]
 ) -> None:
     assert (
-        combine(rule, filled(policy, rule, [OWN], {"north": NORTH, "south": None}, WIDTHS)).tolist()
+        combine(
+            rule, fill_missing(policy, rule, [OWN], {"north": NORTH, "south": None}, WIDTHS)
+        ).tolist()
         == want
     )
 
@@ -50,14 +59,17 @@ def test_with_all_there_every_policy_combines_all() -> None:
     for policy in ("wait", "zeros", "cached", "skip"):
         assert (
             combine(
-                "mean", filled(policy, "mean", [OWN], {"north": NORTH, "south": SOUTH}, WIDTHS)
+                "mean",
+                fill_missing(policy, "mean", [OWN], {"north": NORTH, "south": SOUTH}, WIDTHS),
             ).tolist()
             == [[3.0] * 3] * 2
         )
 
 
 def test_zeros_are_as_wide_as_the_embeddings_of_the_party_that_is_absent() -> None:
-    found = filled("zeros", "concat", [OWN], {"north": None, "south": SOUTH}, WIDTHS | {"north": 5})
+    found = fill_missing(
+        "zeros", "concat", [OWN], {"north": None, "south": SOUTH}, WIDTHS | {"north": 5}
+    )
     assert [each.shape[1] for each in found] == [3, 5, 3]
     assert not found[1].any()
     cache = Cache({"north": 5, "south": 3}, 4, torch.device("cpu"))
@@ -69,7 +81,7 @@ def test_zeros_are_as_wide_as_the_embeddings_of_the_party_that_is_absent() -> No
 def test_no_gradient_goes_to_what_stands_in() -> None:
     received = {"north": NORTH.clone()}
     combined = CombinedEmbeddings(
-        "sum", filled("zeros", "sum", [], {**received, "south": None}, WIDTHS), received
+        "sum", fill_missing("zeros", "sum", [], {**received, "south": None}, WIDTHS), received
     )
     combined.values[0].sum().backward()
     assert {name: dz.tolist() for name, dz in combined.gradients().items()} == {

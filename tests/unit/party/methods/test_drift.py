@@ -13,7 +13,7 @@ from vfl_party.phases.scoring import Chunk
 def validate(drift: Drift, *chunks: Chunk) -> dict[str, float]:
     # As they are.
     assert [*drift.chunks(chunks)] == [*chunks]
-    return drift.moved()
+    return drift.measure_drift()
 
 
 def of(p1: Tensor | None, own: Tensor | None = None) -> Chunk:
@@ -53,12 +53,12 @@ def test_without_validation_rows_it_is_of_mean_and_deviation() -> None:
     drift = Drift("p0")
     for batch in OLD.split(1):
         drift.batch([], {"p1": batch})
-    assert drift.moved() == {}
+    assert drift.measure_drift() == {}
     for batch in (NEW[:1], NEW[1:]):
         drift.batch([batch], {"p1": batch})
     before = torch.stack([OLD.mean(0), OLD.std(0, correction=0)])
     now = torch.stack([NEW.mean(0), NEW.std(0, correction=0)])
-    assert drift.moved() == {
+    assert drift.measure_drift() == {
         "p1": pytest.approx(((now - before).norm() / before.norm()).item(), rel=1e-6)
     }
 
@@ -80,7 +80,7 @@ def test_batches_of_any_sizes_give_the_statistics_of_all_rows() -> None:
     for batch in z_ND.split([1, 40, 59]):
         drift.batch([], {"p1": batch})
     now = torch.stack([z_ND.mean(0), z_ND.std(0, correction=0)])
-    assert drift.moved() == {
+    assert drift.measure_drift() == {
         "p1": pytest.approx(((now - before).norm() / before.norm()).item(), rel=1e-6)
     }
 
@@ -89,12 +89,12 @@ def test_a_checkpoint_of_an_earlier_version_holds_the_embeddings_themselves() ->
     whole, later = Drift("p0"), Drift("p0")
     for each in (whole, later):
         each.batch([], {"p1": NEW})
-        each.moved()
+        each.measure_drift()
     whole.batch([], {"p1": OLD})
     later.load_state({"before": whole.state()["before"], "steps": {"p1": [OLD]}, "rows": 2})
     for each in (whole, later):
         each.batch([], {"p1": NEW})
-    assert later.moved() == whole.moved() != {}
+    assert later.measure_drift() == whole.measure_drift() != {}
 
 
 def test_its_state_goes_on_where_it_was() -> None:

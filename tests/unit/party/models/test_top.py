@@ -19,7 +19,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_party.models import build_joint, build_top, combine, seed_torch
 from vfl_party.models.top.attention import AttentionPooling
-from vfl_party.phases.absence import filled
+from vfl_party.phases.absence import fill_missing
 
 MODEL: dict[str, Any] = {"embedding_size": 3, "combine": "attention"}
 
@@ -49,7 +49,8 @@ def test_a_party_that_is_away_is_masked() -> None:
     own, north, south = (drawn(4, 3, seed=seed) for seed in range(3))
     widths = {"north": 3, "south": 3}
     there = combine(
-        "attention", filled("skip", "attention", [own], {"north": None, "south": south}, widths)
+        "attention",
+        fill_missing("skip", "attention", [own], {"north": None, "south": south}, widths),
     )
     assert there.shape == (4, 2, 3)
     all_BKD = torch.stack([own, north, south], dim=1)
@@ -59,7 +60,8 @@ def test_a_party_that_is_away_is_masked() -> None:
     torch.testing.assert_close(pooling(there), masked_BD)
     # A row of zeros takes part, with a score of 0.
     zeros = combine(
-        "attention", filled("zeros", "attention", [own], {"north": None, "south": south}, widths)
+        "attention",
+        fill_missing("zeros", "attention", [own], {"north": None, "south": south}, widths),
     )
     assert zeros.shape == (4, 3, 3)
     assert not torch.allclose(pooling(zeros), masked_BD)

@@ -15,7 +15,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_party.models.top.stand_ins import StandIns
 from vfl_party.phases.context import Party
 from vfl_party.phases.scoring import Chunk
-from vfl_party.phases.sets import Sets, SetSettings, of_set, summed
+from vfl_party.phases.sets import Sets, SetSettings, of_set, sum_losses
 
 NAMES = ("p1", "p2", "p3")
 Z = {name: torch.full((2, 3), float(number)) for number, name in enumerate(NAMES)}
@@ -77,5 +77,5 @@ def test_losses_add_by_their_weights() -> None:
     drawn = sets(subsets=True).drawn(NAMES, 0, 0) or []
     losses = [torch.tensor(float(number)) for number in range(4)]
     # C(3, k - 1) / k for k = 1 to 4.
-    assert float(summed(losses, drawn)) == pytest.approx(0 * 1 + 1 * 3 / 2 + 2 * 1 + 3 / 4)
-    assert summed(losses, None) is losses[0]
+    assert float(sum_losses(losses, drawn)) == pytest.approx(0 * 1 + 1 * 3 / 2 + 2 * 1 + 3 / 4)
+    assert sum_losses(losses, None) is losses[0]

@@ -198,9 +198,13 @@ def test_a_top_model_of_a_plug_in_has_settings_of_its_own(
     top = assemble(party, expect_rows(party)).party.models["top"]
     assert top[0].weight.shape == (5, 8)  # type: ignore[index]
     # All that the active party needs; the others do not need it.
-    assert set(versions.shared(party)) == {"vfl.tops:mine"} == set(versions.modelling(party))
+    assert (
+        set(versions.get_shared_versions(party))
+        == {"vfl.tops:mine"}
+        == set(versions.modelling(party))
+    )
     other = open_party(made, "p1", DataSettings(**data["p1"]), made.model.encoder)
-    assert versions.shared(other) == {} == versions.modelling(other)
+    assert versions.get_shared_versions(other) == {} == versions.modelling(other)
     summary = in_process(tmp_path / "run", tables, data)
     assert summary.steps > 0
 
@@ -430,14 +434,14 @@ def test_a_party_says_what_the_recipe_names_and_keeps_to_itself_what_is_its_own(
         return {key.removeprefix("vfl.").removesuffix(":mine") for key in found}
 
     active, passive = opened("p0", mine, "a.csv"), opened("p1", MlpSettings(), "mine:x")
-    assert names(versions.shared(active)) == {
+    assert names(versions.get_shared_versions(active)) == {
         "methods",
         "codecs",
         "transforms",
         "metrics",
         "encoders",
     }
-    assert names(versions.shared(passive)) == {"methods", "codecs", "transforms"}
+    assert names(versions.get_shared_versions(passive)) == {"methods", "codecs", "transforms"}
     assert names(versions.modelling(active)) == {"methods", "encoders"}
     assert names(versions.modelling(passive)) == {"methods"}
     assert names(versions.reading(active)) == set()
@@ -447,7 +451,12 @@ def test_a_party_says_what_the_recipe_names_and_keeps_to_itself_what_is_its_own(
 def test_without_plug_ins_there_is_nothing_to_say() -> None:
     made = recipe()
     opened = open_party(made, "p0", DataSettings(**cases.digits(2)["p0"]), made.model.encoder)
-    assert versions.shared(opened) == versions.modelling(opened) == versions.reading(opened) == {}
+    assert (
+        versions.get_shared_versions(opened)
+        == versions.modelling(opened)
+        == versions.reading(opened)
+        == {}
+    )
 
 
 def joining(name: str, plugins: Mapping[str, str]) -> control_pb2.Join:

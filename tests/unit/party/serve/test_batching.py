@@ -15,18 +15,18 @@ from vfl_party.serve import batching
 from vfl_party.serve.batching import Batcher, Busy
 from vfl_party.serve.counts import Counts
 from vfl_party.serve.http.served import join_scores
-from vfl_party.serve.opening import Standing, Tally
+from vfl_party.serve.opening import ServedTally, ServingStanding
 from vfl_party.serve.prometheus import ServeMetrics
-from vfl_party.serve.scored import Part, Scores
+from vfl_party.serve.scored import RequestPart, ServedScores
 
-PARTS = (Part(("bank", "shop"), {}), Part(("bank",), {"shop": "away"}))
+PARTS = (RequestPart(("bank", "shop"), {}), RequestPart(("bank",), {"shop": "away"}))
 
 
-def scores_of(ids: Sequence[str]) -> Scores:
+def scores_of(ids: Sequence[str]) -> ServedScores:
     """An id is its own score; those that begin with ``a`` lack the shop."""
     part = np.array([each.startswith("a") for each in ids], np.int64)
     state = ["partly" if each else "scored" for each in part]
-    return Scores({"score": np.array(ids)}, state, PARTS, part)  # type: ignore[arg-type]
+    return ServedScores({"score": np.array(ids)}, state, PARTS, part)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_requests_that_wait_are_scored_at_once() -> None:
     batches: list[list[str]] = []
     begin, under_way = threading.Event(), threading.Semaphore(0)
 
-    def score(ids: Sequence[str], _least: float | None, _columns: object) -> Scores:
+    def score(ids: Sequence[str], _least: float | None, _columns: object) -> ServedScores:
         batches.append(list(ids))
         under_way.release()
         begin.wait(30)
@@ -70,7 +70,7 @@ def test_beyond_a_few_under_way_the_next_batch_waits_for_others() -> None:
     batches: list[list[str]] = []
     begin, under_way = threading.Event(), threading.Semaphore(0)
 
-    def score(ids: Sequence[str], _least: float | None, _columns: object) -> Scores:
+    def score(ids: Sequence[str], _least: float | None, _columns: object) -> ServedScores:
         batches.append(list(ids))
         under_way.release()
         assert begin.wait(30)
@@ -91,7 +91,7 @@ def test_beyond_a_few_under_way_the_next_batch_waits_for_others() -> None:
 
 
 def test_an_error_reaches_all_who_wait_and_nobody_else() -> None:
-    def score(ids: Sequence[str], _least: float | None, _columns: object) -> Scores:
+    def score(ids: Sequence[str], _least: float | None, _columns: object) -> ServedScores:
         if "bad" in ids:
             raise ValueError("bad")
         return scores_of(ids)
@@ -108,7 +108,7 @@ def test_an_error_reaches_all_who_wait_and_nobody_else() -> None:
 def test_a_caller_who_has_gone_ends_no_thread() -> None:
     begin = threading.Event()
 
-    def score(ids: Sequence[str], _least: float | None, _columns: object) -> Scores:
+    def score(ids: Sequence[str], _least: float | None, _columns: object) -> ServedScores:
         begin.wait(30)
         if "bad" in ids:
             raise ValueError("bad")
@@ -137,8 +137,8 @@ def test_parts_of_a_request_are_put_together() -> None:
 
 
 def test_rows_are_counted_by_state_and_by_absent_party() -> None:
-    port, tally = Counts(), Tally("case", "run")
-    tally.standing = lambda: Standing({"shop": False, "lab": True}, 3)
+    port, tally = Counts(), ServedTally("case", "run")
+    tally.standing = lambda: ServingStanding({"shop": False, "lab": True}, 3)
     ends = {"bank": datetime(2027, 1, 2, tzinfo=UTC)}
     ready = [True]
     metrics = ServeMetrics({"version": "1"}, {"run": tally}, port, lambda: ready[0], lambda: ends)
@@ -163,7 +163,7 @@ def test_rows_are_counted_by_state_and_by_absent_party() -> None:
     assert found["vfl_party_info", "1"] == 1
     assert found["vfl_serve_ready",] == 1
     assert metrics.state() == "running"
-    tally.standing = lambda: Standing({"shop": False})
+    tally.standing = lambda: ServingStanding({"shop": False})
     assert metrics.state() == "waiting"
     ready[0] = False
     assert metrics.state() == "failed"

@@ -25,7 +25,7 @@ from vfl_common.config.party import ServeSettings
 from vfl_common.errors import Code, UnwritableError
 from vfl_common.pb.inference import open_inference_grpc_pb2 as pb
 from vfl_party.serve.counts import Counts
-from vfl_party.serve.scored import Part, Scores
+from vfl_party.serve.scored import RequestPart, ServedScores
 from vfl_party.serve.tokens import Tokens, add_token
 
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
@@ -39,12 +39,14 @@ JSON = {"content-type": "application/json"}
 BODY = b'{"ids": ["a"]}'
 
 
-def score(ids: Any, least: float | None, columns: Any) -> Scores:
+def score(ids: Any, least: float | None, columns: Any) -> ServedScores:
     if "broken" in ids:
         raise ValueError("broken")
     n = len(ids)
     given = np.array([repr((least, columns))] * n)
-    return Scores({"given": given}, ["scored"] * n, [Part(("bank",), {})], np.zeros(n, int))
+    return ServedScores(
+        {"given": given}, ["scored"] * n, [RequestPart(("bank",), {})], np.zeros(n, int)
+    )
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from vfl_party.serve.counts import Counts
 from vfl_party.serve.models.compare import Disagreement, shares
 from vfl_party.serve.models.follow import Follower
 from vfl_party.serve.models.lineage import STEPS_BEHIND, Lineage
-from vfl_party.serve.scored import Part, Scores
+from vfl_party.serve.scored import RequestPart, ServedScores
 from vfl_party.serve.tokens import Denied, Tokens, add_token
 
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
@@ -32,17 +32,17 @@ from vfl_party.serve.http.served import Served
 Events = list[tuple[str, dict[str, Any]]]
 
 
-def scores(values: Sequence[float], run_id: str = "", parties: str = "bank") -> Scores:
+def scores(values: Sequence[float], run_id: str = "", parties: str = "bank") -> ServedScores:
     n = len(values)
-    part = Part(tuple(parties.split()), {}, run=run_id)
+    part = RequestPart(tuple(parties.split()), {}, run=run_id)
     columns = {"score": np.array(values), "class": np.array([int(each > 0.5) for each in values])}
-    return Scores(columns, ["scored"] * n, [part], np.zeros(n, np.int64))
+    return ServedScores(columns, ["scored"] * n, [part], np.zeros(n, np.int64))
 
 
 def run(run_id: str, *there: str, factor: float = 1.0, **more: Any) -> FakeRun:
     """Makes a run that scores the id ``7`` with ``0.07 * factor``."""
 
-    def score(ids: Sequence[str], _least: float | None, columns: Given | None) -> Scores:
+    def score(ids: Sequence[str], _least: float | None, columns: Given | None) -> ServedScores:
         given = columns["x"] if columns is not None else ids
         return scores([float(each) / 100 * factor for each in given], run_id)
 
@@ -212,7 +212,9 @@ def test_an_id_always_has_the_same_run() -> None:
     assert (shares(ids, {"b": 1.0}, "case") == 0).all()
 
 
-def ask(routed: Routed, now: Served, ids: Sequence[str], columns: Given | None = None) -> Scores:
+def ask(
+    routed: Routed, now: Served, ids: Sequence[str], columns: Given | None = None
+) -> ServedScores:
     return asyncio.run(routed.score(now, ids, None, columns))
 
 
@@ -274,7 +276,9 @@ def test_rows_are_compared_if_the_same_parties_took_part() -> None:
     said = Disagreement()
     said.compare(scores([0.1, 0.2], parties="bank shop"), scores([0.4, 0.2]))
     assert (said.rows, said.others) == (0, 2)
-    none = Scores(scores([0.0]).columns, ["unknown"], [Part((), {})], np.zeros(1, np.int64))
+    none = ServedScores(
+        scores([0.0]).columns, ["unknown"], [RequestPart((), {})], np.zeros(1, np.int64)
+    )
     said.compare(none, none)
     assert (said.rows, said.others, said.difference) == (0, 3, 0.0)
 

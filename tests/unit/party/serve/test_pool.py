@@ -11,8 +11,8 @@ import pytest
 
 from tests.harness.waiting import wait_until
 from vfl_common.errors import Code, InputError
-from vfl_party.serve.stores.pool import Pool
-from vfl_party.serve.stores.seam import BrokenError, UnfitError
+from vfl_party.serve.stores.pool import ConnectionPool
+from vfl_party.serve.stores.seam import BrokenError, ValueMismatchError
 
 
 class Line:
@@ -28,9 +28,9 @@ class Line:
         Line.open -= 1
 
 
-def pool(most: int = 2) -> Pool[Any]:
+def pool(most: int = 2) -> ConnectionPool[Any]:
     Line.open = 0
-    return Pool(Line, lambda each: each.close(), most, lambda each: each.ended.set())
+    return ConnectionPool(Line, lambda each: each.close(), most, lambda each: each.ended.set())
 
 
 def soon() -> float:
@@ -97,10 +97,10 @@ def test_one_is_kept_that_is_fit_for_other_ids() -> None:
     lines = pool()
 
     def unfit(_line: Line) -> int:
-        raise UnfitError(Code.DATA_INVALID, "not these")
+        raise ValueMismatchError(Code.DATA_INVALID, "not these")
 
     assert lines.run(used, soon()) == 1
-    with pytest.raises(UnfitError):
+    with pytest.raises(ValueMismatchError):
         lines.run(unfit, soon())
     assert lines.run(used, soon()) == 2
 
@@ -142,7 +142,7 @@ def test_work_that_would_begin_too_late_is_not_begun() -> None:
         over.wait(20.0)
         return Line()
 
-    lines, begun = Pool(opened, lambda each: each.close(), 1), list[Line]()
+    lines, begun = ConnectionPool(opened, lambda each: each.close(), 1), list[Line]()
     with pytest.raises(TimeoutError):
         lines.run(begun.append, time.monotonic() + 0.02)
     over.set()
@@ -158,7 +158,7 @@ def test_work_that_is_interrupted_before_it_begins_is_interrupted_again() -> Non
         if len(times) > 1:
             line.ended.set()
 
-    lines = Pool(Line, lambda each: each.close(), 1, interrupt)
+    lines = ConnectionPool(Line, lambda each: each.close(), 1, interrupt)
 
     def waits(line: Line) -> bool:
         return line.ended.wait(20.0)
@@ -171,7 +171,7 @@ def test_work_that_is_interrupted_before_it_begins_is_interrupted_again() -> Non
 
 
 def test_who_gets_no_place_in_time_is_late() -> None:
-    lines, over = Pool(Line, lambda each: each.close(), 1), threading.Event()
+    lines, over = ConnectionPool(Line, lambda each: each.close(), 1), threading.Event()
     first = threading.Thread(target=lambda: lines.run(lambda _: over.wait(20.0), soon()))
     first.start()
     wait_until(lambda: lines._free.empty())

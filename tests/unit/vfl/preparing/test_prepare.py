@@ -27,7 +27,7 @@ from vfl.preparing.content import Content
 from vfl.preparing.dataset import DataSet, Files, Form, Need, PaperUse, Request
 from vfl.preparing.datasets import REGISTRY, load
 from vfl.preparing.dividing import COLUMNS
-from vfl.preparing.sampling import used_rows
+from vfl.preparing.sampling import draw_rows
 from vfl_common.errors import Code, InputError
 from vfl_party.base.plugins import use_plugins
 
@@ -260,11 +260,11 @@ def test_strata_with_few_rows_are_drawn_by_their_share() -> None:
         np.array(["train", "train", "test"] * 100, object),
     )
     content = Content(labels, splits, lambda rows: iter(()))
-    used = used_rows(content, 100, seed=1)
+    used = draw_rows(content, 100, seed=1)
     assert len(set(used.tolist())) == 100
     assert 28 <= (splits[used] == "test").sum() <= 38
     assert np.bincount(labels[used], minlength=100).max() <= 2
-    assert used.tolist() != used_rows(content, 100, seed=2).tolist()
+    assert used.tolist() != draw_rows(content, 100, seed=2).tolist()
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def _read(files: Files, request: Request) -> Content:
                 own = [files_[at] for at in order[start : start + k]]
                 split = TRAIN if place in training else TEST
                 rows.add(own, label, split, f"{patient.name}-{label}-{start // k:05d}")
-    return rows.content(_CLASSES, _SPLIT, _left(images - k * len(rows)), _differs(images))
+    return rows.content(_CLASSES, _SPLIT, _find_unread(images - k * len(rows)), _differs(images))
 
 
 def _patients(root: Path) -> Sequence[Path]:
@@ -54,7 +54,7 @@ def _patients(root: Path) -> Sequence[Path]:
     return folders
 
 
-def _left(images: int) -> list[str]:
+def _find_unread(images: int) -> list[str]:
     if not images:
         return []
     return [f"{images:,} images had no partner of the same patient and label, and were left out."]

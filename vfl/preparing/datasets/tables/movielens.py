@@ -16,13 +16,13 @@ from vfl.preparing.columns.official import (
     ColumnFiles,
     FileTree,
     Types,
-    counted,
-    damaged,
+    damage_error,
     file,
+    row_count_note,
 )
-from vfl.preparing.content import BLOCK_ROWS, Array, Block, Content, Part, Rows
+from vfl.preparing.content import BLOCK_ROWS, Array, Block, Content, ContentPart, Rows
 from vfl.preparing.dataset import DataSet, Division, Files, Form, Need, PaperUse, Request
-from vfl.preparing.dividing import columns, named
+from vfl.preparing.dividing import columns, name_parts
 
 _ZIP, _FOLDER = "ml-1m.zip", "ml-1m"
 _RATINGS = 1_000_209
@@ -71,7 +71,7 @@ def _read(needed: str, files: Files, _: Request) -> Content:
         pairs["rating"].astype(np.float64),
         None,
         looked_up.blocks,
-        differs=counted(len(pairs["rating"]), _RATINGS),
+        differs=row_count_note(len(pairs["rating"]), _RATINGS),
     )
 
 
@@ -116,7 +116,7 @@ def _places(source: str, name: str, known: Array, wanted: Array) -> Array:
     wrong = known[places] != wanted
     if wrong.any():
         row = int(wrong.argmax()) + 1
-        raise damaged(source, f"row {row:,} has a {name} that {name}s.dat does not list")
+        raise damage_error(source, f"row {row:,} has a {name} that {name}s.dat does not list")
     return places
 
 
@@ -127,7 +127,9 @@ def _of_movies(movies: ColumnFiles) -> pa.Table:
     for row, (title, words) in enumerate(zip(*texts, strict=True), 1):
         year, own = _YEAR.search(title), set(words.split("|"))
         if year is None or not own <= {*_GENRES}:
-            raise damaged(movies.files[0].source, f"row {row:,} has no year, or an unknown genre")
+            raise damage_error(
+                movies.files[0].source, f"row {row:,} has no year, or an unknown genre"
+            )
         years.append(int(year[1]))
         listed.append(own)
     has = {name: np.array([name in own for own in listed], np.uint8) for name in _GENRES}
@@ -135,9 +137,9 @@ def _of_movies(movies: ColumnFiles) -> pa.Table:
     return pa.table({"year": np.array(years, np.int32), **genres})
 
 
-def _by_source(_: Content, request: Request) -> Sequence[Part]:
+def _by_source(_: Content, request: Request) -> Sequence[ContentPart]:
     names = (*_AUXILIARY, "year", *(f"genre_{name}" for name in _GENRES))
-    parts = named(request, [columns(_IDENTITIES), columns(names)])
+    parts = name_parts(request, [columns(_IDENTITIES), columns(names)])
     return [replace(part, encoder=_NCF if part.name == "party-1" else _OTHER) for part in parts]
 
 

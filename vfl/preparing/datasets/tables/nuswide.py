@@ -20,10 +20,10 @@ from vfl.preparing.columns.nuswide_files import (
     needs,
     of_view,
 )
-from vfl.preparing.columns.official import counted
-from vfl.preparing.content import Content, Part
+from vfl.preparing.columns.official import row_count_note
+from vfl.preparing.content import Content, ContentPart
 from vfl.preparing.dataset import DataSet, Division, Files, Form, PaperUse, Request
-from vfl.preparing.dividing import COLUMNS, columns, named
+from vfl.preparing.dividing import COLUMNS, columns, name_parts
 from vfl_common.errors import Code, InputError
 
 _CLASSES = 10
@@ -56,13 +56,13 @@ def _read(files: Files, _: Request) -> Content:
         lambda own: whole.blocks(rows[own]),
         ids=np.char.zfill(rows.astype("S6"), 6),
         classes=tuple(names),
-        differs=counted(len(shown_NC), sum(ROWS.values())),
+        differs=row_count_note(len(shown_NC), sum(ROWS.values())),
     )
 
 
-def _modalities(_: Content, request: Request) -> Sequence[Part]:
+def _modalities(_: Content, request: Request) -> Sequence[ContentPart]:
     image = [name for view in VIEWS for name in of_view(view)]
-    return named(request, [columns(image), columns(TAG_COLUMNS)])
+    return name_parts(request, [columns(image), columns(TAG_COLUMNS)])
 
 
 DATASET = DataSet(

@@ -20,9 +20,9 @@ from vfl.preparing.columns.nuswide_files import (
     needs,
     of_view,
 )
-from vfl.preparing.content import Content, Part
+from vfl.preparing.content import Content, ContentPart
 from vfl.preparing.dataset import DataSet, Division, Files, Form, PaperUse, Request
-from vfl.preparing.dividing import COLUMNS, columns, named
+from vfl.preparing.dividing import COLUMNS, columns, name_parts
 
 _LABEL = "sky"
 # The values of Tables 2 and 5.
@@ -43,8 +43,8 @@ def _read(files: Files, _: Request) -> Content:
     return Content(labels, splits, ImageFeatures(features).blocks, classes=(f"no {_LABEL}", _LABEL))
 
 
-def _views(_: Content, request: Request) -> Sequence[Part]:
-    return named(request, [columns(of_view(view)) for view in VIEWS])
+def _views(_: Content, request: Request) -> Sequence[ContentPart]:
+    return name_parts(request, [columns(of_view(view)) for view in VIEWS])
 
 
 DATASET = DataSet(

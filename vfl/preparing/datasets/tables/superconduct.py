@@ -7,7 +7,7 @@ from functools import partial
 import pyarrow as pa
 
 from vfl.preparing import recipes
-from vfl.preparing.columns.official import FLOAT, ColumnFiles, FileTree, damaged, file
+from vfl.preparing.columns.official import FLOAT, ColumnFiles, FileTree, damage_error, file
 from vfl.preparing.content import Content
 from vfl.preparing.dataset import DataSet, Files, Form, Need, PaperUse, Request
 from vfl.preparing.dividing import COLUMNS
@@ -33,7 +33,7 @@ def _read(name: str, files: Files, _: Request) -> Content:
     names = _names(source.source)
     types = {name: FLOAT for name in names if name != _LABEL}
     if len(types) != _WIDTH or _LABEL not in names:
-        raise damaged(source.source, f"must have {_WIDTH} columns and {_LABEL!r}")
+        raise damage_error(source.source, f"must have {_WIDTH} columns and {_LABEL!r}")
     columns = ColumnFiles((source,), types)
     labels = columns.of({_LABEL: pa.float64()}).array(_LABEL)
     return Content(labels, None, columns.blocks)

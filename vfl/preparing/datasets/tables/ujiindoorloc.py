@@ -12,9 +12,9 @@ from vfl.preparing.columns.official import (
     WORD,
     ColumnFiles,
     FileTree,
-    counted,
-    damaged,
+    damage_error,
     file,
+    row_count_note,
 )
 from vfl.preparing.content import TEST, TRAIN, Content
 from vfl.preparing.dataset import DataSet, Files, Form, Need, PaperUse, Request
@@ -60,7 +60,9 @@ def _read_parquet(files: Files, request: Request) -> Content:
     parts = ColumnFiles((file(source),), {"part": WORD}).array("part")
     test = parts == "validation"
     if not (test | (parts == "train")).all():
-        raise damaged(source, "has values other than train and validation in the column 'part'")
+        raise damage_error(
+            source, "has values other than train and validation in the column 'part'"
+        )
     return _read((source,), request, np.where(test, TEST, TRAIN).astype(object))
 
 
@@ -78,7 +80,7 @@ def _read(sources: tuple[str, ...], request: Request, splits: object = None) -> 
         splits = np.repeat(np.array([TRAIN, TEST], object), [*map(len, labels_by_file)])
     own = splits if how == "makers" and isinstance(splits, np.ndarray) else None
     labels = np.concatenate(labels_by_file)
-    return Content(labels, own, columns.blocks, differs=counted(len(labels), _ROWS))
+    return Content(labels, own, columns.blocks, differs=row_count_note(len(labels), _ROWS))
 
 
 DATASET = DataSet(

@@ -23,15 +23,15 @@ from vfl_party.data import checks
 from vfl_party.data.sources.cells_as_text import MarkedError, write_cell
 from vfl_party.data.sources.databases.query import (
     UNSORTED,
-    Pass,
     Passes,
+    QueryPass,
     encoding_hint,
     has_order,
     missing_package_error,
     query_of,
     words,
 )
-from vfl_party.data.stream import Stream
+from vfl_party.data.stream import RowStream
 
 if TYPE_CHECKING:
     from sqlalchemy import URL, Connection, CursorResult, Engine
@@ -48,7 +48,7 @@ _BEGIN = {
 }
 
 
-def open_alchemy(settings: DataSettings) -> Stream:
+def open_alchemy(settings: DataSettings) -> RowStream:
     """Opens a query's rows. Raises InputError if the database or the query refuses."""
     try:
         import sqlalchemy
@@ -70,7 +70,7 @@ def open_alchemy(settings: DataSettings) -> Stream:
         place = next(place for place, name in enumerate(reading.names, 1) if not name.strip())
         raise checks.unusable(source, f"column {place} of data.query has no name. Name it with AS.")
     unsorted = "" if has_order(query) else UNSORTED
-    return Stream(source, reading.names, True, reading.blocks, ordered=False, unsorted=unsorted)
+    return RowStream(source, reading.names, True, reading.blocks, ordered=False, unsorted=unsorted)
 
 
 def connect(engine: Engine, source: str) -> Connection:
@@ -129,7 +129,7 @@ class _Reading:
         )
         checks.require_names(source, "columns", wanted, self.names)
         schema = pa.schema([(name, pa.string()) for name in wanted])
-        seen = Pass(len(ids))
+        seen = QueryPass(len(ids))
         result = self.execute() if self.first is None else self.first
         self.first = None
         with contextlib.closing(result):
@@ -159,7 +159,7 @@ class _Reading:
             ) from None
 
 
-def _rows_left(settings: DataSettings, seen: Pass) -> int | None:
+def _rows_left(settings: DataSettings, seen: QueryPass) -> int | None:
     """Returns how many rows are still wanted; None for all."""
     return None if settings.first is None else settings.first - seen.rows
 

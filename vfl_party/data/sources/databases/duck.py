@@ -27,17 +27,17 @@ from vfl_party.data import checks
 from vfl_party.data.sources.databases.duck_files import check_files
 from vfl_party.data.sources.databases.query import (
     SORTED,
-    Pass,
     Passes,
+    QueryPass,
     missing_package_error,
     require_dates,
     takes_first,
     wait_for,
     words,
 )
-from vfl_party.data.sources.databases.spill import Spill
+from vfl_party.data.sources.databases.spill import RowSpill
 from vfl_party.data.sources.unchanged import State, require_same
-from vfl_party.data.stream import Stream
+from vfl_party.data.stream import RowStream
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -69,7 +69,7 @@ _EXTENSION = re.compile(r"INSTALL (\w+);")
 _SIGNS = ",*?["
 
 
-def open_duckdb(settings: DataSettings) -> Stream:
+def open_duckdb(settings: DataSettings) -> RowStream:
     """Opens the rows of the SELECT in ``data.source``. Raises InputError if DuckDB refuses it."""
     try:
         import duckdb
@@ -79,7 +79,7 @@ def open_duckdb(settings: DataSettings) -> Stream:
     folder, query = folder_and_query(settings.source)
     memory = max(_SHARE * settings.memory_mib, _MIN_MIB)
     config = _config(memory, source, folder)
-    spill = Spill(settings.scratch or tempfile.gettempdir())
+    spill = RowSpill(settings.scratch or tempfile.gettempdir())
     config |= {"temp_directory": str(spill.folder)}
     connection = duckdb.connect(":memory:", config=config)
     reading = _Reading(settings, query, connection, Passes(settings), memory)
@@ -109,7 +109,7 @@ def open_duckdb(settings: DataSettings) -> Stream:
     # Otherwise the order does not matter: a table is sorted by its ids.
     reading.sorts = takes_first(settings) and not ordered
     names, unsorted = tuple(reading.types), "" if ordered else SORTED
-    return Stream(source, names, False, reading.blocks, ordered=False, unsorted=unsorted)
+    return RowStream(source, names, False, reading.blocks, ordered=False, unsorted=unsorted)
 
 
 def _do_nothing() -> None:
@@ -152,7 +152,7 @@ class _Reading:
         checks.require_names(source, "columns", wanted, list(self.types))
         ids = [name for name in self.settings.id if name in self.types]
         names = list(dict.fromkeys([*ids, *wanted]))
-        seen = Pass(len(ids))
+        seen = QueryPass(len(ids))
         self._require_same()
         for batch in self._batches(names):
             columns = dict(zip(names, batch.columns, strict=True))
@@ -295,7 +295,7 @@ def _parse(
     return any(modifier["type"] == "ORDER_MODIFIER" for modifier in modifiers), files
 
 
-def _close(connection: DuckDBPyConnection, spill: Spill) -> None:
+def _close(connection: DuckDBPyConnection, spill: RowSpill) -> None:
     # A second signal may have stopped the query before it ended.
     with contextlib.suppress(Exception):
         connection.close()

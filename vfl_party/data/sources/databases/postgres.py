@@ -18,8 +18,8 @@ from vfl_common.passwords import hide_passwords
 from vfl_party.data import checks
 from vfl_party.data.sources.databases.query import (
     SORTED,
-    Pass,
     Passes,
+    QueryPass,
     encoding_hint,
     has_order,
     missing_package_error,
@@ -29,7 +29,7 @@ from vfl_party.data.sources.databases.query import (
     wait_for,
     words,
 )
-from vfl_party.data.stream import Stream
+from vfl_party.data.stream import RowStream
 
 T = TypeVar("T")
 
@@ -92,7 +92,7 @@ _SEVERITY, _CLIENT = (
 )
 
 
-def open_postgres(settings: DataSettings) -> Stream:
+def open_postgres(settings: DataSettings) -> RowStream:
     """Opens a query's rows. Raises InputError if the server or the query refuses."""
     try:
         import adbc_driver_manager
@@ -121,7 +121,7 @@ def open_postgres(settings: DataSettings) -> Stream:
     reading = _Reading(settings, query, schema, connection, Passes(settings), sorts)
     weakref.finalize(reading, _close, connection)
     names = tuple(schema.names)
-    return Stream(source, names, False, reading.blocks, ordered=False, unsorted=unsorted)
+    return RowStream(source, names, False, reading.blocks, ordered=False, unsorted=unsorted)
 
 
 @dataclass(eq=False)
@@ -147,7 +147,7 @@ class _Reading:
         ids = [name for name in self.settings.id if name in self.schema.names]
         fetched = list(dict.fromkeys([*ids, *wanted]))
         self.turn = turn = self.turn + 1
-        seen = Pass(len(ids))
+        seen = QueryPass(len(ids))
         with contextlib.closing(self._batches(self._select(fetched))) as batches:
             for batch in batches:
                 columns = dict(zip(fetched, batch.columns, strict=True))

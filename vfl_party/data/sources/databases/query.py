@@ -171,14 +171,14 @@ class Passes:
         self._source, self._limit = hide_passwords(settings.source), settings.first
         self._first: tuple[int, bytes] | None = None
 
-    def compare_full(self, pass_: Pass) -> None:
+    def compare_full(self, pass_: QueryPass) -> None:
         """Compares a pass that has the first rows that are wanted, after which no more are read.
         Raises InputError.
         """
         if pass_.rows == self._limit:
             self.compare(pass_)
 
-    def compare(self, pass_: Pass) -> None:
+    def compare(self, pass_: QueryPass) -> None:
         """Compares a pass that has reached its end. Raises InputError if it differs from the first
         one.
         """
@@ -197,7 +197,7 @@ class Passes:
             )
 
 
-class Pass:
+class QueryPass:
     """The summary of one pass: number of rows, and digests of the id columns."""
 
     def __init__(self, ids: int) -> None:

@@ -7,10 +7,10 @@ from vfl_common.config.sources import is_duckdb
 from vfl_party.data.sources.databases.alchemy import open_alchemy
 from vfl_party.data.sources.databases.duck import open_duckdb
 from vfl_party.data.sources.databases.postgres import open_postgres
-from vfl_party.data.stream import Stream
+from vfl_party.data.stream import RowStream
 
 
-def open_database(settings: DataSettings) -> Stream:
+def open_database(settings: DataSettings) -> RowStream:
     """Opens the rows of ``data.query``: through ADBC for ``postgresql://``, else through
     SQLAlchemy; or those of the SELECT in ``duckdb:SELECT …``.
 

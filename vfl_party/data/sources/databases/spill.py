@@ -16,7 +16,7 @@ from vfl_common.errors import Code, InputError
 _PREFIX = "vfl-spill-"
 
 
-class Spill:
+class RowSpill:
     """A new folder below ``scratch``. Its maker locks it, so that other processes see that it is in
     use.
 

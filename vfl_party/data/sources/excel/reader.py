@@ -15,7 +15,7 @@ from vfl_common.config.data import DataSettings
 from vfl_party.data import checks
 from vfl_party.data.sources.excel.sheet import Cell, Range, Row, cell_name
 from vfl_party.data.sources.excel.workbook import Book, require_workbook
-from vfl_party.data.stream import NUMBER, Stream
+from vfl_party.data.stream import NUMBER, RowStream
 
 # Maximum rows and cells of a block.
 _BLOCK_ROWS, _BLOCK_CELLS = 4096, 1 << 18
@@ -23,7 +23,7 @@ _BLOCK_ROWS, _BLOCK_CELLS = 4096, 1 << 18
 _MAX_ABOVE = 100
 
 
-def open_excel(settings: DataSettings) -> Stream:
+def open_excel(settings: DataSettings) -> RowStream:
     """Opens the sheet that ``data.sheet`` names, or the only visible sheet that is not empty.
     Raises InputError.
     """
@@ -41,7 +41,7 @@ def open_excel(settings: DataSettings) -> Stream:
             else f"{hidden:,} rows of the sheet are hidden, as by a filter, and read like the "
             "others. Delete them if they are not rows of the table.",
         )
-    return Stream(source, tuple(reading.columns), True, reading.blocks, notes=notes)
+    return RowStream(source, tuple(reading.columns), True, reading.blocks, notes=notes)
 
 
 @dataclass(frozen=True, eq=False)

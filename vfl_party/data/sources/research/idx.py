@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vfl_common.config.data import DataSettings
-from vfl_common.config.sources import divided
+from vfl_common.config.sources import split_member
 from vfl_party.data import checks
 from vfl_party.data.columns import Rows
 from vfl_party.data.row_arrays import Space, rows_at_once
@@ -118,4 +118,4 @@ def _labels_of(source: str) -> str | None:
     pattern, replacement = _PAIR
     beside, replaced = pattern.subn(replacement, name)
     path = f"{folder}/{beside}" if folder else beside
-    return path if replaced and Path(divided(path)[0]).is_file() else None
+    return path if replaced and Path(split_member(path)[0]).is_file() else None

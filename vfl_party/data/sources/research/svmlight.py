@@ -19,7 +19,7 @@ from vfl_party.data import checks
 from vfl_party.data.sources.packed import BROKEN, open_bytes
 from vfl_party.data.sources.text_layout import MAX_LINE, make_names, too_long
 from vfl_party.data.sources.unchanged import require_unchanged, state_of
-from vfl_party.data.stream import Stream
+from vfl_party.data.stream import RowStream
 
 LABEL = "label"
 # A query that is not in a comment.
@@ -28,7 +28,7 @@ _QUERY = re.compile(rb"(?m)^[^#\n]*qid:")
 _READ, _MAX_CELLS = 1 << 22, 1 << 22
 
 
-def open_svmlight(settings: DataSettings) -> Stream:
+def open_svmlight(settings: DataSettings) -> RowStream:
     """Opens a file: its columns are ``label``, then ``f1``, ``f2`` and so on, by their indices.
 
     ``f0`` comes first if a line has the index 0. Without ``data.names`` the file is read once more,
@@ -53,7 +53,7 @@ def open_svmlight(settings: DataSettings) -> Stream:
                     raise _outside(source, number, cells, first, len(names))
                 yield from _dense(labels, cells, first, columns, wanted)
 
-    return Stream(source, (LABEL, *names), False, blocks)
+    return RowStream(source, (LABEL, *names), False, blocks)
 
 
 def _extent(source: str) -> tuple[int, int]:

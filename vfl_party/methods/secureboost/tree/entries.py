@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from vfl_party.homomorphic.sums import BELOW, BELOW_AND_LAST, SINGLE, Plan
+from vfl_party.homomorphic.sums import BELOW, BELOW_AND_LAST, SINGLE, SumPlan
 from vfl_party.methods.secureboost.columns import Column
 
 
@@ -94,7 +94,7 @@ class Layout:
         raise ValueError("no entry is chosen")
 
 
-def plan_of(columns: list[Column], layout: Layout) -> Plan:
+def plan_of(columns: list[Column], layout: Layout) -> SumPlan:
     """Returns the plan for the sums of a layout's entries."""
     rows = [
         (
@@ -109,4 +109,4 @@ def plan_of(columns: list[Column], layout: Layout) -> Plan:
         for entries in layout.sets
         for entry in entries
     ]
-    return Plan.of(np.array(rows, np.int32).reshape(-1, 4))
+    return SumPlan.of(np.array(rows, np.int32).reshape(-1, 4))

@@ -26,7 +26,7 @@ NAME = "trees"
 
 
 @dataclass(frozen=True)
-class Split:
+class TreeSplit:
     """A split on one of the party's own columns: the codes that go left, and where others go."""
 
     column: int
@@ -48,7 +48,7 @@ class Tree:
     alone.
     """
 
-    splits: dict[Node, Split] = field(default_factory=dict)
+    splits: dict[Node, TreeSplit] = field(default_factory=dict)
     owners: dict[Node, str] = field(default_factory=dict)
     gains: dict[Node, float] = field(default_factory=dict)
     leaves: dict[Node, float] = field(default_factory=dict)
@@ -103,7 +103,8 @@ class Forest(nn.Module):
             self.trees = []
             for splits, owners, gains, leaves in tree["trees"]:
                 own = {
-                    (a, b): Split(s["column"], tuple(s["left"]), s["default"]) for a, b, s in splits
+                    (a, b): TreeSplit(s["column"], tuple(s["left"]), s["default"])
+                    for a, b, s in splits
                 }
                 others = (
                     {(a, b): value for a, b, value in part} for part in (owners, gains, leaves)
