@@ -151,7 +151,7 @@ class Run:
     def start(self) -> None:
         """Starts the server, then all parties."""
         events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        args = ["vfl-server", "serve", str(self._files.recipe_path), "--listen", "127.0.0.1:0"]
+        args = ["vfl-server", "run", str(self._files.recipe_path), "--listen", "127.0.0.1:0"]
         args += [
             "--ca",
             str(self._files.folder / "certs" / "ca.pem"),

@@ -134,7 +134,7 @@ class Run:
 
     def __enter__(self) -> Run:
         self._watch.start()
-        args = ["vfl-server", "serve", str(self._files.recipe_path), "--listen", "127.0.0.1:0"]
+        args = ["vfl-server", "run", str(self._files.recipe_path), "--listen", "127.0.0.1:0"]
         args += [
             "--ca",
             str(self._files.folder / "certs" / "ca.pem"),

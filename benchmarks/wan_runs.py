@@ -125,7 +125,7 @@ class Run:
                 events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
                 args = [
                     "vfl-server",
-                    "serve",
+                    "run",
                     str(self._files.recipe_path),
                     "--listen",
                     "127.0.0.1:0",

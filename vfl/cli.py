@@ -74,7 +74,7 @@ def cli() -> None:
 
     Parties hold different columns about the same people and train together. This program runs
     whole federations on one machine, to try things out, and makes the files of a new one, its
-    certificates and reports. Parties on separate machines use `vfl-server serve` and
+    certificates and reports. Parties on separate machines use `vfl-server run` and
     `vfl-party run`.
 
     \b

@@ -18,6 +18,7 @@ from vfl_common.errors import Code, InputError
 from vfl_common.passwords import hide_passwords
 from vfl_common.process.beside import WATCH, watch_page
 from vfl_common.process.logs import Console
+from vfl_common.process.old_names import add_old_name
 from vfl_common.process.program import (
     EXIT_CODES,
     LINGER,
@@ -30,7 +31,7 @@ from vfl_common.process.program import (
 from vfl_common.text import LINE, clean, to_json
 from vfl_party.account.commands import account
 from vfl_party.disclosures.commands import disclosures
-from vfl_party.grants.commands import approve, grants, revoke
+from vfl_party.grants.commands import approve, grants, revoke_grant
 from vfl_party.predict.options import result_options, without_option
 from vfl_party.serve.commands import serve, token
 
@@ -211,7 +212,7 @@ def predict(
     output: Path,
     like_input: bool,
     spreadsheet: bool,
-    solo: bool,
+    student: bool,
     replace: bool,
     deadline_s: float | None,
     device: str | None,
@@ -219,19 +220,19 @@ def predict(
 ) -> int:
     """Take part in a joint prediction with a trained run.
 
-    Every party runs this, with vfl-server serve --predict at the server. All parties must give the
+    Every party runs this, with vfl-server run --predict at the server. All parties must give the
     same ids, unless the recipe has rows.align = "psi". Only the active party gets and writes the
     result: a row for each row of its table, in its order, with its own ids. At the end every party
     says how many of its rows are predicted, and why the others are left out. If a party is away
     past the deadline, the active one writes its rows without a joint score, and ends with exit code
-    5. With --solo the active party asks nobody, not even the server: the student that the run has
+    5. With --student the active party asks nobody, not even the server: the student that the run has
     trained scores all of its rows.
 
     \b
     Examples:
       vfl-party predict bank.toml --run runs/20260102-030405-churn-1a2b --data new.csv --out churn.csv
       vfl-party predict bank.toml --run production --data new.csv --out churn.csv --replace
-      vfl-party predict bank.toml --run production --data new.csv --out churn.csv --solo
+      vfl-party predict bank.toml --run production --data new.csv --out churn.csv --student
     """  # noqa: E501
     from vfl_common.production import scorings
     from vfl_common.production.registry import WORDS
@@ -248,13 +249,13 @@ def predict(
     file = load_party(party)
     name = file.name
     meant = _run_meant(trained, file)
-    if solo and without:
+    if student and without:
         raise InputError(
             Code.CONFIG_INVALID,
-            "--solo: cannot be combined with --without, because the active party scores on its "
+            "--student: cannot be combined with --without, because the active party scores on its "
             "own. Remove one of them.",
         )
-    if solo:
+    if student:
         written = Output(output, like_input, spreadsheet, replace)
         return _predict_solo(party, meant, data, query, written, device)
     if read_launch()[0]:
@@ -546,7 +547,8 @@ cli.add_command(account)
 cli.add_command(approve)
 cli.add_command(disclosures)
 cli.add_command(grants)
-cli.add_command(revoke)
+cli.add_command(revoke_grant)
+add_old_name(cli, revoke_grant, "revoke", "vfl-party")
 cli.add_command(serve)
 cli.add_command(token)
 

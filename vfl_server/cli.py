@@ -13,6 +13,7 @@ from vfl_common.config.recipe import load_recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.files import PLAIN_NAME
 from vfl_common.process.logs import Console, version
+from vfl_common.process.old_names import add_old_name
 from vfl_common.process.program import (
     EXIT_CODES,
     LINGER,
@@ -117,7 +118,7 @@ def cli() -> None:
     type=click.IntRange(min=1),
     help="Refuse a party with more rows (rows.align = psi; 32 bytes each).",
 )
-def serve(
+def run(
     recipe: Path,
     listen: str,
     ca: Path,
@@ -141,7 +142,7 @@ def serve(
     unfinished run: the parties rejoin and return to their newest common checkpoint.
 
     \b
-    Example: vfl-server serve recipe.toml --listen 0.0.0.0:7000 --ca certs/ca.pem
+    Example: vfl-server run recipe.toml --listen 0.0.0.0:7000 --ca certs/ca.pem
     """
     from vfl_server.app import ServerApp
 
@@ -179,7 +180,7 @@ def serve(
     "--listen",
     default=_LISTEN,
     show_default=True,
-    help="Ask at the address given to `serve`, but not port 0.",
+    help="Ask at the address given to `run`, but not port 0.",
 )
 @_CA
 @_CERTIFICATE
@@ -251,6 +252,9 @@ def _tls(
         passphrase_file=str(passphrase) if passphrase is not None else None,
         revoked=str(revoked) if revoked is not None else None,
     )
+
+
+add_old_name(cli, run, "serve", "vfl-server")
 
 
 def main() -> None:

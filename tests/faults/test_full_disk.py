@@ -212,7 +212,7 @@ def test_a_disk_that_fills_while_the_server_serves(tmp_path: Path, undisturbed: 
             proxy.release()
             ends_full(federation.programs["server"], disk)
             options = ("--listen", federation.address, "--out", str(disk))
-            again = federation.start("server", "vfl-server", "serve", "recipe.toml", *options)
+            again = federation.start("server", "vfl-server", "run", "recipe.toml", *options)
             assert "for space" in again.wait_for("advice")["said"]
         for program in federation.programs.values():
             assert program.wait() == 0, program.stderr

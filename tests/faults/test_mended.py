@@ -66,9 +66,7 @@ def test_a_finished_run_is_never_overwritten(tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     federation.programs.clear()
     with federation:
-        again = federation.start(
-            "server", "vfl-server", "serve", "recipe.toml", "--run-id", run.name
-        )
+        again = federation.start("server", "vfl-server", "run", "recipe.toml", "--run-id", run.name)
         refused(again, run.name)
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 

@@ -71,7 +71,7 @@ def test_a_failed_night_blocks_the_next_until_the_server_alone_begins_anew(tmp_p
         assert all(code in (2, 4) for code in codes.values())
         said = error_line(federation.programs["server"].stderr)
         assert old.name in said
-        assert "vfl-server serve --fresh" in said
+        assert "vfl-server run --fresh" in said
         # Nobody has given it up.
         assert notes(federation, old, "set_aside") == dict.fromkeys(codes)
         assert set(again(federation, "--fresh").values()) == {0}
@@ -184,7 +184,7 @@ def test_a_run_is_open_in_one_process_alone(tmp_path: Path, undisturbed: Paramet
         run = federation.run_folder
         before = noted(run)
         seconds = {
-            "server": ("vfl-server", "serve", "recipe.toml", "--listen", "127.0.0.1:0"),
+            "server": ("vfl-server", "run", "recipe.toml", "--listen", "127.0.0.1:0"),
             "p0": ("vfl-party", "run", "p0.toml"),
             "p2": ("vfl-party", "run", "p2.toml"),
         }

@@ -294,7 +294,7 @@ class Federation:
     def start_server(self, listen: str | None = None) -> Program:
         args = [
             str(BIN / "vfl-server"),
-            "serve",
+            "run",
             "recipe.toml",
             "--listen",
             listen or ports.address(),

@@ -3,7 +3,7 @@ and a name.
 
     with Hosts(tmp_path, {"fed": "fed.example.org", …}) as hosts:
         hosts.run("fed", "vfl certs ca")
-        program = hosts.start("fed", "vfl-server serve recipe.toml")
+        program = hosts.start("fed", "vfl-server run recipe.toml")
 
 Each has its own home, in which its commands run; only ``scp`` moves something from one to another.
 The programs of a federation are forked as in ``federation``, and enter their host then (see

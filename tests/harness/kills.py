@@ -114,7 +114,7 @@ class Killed(Federation):
         if name == "server":
             args = [
                 "vfl-server",
-                "serve",
+                "run",
                 "recipe.toml",
                 "--listen",
                 self.address or ports.address(),

@@ -102,7 +102,7 @@ def test_missing_party_file_and_recipe(federation: Federation) -> None:
     federation.write_party("p1")
     (federation.folder / "recipe.toml").unlink()
     refused(federation.start("p1", "vfl-party", "run", "p1.toml"), "recipe.toml")
-    refused(federation.start("server", "vfl-server", "serve", "recipe.toml"), "recipe.toml")
+    refused(federation.start("server", "vfl-server", "run", "recipe.toml"), "recipe.toml")
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_address_in_use(federation: Federation) -> None:
         federation.extra["p0"] = {"listen": address}
         refused(federation.start_party("p0"), address)
         options = ("--ca", "certs/ca.pem", "--listen", address)
-        refused(federation.start("server", "vfl-server", "serve", "recipe.toml", *options), address)
+        refused(federation.start("server", "vfl-server", "run", "recipe.toml", *options), address)
 
 
 def test_server_that_does_not_answer(federation: Federation) -> None:

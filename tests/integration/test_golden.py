@@ -47,7 +47,7 @@ COMMANDS = {
     "vfl-party-serve-help": "vfl-party serve --help",
     "vfl-party-approve-help": "vfl-party approve --help",
     "vfl-server-help": "vfl-server --help",
-    "vfl-server-serve-help": "vfl-server serve --help",
+    "vfl-server-run-help": "vfl-server run --help",
     "new-recipe": "vfl new recipe --data bank.csv --label late --active bank --passive shop",
     "new-without-label": "vfl new recipe --data bank.csv --active bank --passive shop",
     "check-bad-file": "vfl-party check p1.toml",

@@ -81,7 +81,9 @@ def test_a_run_is_as_long_as_all_who_ask_have_allowed(tmp_path: Path) -> None:
         assert "case" in said
         assert not sent(federation, "p1")
         over = approve(federation, "p1")
-        assert command(tmp_path, "revoke", "p1.toml", over[:6], "--why", "a test").exit_code == 0
+        assert (
+            command(tmp_path, "revoke-grant", "p1.toml", over[:6], "--why", "a test").exit_code == 0
+        )
         refused(federation.start_party("p1"), over, "was revoked", "(a test)")
         ids = {name: approve(federation, name, "--purpose", "a test") for name in ("p0", "p1")}
         for name in federation.names:
@@ -134,7 +136,7 @@ def test_a_revoked_grant_ends_the_training(tmp_path: Path) -> None:
         id_ = approve(federation, "p1")
         federation.start_all()
         federation.programs["p1"].wait_for("progress")
-        assert command(tmp_path, "revoke", "p1.toml", id_).exit_code == 0
+        assert command(tmp_path, "revoke-grant", "p1.toml", id_).exit_code == 0
         refused(federation.programs["p1"], id_, "was revoked")
 
 
@@ -283,5 +285,5 @@ def test_serving_ends_with_its_grant(served: Served) -> None:
     assert (status, active in answer["error"]) == (403, True)
     assert listed(federation, "p0")["predicted"] == 5
     for name, grant in (("p1", id_), ("p0", active)):
-        assert command(federation.folder, "revoke", f"{name}.toml", grant).exit_code == 0
+        assert command(federation.folder, "revoke-grant", f"{name}.toml", grant).exit_code == 0
         refused(served.program(name), grant, "was revoked")

@@ -86,7 +86,7 @@ def server(tmp_path: Path) -> list[str]:
     (tmp_path / "recipe.toml").write_text(toml(cases.recipe(2)))
     create_authority(tmp_path / "certs", "test")
     issue(tmp_path / "certs", "server")
-    return ["vfl-server", "serve", "recipe.toml", "--listen", "127.0.0.1:0"]
+    return ["vfl-server", "run", "recipe.toml", "--listen", "127.0.0.1:0"]
 
 
 @pytest.fixture

@@ -192,7 +192,7 @@ def test_a_failure_is_a_line_and_a_sentence(tmp_path: Path) -> None:
         program = run.start(
             "refused",
             "vfl-server",
-            "serve",
+            "run",
             "recipe.toml",
             "--log-stdout",
             "--listen",

@@ -173,7 +173,7 @@ def test_the_server_serves_a_run_where_torch_is_not(copy: Path, tmp_path: Path) 
     with Federation(tmp_path / "run", cases.recipe(2), data, fresh=True) as federation:
         options = ("recipe.toml", "--listen", "127.0.0.1:0", "--metrics", "0")
         server = federation.start(
-            "server", str(programs / "vfl-server"), "serve", *options, environment=clean
+            "server", str(programs / "vfl-server"), "run", *options, environment=clean
         )
         federation.address = server.wait_for("ready", 60)["address"]
         for name in federation.names:

@@ -243,7 +243,7 @@ def test_over_two_hosts(tmp_path: Path, site: Path) -> None:
     }
     with Hosts(tmp_path, NAMES, environment(site)["PYTHONPATH"]) as hosts:
         halves_of_digits(hosts, recipe)
-        server = hosts.start("fed", "vfl-server serve recipe.toml --listen 0.0.0.0:7000")
+        server = hosts.start("fed", "vfl-server run recipe.toml --listen 0.0.0.0:7000")
         server.wait_for("ready")
         parties = [hosts.start(name, f"vfl-party run {name}.toml") for name in ("bank", "hospital")]
         for program in (*parties, server):

@@ -88,7 +88,7 @@ def started(folder: Path) -> Iterator[tuple[Hosts, list[Program], Callable[[], A
     """Server and parties; the last is called to wait for the parameters of both."""
     with Hosts(folder, NAMES) as hosts:
         write(hosts, DATA)
-        server = hosts.start("fed", "vfl-server serve recipe.toml --listen 0.0.0.0:7000")
+        server = hosts.start("fed", "vfl-server run recipe.toml --listen 0.0.0.0:7000")
         server.wait_for("ready")
         active = hosts.start("fed", "vfl-party run p0.toml")
         programs = ranks(hosts)

@@ -386,7 +386,7 @@ def test_a_server_whose_run_json_is_damaged_begins_no_second_run(
         proxy.release()
         text = path.read_bytes()
         path.write_bytes(b"")
-        server = ("server", "vfl-server", "serve", "recipe.toml")
+        server = ("server", "vfl-server", "run", "recipe.toml")
         refused(federation.start(*server, "--listen", federation.address), "run.json: ")
         path.write_bytes(text)
         (path.parent / "ledger.json").write_bytes(b"garbage")

@@ -186,7 +186,7 @@ def read(served: Served, name: str) -> Any:
 def test_the_student_is_served_alone(served: Served) -> None:
     """It asks nobody, and opens no port for the others."""
     program = served.federation.start(
-        "solo", *("vfl-party", "serve", "p0.toml", "--run", served.run.folder.name, "--solo")
+        "solo", *("vfl-party", "serve", "p0.toml", "--run", served.run.folder.name, "--student")
     )
     ready = program.wait_for("ready")
     assert ready["address"] == ""

@@ -335,7 +335,7 @@ def _ended(federation: Federation, party: str, path: str, *arguments: str) -> tu
 def test_the_active_party_predicts_by_itself(apart: Federation) -> None:
     folder = apart.run_folder
     path = apart.write_party("p0").name
-    arguments = ("--run", f"runs/{folder.name}", "--out", "solo.csv", "--solo")
+    arguments = ("--run", f"runs/{folder.name}", "--out", "solo.csv", "--student")
     assert _ended(apart, "p0", path, *arguments)[0] == 0
     found = pyarrow.csv.read_csv(apart.folder / "solo.csv")
     assert set(found["state"].to_pylist()) == {"alone"}
@@ -399,7 +399,7 @@ def test_only_the_active_party_of_a_run_with_a_student_predicts_alone(
     apart: Federation, tmp_path: Path
 ) -> None:
     path = apart.write_party("p1").name
-    code, said = _ended(apart, "p1", path, "--run", f"runs/{apart.run_folder.name}", "--solo")
+    code, said = _ended(apart, "p1", path, "--run", f"runs/{apart.run_folder.name}", "--student")
     assert code == 2
     assert "p1 is a passive party" in said
     tables = cases.recipe(2, task=TASKS["binary"], phase={"epochs": 1})
@@ -407,7 +407,7 @@ def test_only_the_active_party_of_a_run_with_a_student_predicts_alone(
     # Nobody listens there, and nobody is asked.
     without.address = apart.address
     path = without.write_party("p0").name
-    code, said = _ended(without, "p0", path, "--run", "runs/here", "--solo")
+    code, said = _ended(without, "p0", path, "--run", "runs/here", "--student")
     assert code == 2
     assert "kind student" in said
 
@@ -419,7 +419,7 @@ def test_on_one_machine_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     from vfl.library.simulate import run_files
 
     run_files(tables, tmp_path, tmp_path / "runs" / "one")
-    found = CliRunner().invoke(cli, ["predict", "runs/one", "--solo", "--out", "solo.csv"])
+    found = CliRunner().invoke(cli, ["predict", "runs/one", "--student", "--out", "solo.csv"])
     assert found.exit_code == 0, found.output
     assert json.loads((tmp_path / "runs/one/summary.json").read_text())["metrics"]["test student"]
     table = pyarrow.csv.read_csv(tmp_path / "solo.csv")

@@ -105,7 +105,7 @@ def test_messages_explain_what_the_interfaces_carried(tmp_path: Path) -> None:
     with Hosts(tmp_path, NAMES) as hosts:
         halves_of_digits(hosts, recipe)
         before = {name: hosts.counters(host) for name, host in HOSTS_OF.items()}
-        server = hosts.start("fed", "vfl-server serve recipe.toml --listen 0.0.0.0:7000")
+        server = hosts.start("fed", "vfl-server run recipe.toml --listen 0.0.0.0:7000")
         server.wait_for("ready")
         parties = [hosts.start(name, f"vfl-party run {name}.toml") for name in ("bank", "hospital")]
         finish([*parties, server])

@@ -37,7 +37,7 @@ def predict(
     output: Path,
     like_input: bool,
     spreadsheet: bool,
-    solo: bool,
+    student: bool,
     replace: bool,
 ) -> None:
     """Predict rows with a run, all parties in this process.
@@ -47,8 +47,8 @@ def predict(
     are predicted again. SOURCE is a file, or any other source that a party file may name; for a
     database, the query of training is used unless --query gives another. It needs the columns that
     the party had in training, and no label. The result has a row for each row of the active party's
-    table, in its order, with its own ids. With --solo only the active party's rows are needed: the
-    run's student scores them. Between organisations, every party runs `vfl-party predict`.
+    table, in its order, with its own ids. With --student only the active party's rows are needed:
+    the run's student scores them. Between organisations, every party runs `vfl-party predict`.
 
     \b
     Examples:
@@ -69,7 +69,7 @@ def predict(
         written,
         _by_name(query, "--query", "SELECT"),
         without,
-        solo=solo,
+        solo=student,
     )
     active = next(party.name for party in whole.summary.parties if party.role == "active")
     scorings.note(

@@ -173,7 +173,7 @@ class Simulation:
         recipe, federation = self.federation.recipe, self.federation
         args = [
             "vfl-server",
-            "serve",
+            "run",
             str(federation.recipe_path),
             "--listen",
             "127.0.0.1:0",

@@ -160,19 +160,19 @@ def grants(ctx: click.Context, party: Path, as_json: bool, path: Path | None) ->
         click.echo(line)
 
 
-@click.command(epilog=EXIT_CODES)
+@click.command("revoke-grant", epilog=EXIT_CODES)
 @_PARTY
 @click.argument("grant")
 @click.option("--why", default="", help="State the reason, which is kept with the grant.")
 @click.pass_context
-def revoke(ctx: click.Context, party: Path, grant: str, why: str) -> None:
+def revoke_grant(ctx: click.Context, party: Path, grant: str, why: str) -> None:
     """End a grant for good.
 
     PARTY is the party's file, GRANT the id of the grant, or the beginning of it.
     A program that trains or serves with it stops within seconds; what has left stays where it is.
 
     \b
-    Example: vfl-party revoke bank.toml 1f3a9c --why "contract ended"
+    Example: vfl-party revoke-grant bank.toml 1f3a9c --why "contract ended"
     """
     from vfl_party.assembly.files import read_files
     from vfl_party.grants.approval import store_of

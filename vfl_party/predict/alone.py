@@ -157,14 +157,14 @@ def load_solo(run: Path, name: str) -> TrainedRun:
     if name != trained.recipe.active.name:
         raise InputError(
             Code.CONFIG_INVALID,
-            f"--solo: {name} is a passive party, and has no labels to learn from. Use --solo only "
-            f"at {trained.recipe.active.name}.",
+            f"--student: {name} is a passive party, and has no labels to learn from. Use "
+            f"--student only at {trained.recipe.active.name}.",
         )
     if not has_student(trained):
         raise InputError(
             Code.CONFIG_INVALID,
-            f"--solo: {trained.path}: the run has trained no student. Add a phase of kind student "
-            "to the recipe, and train again.",
+            f"--student: {trained.path}: the run has trained no student. Add a phase of kind "
+            "student to the recipe, and train again.",
         )
     return trained
 

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import click
 
+from vfl_common.process.old_names import flag_with_old_name
+
 C = TypeVar("C", bound=Callable[..., Any])
 
 _OPTIONS = (
@@ -29,10 +31,10 @@ _OPTIONS = (
         is_flag=True,
         help="Put ' before text that a spreadsheet would compute.",
     ),
-    click.option(
+    flag_with_old_name(
+        "--student",
         "--solo",
-        is_flag=True,
-        help="Score all rows with the run's student, without the other parties.",
+        "Score all rows with the run's student, without the other parties.",
     ),
     click.option(
         "--replace", is_flag=True, help="Replace an existing result once the new one is complete."
@@ -49,7 +51,7 @@ without_option = click.option(
 
 
 def result_options(command: C) -> C:
-    """Adds ``output``, ``like_input``, ``spreadsheet``, ``solo`` and ``replace``, in this order."""
+    """Adds ``output``, ``like_input``, ``spreadsheet``, ``student`` and ``replace``."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command

@@ -233,7 +233,7 @@ class PartyRun:
                 Code.MALFORMED_MESSAGE,
                 f"the server begins run {start.run_id}, but {self._session.me} is in run "
                 f"{folder.run_id}, which has not ended. Start the server with the folder of runs "
-                "that it had before, or begin a new run with vfl-server serve --fresh.",
+                "that it had before, or begin a new run with vfl-server run --fresh.",
                 party=self._session.server,
             )
         if start.checkpoint not in (offer.checkpoints if same else ("",)):

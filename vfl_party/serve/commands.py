@@ -10,6 +10,7 @@ import click
 from vfl_common.config.party import PartyFile, load_party
 from vfl_common.errors import Code, InputError
 from vfl_common.process.logs import Console
+from vfl_common.process.old_names import flag_with_old_name
 from vfl_common.process.program import EXIT_CODES, LOG_STDOUT, METRICS
 
 
@@ -28,10 +29,10 @@ from vfl_common.process.program import EXIT_CODES, LOG_STDOUT, METRICS
     metavar="SOURCE",
     help="Replace the party file's data.source.",
 )
-@click.option(
+@flag_with_old_name(
+    "--student",
     "--solo",
-    is_flag=True,
-    help="Score with the run's student, without passive parties (active party).",
+    "Score with the run's student, without passive parties (active party).",
 )
 @click.option("--http", metavar="HOST:PORT", help="Replace the party file's serve.http.")
 @click.option("--device", metavar="cpu|cuda|cuda:N", help="Replace the party file's device.")
@@ -41,7 +42,7 @@ def serve(
     party: Path,
     trained: tuple[str, ...],
     data: str | None,
-    solo: bool,
+    student: bool,
     http: str | None,
     device: str | None,
     metrics: str,
@@ -77,7 +78,9 @@ def serve(
     if http is not None:
         fields = {**file.serve.model_dump(), "http": http}
         file = file.model_copy(update={"serve": parse(type(file.serve), fields, "--http")})
-    serving = ServingParty(party, file, chosen, Console("vfl-party"), device, data, metrics, solo)
+    serving = ServingParty(
+        party, file, chosen, Console("vfl-party"), device, data, metrics, student
+    )
     serving.run(listens=http is not None)
 
 

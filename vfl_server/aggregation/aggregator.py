@@ -256,7 +256,7 @@ def remaining(
         raise InputError(
             Code.CHECKPOINT_INVALID,
             f"the checkpoint {checkpoint[:80]!r} belongs to no phase of this recipe. Begin a new "
-            "run with vfl-server serve --fresh.",
+            "run with vfl-server run --fresh.",
         )
     for aggregation in sorted(aggregations, key=lambda plan: phases.index(plan.phase)):
         place = phases.index(aggregation.phase) - phases.index(at)

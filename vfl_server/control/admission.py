@@ -178,7 +178,7 @@ def lacking(name: str, run_id: str, label: str) -> PeerError:
     return PeerError(
         Code.CHECKPOINT_INVALID,
         f"{name} cannot resume run {run_id} at {label}, as the others can. Start it with the "
-        "folder of runs that it had before, or begin a new run with vfl-server serve --fresh.",
+        "folder of runs that it had before, or begin a new run with vfl-server run --fresh.",
         party=name,
     )
 
@@ -195,7 +195,7 @@ def bound_error(name: str, other: str, run_id: str, server: str, *, begun: bool)
         if begun
         else f"{name} has checkpoints of run {clean(other, 80)}, which has not ended, and {server} "
         "has not. Start the server with the folder of runs that it had before, or begin a new run "
-        "with vfl-server serve --fresh.",
+        "with vfl-server run --fresh.",
         party=name,
     )
 
@@ -212,7 +212,7 @@ def unfit(name: str, why: str, within_s: float) -> PeerError:
     """
     return PeerError(
         Code.DATA_INVALID,
-        f"{why}. Restore them, or begin a new run with vfl-server serve --fresh, at the server "
+        f"{why}. Restore them, or begin a new run with vfl-server run --fresh, at the server "
         f"alone (the same commands do so from run.resume_within_s, {within_s:g} s after the run "
         "trained last).",
         party=name,

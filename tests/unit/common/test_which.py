@@ -36,7 +36,7 @@ def test_every_command_that_wants_a_recipe_names_that_of_a_party_file(
 ) -> None:
     tmp_path / "shared" / "recipe.toml"
     with raises(InputError, Code.CONFIG_INVALID, names=("bank.toml", "recipe.toml")):
-        # `vfl-server serve` and `vfl-server health` read it so.
+        # `vfl-server run` and `vfl-server health` read it so.
         load_recipe(bank)
     with raises(InputError, Code.CONFIG_INVALID, names=("bank.toml", "recipe.toml")):
         vfl.leaks(bank)

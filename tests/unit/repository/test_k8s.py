@@ -22,7 +22,7 @@ from vfl_common.config.party import load_party
 from vfl_common.config.recipe import load_recipe
 from vfl_party.cli import run
 from vfl_party.serve.commands import serve as served
-from vfl_server.cli import serve
+from vfl_server.cli import run as server_run
 
 ROOT = Path(__file__).parents[3]
 K8S = ROOT / "deploy" / "k8s"
@@ -262,7 +262,7 @@ def test_what_prometheus_reads_is_what_a_service_offers_and_a_policy_lets_pass()
         options[patch["target"]["kind"]] = [each["value"] for each in steps]
     assert {each[0] for each in options.values()} == {f"--metrics=0.0.0.0:{port['port']}"}
     for command, file, kind in (
-        (serve, "recipe.toml", "Job"),
+        (server_run, "recipe.toml", "Job"),
         (run, "party.toml", "CronJob"),
         (served, "party.toml", "Deployment"),
     ):

@@ -465,7 +465,7 @@ def _again(facts: Facts) -> PageSection:
         part.commands.append(
             (
                 "At the server, then at each party, with their present files:",
-                "vfl-server serve RECIPE --fresh; vfl-party run PARTY-FILE --fresh",
+                "vfl-server run RECIPE --fresh; vfl-party run PARTY-FILE --fresh",
             )
         )
     return part

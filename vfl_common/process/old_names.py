@@ -1,0 +1,54 @@
+"""Old names of commands and flags, which still work and warn."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
+
+import click
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+
+def _warn(old: str, new: str) -> None:
+    click.echo(f"warning: {old} is deprecated. Use {new}.", err=True)
+
+
+def add_old_name(group: click.Group, command: click.Command, old: str, program: str) -> None:
+    """Adds a hidden command ``old`` to a group: it warns, and does what ``command`` does."""
+    alias, run = copy.copy(command), command.callback
+    if run is None:
+        raise ValueError(f"{command.name}: has no callback")
+
+    @wraps(run)
+    def warn_and_run(*args: Any, **kwargs: Any) -> Any:
+        _warn(f"`{program} {old}`", f"`{program} {command.name}`")
+        return run(*args, **kwargs)
+
+    alias.name, alias.hidden, alias.callback = old, True, warn_and_run
+    group.add_command(alias)
+
+
+def flag_with_old_name(new: str, old: str, text: str) -> Callable[[Decorated], Decorated]:
+    """Returns a decorator that adds a flag, such as ``--student``, and a hidden one with its old
+    name, which warns. ``text``: the help.
+    """
+
+    def note(context: click.Context, _: click.Parameter, value: bool) -> None:
+        if value:
+            _warn(old, new)
+            context.meta[f"vfl{old}"] = True
+
+    def read(context: click.Context, _: click.Parameter, value: bool) -> bool:
+        return value or bool(context.meta.get(f"vfl{old}"))
+
+    def add(command: Decorated) -> Decorated:
+        # The old one is read first.
+        hidden = click.option(
+            old, is_flag=True, hidden=True, is_eager=True, expose_value=False, callback=note
+        )
+        return click.option(new, is_flag=True, help=text, callback=read)(hidden(command))
+
+    return add
