@@ -301,7 +301,7 @@ def test_what_a_killed_process_leaves_the_next_one_deletes(tmp_path: Path) -> No
     code = (
         # Its file alone: packages above it take seconds to import.
         "import runpy, sys\n"
-        f"spill = runpy.run_path({spill.__file__!r})['Spill']({str(tmp_path)!r})\n"
+        f"spill = runpy.run_path({spill.__file__!r})['RowSpill']({str(tmp_path)!r})\n"
         "(spill.folder / 'x').touch()\n"
         "print(spill.folder, flush=True)\n"
         "sys.stdin.read()"
