@@ -21,7 +21,7 @@ from tests.harness.waiting import wait_until
 
 NAMES = ("p0", "p1", "p2")
 ROWS = 120
-_READY_S = 60.0
+_READY_S = 150.0
 
 
 @dataclass

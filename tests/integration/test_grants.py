@@ -273,7 +273,7 @@ def test_serving_ends_with_its_grant(served: Served) -> None:
     active = approve(federation, "p0", *numbers, "8")
     # What the active party keeps, it may use again without asking.
     served.start("p1", cache_s=60.0)
-    refused(served.program("p1"), "serve.cache_s", "set cache_s = 0")
+    refused(served.program("p1"), "serve.cache_s", "Set cache_s = 0")
     served.start_all()
     took_part = [row["parties"] for row in served.rows("K-1", "K-2")]
     assert all("p1" in parties for parties in took_part)
