@@ -59,7 +59,7 @@ def test_the_guide_from_nothing_to_scores(tmp_path: Path) -> None:
             for line in step.text.splitlines():
                 if going and "report" in line:
                     finish(going)
-                if not re.match(r"vfl-(server serve|party (run|predict))", line):
+                if not re.match(r"vfl-(server run|party (run|predict))", line):
                     hosts.run(step.host, line)
                     continue
                 program = hosts.start(step.host, line)
