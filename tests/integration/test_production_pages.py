@@ -57,7 +57,7 @@ def type_(made: Federation, page: str, *, change: tuple[str, str] = ("", "")) ->
     """Types the commands of a page; those that wait for each other run at the same time. Returns what
     the others printed.
     """
-    said, joint = "", re.compile(r"vfl-(server serve|party predict)")
+    said, joint = "", re.compile(r"vfl-(server run|party predict)")
     with made:
         for who, line in commands(page):
             words = shlex.split(line.replace(*change) if all(change) else line)
