@@ -72,10 +72,8 @@ class Steps:
         """Ends a round of ``steps`` steps, by its own report: in some phases the loop ticks only
         once an epoch.
         """
-        self._finished, self._under_way = (
-            self._finished + max(steps, self._under_way),
-            0,
-        )
+        self._finished += max(steps, self._under_way)
+        self._under_way = 0
 
 
 # The activities among which a party's time is divided.

@@ -114,8 +114,8 @@ class GrantStore:
             ids = ", ".join(grant.grant.grant for grant in known) or "none"
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{self.folder}: {len(matches)} grants have an id that begins with "
-                f"{make_printable(name)!r}, not exactly one. Choose one of: {ids}.",
+                f"{self.folder}: the beginning of an id must fit one grant "
+                f"(got {make_printable(name)!r}, which fits {len(matches)}). Choose one of: {ids}.",
             )
         return matches[0]
 

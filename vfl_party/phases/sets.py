@@ -54,8 +54,8 @@ class SetSettings(Section):
         """Raises ValueError if the two do not fit together."""
         if self.subsets and self.party_dropout:
             raise ValueError(
-                "give subsets or party_dropout, not both: both prepare the model for missing "
-                "parties"
+                "subsets and party_dropout both prepare the model for missing parties. Remove one "
+                "of them."
             )
 
 

@@ -93,10 +93,8 @@ def _words(columns: Columns, k: int, name: str, settings: DataSettings) -> Itera
             # Words are in the order in which they come.
             strange = int(np.flatnonzero(~like)[0])
             row = _first_row(cells.codes_NK[:, k], strange)
-            where, word = (
-                checks.rows(hide_passwords(settings.source), row + 1),
-                words[strange][:MAX_SHOWN],
-            )
+            where = checks.rows(hide_passwords(settings.source), row + 1)
+            word = words[strange][:MAX_SHOWN]
             yield Smell(
                 f"{alike:,} of {total:,} cells of {name!r} are {kind}, but {where} has {word!r}, "
                 f"so the column is read as {len(words):,} categories. Correct the cell, or list "
