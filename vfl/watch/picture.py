@@ -34,7 +34,7 @@ class Picture:
         version = self.version + 1
         folder = run_in(self.path)
         run = self._run
-        if run is not None and (folder != run.folder or run.replaced()):
+        if run is not None and (folder != run.folder or run.is_replaced()):
             run = None
         if run is None and folder is not None:
             run = RunFollower(folder)

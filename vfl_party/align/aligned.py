@@ -92,7 +92,7 @@ class AlignedRows:
             return ""
         if name != active:
             return f"also held by {active}"
-        groups = self.held.alike(self.held.splits["all"])
+        groups = self.held.by_holders(self.held.splits["all"])
         sets = (
             f"{len(rows):,} that {' and '.join(names) or 'nobody else'} "
             f"{'hold' if len(names) > 1 else 'holds'}"

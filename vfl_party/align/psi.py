@@ -162,7 +162,7 @@ class PsiAlignment:
                 self._check_enough(common.rows, at)
                 masks = [*common.holders.values()] or [common.rows]
                 ids = Ids.of(at.table.ids)
-                rounds.compare([ids.taken(np.flatnonzero(mask)) for mask in masks], common.salt)
+                rounds.compare([ids.take(np.flatnonzero(mask)) for mask in masks], common.salt)
                 files.finish(common)
         except (PeerError, AbortedError):
             # The run ends, and the attempt with it.

@@ -14,7 +14,7 @@ from vfl_party.data import checks
 from vfl_party.data.vocabulary import decode
 
 # Before the text of a cell that was a number to its source, of Excel or a database: it has no
-# decimal comma and no thousands sign, whatever the cells beside it have. The character is for
+# decimal comma and no thousands sign, whatever its other cells have. The character is for
 # private use: no text begins with it.
 NUMBER = "\ue000"
 

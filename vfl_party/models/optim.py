@@ -198,7 +198,7 @@ class Plateau(LambdaLR):
         self.factor, self.patience, self.waited, self.lowered = factor, patience, 0, 0
         super().__init__(optimizer, lambda epoch: warm(epoch) * self.factor**self.lowered)
 
-    def judged(self, *, best: bool) -> None:
+    def note_validation(self, *, best: bool) -> None:
         """Notes a validation, and lowers the rate if it is the ``patience``-th without a better
         value.
         """

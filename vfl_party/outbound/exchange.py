@@ -347,7 +347,7 @@ class Answering(_Side):
             for name, own in (each or {}).items()
         }
 
-        def arrived(party: str, bundle: Bundle) -> None:
+        def receive(party: str, bundle: Bundle) -> None:
             self.clock.to(DECODE)
             spec = (alike or specs[party]).meant
             at = Passage(step, party, self.chains.party)
@@ -358,7 +358,7 @@ class Answering(_Side):
 
         return {
             party: received[party]
-            for party in self.hub.collect(step, wire, arrived, deadline_s, lenience)
+            for party in self.hub.collect(step, wire, receive, deadline_s, lenience)
         }
 
     def reply(

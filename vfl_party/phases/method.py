@@ -243,7 +243,7 @@ class Method(Generic[S]):
         augmentation gave.
         """
         _ = settings
-        return "" if self.encodes else "has forward passes of its own"
+        return "" if self.encodes else "has its own forward passes"
 
     def learns(self, settings: S) -> Learnt:
         """Returns what the phase teaches the model to do without a party; '' for nothing."""
@@ -259,7 +259,7 @@ class Method(Generic[S]):
 
 
 _PLACES = ("settings", "active", "passive")
-# What the constructor took before, beside the names of today's methods.
+# What the constructor took before, in addition to the names of today's methods.
 _FORMER = {
     "own": 'give model = "own", and override own_models() in a subclass of Method',
     "late": "override late_policy() in a subclass of Method",

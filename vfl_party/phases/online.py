@@ -1,4 +1,4 @@
-"""How a served model scores ids if its method has a way of its own: in steps, each of which asks
+"""How a served model scores ids if its method has its own way: in steps, each of which asks
 the passive parties once.
 """
 

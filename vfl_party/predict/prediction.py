@@ -437,7 +437,7 @@ class ActivePredict(Phase):
         names = [party_.name for party_ in of if party_.features]
         groups = [(tuple(names), np.arange(len(rows)))]
         if held is not None and not self._work.solo:
-            groups = held.alike(rows)
+            groups = held.by_holders(rows)
         quality, metric = self._work.trained.quality, self._work.expects
         parties, expected = np.empty(len(rows), object), np.empty(len(rows), object)
         for others, at in groups:

@@ -121,7 +121,7 @@ class _SplitNN(_Unknown):
         return Batches(self._party, self._phase.name, self._settings)
 
     def rows_at(self, exchange: str, step: StepKey) -> Rows | None:
-        parts = [part for batch in self._batches.planned(step.round) for part in batch.parts]
+        parts = [part for batch in self._batches.plan(step.round) for part in batch.parts]
         if exchange == "embedding":
             return parts[step.batch]
         if exchange == "validation":
