@@ -37,7 +37,7 @@ Inputs = tuple[Tensor, ...]
 class Blocks:
     """How many rows a model computes at once: a multiple of ``rows``, and at most ``most``.
 
-    ``why``: why a row's bits depend on other rows nevertheless; '' if they do not, or if the model
+    ``why``: why a row's bits still depend on other rows; '' if they do not, or if the model
     was not checked.
     """
 

@@ -47,7 +47,7 @@ def in_words(value: Any) -> str:
 
 
 class TablePolicy:
-    """What the settings let out; see ``Policy``.
+    """A policy written as settings; see ``Policy``.
 
     ``beside``: another policy, which must agree. ``after``: the one that has watched what left
     before, to find the rows in common. Raises InputError if a demand names an unknown transform or
@@ -156,8 +156,8 @@ def _weaker(demand: Demand, use: Use, where: str) -> tuple[str, str] | None:
 
 
 class SentCounts:
-    """What has left in a run: numbers about each row, by receiver, and bytes. ``before``: what
-    left before the first phase, whose bytes count.
+    """Counts what a run has sent: numbers about each row, by receiver, and bytes. ``before``: what
+    was sent before the first phase, whose bytes count.
     """
 
     def __init__(self, before: SentCounts | None = None) -> None:

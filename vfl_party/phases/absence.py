@@ -172,8 +172,8 @@ class Following:
         return self._now is not None and self._place(step) < self._now
 
     def skip(self, step: StepKey, passed: StepPassed) -> None:
-        """Notes that ``step`` has passed. Raises PeerError if what is said to be under way comes
-        before it.
+        """Notes that ``step`` has passed. Raises PeerError if the step that the peer reports as
+        under way comes before it.
         """
         now = self._place(passed.now)
         if now <= self._place(step):

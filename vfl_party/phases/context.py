@@ -83,7 +83,7 @@ class MakeEncoder:
 
 @runtime_checkable
 class OnSeveral(Protocol):
-    """What embeds on several processes of a party, see ``Party.through``."""
+    """An encoder on several processes of a party; see ``Party.through``."""
 
     def through(self, encoder: nn.Module, *batches: tuple[Tensor, ...]) -> list[Tensor]:
         """Passes batches through the encoder; returns [B, D] of each."""
@@ -102,7 +102,7 @@ def _quiet(_phase: str, _round: int, _rounds: int, _batch: int, _batches: int) -
 
 @dataclass(frozen=True)
 class Hooks:
-    """What a party calls while a phase runs.
+    """The callbacks of a party while a phase runs.
 
     ``tick``: called after each step with (phase, rounds done, rounds, batches done, batches).
     ``lenient``: called by a phase at the active party once all have come to it, if it goes on

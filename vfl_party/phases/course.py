@@ -96,8 +96,8 @@ class NamedPhase:
 
 
 class Course:
-    """What a recipe has its parties do, read once, when it is first asked for. All that it says may
-    raise InputError: a kind of phase may be unknown, or its settings wrong.
+    """The phases of a recipe, each read once, at its first use. Every member may raise InputError:
+    a kind of phase may be unknown, or its settings wrong.
 
     ``phases``: the recipe's, in order. ``before``: those of the run that this one starts from, as
     far as ``start.phases`` names them. A phase of ``before`` runs no more: its settings are read
@@ -279,8 +279,8 @@ class Course:
     @cached_property
     @name_plugin_errors()
     def learns(self) -> Learnt:
-        """What the phases teach the model to do without a party; '' for nothing. Raises InputError
-        if two of them teach it different things.
+        """How the phases train the model to do without a party; '' if they do not. Raises
+        InputError if two of them do so in different ways.
         """
         ways = [phase.method.learns(phase.settings) for phase in self.phases]
         if "subsets" in ways and "party_dropout" in ways:
@@ -498,8 +498,8 @@ class Course:
 
     @property
     def _prediction(self) -> Exchange | None:
-        """The exchange of a joint prediction, for its transforms; None if there is none, or if its
-        numbers are no embeddings.
+        """The exchange of a joint prediction, for its transforms; None without one, or if its
+        numbers are not embeddings.
         """
         if self.lone_phase is not None or self.keeps_nothing is not None:
             return None

@@ -2,8 +2,8 @@
 anyway.
 
 A party that takes more of the learning than its share, by scaled gradients (Fu et al. 2022), moves
-faster than it would. The active party compares what it has received of the same rows: no exchange
-more, and nothing is trained by it.
+faster than it would. The active party compares what it has received of the same rows: without a
+further exchange, and without an effect on training.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def blocks_of(party: Party) -> dict[str, Blocks]:
     began_s = time.perf_counter()
     for model in party.models.values():
         model.eval()
-    # A model of a user's own may draw.
+    # A user's model may draw.
     with torch.random.fork_rng(devices=[]):
         models = _models(party)
         blocks = {name: find_blocks(compute, samples) for name, compute, samples in models}

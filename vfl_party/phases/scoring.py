@@ -38,11 +38,11 @@ SOLO = "solo"
 
 @dataclass(frozen=True)
 class Scored:
-    """What a joint forward pass has found.
+    """The result of a joint forward pass.
 
     ``outputs``: the model's, [N, O], in the order of the rows. ``without``: {passive party: how
-    many rows were scored without it}; who is not in it took part in all. ``steps``: how many steps
-    were exchanged.
+    many rows were scored without it}; a party that is not in it took part in all. ``steps``:
+    how many steps were exchanged.
 
     If the parties hold different rows, ``by`` has {passive party: whether it holds each row, [N]}:
     the first of them in the recipe has scored it, and the outputs of a row that none holds have no

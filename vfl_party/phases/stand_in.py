@@ -83,8 +83,8 @@ def collect(side: Answering, party: Party, kind: StandIn, step: StepKey) -> dict
 
 
 def keep(folder: Path, embeddings: Mapping[str, Tensor]) -> None:
-    """Writes what ``collect`` has returned into the active party's folder of the run, for whoever
-    scores with the model later. Raises InputError.
+    """Writes what ``collect`` has returned into the active party's folder of the run, to score
+    with the model later. Raises InputError.
     """
     data = safetensors.torch.save({name: z.detach().cpu() for name, z in embeddings.items()})
     with private_file(folder / FILE) as file:
