@@ -488,15 +488,15 @@ def test_a_person_is_found_in_every_spelling_that_the_rules_make_one(spelt: Path
     for cell in ("c-0001", "nobody"):
         found, handed_out = traced(spelt, cell)
         assert (found.part, found.held, handed_out) == ("none", (), [])
-        assert "does not know it. Check the spelling." in found.said
+        assert "does not know it. Check the spelling." in found.verdict
     # A file that has this text has it for another reason.
     found, _ = traced(spelt, "splitnn")
     assert found.held
-    assert "does not know it. Check the spelling." in found.said
+    assert "does not know it. Check the spelling." in found.verdict
     # The table that nobody has any more says nothing.
     (spelt / "bank.csv").rename(spelt / "away.csv")
     assert (traced(spelt, own.lower())[0].part, len(traced(spelt, own.lower())[1])) == ("test", 1)
-    assert "may have been trained with the row" in traced(spelt, "nobody")[0].said
+    assert "may have been trained with the row" in traced(spelt, "nobody")[0].verdict
     (spelt / "away.csv").rename(spelt / "bank.csv")
     traced(spelt, own.strip().lower(), remove=True)
     assert pq.read_table(kept).num_rows == table.num_rows - 1
@@ -504,7 +504,7 @@ def test_a_person_is_found_in_every_spelling_that_the_rules_make_one(spelt: Path
 
 def test_validation_rows_may_have_chosen_what_was_trained(spelt: Path) -> None:
     found = [traced(spelt, each)[0] for each in BANK["id"][:40]]
-    said = {each.part: each.said for each in found}
+    said = {each.part: each.verdict for each in found}
     assert set(said) == {"training", "validation", "test"}
     assert "may have chosen the threshold and the end of training" in said["validation"]
 

@@ -270,7 +270,7 @@ class Course:
     @cached_property
     @name_plugin_errors()
     def late_policy(self) -> LatePolicy:
-        """What stands in for a party in the first phase that goes on without one; ``wait`` if all
+        """The stand-in for a party in the first phase that goes on without one; ``wait`` if all
         phases wait.
         """
         policies = (phase.method.late_policy(phase.settings) for phase in self.phases)
@@ -300,8 +300,8 @@ class Course:
 
     @property
     def without(self) -> LatePolicy:
-        """What stands in for a party that is away when rows are scored."""
-        # Those who hold a row are combined without the others.
+        """The stand-in for a party that is away when rows are scored."""
+        # The parties that hold a row are combined without the others.
         partly = self.recipe.rows.partial and self.late_policy == "wait"
         return "skip" if self.learns or partly else self.late_policy
 

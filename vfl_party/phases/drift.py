@@ -65,9 +65,9 @@ class Drift:
     def __init__(self, me: str, *, compares: bool = True) -> None:
         self._me, self._compares = me, compares
         self._before: dict[str, Tensor] = {}
-        # Parts of the validation under way.
+        # Embeddings of the current validation.
         self._now: dict[str, list[Tensor]] = {}
-        # How many chunks it has had.
+        # The number of chunks seen in this validation.
         self._looked = 0
         # Statistics of the training steps.
         self._steps: dict[str, _Statistics] = {}

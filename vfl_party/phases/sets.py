@@ -45,7 +45,7 @@ class SetSettings(Section):
 
     @property
     def learns(self) -> Learnt:
-        """What the model learns to do without a party."""
+        """The model's training for absent parties."""
         if self.subsets:
             return "subsets"
         return "party_dropout" if self.party_dropout else ""

@@ -1,4 +1,4 @@
-"""What stands in for the embeddings of a party that takes no part: the mean of those of its
+"""Stand-ins for the embeddings of a party that takes no part: the mean of those of its
 training rows, or zeros.
 
 The party that has the embeddings computes the mean, and sends it once, as one row. It leaves

@@ -68,7 +68,7 @@ class FileWithId:
 
 @dataclass(frozen=True)
 class Trace:
-    """What one run has about the person.
+    """The traces of the person in one run.
 
     ``part``: the purpose of the row; ``start``: the run from which this one has started;
     ``lacks_it``: the name of the party's table if it has no such id, otherwise ''.
@@ -86,7 +86,7 @@ class Trace:
         return any(not file.stays for file in self.held)
 
     @property
-    def said(self) -> str:
+    def verdict(self) -> str:
         """A sentence on whether the model must be trained again."""
         if self.lacks_it and self.part == "none" and not self.has_row:
             return (

@@ -257,7 +257,7 @@ class Generation:
         table = self._opened.table
         # Tables that were joined here have counted them.
         if self._opened.settings.in_common and table.counts is not None:
-            return table.counts.kept, len(table)
+            return table.counts.remaining, len(table)
         return (
             (0, 0) if self._alignment.certain else (len(table), len(self.assembled.prepared.table))
         )

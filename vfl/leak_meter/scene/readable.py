@@ -25,7 +25,7 @@ from vfl_party.phases.scoring import chunks
 
 
 class Readable(Protocol):
-    """What a rehearsal needs to know about a phase to judge attacks.
+    """The facts about a phase by which a rehearsal judges attacks.
 
     A plug-in's phase may have any of these members.
     """

@@ -40,8 +40,12 @@ def choices(parts: Sequence[Any], rules: Sequence[str], duplicates: Duplicates) 
         after = f"after {', '.join(rules[:used])}" if used else "as they come"
         lines.append(
             f"{after}: {first.missing:,} missing, {first.repeated:,} repeat an earlier row's; "
-            f"kept: {first.kept:,}"
-            + (f' with duplicates = "first", {drop.kept:,} with "drop"' if first.repeated else "")
+            f"kept: {first.remaining:,}"
+            + (
+                f' with duplicates = "first", {drop.remaining:,} with "drop"'
+                if first.repeated
+                else ""
+            )
         )
         looks.append(shapes_of(Ids(ids.drop_null())))
     if looks[0] == looks[-1]:
@@ -51,7 +55,7 @@ def choices(parts: Sequence[Any], rules: Sequence[str], duplicates: Duplicates) 
     refused = duplicates == "error" and counts.repeated
     return [
         *lines,
-        f'duplicates = "{duplicates}": {"refused" if refused else f"{counts.kept:,} rows are kept"}',  # noqa: E501
+        f'duplicates = "{duplicates}": {"refused" if refused else f"{counts.remaining:,} rows are kept"}',  # noqa: E501
     ]
 
 

@@ -176,7 +176,7 @@ def _first_row(codes_N: npt.NDArray[np.int32], code: int) -> int:
 def _ids(rows: Rows, settings: DataSettings) -> Iterator[str]:
     rules = settings.id_rules or ()
     spelt = [normalize_ids(rows.ids, used) for used in (rules, (*rules, "trim", "casefold"))]
-    counts = [IdCounts.of(ids, len(in_order(ids, "first").rows)).kept for ids in spelt]
+    counts = [IdCounts.of(ids, len(in_order(ids, "first").rows)).remaining for ids in spelt]
     if counts[1] < counts[0]:
         count = counts[0] - counts[1]
         yield (

@@ -1,4 +1,4 @@
-"""How the active side continues without passive parties that are late or absent."""
+"""Continues the active side without passive parties that are late or absent."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ FROZEN, TUNED, MIXMATCH = (
     f"{KNOWN} labels, MixMatch",
 )
 # {attack: its baselines, which are attacks on other encoders}
-_BESIDE = {
+_BASELINES = {
     FROZEN: ("from scratch", "own SSL, frozen", "own SSL, tuned"),
     TUNED: ("from scratch", "own SSL, frozen", "own SSL, tuned"),
     MIXMATCH: ("from scratch, MixMatch", "own SSL, MixMatch"),
@@ -54,7 +54,7 @@ def play(scene: Scene) -> list[Figure]:
     figures = []
     for unit, score in (("accuracy", accuracy), *((("AUC", _auc),) if scene.classes == 2 else ())):
         for knows, logits in logits_by_attack.items():
-            baselines = {name: score(without_messages[name], truth) for name in _BESIDE[knows]}
+            baselines = {name: score(without_messages[name], truth) for name in _BASELINES[knows]}
             if unit == "accuracy":
                 baselines["majority"] = float(torch.bincount(truth).max()) / len(truth)
             figures.append(Figure("labels", knows, unit, score(logits, truth), baselines=baselines))
@@ -126,7 +126,7 @@ def without(scene: Scene) -> Mapping[str, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class _Known:
-    """What the attacker has: inputs of the known rows, their labels, its training rows, and the
+    """The attacker's knowledge: inputs of the known rows, their labels, its training rows, and the
     judged rows.
     """
 

@@ -1,4 +1,4 @@
-"""What tables of all databases share: the query, texts of errors, and the comparison of passes."""
+"""The base of tables of all databases: the query, texts of errors, and the comparison of passes."""
 
 from __future__ import annotations
 
