@@ -60,9 +60,9 @@ class Picture:
         return self._said[version]
 
     def _news(self, version: int) -> dict[str, Any]:
-        anew = version < self._begun or version == 0
-        known = 0 if anew else version
-        run, news = self._run, {"version": self.version, "anew": anew, "state": self._state}
+        is_whole = version < self._begun or version == 0
+        known = 0 if is_whole else version
+        run, news = self._run, {"version": self.version, "anew": is_whole, "state": self._state}
         if run is None:
             return news
         log = [line for at, line in run.log if at > known]

@@ -331,7 +331,7 @@ class Answering(_Side):
     ) -> dict[str, dict[str, Tensor]]:
         """Returns {party: its tensors}, without gradient, in roster order and without late parties.
 
-        ``each``: {party that sends: sizes that are its own}; None if all send, tensors of the same
+        ``each``: {party that sends: its own sizes}; None if all parties send tensors of the same
         sizes.
 
         Raises as ``Hub.collect``.

@@ -96,12 +96,12 @@ def about_zeros(ids: Sequence[str], rules: Sequence[str]) -> str:
     no number begins with 0, the ids are not suspect: row numbers have several lengths too.
 
     Args:
-        ids: spelt by the rules.
+        ids: normalized by the rules.
         rules: see ``vfl_party.data.ids.spelling``.
     """
     ids = _sample(ids)
-    alike = Counter(map(short_look, ids)).most_common(1)
-    if {"zeros", "email"} & {*rules} or not alike or alike[0][1] <= len(ids) / 2:
+    commonest = Counter(map(short_look, ids)).most_common(1)
+    if {"zeros", "email"} & {*rules} or not commonest or commonest[0][1] <= len(ids) / 2:
         return ""
     return (
         "numbers in the ids begin with 0. If the table of another party has lost these zeros, add "
