@@ -27,7 +27,7 @@ from vfl_common.files import write_atomic
 from vfl_common.identity import pem
 from vfl_common.identity.revoked import FILE, SIGNED, parse
 
-# So that a new certificate is valid on machines whose clocks run behind.
+# A new certificate is valid from this long ago, for machines whose clocks run behind.
 CLOCK_SKEW = timedelta(days=1)
 _LIST = (
     "# Revoked certificates, by serial number. A copy belongs beside ca.pem at the server and "

@@ -142,7 +142,7 @@ class Launcher:
         return child
 
     def ask(self, request: Mapping[str, Any], *fds: int) -> None:
-        """Sends a request. Does nothing if the launcher is gone: so are its children; ``_read``
+        """Sends a request. Does nothing if the launcher and its children are gone; ``_read``
         marks them ended.
         """
         with contextlib.suppress(OSError):

@@ -99,8 +99,8 @@ def _words(columns: Columns, k: int, name: str, settings: DataSettings) -> Itera
             )
             yield Smell(
                 f"{matching:,} of {total:,} cells of {name!r} are {kind}, but {where} has "
-                f"{word!r}, so the column is read as {len(words):,} categories. Correct the cell, or list "
-                "its word in data.na if the cell is empty.",
+                f"{word!r}, so the column is read as {len(words):,} categories. Correct the cell, "
+                "or list its word in data.na if the cell is empty.",
                 name,
                 kind,
             )
