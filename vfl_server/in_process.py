@@ -216,7 +216,7 @@ class LocalSession:
         """Closes the session."""
         # If the run fails instead, the caller of the party says why.
         if self._server.summary is not None:
-            self._server.coordinator.closed(self._member)
+            self._server.coordinator.end_session(self._member)
 
     def take(self) -> None:
         """Takes what the coordinator has for this party; the caller holds the lock."""

@@ -107,7 +107,7 @@ def attendance_of(
         Ledger(),
         run_id=run_id,
         digest=digest,
-        most_ids=10,
+        max_ids=10,
         attends=lambda _here: None,
         **{"answer": lambda ids, _until_s, _step: embedded(WIDTHS.get(name, 1), ids), **more},
     )
@@ -134,7 +134,7 @@ def test_a_party_may_be_asked_for_fewer_ids(service: ServingService, address: st
     for name in WIDTHS:
         attend(name, address)
     wait_until(lambda: service.present == [*WIDTHS])
-    found = service.ask(["b", "x", "a"], WAIT_S, fewer={"north": ["a"], "south": []}).wait()
+    found = service.ask(["b", "x", "a"], WAIT_S, ids_of={"north": ["a"], "south": []}).wait()
     assert found["north"] == embedded(2, ["a"])
     # It is not asked.
     assert found["south"] == ServingAnswer(b"")
@@ -519,7 +519,7 @@ def test_who_lets_questions_pass_is_waited_for_again_once_it_answers(
         for _ in range(MAX_LATE):
             assert service.ask(["a"], 0.0).wait() == late
             next(heard)
-        assert service.ask(["a"], WAIT_S, fewer={"north": []}).wait() == away
+        assert service.ask(["a"], WAIT_S, ids_of={"north": []}).wait() == away
         question = serving_pb2.FromActive.FromString(next(heard)).question
         assert question.ids == ["a"]
         answer(question.number)

@@ -118,7 +118,7 @@ class HostilePassive:
         assert link is not None
 
         def ask(shows: LogHeads) -> LogHeads:
-            answer = link.confer(shows.encoded())
+            answer = link.confer(shows.encode())
             assert answer is not None
             return LogHeads.decode(answer, party="p0", me=self.name)
 

@@ -77,7 +77,7 @@ class GrpcTransport:
             return
 
         def ask(shows: LogHeads) -> LogHeads:
-            answer = link.confer(shows.encoded(), once=once)
+            answer = link.confer(shows.encode(), once=once)
             if answer is None and not once:
                 raise PeerError(
                     Code.PROTOCOL_DIFFERS,
@@ -106,7 +106,7 @@ class GrpcTransport:
         for link in self.grpc_links:
             link.end(error)
 
-    def _told(self, error: BaseException) -> VflError:
+    def _to_peer_error(self, error: BaseException) -> VflError:
         """Returns what the peers hear: a party that was stopped is waited for, as one that was
         lost.
         """
@@ -127,7 +127,7 @@ class GrpcTransport:
         if self.service is not None and error is not None:
             self.service.use(None)
         if error is not None:
-            self.end(self._told(error))
+            self.end(self._to_peer_error(error))
         for link in self.grpc_links:
             link.close()
 
@@ -193,8 +193,8 @@ class Transports:
         )
         # For each party; server and this party's own probes check, too; four more for callers to
         # refuse.
-        each = MAX_STREAMS + MAX_QUESTIONS + MAX_CHECKS + MAX_CONFERRING
-        threads = each * len(roster) + 2 * MAX_CHECKS + 4
+        per_party = MAX_STREAMS + MAX_QUESTIONS + MAX_CHECKS + MAX_CONFERRING
+        threads = per_party * len(roster) + 2 * MAX_CHECKS + 4
         with listening(self.files.file.listen, self.files.keyring, [service, health], threads) as (
             _,
             address,

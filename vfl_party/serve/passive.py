@@ -137,7 +137,7 @@ class Passive:
             opened.tally.ledger,
             run_id=run_id,
             digest=opened.trained.recipe.digest(),
-            most_ids=max(opened.max_at_once, _MIN_IDS_LIMIT),
+            max_ids=max(opened.max_at_once, _MIN_IDS_LIMIT),
             answer=answers,
             writes=self._opener.writes(opened, answers.way),
             attends=attends,

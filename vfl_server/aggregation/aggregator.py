@@ -113,8 +113,8 @@ class Aggregator:
                 self._service.close()
             return
         steps = [
-            (step, self._passives if each.passive else self._roster, each)
-            for step, each in remaining(self._phases, checkpoint, aggregations)
+            (step, self._passives if plan.passive else self._roster, plan)
+            for step, plan in remaining(self._phases, checkpoint, aggregations)
         ]
         # Otherwise the parties' streams are open at the hub already.
         if self._hub is None or not self._aligned:

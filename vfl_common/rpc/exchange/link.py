@@ -28,7 +28,7 @@ from vfl_common.wire.frames import (
     Received,
     encode,
     label,
-    malformed_error,
+    message_error,
     parse_frame,
     step_of,
 )
@@ -196,11 +196,11 @@ class ExchangeLink(Link):
             frame = self._parse(data).envelope
             self._ledger.add(self._peer, CONTROL, CONTROL, "received", 0, len(data))
             if not frame.HasField("resume"):
-                raise malformed_error(
+                raise message_error(
                     f"{self._peer} did not answer how many frames it has received", self._peer
                 )
             if frame.resume.frames > total:
-                raise malformed_error(
+                raise message_error(
                     f"{self._peer} reports more frames than were sent (got {frame.resume.frames}, "
                     f"sent {total})",
                     self._peer,
@@ -322,7 +322,7 @@ class ExchangeLink(Link):
                 assembly = Assembly(frame, expect, party=self._peer, allocate=self._allocate)
             self._ledger.add(self._peer, step.phase, kind, "received", frame.data.nbytes, len(data))
             if assembly is None:
-                raise malformed_error(
+                raise message_error(
                     f"{self._peer} sent a frame that belongs to no bundle", self._peer
                 )
             bundle = assembly.feed(frame)

@@ -60,7 +60,7 @@ class ServingClient:
     Args:
         address, peer: the active party's address and name.
         run_id, digest: the id of the model's run, and the digest of its recipe.
-        most_ids: the most ids of a question.
+        max_ids: the most ids of a question.
         answer: embeds ids, or answers a step about them, until a time (monotonic). Raises
             TimeoutError if it cannot, UntoldError if its answer about the ids may not leave; it
             may raise VflError. An empty text is not an id.
@@ -82,7 +82,7 @@ class ServingClient:
         *,
         run_id: str,
         digest: str,
-        most_ids: int,
+        max_ids: int,
         answer: Callable[[Sequence[str], float, Step | None], ServingAnswer],
         attends: Callable[[bool], None],
         refused: Callable[[str], None] | None = None,
@@ -91,7 +91,7 @@ class ServingClient:
         at_once: int = 1,
     ) -> None:
         self._address, self._peer, self._keyring, self._ledger = address, peer, keyring, ledger
-        self._run_id, self._digest, self._most_ids = run_id, digest, most_ids
+        self._run_id, self._digest, self._max_ids = run_id, digest, max_ids
         self._answer, self._attends, self._refused = answer, attends, refused
         self._keeping, self._at_once, self._writes = keeping, at_once, writes
         self._once = LogOnce(log)
@@ -226,11 +226,10 @@ class ServingClient:
         """Queues a question. Raises PeerError if it is invalid."""
         # Further questions of a scoring have no ids: they are about those of the first one.
         min_ids = 0 if question.step.first else 1
-        if not question.number or not min_ids <= len(question.ids) <= self._most_ids:
+        if not question.number or not min_ids <= len(question.ids) <= self._max_ids:
             raise PeerError(
                 Code.MALFORMED_MESSAGE,
-                f"{self._peer} must ask for 1 to {self._most_ids:,} ids (got "
-                f"{len(question.ids):,})",
+                f"{self._peer} must ask for 1 to {self._max_ids:,} ids (got {len(question.ids):,})",
                 party=self._peer,
             )
         asked.put(_Asked(question, time.monotonic() + question.left_ms / 1000))
