@@ -36,7 +36,7 @@ from vfl_common.rpc.uplink import SERVICE as SESSIONS
 from vfl_common.run_folder import RunFolder, create, find_unfinished, set_all_aside
 from vfl_common.stages import AggregationPlan, Job
 from vfl_common.summary import Summary, load_summary
-from vfl_server.aggregation.aggregator import Aggregator
+from vfl_server.aggregation.aggregator import AggregatedRun, Aggregator
 from vfl_server.control.coordinator import Coordinator
 from vfl_server.control.departures import Departures
 from vfl_server.control.run import RunHooks, ServedRun
@@ -172,10 +172,7 @@ class ServerApp:
         )
         aggregator = Aggregator(
             exchange,
-            folder.run_id,
-            roster,
-            [party.name for party in recipe.passives],
-            phases,
+            AggregatedRun(folder.run_id, roster, [party.name for party in recipe.passives], phases),
             timeout_s=recipe.run.step_timeout_s,
             fail=lambda error: coordinator.fail(error),
             align=alignment_service(

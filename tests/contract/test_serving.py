@@ -36,7 +36,7 @@ from vfl_common.rpc.serving.answered import (
     WithheldError,
     read_keeping,
 )
-from vfl_common.rpc.serving.attendance import ServingClient
+from vfl_common.rpc.serving.attendance import AttendanceHooks, AttendedRun, ServingClient
 from vfl_common.rpc.serving.patience import MAX_LATE
 from vfl_common.rpc.serving.service import MAX_STREAMS, SERVICE, ServingService
 from vfl_common.rpc.serving.several import SeveralRuns
@@ -98,18 +98,23 @@ def run(attendance: ServingClient) -> list[Exception]:
 
 
 def attendance_of(
-    name: str, address: str, run_id: str = RUN, digest: str = DIGEST, **more: Any
+    name: str,
+    address: str,
+    run_id: str = RUN,
+    digest: str = DIGEST,
+    *,
+    answer: Callable[[Sequence[str], float, Any], Any] | None = None,
+    at_once: int = 1,
+    **hooks: Any,
 ) -> ServingClient:
     return ServingClient(
         address,
         ME,
         keyring(name),
         Ledger(),
-        run_id=run_id,
-        digest=digest,
-        max_ids=10,
-        attends=lambda _here: None,
-        **{"answer": lambda ids, _until_s, _step: embedded(WIDTHS.get(name, 1), ids), **more},
+        run=AttendedRun(run_id, digest, max_ids=10, at_once=at_once),
+        answer=answer or (lambda ids, _until_s, _step: embedded(WIDTHS.get(name, 1), ids)),
+        hooks=AttendanceHooks(attends=lambda _here: None, **hooks),
     )
 
 

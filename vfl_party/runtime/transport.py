@@ -30,7 +30,7 @@ from vfl_common.rpc.channel import dial, listening
 from vfl_common.rpc.confer import MAX_CONFERRING, LogHeads
 from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.exchange.hub import ExchangeHub
-from vfl_common.rpc.exchange.link import ExchangeLink
+from vfl_common.rpc.exchange.link import ExchangeLink, LinkEnds
 from vfl_common.rpc.exchange.service import MAX_STREAMS, ExchangeService, FramePipe
 from vfl_common.rpc.exchange.service import SERVICE as EXCHANGE
 from vfl_common.rpc.health import MAX_CHECKS, Health
@@ -39,7 +39,7 @@ from vfl_common.stages import Job
 from vfl_party.assembly.files import PartyFiles
 from vfl_party.base.step_timing import Clock
 from vfl_party.record.heads import HeadExchange
-from vfl_party.record.recorder import LeaveCheck, Recorder
+from vfl_party.record.recorder import LeaveCheck, RecordedRun, Recorder
 
 log = logging.getLogger(__name__)
 
@@ -277,10 +277,7 @@ class Transports:
         return Recorder(
             heads.book,
             heads,
-            run_id=start.run_id,
-            generation=start.generation,
-            job=self.job,
-            recipe=files.recipe.digest(),
+            RecordedRun(start.run_id, start.generation, self.job, files.recipe.digest()),
             keys=files.file.pins,
             asks_for=peers if start.protocol >= _RECORDS else (),
             whole=files.file.record.digest == "whole",
@@ -316,17 +313,13 @@ class Transports:
         files = self.files
         return ExchangeLink(
             lambda: dial(address, files.keyring.current(), peer),
-            me=files.name,
-            peer=peer,
-            run_id=start.run_id,
-            generation=start.generation,
-            ledger=self.ledger,
+            LinkEnds(files.name, peer, start.run_id, start.generation, start.protocol),
+            self.ledger,
             reconnect_s=files.recipe.run.rejoin_deadline_s,
             timeout_s=timeout_s,
             allocate=self._allocate,
             explain=lambda: str(diagnose(address, files.keyring.current(), peer, _DIAGNOSIS_S)),
             on_waiting=lambda left_s, why: self.waiting([peer], left_s, why),
-            protocol=start.protocol,
         )
 
 

@@ -34,7 +34,7 @@ class EmbeddingService(Protocol):
         ids: Sequence[str],
         timeout_s: float,
         *,
-        fewer: Mapping[str, Sequence[str]] | None = None,
+        ids_of: Mapping[str, Sequence[str]] | None = None,
     ) -> Pending: ...
 
 

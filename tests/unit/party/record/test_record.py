@@ -43,7 +43,7 @@ from vfl_party.record.lines import (
     unpack_rows,
 )
 from vfl_party.record.note import RecordHead, SignedNote
-from vfl_party.record.recorder import Recorder
+from vfl_party.record.recorder import RecordedRun, Recorder
 from vfl_party.record.verify import copy, require, verify
 
 # ``VFL_RECORD_CHANGES=10000`` tries that many.
@@ -65,10 +65,7 @@ def recorder(folder: Path, mine: Credentials, run: str = RUN, **more: object) ->
     return Recorder(
         book,
         HeadExchange(book, lambda: mine),
-        run_id=run,
-        generation=1,
-        job="train",
-        recipe="0" * 64,
+        RecordedRun(run, 1, "train", "0" * 64),
         keys={},
         **more,  # type: ignore[arg-type]
     )
