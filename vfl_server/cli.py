@@ -169,7 +169,7 @@ def serve(
         metrics=metrics,
         linger_s=linger_s,
         pins=_pins(pins),
-        rows_at_most=rows_at_most,
+        max_rows=rows_at_most,
     ).run()
 
 

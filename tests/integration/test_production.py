@@ -55,7 +55,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def runs(place: Path) -> list[str]:
     """The ids of the trained runs, the oldest first."""
-    return [each.run_id for each in reversed(ModelRegistry(place / "runs").trained())]
+    return [each.run_id for each in reversed(ModelRegistry(place / "runs").list_trained())]
 
 
 def test_the_test_rows_of_two_runs_are_compared(place: Path) -> None:
@@ -310,7 +310,9 @@ def between(tmp_path_factory: pytest.TempPathFactory) -> Federation:
 
 def trained(made: Federation) -> list[str]:
     """The ids of the trained runs, the oldest first; the same at both parties."""
-    found = [ModelRegistry(made.folder / f"runs-{name}", name).trained() for name in ("p0", "p1")]
+    found = [
+        ModelRegistry(made.folder / f"runs-{name}", name).list_trained() for name in ("p0", "p1")
+    ]
     assert [each.run_id for each in found[0]] == [each.run_id for each in found[1]]
     return [each.run_id for each in reversed(found[0])]
 
@@ -470,7 +472,7 @@ def spelt(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def traced(folder: Path, cell: str, *, remove: bool = False) -> tuple[Trace, list[FileWithId]]:
     settings = DataSettings(source=str(folder / "bank.csv"), id=("id",), label="target")
     who = person([cell], settings)
-    (run_,) = ModelRegistry(folder / "runs").trained()
+    (run_,) = ModelRegistry(folder / "runs").list_trained()
     path = folder / "runs" / run_.run_id / "bank"
     found = trace(RunFolder(path, run_.run_id), "bank", who, remove=remove)
     return found, outputs(folder / "runs", "bank", who)

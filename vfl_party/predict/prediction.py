@@ -512,7 +512,7 @@ class Prediction:
         for sentence in sentences:
             advise(party.show, sentence)
 
-    def counted(self, table: Table, common: int) -> Predicted:
+    def count_rows(self, table: Table, common: int) -> Predicted:
         """Counts the rows of a party's table that are predicted. ``common``: those that all hold,
         or that some others do.
         """

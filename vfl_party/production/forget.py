@@ -276,7 +276,7 @@ def _by_table(folder: RunFolder, recipe: Recipe, name: str, who: Person) -> Part
     # A stored alignment needs no peers.
     nobody = cast(Connections, None)
     at = AlignmentContext(name, folder.run_id, opened.table, folder.path, nobody)
-    aligned = alignment_of(recipe).kept(at)
+    aligned = alignment_of(recipe).get_agreed(at)
     prepared = TRAINING.prepare(opened, aligned)
     if prepared.fingerprint != folder.facts().get("data"):
         return "unknown"
