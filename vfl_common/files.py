@@ -275,12 +275,12 @@ def read_lines(path: Path) -> list[str]:
 class GrowingFile:
     """Reads a file that another process appends to, and its older parts, as they grow.
 
-    ``path``: as in ``append``. ``most``: the first reading reads at most this many bytes, from the
-    end of the newest file; None: all.
+    ``path``: as in ``append``. ``max_bytes``: the first reading reads at most this many bytes, from
+    the end of the newest file; None: all.
     """
 
     path: Path
-    most: int | None = None
+    max_bytes: int | None = None
     # The inode of the file that was read last; the file's name changes when it is full.
     _part: int = 0
     _offset: int = 0
@@ -302,13 +302,13 @@ class GrowingFile:
             inodes = [*reversed(files)]
             if self._part in files:
                 inodes = inodes[inodes.index(self._part) :]
-            elif self.most is not None:
+            elif self.max_bytes is not None:
                 inodes = inodes[-1:]
             for inode in inodes:
                 file = files[inode]
                 if inode != self._part:
                     size = os.fstat(file.fileno()).st_size
-                    self._offset = 0 if self.most is None else max(0, size - self.most)
+                    self._offset = 0 if self.max_bytes is None else max(0, size - self.max_bytes)
                     self._part = inode
                 file.seek(self._offset)
                 data = file.read()
@@ -316,7 +316,7 @@ class GrowingFile:
                 self._offset += len(whole)
                 yield whole, os.fstat(file.fileno()).st_mtime
 
-    def replaced(self) -> bool:
+    def was_replaced(self) -> bool:
         """Returns whether the file that was read last is gone, or shorter than what was read."""
         for part in part_names(self.path) if self._part else ():
             with contextlib.suppress(OSError):

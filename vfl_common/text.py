@@ -33,8 +33,8 @@ def count(number: int, what: str) -> str:
 
 def method_of(kinds: Iterable[str]) -> str:
     """Returns the kinds of the phases that train, in order: ``fedhssl → head``."""
-    found = dict.fromkeys(kinds)
-    return " → ".join([kind for kind in found if kind != MEASURES] or found)
+    unique = dict.fromkeys(kinds)
+    return " → ".join([kind for kind in unique if kind != MEASURES] or unique)
 
 
 def list_names(names: Sequence[str]) -> str:

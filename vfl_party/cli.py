@@ -414,7 +414,7 @@ def forget(
             continue
         traces = trace(folder, name, who, remove=not dry_run)
         here, known = here or not traces.lacks_it, known or traces.has_row
-        click.echo(traces.said)
+        click.echo(traces.verdict)
         for held in traces.held:
             text = clean(str(held), LINE)
             click.echo(f"  {text.replace('; removed', '; would be removed') if dry_run else text}")

@@ -36,7 +36,7 @@ from vfl_common.rpc.uplink import SERVICE as SESSIONS
 from vfl_common.run_folder import RunFolder, create, find_unfinished, set_all_aside
 from vfl_common.stages import AggregationPlan, Job
 from vfl_common.summary import Summary, load_summary
-from vfl_server.aggregation.aggregator import Aggregator
+from vfl_server.aggregation.aggregator import AggregatedRun, Aggregator
 from vfl_server.control.coordinator import Coordinator
 from vfl_server.control.departures import Departures
 from vfl_server.control.run import RunHooks, ServedRun
@@ -92,7 +92,7 @@ class ServerApp:
         metrics: the address for Prometheus: host:port, or only a port; '' for none.
         linger_s: how long that port outlives the run.
         pins: {party: ``sha256:…`` of its public key}; others may have any key.
-        rows_at_most: of a party, if the parties find the rows in common.
+        max_rows: of a party, if the parties find the rows in common.
     """
 
     recipe: Recipe
@@ -106,7 +106,7 @@ class ServerApp:
     metrics: str = ""
     linger_s: float = 0.0
     pins: Mapping[str, str] = field(default_factory=dict)
-    rows_at_most: int = MAX_ROWS
+    max_rows: int = MAX_ROWS
     # This run follows one that this process has set aside.
     _follows: bool = field(default=False, init=False)
 
@@ -172,23 +172,20 @@ class ServerApp:
         )
         aggregator = Aggregator(
             exchange,
-            folder.run_id,
-            roster,
-            [party.name for party in recipe.passives],
-            phases,
+            AggregatedRun(folder.run_id, roster, [party.name for party in recipe.passives], phases),
             timeout_s=recipe.run.step_timeout_s,
             fail=lambda error: coordinator.fail(error),
             align=alignment_service(
                 recipe,
                 folder.path,
                 trains=self.job == "train",
-                rows_at_most=self.rows_at_most,
+                max_rows=self.max_rows,
             ),
         )
         departures = Departures(folder.path / "left.json")
         completed = self._read_completed(folder)
 
-        def planned(
+        def begin(
             generation: int, checkpoint: str, aggregations: Sequence[AggregationPlan]
         ) -> None:
             if self.job == "train":
@@ -200,7 +197,7 @@ class ServerApp:
                 folder.note(trained_s=time.time(), **goes_on)
             aggregator.begin(generation, checkpoint, aggregations)
 
-        def started(generation: int, _checkpoint: str) -> None:
+        def open_generation(generation: int, _checkpoint: str) -> None:
             note_start(folder, generation, coordinator.status().wall_s)
             aggregator.open(generation)
 
@@ -218,8 +215,8 @@ class ServerApp:
         )
         hooks = RunHooks(
             self.console.emit,
-            on_start=started,
-            on_plan=planned,
+            on_start=open_generation,
+            on_plan=begin,
             on_end=aggregator.end,
             on_leave=departures.add,
             released=partial(self._release_reason, folder),
@@ -250,7 +247,7 @@ class ServerApp:
         )
         services: list[Service] = [parts.control, parts.exchange, health]
         with (
-            self._exposed(parts),
+            self._serve_metrics(parts),
             listening(self.listen, keyring, services, threads) as (_, address),
         ):
             # Another run of this process is at the same place, also if its port was 0.
@@ -333,7 +330,7 @@ class ServerApp:
         return listen_address(self.metrics)
 
     @contextlib.contextmanager
-    def _exposed(self, parts: _Parts) -> Iterator[None]:
+    def _serve_metrics(self, parts: _Parts) -> Iterator[None]:
         """Serves metrics for Prometheus while the run lasts, and for ``linger_s`` after it, if
         ``metrics`` is set.
         """
@@ -346,12 +343,12 @@ class ServerApp:
 
         exchange, control = parts.exchange, parts.control
 
-        def refused() -> Counter[str]:
+        def count_refusals() -> Counter[str]:
             return control.refusals.counts() + exchange.refusals.counts()
 
         awaited, ends = lambda: exchange.awaited, parts.keyring.ends
         metrics = ServerMetrics(
-            parts.coordinator, parts.ledger, parts.meter, awaited, refused, ends
+            parts.coordinator, parts.ledger, parts.meter, awaited, count_refusals, ends
         )
         coordinator = parts.coordinator
         with serve_metrics(
@@ -440,7 +437,7 @@ class ServerApp:
                 # It is only an account.
                 with contextlib.suppress(VflError):
                     parts.save_ledger()
-            # For ``run.resume_within_s``.
+            # The time is compared with ``run.resume_within_s``.
             if time.monotonic() - noted_s > _NOTE_S and parts.coordinator.status().at_work:
                 noted_s = time.monotonic()
                 parts.folder.note(trained_s=time.time())

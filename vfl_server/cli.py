@@ -170,7 +170,7 @@ def run(
         metrics=metrics,
         linger_s=linger_s,
         pins=_pins(pins),
-        rows_at_most=rows_at_most,
+        max_rows=rows_at_most,
     ).run()
 
 

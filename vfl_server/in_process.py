@@ -29,7 +29,7 @@ from vfl_common.rpc.messages import (
 from vfl_common.run_folder import RunFolder
 from vfl_common.stages import AggregationPlan, Job
 from vfl_common.summary import Summary
-from vfl_server.aggregation.aggregator import Aggregator
+from vfl_server.aggregation.aggregator import AggregatedRun, Aggregator
 from vfl_server.control.coordinator import Coordinator
 from vfl_server.control.display import Emit
 from vfl_server.control.run import RunHooks, ServedRun
@@ -74,10 +74,12 @@ class LocalServer:
         roster = [party.name for party in recipe.parties]
         self._aggregator = Aggregator(
             self,
-            folder.run_id,
-            roster,
-            [party.name for party in recipe.passives],
-            [phase.name for phase in recipe.phases],
+            AggregatedRun(
+                folder.run_id,
+                roster,
+                passives=[party.name for party in recipe.passives],
+                phases=[phase.name for phase in recipe.phases],
+            ),
             timeout_s=recipe.run.step_timeout_s,
             fail=self._fail,
             align=alignment_service(recipe, folder.path, trains=job == "train"),
@@ -216,7 +218,7 @@ class LocalSession:
         """Closes the session."""
         # If the run fails instead, the caller of the party says why.
         if self._server.summary is not None:
-            self._server.coordinator.closed(self._member)
+            self._server.coordinator.end_session(self._member)
 
     def take(self) -> None:
         """Takes what the coordinator has for this party; the caller holds the lock."""

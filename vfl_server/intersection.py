@@ -47,7 +47,7 @@ def serve(
     ring: Sequence[str],
     at_least: int | float,
     folder: Path,
-    rows_at_most: int = MAX_ROWS,
+    max_rows: int = MAX_ROWS,
     *,
     partial: bool = False,
 ) -> Callable[[], None]:
@@ -55,19 +55,19 @@ def serve(
     answers the last one.
 
     ``ring``: the parties, the active one first; each sends the tags of the next one. ``folder``:
-    for the tags; it is removed at the end, or if this raises PeerError. ``rows_at_most``: of a
+    for the tags; it is removed at the end, or if this raises PeerError. ``max_rows``: of a
     party. ``partial``: see ``told``.
 
     Raises PeerError: ROWS_DIFFER if fewer rows are common than ``at_least`` says, a count or a
     share of each party's rows, or if the parties then hold different lists; REFUSED if a party has
-    more than ``rows_at_most``; MALFORMED_MESSAGE if a party sends what does not fit what another
+    more than ``max_rows``; MALFORMED_MESSAGE if a party sends what does not fit what another
     one has said. Raises InputError if the folder cannot be written or read.
     """
     # {who sends tags: whose they are}.
     owner = dict(zip(ring, (*ring[1:], *ring[:1]), strict=True))
     step = StepKey(PHASE, len(ring), 0)
     replies = hub.collect(step, _SIZES)
-    sizes, word = _check_sizes(replies, owner, rows_at_most)
+    sizes, word = _check_sizes(replies, owner, max_rows)
     tags = KeptTags(folder, word, {party: sizes[party] for party in ring})
     try:
         first, last = tags.first(), tag_batches(sizes.values())
@@ -94,7 +94,7 @@ def serve(
 
 
 def _check_sizes(
-    replies: Mapping[str, Bundle], owner: Mapping[str, str], rows_at_most: int
+    replies: Mapping[str, Bundle], owner: Mapping[str, str], max_rows: int
 ) -> tuple[dict[str, int], bytes]:
     """Returns {party: its rows}, and what all call the attempt. Raises PeerError."""
     pairs = {
@@ -109,11 +109,11 @@ def _check_sizes(
                 f"{party} announces {rows} rows; it needs at least one",
                 party=party,
             )
-        if rows > rows_at_most:
+        if rows > max_rows:
             raise PeerError(
                 Code.REFUSED,
                 f"{party} announces {rows:,} rows, and the server compares at most "
-                f"{rows_at_most:,} of a party (its option --rows-at-most)",
+                f"{max_rows:,} of a party (its option --rows-at-most)",
                 party=party,
             )
     active = next(iter(owner))
@@ -146,7 +146,7 @@ def _batch(
 
 
 def _compare_tags(
-    kept: KeptTags, sizes: Mapping[str, int], owner: Mapping[str, str], partial: bool
+    stored: KeptTags, sizes: Mapping[str, int], owner: Mapping[str, str], partial: bool
 ) -> dict[str, Masks]:
     """Returns {party: what it is told of its rows}, see ``told``; compares one part of the tags
     after the other.
@@ -157,7 +157,7 @@ def _compare_tags(
     common = {
         party: np.zeros((several if party == ring[0] else 1, sizes[party]), bool) for party in ring
     }
-    for part in kept.parts():
+    for part in stored.parts():
         held = holders({party: tags for party, (tags, _) in part.items()}, senders)
         for party, masks in select_shares(held, ring, partial).items():
             common[party][:, part[party][1]] = masks
@@ -206,13 +206,13 @@ def oldest_protocol(recipe: Recipe) -> int:
 
 
 def alignment_service(
-    recipe: Recipe, run: Path, *, trains: bool, rows_at_most: int = MAX_ROWS
+    recipe: Recipe, run: Path, *, trains: bool, max_rows: int = MAX_ROWS
 ) -> Callable[[Hub], Callable[[], None]] | None:
     """Returns what serves the recipe's alignment; None if the parties align without the server.
 
     ``run``: the server's folder of the run. ``trains``: false for a prediction, which may be for a
     single row, whatever ``rows.at_least`` says; with ``rows.partial`` a party may know none of the
-    rows. ``rows_at_most``: of a party.
+    rows. ``max_rows``: of a party.
     """
     if recipe.rows.align != "psi":
         return None
@@ -220,7 +220,7 @@ def alignment_service(
     at_least = recipe.rows.at_least if trains else int(not recipe.rows.partial)
 
     def serving(hub: Hub) -> Callable[[], None]:
-        return serve(hub, ring, at_least, run / FOLDER, rows_at_most, partial=recipe.rows.partial)
+        return serve(hub, ring, at_least, run / FOLDER, max_rows, partial=recipe.rows.partial)
 
     return serving
 

@@ -41,6 +41,7 @@ class ServerMetrics:
     ends: Callable[[], Mapping[str, datetime]]
 
     def families(self) -> Iterator[Metric]:
+        """Yields the metrics of the run at this moment."""
         coordinator, status = self.coordinator, self.coordinator.status()
         roster = [party.name for party in coordinator.recipe.parties]
         info = InfoMetricFamily("vfl_server", "Which run this is.")

@@ -23,7 +23,7 @@ from vfl_common.link import Link
 from vfl_common.rpc.channel import dial, listening
 from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.exchange.hub import ExchangeHub
-from vfl_common.rpc.exchange.link import ExchangeLink
+from vfl_common.rpc.exchange.link import ExchangeLink, LinkEnds
 from vfl_common.rpc.exchange.memory import MemoryLink, MemoryPipe
 from vfl_common.rpc.exchange.service import ExchangeService, FramePipe
 
@@ -147,11 +147,8 @@ class GrpcExchange(Exchange):
     ) -> ExchangeLink:
         link = ExchangeLink(
             lambda: dial(address or self.address, identity or credentials(party), ACTIVE),
-            me=party,
-            peer=ACTIVE,
-            run_id="run",
-            generation=generation,
-            ledger=self.ledgers.setdefault(party, Ledger()),
+            LinkEnds(party, ACTIVE, "run", generation),
+            self.ledgers.setdefault(party, Ledger()),
             reconnect_s=reconnect_s,
             timeout_s=timeout_s,
         )

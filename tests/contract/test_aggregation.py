@@ -35,7 +35,7 @@ from vfl_common.link import Link
 from vfl_common.rpc.exchange.hub import ExchangeHub
 from vfl_common.stages import AggregationPlan
 from vfl_party.outbound.exchange import to_bundle, to_tensors
-from vfl_server.aggregation.aggregator import Aggregator
+from vfl_server.aggregation.aggregator import AggregatedRun, Aggregator
 
 CPU = torch.device("cpu")
 # Two frames.
@@ -52,10 +52,7 @@ class Run:
         self.failed: queue.SimpleQueue[VflError] = queue.SimpleQueue()
         self.aggregator = Aggregator(
             self.exchange.service,
-            "run",
-            PASSIVES,
-            PASSIVES[1:],
-            PHASES,
+            AggregatedRun("run", PASSIVES, PASSIVES[1:], PHASES),
             timeout_s=timeout_s,
             fail=self.failed.put,
         )

@@ -36,7 +36,7 @@ from vfl_common.rpc.serving.answered import (
     WithheldError,
     read_keeping,
 )
-from vfl_common.rpc.serving.attendance import ServingClient
+from vfl_common.rpc.serving.attendance import AttendanceHooks, AttendedRun, ServingClient
 from vfl_common.rpc.serving.patience import MAX_LATE
 from vfl_common.rpc.serving.service import MAX_STREAMS, SERVICE, ServingService
 from vfl_common.rpc.serving.several import SeveralRuns
@@ -98,18 +98,23 @@ def run(attendance: ServingClient) -> list[Exception]:
 
 
 def attendance_of(
-    name: str, address: str, run_id: str = RUN, digest: str = DIGEST, **more: Any
+    name: str,
+    address: str,
+    run_id: str = RUN,
+    digest: str = DIGEST,
+    *,
+    answer: Callable[[Sequence[str], float, Any], Any] | None = None,
+    at_once: int = 1,
+    **hooks: Any,
 ) -> ServingClient:
     return ServingClient(
         address,
         ME,
         keyring(name),
         Ledger(),
-        run_id=run_id,
-        digest=digest,
-        most_ids=10,
-        attends=lambda _here: None,
-        **{"answer": lambda ids, _until_s, _step: embedded(WIDTHS.get(name, 1), ids), **more},
+        run=AttendedRun(run_id, digest, max_ids=10, at_once=at_once),
+        answer=answer or (lambda ids, _until_s, _step: embedded(WIDTHS.get(name, 1), ids)),
+        hooks=AttendanceHooks(attends=lambda _here: None, **hooks),
     )
 
 
@@ -134,7 +139,7 @@ def test_a_party_may_be_asked_for_fewer_ids(service: ServingService, address: st
     for name in WIDTHS:
         attend(name, address)
     wait_until(lambda: service.present == [*WIDTHS])
-    found = service.ask(["b", "x", "a"], WAIT_S, fewer={"north": ["a"], "south": []}).wait()
+    found = service.ask(["b", "x", "a"], WAIT_S, ids_of={"north": ["a"], "south": []}).wait()
     assert found["north"] == embedded(2, ["a"])
     # It is not asked.
     assert found["south"] == ServingAnswer(b"")
@@ -519,7 +524,7 @@ def test_who_lets_questions_pass_is_waited_for_again_once_it_answers(
         for _ in range(MAX_LATE):
             assert service.ask(["a"], 0.0).wait() == late
             next(heard)
-        assert service.ask(["a"], WAIT_S, fewer={"north": []}).wait() == away
+        assert service.ask(["a"], WAIT_S, ids_of={"north": []}).wait() == away
         question = serving_pb2.FromActive.FromString(next(heard)).question
         assert question.ids == ["a"]
         answer(question.number)

@@ -14,7 +14,7 @@ from vfl_common.bundle import Buffer, Bundle, DType, Kind, StepKey
 from vfl_party.base.mechanism import Mechanism
 from vfl_party.record.book import RecordBook
 from vfl_party.record.heads import HeadExchange
-from vfl_party.record.recorder import Recorder
+from vfl_party.record.recorder import RecordedRun, Recorder
 
 WIDTH = 2
 
@@ -29,11 +29,9 @@ class Run:
         self.recorder = Recorder(
             book,
             HeadExchange(book, _no_credentials),
-            run_id=run,
-            generation=generation,
-            recipe="0" * 64,
+            RecordedRun(run, generation, more.pop("job", "train"), "0" * 64),
             keys={},
-            **({"job": "train"} | more),
+            **more,
         )
         self.recorder.people(ids, "aligned")
 

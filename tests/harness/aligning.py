@@ -183,7 +183,9 @@ class Parties:
 
     def kept(self, name: str) -> AlignedRows:
         """Returns what a party gets that comes back to a run under way."""
-        return PsiAlignment(self.recipe, AllowAll()).kept(self._aligning(name, _Connections()))
+        return PsiAlignment(self.recipe, AllowAll()).get_agreed(
+            self._aligning(name, _Connections())
+        )
 
     def align(self) -> dict[str, AlignedRows]:
         """Returns what each party gets. Raises the first error."""
@@ -229,7 +231,7 @@ class Parties:
                 recipe,
                 self.folder_of(SERVER),
                 trains=self.divides,
-                rows_at_most=self.rows_at_most,
+                max_rows=self.rows_at_most,
             )
             assert service is not None
             service(_Hub(server, SERVER, self.tap))()

@@ -200,7 +200,7 @@ def wrap_all() -> None:
     wrap(RunFolder, "prepare_finished_note", before=_at("before-finished"))
     Conduct._start = _lying(Conduct._start)  # type: ignore[method-assign]
     wrap(Conduct, "_begin", before=_at("before-start"), after=_at("after-start"))
-    wrap(Presence, "lost", before=_at("lost"))
+    wrap(Presence, "lose", before=_at("lost"))
     wrap(Coordinator, "handle", after=_dropping_result(_handled))
     wrap(Coordinator, "complete", before=_at("before-told"), after=_at("after-told"))
     wrap(grpc_server._Server, "stop", before=_at("closing"))

@@ -27,7 +27,7 @@ from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.rpc.channel import dial
 from vfl_common.rpc.confer import LogHeads
 from vfl_common.rpc.counters.tcp import TcpMeter
-from vfl_common.rpc.exchange.link import ExchangeLink
+from vfl_common.rpc.exchange.link import ExchangeLink, LinkEnds
 from vfl_common.rpc.messages import Joining, Start
 from vfl_common.rpc.session import Session
 from vfl_common.stages import AggregationPlan
@@ -98,11 +98,8 @@ class HostilePassive:
         start = self.join_with()
         self.link = ExchangeLink(
             lambda: self.dial(start.exchange_address, "p0"),
-            me=self.name,
-            peer="p0",
-            run_id=start.run_id,
-            generation=start.generation,
-            ledger=self.ledger,
+            LinkEnds(self.name, "p0", start.run_id, start.generation),
+            self.ledger,
             reconnect_s=10.0,
             timeout_s=30.0,
         )
@@ -118,7 +115,7 @@ class HostilePassive:
         assert link is not None
 
         def ask(shows: LogHeads) -> LogHeads:
-            answer = link.confer(shows.encoded())
+            answer = link.confer(shows.encode())
             assert answer is not None
             return LogHeads.decode(answer, party="p0", me=self.name)
 
@@ -198,11 +195,8 @@ class AggregatingMember(HostilePassive):
     ) -> ExchangeLink:
         return ExchangeLink(
             lambda: self.dial(address, peer),
-            me=self.name,
-            peer=peer,
-            run_id=start.run_id,
-            generation=start.generation,
-            ledger=self.ledger,
+            LinkEnds(self.name, peer, start.run_id, start.generation),
+            self.ledger,
             reconnect_s=reconnect_s,
             timeout_s=30.0,
         )

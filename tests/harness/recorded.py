@@ -16,7 +16,7 @@ from vfl_common.rpc.messages import Start
 from vfl_party.record.book import RecordBook, folder_of
 from vfl_party.record.heads import HeadExchange
 from vfl_party.record.history import RecordHistory
-from vfl_party.record.recorder import Recorder
+from vfl_party.record.recorder import RecordedRun, Recorder
 
 # {(peer, phase, kind, what): count}.
 Counted = Counter[tuple[str, str, str, str]]
@@ -38,10 +38,7 @@ def recording(folder: Path) -> Iterator[None]:
             found.record = Recorder(
                 books[name],
                 HeadExchange(books[name], cast(Any, None)),
-                run_id=self._folder.name,
-                generation=start.generation,
-                job="train",
-                recipe="0" * 64,
+                RecordedRun(self._folder.name, start.generation, "train", "0" * 64),
                 keys={},
             )
             return found

@@ -55,7 +55,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def runs(place: Path) -> list[str]:
     """The ids of the trained runs, the oldest first."""
-    return [each.run_id for each in reversed(ModelRegistry(place / "runs").trained())]
+    return [each.run_id for each in reversed(ModelRegistry(place / "runs").list_trained())]
 
 
 def test_the_test_rows_of_two_runs_are_compared(place: Path) -> None:
@@ -310,7 +310,9 @@ def between(tmp_path_factory: pytest.TempPathFactory) -> Federation:
 
 def trained(made: Federation) -> list[str]:
     """The ids of the trained runs, the oldest first; the same at both parties."""
-    found = [ModelRegistry(made.folder / f"runs-{name}", name).trained() for name in ("p0", "p1")]
+    found = [
+        ModelRegistry(made.folder / f"runs-{name}", name).list_trained() for name in ("p0", "p1")
+    ]
     assert [each.run_id for each in found[0]] == [each.run_id for each in found[1]]
     return [each.run_id for each in reversed(found[0])]
 
@@ -470,7 +472,7 @@ def spelt(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def traced(folder: Path, cell: str, *, remove: bool = False) -> tuple[Trace, list[FileWithId]]:
     settings = DataSettings(source=str(folder / "bank.csv"), id=("id",), label="target")
     who = person([cell], settings)
-    (run_,) = ModelRegistry(folder / "runs").trained()
+    (run_,) = ModelRegistry(folder / "runs").list_trained()
     path = folder / "runs" / run_.run_id / "bank"
     found = trace(RunFolder(path, run_.run_id), "bank", who, remove=remove)
     return found, outputs(folder / "runs", "bank", who)
@@ -488,15 +490,15 @@ def test_a_person_is_found_in_every_spelling_that_the_rules_make_one(spelt: Path
     for cell in ("c-0001", "nobody"):
         found, handed_out = traced(spelt, cell)
         assert (found.part, found.held, handed_out) == ("none", (), [])
-        assert "does not know it. Check the spelling." in found.said
+        assert "does not know it. Check the spelling." in found.verdict
     # A file that has this text has it for another reason.
     found, _ = traced(spelt, "splitnn")
     assert found.held
-    assert "does not know it. Check the spelling." in found.said
+    assert "does not know it. Check the spelling." in found.verdict
     # The table that nobody has any more says nothing.
     (spelt / "bank.csv").rename(spelt / "away.csv")
     assert (traced(spelt, own.lower())[0].part, len(traced(spelt, own.lower())[1])) == ("test", 1)
-    assert "may have been trained with the row" in traced(spelt, "nobody")[0].said
+    assert "may have been trained with the row" in traced(spelt, "nobody")[0].verdict
     (spelt / "away.csv").rename(spelt / "bank.csv")
     traced(spelt, own.strip().lower(), remove=True)
     assert pq.read_table(kept).num_rows == table.num_rows - 1
@@ -504,7 +506,7 @@ def test_a_person_is_found_in_every_spelling_that_the_rules_make_one(spelt: Path
 
 def test_validation_rows_may_have_chosen_what_was_trained(spelt: Path) -> None:
     found = [traced(spelt, each)[0] for each in BANK["id"][:40]]
-    said = {each.part: each.said for each in found}
+    said = {each.part: each.verdict for each in found}
     assert set(said) == {"training", "validation", "test"}
     assert "may have chosen the threshold and the end of training" in said["validation"]
 

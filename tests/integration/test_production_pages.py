@@ -93,7 +93,7 @@ def test_every_page_is_typed_or_has_nothing_to_type() -> None:
 
 
 def test_a_month_in_production(made: Federation) -> None:
-    runs = [each.run_id for each in reversed(ModelRegistry(made.folder / "runs").trained())]
+    runs = [each.run_id for each in reversed(ModelRegistry(made.folder / "runs").list_trained())]
     ModelRegistry(made.folder / "runs").promote(runs[0])
     # A second prediction with other words, as the page says.
     type_predict = [line for _, line in commands("promote") if "predict" in line]

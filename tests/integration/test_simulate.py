@@ -197,12 +197,12 @@ def test_seconds_left_follow_the_pace_of_the_phase() -> None:
     track = Track()
     track.update(progress(0, 10, 20), now_s=100.0)
     # How many rounds there are is not known yet.
-    assert track.left_s(100.0) is None
+    assert track.estimate_left_s(100.0) is None
     track.update(
         progress(1, rounds=4, metrics={"train loss": 0.5, "validation accuracy": 0.9}), now_s=101.0
     )
     # Half a round took a second.
-    assert track.left_s(101.0) == pytest.approx(6.0)
+    assert track.estimate_left_s(101.0) == pytest.approx(6.0)
     assert track.text(101.0) == "round 1/4  train loss 0.5  validation accuracy 0.9  6 s left"
     # What early stopping goes by is shown in its place.
     track.judged["train"] = "ks"
@@ -219,9 +219,9 @@ def test_a_rollback_starts_the_pace_anew() -> None:
     track.update(progress(1), now_s=0.0)
     track.update(progress(5), now_s=4.0)
     track.update(progress(3), now_s=60.0)
-    assert track.left_s(60.0) is None
+    assert track.estimate_left_s(60.0) is None
     track.update(progress(4), now_s=62.0)
-    assert track.left_s(62.0) == pytest.approx(12.0)
+    assert track.estimate_left_s(62.0) == pytest.approx(12.0)
 
 
 @pytest.mark.parametrize(

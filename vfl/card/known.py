@@ -24,7 +24,7 @@ from vfl_common.summary import Summary
 
 @dataclass(frozen=True)
 class CardFacts:
-    """What the files say about a trained run.
+    """The facts of a trained run from its files.
 
     ``party``: the party whose folder was read; '' if all folders of the run were read.
     ``summary``: only the server and the active party have it. ``sent``: {(receiver, phase, kind):

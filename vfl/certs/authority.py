@@ -27,7 +27,7 @@ from vfl_common.files import write_atomic
 from vfl_common.identity import pem
 from vfl_common.identity.revoked import FILE, SIGNED, parse
 
-# So that a new certificate is valid on machines whose clocks run behind.
+# A new certificate is valid from this long ago, for machines whose clocks run behind.
 CLOCK_SKEW = timedelta(days=1)
 _LIST = (
     "# Revoked certificates, by serial number. A copy belongs beside ca.pem at the server and "
@@ -108,7 +108,7 @@ def issue(
     Returns the three paths as a party file states them. Raises InputError.
     """
     check_name(name)
-    _check_alike(name, folder, out or folder)
+    _check_case(name, folder, out or folder)
     key = _new_key()
     certificate = _sign(_load_authority(folder), name, key.public_key(), days, now)
     out = out or folder
@@ -179,7 +179,7 @@ def sign_request(
     Returns the certificate's path. Raises InputError.
     """
     check_name(name)
-    _check_alike(name, folder, out or csr.parent)
+    _check_case(name, folder, out or csr.parent)
     request = pem.parse_request(pem.read(csr), csr)
     requested = pem.names(request)
     if requested != (name,):
@@ -278,7 +278,7 @@ def sign_list(folder: Path, days: int = LIST_DAYS, *, now: datetime | None = Non
     return path
 
 
-def _check_alike(name: str, *folders: Path) -> None:
+def _check_case(name: str, *folders: Path) -> None:
     """Raises InputError if a certificate lies there for a name that differs from ``name`` only by
     case.
     """

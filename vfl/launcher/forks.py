@@ -142,7 +142,7 @@ class Launcher:
         return child
 
     def ask(self, request: Mapping[str, Any], *fds: int) -> None:
-        """Sends a request. Does nothing if the launcher is gone: so are its children; ``_read``
+        """Sends a request. Does nothing if the launcher and its children are gone; ``_read``
         marks them ended.
         """
         with contextlib.suppress(OSError):
@@ -302,7 +302,7 @@ def _become(
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         requests.close()
         # All stay in the launcher's session, which Ctrl-C at the terminal does not reach. Linux
-        # schedules a session as one group: in sessions of their own, the parties would interrupt
+        # schedules a session as one group: in separate sessions, the parties would interrupt
         # each other more often (docs/explanation/decisions/0001).
         os.setpgid(0, 0)
         libc = ctypes.CDLL(None)

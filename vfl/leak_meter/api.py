@@ -77,7 +77,7 @@ class Leaks:
 
     def __repr__(self) -> str:
         return (
-            f"Leaks({len(self.found)} recipes, {sum(len(each.lines) for each in self.found)} "
+            f"Leaks({len(self.found)} recipes, {sum(len(result.lines) for result in self.found)} "
             "figures)"
         )
 
@@ -126,11 +126,11 @@ def leaks(
     Raises VflError: invalid input, or a run that failed.
     """
     with with_plugins(plugins):
-        given = _recipes(recipe)
+        recipes = _recipes(recipe)
         place = Path(out) if out is not None else None
         jobs = number_of_jobs(jobs)
         plan = _Plan(data or {}, seeds, every, init, place, quiet, jobs, backend)
-        return _leaks(given, attacks, plan, tell)
+        return _leaks(recipes, attacks, plan, tell)
 
 
 def _recipes(recipes: GivenRecipe | Sequence[GivenRecipe]) -> list[GivenRecipe]:

@@ -1,4 +1,4 @@
-"""Encoders and top models that have no module of their own to be imported from: classes and
+"""Encoders and top models that cannot be imported from a module: classes and
 functions of a notebook or a script.
 """
 

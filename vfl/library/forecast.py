@@ -1,4 +1,4 @@
-"""What a recipe will send, before anything runs."""
+"""Forecasts what a recipe sends, before anything runs."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class Run:
 
     @property
     def bytes(self) -> Bytes:
-        """What crossed between the parties; ``bytes.total.payload_bytes`` is all tensors."""
+        """The traffic between the parties; ``bytes.total.payload_bytes`` is all tensors."""
         return self.summary.bytes
 
     def curves(self, party: str | None = None) -> dict[str, list[Any]]:

@@ -59,7 +59,7 @@ def simulate(
             ``{"metrics": {"brier": brier}}``. The groups are those of entry points, without
             ``vfl.``; so is what an object may be. With ``processes``, only objects that other
             processes can import, by their names in a module.
-        processes: whether each party is a process of its own, over gRPC, as under ``vfl simulate``;
+        processes: whether each party is a separate process, over gRPC, as under ``vfl simulate``;
             otherwise each is a part of this process. Both compute the same, bit for bit.
         baseline: what to run instead of the federation, on the same rows: ``alone`` (the active
             party trains by itself), ``combined`` (one party has all columns), ``gbdt`` (boosted

@@ -50,13 +50,13 @@ def answer(
         return check(value)
     if at_terminal():
 
-        def checked(text: str) -> str:
+        def parse(text: str) -> str:
             try:
                 return check(text.strip())
             except InputError as error:
                 raise click.UsageError(str(error)) from None
 
-        text: str = click.prompt(question, default=default or None, value_proc=checked, err=True)
+        text: str = click.prompt(question, default=default or None, value_proc=parse, err=True)
         return text
     if default and sure:
         return check(default)

@@ -275,12 +275,12 @@ def own_name(name: str) -> str:
 def _passives(values: tuple[str, ...]) -> tuple[str, ...]:
     """Returns the names of the other parties, split at commas. Raises InputError."""
 
-    def checked(text: str) -> str:
+    def check(text: str) -> str:
         names = [name.strip() for name in text.split(",")]
         return ",".join(own_name(name) for name in names)
 
     text = ask.answer(
-        ",".join(values) or None, "--passive", "Names of the other parties, with commas", checked
+        ",".join(values) or None, "--passive", "Names of the other parties, with commas", check
     )
     return tuple(text.split(","))
 
@@ -387,7 +387,7 @@ def _place(recipe: Recipe, path: Path, value: str | None) -> str:
     names = [party.name for party in recipe.parties]
     others = [party.name for party in recipe.passives]
 
-    def known(name: str) -> str:
+    def check(name: str) -> str:
         if name not in names:
             raise InputError(
                 Code.NOT_IN_RECIPE,
@@ -401,7 +401,7 @@ def _place(recipe: Recipe, path: Path, value: str | None) -> str:
         value,
         "--name",
         f"Which party is this ({list_names(names)})",
-        known,
+        check,
         default=default,
         sure=True,
     )

@@ -95,7 +95,7 @@ def _invalid(pair: str, key: str, *, twice: bool) -> InputError:
         return InputError(Code.CONFIG_INVALID, f"{where}: {key} is given twice. Give it once.")
     if key in _OTHER_FLAGS:
         return InputError(
-            Code.CONFIG_INVALID, f"{where}: has an option of its own. Use {_OTHER_FLAGS[key]}."
+            Code.CONFIG_INVALID, f"{where}: has its own option. Use {_OTHER_FLAGS[key]}."
         )
     if key in READING:
         return InputError(Code.CONFIG_INVALID, f"{where}: has no value. Write --set {key}=VALUE.")

@@ -12,7 +12,7 @@ from vfl_common.errors import Code, InputError
 
 @dataclass(frozen=True)
 class PreparePlan:
-    """What to prepare: a data set, divided in one way, as a paper uses it.
+    """A request to prepare: a data set, divided in one way, as a paper uses it.
 
     ``validation``: the share of the training rows for validation. ``numbers``: the use whose
     hyperparameters the recipe has, as far as the division fits it; None: no paper divides so.

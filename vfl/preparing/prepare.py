@@ -18,7 +18,7 @@ from vfl.preparing.writing import Beside, Written
 
 @dataclass(frozen=True)
 class PreparedData:
-    """What ``vfl.prepare`` has written.
+    """The files that ``vfl.prepare`` has written.
 
     Args:
         recipe: the recipe, for ``vfl.simulate``.

@@ -65,7 +65,7 @@ def write_parts(
                     for file in files:
                         file.add(block)
                     yield len(block)
-        yield from (file.written() for file in files)
+        yield from (file.describe() for file in files)
 
 
 def _passes(parts: Sequence[ContentPart], used: Rows) -> list[tuple[Rows, list[ContentPart]]]:
@@ -117,7 +117,7 @@ class _PartyFile:
             else:
                 self._append_images(own)
 
-    def written(self) -> Written:
+    def describe(self) -> Written:
         """Returns a description of the file, after the end of the block."""
         size = self._path.stat().st_size
         return Written(self._part.name, self._path, self._rows, self._features, size)

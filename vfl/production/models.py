@@ -56,7 +56,7 @@ def models(out: Path) -> list[StagedRun]:
     registry = ModelRegistry(out)
     lines, changes = registry.lines(), {change.run: change for change in registry.changes()}
     runs = []
-    for run in registry.trained():
+    for run in registry.list_trained():
         last = changes.get(run.run_id)
         runs.append(
             StagedRun(

@@ -97,7 +97,7 @@ def _find_needed(out: Path, old: list[ListedRun], others: list[ListedRun]) -> di
 def _in_production(out: Path) -> dict[str, str]:
     """Returns {run id: why it must be kept} by the model registry."""
     registry, newest = ModelRegistry(out), dict[str, str]()
-    for trained in registry.trained():
+    for trained in registry.list_trained():
         newest.setdefault(trained.recipe, trained.run_id)
     needed = dict.fromkeys(newest.values(), "it is the newest trained run of its recipe")
     for line in registry.lines().values():

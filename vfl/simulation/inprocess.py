@@ -262,7 +262,7 @@ def predict_in_process(
         summary = federation.run(cast, {"job": "predict", "trained_run": run.name})
     table = tables[active]
     report = next(party for party in summary.parties if party.name == active)
-    predicted = works[active].counted(table, report.common_rows if report.rows else len(table))
+    predicted = works[active].count_rows(table, report.common_rows if report.rows else len(table))
     new.extend(dict.fromkeys(works[active].said))
     return (
         predicted,

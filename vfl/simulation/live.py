@@ -66,7 +66,7 @@ class Track:
         """The rounds of this phase, if known."""
         return self.rounds.get(self.phase)
 
-    def left_s(self, now_s: float) -> float | None:
+    def estimate_left_s(self, now_s: float) -> float | None:
         """Estimates the seconds left in the phase at its pace so far; None if unknown."""
         began_s, begin = self._began
         if self.total is None or self.done <= begin or now_s <= began_s:
@@ -105,7 +105,7 @@ class Track:
         ][:2]
         parts += [f"{name} {self._metrics[name]:.3g}" for name in first if name in self._metrics]
         parts += self._self_supervised()
-        left_s = self.left_s(now_s)
+        left_s = self.estimate_left_s(now_s)
         if left_s is not None and self.done < (self.total or 0):
             parts.append(f"{left_s:.0f} s left")
         return "  ".join(part for part in parts if part)

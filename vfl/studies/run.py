@@ -206,8 +206,8 @@ def estimate_left_s(
 
     def guess(run: PlannedRun) -> float:
         same = [s for other, s in done if (other.method, other.stage) == (run.method, run.stage)]
-        alike = [s for other, s in done if other.stage == run.stage]
-        return mean(same or alike or [s for _, s in done])
+        same_stage = [s for other, s in done if other.stage == run.stage]
+        return mean(same or same_stage or [s for _, s in done])
 
     return sum(guess(run) for run in left) / jobs
 
@@ -283,9 +283,9 @@ class Running:
 
         ends = {min(self.study.labels), max(self.study.labels)} if self.study.labels else {None}
         left = [run for run in self.runs if run.run_id not in self._summaries]
-        alike = {(run.method, run.stage, run.labels): run for run in reversed(left)}
+        kinds = {(run.method, run.stage, run.labels): run for run in reversed(left)}
         tried = [
-            run for run in reversed(alike.values()) if run.stage == "pretrain" or run.labels in ends
+            run for run in reversed(kinds.values()) if run.stage == "pretrain" or run.labels in ends
         ]
         try:
             try_all(
@@ -355,7 +355,7 @@ class Running:
                 self._fail(Failure(run.title, str(error), error.code, error.exit_code), run)
                 continue
             self._check_metric(run, summary)
-            self._done(run, summary, time.monotonic() - began_s)
+            self._record_result(run, summary, time.monotonic() - began_s)
 
     def _check_metric(self, run: PlannedRun, summary: Summary) -> None:
         """Raises InputError if a finished run lacks the study's metric: the other runs would lack
@@ -390,7 +390,7 @@ class Running:
     def _place(self) -> dict[str, int]:
         return {"number": len(self._summaries) + len(self.failures) + 1, "of": len(self.runs)}
 
-    def _done(self, run: PlannedRun, summary: Summary, seconds: float) -> None:
+    def _record_result(self, run: PlannedRun, summary: Summary, seconds: float) -> None:
         with self._lock:
             place = self._place()
             self._summaries[run.run_id] = summary

@@ -34,7 +34,7 @@ class Picture:
         version = self.version + 1
         folder = run_in(self.path)
         run = self._run
-        if run is not None and (folder != run.folder or run.replaced()):
+        if run is not None and (folder != run.folder or run.is_replaced()):
             run = None
         if run is None and folder is not None:
             run = RunFollower(folder)
@@ -60,9 +60,9 @@ class Picture:
         return self._said[version]
 
     def _news(self, version: int) -> dict[str, Any]:
-        anew = version < self._begun or version == 0
-        known = 0 if anew else version
-        run, news = self._run, {"version": self.version, "anew": anew, "state": self._state}
+        is_whole = version < self._begun or version == 0
+        known = 0 if is_whole else version
+        run, news = self._run, {"version": self.version, "anew": is_whole, "state": self._state}
         if run is None:
             return news
         log = [line for at, line in run.log if at > known]

@@ -63,10 +63,10 @@ class Watched:
         """The process's name."""
         return self.folder.name
 
-    def replaced(self) -> bool:
+    def is_replaced(self) -> bool:
         """Returns whether the files were removed or replaced since they were read."""
         return self._who() != self._identity or any(
-            file.replaced() for file in self._files.values()
+            file.was_replaced() for file in self._files.values()
         )
 
     def _who(self) -> tuple[Any, ...]:

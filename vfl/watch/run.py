@@ -59,9 +59,9 @@ class RunFollower:
     _sums: dict[str, tuple[float, float]] = field(default_factory=dict)
     _aside: str = ""
 
-    def replaced(self) -> bool:
+    def is_replaced(self) -> bool:
         """Returns whether the run's files are gone or replaced."""
-        return any(process.replaced() for process in self.processes.values())
+        return any(process.is_replaced() for process in self.processes.values())
 
     def read(self, version: int) -> bool:
         """Reads new lines in all folders; ``version``: the number of this reading. Returns whether
@@ -121,7 +121,7 @@ class RunFollower:
             "state": state,
             "why": why,
             "phases": self._phases(),
-            "left_s": self._left_s(now_s) if state == "running" else None,
+            "left_s": self._estimate_left_s(now_s) if state == "running" else None,
             "processes": processes,
             "links": self._links(),
         }
@@ -198,7 +198,7 @@ class RunFollower:
             phases.append({"name": phase, "done": done_, "rounds": rounds})
         return phases
 
-    def _left_s(self, now_s: float) -> float | None:
+    def _estimate_left_s(self, now_s: float) -> float | None:
         """Estimates the seconds left in the current phase, at the pace of its last rounds; None if
         unknown.
         """

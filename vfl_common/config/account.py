@@ -8,7 +8,7 @@ from pydantic import Field
 
 from vfl_common.config.base import Section
 
-Most = Annotated[int, Field(ge=0, le=2**62)]
+Limit = Annotated[int, Field(ge=0, le=2**62)]
 
 
 class AccountLimits(Section):
@@ -24,21 +24,21 @@ class AccountLimits(Section):
     """
     delta: Annotated[float, Field(gt=0.0, lt=1.0)] = 1e-5
     """The δ at which ε is counted; keep it far below 1 / people."""
-    numbers_of_a_person: Most | None = None
+    numbers_of_a_person: Limit | None = None
     """The most numbers about one person. Default: no limit."""
-    bytes_of_a_person: Most | None = None
+    bytes_of_a_person: Limit | None = None
     """The most bytes about one person. Default: no limit."""
-    bytes: Most | None = None
+    bytes: Limit | None = None
     """The most bytes in all. Default: no limit."""
-    split_bits: Most | None = None
+    split_bits: Limit | None = None
     """The most bits about one person that the sides of trees' splits tell. Default: no limit."""
-    alignments: Most | None = None
+    alignments: Limit | None = None
     """How often rows may be aligned by psi. Default: no limit."""
-    predictions: Most | None = None
+    predictions: Limit | None = None
     """The most rows that are predicted jointly. Default: no limit."""
-    predictions_of_a_person: Most | None = None
+    predictions_of_a_person: Limit | None = None
     """How often one person may be predicted jointly. Default: no limit."""
-    asked: Most | None = None
+    asked: Limit | None = None
     """For how many ids the active party may ask this party's served models, whether they are
     answered or not. Default: no limit.
     """
@@ -49,7 +49,7 @@ class AccountLimits(Section):
     """
 
     @property
-    def given(self) -> dict[str, float]:
+    def amounts(self) -> dict[str, float]:
         """{key: the limit}, of those that there are."""
         limits = self.model_dump(exclude={"delta", "together"}, exclude_none=True)
         return {name: limits[name] for name in limits}

@@ -50,16 +50,16 @@ IdRule = Annotated[
 Duplicates = Literal["error", "first", "drop"]
 Unlabelled = Literal["refuse", "drop"]
 # More make no sensible input of a dense encoder.
-MOST_COLUMNS = 1 << 16
+MAX_COLUMNS = 1 << 16
 # More are no help against many categories: a column of text may have as many values.
 Buckets = Annotated[int, Field(ge=1, le=1 << 20)]
 # As ``data.id``: the row's number, if no column has this name.
 ROW = "row"
 
 
-def id_columns(given: Any) -> Any:
+def id_columns(value: Any) -> Any:
     """Returns the columns of an id as people write them: one name, a list of names, or None."""
-    return () if given is None else (given,) if isinstance(given, str) else given
+    return () if value is None else (value,) if isinstance(value, str) else value
 
 
 def _both(value: Any) -> Any:
@@ -186,7 +186,7 @@ class DataSettings(Section):
     """The part of the source that this party holds, for experiments in which one file has all
     parts.
     """
-    names: tuple[str, ...] | Annotated[int, Field(ge=1, le=MOST_COLUMNS)] | None = None
+    names: tuple[str, ...] | Annotated[int, Field(ge=1, le=MAX_COLUMNS)] | None = None
     """The columns' names of a text file without a line that names them, or how many columns it has:
     they are then ``f1``, ``f2`` and so on. Of a libsvm file: of the columns beside the label.
     Default: the first line names them; libsvm: as many as the largest index.

@@ -263,9 +263,9 @@ def _with_level(party: PartyFile, path: Path) -> PartyFile:
     tables: dict[str, Section] = {}
     for name, defaults in party.policy.elsewhere.items():
         table: Section = getattr(party, name)
-        said = table.model_dump(exclude_unset=True)
+        settings = table.model_dump(exclude_unset=True)
         where = f'{path}: policy.level = "{party.policy.level}": {name}'
-        tables[name] = parse(type(table), {**defaults, **said}, where)
+        tables[name] = parse(type(table), {**defaults, **settings}, where)
     return party.model_copy(update=tables)
 
 
@@ -310,13 +310,13 @@ def code_named(recipe: Recipe, name: str, *, own_encoder: bool = False) -> list[
 
     ``own_encoder``: the party file names the encoder, so the recipe's is not imported.
     """
-    found, place = list[str](), recipe.party(name)
+    factories, place = list[str](), recipe.party(name)
     if place is not None and place.features and not own_encoder:
         encoder = place.encoder or recipe.model.encoder
-        found += [encoder.factory] if isinstance(encoder, CustomSettings) else []
+        factories += [encoder.factory] if isinstance(encoder, CustomSettings) else []
     if name == recipe.active.name and isinstance(recipe.model.top, CustomTop):
-        found.append(recipe.model.top.factory)
-    return found
+        factories.append(recipe.model.top.factory)
+    return factories
 
 
 def check_code(path: Path, file: PartyFile, recipe: Recipe) -> None:

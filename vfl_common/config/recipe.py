@@ -330,8 +330,8 @@ class Recipe(Section):
     def canonical(self) -> str:
         """See ``canonical_json``."""
         full = self.model_dump(mode="json", exclude={"simulate"})
-        least = self.model_dump(mode="json", exclude={"simulate"}, exclude_defaults=True)
-        return json.dumps(without_newer(full, least), sort_keys=True, separators=(",", ":"))
+        own = self.model_dump(mode="json", exclude={"simulate"}, exclude_defaults=True)
+        return json.dumps(without_newer(full, own), sort_keys=True, separators=(",", ":"))
 
     def spelling(self, defaults: Mapping[str, Any] = MappingProxyType({})) -> Spelling:
         """Returns the recipe for a comparison with that of another release. See

@@ -67,16 +67,16 @@ class Spelling:
         return None
 
 
-def without_newer(full: Any, least: Any, table: str = "") -> Any:
-    """Returns ``full`` without the keys that ``least``, which has no defaults, and ``_FIRST`` both
+def without_newer(full: Any, own: Any, table: str = "") -> Any:
+    """Returns ``full`` without the keys that ``own``, which has no defaults, and ``_FIRST`` both
     lack.
     """
     if isinstance(full, list):
-        items = least if isinstance(least, list) else [{}] * len(full)
+        items = own if isinstance(own, list) else [{}] * len(full)
         return [without_newer(item, few, table) for item, few in zip(full, items, strict=True)]
     if not isinstance(full, dict):
         return full
-    few, first = least if isinstance(least, dict) else {}, _FIRST.get(table, frozenset())
+    few, first = own if isinstance(own, dict) else {}, _FIRST.get(table, frozenset())
     keys = (key for key in full if key in few or key in first)
     return {key: without_newer(full[key], few.get(key), key) for key in keys}
 

@@ -166,11 +166,11 @@ class ThresholdRule(Section):
             ("false_positive", "cost"),
             ("false_negative", "cost"),
         ):
-            given = getattr(self, key) is not None
-            if given != (rule == self.rule):
+            is_set = getattr(self, key) is not None
+            if is_set != (rule == self.rule):
                 raise ValueError(
                     f'{key} is for rule = "{rule}". Remove it.'
-                    if given
+                    if is_set
                     else f'rule = "{rule}" needs {key}. Add it.'
                 )
 

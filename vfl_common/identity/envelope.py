@@ -73,7 +73,7 @@ class Envelope:
         }
 
     @property
-    def said(self) -> dict[str, Any]:
+    def statement(self) -> dict[str, Any]:
         """The statement. Raises ValueError if it is not a JSON object."""
         try:
             statement = json.loads(self.payload)

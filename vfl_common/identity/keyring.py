@@ -177,7 +177,7 @@ class Keyring:
         try:
             certificate = x509.load_pem_x509_certificate(certificate_pem)
             now = self.current()
-            name = now.members.named(certificate)
+            name = now.members.find_name(certificate)
             now.admit(name, certificate)
         except (ValueError, UnsupportedAlgorithm):
             raise PeerError(

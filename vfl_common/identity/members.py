@@ -31,7 +31,7 @@ class Members:
         """Returns whether the certificate is for ``name`` and for no other member."""
         return name in pem.dns_names(certificate) and not self._others(certificate, name)
 
-    def named(self, certificate: x509.Certificate) -> str:
+    def find_name(self, certificate: x509.Certificate) -> str:
         """Returns the name that a caller's certificate is for: a member's, or its only name.
 
         Raises PeerError (IDENTITY_MISMATCH) if it has no name, or several of which not exactly one

@@ -127,7 +127,7 @@ class ModelRegistry:
             lines.setdefault(change.recipe, RecipeRuns()).apply(change)
         return lines
 
-    def trained(self) -> list[RegisteredRun]:
+    def list_trained(self) -> list[RegisteredRun]:
         """Returns the runs in the folder that were trained to their end, the newest first."""
         paths = self.out.glob(f"*/{self._party or '*'}/run.json")
         known: dict[str, RegisteredRun] = {}
@@ -146,7 +146,7 @@ class ModelRegistry:
 
         Raises InputError if there is no such run, or if several recipes have one.
         """
-        runs = self.trained()
+        runs = self.list_trained()
         if word == LATEST:
             best_last = sorted(runs, key=lambda run: (not run.alone, run.began))
             known = {run.recipe: run.run_id for run in best_last}
@@ -226,7 +226,7 @@ class ModelRegistry:
                     "Choose one with --recipe.",
                 )
             name = recipe or next(iter(lines), "")
-            line, here = lines.get(name, RecipeRuns()), {run.run_id for run in self.trained()}
+            line, here = lines.get(name, RecipeRuns()), {run.run_id for run in self.list_trained()}
             back = next((run_id for run_id in reversed(line.before) if run_id in here), None)
             if back is None:
                 raise InputError(
@@ -238,7 +238,9 @@ class ModelRegistry:
         return back, line.current
 
     def _recipe_of(self, run_id: str) -> str:
-        run = next((candidate for candidate in self.trained() if candidate.run_id == run_id), None)
+        run = next(
+            (candidate for candidate in self.list_trained() if candidate.run_id == run_id), None
+        )
         if run is None:
             raise InputError(
                 Code.FILE_INVALID,

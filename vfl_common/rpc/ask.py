@@ -35,7 +35,7 @@ def answering(
         try:
             name = caller_name(context, keyring)
             place(name)
-            with places.taken(name):
+            with places.hold(name):
                 judge(name, _question(next(questions, b""), name))
         except Exception as error:  # noqa: BLE001 - the peer gets only the public text
             yield to_failure(error).SerializeToString()

@@ -97,7 +97,7 @@ class CallLimit:
         self._held: Counter[str] = Counter()
 
     @contextmanager
-    def taken(self, name: str) -> Iterator[None]:
+    def hold(self, name: str) -> Iterator[None]:
         """Holds a place of the caller ``name`` while the block runs. Raises PeerError (NAME_TAKEN)
         if it has no place left.
 

@@ -41,7 +41,7 @@ class LogHeads:
     also: tuple[int, ...] = ()
     proofs: tuple[tuple[tuple[bytes, ...], bytes], ...] = ()
 
-    def encoded(self) -> bytes:
+    def encode(self) -> bytes:
         """Returns the message."""
         return exchange_pb2.Heads(
             note=self.note,
@@ -114,10 +114,10 @@ def conferring(
         try:
             name = caller_name(context, keyring)
             place(name)
-            with places.taken(name):
+            with places.hold(name):
                 data = next(messages, b"")
                 ledger.add(name, CONTROL, CONTROL, "received", 0, len(data))
-                answer = confer(name, LogHeads.decode(data, party=name, me=keyring.name)).encoded()
+                answer = confer(name, LogHeads.decode(data, party=name, me=keyring.name)).encode()
         except Exception as error:  # noqa: BLE001 - the peer gets only the public text
             answer = exchange_pb2.Heads(failure=to_failure(error)).SerializeToString()
         if name:

@@ -65,7 +65,7 @@ class Health:
                 grpc.StatusCode.PERMISSION_DENIED, "only members of this federation may ask"
             )
         try:
-            with self._places.taken(name):
+            with self._places.hold(name):
                 request = next(requests, health_pb2.HealthCheckRequest())
         except PeerError as error:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, error.public)

@@ -121,7 +121,7 @@ class ServerAway:
         self._patience_s *= 2
         return SearchStep.DROP
 
-    def left_s(self, now_s: float) -> float:
+    def seconds_left(self, now_s: float) -> float:
         """Returns how long the generation still goes on without the server."""
         return max(0.0, self._give_up_s - now_s)
 

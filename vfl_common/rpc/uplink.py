@@ -223,7 +223,7 @@ class Uplink:
             with self.lock:
                 now_s, channel = time.monotonic(), self.channel
                 step = self.away.step(search, now_s, connected=channel is not None)
-                left_s = self.away.left_s(now_s)
+                left_s = self.away.seconds_left(now_s)
                 if step is SearchStep.DROP:
                     self.channel = None
             if step is SearchStep.STOP:

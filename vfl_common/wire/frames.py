@@ -214,14 +214,14 @@ def parse_frame(data: bytes, *, party: str) -> Received:
                 exchange_pb2.Frame.FromString(data[: at[0]]), memoryview(data)[at[1] :]
             )
     except DecodeError:
-        raise malformed_error(f"{party} sent bytes that are not a frame", party) from None
+        raise message_error(f"{party} sent bytes that are not a frame", party) from None
     for phase in (received.envelope.step.phase, received.envelope.passed.phase):
         if len(phase) > MAX_PHASE:
-            raise malformed_error(
+            raise message_error(
                 f"{party} sent a frame whose phase has a name of {len(phase)} characters", party
             )
         if not phase.isprintable():
-            raise malformed_error(
+            raise message_error(
                 f"{party} sent a frame whose phase has a name with control characters", party
             )
     return received
@@ -277,7 +277,7 @@ def label(frame: exchange_pb2.Frame) -> str:
     return LABELS.get(frame.header.kind, "unknown")
 
 
-def malformed_error(message: str, party: str) -> PeerError:
+def message_error(message: str, party: str) -> PeerError:
     """Returns the error of a message that cannot be read."""
     return PeerError(Code.MALFORMED_MESSAGE, message, party=party)
 
@@ -343,7 +343,7 @@ class Assembly:
         if not last:
             return None
         if self._free:
-            raise malformed_error(
+            raise message_error(
                 f"{self._party} at {self.step}: sent fewer bytes than announced", self._party
             )
         return self._bundle
@@ -352,7 +352,7 @@ class Assembly:
 def parse_header(header: tensor_pb2.BundleHeader, party: str) -> tuple[Kind, dict[str, TensorSpec]]:
     """Returns the kind and specs that a header announces. Raises PeerError (MALFORMED_MESSAGE)."""
     if len(header.tensors) > MAX_TENSORS:
-        raise malformed_error(
+        raise message_error(
             f"{party} announced more than {MAX_TENSORS} tensors (got {len(header.tensors)})",
             party,
         )
@@ -363,15 +363,13 @@ def parse_header(header: tensor_pb2.BundleHeader, party: str) -> tuple[Kind, dic
             for tensor in header.tensors
         }
     except ValueError:
-        raise malformed_error(
+        raise message_error(
             f"{party} announced a bundle of an unknown kind or dtype", party
         ) from None
     if len(specs) < len(header.tensors):
-        raise malformed_error(f"{party} announced two tensors of the same name", party)
+        raise message_error(f"{party} announced two tensors of the same name", party)
     if any(len(spec.shape) > MAX_RANK for spec in specs.values()):
-        raise malformed_error(
-            f"{party} announced a tensor of more than {MAX_RANK} dimensions", party
-        )
+        raise message_error(f"{party} announced a tensor of more than {MAX_RANK} dimensions", party)
     return kind, specs
 
 

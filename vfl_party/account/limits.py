@@ -58,7 +58,7 @@ def guard_of(
 
     ``resumes``: the run may go on that an earlier process began, and was asked then.
     """
-    if not limits.given:
+    if not limits.amounts:
         return None
     return AccountGuard(standing(book.folder), limits, book.secret, resumes=resumes)
 
@@ -68,7 +68,7 @@ def guards_without_run(file: PartyFile) -> list[AccountGuard]:
     record. Raises InputError if the account cannot be used.
     """
     limits, folder = limits_of(file), folder_of(Path(file.record.folder or file.out), file.name)
-    if not limits.given:
+    if not limits.amounts:
         return []
     if not (folder / LINES).is_file():
         return [
@@ -87,14 +87,14 @@ class Balance:
 
     key: str
     peer: str
-    most: float
+    limit: float
     spent: float
     after: float
 
     @property
     def passes(self) -> bool:
         """Whether these runs would pass the limit."""
-        return self.after > self.most and self.after > self.spent
+        return self.after > self.limit and self.after > self.spent
 
     def words(self, runs: int, predictions: int) -> str:
         """Returns a sentence for the person who decides on so many runs and predicted rows."""
@@ -105,7 +105,7 @@ class Balance:
         more = [*([count(runs, "run")] if runs else []), *(predicted if predictions else [])]
         over = ", which is more than is left" if self.passes else ""
         return (
-            f"policy.account.{self.key} = {_number(self.most)}: "
+            f"policy.account.{self.key} = {_number(self.limit)}: "
             f"{_WHAT[self.key].format(_number(self.spent))} at {self.peer}, and "
             f"{' and '.join(more)} would make it {_number(self.after)}{over}"
         )
@@ -124,7 +124,7 @@ class AccountGuard:
     def __init__(
         self, standing: Standing, limits: AccountLimits, secret: bytes, *, resumes: bool = False
     ) -> None:
-        self._standing, self._limits, self._given = standing, limits, limits.given
+        self._standing, self._limits, self._given = standing, limits, limits.amounts
         self._secret, self._resumes = secret, resumes
         # A party may serve several runs.
         self._asking = threading.Lock()
@@ -155,7 +155,7 @@ class AccountGuard:
     def shows(self) -> None:
         """Shows nothing: what is spent is for this party's people alone."""
 
-    def met(self, run_id: str, facts: Mapping[str, object]) -> None:
+    def meet(self, run_id: str, facts: Mapping[str, object]) -> None:
         """Does nothing: the account does not depend on the other parties."""
 
     def __call__(self, line: Disclosure | PrivateStep) -> None:
@@ -203,7 +203,7 @@ class AccountGuard:
         # Together, each of several receivers has it.
         times = len(receivers) if self._limits.together else 1
         for peer in receivers:
-            added, peers = sums.added(line, peer), self._get_counted_peers(peer)
+            added, peers = sums.compute_added(line, peer), self._get_counted_peers(peer)
             for what in OF_A_PERSON:
                 if what in self._given and what in added.people:
                     who, more = added.people[what]
@@ -240,7 +240,7 @@ class AccountGuard:
             if balance.passes:
                 raise InputError(
                     Code.REFUSED,
-                    f"policy.account.{balance.key} = {balance.most} in the party file: "
+                    f"policy.account.{balance.key} = {balance.limit} in the party file: "
                     f"{_WHAT[balance.key].format(_number(balance.spent))} at {balance.peer}, and "
                     f"this run would add {_number(balance.after - balance.spent)}. Raise the "
                     "limit, or ask for less.",
@@ -277,7 +277,7 @@ class AccountGuard:
             plan = {" and ".join(plan): whole}
         for peer, planned_ in plan.items():
             peers = self._get_counted_peers(peer)
-            for what, limit in limits.given.items():
+            for what, limit in limits.amounts.items():
                 if what == "epsilon":
                     spent, after = _epsilons(sums, peers, who, planned_, limits.delta)
                 else:

@@ -71,7 +71,7 @@ class Persons:
                 del self._known[next(iter(self._known))]
         return numbers
 
-    def met(self, tags: npt.NDArray[np.void], neighbor: int) -> Numbers:
+    def enroll(self, tags: npt.NDArray[np.void], neighbor: int) -> Numbers:
         """Returns the numbers of people who occur without a table. ``neighbor``: a person of
         their data set, -1 if there is none.
         """

@@ -52,7 +52,7 @@ class Spent:
 
     def fields(self, limits: AccountLimits) -> dict[str, Any]:
         """Returns the facts for JSON, with the limits and what is left."""
-        limits_ = limits.given
+        limits_ = limits.amounts
         return {
             "data_set": self.data_set,
             "people": self.people,
@@ -100,7 +100,7 @@ def sum_spent(sums: AccountSums, delta: float) -> Iterator[Spent]:
 
 def table(spent_: Iterable[Spent], limits: AccountLimits) -> list[str]:
     """Returns a line for each data set, peer and key, below a line of headings."""
-    limits_ = limits.given
+    limits_ = limits.amounts
     rows: list[tuple[str, ...]] = [_HEAD]
     for row in spent_:
         of = str(row.data_set), f"{row.people:,}", row.peer, f"{row.runs:,}", _day(row.first)

@@ -123,7 +123,7 @@ class AccountSums:
         """Adds what a line tells of. Raises InputError if its people cannot be read."""
         for peer in dict.fromkeys(line.to):
             run = self._run(peer, line)
-            added = self.added(line, peer)
+            added = self.compute_added(line, peer)
             for what, (who, amount) in added.people.items():
                 vector = self.vector(peer, what)
                 vector[who] = run.number if what == _LAST else vector[who] + amount
@@ -138,7 +138,7 @@ class AccountSums:
             key = line.run, line.phase, line.of
             self.taken[key] = max(self.taken.get(key, 0), line.steps)
 
-    def added(self, line: Disclosure | PrivateStep, peer: str) -> Added:
+    def compute_added(self, line: Disclosure | PrivateStep, peer: str) -> Added:
         """Returns what a line adds for a peer."""
         table = self.persons.of(line.people) if line.people else np.empty(0, np.int64)
         if isinstance(line, PrivateStep):
@@ -213,7 +213,7 @@ class AccountSums:
     def _get_mention_by_tags(
         self, tags: npt.NDArray[np.void], often: Numbers, neighbor: int
     ) -> _Mention:
-        who = self.persons.met(tags, neighbor)
+        who = self.persons.enroll(tags, neighbor)
         rows = int(often.sum())
         if len(who) == 1:
             return _Mention(rows, who, often, np.ones(1, np.int64))
@@ -274,7 +274,7 @@ class AccountSums:
         """Returns one of the people whose data a line is about, -1 if there is none."""
         tagged = line.tags if isinstance(line, Disclosure) else None
         if tagged is not None:
-            table = self.persons.met(tagged[0], -1)
+            table = self.persons.enroll(tagged[0], -1)
         else:
             table = self.persons.of(line.people) if line.people else np.empty(0, np.int64)
         return int(table[0]) if len(table) else -1

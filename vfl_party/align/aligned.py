@@ -92,7 +92,7 @@ class AlignedRows:
             return ""
         if name != active:
             return f"also held by {active}"
-        groups = self.held.alike(self.held.splits["all"])
+        groups = self.held.by_holders(self.held.splits["all"])
         sets = (
             f"{len(rows):,} that {' and '.join(names) or 'nobody else'} "
             f"{'hold' if len(names) > 1 else 'holds'}"
@@ -171,7 +171,7 @@ class Alignment(Protocol):
         """Returns all exchanges of a generation in order, for parties of ``rows`` rows each."""
         ...
 
-    def expected(self, table: Table) -> AlignedRows:
+    def get_expected(self, table: Table) -> AlignedRows:
         """Returns the rows that this party expects before it asks the others: all its rows, if not
         ``certain``.
 
@@ -179,7 +179,7 @@ class Alignment(Protocol):
         """
         ...
 
-    def found_before(self, runs: Path, name: str, table: Table) -> int | None:
+    def count_earlier(self, runs: Path, name: str, table: Table) -> int | None:
         """Returns how many common rows the earlier run found that the recipe names; None if it
         names none.
 
@@ -188,7 +188,7 @@ class Alignment(Protocol):
         """
         ...
 
-    def kept(self, at: AlignmentContext) -> AlignedRows:
+    def get_agreed(self, at: AlignmentContext) -> AlignedRows:
         """Returns the rows that this party and the others agreed on earlier in the run."""
         ...
 

@@ -66,7 +66,7 @@ class OwnBatches(MaskedBatches):
         until = min((batch + 1 + self._ahead) * BATCH, self._rows)
         while self._asked < until:
             rows = self._order[self._asked : self._asked + BATCH]
-            self._pending.append(self._masking.own([*self._ids.taken(rows)]))
+            self._pending.append(self._masking.own([*self._ids.take(rows)]))
             self._asked += len(rows)
         return super().take(batch)
 

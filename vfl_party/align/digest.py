@@ -73,17 +73,17 @@ class DigestAlignment:
         """See ``Alignment.occurrences``."""
         return [Occurrence.of(self._exchange, StepKey(OPENING, 0, 0), rows=rows)]
 
-    def expected(self, table: Table) -> AlignedRows:
-        """See ``Alignment.expected``."""
+    def get_expected(self, table: Table) -> AlignedRows:
+        """See ``Alignment.get_expected``."""
         return AlignedRows(table.ids, division_of(self._recipe, table) if self._divides else None)
 
-    def found_before(self, _runs: Path, _name: str, _table: Table) -> int | None:
-        """See ``Alignment.found_before``."""
+    def count_earlier(self, _runs: Path, _name: str, _table: Table) -> int | None:
+        """See ``Alignment.count_earlier``."""
         return None
 
-    def kept(self, at: AlignmentContext) -> AlignedRows:
-        """See ``Alignment.kept``."""
-        return self.expected(at.table).with_kept(at.folder)
+    def get_agreed(self, at: AlignmentContext) -> AlignedRows:
+        """See ``Alignment.get_agreed``."""
+        return self.get_expected(at.table).with_kept(at.folder)
 
     def show(self, at: AlignmentContext, aligned: AlignedRows) -> None:
         """See ``Alignment.show``."""
@@ -133,7 +133,7 @@ class DigestAlignment:
                 )
         if at.connections.protocol >= SHOWN_AGAIN_SINCE:
             answering.hub.ask_again(AGAIN)
-        aligned = self.expected(table)
+        aligned = self.get_expected(table)
         if aligned.division is None:
             answering.acknowledge(step, received)
         else:

@@ -48,8 +48,8 @@ class OwnRows:
         """See ``Alignment.occurrences``."""
         return [Occurrence.of(HOLDINGS, StepKey(OPENING, 0, 0), parties=len(self._passives))]
 
-    def expected(self, table: Table) -> AlignedRows:
-        """See ``Alignment.expected``."""
+    def get_expected(self, table: Table) -> AlignedRows:
+        """See ``Alignment.get_expected``."""
         if table.labels is not None:
             return AlignedRows(table.ids, bytes([CODES.index("train")]) * len(table))
         if not self._divides:
@@ -65,13 +65,13 @@ class OwnRows:
         held = {split: len(splits[split]) for split in SPLITS}
         return AlignedRows(table.ids, division, dict.fromkeys(self._passives, held))
 
-    def found_before(self, _runs: Path, _name: str, _table: Table) -> int | None:
-        """See ``Alignment.found_before``."""
+    def count_earlier(self, _runs: Path, _name: str, _table: Table) -> int | None:
+        """See ``Alignment.count_earlier``."""
         return None
 
-    def kept(self, at: AlignmentContext) -> AlignedRows:
-        """See ``Alignment.kept``."""
-        return self.expected(at.table)
+    def get_agreed(self, at: AlignmentContext) -> AlignedRows:
+        """See ``Alignment.get_agreed``."""
+        return self.get_expected(at.table)
 
     def show(self, at: AlignmentContext, aligned: AlignedRows) -> None:
         """Does nothing: each party has rows of its own, and no phase goes on without a party."""
@@ -91,7 +91,7 @@ class OwnRows:
         role: Role = "active" if name == active else "passive"
         chains, mine = (
             make_chains(self._recipe, OPENING, HOLDINGS, role, self._policy),
-            self.expected(at.table),
+            self.get_expected(at.table),
         )
         parties = len(self._passives)
         if role == "passive":

@@ -71,12 +71,12 @@ class PsiAlignment:
         exchanged = occurrences(1 + len(self._recipe.passives), rows)
         return [*exchanged, *(self._partial or self._digest).occurrences(rows)]
 
-    def expected(self, table: Table) -> AlignedRows:
-        """See ``Alignment.expected``."""
-        return self._digest.expected(table)
+    def get_expected(self, table: Table) -> AlignedRows:
+        """See ``Alignment.get_expected``."""
+        return self._digest.get_expected(table)
 
-    def kept(self, at: AlignmentContext) -> AlignedRows:
-        """See ``Alignment.kept``."""
+    def get_agreed(self, at: AlignmentContext) -> AlignedRows:
+        """See ``Alignment.get_agreed``."""
         common = self._load_common(at)
         if common is None and self._recipe.passives:
             raise InputError(
@@ -87,9 +87,9 @@ class PsiAlignment:
         if common is not None and self._partial is not None:
             return self._partial.restore(at, self._select_wanted(common))
         if common is None:
-            return self._digest.expected(at.table).with_kept(at.folder)
+            return self._digest.get_expected(at.table).with_kept(at.folder)
         rows = np.flatnonzero(common.rows)
-        aligned = self._digest.expected(at.table.select(rows)).with_kept(at.folder)
+        aligned = self._digest.get_expected(at.table.select(rows)).with_kept(at.folder)
         return replace(aligned, rows=rows)
 
     def show(self, at: AlignmentContext, aligned: AlignedRows) -> None:
@@ -116,7 +116,7 @@ class PsiAlignment:
             return common
         return replace(common, rows=np.ones_like(common.rows))
 
-    def found_before(self, runs: Path, name: str, table: Table) -> int | None:
+    def count_earlier(self, runs: Path, name: str, table: Table) -> int | None:
         """Returns how many common rows the run of ``rows.alignment`` found; None if the recipe
         names none.
 
@@ -162,7 +162,7 @@ class PsiAlignment:
                 self._check_enough(common.rows, at)
                 masks = [*common.holders.values()] or [common.rows]
                 ids = Ids.of(at.table.ids)
-                rounds.compare([ids.taken(np.flatnonzero(mask)) for mask in masks], common.salt)
+                rounds.compare([ids.take(np.flatnonzero(mask)) for mask in masks], common.salt)
                 files.finish(common)
         except (PeerError, AbortedError):
             # The run ends, and the attempt with it.

@@ -228,7 +228,7 @@ def expect_rows(opened: OpenedParty) -> AlignedRows:
     """Returns the rows that a party expects to train on, before any contact with the others: at
     most all of its own.
     """
-    return alignment_of(opened.recipe, divides=opened.divides).expected(opened.table)
+    return alignment_of(opened.recipe, divides=opened.divides).get_expected(opened.table)
 
 
 @dataclass

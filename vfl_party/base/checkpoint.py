@@ -225,7 +225,7 @@ class CheckpointStore:
         self.flush()
         return [entry.label for entry in self._complete(self._files(self._paths()))]
 
-    def saved(self) -> int:
+    def count_saved(self) -> int:
         """Returns how many checkpoints this run has written up to the newest that is here, damaged
         or not.
         """

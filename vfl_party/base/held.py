@@ -39,7 +39,7 @@ class HeldRows:
         totals = {name: int(held[rows].sum()) for name, held in self.by.items()}
         return {name: count for name, count in totals.items() if count}
 
-    def alike(self, rows: Rows) -> list[tuple[tuple[str, ...], Rows]]:
+    def by_holders(self, rows: Rows) -> list[tuple[tuple[str, ...], Rows]]:
         """Divides ``rows`` by who holds them: returns the passive parties of each group, and the
         group's places in ``rows``. The groups come in the order of their parties in ``by``.
         """
@@ -52,7 +52,7 @@ class HeldRows:
 
 
 def group_rows(names: Sequence[str], held: Sequence[Mask]) -> list[tuple[tuple[str, ...], Rows]]:
-    """Groups rows with the same holders; see ``HeldRows.alike``. ``held``: [N] for each name."""
+    """Groups rows with the same holders; see ``by_holders``. ``held``: [N] for each name."""
     patterns, group_N = np.unique(np.stack(held, axis=1), axis=0, return_inverse=True)
     group_N = group_N.reshape(-1)
     return [

@@ -157,9 +157,9 @@ class PlugIns:
                 f"{where}: the {self.what} {name!r} cannot be created: it failed "
                 f"{where_it_failed(error)}. Correct the plug-in.",
             ) from error
-        return self.checked(made, name, where, wanted)
+        return self.check_type(made, name, where, wanted)
 
-    def checked(self, made: object, name: str, where: str, wanted: type[T]) -> T:
+    def check_type(self, made: object, name: str, where: str, wanted: type[T]) -> T:
         """Returns ``made``. Raises InputError if it is not a ``wanted``."""
         if not isinstance(made, wanted):
             raise InputError(

@@ -150,7 +150,7 @@ def spends(what: str) -> Callable[[Method], Method]:
 
     def mark(method: Method) -> Method:
         @wraps(method)
-        def timed(self: Any, *args: Any, **more: Any) -> Any:
+        def measure(self: Any, *args: Any, **more: Any) -> Any:
             clock: Clock = self.clock
             clock.to(what)
             try:
@@ -158,7 +158,7 @@ def spends(what: str) -> Callable[[Method], Method]:
             finally:
                 clock.to(COMPUTE)
 
-        return cast(Method, timed)
+        return cast(Method, measure)
 
     return mark
 

@@ -141,7 +141,7 @@ def _missing(source: str, what: str, count: int, first: int, advice: str) -> Inp
 @dataclass(frozen=True)
 class CellCounts:
     """The cells of a matrix that pass a test: how many in each column, and the first row of each
-    column, -1 if there is none.
+    column, -1 without one.
     """
 
     counts: npt.NDArray[np.int64]

@@ -38,7 +38,7 @@ def read_table(
     if settings.in_common:
         common = tables[one].ids
         for table in tables.values():
-            common = Ids.of(common).taken(np.flatnonzero(Ids.of(common).among(table.ids)))
+            common = Ids.of(common).take(np.flatnonzero(Ids.of(common).among(table.ids)))
         tables = {
             name: table.select(np.flatnonzero(table.among(common)))
             for name, table in tables.items()

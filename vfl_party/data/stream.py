@@ -14,7 +14,7 @@ from vfl_party.data import checks
 from vfl_party.data.vocabulary import decode
 
 # Before the text of a cell that was a number to its source, of Excel or a database: it has no
-# decimal comma and no thousands sign, whatever the cells beside it have. The character is for
+# decimal comma and no thousands sign, whatever its other cells have. The character is for
 # private use: no text begins with it.
 NUMBER = "\ue000"
 
@@ -34,7 +34,7 @@ class RowStream:
             since it was opened.
         separator: between the cells of a text file.
         notes: guesses of the reader, with the key that decides each.
-        late_notes: likewise, notes that are known once the last block has been read.
+        late_notes: more notes, which are known once the last block has been read.
         ordered: whether the rows come in the same order each time.
         unsorted: which rows are the first ones of unordered rows: a note for settings that take
             some rows by position.

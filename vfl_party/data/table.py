@@ -136,7 +136,7 @@ class Table:
         words = self.categorical
         return replace(
             self,
-            ids=Ids.of(self.ids).taken(rows) if ids is None else ids,
+            ids=Ids.of(self.ids).take(rows) if ids is None else ids,
             numeric_NF=pick(self.numeric_NF),
             categorical=None
             if words is None

@@ -62,7 +62,7 @@ def show(
     People are rows of which a bundle tells one by one; sums, means and weights tell of nobody
     alone, and have 0. Numbers are counted before the codec, bytes as they crossed. With --id, ID is
     as the party's own table has it, or in any spelling that the rules of its ids make the same; the
-    numbers about this person have a column of their own. The masked ids of an alignment are counted
+    numbers about this person have a separate column. The masked ids of an alignment are counted
     for nobody.
 
     The record is checked, too, as verify does: if it is not as it was signed, the last sentence

@@ -89,7 +89,7 @@ def open_statement(path: Path, credentials: Credentials) -> tuple[dict[str, Any]
     """
     try:
         envelope = Envelope.read(json.loads(path.read_text(encoding="utf-8")), PAYLOAD)
-        document = envelope.said
+        document = envelope.statement
         party, _run = str(document["predicate"]["party"]), str(document["predicate"]["run"])
         if document["predicateType"] != PREDICATE:
             raise ValueError(document["predicateType"])

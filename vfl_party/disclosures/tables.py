@@ -36,8 +36,8 @@ def table(
     sums: Mapping[tuple[str, str, Route], DisclosureSum], *, of_person: bool = False
 ) -> list[str]:
     """Returns a line for each receiver and exchange of a run, below a line of names; one sentence
-    if there are none. Bytes are those of messages: a question of a served model has ids in it, and
-    no tensor. ``of_person``: one was asked for, whose numbers have a column.
+    without any. Bytes are those of messages: a question of a served model has ids in it, and no
+    tensor. ``of_person``: one was asked for, whose numbers have a column.
     """
     if not sums:
         return [

@@ -232,7 +232,7 @@ class GrantGuard:
             return None
         return peers.present(self._approval.kept, self._files.keyring.current())
 
-    def met(self, run_id: str, tables: Mapping[str, Any]) -> None:
+    def meet(self, run_id: str, tables: Mapping[str, Any]) -> None:
         """Checks the grants that the others show. Raises PeerError at the first that does not
         fit.
         """
@@ -262,7 +262,7 @@ class GrantGuard:
             for party, grant in grants.items()
         ]
 
-    def aligned(self, ids: Sequence[str]) -> None:
+    def count_use(self, ids: Sequence[str]) -> None:
         """Counts what is used, once it is known which rows all hold: nothing of them has left yet.
         Raises InputError (REFUSED) if the grant does not allow as many predictions.
 

@@ -32,7 +32,7 @@ _PARTY = click.argument("party", type=click.Path(path_type=Path))
 @click.option(
     "--recipe",
     type=click.Path(path_type=Path),
-    help="Allow this recipe, or recipe.json of a run, instead of the party file's.",
+    help="Allow this recipe, or a run's recipe.json, instead of the party file's.",
 )
 @click.option(
     "--runs",
@@ -119,7 +119,7 @@ def approve(
     "path",
     type=click.Path(path_type=Path),
     metavar="PATH",
-    help="Check a file with a grant, or all grants in a run's folder.",
+    help="Check a grant's file, or all grants in a run's folder.",
 )
 @click.pass_context
 def grants(ctx: click.Context, party: Path, as_json: bool, path: Path | None) -> None:

@@ -18,7 +18,7 @@ from vfl_common.text import clean, count
 
 # The type is our own; DSSE signs it with the grant, so that no other statement is taken for one.
 PAYLOAD = "application/vnd.vfl.grant+json"
-MOST_RUNS, MOST_PREDICTIONS, MOST_PURPOSE = 10_000, 1_000_000_000, 500
+MAX_RUNS, MAX_PREDICTIONS, MAX_PURPOSE = 10_000, 1_000_000_000, 500
 _ID_BYTES = 6
 
 
@@ -39,7 +39,7 @@ def _plain(text: str) -> str:
 GrantId = Annotated[str, has_form(rf"[0-9a-f]{{{2 * _ID_BYTES}}}", "the id of a grant, 12 digits")]
 Digest = Annotated[str, has_form(r"[0-9a-f]{64}", "a SHA-256, 64 digits")]
 Day = Annotated[str, AfterValidator(_day)]
-Purpose = Annotated[str, Field(max_length=MOST_PURPOSE), AfterValidator(_plain)]
+Purpose = Annotated[str, Field(max_length=MAX_PURPOSE), AfterValidator(_plain)]
 
 
 class Grant(Section):
@@ -70,8 +70,8 @@ class Grant(Section):
     phases: tuple[Annotated[str, Field(max_length=200), AfterValidator(_plain)], ...]
     purpose: Purpose = ""
     until: Day
-    runs: Annotated[int, Field(ge=0, le=MOST_RUNS)]
-    predictions: Annotated[int, Field(ge=0, le=MOST_PREDICTIONS)]
+    runs: Annotated[int, Field(ge=0, le=MAX_RUNS)]
+    predictions: Annotated[int, Field(ge=0, le=MAX_PREDICTIONS)]
     at: Annotated[float, Field(ge=0.0, le=1e12)]
 
     @property
@@ -116,6 +116,6 @@ def read(value: Any, where: str) -> tuple[Envelope, Grant]:
     or ValueError if it is not an envelope.
     """
     envelope = Envelope.read(value, PAYLOAD)
-    fields = envelope.said
+    fields = envelope.statement
     # A list of JSON is what pydantic takes for a tuple.
     return envelope, parse(Grant, fields, where)

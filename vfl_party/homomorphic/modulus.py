@@ -18,7 +18,7 @@ def check_modulus(n: int, bits: int, extra: int = 0) -> None:
     that size.
 
     ``extra``: how many bits more or fewer it may have. A power of a smaller number and a number
-    with small factors are no moduli either. Whether n is what the scheme wants (p q, or p² q)
+    with small factors are not moduli either. Whether n is what the scheme wants (p q, or p² q)
     cannot be seen from outside.
     """
     if abs(n.bit_length() - bits) > extra or n % 2 == 0:

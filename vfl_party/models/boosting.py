@@ -209,7 +209,7 @@ def _of_lightgbm(root: dict[str, Any]) -> _Tree:
     def column(name: str, dtype: type[Any]) -> npt.NDArray[Any]:
         return np.array([node.get(name, 0) for node in nodes], dtype)
 
-    def left(node: dict[str, Any]) -> bool:
+    def goes_left(node: dict[str, Any]) -> bool:
         # Where training has seen no missing number, LightGBM takes one as 0.
         is_known = node.get("missing_type") == "NaN"
         return bool(node["default_left"] if is_known else node.get("threshold", 0.0) >= 0.0)
@@ -217,7 +217,7 @@ def _of_lightgbm(root: dict[str, Any]) -> _Tree:
     return {
         "feature": column("split_feature", np.int64),
         "threshold": column("threshold", np.float64),
-        "missing_left": np.array([left(node) for node in nodes], bool),
+        "missing_left": np.array([goes_left(node) for node in nodes], bool),
         "child": np.array(
             [
                 [at[id(node.get(side, node))] for side in ("left_child", "right_child")]

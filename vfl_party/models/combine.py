@@ -81,7 +81,7 @@ def _gradient(of: Tensor) -> Tensor:
 
 
 def combine_widths(rule: Combine, widths: Sequence[int]) -> int:
-    """Returns the width of the combination of embeddings of these widths, which only ``concat``
-    may have different; of a rule of ours.
+    """Returns the width of the combination of embeddings of these widths by a built-in rule; only
+    ``concat`` may have different widths.
     """
     return sum(widths) if rule == "concat" else widths[0]

@@ -58,7 +58,7 @@ class _DirectSGD(_Direct, SGD):
 
 
 class _Moments(NamedTuple):
-    """What Adam keeps of each parameter; ``of``: the optimizer's state that holds it."""
+    """Adam's state of each parameter; ``of``: the optimizer's state that holds it."""
 
     of: Mapping[Tensor, Any]
     first: list[Tensor]
@@ -167,7 +167,7 @@ def build_optimizer(settings: OptimizerSettings, params: Iterable[Tensor]) -> Op
 
 
 def keep_rate(optimizer: Optimizer, params: Sequence[Tensor]) -> None:
-    """Gives ``params`` of the optimizer a group of their own, whose rate no schedule of
+    """Gives ``params`` of the optimizer their own group, whose rate no schedule of
     ``build_schedule`` changes; call it before that. Nothing changes without ``params``.
     """
     if not params:
@@ -198,7 +198,7 @@ class Plateau(LambdaLR):
         self.factor, self.patience, self.waited, self.lowered = factor, patience, 0, 0
         super().__init__(optimizer, lambda epoch: warm(epoch) * self.factor**self.lowered)
 
-    def judged(self, *, best: bool) -> None:
+    def note_validation(self, *, best: bool) -> None:
         """Notes a validation, and lowers the rate if it is the ``patience``-th without a better
         value.
         """

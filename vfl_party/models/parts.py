@@ -15,7 +15,7 @@ def mark_top(encoder: nn.Module, *layers: str) -> nn.Module:
     """Notes the names of the submodules that are the top. A user's own encoder sets ``top_layers``
     itself.
     """
-    # Not a tensor, so nn.Module's bookkeeping is bypassed.
+    # It is not a tensor, so nn.Module's bookkeeping is bypassed.
     encoder.__dict__[_ATTRIBUTE] = layers
     return encoder
 

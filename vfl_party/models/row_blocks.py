@@ -37,7 +37,7 @@ Inputs = tuple[Tensor, ...]
 class Blocks:
     """How many rows a model computes at once: a multiple of ``rows``, and at most ``most``.
 
-    ``why``: why a row's bits depend on other rows nevertheless; '' if they do not, or if the model
+    ``why``: why a row's bits still depend on other rows; '' if they do not, or if the model
     was not checked.
     """
 
@@ -96,15 +96,15 @@ def find_blocks(compute: Compute, samples: Sequence[Inputs]) -> Blocks:
 
 def _difference(compute: Compute, blocks: Blocks, inputs: Inputs) -> str:
     """Returns a text on the first number of rows at which a row has other bits; '' if none."""
-    most, rows = blocks.most, blocks.rows
-    sizes = [m - 3 * (m // rows - 1) % rows for m in range(rows, most + 1, rows)]
+    max_rows, rows = blocks.most, blocks.rows
+    sizes = [m - 3 * (m // rows - 1) % rows for m in range(rows, max_rows + 1, rows)]
     try:
-        want = in_blocks(compute, blocks, *(x[:most] for x in inputs))
+        want = in_blocks(compute, blocks, *(x[:max_rows] for x in inputs))
         for number, n in enumerate([1, rows // 2 + 1, *sizes], 1):
             # The places of the rows change with their number.
-            at = (torch.arange(n) + 13 * number) % most
+            at = (torch.arange(n) + 13 * number) % max_rows
             if not _same_bits(in_blocks(compute, blocks, *(x[at] for x in inputs)), want[at]):
-                return f"a row has other bits among {n} rows than among {most}"
+                return f"a row has other bits among {n} rows than among {max_rows}"
     except Exception as error:  # noqa: BLE001 - the model may be a user's own, and raise anything
         return f"the check of its rows failed with {type(error).__name__}"
     return ""

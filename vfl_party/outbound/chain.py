@@ -202,7 +202,7 @@ class Chain:
 
     @property
     def costs(self) -> Mechanism | None:
-        """What each tensor costs a row of which it tells; None if no filter makes it private."""
+        """The privacy cost of each tensor for a row in it; None if no filter makes it private."""
         return next((filter_.costs for filter_ in self.filters if filter_.costs is not None), None)
 
     def tell(self, beside: Tensors) -> None:

@@ -75,7 +75,9 @@ class Use:
         transform = transforms.load(self.kind, where)
         settings = parse(transform.settings, dict(self.settings), f"{where}: transform {self.kind}")
         try:
-            made = transforms.REGISTRY.checked(transform.make(settings), self.kind, where, Filter)
+            made = transforms.REGISTRY.check_type(
+                transform.make(settings), self.kind, where, Filter
+            )
         except VflError:
             raise
         except Exception as error:

@@ -68,8 +68,8 @@ About: TypeAlias = "Sequence[int] | npt.NDArray[Any] | str | None"
 
 
 class _Side:
-    """What both sides of one exchange of a phase share; tensors arrive on ``device``, checked to be
-    finite.
+    """The base of both sides of one exchange of a phase; tensors arrive on ``device``, checked
+    to be finite.
     """
 
     def __init__(
@@ -295,18 +295,18 @@ class Answering(_Side):
         device: torch.device,
         sizes: Mapping[str, int | Mapping[str, int]],
     ) -> None:
-        alike: dict[str, int] = {}
-        # {party: sizes that are its own}; empty if all are alike, which is checked faster.
+        common: dict[str, int] = {}
+        # {party: its own sizes}; empty if all parties have the same, which is checked faster.
         self._own: dict[str, dict[str, int]] = {}
         for word, size in sizes.items():
             if not isinstance(size, Mapping):
-                alike[word] = size
+                common[word] = size
             elif len(distinct := set(size.values())) == 1:
-                alike[word] = distinct.pop()
+                common[word] = distinct.pop()
             else:
                 for party, own in size.items():
                     self._own.setdefault(party, {})[word] = own
-        super().__init__(exchange, phase, chains, connections, device, alike)
+        super().__init__(exchange, phase, chains, connections, device, common)
 
     @property
     def hub(self) -> Hub:
@@ -331,7 +331,7 @@ class Answering(_Side):
     ) -> dict[str, dict[str, Tensor]]:
         """Returns {party: its tensors}, without gradient, in roster order and without late parties.
 
-        ``each``: {party that sends: sizes that are its own}; None if all send, tensors of the same
+        ``each``: {party that sends: its own sizes}; None if all parties send tensors of the same
         sizes.
 
         Raises as ``Hub.collect``.
@@ -341,24 +341,24 @@ class Answering(_Side):
             asked = {name: {} for name in self._own} if each is None else each
             each = {name: {**self._own[name], **own} for name, own in asked.items()}
         received: dict[str, dict[str, Tensor]] = {}
-        alike = self._expect_specs(sent, up, sizes) if each is None else None
+        same = self._expect_specs(sent, up, sizes) if each is None else None
         specs = {
             name: self._expect_specs(sent, up, {**sizes, **own})
             for name, own in (each or {}).items()
         }
 
-        def arrived(party: str, bundle: Bundle) -> None:
+        def receive(party: str, bundle: Bundle) -> None:
             self.clock.to(DECODE)
-            spec = (alike or specs[party]).meant
+            spec = (same or specs[party]).meant
             at = Passage(step, party, self.chains.party)
             received[party] = _unpack_arrival(up, bundle, at, spec, self._device)
             self.clock.to(WAIT)
 
-        wire = alike.wire if alike is not None else {name: specs[name].wire for name in specs}
+        wire = same.wire if same is not None else {name: specs[name].wire for name in specs}
 
         return {
             party: received[party]
-            for party in self.hub.collect(step, wire, arrived, deadline_s, lenience)
+            for party in self.hub.collect(step, wire, receive, deadline_s, lenience)
         }
 
     def reply(

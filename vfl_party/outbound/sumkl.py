@@ -24,7 +24,7 @@ Numbers = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Statistics:
-    """What is known of a batch's gradients of two classes.
+    """Statistics of a batch's gradients of two classes.
 
     ``u``, ``v``: the mean variance of a coordinate, of negatives and positives. ``gap``: the
     squared distance of the means. ``share``: of positives, between 0 and 1. ``width``: of a

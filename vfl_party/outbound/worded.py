@@ -47,7 +47,7 @@ def in_words(value: Any) -> str:
 
 
 class TablePolicy:
-    """What the settings let out; see ``Policy``.
+    """A policy written as settings; see ``Policy``.
 
     ``beside``: another policy, which must agree. ``after``: the one that has watched what left
     before, to find the rows in common. Raises InputError if a demand names an unknown transform or
@@ -156,8 +156,8 @@ def _weaker(demand: Demand, use: Use, where: str) -> tuple[str, str] | None:
 
 
 class SentCounts:
-    """What has left in a run: numbers about each row, by receiver, and bytes. ``before``: what
-    left before the first phase, whose bytes count.
+    """Counts what a run has sent: numbers about each row, by receiver, and bytes. ``before``: what
+    was sent before the first phase, whose bytes count.
     """
 
     def __init__(self, before: SentCounts | None = None) -> None:
@@ -180,8 +180,8 @@ class SentCounts:
             self.bytes += self._before.bytes if self._before is not None else 0
         self.bytes += sent_bytes
 
-    def added(self, receiver: str, rows: Any, width: int) -> int:
-        """Adds ``width`` numbers about each of some rows; returns the most about any of them."""
+    def add_numbers(self, receiver: str, rows: Any, width: int) -> int:
+        """Adds ``width`` numbers about each of some rows; returns the largest sum of a row."""
         of_all = self._all.get(receiver, 0)
         known = self._numbers.get(receiver, np.zeros(0, np.int64))
         if isinstance(rows, str):
@@ -241,7 +241,7 @@ class LimitFilter(Filter):
             raise self._refusal("least_rows", f"a batch has {rows:,} rows")
         width = -(-leaving.numbers // max(1, rows))
         for receiver in leaving.to:
-            total = counts.added(receiver, leaving.rows, width)
+            total = counts.add_numbers(receiver, leaving.rows, width)
             if settings.most_numbers is not None and total > settings.most_numbers:
                 raise self._refusal(
                     "most_numbers", f"{receiver} would get {total:,} numbers about one person"

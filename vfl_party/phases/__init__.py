@@ -1,3 +1,3 @@
-"""What all methods build on: the context of a party, the interface of a method, the joint forward
+"""The base of all methods: the context of a party, the interface of a method, the joint forward
 pass.
 """

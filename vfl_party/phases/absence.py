@@ -80,19 +80,19 @@ class Cache:
             party: torch.zeros(n, width, device=device) for party, width in widths.items()
         }
 
-    def filled(self, z_BD: Mapping[str, Tensor | None], rows: Rows) -> dict[str, Tensor | None]:
+    def fill(self, z_BD: Mapping[str, Tensor | None], rows: Rows) -> dict[str, Tensor | None]:
         """Keeps the embeddings that came, and returns them with the cached ones of the absent
         parties.
         """
         at = index_on(torch.from_numpy(rows), next(iter(self._last.values())).device)
-        found: dict[str, Tensor | None] = {}
+        embeddings: dict[str, Tensor | None] = {}
         for party, z in z_BD.items():
             if z is None:
-                found[party] = self._last[party].index_select(0, at)
+                embeddings[party] = self._last[party].index_select(0, at)
             else:
                 self._last[party].index_copy_(0, at, z.detach())
-                found[party] = z
-        return found
+                embeddings[party] = z
+        return embeddings
 
     def state(self) -> dict[str, Tensor]:
         """Returns what a checkpoint keeps."""
@@ -111,7 +111,7 @@ class Absences:
 
     def __init__(self, phase: str) -> None:
         self._phase = phase
-        self._found: list[dict[str, Any]] = []
+        self._stretches: list[dict[str, Any]] = []
         # Each party's newest stretch.
         self._last: dict[str, dict[str, Any]] = {}
         self._away: frozenset[str] = frozenset()
@@ -122,7 +122,9 @@ class Absences:
         """
         for party in absent:
             stretch = self._last.get(party)
-            if stretch is None or (party not in self._away and len(self._found) < MAX_STRETCHES):
+            if stretch is None or (
+                party not in self._away and len(self._stretches) < MAX_STRETCHES
+            ):
                 first = {"first_round": step.round, "first_batch": step.batch}
                 stretch = self._last[party] = {
                     "phase": self._phase,
@@ -130,7 +132,7 @@ class Absences:
                     **first,
                     "steps": 0,
                 }
-                self._found.append(stretch)
+                self._stretches.append(stretch)
             stretch |= {
                 "last_round": step.round,
                 "last_batch": step.batch,
@@ -140,18 +142,18 @@ class Absences:
         return sorted(self._away - before), sorted(before - self._away)
 
     @property
-    def found(self) -> tuple[Absence, ...]:
+    def stretches(self) -> tuple[Absence, ...]:
         """All stretches, in the order of their first steps."""
-        return tuple(Absence(**stretch) for stretch in self._found)
+        return tuple(Absence(**stretch) for stretch in self._stretches)
 
     def state(self) -> dict[str, Any]:
         """Returns what a checkpoint keeps."""
-        return {"found": self._found, "away": sorted(self._away)}
+        return {"found": self._stretches, "away": sorted(self._away)}
 
     def load_state(self, tree: dict[str, Any]) -> None:
         """Restores what ``state`` has returned."""
-        self._found = [dict(stretch) for stretch in tree["found"]]
-        self._last = {stretch["party"]: stretch for stretch in self._found}
+        self._stretches = [dict(stretch) for stretch in tree["found"]]
+        self._last = {stretch["party"]: stretch for stretch in self._stretches}
         self._away = frozenset(tree["away"])
 
 
@@ -170,8 +172,8 @@ class Following:
         return self._now is not None and self._place(step) < self._now
 
     def skip(self, step: StepKey, passed: StepPassed) -> None:
-        """Notes that ``step`` has passed. Raises PeerError if what is said to be under way comes
-        before it.
+        """Notes that ``step`` has passed. Raises PeerError if the step that the peer reports as
+        under way comes before it.
         """
         now = self._place(passed.now)
         if now <= self._place(step):

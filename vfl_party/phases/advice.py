@@ -22,8 +22,8 @@ def label_taken(name: str, data: DataSettings) -> str:
     """Words that a passive party's ``data.label`` keeps a column out of its features; '' if it does
     not.
 
-    The label of a named set is no column, and that of one file for all parties (``data.view``) is
-    meant so.
+    The label of a named set is not a column, and in one file for all parties (``data.view``) the
+    label is expected.
     """
     if data.label is None or data.is_named or data.view is not None:
         return ""
@@ -45,7 +45,7 @@ def check_roles(name: str, data: DataSettings) -> None:
             raise InputError(
                 Code.CONFIG_INVALID,
                 f"{hide_passwords(data.source)}: data.{key}: only the active party reads it, and "
-                f"{name} is passive. Remove it, and name columns that are no features in "
+                f"{name} is passive. Remove it, and name columns that are not features in "
                 "data.drop.",
             )
 

@@ -26,7 +26,7 @@ def check_task(task: TaskSettings, phases: Sequence[NamedPhase]) -> None:
         _check_rule(phases)
 
 
-def check_follows(phases: Sequence[NamedPhase], key: str, shown: str) -> None:
+def check_follows(phases: Sequence[NamedPhase], key: str, text: str) -> None:
     """Raises InputError if the loss of a phase does not follow a key of the task."""
     for phase in phases:
         follows = phase.method.follows(phase.settings)
@@ -34,7 +34,7 @@ def check_follows(phases: Sequence[NamedPhase], key: str, shown: str) -> None:
             raise InputError(
                 Code.CONFIG_INVALID,
                 f"recipe: phases: {phase.name}: a phase of kind {phase.kind!r} does not follow "
-                f"{shown}. Remove it, or take a phase of another kind.",
+                f"{text}. Remove it, or take a phase of another kind.",
             )
 
 

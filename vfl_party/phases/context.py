@@ -65,6 +65,7 @@ class MakeEncoder:
 
     @property
     def width(self) -> int:
+        """The width of the encoder's output."""
         return width_of(self.recipe, self.party, self.settings, self.spec)
 
     def __call__(self, label: str, *, shared: bool = False, width: int | None = None) -> nn.Module:
@@ -82,7 +83,7 @@ class MakeEncoder:
 
 @runtime_checkable
 class OnSeveral(Protocol):
-    """What embeds on several processes of a party, see ``Party.through``."""
+    """An encoder on several processes of a party; see ``Party.through``."""
 
     def through(self, encoder: nn.Module, *batches: tuple[Tensor, ...]) -> list[Tensor]:
         """Passes batches through the encoder; returns [B, D] of each."""
@@ -101,7 +102,7 @@ def _quiet(_phase: str, _round: int, _rounds: int, _batch: int, _batches: int) -
 
 @dataclass(frozen=True)
 class Hooks:
-    """What a party calls while a phase runs.
+    """The callbacks of a party while a phase runs.
 
     ``tick``: called after each step with (phase, rounds done, rounds, batches done, batches).
     ``lenient``: called by a phase at the active party once all have come to it, if it goes on
@@ -174,7 +175,9 @@ class _OneDevice:
             raise
         except Exception as error:
             raise InputError(
-                Code.MODEL_INVALID, f"the encoder of {self._party} failed {where_it_failed(error)}"
+                Code.MODEL_INVALID,
+                f"the encoder of {self._party}: failed {where_it_failed(error)}. "
+                "Correct the encoder.",
             ) from error
         rows, shape = inputs[0].shape[0], tuple(z.shape) if isinstance(z, Tensor) else ()
         self._width = self._width or shape[-1:]
@@ -217,7 +220,7 @@ class Party:
         trees: what the party file asks of trees; None: nothing.
         secret: the root of the seeds that only this party can derive; None: all follow from the
             recipe's seed.
-        make_encoder: for methods that train other encoders beside the party's own; None without
+        make_encoder: for methods that train more encoders than the party's own; None without
             features.
         encode: the encoder, called with the inputs of a batch: embeddings, float32 [B, D], in the
             recipe's precision and on all of the party's GPUs; by default ``models["encoder"]`` on
@@ -295,9 +298,9 @@ class Party:
         return isinstance(self.encode, _OneDevice)
 
     def through(self, encoder: nn.Module, *batches: tuple[Tensor, ...]) -> list[Tensor]:
-        """Passes batches of one size through an encoder of the party's kind, such as one that a
-        phase trains beside its own, on all of its GPUs: float32 [B, D] each. ``batches``: the
-        encoder's arguments, as the party's features or an augmentation of them gave them.
+        """Passes batches of one size through an encoder of the party's kind, such as one more
+        that a phase trains, on all of its GPUs: float32 [B, D] each. ``batches``: the encoder's
+        arguments, as the party's features or an augmentation of them gave them.
         """
         if isinstance(self.encode, OnSeveral):
             return self.encode.through(encoder, *batches)
@@ -450,7 +453,9 @@ class Party:
             raise
         except Exception as error:
             raise InputError(
-                Code.MODEL_INVALID, f"the top model of {self.name} failed {where_it_failed(error)}"
+                Code.MODEL_INVALID,
+                f"the top model of {self.name}: failed {where_it_failed(error)}. "
+                "Correct the model.",
             ) from error
 
     @cached_property
@@ -515,13 +520,13 @@ class Party:
 
     def row_weights(self, rows: Rows) -> Tensor | None:
         """Returns what each row counts in the loss if ``rows`` are those of training, float32 [N],
-        of mean 1 over ``rows``. None: all count alike.
+        of mean 1 over ``rows``. None: all rows count the same.
 
         Raises InputError.
         """
         labels, targets = self.need_labels()
-        found = row_weights(self.recipe.task, labels, targets, self.data.weights, rows)
-        return found.to(self.device) if found is not None else None
+        weights = row_weights(self.recipe.task, labels, targets, self.data.weights, rows)
+        return weights.to(self.device) if weights is not None else None
 
     def rows(self, split: str) -> Rows:
         """Returns a split of this party's own rows, ascending: ``train``, ``aligned``, ``local``,

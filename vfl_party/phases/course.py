@@ -96,8 +96,8 @@ class NamedPhase:
 
 
 class Course:
-    """What a recipe has its parties do, read once, when it is first asked for. All that it says may
-    raise InputError: a kind of phase may be unknown, or its settings wrong.
+    """The phases of a recipe, each read once, at its first use. Every member may raise InputError:
+    a kind of phase may be unknown, or its settings wrong.
 
     ``phases``: the recipe's, in order. ``before``: those of the run that this one starts from, as
     far as ``start.phases`` names them. A phase of ``before`` runs no more: its settings are read
@@ -184,10 +184,10 @@ class Course:
     @name_plugin_errors()
     def own_models(self) -> dict[str, nn.Module]:
         """Makes the models of the recipe's method that are neither encoder nor top; mostly none."""
-        found: dict[str, nn.Module] = {}
+        models: dict[str, nn.Module] = {}
         for phase in self.phases:
-            found |= phase.method.own_models()
-        return found
+            models |= phase.method.own_models()
+        return models
 
     @cached_property
     def lone_phase(self) -> NamedPhase | None:
@@ -218,12 +218,12 @@ class Course:
         """How the phases' encoders protect the embeddings that they give, in words; '' if they do
         not.
         """
-        found = [
+        reasons = [
             phase.method.protects(phase.settings)
             for phase in (*self.before, *self.phases)
             if phase.says("protects")
         ]
-        return next((reason for reason in found if reason), "")
+        return next((reason for reason in reasons if reason), "")
 
     @cached_property
     @name_plugin_errors()
@@ -235,18 +235,17 @@ class Course:
     @name_plugin_errors()
     def scores_own_rows(self) -> bool:
         """Whether the phases leave a head that scores rows which different parties hold."""
-        found = (phase.method.scores_own_rows(phase.settings) for phase in self.phases)
-        return any(found)
+        return any(phase.method.scores_own_rows(phase.settings) for phase in self.phases)
 
     @name_plugin_errors()
     def scores(self, party: Party, phase: str) -> Scorer | None:
         """Makes the party's side of the joint prediction, if the recipe's method has its own.
         Raises InputError.
         """
-        for each in self.phases:
-            found = each.method.scores(party, phase, each.settings)
-            if found is not None:
-                return found
+        for named in self.phases:
+            scorer = named.method.scores(party, phase, named.settings)
+            if scorer is not None:
+                return scorer
         return None
 
     @name_plugin_errors()
@@ -254,10 +253,10 @@ class Course:
         """Makes the party's side of the scoring by id, if the recipe's method has its own. Raises
         InputError.
         """
-        for each in self.phases:
-            found = each.method.online(party, each.settings)
-            if found is not None:
-                return found
+        for phase in self.phases:
+            online = phase.method.online(party, phase.settings)
+            if online is not None:
+                return online
         return None
 
     @cached_property
@@ -271,7 +270,7 @@ class Course:
     @cached_property
     @name_plugin_errors()
     def late_policy(self) -> LatePolicy:
-        """What stands in for a party in the first phase that goes on without one; ``wait`` if all
+        """The stand-in for a party in the first phase that goes on without one; ``wait`` if all
         phases wait.
         """
         policies = (phase.method.late_policy(phase.settings) for phase in self.phases)
@@ -280,8 +279,8 @@ class Course:
     @cached_property
     @name_plugin_errors()
     def learns(self) -> Learnt:
-        """What the phases teach the model to do without a party; '' for nothing. Raises InputError
-        if two of them teach it different things.
+        """How the phases train the model to do without a party; '' if they do not. Raises
+        InputError if two of them do so in different ways.
         """
         ways = [phase.method.learns(phase.settings) for phase in self.phases]
         if "subsets" in ways and "party_dropout" in ways:
@@ -301,8 +300,8 @@ class Course:
 
     @property
     def without(self) -> LatePolicy:
-        """What stands in for a party that is away when rows are scored."""
-        # Those who hold a row are combined without the others.
+        """The stand-in for a party that is away when rows are scored."""
+        # The parties that hold a row are combined without the others.
         partly = self.recipe.rows.partial and self.late_policy == "wait"
         return "skip" if self.learns or partly else self.late_policy
 
@@ -315,9 +314,9 @@ class Course:
         """
         private, without = [], []
         for phase in self.phases:
-            found = phase.method.private(phase.name, phase.settings, self.recipe, rows)
-            if found is not None:
-                private.append(found)
+            plan = phase.method.private(phase.name, phase.settings, self.recipe, rows)
+            if plan is not None:
+                private.append(plan)
             elif phase.method.trains:
                 without.append(phase.name)
         if self.recipe.start is not None:
@@ -399,8 +398,8 @@ class Course:
             self.privacy(rows)
 
     def _check_sizes(self) -> None:
-        """Raises InputError if a party has an embedding of its own width, and a phase cannot have
-        that.
+        """Raises InputError if a party sets the width of its embedding, and a phase gives all
+        parties the same width.
         """
         own = next(
             (party for party in self.recipe.parties if party.embedding_size is not None), None
@@ -415,7 +414,7 @@ class Course:
                 )
 
     def _check_lone(self) -> None:
-        """Raises InputError if a phase with a model of its own is not alone, or another one has no
+        """Raises InputError if a phase with its own model is not alone, or another one has no
         table ``model``.
         """
         lone = self.lone_phase
@@ -499,8 +498,8 @@ class Course:
 
     @property
     def _prediction(self) -> Exchange | None:
-        """The exchange of a joint prediction, for its transforms; None if there is none, or if its
-        numbers are no embeddings.
+        """The exchange of a joint prediction, for its transforms; None without one, or if its
+        numbers are not embeddings.
         """
         if self.lone_phase is not None or self.keeps_nothing is not None:
             return None

@@ -2,8 +2,8 @@
 anyway.
 
 A party that takes more of the learning than its share, by scaled gradients (Fu et al. 2022), moves
-faster than it would. The active party compares what it has received of the same rows: no exchange
-more, and nothing is trained by it.
+faster than it would. The active party compares what it has received of the same rows: without a
+further exchange, and without an effect on training.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Statistics(NamedTuple):
         """Returns them on ``device``: a checkpoint's are on the CPU."""
         return _Statistics(self.rows, self.mean.to(device), self.squares.to(device))
 
-    def stacked(self) -> Tensor:
+    def stack(self) -> Tensor:
         """Returns mean and standard deviation of each column, [2, D]."""
         return torch.stack([self.mean, (self.squares / self.rows).sqrt()])
 
@@ -65,30 +65,30 @@ class Drift:
     def __init__(self, me: str, *, compares: bool = True) -> None:
         self._me, self._compares = me, compares
         self._before: dict[str, Tensor] = {}
-        # Parts of the validation under way.
+        # Embeddings of the current validation.
         self._now: dict[str, list[Tensor]] = {}
-        # How many chunks it has had.
+        # The number of chunks seen in this validation.
         self._looked = 0
         # Statistics of the training steps.
         self._steps: dict[str, _Statistics] = {}
         self._rows = 0
 
-    def chunks(self, found: Iterable[Chunk]) -> Iterator[Chunk]:
+    def chunks(self, validation: Iterable[Chunk]) -> Iterator[Chunk]:
         """Yields the chunks of a validation as they are, and looks at the first ones."""
         self._now, self._looked = {}, 0
-        for chunk in found:
+        for chunk in validation:
             if self._looked < _MAX_CHUNKS:
                 self._looked += 1
-                for name, z in self._named(chunk.own, chunk.others):
+                for name, z in self._with_names(chunk.own, chunk.others):
                     self._now.setdefault(name, []).append(z)
             yield chunk
 
     def batch(self, own: Sequence[Tensor], others: Mapping[str, Tensor]) -> None:
         """Looks at the embeddings of a training step; it keeps none of them."""
         if self._rows < _MAX_CHUNKS * CHUNK_ROWS:
-            for name, z in self._named(own, others):
+            for name, z in self._with_names(own, others):
                 self._add(name, z)
-            self._rows += max((each.shape[0] for each in (*own, *others.values())), default=0)
+            self._rows += max((z.shape[0] for z in (*own, *others.values())), default=0)
 
     def measure_drift(self) -> dict[str, float]:
         """Returns {party: how far it has moved}, of those that were there this time and the time
@@ -101,22 +101,22 @@ class Drift:
             for name, parts in self._now.items()
             if len(parts) == self._looked
         }
-        now = now or {name: each.stacked() for name, each in self._steps.items()}
-        found = {}
+        now = now or {name: statistics.stack() for name, statistics in self._steps.items()}
+        drift = {}
         for name, z in now.items():
             before = self._before.get(name)
             if before is not None and before.shape == z.shape:
                 # A checkpoint's is on the CPU.
                 before = before.to(z.device)
-                found[name] = ((z - before).norm() / before.norm().clamp_min(1e-30)).item()
+                drift[name] = ((z - before).norm() / before.norm().clamp_min(1e-30)).item()
         self._before, self._now, self._steps, self._rows = now, {}, {}, 0
-        return found
+        return drift
 
-    def _named(
+    def _with_names(
         self, own: Sequence[Tensor], others: Mapping[str, Tensor | None]
     ) -> Iterator[tuple[str, Tensor]]:
         """Yields (party, its embeddings without graph) of those that are there."""
-        for name, z in (*((self._me, each) for each in own), *others.items()):
+        for name, z in (*((self._me, z) for z in own), *others.items()):
             if z is not None:
                 yield name, z.detach()
 
@@ -126,14 +126,14 @@ class Drift:
 
     def state(self) -> dict[str, Any]:
         """Returns what the next drift depends on."""
-        steps = {name: tuple(each) for name, each in self._steps.items()}
+        steps = {name: tuple(statistics) for name, statistics in self._steps.items()}
         return {"before": self._before, "statistics": steps, "rows": self._rows}
 
     def load_state(self, tree: dict[str, Any]) -> None:
         """Restores what ``state`` returned."""
         self._before, self._rows = dict(tree["before"]), tree["rows"]
         self._steps = {
-            name: _Statistics(*each) for name, each in tree.get("statistics", {}).items()
+            name: _Statistics(*values) for name, values in tree.get("statistics", {}).items()
         }
         # A checkpoint of an earlier version holds the embeddings.
         for name, parts in tree.get("steps", {}).items():

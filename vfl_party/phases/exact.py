@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -40,27 +41,27 @@ def blocks_of(party: Party) -> dict[str, Blocks]:
     blocks to compute its rows in}.
 
     The rows are drawn from a fixed seed, so on one machine a prediction and a served model decide
-    alike. The log has the result.
+    the same. The log has the result.
     """
     began_s = time.perf_counter()
     for model in party.models.values():
         model.eval()
-    # A model of a user's own may draw.
+    # A user's model may draw.
     with torch.random.fork_rng(devices=[]):
         models = _models(party)
-        found = {name: find_blocks(compute, samples) for name, compute, samples in models}
-    if not party.encodes_here and "encoder" in found:
+        blocks = {name: find_blocks(compute, samples) for name, compute, samples in models}
+    if not party.encodes_here and "encoder" in blocks:
         why = "several processes embed, and rows are not checked"
-        found["encoder"] = Blocks(found["encoder"].rows, found["encoder"].most, why)
-    sizes = {name: [each.rows, each.most] for name, each in found.items()}
+        blocks["encoder"] = replace(blocks["encoder"], why=why)
+    sizes = {name: [own.rows, own.most] for name, own in blocks.items()}
     took_ms = round(1000 * (time.perf_counter() - began_s), 1)
     facts = {"event": "exact", "exact": True, "blocks": sizes, "took_ms": took_ms}
-    if why := describe_inexact(found):
+    if why := describe_inexact(blocks):
         text = "a row's scores may depend in their last bits on the rows scored with it (%s)"
         log.warning(text, why, extra={**facts, "exact": False})
     else:
         log.info("a row's scores do not depend on the rows scored with it", extra=facts)
-    return found
+    return blocks
 
 
 def _models(party: Party) -> Iterator[tuple[str, Compute, list[Inputs]]]:
@@ -93,7 +94,7 @@ def _models(party: Party) -> Iterator[tuple[str, Compute, list[Inputs]]]:
         width = tail.features(latents[:1]).shape[1]
         yield "top", party.outputs, [(normal(width),)]
     elif "top" in models:
-        yield "top", party.outputs, [(each,) for each in _make_samples(party, normal)]
+        yield "top", party.outputs, [(sample,) for sample in _make_samples(party, normal)]
     if party.role == "active":
         outputs = normal(recipe.task.outputs).double()
         yield LINK, partial(scores, recipe.task), [(outputs,)]

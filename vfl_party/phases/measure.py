@@ -17,27 +17,27 @@ CHOOSES = "validation"
 
 
 def compute_metrics(
-    party: Party, found: Mapping[str, tuple[Rows, Tensor]], trained: Rows | None = None
+    party: Party, outputs: Mapping[str, tuple[Rows, Tensor]], trained: Rows | None = None
 ) -> dict[str, dict[str, float]]:
     """Returns the metrics of rows, {name: {metric: value}}; at the active party.
 
-    If ``found`` has validation rows, a rule of ``task.threshold`` chooses by them first, and the
+    If ``outputs`` has validation rows, a rule of ``task.threshold`` chooses by them first, and the
     party keeps the threshold for what it measures and predicts from then on.
 
     Args:
         party: which has the labels.
-        found: {name, such as a split's: (rows, the top model's outputs for them)}; those without
+        outputs: {name, such as a split's: (rows, the top model's outputs for them)}; those without
             rows are left out.
         trained: the rows over which weights in the loss have the mean 1; None: the training rows.
 
     Raises InputError if there are no rows by which a rule could have chosen.
     """
     task, (labels, targets) = party.recipe.task, party.need_labels()
-    held = {name: each for name, each in found.items() if len(each[0])}
+    held = {name: part for name, part in outputs.items() if len(part[0])}
     if isinstance(task.threshold, ThresholdRule) and CHOOSES in held:
-        rows, outputs = held[CHOOSES]
+        rows, outputs_NO = held[CHOOSES]
         party.scores.threshold = choose_threshold(
-            task.threshold, outputs, party.take(targets, rows)
+            task.threshold, outputs_NO, party.take(targets, rows)
         )
     threshold = decides(party)
     if threshold is None and held:
@@ -48,14 +48,14 @@ def compute_metrics(
     return {
         name: evaluate(
             task,
-            labels.known(outputs),
+            labels.select_known(outputs_NO),
             party.take(targets, rows),
             labels.unscale,
             weights_N=None if weights is None else party.take(weights, rows),
             threshold=threshold,
         )
         | more
-        for name, (rows, outputs) in held.items()
+        for name, (rows, outputs_NO) in held.items()
     }
 
 
@@ -63,5 +63,5 @@ def decides(party: Party) -> float | None:
     """Returns the probability above which a row is decided positive; None: 0.5, or not chosen
     yet.
     """
-    given = party.recipe.task.threshold
-    return party.scores.threshold if isinstance(given, ThresholdRule) else given
+    threshold = party.recipe.task.threshold
+    return party.scores.threshold if isinstance(threshold, ThresholdRule) else threshold

@@ -48,7 +48,7 @@ class Method(Generic[S]):
         trains: whether rows leave a trace in the models.
         encodes: whether all its forward passes are ``Party.encode`` and ``Party.outputs``. These
             apply the recipe's precision and use all of a party's GPUs; so does ``Party.through``,
-            but for the precision.
+            except for the precision.
         protocol: the oldest protocol (``vfl_common.link.PROTOCOL``) with which it can be run,
             in training and prediction.
     """
@@ -114,7 +114,8 @@ class Method(Generic[S]):
         """Makes the model with which the active party scores rows by itself, from the inputs of its
         encoder to outputs [B, O]; the phase trains it, and the run keeps it. None: it makes none.
 
-        Who overrides it learns from the labels of rows that only the active party has, too.
+        A method that overrides it also learns from the labels of rows that only the active party
+        has.
 
         Raises InputError.
         """
@@ -243,7 +244,7 @@ class Method(Generic[S]):
         augmentation gave.
         """
         _ = settings
-        return "" if self.encodes else "has forward passes of its own"
+        return "" if self.encodes else "has its own forward passes"
 
     def learns(self, settings: S) -> Learnt:
         """Returns what the phase teaches the model to do without a party; '' for nothing."""
@@ -259,7 +260,7 @@ class Method(Generic[S]):
 
 
 _PLACES = ("settings", "active", "passive")
-# What the constructor took before, beside the names of today's methods.
+# What the constructor took before, in addition to the names of today's methods.
 _FORMER = {
     "own": 'give model = "own", and override own_models() in a subclass of Method',
     "late": "override late_policy() in a subclass of Method",

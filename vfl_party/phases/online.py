@@ -1,5 +1,5 @@
-"""How a served model scores ids if its method has a way of its own: in steps, each of which asks
-the passive parties once.
+"""Scores ids of a served model whose method has its own way to score: in steps, each of which
+asks the passive parties once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Cells = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]
 
 @dataclass(frozen=True)
 class Reply:
-    """What a passive party says in a step.
+    """A passive party's message in a step.
 
     Args:
         known: whether it knows each id, and answers for it, [N].
@@ -40,7 +40,7 @@ Ask = Callable[[Mapping[str, bytes], int], Mapping[str, Reply]]
 
 @dataclass(frozen=True)
 class Stepped:
-    """What a passive party answers in a step.
+    """A passive party's answer in a step.
 
     Args:
         answered: in the method's own form, of all ids.
@@ -58,7 +58,7 @@ AnswerStep = Callable[[bytes], Stepped]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the active party finds for N ids.
+    """The active party's results for N ids.
 
     Args:
         outputs: the model's, [N, O]; without meaning for ids without a score.

@@ -64,7 +64,7 @@ def passes(rule: Combine, sets: Sets, batch: HeldBatch) -> list[Pass]:
     """
     if sets.stand_ins is not None or rule == "concat":
         whole = {name: _whole(sets, batch, name) for name in batch.widths}
-        drawn = sets.embeddings(sets.drawn(whole, *batch.place), batch.own, whole)
+        drawn = sets.embeddings(sets.draw(whole, *batch.place), batch.own, whole)
         [embeddings] = drawn or [[*batch.own, *whole.values()]]
         return [Pass(index_on(torch.arange(batch.rows), batch.like.device), embeddings, 1.0)]
     parts: dict[tuple[int, int], list[Pass]] = {}
@@ -72,12 +72,12 @@ def passes(rule: Combine, sets: Sets, batch: HeldBatch) -> list[Pass]:
         rows = index_on(torch.from_numpy(at), batch.like.device)
         own = [z.index_select(0, rows) for z in batch.own]
         others = {name: _those(batch, name, at) for name in names}
-        drawn_sets = sets.drawn(names, *batch.place, *names) or [PartySet(names, 1.0)]
-        for each in drawn_sets:
-            embeddings = [*own, *(z for name, z in others.items() if name in each.there)]
+        drawn_sets = sets.draw(names, *batch.place, *names) or [PartySet(names, 1.0)]
+        for party_set in drawn_sets:
+            embeddings = [*own, *(z for name, z in others.items() if name in party_set.there)]
             size = len(names), len(embeddings)
-            parts.setdefault(size, []).append(Pass(rows, embeddings, each.weight))
-    return [_join_passes(each, batch.rows) for each in parts.values()]
+            parts.setdefault(size, []).append(Pass(rows, embeddings, party_set.weight))
+    return [_join_passes(part, batch.rows) for part in parts.values()]
 
 
 def losses_of(
@@ -92,18 +92,18 @@ def losses_of(
     Args:
         outputs: [B, O], or of each pass.
         targets: of the batch.
-        weights_B: of its rows; None: all count alike.
+        weights_B: of its rows; None: all rows count the same.
         parts: the passes; None: all outputs are of all rows.
     """
     if parts is None:
         return [loss(output, targets, weights_B) for output in outputs]
     return [
         loss(
-            each,
+            output,
             targets.index_select(0, part.rows),
             None if weights_B is None else weights_B.index_select(0, part.rows),
         )
-        for each, part in zip(outputs, parts, strict=True)
+        for output, part in zip(outputs, parts, strict=True)
     ]
 
 

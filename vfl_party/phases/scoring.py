@@ -38,11 +38,11 @@ SOLO = "solo"
 
 @dataclass(frozen=True)
 class Scored:
-    """What a joint forward pass has found.
+    """The result of a joint forward pass.
 
     ``outputs``: the model's, [N, O], in the order of the rows. ``without``: {passive party: how
-    many rows were scored without it}; who is not in it took part in all. ``steps``: how many steps
-    were exchanged.
+    many rows were scored without it}; a party that is not in it took part in all. ``steps``:
+    how many steps were exchanged.
 
     If the parties hold different rows, ``by`` has {passive party: whether it holds each row, [N]}:
     the first of them in the recipe has scored it, and the outputs of a row that none holds have no
@@ -92,7 +92,7 @@ class Chunk:
         others = {name: z if name in parties else None for name, z in self.others.items()}
         return Chunk(self.own, others, self.rows, self.held)
 
-    def alike(self) -> Iterator[tuple[Chunk, Rows]]:
+    def by_holders(self) -> Iterator[tuple[Chunk, Rows]]:
         """Yields the rows that the same parties hold, as a chunk in which the others are absent,
         and their places in this chunk.
         """
@@ -197,36 +197,36 @@ class SplitScorer:
                 received = side.collect(step, lenience=lenience, each=sizes, rows=len(chunk))
                 side.acknowledge(step, received)
             z_BD = {
-                each.name: received[each.name]["z"] if each.name in received else None
-                for each in party.recipe.modelled
-                if each.role == "passive"
+                peer.name: received[peer.name]["z"] if peer.name in received else None
+                for peer in party.recipe.modelled
+                if peer.role == "passive"
             }
             of = None if held is None else {name: held.of(name, chunk) for name in received}
             yield Chunk(own, z_BD, len(chunk), of)
 
     @torch.no_grad()
-    def scored(self, found: Iterable[Chunk]) -> Scored:
+    def scored(self, embedded: Iterable[Chunk]) -> Scored:
         """Returns the top model's scores for embeddings: the second half of ``score``."""
         party, policy = self._party, self._policy or self._party.course.without
         rule, top = party.recipe.model.combine, party.models["top"]
-        modelled = [each.name for each in party.recipe.modelled]
+        modelled = [peer.name for peer in party.recipe.modelled]
         widths = {name: party.recipe.embedding_size(name) for name in modelled}
         stand_ins = learnt_stand_ins(party.models)
         top.eval()
         outputs, without = [], Counter[str]()
-        for chunk in found:
+        for chunk in embedded:
             parts, places = [], []
-            for each, at in chunk.alike():
+            for block, at in chunk.by_holders():
                 z_BD = combine(
-                    rule, fill_missing(policy, rule, each.own, each.others, widths, stand_ins)
+                    rule, fill_missing(policy, rule, block.own, block.others, widths, stand_ins)
                 )
                 parts.append(outputs_of(party, z_BD))
                 places.append(at)
-                without.update({name: each.rows for name, z in each.others.items() if z is None})
-            found_BO = parts[0] if len(parts) == 1 else torch.cat(parts)
+                without.update({name: block.rows for name, z in block.others.items() if z is None})
+            outputs_BO = parts[0] if len(parts) == 1 else torch.cat(parts)
             if len(parts) > 1:
-                found_BO = party.take(found_BO, np.argsort(np.concatenate(places)))
-            outputs.append(found_BO)
+                outputs_BO = party.take(outputs_BO, np.argsort(np.concatenate(places)))
+            outputs.append(outputs_BO)
         empty = torch.empty(0, party.recipe.task.outputs, device=party.device)
         return Scored(torch.cat(outputs) if outputs else empty, without, len(outputs))
 
@@ -265,12 +265,12 @@ class SoloScorer:
         party, features = self._party, self._party.need_features()
         self._model.eval()
         model = partial(forward, self._model, precision=party.recipe.model.precision)
-        found = [
+        outputs = [
             in_blocks(model, party.scores.blocks.get(SOLO), *features.inputs(chunk))
             for chunk in features.expecting(chunks(rows))
         ]
         empty = torch.empty(0, party.recipe.task.outputs, device=party.device)
-        return torch.cat(found) if found else empty
+        return torch.cat(outputs) if outputs else empty
 
     def score(self, rows: Rows, first: StepKey) -> Scored:
         """See ``Scorer.score``; without steps."""
@@ -302,9 +302,9 @@ def scoring_traffic(
     made it.
     """
     return [
-        each
+        occurrence
         for step, chunk in _steps(rows, StepKey(phase, round_, first_batch))
-        for each in party.joint_occurrences(exchange, step, chunk)
+        for occurrence in party.joint_occurrences(exchange, step, chunk)
     ]
 
 
@@ -338,8 +338,8 @@ def embed(party: Party, rows: Rows) -> Tensor:
     """Returns the party's own embeddings of ``rows`` in eval mode, [N, D]."""
     features = party.need_features()
     party.models["encoder"].eval()
-    found = [embed_rows(party, chunk) for chunk in features.expecting(chunks(rows))]
-    return torch.cat(found) if found else torch.empty(0, party.embedding_size, device=party.device)
+    parts = [embed_rows(party, chunk) for chunk in features.expecting(chunks(rows))]
+    return torch.cat(parts) if parts else torch.empty(0, party.embedding_size, device=party.device)
 
 
 def _steps(rows: Rows, first: StepKey) -> list[tuple[StepKey, Rows]]:

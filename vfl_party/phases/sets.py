@@ -45,7 +45,7 @@ class SetSettings(Section):
 
     @property
     def learns(self) -> Learnt:
-        """What the model learns to do without a party."""
+        """The model's training for absent parties."""
         if self.subsets:
             return "subsets"
         return "party_dropout" if self.party_dropout else ""
@@ -61,7 +61,7 @@ class SetSettings(Section):
 
 @dataclass(frozen=True)
 class PartySet:
-    """A set of parties: the passive ones that are ``there`` beside the active one; ``weight``: by
+    """A set of parties: the active one, and the passive ones that are ``there``; ``weight``: by
     which its loss counts.
     """
 
@@ -81,7 +81,7 @@ class Sets:
         self._seed = derive_seed(party.recipe.seed, phase, settings.learns)
         self.stand_ins = learnt_stand_ins(party.models)
 
-    def drawn(self, names: Collection[str], *place: int | str) -> list[PartySet] | None:
+    def draw(self, names: Collection[str], *place: int | str) -> list[PartySet] | None:
         """Draws the sets of a batch; None: all parties once.
 
         Args:
@@ -96,10 +96,8 @@ class Sets:
         random = np.random.Philox(key=derive_seed(self._seed, *place))
         if self._settings.party_dropout:
             # 64 bits are a number from 0 to 1.
-            kept = random.random_raw(count) / 2.0**64 >= self._settings.party_dropout
-            return [
-                PartySet([name for name, is_kept in zip(names, kept, strict=True) if is_kept], 1.0)
-            ]
+            stays = random.random_raw(count) / 2.0**64 >= self._settings.party_dropout
+            return [PartySet([name for name, stay in zip(names, stays, strict=True) if stay], 1.0)]
         keys_KP = random.random_raw((count + 1) * count).reshape(count + 1, count)
         orders_KP = np.argsort(keys_KP, axis=1, kind="stable")
         return [

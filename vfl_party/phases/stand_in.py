@@ -1,4 +1,4 @@
-"""What stands in for the embeddings of a party that takes no part: the mean of those of its
+"""Stand-ins for the embeddings of a party that takes no part: the mean of those of its
 training rows, or zeros.
 
 The party that has the embeddings computes the mean, and sends it once, as one row. It leaves
@@ -82,11 +82,11 @@ def collect(side: Answering, party: Party, kind: StandIn, step: StepKey) -> dict
     return own | {name: tensors["z"] for name, tensors in received.items()}
 
 
-def keep(folder: Path, found: Mapping[str, Tensor]) -> None:
-    """Writes what ``collect`` has returned into the active party's folder of the run, for whoever
-    scores with the model later. Raises InputError.
+def keep(folder: Path, embeddings: Mapping[str, Tensor]) -> None:
+    """Writes what ``collect`` has returned into the active party's folder of the run, to score
+    with the model later. Raises InputError.
     """
-    data = safetensors.torch.save({name: z.detach().cpu() for name, z in found.items()})
+    data = safetensors.torch.save({name: z.detach().cpu() for name, z in embeddings.items()})
     with private_file(folder / FILE) as file:
         file.write(data)
 
@@ -113,13 +113,13 @@ def traffic(party: Party, exchange: Exchange, kind: StandIn, step: StepKey) -> I
 
 
 def replace_missing(
-    found: Iterable[Chunk], active: str, there: Collection[str], stand_in: Mapping[str, Tensor]
+    embedded: Iterable[Chunk], active: str, there: Collection[str], stand_in: Mapping[str, Tensor]
 ) -> list[Chunk]:
     """Returns chunks with the embeddings of the parties ``there``; of all others what stands in for
     them, in each row.
 
     Args:
-        found: all parties' embeddings.
+        embedded: all parties' embeddings.
         active: the name of the active party, whose embeddings are ``Chunk.own``.
         there: names of parties.
         stand_in: as ``collect`` returns it.
@@ -134,5 +134,5 @@ def replace_missing(
             {name: stands(name, z, chunk.rows) for name, z in chunk.others.items()},
             chunk.rows,
         )
-        for chunk in found
+        for chunk in embedded
     ]

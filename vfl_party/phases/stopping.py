@@ -29,16 +29,16 @@ def check_stopping(party: Party, phase: str, rule: EarlyStopping) -> None:
         )
 
 
-def get_monitored_value(phase: str, rule: EarlyStopping, found: Mapping[str, float]) -> float:
-    """Returns the value by which a validation is judged. Raises InputError if ``found``, the
-    metrics of the validation rows, lacks it.
+def get_monitored_value(phase: str, rule: EarlyStopping, metrics: Mapping[str, float]) -> float:
+    """Returns the value by which a validation is judged. Raises InputError if ``metrics``, those
+    of the validation rows, lack it.
     """
-    value = found.get(rule.metric)
+    value = metrics.get(rule.metric)
     if value is None:
         raise InputError(
             Code.CONFIG_INVALID,
             f"phases: {phase}: early_stopping.metric: this task has no {rule.metric}. Choose one "
-            f"of {', '.join(found)}.",
+            f"of {', '.join(metrics)}.",
         )
     return value
 

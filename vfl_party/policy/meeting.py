@@ -65,7 +65,7 @@ class RunGuard(Protocol):
         """Returns what all parties may read, fit for JSON; None: nothing."""
         ...
 
-    def met(self, run_id: str, tables: Mapping[str, Any]) -> None:
+    def meet(self, run_id: str, tables: Mapping[str, Any]) -> None:
         """Called when all have joined, in each generation, before anything leaves.
 
         ``tables``: {party: what it shows under this guard's key; None if nothing}, of this party
@@ -97,7 +97,7 @@ def check_tables(
     """
     tables = {name: _table(name, text) for name, text in texts.items()}
     for guard in guards:
-        guard.met(run_id, {name: table.get(guard.key) for name, table in tables.items()})
+        guard.meet(run_id, {name: table.get(guard.key) for name, table in tables.items()})
     return tables
 
 

@@ -160,7 +160,7 @@ class WordsGuard:
             return {"plugin": self._policy}
         return self._policy.model_dump(mode="json", exclude_none=True)
 
-    def met(self, run_id: str, tables: Mapping[str, Any]) -> None:
+    def meet(self, run_id: str, tables: Mapping[str, Any]) -> None:
         """Raises PeerError if the server has not passed on what this party shows."""
         _ = run_id
         if isinstance(self._policy, PolicySettings) and tables.get(self._name) != self.shows():

@@ -437,7 +437,7 @@ class ActivePredict(Phase):
         names = [party_.name for party_ in of if party_.features]
         groups = [(tuple(names), np.arange(len(rows)))]
         if held is not None and not self._work.solo:
-            groups = held.alike(rows)
+            groups = held.by_holders(rows)
         quality, metric = self._work.trained.quality, self._work.expects
         parties, expected = np.empty(len(rows), object), np.empty(len(rows), object)
         for others, at in groups:
@@ -512,7 +512,7 @@ class Prediction:
         for sentence in sentences:
             advise(party.show, sentence)
 
-    def counted(self, table: Table, common: int) -> Predicted:
+    def count_rows(self, table: Table, common: int) -> Predicted:
         """Counts the rows of a party's table that are predicted. ``common``: those that all hold,
         or that some others do.
         """

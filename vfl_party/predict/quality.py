@@ -119,7 +119,7 @@ def better_alone(value: float | None, quality: Quality, recipe: Recipe, out: Pat
     if value is None:
         return ""
     better: list[tuple[float, str]] = []
-    for run in ModelRegistry(out, active).trained():
+    for run in ModelRegistry(out, active).list_trained():
         if not run.alone or run.recipe != recipe.name:
             continue
         try:

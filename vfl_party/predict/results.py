@@ -153,7 +153,7 @@ def row_columns(names: Sequence[str], table: Table, rows: Rows) -> dict[str, pa.
 
     ``names``: of the id columns.
     """
-    matched = Ids.of(table.ids).taken(rows)
+    matched = Ids.of(table.ids).take(rows)
     if table.own is None or table.places_N is None:
         return {**id_values(names, matched), **_match_ids(names, matched)}
     places = pa.array(table.places_N[rows])
@@ -231,7 +231,7 @@ def result_columns(
     """
     # Float32 sigmoids would round the last bit differently in vectorised and scalar code.
     link = partial(scores, recipe.task)
-    known_NO = labels.known(outputs_NO)
+    known_NO = labels.select_known(outputs_NO)
     scores_ = in_blocks(link, None, known_NO.double()).to(outputs_NO.dtype).cpu()
     if recipe.task.kind == "survival":
         return {"risk": scores_.reshape(-1).numpy()}

@@ -128,7 +128,7 @@ def noise_for(target: float, delta: float, parties: Sequence[tuple[float, int]])
             f"epsilon: must be greater than 0 (got {target}). Set a positive number.",
         )
 
-    def spent(noise: float) -> float:
+    def joint_epsilon(noise: float) -> float:
         return epsilon([Spending(noise, rate, steps) for rate, steps in parties], delta)
 
     if not any(rate and steps for rate, steps in parties):
@@ -138,7 +138,7 @@ def noise_for(target: float, delta: float, parties: Sequence[tuple[float, int]])
             "noise_multiplier instead.",
         )
     low = high = 1.0
-    while spent(high) > target:
+    while joint_epsilon(high) > target:
         low, high = high, 2 * high
         if high > MAX_NOISE:
             raise InputError(
@@ -146,7 +146,7 @@ def noise_for(target: float, delta: float, parties: Sequence[tuple[float, int]])
                 f"epsilon: too small for these steps at delta = {delta:g} (got {target:g}). Set a "
                 "larger epsilon or delta, or fewer steps.",
             )
-    while low == high or spent(low) <= target:
+    while low == high or joint_epsilon(low) <= target:
         low, high = low / 2, low
         if low < MIN_NOISE:
             raise InputError(
@@ -154,9 +154,9 @@ def noise_for(target: float, delta: float, parties: Sequence[tuple[float, int]])
                 f"epsilon: too large for these steps at delta = {delta:g} (got {target:g}). Set "
                 "noise_multiplier instead.",
             )
-    while spent(high) < 0.99 * target:
+    while joint_epsilon(high) < 0.99 * target:
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if spent(middle) > target else (low, middle)
+        low, high = (middle, high) if joint_epsilon(middle) > target else (low, middle)
     return high
 
 
@@ -173,7 +173,7 @@ class Budget:
     own: Spending
     others: tuple[Spending, ...] = ()
 
-    def spent(self, steps_done: int) -> float:
+    def epsilon_after(self, steps_done: int) -> float:
         """Returns the joint ε after ``steps_done`` steps of this party and all planned steps of the
         others.
         """
@@ -181,7 +181,7 @@ class Budget:
 
     def may_step(self, steps_done: int) -> bool:
         """Returns whether the joint ε stays within the target after one more step."""
-        return self.spent(steps_done + 1) <= self.target
+        return self.epsilon_after(steps_done + 1) <= self.target
 
     def note(self, steps_done: int) -> str:
         """Says why training stopped, for the report."""

@@ -107,14 +107,14 @@ class PrivacyPlan:
         delta, rest = self.dp.delta / parts, tuple(_spendings(others))
         if self.dp.epsilon is not None:
             return Budget(self.dp.epsilon / parts, delta, own.spending, rest)
-        planned = Budget(math.inf, delta, own.spending, rest).spent(own.spending.steps)
+        planned = Budget(math.inf, delta, own.spending, rest).epsilon_after(own.spending.steps)
         return Budget(planned, delta, own.spending, rest)
 
-    def spent(self, phase: str, party: str, steps_done: int) -> float:
+    def epsilon_after(self, phase: str, party: str, steps_done: int) -> float:
         """Returns the joint ε after ``steps_done`` steps of this party in the phase, with all else
         as planned.
         """
-        own = self.budget(phase, party).spent(steps_done)
+        own = self.budget(phase, party).epsilon_after(steps_done)
         if self.dp.division == "moments":
             return own
         return own + sum(self._simple(other) for other in self.parties if other != party)

@@ -40,7 +40,7 @@ class PrivateSteps:
     ) -> None:
         check_model(module)
         self._budget = plan.budget(phase, party)
-        self._spent = partial(plan.spent, phase, party)
+        self._spent = partial(plan.epsilon_after, phase, party)
         self._spends = partial(plan.spends, phase)
         noise = self._budget.own.noise_multiplier
         self._make = partial(

@@ -1,1 +1,1 @@
-"""What a party does with its trained runs: input drift, and deleting a person."""
+"""Works on a party's trained runs: input drift, and deleting a person."""

@@ -68,7 +68,7 @@ class FileWithId:
 
 @dataclass(frozen=True)
 class Trace:
-    """What one run has about the person.
+    """The traces of the person in one run.
 
     ``part``: the purpose of the row; ``start``: the run from which this one has started;
     ``lacks_it``: the name of the party's table if it has no such id, otherwise ''.
@@ -86,7 +86,7 @@ class Trace:
         return any(not file.stays for file in self.held)
 
     @property
-    def said(self) -> str:
+    def verdict(self) -> str:
         """A sentence on whether the model must be trained again."""
         if self.lacks_it and self.part == "none" and not self.has_row:
             return (
@@ -276,7 +276,7 @@ def _by_table(folder: RunFolder, recipe: Recipe, name: str, who: Person) -> Part
     # A stored alignment needs no peers.
     nobody = cast(Connections, None)
     at = AlignmentContext(name, folder.run_id, opened.table, folder.path, nobody)
-    aligned = alignment_of(recipe).kept(at)
+    aligned = alignment_of(recipe).get_agreed(at)
     prepared = TRAINING.prepare(opened, aligned)
     if prepared.fingerprint != folder.facts().get("data"):
         return "unknown"

@@ -53,10 +53,10 @@ class _Shown:
     certificate: x509.Certificate
     chain: str
 
-    def cosigned(self, peer: str, credentials: Credentials) -> SignedNote:
+    def cosign(self, peer: str, credentials: Credentials) -> SignedNote:
         """Adds this party's cosignature, in the form that the peer's version reads."""
         older = not self.note.is_cosigned_by(peer, self.certificate)
-        return self.note.signed(credentials, older=older)
+        return self.note.sign(credentials, older=older)
 
 
 class HeadExchange:
@@ -91,7 +91,7 @@ class HeadExchange:
         ``ask``: makes one call.
         """
         for left in reversed(range(_TRIES)):
-            own, held = self._sign_head(), self.held(peer)
+            own, held = self._sign_head(), self.read_last(peer)
             others = self._of_others(peer, held)
             also = tuple(other.note.head.size for _, other in others)
             first = ask(replace(self._shows(own, held), also=also))
@@ -104,11 +104,11 @@ class HeadExchange:
             for (holder, other), more in zip_longest(others, first.proofs[: len(others)]):
                 self._require_going_on(peer, other, seen, Proof(*(more or ())), holder)
             proof = self._proof(first, own.head)
-            cosigned = str(seen.cosigned(peer, self._credentials()))
+            cosigned = str(seen.cosign(peer, self._credentials()))
             shows = LogHeads(proof=proof.hashes, cosigned=cosigned, proof_signature=proof.signature)
             last = ask(shows)
             # Otherwise the same has happened between the two calls.
-            if last.cosigned and self.held(peer) == held:
+            if last.cosigned and self.read_last(peer) == held:
                 self._keep_own(peer, own, last.cosigned, seen)
                 self._keep(peer, seen)
                 self._cosigned_size = own.head.size
@@ -161,7 +161,7 @@ class HeadExchange:
                 )
             if call.note:
                 seen = self._read(peer, call)
-                own, held = self._sign_head(), self.held(peer)
+                own, held = self._sign_head(), self.read_last(peer)
                 self._between[peer] = seen, own, held
                 proof = self._proof(call, own.head)
                 more = (self._proof_from(size, own.head) for size in call.also)
@@ -178,7 +178,7 @@ class HeadExchange:
                     party=peer,
                 )
             seen, own, held = self._between.pop(peer)
-            if self.held(peer) != held:
+            if self.read_last(peer) != held:
                 # Other programs of both have met meanwhile: the proof is of an older head. An
                 # answer without a signature asks the peer to begin again.
                 return LogHeads()
@@ -189,7 +189,7 @@ class HeadExchange:
     # -- both roles
     # ----------------------------------------------------------------------
 
-    def held(self, peer: str) -> StoredHead | None:
+    def read_last(self, peer: str) -> StoredHead | None:
         """Returns the last head of a peer's record that it has shown; None if it never has. Raises
         InputError if the file cannot be read.
         """
@@ -209,7 +209,7 @@ class HeadExchange:
         return self.book.folder / PEERS / f"{peer}.jsonl"
 
     def _sign_head(self) -> SignedNote:
-        return SignedNote(self.book.head()).signed(self._credentials())
+        return SignedNote(self.book.head()).sign(self._credentials())
 
     def _shows(self, own: SignedNote, held: StoredHead | None) -> LogHeads:
         head = held.note.head if held is not None else RecordHead("", 0, tree.EMPTY)
@@ -339,7 +339,7 @@ class HeadExchange:
         """
         credentials = self._credentials()
         note, certificates = (
-            seen.cosigned(peer, credentials),
+            seen.cosign(peer, credentials),
             {peer: seen.chain, self.book.name: chain_pem(credentials).decode()},
         )
         head, pin = note.head, pin_of(seen.certificate)

@@ -105,7 +105,7 @@ class SignedNote:
             raise ValueError(text)
         return cls(RecordHead.read(f"{body}\n"), tuple(_signature(line) for line in lines))
 
-    def signed(self, credentials: Credentials, *, older: bool = False) -> SignedNote:
+    def sign(self, credentials: Credentials, *, older: bool = False) -> SignedNote:
         """Adds the cosignature of the party of ``credentials``, and its signature as the owner to a
         head of its own record. Raises InputError if its key is neither ECDSA nor RSA.
 

@@ -62,13 +62,23 @@ class _Content(NamedTuple):
     asked: int = 0
 
 
+@dataclass(frozen=True)
+class RecordedRun:
+    """One generation of what is run. ``recipe``: the digest of its recipe."""
+
+    run_id: str
+    generation: int
+    job: Job | Literal["serve"]
+    recipe: str
+
+
 class Recorder:
     """Writes what leaves in one generation of a run.
 
     Args:
         book: the party's record.
         heads: of it and of the peers' records.
-        run_id, generation, job, recipe: what is run; ``recipe`` is the digest.
+        run: what is run.
         keys: {peer: the pin of its key}, as far as the party file pins them.
         asks_for: the peers that must have shown their records before anything is sent to them.
         whole: whether digests take all bytes of large tensors.
@@ -79,24 +89,25 @@ class Recorder:
         self,
         book: RecordBook,
         heads: HeadExchange,
+        run: RecordedRun,
         *,
-        run_id: str,
-        generation: int,
-        job: Job | Literal["serve"],
-        recipe: str,
         keys: Mapping[str, str],
         asks_for: Iterable[str] = (),
         whole: bool = False,
         allows: LeaveCheck | None = None,
     ) -> None:
         self.book, self.heads = book, heads
-        self._run: dict[str, Any] = {"run": run_id, "generation": generation, "job": job}
+        self._run: dict[str, Any] = {
+            "run": run.run_id,
+            "generation": run.generation,
+            "job": run.job,
+        }
         self._asks_for, self._whole = frozenset(asks_for), whole
         self._allows = allows
         self._ways: dict[tuple[str, ...], _Declared] = {}
         # The number of rows, and the digest of their ids.
         self._rows, self._people = 0, ""
-        self.book.add(**self._run, recipe=recipe, keys=dict(keys))
+        self.book.add(**self._run, recipe=run.recipe, keys=dict(keys))
 
     def people(self, ids: Iterable[str], what: str) -> None:
         """Notes whose the rows are that later lines count, in the order of their numbers. ``what``:

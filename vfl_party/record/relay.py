@@ -47,13 +47,13 @@ class HeadRelay:
 
     def shows(self) -> dict[str, Any] | None:
         """Returns the newest head of the active party that this party holds, signed by it alone."""
-        held = self._heads.held(self._active) if self._me != self._active else None
+        held = self._heads.read_last(self._active) if self._me != self._active else None
         if held is None or not self._counts(held):
             return None
         fields: dict[str, Any] = json.loads(self._bare(held).line)
         return fields
 
-    def met(self, run_id: str, heads: Mapping[str, Any]) -> None:
+    def meet(self, run_id: str, heads: Mapping[str, Any]) -> None:
         """Keeps the heads that other passive parties show, for the next call to the active party.
 
         A head that the active party has not signed proves nothing, and is left out with a warning.

@@ -190,7 +190,7 @@ class PartyApp:
             state = WAITING if alone is None else ALONE
             return Predicted.of(opened.table, 0, state=state, why=str(error)), None
         common = outcome.common_rows if outcome.rows else len(opened.table)
-        return work.counted(opened.table, common), folder
+        return work.count_rows(opened.table, common), folder
 
     def _to_predict(self, work: Prediction, data: DataSettings) -> OpenedParty:
         """Reads the rows to predict. Raises VflError if they are not fit for it."""
@@ -204,9 +204,9 @@ class PartyApp:
             )
         versions.require_same(trained.path, trained.plugins, versions.modelling(opened))
         for text in unseen(trained, opened.table) if files.settings.features else ():
-            said = f"{opened.table.source}: {text}"
-            log.warning("%s", said, extra={"event": "unseen"})
-            self.console.show("unseen", said=said)
+            sentence = f"{opened.table.source}: {text}"
+            log.warning("%s", sentence, extra={"event": "unseen"})
+            self.console.show("unseen", said=sentence)
         return opened
 
     def _run(
@@ -282,7 +282,7 @@ class PartyApp:
             resume=folders.resume,
             secret=new_secret() if trains and files.file.init == "secret" else None,
             complete=partial(self._aligning, opened.work.job),
-            when_aligned=grants.aligned,
+            when_aligned=grants.count_use,
             guards=[*guards, *([account] if account is not None else [])],
         )
         ledger, meter = Ledger(), TcpMeter()
@@ -307,7 +307,7 @@ class PartyApp:
         progress = Progress(self.console, session, ledger, files.is_active)
         stack.enter_context(trace_run("vfl-party", files.name))
         service, address = stack.enter_context(transports.listening())
-        stack.enter_context(self._exposed(session, progress, service))
+        stack.enter_context(self._serve_metrics(session, progress, service))
         return PartyRun(
             prepared,
             folders,
@@ -321,9 +321,9 @@ class PartyApp:
     def _tell_policy(self) -> None:
         """Says what it means if the party file says nothing of a policy."""
         if "policy" not in self.files.file.model_fields_set:
-            said = describe_missing_policy(self.files.file.policy)
-            log.warning("%s", said, extra={"event": "policy"})
-            self.console.show("policy", said=said)
+            sentence = describe_missing_policy(self.files.file.policy)
+            log.warning("%s", sentence, extra={"event": "policy"})
+            self.console.show("policy", said=sentence)
 
     def _book(self) -> RecordBook:
         """Opens the record, and says if it is a new one although this party has run before."""
@@ -331,13 +331,13 @@ class PartyApp:
         beside = Path(file.record.folder or file.out)
         book = RecordBook(folder_of(beside, name), name)
         if book.is_new and any(beside.glob(f"*/{name}/run.json")):
-            said = (
+            sentence = (
                 f"{book.folder}: a new record begins, though {beside} has earlier runs of "
                 f"{name}; if there was a record, stop and restore it: peers that have signed it "
                 "refuse another one"
             )
-            log.warning("%s", said, extra={"event": "advice"})
-            self.console.show("advice", said=said)
+            log.warning("%s", sentence, extra={"event": "advice"})
+            self.console.show("advice", said=sentence)
         return book
 
     def _aligning(self, job: Job, at: AlignmentContext) -> AlignmentContext:
@@ -366,9 +366,9 @@ class PartyApp:
         the run.
         """
         spread = spreading(ranks, self.files)
-        found = make(aligned, secret, spread=spread)
-        found.phases = [RankGuardedPhase(phase) for phase in found.phases]
-        return found
+        assembled = make(aligned, secret, spread=spread)
+        assembled.phases = [RankGuardedPhase(phase) for phase in assembled.phases]
+        return assembled
 
     def _compare(self, aligned: AlignedRows, tried: Assembled) -> None:
         """Has the other processes read the table. Raises InputError if one has another."""
@@ -388,7 +388,7 @@ class PartyApp:
         return listen_address(self.metrics)
 
     @contextlib.contextmanager
-    def _exposed(
+    def _serve_metrics(
         self, session: Session, progress: Progress, service: ExchangeService | None
     ) -> Iterator[None]:
         """Serves metrics to Prometheus while the run lasts, and for ``linger_s`` after it, if they

@@ -49,7 +49,7 @@ class Folders:
         if self.logs:
             log_to(folder.path / "log.jsonl", run=folder.run_id, party=self.name)
 
-    def finished(self, run_id: str) -> RunFolder | None:
+    def find_finished(self, run_id: str) -> RunFolder | None:
         """Returns the folder of a finished training run of the same recipe; None if it is not
         here.
         """

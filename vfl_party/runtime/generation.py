@@ -175,7 +175,7 @@ class Generation:
         if record is not None:
             record.people(opened.table.ids, "table")
         if returning:
-            aligned = self._alignment.kept(at)
+            aligned = self._alignment.get_agreed(at)
         else:
             aligned = self._alignment.align(self._complete(at))
             if opened.name != opened.recipe.active.name:
@@ -257,7 +257,7 @@ class Generation:
         table = self._opened.table
         # Tables that were joined here have counted them.
         if self._opened.settings.in_common and table.counts is not None:
-            return table.counts.kept, len(table)
+            return table.counts.remaining, len(table)
         return (
             (0, 0) if self._alignment.certain else (len(table), len(self.assembled.prepared.table))
         )
@@ -271,8 +271,8 @@ class Generation:
             active = self._opened.recipe.active.name
             by = self._aligned.by(self._opened.name, active) if self._aligned is not None else ""
             facts: dict[str, Any] = {"common": common, "of": own} | ({"by": by} if by else {})
-            said = sentence(common, own, by)
-            log.info("%s", said, extra={"event": "aligned", **facts})
+            text = sentence(common, own, by)
+            log.info("%s", text, extra={"event": "aligned", **facts})
             self._hooks.show("aligned", **facts)
             advise(self._hooks.show, few_common(self._opened.settings, common, own))
 
@@ -357,7 +357,7 @@ def own_secret(folder: RunFolder, init: Init, fresh: bytes) -> int | None:
         return None
     noted, begun, path = (
         folder.facts().get("init"),
-        folder.checkpoints.saved() > 0,
+        folder.checkpoints.count_saved() > 0,
         folder.path / INIT_SECRET,
     )
     # Releases without the key knew only the recipe's seed.
@@ -430,7 +430,7 @@ class Preparation:
         self._fresh = secret or new_secret()
         self._init: Init = "recipe" if secret is None else "secret"
         self._alignment = alignment_of(opened.recipe, policy, divides=opened.divides)
-        aligned = self._alignment.expected(opened.table)
+        aligned = self._alignment.get_expected(opened.table)
         if aligned.division is None and resume is not None:
             aligned = aligned.with_kept(resume.path)
         seed = secret_seed(secret) if secret is not None else None

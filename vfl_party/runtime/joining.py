@@ -64,8 +64,8 @@ def check_before(guards: Sequence[RunGuard], tried: Assembled) -> ProposedRun:
     )
     rows, epochs = len(tried.prepared.table), _epochs_of(tried)
     asked = ProposedRun(opened, tried.party, rows, epochs, [*needed])
-    for each in guards:
-        each.before(asked)
+    for guard in guards:
+        guard.before(asked)
     return asked
 
 

@@ -77,10 +77,10 @@ def lend_to_predict(
     rows = prediction_data(files.file.data, data, trained.state, query)
     work = Prediction(trained, files.settings, id_names(rows), ())
 
-    def opened() -> OpenedParty:
+    def open_rows() -> OpenedParty:
         return open_party(files.recipe, files.name, rows, files.encoder, work=work)
 
-    _lend(files, opened)
+    _lend(files, open_rows)
 
 
 def _lend(files: OwnFiles, opened: Callable[[], OpenedParty]) -> None:
@@ -90,8 +90,8 @@ def _lend(files: OwnFiles, opened: Callable[[], OpenedParty]) -> None:
     keep_freed_memory()
 
     def tables() -> list[Table]:
-        found = opened()
-        return [found.table, *([] if found.unaligned is None else [found.unaligned])]
+        party = opened()
+        return [party.table, *([] if party.unaligned is None else [party.unaligned])]
 
     def make_encoder(spec: InputSpec, own: bool) -> nn.Module:
         make = MakeEncoder(files.recipe, files.name, files.encoder, spec)

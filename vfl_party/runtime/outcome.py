@@ -39,7 +39,7 @@ class RunOutcome:
     arithmetic: Arithmetic | None = None
 
     @classmethod
-    def restored(cls, tree: Tree, label: str) -> RunOutcome:
+    def restore(cls, tree: Tree, label: str) -> RunOutcome:
         """Returns the outcome as the checkpoint ``tree`` with ``label`` has it."""
         return cls(
             metrics=dict(tree["metrics"]),
@@ -56,7 +56,7 @@ class RunOutcome:
         )
 
     def tree(self) -> dict[str, Any]:
-        """Returns what a checkpoint keeps of it; see ``restored``."""
+        """Returns what a checkpoint keeps of it; see ``restore``."""
         return {
             "steps": self.steps,
             "metrics": self.metrics,
@@ -81,22 +81,24 @@ class RunOutcome:
         if report.absences:
             self.absences[phase] = report.absences
 
-    def report(self, said: Statement, wall_s: float, times: Sequence[PhaseTimes]) -> PartyReport:
+    def report(
+        self, statement: Statement, wall_s: float, times: Sequence[PhaseTimes]
+    ) -> PartyReport:
         """Returns what the server hears at the end, without what only the program knows."""
         absences = [item.model_dump() for phase in self.absences.values() for item in phase]
         return PartyReport(
             self.metrics,
             self.steps,
             wall_s,
-            privacy_json=said.privacy_json,
-            exchanges_json=said.exchanges_json,
+            privacy_json=statement.privacy_json,
+            exchanges_json=statement.exchanges_json,
             without=self.without,
             absences_json=to_json(absences),
             skipped_rounds=self.skipped,
-            rows=said.rows,
-            common_rows=said.common_rows,
+            rows=statement.rows,
+            common_rows=statement.common_rows,
             times_json=to_json([phase.model_dump() for phase in times]),
-            follows_preset=said.follows_preset,
+            follows_preset=statement.follows_preset,
             worth_json="" if self.worth is None else self.worth.model_dump_json(),
             arithmetic_json="" if self.arithmetic is None else self.arithmetic.model_dump_json(),
         )

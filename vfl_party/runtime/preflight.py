@@ -99,7 +99,7 @@ def check(path: Path, device: str | None, *, offline: bool) -> Iterator[Finding]
     except VflError as error:
         yield Finding(about, False, str(error))
         return
-    found: list[Finding] = []
+    findings: list[Finding] = []
     looks: list[tuple[str, Callable[[], str]]] = [
         (
             "certificate",
@@ -112,12 +112,12 @@ def check(path: Path, device: str | None, *, offline: bool) -> Iterator[Finding]
     for about, look in looks:
         try:
             with naming(Path(file.recipe)):
-                found.append(Finding(about, True, look()))
+                findings.append(Finding(about, True, look()))
         except VflError as error:
-            found.append(Finding(about, False, str(error)))
-    yield from found
+            findings.append(Finding(about, False, str(error)))
+    yield from findings
     yield from _ending(lambda: _credentials(file, recipe))
-    if not all(finding.fine for finding in found):
+    if not all(finding.fine for finding in findings):
         return
     try:
         with naming(Path(file.recipe)):
@@ -189,10 +189,10 @@ def _work(files: PartyFiles, plugins: dict[str, str]) -> Iterator[Finding]:
             )
             notes.extend(Finding("ids", True, text, note=True) for text in [zeros] if text)
         notes.extend(Finding("guessed", True, text, note=True) for text in rows.notes)
-        found = list(find_smells(rows, data))
+        smells = list(find_smells(rows, data))
         if with_label and files.recipe.task.kind in CLASSES:
-            found += find_target_leakage(rows, label_name(data))
-        notes.extend(Finding("data", True, smell.text, note=True) for smell in found)
+            smells += find_target_leakage(rows, label_name(data))
+        notes.extend(Finding("data", True, smell.text, note=True) for smell in smells)
         computed = sum(
             map(
                 count_formula_cells,
@@ -261,15 +261,15 @@ def _check_assembly(files: PartyFiles, opened: OpenedParty) -> Iterator[Finding]
     alignment = alignment_of(files.recipe)
     party = assemble(
         opened,
-        alignment.expected(opened.table),
+        alignment.get_expected(opened.table),
         policy=files.policy(),
         trees=files.file.trees,
     )
     guards = [*guards_of(files.file, files.recipe), *guards_without_run(files.file)]
     plan = check_before(guards, party).plan
     sizes = _rows({split: len(rows) for split, rows in party.prepared.splits.items()})
-    told = files.recipe.rows.split in ("column", "grouped") and not files.is_active
-    if told:
+    learns_division = files.recipe.rows.split in ("column", "grouped") and not files.is_active
+    if learns_division:
         sizes = (
             f"{len(opened.table)}; the active party's column says their splits (here: models "
             f"as with {sizes})"
@@ -280,9 +280,11 @@ def _check_assembly(files: PartyFiles, opened: OpenedParty) -> Iterator[Finding]
             f"{len(opened.table)} ids with labels; each passive party has rows of its own and "
             "divides them"
         )
-    found = alignment.found_before(Path(files.file.out), files.name, opened.table)
-    if found is not None:
-        shares = f"{found} of {len(opened.table)} ({percent(found, len(opened.table))}) are common"
+    earlier = alignment.count_earlier(Path(files.file.out), files.name, opened.table)
+    if earlier is not None:
+        shares = (
+            f"{earlier} of {len(opened.table)} ({percent(earlier, len(opened.table))}) are common"
+        )
         yield Finding("rows", True, f"{shares}, as run {files.recipe.rows.alignment} found")
     elif not alignment.certain and files.recipe.passives:
         sizes = (
@@ -290,7 +292,7 @@ def _check_assembly(files: PartyFiles, opened: OpenedParty) -> Iterator[Finding]
         )
     yield Finding("rows", True, sizes)
     few = few_rows(len(party.prepared.splits["train"]), _classes(party))
-    if few and not own and not told:
+    if few and not own and not learns_division:
         yield Finding("training", True, few, note=True)
     if files.recipe.start is not None:
         yield Finding("start", True, f"the encoder of run {files.recipe.start.run}")
@@ -315,20 +317,20 @@ def _check_assembly(files: PartyFiles, opened: OpenedParty) -> Iterator[Finding]
             approval.close()
             allows = f"{approval.grant.grant} allows {approval.grant}"
             yield Finding("grant", True, allows)
-    for each in party.leaves:
-        what = f"{each.carries} to {each.receiver}, {each.when}; chain: {each.chain}"
-        yield Finding("leaves", True, f"{each.phase}: {each.exchange}: {what}")
+    for message in party.leaves:
+        what = f"{message.carries} to {message.receiver}, {message.when}; chain: {message.chain}"
+        yield Finding("leaves", True, f"{message.phase}: {message.exchange}: {what}")
     if files.is_active and (statement := label_statement(party.exchanges)):
         yield Finding("labels", True, statement)
     for peer, numbers in plan.numbers.items() if plan is not None else ():
         text = f"{peer} would get {numbers:,} numbers about one person, as phases declare it"
         yield Finding("leaves", True, text)
-    for each in plan_exchanges(party.party):
-        what = f"{each.carries} to {each.receiver}, {each.when}; chain: {each.chain}"
-        yield Finding("leaves", True, f"each prediction: {each.exchange}: {what}")
-    for message, fields in PARTY_MESSAGES.items():
-        said = "; ".join(fields.values()) or f"no content ({EMPTY_MESSAGES[message]})"
-        text = f"session with {files.recipe.server}: {message}: {said}"
+    for message in plan_exchanges(party.party):
+        what = f"{message.carries} to {message.receiver}, {message.when}; chain: {message.chain}"
+        yield Finding("leaves", True, f"each prediction: {message.exchange}: {what}")
+    for name, fields in PARTY_MESSAGES.items():
+        content = "; ".join(fields.values()) or f"no content ({EMPTY_MESSAGES[name]})"
+        text = f"session with {files.recipe.server}: {name}: {content}"
         yield Finding("leaves", True, text, detail=True)
 
 
@@ -342,21 +344,23 @@ def _classes(party: Assembled) -> int:
 
 def _rows(sizes: dict[str, int]) -> str:
     """Words the sizes of the splits; the larger sets of training rows only if they are larger."""
-    said = [f"{sizes[split]} {split}" for split in ("test", "validation", "train")]
+    parts = [f"{sizes[split]} {split}" for split in ("test", "validation", "train")]
     if sizes["aligned"] > sizes["train"]:
-        said.append(f"{sizes['aligned']} aligned (for training, with or without labels)")
+        parts.append(f"{sizes['aligned']} aligned (for training, with or without labels)")
     if sizes["local"] > sizes["aligned"]:
-        said.append(f"{sizes['local']} local (for training, aligned or this party's alone)")
-    return ", ".join(said)
+        parts.append(f"{sizes['local']} local (for training, aligned or this party's alone)")
+    return ", ".join(parts)
 
 
 def _network(files: PartyFiles, offline: bool, plugins: Mapping[str, str]) -> Iterator[Finding]:
     if files.is_active:
         try:
             check_address(files.file.listen)
-            told = f" at {files.file.advertise}" if files.file.advertise is not None else ""
+            advertised = f" at {files.file.advertise}" if files.file.advertise is not None else ""
             reach = (
-                f"; passive parties must be able to reach it{told}" if files.recipe.passives else ""
+                f"; passive parties must be able to reach it{advertised}"
+                if files.recipe.passives
+                else ""
             )
             yield Finding("listen", True, f"{files.file.listen} is free{reach}")
         except VflError as error:
@@ -414,4 +418,6 @@ def require(findings: list[Finding]) -> None:
     """Raises InputError if a finding is not fine."""
     bad = [finding.about for finding in findings if not finding.fine]
     if bad:
-        raise InputError(Code.CONFIG_INVALID, f"not ready: {', '.join(bad)} (see above)")
+        raise InputError(
+            Code.CONFIG_INVALID, f"not ready: {', '.join(bad)}. Correct what is reported above."
+        )

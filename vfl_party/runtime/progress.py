@@ -136,8 +136,8 @@ class Progress:
         self._phase = phase
         by = f"validation {report.judged}"
         self._metrics = {
-            name: each
-            for name, each in flat.items()
+            name: value
+            for name, value in flat.items()
             if name == by or name.partition(" ")[2] in _SHOWN
         }
         sent, received = 0, 0

@@ -109,13 +109,13 @@ class PartyMetrics:
 
     def _iter_reported(self) -> Iterator[Metric]:
         phase, metrics = self.standing.reported
-        found: dict[Labels, float] = {
+        values: dict[Labels, float] = {
             (phase, split, name): value
             for split, named in metrics.items()
             for name, value in named.items()
         }
-        loss = {key[:2]: value for key, value in found.items() if key[2] == "loss"}
-        others = {key: value for key, value in found.items() if key[2] != "loss"}
+        loss = {key[:2]: value for key, value in values.items() if key[2] == "loss"}
+        others = {key: value for key, value in values.items() if key[2] != "loss"}
         yield gauge("vfl_loss", "Mean loss of the last round.", loss, ("phase", "split"))
         yield gauge(
             "vfl_metric", "Other metrics of the last round.", others, ("phase", "split", "metric")

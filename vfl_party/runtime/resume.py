@@ -51,11 +51,15 @@ def offer_labels(
     whole = store.whole()
     # Skips only what leaves this party unchanged.
     strict = [replace(phase, lenient=False) for phase in plan]
-    held = [label for each in whole for label in (*reachable(each, plan), each)]
-    held += [label for each in whole or [beginning(plan)] for label in ahead(each, strict)]
-    held += [""] if store.saved() <= MAX_LOST else []
-    skips = [label for each in whole or [beginning(plan)] for label in ahead(each, plan)]
-    return tuple(dict.fromkeys([*held, *skips])), tuple(dict.fromkeys(held))
+    own = [label for checkpoint in whole for label in (*reachable(checkpoint, plan), checkpoint)]
+    own += [
+        label for checkpoint in whole or [beginning(plan)] for label in ahead(checkpoint, strict)
+    ]
+    own += [""] if store.count_saved() <= MAX_LOST else []
+    skips = [
+        label for checkpoint in whole or [beginning(plan)] for label in ahead(checkpoint, plan)
+    ]
+    return tuple(dict.fromkeys([*own, *skips])), tuple(dict.fromkeys(own))
 
 
 def newest(folder: RunFolder) -> str:
@@ -76,7 +80,7 @@ def own_label(folder: RunFolder, label: str, plan: Sequence[Planned]) -> str:
     held = folder.checkpoints.labels() if folder.checkpoints is not None else []
     if label in held:
         return label
-    near = (each for each in held if label in (*reachable(each, plan), *ahead(each, plan)))
+    near = (own for own in held if label in (*reachable(own, plan), *ahead(own, plan)))
     return max(near, default="" if label in ahead(beginning(plan), plan) else label)
 
 

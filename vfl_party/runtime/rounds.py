@@ -51,7 +51,7 @@ class PhaseRounds:
         """Notes that a round begins."""
         self._round, self._counted = round_, False
 
-    def settled(self, report: RoundReport) -> None:
+    def save_early(self, report: RoundReport) -> None:
         """Writes the checkpoint that is due next, if the party does nothing until then: the round
         under way does not change it any more. Returns when it is on the disk. See ``Hooks``.
         """

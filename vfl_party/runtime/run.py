@@ -119,9 +119,9 @@ class PartyRun:
                         raise changed from None
                     raise
                 if isinstance(start, Done):
-                    return self._done(start, folder)
+                    return self._get_complete(start, folder)
                 self._check(start, offer, folder)
-                shown = self._prepared.meet(start)
+                tables = self._prepared.meet(start)
                 started_s = started_s or time.monotonic()
                 if folder is None or folder.run_id != start.run_id:
                     if folder is not None:
@@ -130,7 +130,7 @@ class PartyRun:
                 elif folder is self._folders.resume:
                     self._ledger.carry(load_entries(folder.path / "ledger.json"))
                     self._folders.resume = None
-                write_atomic(folder.path / SHOWN, to_json(shown))
+                write_atomic(folder.path / SHOWN, to_json(tables))
                 self._begin_allowed(folder)
                 outcome: RunOutcome | None = None
                 try:
@@ -190,13 +190,13 @@ class PartyRun:
             )
             return Done(folder.run_id, "")
 
-    def _done(self, done: Done, folder: RunFolder | None) -> tuple[RunOutcome, RunFolder]:
+    def _get_complete(self, done: Done, folder: RunFolder | None) -> tuple[RunOutcome, RunFolder]:
         """Returns what is known of a complete run. Raises PeerError if this party has not trained
         in it to the end.
         """
         # This party may have been killed after its last note, before its exit.
         if folder is None:
-            folder = self._folders.finished(done.run_id)
+            folder = self._folders.find_finished(done.run_id)
         if folder is None or folder.run_id != done.run_id or not folder.facts().get("trained"):
             raise PeerError(
                 Code.NAME_TAKEN,
@@ -255,7 +255,7 @@ class PartyRun:
         checkpoint.
         """
         return folder is not self._folders.resume or (
-            folder.checkpoints is not None and folder.checkpoints.saved() > 0
+            folder.checkpoints is not None and folder.checkpoints.count_saved() > 0
         )
 
     def _may_return(self, folder: RunFolder) -> bool:
@@ -335,10 +335,10 @@ class PartyRun:
                     party=self._session.server,
                 )
             generation.open(returning=start.returning)
-            said = generation.statement
-            self._plan = said.plan
+            statement = generation.statement
+            self._plan = statement.plan
             if start.returning:
-                if folder.facts().get("data") != said.data:
+                if folder.facts().get("data") != statement.data:
                     raise InputError(
                         Code.DATA_INVALID,
                         f"{folder.path}: the rows or columns are not those that the run began "
@@ -347,8 +347,8 @@ class PartyRun:
                 generation.show_rows()
                 folder.note(returns=resume.returns(folder) + 1)
             # The plan gives the labels of checkpoints a meaning.
-            plan = [asdict(phase) for phase in said.plan]
-            folder.note(plan=plan, data=said.data, **generation.label_noted)
+            plan = [asdict(phase) for phase in statement.plan]
+            folder.note(plan=plan, data=statement.data, **generation.label_noted)
             generation.keep_profile(folder.path)
             if label:
                 tree = resume.load(folder, label)
@@ -358,9 +358,9 @@ class PartyRun:
             elif folder.checkpoints is not None:
                 folder.checkpoints.discard_after("")
             # Once nothing is left here of a course that was given up.
-            self._session.plan(said.aggregations)
+            self._session.plan(statement.aggregations)
             outcome = self._phases(generation, folder, label, tree, start)
-            outcome.rows, outcome.common_rows = said.rows, said.common_rows
+            outcome.rows, outcome.common_rows = statement.rows, statement.common_rows
             self._session.check()
             self._flush(folder)
             generation.close(None)
@@ -372,7 +372,7 @@ class PartyRun:
             free = (outcome.label, *reachable(outcome.label, self._plan)) if outcome.label else ()
             outcome.summary_json = self._session.report(
                 replace(
-                    outcome.report(said, wall_s, self._progress.clock.times()),
+                    outcome.report(statement, wall_s, self._progress.clock.times()),
                     free_from=free,
                     peak_memory_bytes=peak_memory(self._prepared.device),
                     returns=resume.returns(folder),
@@ -401,7 +401,7 @@ class PartyRun:
 
         ``start``: has the label at which the run resumes; this party skips the rounds between.
         """
-        outcome = RunOutcome.restored(tree, label) if tree else RunOutcome()
+        outcome = RunOutcome.restore(tree, label) if tree else RunOutcome()
         self._compare_arithmetic(outcome, label)
         outcome.catches_up, begun = start.returning, start.checkpoint
         begin, own = 0, position_of(label) if tree else 0
@@ -465,7 +465,7 @@ class PartyRun:
         every = self._folders.checkpoint_every
         save_ledger = partial(self._save_ledger, folder)
         rounds = PhaseRounds(phase, generation, folder, outcome, begin, every, save_ledger)
-        self._settled = rounds.settled
+        self._settled = rounds.save_early
         try:
             for round_ in range(first - begin, phase.rounds):
                 self._progress.begin_round(phase.name, round_, phase.rounds)

@@ -30,7 +30,7 @@ from vfl_common.rpc.channel import dial, listening
 from vfl_common.rpc.confer import MAX_CONFERRING, LogHeads
 from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.exchange.hub import ExchangeHub
-from vfl_common.rpc.exchange.link import ExchangeLink
+from vfl_common.rpc.exchange.link import ExchangeLink, LinkEnds
 from vfl_common.rpc.exchange.service import MAX_STREAMS, ExchangeService, FramePipe
 from vfl_common.rpc.exchange.service import SERVICE as EXCHANGE
 from vfl_common.rpc.health import MAX_CHECKS, Health
@@ -39,7 +39,7 @@ from vfl_common.stages import Job
 from vfl_party.assembly.files import PartyFiles
 from vfl_party.base.step_timing import Clock
 from vfl_party.record.heads import HeadExchange
-from vfl_party.record.recorder import LeaveCheck, Recorder
+from vfl_party.record.recorder import LeaveCheck, RecordedRun, Recorder
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class GrpcTransport:
             return
 
         def ask(shows: LogHeads) -> LogHeads:
-            answer = link.confer(shows.encoded(), once=once)
+            answer = link.confer(shows.encode(), once=once)
             if answer is None and not once:
                 raise PeerError(
                     Code.PROTOCOL_DIFFERS,
@@ -106,7 +106,7 @@ class GrpcTransport:
         for link in self.grpc_links:
             link.end(error)
 
-    def _told(self, error: BaseException) -> VflError:
+    def _to_peer_error(self, error: BaseException) -> VflError:
         """Returns what the peers hear: a party that was stopped is waited for, as one that was
         lost.
         """
@@ -127,7 +127,7 @@ class GrpcTransport:
         if self.service is not None and error is not None:
             self.service.use(None)
         if error is not None:
-            self.end(self._told(error))
+            self.end(self._to_peer_error(error))
         for link in self.grpc_links:
             link.close()
 
@@ -193,8 +193,8 @@ class Transports:
         )
         # For each party; server and this party's own probes check, too; four more for callers to
         # refuse.
-        each = MAX_STREAMS + MAX_QUESTIONS + MAX_CHECKS + MAX_CONFERRING
-        threads = each * len(roster) + 2 * MAX_CHECKS + 4
+        per_party = MAX_STREAMS + MAX_QUESTIONS + MAX_CHECKS + MAX_CONFERRING
+        threads = per_party * len(roster) + 2 * MAX_CHECKS + 4
         with listening(self.files.file.listen, self.files.keyring, [service, health], threads) as (
             _,
             address,
@@ -277,10 +277,7 @@ class Transports:
         return Recorder(
             heads.book,
             heads,
-            run_id=start.run_id,
-            generation=start.generation,
-            job=self.job,
-            recipe=files.recipe.digest(),
+            RecordedRun(start.run_id, start.generation, self.job, files.recipe.digest()),
             keys=files.file.pins,
             asks_for=peers if start.protocol >= _RECORDS else (),
             whole=files.file.record.digest == "whole",
@@ -316,17 +313,13 @@ class Transports:
         files = self.files
         return ExchangeLink(
             lambda: dial(address, files.keyring.current(), peer),
-            me=files.name,
-            peer=peer,
-            run_id=start.run_id,
-            generation=start.generation,
-            ledger=self.ledger,
+            LinkEnds(files.name, peer, start.run_id, start.generation, start.protocol),
+            self.ledger,
             reconnect_s=files.recipe.run.rejoin_deadline_s,
             timeout_s=timeout_s,
             allocate=self._allocate,
             explain=lambda: str(diagnose(address, files.keyring.current(), peer, _DIAGNOSIS_S)),
             on_waiting=lambda left_s, why: self.waiting([peer], left_s, why),
-            protocol=start.protocol,
         )
 
 

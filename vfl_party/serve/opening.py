@@ -24,7 +24,7 @@ from vfl_party.predict.alone import load_solo
 from vfl_party.predict.prediction import TrainedRun, load_joint
 from vfl_party.record.book import RecordBook, folder_of
 from vfl_party.record.heads import HeadExchange
-from vfl_party.record.recorder import Recorder, ServingRecord
+from vfl_party.record.recorder import RecordedRun, Recorder, ServingRecord
 from vfl_party.serve.counts import Counts
 from vfl_party.serve.disk import Disk
 from vfl_party.serve.granted import PredictionsLeft
@@ -194,10 +194,7 @@ class Opener:
         recorder = Recorder(
             self._book,
             HeadExchange(self._book, self.keyring.current),
-            run_id=opened.run_id,
-            generation=0,
-            job="serve",
-            recipe=opened.trained.recipe.digest(),
+            RecordedRun(opened.run_id, 0, "serve", opened.trained.recipe.digest()),
             keys=file.pins,
             whole=file.record.digest == "whole",
             allows=self._account,

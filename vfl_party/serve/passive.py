@@ -12,7 +12,7 @@ from vfl_common.config.policy import PolicySettings
 from vfl_common.errors import Code, InputError
 from vfl_common.process.logs import Console
 from vfl_common.rpc.serving.answered import CachePolicy
-from vfl_common.rpc.serving.attendance import ServingClient
+from vfl_common.rpc.serving.attendance import AttendanceHooks, AttendedRun, ServingClient
 from vfl_party.record.book import folder_of
 from vfl_party.serve.answering import CombinedLimits, DailyLimit, Limit, SentBefore
 from vfl_party.serve.asked import AskedADay, AskedIds, daily_limit, read_aligned_ids, tables
@@ -135,15 +135,19 @@ class Passive:
             peer,
             self._opener.keyring,
             opened.tally.ledger,
-            run_id=run_id,
-            digest=opened.trained.recipe.digest(),
-            most_ids=max(opened.max_at_once, _MIN_IDS_LIMIT),
+            run=AttendedRun(
+                run_id,
+                opened.trained.recipe.digest(),
+                max_ids=max(opened.max_at_once, _MIN_IDS_LIMIT),
+                at_once=opened.store.at_once,
+            ),
             answer=answers,
-            writes=self._opener.writes(opened, answers.way),
-            attends=attends,
-            refused=report_refusal if self._patient else None,
-            keeping=keeping,
-            at_once=opened.store.at_once,
+            hooks=AttendanceHooks(
+                attends=attends,
+                refused=report_refusal if self._patient else None,
+                writes=self._opener.writes(opened, answers.way),
+                keeping=keeping,
+            ),
         )
         opened.store.when_renewed(attendance.renew)
         run = PassiveRun(opened, answers, attendance)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -41,14 +42,24 @@ class BundleService(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True)
+class AggregatedRun:
+    """The run that is aggregated: its parties in roster order, those that are not the active one,
+    and the names of the recipe's phases, in order.
+    """
+
+    run_id: str
+    roster: Sequence[str]
+    passives: Sequence[str]
+    phases: Sequence[str]
+
+
 class Aggregator:
     """The aggregation of one run, one generation after the other.
 
     Args:
         service: receives the parties' streams.
-        roster: all parties, in the recipe's order.
-        passives: those that are not the active one.
-        phases: the names of the recipe's phases, in order.
+        run: whose weights are aggregated.
         timeout_s: the longest time of a living party for one step, counted from the first party's
             arrival.
         fail: called, from the aggregation's thread, with the error that ends the run.
@@ -61,10 +72,7 @@ class Aggregator:
     def __init__(
         self,
         service: BundleService,
-        run_id: str,
-        roster: Sequence[str],
-        passives: Sequence[str],
-        phases: Sequence[str],
+        run: AggregatedRun,
         *,
         timeout_s: float,
         fail: Callable[[VflError], None],
@@ -72,8 +80,7 @@ class Aggregator:
         make_hub: Callable[[int], EndingHub] | None = None,
         start: Callable[[str, Callable[[], None]], None] | None = None,
     ) -> None:
-        self._service, self._run_id, self._roster, self._phases = service, run_id, roster, phases
-        self._passives = passives
+        self._service, self._aggregated = service, run
         self._timeout_s, self._fail, self._align = timeout_s, fail, align
         self._lock = threading.Lock()
         self._make_hub = make_hub if make_hub is not None else self._over_grpc
@@ -112,9 +119,10 @@ class Aggregator:
                 # No party swaps anything from here on.
                 self._service.close()
             return
+        run = self._aggregated
         steps = [
-            (step, self._passives if each.passive else self._roster, each)
-            for step, each in remaining(self._phases, checkpoint, aggregations)
+            (step, run.passives if plan.passive else run.roster, plan)
+            for step, plan in remaining(run.phases, checkpoint, aggregations)
         ]
         # Otherwise the parties' streams are open at the hub already.
         if self._hub is None or not self._aligned:
@@ -140,7 +148,7 @@ class Aggregator:
         self._thread.start()
 
     def _over_grpc(self, generation: int) -> ExchangeHub[FramePipe]:
-        pipe = FramePipe(self._run_id, generation, self._roster)
+        pipe = FramePipe(self._aggregated.run_id, generation, self._aggregated.roster)
         return ExchangeHub(pipe, timeout_s=self._timeout_s, from_first=True)
 
     def end(self, error: VflError) -> None:

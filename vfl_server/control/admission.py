@@ -107,14 +107,14 @@ def _require_bounds(name: str, join: control_pb2.Join) -> None:
         )
 
 
-def require_shown(name: str, join: control_pb2.Join, shown: Mapping[str, str]) -> None:
+def require_shown(name: str, join: control_pb2.Join, texts: Mapping[str, str]) -> None:
     """Raises PeerError (MALFORMED_MESSAGE) if what a party shows to the others is too much to be
     passed on.
 
-    ``shown``: {party: what it shows} of those that have joined.
+    ``texts``: {party: what it shows} of those that have joined.
     """
     size = len(join.shown_json.encode())
-    whole = size + sum(len(text.encode()) for other, text in shown.items() if other != name)
+    whole = size + sum(len(text.encode()) for other, text in texts.items() if other != name)
     if size > MAX_SHOWN_BYTES or whole > MAX_ALL_SHOWN:
         raise PeerError(
             Code.MALFORMED_MESSAGE,
@@ -183,7 +183,7 @@ def lacking(name: str, run_id: str, label: str) -> PeerError:
     )
 
 
-def bound_error(name: str, other: str, run_id: str, server: str, *, begun: bool) -> PeerError:
+def other_run_error(name: str, other: str, run_id: str, server: str, *, begun: bool) -> PeerError:
     """Returns the error of a party that has checkpoints of the unfinished run ``other``.
 
     ``begun``: this run has begun, so that party alone is wrong; else this run must not begin.
@@ -226,7 +226,7 @@ def second_session_error(name: str) -> PeerError:
     )
 
 
-def finished_error(name: str, run_id: str) -> PeerError:
+def already_left_error(name: str, run_id: str) -> PeerError:
     """Returns the refusal of a party that has left the run."""
     return PeerError(
         Code.NAME_TAKEN,

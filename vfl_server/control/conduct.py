@@ -69,7 +69,7 @@ class Conduct:
         # An earlier process of this server ended each of its generations.
         self.presence = Presence(rules, now_s, interruptions=run.generation)
         for name, left in run.left.items():
-            self.presence.reported(name, left.report.free_from)
+            self.presence.note_report(name, left.report.free_from)
             self.presence.leave(name)
         if run.completed:
             self.presence.state = RunState.COMPLETED
@@ -83,27 +83,27 @@ class Conduct:
             member.end()
         else:
             self.members[name] = member
-            self.presence.heard(name, now_s)
+            self.presence.note_message(name, now_s)
         return member
 
     def lose(self, name: str, how: str, now_s: float, *, may_return: bool = False) -> None:
         """Handles the end of a session; ``may_return``: only its connection may be lost."""
-        if self._summary_json is not None and self.presence.joined(name):
+        if self._summary_json is not None and self.presence.has_joined(name):
             self._told.add(name)
-        self._carry_out(self.presence.lost(name, how, now_s, may_return=may_return), now_s)
+        self._carry_out(self.presence.lose(name, how, now_s, may_return=may_return), now_s)
 
-    def refused(self, name: str, error: VflError, now_s: float) -> None:
+    def note_refusal(self, name: str, error: VflError, now_s: float) -> None:
         """Tells those who wait for a party that it was refused."""
         # If its name is taken, another process of that name takes part.
         other = name not in self._roster or error.code is Code.NAME_TAKEN
         # While a generation runs, for those who wait after it.
-        if not (other or self.presence.joined(name)) and self._waiting.refuse(name, error.code):
+        if not (other or self.presence.has_joined(name)) and self._waiting.refuse(name, error.code):
             self._decide(now_s, announce=True)
 
     def handle(self, member: Member, message: control_pb2.PartyMessage, now_s: float) -> None:
         """Handles one message of a party. Raises PeerError if the party must be refused."""
         name, presence = member.name, self.presence
-        presence.heard(name, now_s)
+        presence.note_message(name, now_s)
         body = message.WhichOneof("body")
         if body == "join":
             self._join(member, message.join, now_s)
@@ -122,7 +122,7 @@ class Conduct:
             self._carry_out(presence.says_lenient(message.lenient.on, now_s), now_s)
         elif body == "stopping":
             # Another party noticed it first, and has interrupted the generation.
-            if not presence.joined(name):
+            if not presence.has_joined(name):
                 self._emit("lost", party=name, how="was stopped")
             self.lose(name, "was stopped", now_s)
         elif body == "abort":
@@ -176,7 +176,7 @@ class Conduct:
 
     def status(self, now_s: float) -> Status:
         """Returns the run at this moment."""
-        presence, shown = self.presence, self._display.shown
+        presence, slowest = self.presence, self._display.shown
         progress = progress_of(self.members, self._roster)
         return Status(
             state=presence.state,
@@ -187,9 +187,9 @@ class Conduct:
             joined=presence.at(PartyState.IN),
             left=presence.at(PartyState.GONE),
             silent_s=presence.silent_s(now_s),
-            phase=clean(shown.phase, MAX_TEXT),
-            round=shown.round,
-            rounds=shown.rounds,
+            phase=clean(slowest.phase, MAX_TEXT),
+            round=slowest.round,
+            rounds=slowest.rounds,
             steps=self._display.steps,
             told={
                 name: (clean(news.phase, MAX_TEXT), metrics(news))
@@ -257,7 +257,7 @@ class Conduct:
                 self.members[name].refuse(error)
                 waiting.refused[name] = error.code
                 how = "cannot resume at a checkpoint that the others hold"
-                self._carry_out(self.presence.lost(name, how, now_s), now_s)
+                self._carry_out(self.presence.lose(name, how, now_s), now_s)
         elif isinstance(decision, membership.GiveUp):
             reasons = "; ".join([decision.reason, *waiting.why(decision.missing)])
             self.fail(LostError(Code.PARTY_LOST, reasons, party=decision.missing[0]))
@@ -330,7 +330,7 @@ class Conduct:
             member.anew = self._hooks.released(join.run_id)
             if not member.anew and any(join.checkpoints):
                 begun = self.generation > 0
-                error = admission.bound_error(
+                error = admission.other_run_error(
                     name, join.run_id, run_id, self.run.recipe.server, begun=begun
                 )
                 if begun:
@@ -339,7 +339,7 @@ class Conduct:
                 return
         entry = presence.entry(name, now_s)
         if entry is Admission.DONE:
-            raise admission.finished_error(name, run_id)
+            raise admission.already_left_error(name, run_id)
         if entry is Admission.RETURNS:
             spoken = self._protocol or admission.choose_protocol(others.values())
             admission.require_return(name, join, run_id, spoken)
@@ -371,7 +371,7 @@ class Conduct:
         claim = self.presence.claim(member.name, now_s, run=ours, generation=last)
         if claim is Claim.GOES_ON:
             self._enter(member, join, now_s)
-            self.presence.planned(member.name)
+            self.presence.note_plan(member.name)
             # It goes on because it swaps nothing with this server.
             member.plan = ()
             member.start(run_id=self.run.run_id, generation=self.generation, goes_on=True)
@@ -405,7 +405,7 @@ class Conduct:
             )
         phases = self._phases if self.run.job == "train" else ()
         member.plan = declarations.parse_declarations(plan, phases, name)
-        presence.planned(name)
+        presence.note_plan(name)
         if not presence.everybody_planned():
             return
         plans = {other: self.members[other].plan or () for other in presence.at(PartyState.IN)}
@@ -434,7 +434,7 @@ class Conduct:
             )
             return
         member.report = report
-        self.presence.reported(member.name, report.free_from)
+        self.presence.note_report(member.name, report.free_from)
         self._settle()
 
     def _settle(self) -> None:

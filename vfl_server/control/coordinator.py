@@ -123,14 +123,14 @@ class Coordinator:
         join.job, join.run_id = self.job, next((other.run_id for other in others.values()), "")
         admission.admit(name, join, self.recipe, self.job, others, self._conduct.run.oldest)
 
-    def refused(self, name: str, error: VflError) -> None:
+    def note_refusal(self, name: str, error: VflError) -> None:
         """Tells those who wait for a party that it came and was refused: at once, but each reason
         only once.
         """
         with self._hold_lock() as now_s:
-            self._conduct.refused(name, error, now_s)
+            self._conduct.note_refusal(name, error, now_s)
 
-    def closed(self, member: Member) -> None:
+    def end_session(self, member: Member) -> None:
         """Handles the end of a session's stream."""
         with self._hold_lock() as now_s:
             if self._conduct.members.get(member.name) is member:

@@ -134,8 +134,8 @@ _HINT = "give both the same top layers (model.encoder), or set aggregate = false
 
 def _coding(coding: control_pb2.Coding, party: str) -> Coding:
     """Reads how weights are written. Raises PeerError (MALFORMED_MESSAGE) if that is unknown."""
-    name = next((each for each in NAMES if each == (coding.name or "identity")), None)
-    bits = next((each for each in BITS if each == coding.bits), None)
+    name = next((known for known in NAMES if known == (coding.name or "identity")), None)
+    bits = next((known for known in BITS if known == coding.bits), None)
     if (
         name is None
         or bits is None

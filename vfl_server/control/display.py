@@ -19,7 +19,7 @@ _SHOW_S, _SHOWN = 0.05, 20
 
 Emit = Callable[..., None]
 # {party: its last progress in this generation}, in roster order.
-Told = Mapping[str, control_pb2.Progress]
+Reports = Mapping[str, control_pb2.Progress]
 
 
 class Display:
@@ -45,43 +45,45 @@ class Display:
         """Begins a generation."""
         self._unshown = False
 
-    def take(self, party: str, told: Told, now_s: float) -> None:
-        """Takes the news in ``told``, which is ``party``'s."""
-        slowest = pace(told, self._phases, self._active, party)
-        if slowest is not None and told[slowest] is not self.shown:
-            self.shown, self._unshown = told[slowest], True
+    def take(self, party: str, reports: Reports, now_s: float) -> None:
+        """Takes the news in ``reports``, which is ``party``'s."""
+        slowest = pace(reports, self._phases, self._active, party)
+        if slowest is not None and reports[slowest] is not self.shown:
+            self.shown, self._unshown = reports[slowest], True
             self.steps = self.shown.steps or self.steps
-            self.tick(told, now_s)
-        note = told[party].note
+            self.tick(reports, now_s)
+        note = reports[party].note
         held = self._notes.passes(party, now_s) if note else None
         if held is not None:
             self._emit("note", party=party, note=append_held_count(clean(note), held))
 
-    def tick(self, told: Told, now_s: float) -> None:
+    def tick(self, reports: Reports, now_s: float) -> None:
         """Reports the run's progress if there is any to report, and the last report is not too
         recent.
         """
         if self._unshown and self._shows.passes("", now_s) is not None:
-            self.flush(told)
+            self.flush(reports)
 
-    def flush(self, told: Told) -> None:
+    def flush(self, reports: Reports) -> None:
         """Reports the run's progress if there is any to report, with each party's own losses beside
         it.
         """
         if not self._unshown:
             return
-        self._unshown, shown = False, self.shown
+        self._unshown, slowest = False, self.shown
         metrics_ = {
-            name: metrics(values) for name, values in told.items() if values.phase == shown.phase
+            name: metrics(values)
+            for name, values in reports.items()
+            if values.phase == slowest.phase
         }
         self._emit(
             "progress",
-            phase=shown.phase,
-            round=shown.round,
-            rounds=shown.rounds,
-            batch=shown.batch,
-            batches=shown.batches,
-            steps=shown.steps,
+            phase=slowest.phase,
+            round=slowest.round,
+            rounds=slowest.rounds,
+            batch=slowest.batch,
+            batches=slowest.batches,
+            steps=slowest.steps,
             metrics=metrics_.get(self._active, {}),
             parties={name: values for name, values in metrics_.items() if values},
         )
@@ -97,7 +99,7 @@ def metrics(progress: control_pb2.Progress) -> dict[str, float]:
 
 
 def pace(
-    told: Mapping[str, control_pb2.Progress], phases: Sequence[str], active: str, teller: str
+    reports: Mapping[str, control_pb2.Progress], phases: Sequence[str], active: str, teller: str
 ) -> str | None:
     """Returns the slowest working party; if none is working, the one that just reported that it
     finished.
@@ -107,20 +109,24 @@ def pace(
     phase, reports nothing; then the others decide.
 
     Args:
-        told: {party: its last progress in this generation}.
+        reports: {party: its last progress in this generation}.
         phases: the recipe's phases, in order.
         active: the active party.
         teller: the party that reported last.
 
     Returns None if the reporting party no longer affects the run's progress.
     """
-    place = {name: phases.index(each.phase) for name, each in told.items() if each.phase in phases}
+    place = {
+        name: phases.index(report.phase)
+        for name, report in reports.items()
+        if report.phase in phases
+    }
     front = place.get(active, 0)
     behind = {
-        name: (place[name], _rounds(told[name]))
+        name: (place[name], _rounds(reports[name]))
         for name in place
         if place[name] >= front
-        and not (told[name].rounds and told[name].round >= told[name].rounds)
+        and not (reports[name].rounds and reports[name].round >= reports[name].rounds)
     }
     if behind:
         return min(behind, key=lambda name: behind[name])

@@ -74,7 +74,7 @@ def decide(
             ready.values(), [held[party] for party in ready if party in held]
         )
         if checkpoint is None:
-            label = most_offered(ready, active)
+            label = majority_label(ready, active)
             return Refuse(
                 tuple(party for party in roster if label not in ready.get(party, [label])), label
             )
@@ -104,7 +104,7 @@ def newest_common(
     )
 
 
-def most_offered(offered: Mapping[str, Sequence[str]], active: str) -> str:
+def majority_label(offered: Mapping[str, Sequence[str]], active: str) -> str:
     """Returns the label that most parties offer; of several, one that ``active`` offers, and of
     these the newest.
     """

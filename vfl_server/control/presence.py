@@ -110,7 +110,7 @@ class Presence:
             if party.heard_s is not None
         }
 
-    def joined(self, name: str) -> bool:
+    def has_joined(self, name: str) -> bool:
         """Whether a party has joined."""
         return self.parties[name].place is PartyState.IN
 
@@ -118,7 +118,7 @@ class Presence:
         """Whether a party is in the generation under way. If not, it does not know yet that its
         generation has ended.
         """
-        return self.state is RunState.RUNNING and self.joined(name)
+        return self.state is RunState.RUNNING and self.has_joined(name)
 
     def everybody_planned(self) -> bool:
         """Whether all that are in the generation have said what they are going to do."""
@@ -218,7 +218,7 @@ class Presence:
             return None
         return opened_s + _REPLACED_AFTER * self.rules.heartbeat_s - now_s
 
-    def heard(self, name: str, now_s: float) -> None:
+    def note_message(self, name: str, now_s: float) -> None:
         """Notes that a party has opened a session, or said something."""
         self.parties[name].heard_s = now_s
 
@@ -231,7 +231,7 @@ class Presence:
         party.offers, party.held = tuple(offers), tuple(held)
         party.planned = False
 
-    def planned(self, name: str) -> None:
+    def note_plan(self, name: str) -> None:
         """Notes that a party has said what it is going to do."""
         self.parties[name].planned = True
 
@@ -265,7 +265,7 @@ class Presence:
         reason = f"{', '.join(away)} {'are' if len(away) > 1 else 'is'} away, and needed now"
         return self.interrupt(reason, now_s, lost=away), Review()
 
-    def reported(self, name: str, free_from: Sequence[str]) -> None:
+    def note_report(self, name: str, free_from: Sequence[str]) -> None:
         """Notes that a party has finished; ``free_from``: the labels from which the run does not
         need it.
         """
@@ -303,7 +303,7 @@ class Presence:
         for name in self.at(*places):
             self.parties[name].place, self.parties[name].free_from = PartyState.AWAITED, None
 
-    def lost(
+    def lose(
         self, name: str, how: str, now_s: float, *, may_return: bool = False
     ) -> tuple[Action, ...]:
         """Decides what the end of a session means; ``may_return``: perhaps only its connection is
@@ -370,7 +370,7 @@ class Presence:
         limit_s = self.rules.lost_after_s
         actions: list[Action] = []
         for name in [name for name, silent_s in self.silent_s(now_s).items() if silent_s > limit_s]:
-            actions += self.lost(name, f"has been silent for {limit_s:g} s", now_s)
+            actions += self.lose(name, f"has been silent for {limit_s:g} s", now_s)
         if self.state is RunState.RUNNING:
             actions += self._too_late(now_s)
         if self.state is RunState.RUNNING:
@@ -408,7 +408,7 @@ class Presence:
         actions: list[Action] = []
         for name in late:
             if name not in needed:
-                actions += self.lost(name, "did not send a plan in time", now_s)
+                actions += self.lose(name, "did not send a plan in time", now_s)
         if needed:
             error = LostError(
                 Code.STEP_TIMEOUT,

@@ -28,9 +28,9 @@ from vfl_server.control.members import Member
 MAX_TEXT = 200
 # Names in a report: a line of the ledger has four. The active party has lines for each other one.
 MAX_TEXTS, MORE_TEXTS = 16_384, 256
-# Characters.
+# Characters of a JSON text.
 MAX_JSON = 16_384
-# Characters of JSON.
+# Characters of the JSON of absences.
 MAX_ABSENCES = 1 << 20
 
 

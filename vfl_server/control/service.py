@@ -64,22 +64,22 @@ class ControlService:
         name = ""
         try:
             name = caller_name(context, self._keyring)
-            with self._places.taken(name):
+            with self._places.hold(name):
                 member = self._coordinator.open(name)
                 yield from self._until_it_ends(member, requests, context)
         except Exception as error:  # noqa: BLE001 - the peer gets only the public text
             name = name or (error.party if isinstance(error, PeerError) else "")
             self.refusals.note(name, error)
             if isinstance(error, PeerError):
-                self._coordinator.refused(name, error)
+                self._coordinator.note_refusal(name, error)
             yield control_pb2.ServerMessage(stop=to_failure(error)).SerializeToString()
 
     def _until_it_ends(
         self, member: Member, requests: Iterator[bytes], context: Context
     ) -> Iterator[bytes]:
         self._meter.name_caller(context.peer(), member.name)
-        if not context.add_callback(lambda: self._coordinator.closed(member)):
-            self._coordinator.closed(member)
+        if not context.add_callback(lambda: self._coordinator.end_session(member)):
+            self._coordinator.end_session(member)
             return
         reading = [member, requests, lambda: caller_name(context, self._keyring)]
         threading.Thread(
@@ -115,7 +115,7 @@ class ControlService:
             # Refuses this party only; the others keep waiting.
             if isinstance(error, PeerError):
                 self.refusals.note(member.name, error)
-                self._coordinator.refused(member.name, error)
+                self._coordinator.note_refusal(member.name, error)
             member.outbox.put(control_pb2.ServerMessage(stop=to_failure(error)))
             member.outbox.put(None)
         except Exception:  # noqa: BLE001 - gRPC raises a bare Exception if the stream breaks; `closed` handles it

@@ -38,7 +38,7 @@ def stages(out: Path) -> dict[str, str]:
     lines = registry.lines()
     return {
         each.run_id: lines[each.recipe].stage(each.run_id) if each.recipe in lines else "candidate"
-        for each in registry.trained()
+        for each in registry.list_trained()
     }
 
 
@@ -112,7 +112,7 @@ def test_only_what_was_trained_to_the_end_counts(tmp_path: Path) -> None:
     with raises(InputError, Code.FILE_INVALID):
         ModelRegistry(tmp_path).promote(B)
     # Another party's run is not this one's.
-    assert ModelRegistry(tmp_path, "p1").trained() == []
+    assert ModelRegistry(tmp_path, "p1").list_trained() == []
     with raises(InputError, Code.FILE_INVALID):
         ModelRegistry(tmp_path, "p1").find("latest", "case")
 

@@ -61,7 +61,7 @@ def test_the_next_step_of_a_search(
     party = looks()
     party.note_question(asked_s)
     assert party.step(party.search, now_s, connected=connected) is want
-    assert party.left_s(now_s) == pytest.approx(60.0 - now_s)
+    assert party.seconds_left(now_s) == pytest.approx(60.0 - now_s)
 
 
 def test_a_server_that_does_not_answer_gets_more_time_each_time() -> None:

@@ -411,7 +411,7 @@ def test_a_silent_party_is_superseded_by_its_new_process() -> None:
     assert run.coordinator.state is RunState.WAITING
     assert_names(told(members["p0"])[-1][1].reason, "p1")
     # Its stream's end comes late, and means nothing now.
-    run.coordinator.closed(members["p1"])
+    run.coordinator.end_session(members["p1"])
     for name, member in (("p0", members["p0"]), ("p1", again), ("p2", members["p2"])):
         run.join(name, member=member)
     assert run.started == [(1, ""), (2, "")]
@@ -420,7 +420,7 @@ def test_a_silent_party_is_superseded_by_its_new_process() -> None:
 def test_a_party_that_leaves_in_time_makes_room_at_once() -> None:
     run = Run(heartbeat_s=60.0, lost_after_s=120.0)
     older = run.join("p1")
-    threading.Timer(0.05, lambda: run.coordinator.closed(older)).start()
+    threading.Timer(0.05, lambda: run.coordinator.end_session(older)).start()
     began_s = time.monotonic()
     assert run.coordinator.open("p1") is not older
     assert time.monotonic() - began_s < 5.0
@@ -429,7 +429,7 @@ def test_a_party_that_leaves_in_time_makes_room_at_once() -> None:
 def test_a_lost_party_interrupts_and_all_go_back_to_what_all_hold() -> None:
     run = Run(rejoin_deadline_s=30.0)
     members = run.begin()
-    run.coordinator.closed(members["p2"])
+    run.coordinator.end_session(members["p2"])
     assert run.coordinator.state is RunState.WAITING
     for name in ("p0", "p1"):
         ((kind, interrupt),) = told(members[name])
@@ -469,7 +469,7 @@ def test_a_party_that_has_written_nothing_of_another_run_loses_nothing() -> None
 def test_one_party_of_another_run_is_refused_where_the_others_have_begun() -> None:
     run = Run()
     members = run.begin("000002.a.2")
-    run.coordinator.closed(members["p2"])
+    run.coordinator.end_session(members["p2"])
     run.join("p0", "000002.a.2", member=members["p0"])
     run.join("p1", "000002.a.2", member=members["p1"])
     with raises(PeerError, Code.CHECKPOINT_INVALID, names="p2"):
@@ -548,8 +548,8 @@ def test_sessions_that_opened_at_once_behind_a_silent_one_all_end() -> None:
     (member,) = [each for each in came if isinstance(each, Member)]
     assert [error.code for error in came if isinstance(error, PeerError)] == [Code.NAME_TAKEN] * 2
     assert kinds(silent)[-1] == "end"
-    run.coordinator.closed(silent)
-    run.coordinator.closed(member)
+    run.coordinator.end_session(silent)
+    run.coordinator.end_session(member)
     assert kinds(member)[-1] == "end"
 
 
@@ -625,7 +625,7 @@ def test_a_server_that_was_stopped_ends_the_sessions_and_not_the_run() -> None:
     # Before the session has ended.
     for name in ("p0", "p1"):
         run.join(name, member=members[name])
-    run.coordinator.closed(members["p2"])
+    run.coordinator.end_session(members["p2"])
     # In a session of its own.
     assert kinds(run.join("p2")) == ["end"]
     assert run.started == [(1, "")]
@@ -728,7 +728,7 @@ def test_a_server_that_knows_of_no_generation_takes_up_none() -> None:
 def test_a_party_whose_connection_was_lost_goes_on_and_interrupts_nobody() -> None:
     run, members = planned()
     run.report(members["p1"])
-    run.coordinator.closed(members["p1"])
+    run.coordinator.end_session(members["p1"])
     assert run.coordinator.state is RunState.RUNNING
     assert ("lost", {"party": "p1", "how": "was lost"}) in run.events
     again = claim(run, "p1")
@@ -744,7 +744,7 @@ def test_a_party_whose_connection_was_lost_goes_on_and_interrupts_nobody() -> No
 
 def test_a_party_that_lost_its_connection_is_not_blamed_for_a_standstill() -> None:
     run, members = planned()
-    run.coordinator.closed(members["p1"])
+    run.coordinator.end_session(members["p1"])
     run.later_s = 60.0
     run.coordinator.tick()
     assert run.coordinator.state is RunState.RUNNING
@@ -773,7 +773,7 @@ def test_whose_loss_interrupts_although_the_server_may_be_away(case: str) -> Non
             members["p1"], control_pb2.PartyMessage(stopping=control_pb2.Stopping())
         )
     else:
-        run.coordinator.closed(members["p1"])
+        run.coordinator.end_session(members["p1"])
     if case == "it began anew":
         assert run.coordinator.state is RunState.RUNNING
         run.join("p1", "000001.a.1")
@@ -793,7 +793,7 @@ def test_a_claim_of_a_party_that_is_there_changes_nothing_for_the_others() -> No
 
 def test_a_new_generation_counts_nobody_as_missed_in_the_one_before() -> None:
     run, members = planned()
-    run.coordinator.closed(members["p1"])
+    run.coordinator.end_session(members["p1"])
     run.pass_time(14.5, members["p0"], members["p2"])
     run.coordinator.handle(members["p2"], control_pb2.PartyMessage(stopping=control_pb2.Stopping()))
     for name, member in (("p0", members["p0"]), ("p1", None), ("p2", None)):
@@ -811,14 +811,14 @@ def test_a_stopped_server_does_not_interrupt_who_goes_on_without_it() -> None:
     run.coordinator.stop()
     for member in members.values():
         assert kinds(member) == ["end"]
-        run.coordinator.closed(member)
+        run.coordinator.end_session(member)
     assert not {"lost", "interrupted"} & {event for event, _ in run.events}
     assert kinds(claim(run, "p1")) == ["end"]
 
 
 def test_a_claim_while_the_server_stops_is_for_the_next_one() -> None:
     run, members = planned()
-    run.coordinator.closed(members["p1"])
+    run.coordinator.end_session(members["p1"])
     again = run.coordinator.open("p1")
     run.coordinator.stop()
     claim(run, "p1", member=again)
@@ -846,7 +846,7 @@ def test_who_did_not_hear_that_it_may_leave_hears_it_from_the_next_server() -> N
 def test_a_party_that_is_away_only_for_the_server_comes_back_without_repeating_anything() -> None:
     run, members = planned()
     lenient(run, members)
-    run.coordinator.closed(members["p2"])
+    run.coordinator.end_session(members["p2"])
     assert ("away", {"party": "p2", "how": "was lost"}) in run.events
     ((kind, start),) = told(claim(run, "p2"))
     assert (kind, start.goes_on, start.returning) == ("start", True, False)
@@ -855,8 +855,8 @@ def test_a_party_that_is_away_only_for_the_server_comes_back_without_repeating_a
 def test_a_dead_party_returns_only_once_the_active_one_is_there() -> None:
     run, members = planned()
     lenient(run, members)
-    run.coordinator.closed(members["p2"])
-    run.coordinator.closed(members["p0"])
+    run.coordinator.end_session(members["p2"])
+    run.coordinator.end_session(members["p0"])
     run.join("p2", "000001.a.1")
     assert run.coordinator.state is RunState.WAITING
     assert kinds(members["p1"])[0] == "interrupt"
@@ -878,7 +878,7 @@ def without_p2(**settings: Any) -> tuple[Run, dict[str, Member]]:
     run = Run(**settings)
     members = run.begin()
     lenient(run, members)
-    run.coordinator.closed(members["p2"])
+    run.coordinator.end_session(members["p2"])
     return run, members
 
 
@@ -981,13 +981,13 @@ def test_whose_loss_interrupts_all_the_same(who: str, when: str) -> None:
         lenient(run, members, plans=False)
     else:
         lenient(run, members, on=False)
-    run.coordinator.closed(members[who])
+    run.coordinator.end_session(members[who])
     assert run.coordinator.state is RunState.WAITING
 
 
 def test_the_loss_of_the_active_party_interrupts_who_goes_on_without_others() -> None:
     run, members = without_p2()
-    run.coordinator.closed(members["p0"])
+    run.coordinator.end_session(members["p0"])
     assert run.coordinator.state is RunState.WAITING
     assert kinds(members["p1"])[0] == "interrupt"
 
@@ -1056,9 +1056,9 @@ def test_a_party_that_joins_again_without_end_does_not_stop_the_others_each_time
 def test_two_losses_at_once_are_one_interruption() -> None:
     run = Run()
     members = run.begin()
-    run.coordinator.closed(members["p1"])
-    run.coordinator.closed(members["p2"])
-    run.coordinator.closed(members["p2"])
+    run.coordinator.end_session(members["p1"])
+    run.coordinator.end_session(members["p2"])
+    run.coordinator.end_session(members["p2"])
 
 
 def test_a_silent_party_is_lost() -> None:
@@ -1075,7 +1075,7 @@ def test_the_run_gives_up_on_who_stays_away_and_says_who(begun: bool) -> None:
     run = Run(join_deadline_s=5.0, rejoin_deadline_s=5.0, lost_after_s=60.0)
     if begun:
         members = run.begin()
-        run.coordinator.closed(members["p2"])
+        run.coordinator.end_session(members["p2"])
         told(members["p0"])
         run.join("p0", member=members["p0"])
         run.join("p1", member=members["p1"])
@@ -1257,17 +1257,17 @@ def test_those_who_wait_hear_at_once_who_was_refused_and_why_and_each_reason_onc
     for _ in range(50):
         with pytest.raises(PeerError) as caught:
             run.join("p2", member=refused, recipe_json="{}")
-        run.coordinator.refused("p2", caught.value)
+        run.coordinator.note_refusal("p2", caught.value)
     for member in members:
         ((kind, waiting),) = told(member)
         assert (kind, list(waiting.missing)) == ("waiting", ["p2"])
         assert [(each.party, each.code) for each in waiting.refused] == [
             ("p2", Code.RECIPE_DIFFERS)
         ]
-    run.coordinator.refused("p2", PeerError(Code.PROTOCOL_DIFFERS, "secret", party="p2"))
-    run.coordinator.refused("eve", PeerError(Code.NOT_IN_RECIPE, "eve", party="eve"))
+    run.coordinator.note_refusal("p2", PeerError(Code.PROTOCOL_DIFFERS, "secret", party="p2"))
+    run.coordinator.note_refusal("eve", PeerError(Code.NOT_IN_RECIPE, "eve", party="eve"))
     # It is here.
-    run.coordinator.refused("p1", PeerError(Code.NAME_TAKEN, "p1", party="p1"))
+    run.coordinator.note_refusal("p1", PeerError(Code.NAME_TAKEN, "p1", party="p1"))
     ((_, waiting),) = told(members[0])
     assert [(each.party, each.code) for each in waiting.refused] == [("p2", Code.PROTOCOL_DIFFERS)]
     assert "secret" not in str(waiting)
@@ -1284,7 +1284,7 @@ def test_those_who_wait_hear_at_once_who_was_refused_and_why_and_each_reason_onc
 def test_who_comes_after_a_refusal_is_refused_no_more() -> None:
     run = Run()
     first = run.join("p0")
-    run.coordinator.refused("p1", PeerError(Code.RECIPE_DIFFERS, "x", party="p1"))
+    run.coordinator.note_refusal("p1", PeerError(Code.RECIPE_DIFFERS, "x", party="p1"))
     run.join("p1")
     assert not told(first)[-1][1].refused
     run.pass_time(61.0, first)
@@ -1407,7 +1407,7 @@ def test_reports_outlive_their_parties() -> None:
     for member in members.values():
         run.report(member)
     for member in members.values():
-        run.coordinator.closed(member)
+        run.coordinator.end_session(member)
     assert set(run.coordinator.reports) == set(ROSTER)
     assert [party.steps for party in run.coordinator.parties()] == [5, 5, 5]
     assert run.coordinator.state is RunState.COMPLETED
@@ -1444,7 +1444,7 @@ def test_a_report_before_an_interruption_does_not_count_after_it() -> None:
     members = run.begin()
     run.report(members["p0"])
     run.report(members["p1"])
-    run.coordinator.closed(members["p2"])
+    run.coordinator.end_session(members["p2"])
     members |= {"p2": run.join("p2")}
     for name in ("p0", "p1"):
         run.join(name, member=members[name])
@@ -1491,12 +1491,12 @@ def test_the_run_goes_on_without_those_who_left_also_after_another_was_lost() ->
     members = run.begin()
     vouch(run, members["p0"])
     free(members["p2"], run, END, BEFORE)
-    run.coordinator.closed(members["p2"])
+    run.coordinator.end_session(members["p2"])
     assert run.coordinator.state is RunState.RUNNING
     with raises(PeerError, Code.NAME_TAKEN, names="p2"):
         run.join("p2")
     assert run.coordinator.state is RunState.RUNNING
-    run.coordinator.closed(members["p1"])
+    run.coordinator.end_session(members["p1"])
     assert run.coordinator.state is RunState.WAITING
     run.join("p0", BEFORE, member=members["p0"])
     again = run.join("p1", EARLY, BEFORE)
@@ -1514,7 +1514,7 @@ def test_who_left_and_is_needed_again_is_named() -> None:
     members = run.begin()
     vouch(run, members["p0"])
     free(members["p2"], run, END, BEFORE)
-    run.coordinator.closed(members["p0"])
+    run.coordinator.end_session(members["p0"])
     run.join("p1", EARLY, BEFORE, member=members["p1"])
     active = run.join("p0", EARLY)
     ((_, waiting),) = [each for each in told(active) if each[0] == "waiting"]
@@ -1576,7 +1576,7 @@ def test_who_joins_after_the_end_hears_how_the_run_has_ended() -> None:
     members = run.begin()
     run.coordinator.fail(PeerError(Code.NON_FINITE, "p2 sent NaN", party="p2"))
     for member in members.values():
-        run.coordinator.closed(member)
+        run.coordinator.end_session(member)
     for name in ROSTER:
         stop, end = told(run.join(name))
         assert (stop[0], stop[1].message, end[0]) == ("stop", "p2 sent NaN", "end")
@@ -1589,7 +1589,7 @@ def test_who_joins_while_the_summary_is_made_hears_that_the_run_is_complete() ->
     for member in members.values():
         run.report(member)
     for member in members.values():
-        run.coordinator.closed(member)
+        run.coordinator.end_session(member)
     again = [run.join(name) for name in ROSTER]
     assert [kinds(member) for member in again] == [[], [], []]
     run.coordinator.complete("{}")
@@ -1636,7 +1636,7 @@ def test_an_abort_with_a_code_that_is_not_known(code: int) -> None:
 def test_messages_of_a_session_that_was_replaced_are_of_no_account() -> None:
     run = Run()
     older = run.join("p1")
-    run.coordinator.closed(older)
+    run.coordinator.end_session(older)
     run.join("p0")
     run.join("p2")
     run.join("p1", member=older)
@@ -1961,7 +1961,7 @@ def test_a_new_generation_asks_for_new_plans() -> None:
     members = run.begin()
     for member in members.values():
         run.plan(member)
-    run.coordinator.closed(members["p2"])
+    run.coordinator.end_session(members["p2"])
     # Sent before it heard that its generation had ended.
     run.plan(members["p0"], rounds=1)
     for name in ROSTER:
@@ -2003,9 +2003,9 @@ def test_a_session_that_never_joined_interrupts_nothing() -> None:
     vouch(run, members["p0"])
     free(members["p2"], run, END, BEFORE)
     again = run.coordinator.open("p2")
-    run.coordinator.closed(again)
+    run.coordinator.end_session(again)
     assert run.coordinator.state is RunState.RUNNING
-    run.coordinator.closed(members["p1"])
+    run.coordinator.end_session(members["p1"])
     assert run.coordinator.state is RunState.WAITING
     assert run.coordinator.generation == 1
     # Nor does it start with the others: it has not joined.

@@ -120,7 +120,7 @@ LOSSES: dict[str, tuple[Any, dict[str, Any], str, bool, tuple[Action, ...], Any]
 def test_what_the_end_of_a_session_means(case: str) -> None:
     before, fields, name, may_return, actions, after = LOSSES[case]
     presence = known(*before, **fields)
-    assert presence.lost(name, "x", 5.0, may_return=may_return) == actions
+    assert presence.lose(name, "x", 5.0, may_return=may_return) == actions
     assert places(presence) == after
     assert presence.parties[name].heard_s is None
     ended = any(isinstance(action, Interrupt) for action in actions)
@@ -133,17 +133,17 @@ def test_what_the_end_of_a_session_means(case: str) -> None:
 def test_a_report_is_forgotten_with_its_session_and_with_its_generation() -> None:
     presence = known(*ALL_IN, goes_on=True)
     for name in RULES.roster:
-        presence.reported(name, ())
-    presence.lost("p1", "x", 1.0, may_return=True)
+        presence.note_report(name, ())
+    presence.lose("p1", "x", 1.0, may_return=True)
     assert not presence.complete()
-    presence.lost("p2", "x", 1.0)
+    presence.lose("p2", "x", 1.0)
     assert [party.free_from for party in presence.parties.values()] == [None] * 3
 
 
 def test_what_has_reported_is_not_dispensable() -> None:
     presence = known(*ALL_IN, lenient=True)
-    presence.reported("p1", ())
-    assert isinstance(presence.lost("p1", "x", 1.0)[1], Interrupt)
+    presence.note_report("p1", ())
+    assert isinstance(presence.lose("p1", "x", 1.0)[1], Interrupt)
 
 
 SILENT = "has been silent for 10 s"
@@ -346,7 +346,7 @@ def test_what_it_means_that_the_server_was_stopped(
     assert (places(presence), presence.state) == (after, WAITING)
     assert presence.interruptions == len(actions)
     # The end of a session is no news then.
-    assert presence.lost("p1", "x", 1.0) == (Close("p1"),)
+    assert presence.lose("p1", "x", 1.0) == (Close("p1"),)
 
 
 def test_a_server_that_is_started_again_misses_all_that_have_not_left() -> None:
@@ -365,7 +365,7 @@ def test_a_session_replaces_another_that_says_nothing(
     heard_s: float, opened_s: float, now_s: float, left_s: float | None
 ) -> None:
     presence = known(*ALL_IN)
-    presence.heard("p1", heard_s)
+    presence.note_message("p1", heard_s)
     assert presence.replacement_wait_s("p1", opened_s, now_s) == left_s
 
 
@@ -397,7 +397,7 @@ ENDS: dict[str, Callable[[Presence], bool]] = {
 def test_a_run_ends_once(end: str) -> None:
     presence = known(*ALL_IN)
     for name in RULES.roster:
-        presence.reported(name, ())
+        presence.note_report(name, ())
     assert [ENDS[end](presence) for _ in range(2)] == [True, False]
     assert not presence.fail()
     assert not presence.complete()

@@ -21,8 +21,8 @@ def unable(run: Run, name: str) -> PeerError:
     member = run.coordinator.open(name)
     with pytest.raises(PeerError) as caught:
         run.coordinator.handle(member, abort())  # type: ignore[arg-type]
-    run.coordinator.refused(name, caught.value)
-    run.coordinator.closed(member)
+    run.coordinator.note_refusal(name, caught.value)
+    run.coordinator.end_session(member)
     return caught.value
 
 

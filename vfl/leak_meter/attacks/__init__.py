@@ -10,4 +10,4 @@ REGISTRY = Registry("vfl.attacks", "attack", __name__, "ATTACK", shelves=True)
 
 def load(kind: str, where: str) -> Attack:
     """Returns the attack ``kind``. Raises InputError that names ``where`` if there is none."""
-    return REGISTRY.checked(REGISTRY.load(kind, where), kind, where, Attack)
+    return REGISTRY.check_type(REGISTRY.load(kind, where), kind, where, Attack)

@@ -2,7 +2,7 @@
 bottom model.
 
 The attacker is an honest-but-curious server. It knows pairs of latents and images that are not the
-party's: it may query the bottom model with images of its own, or have pairs from elsewhere. The
+party's: it may query the bottom model with its own images, or have pairs from elsewhere. The
 decoder that it trains on them reconstructs the party's private images from their latents. The
 functions here take pairs, not a bottom model.
 """

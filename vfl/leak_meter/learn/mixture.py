@@ -55,7 +55,8 @@ class Messages:
 
 
 def separate(of: Messages, begin_NC: Tensor, known_NC: Tensor | None = None) -> Tensor:
-    """Returns the log posterior of each row's class, float64 [N, C], but for a constant of the row.
+    """Returns the log posterior of each row's class, float64 [N, C], except for a constant of the
+    row.
 
     Args:
         of: the messages.

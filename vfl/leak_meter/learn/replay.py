@@ -49,7 +49,7 @@ class ReplayedBatch:
 
 @dataclass(frozen=True)
 class ReplayCourse:
-    """What the recipe says of a party's training: its optimizer, and the epochs of the phase."""
+    """A party's training in the recipe: its optimizer, and the epochs of the phase."""
 
     optimizer: OptimizerSettings
     epochs: int
@@ -64,7 +64,7 @@ def columns_behind(
 ) -> Tensor:
     """Returns the likeliest columns, standardised, float32 of ``shape`` [N, F].
 
-    Of all guesses on the way it is the one whose replay explains the embeddings best.
+    Of all guesses, it is the one whose replay explains the embeddings best.
 
     Args:
         encoder: of rows [B, F], with the weights that it is taken to have begun with. It stays as

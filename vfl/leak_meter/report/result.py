@@ -76,7 +76,7 @@ class AttackLine:
 
     @property
     def asset(self) -> tuple[str, ...]:
-        """What is read, by whom and how, independent of the exchange."""
+        """The target, the attacker and the way of the attack, independent of the exchange."""
         knows = (
             self.knows if not self.place else ALL_EPOCHS if self.knows.endswith(ALL_EPOCHS) else ""
         )
@@ -99,7 +99,7 @@ class AttackLine:
 
     @property
     def floor(self) -> float:
-        """What is known without the message: the maximum of chance, all baselines and 0, or the
+        """The value without the message: the maximum of chance, all baselines and 0, or the
         smallest error.
         """
         known = [

@@ -1,1 +1,1 @@
-"""What an attacker has: received messages, its own rows, and the truth for judges."""
+"""The data of an attacker: received messages, its own rows, and the truth for judges."""

@@ -103,7 +103,7 @@ def senders_of(scene: Scene, images: bool | None = None) -> list[str]:
 
 
 class _Sent:
-    """What has come of each row in one exchange: its first and its last embedding, and the sum and
+    """Embeddings of each row in one exchange: its first and its last embedding, and the sum and
     number of all.
     """
 

@@ -25,7 +25,7 @@ from vfl_party.phases.scoring import chunks
 
 
 class Readable(Protocol):
-    """What a rehearsal needs to know about a phase to judge attacks.
+    """The facts about a phase by which a rehearsal judges attacks.
 
     A plug-in's phase may have any of these members.
     """
@@ -121,7 +121,7 @@ class _SplitNN(_Unknown):
         return Batches(self._party, self._phase.name, self._settings)
 
     def rows_at(self, exchange: str, step: StepKey) -> Rows | None:
-        parts = [part for batch in self._batches.planned(step.round) for part in batch.parts]
+        parts = [part for batch in self._batches.plan(step.round) for part in batch.parts]
         if exchange == "embedding":
             return parts[step.batch]
         if exchange == "validation":

@@ -77,7 +77,7 @@ class Owner:
 
 @dataclass(frozen=True, eq=False)
 class Beginning:
-    """What the recipe says about a party whose encoder the first phase trains, and the gradients
+    """The recipe's settings of a party whose encoder the first phase trains, and the gradients
     that the attacker has sent to that party.
 
     ``phase``: the name of the phase. ``make``: makes the untrained encoder of a party from the root

@@ -78,8 +78,8 @@ def trees_of(scene: Scene) -> Iterator[TreeMessages]:
 
 
 def places(tree: TreeMessages) -> Classes:
-    """Returns the last node in which each row is known to be, [N]: nodes of all levels have numbers
-    of their own.
+    """Returns the last node in which each row is known to be, [N]: no two nodes have the same
+    number.
     """
     places_N = np.ones(len(tree.nodes[0]), np.int64)
     for level, nodes_N in enumerate(tree.nodes, 1):

@@ -1,1 +1,1 @@
-"""What any observer of the network learns from sizes and times of messages without reading them."""
+"""Measures what an observer of the network learns from sizes and times of unread messages."""

@@ -1,4 +1,4 @@
-"""What any observer of the network learns from the sizes of encrypted messages."""
+"""Measures what an observer of the network learns from the sizes of encrypted messages."""
 
 from __future__ import annotations
 

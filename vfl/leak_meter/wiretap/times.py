@@ -1,4 +1,4 @@
-"""What any observer of the network learns from the times of encrypted messages.
+"""Measures what an observer of the network learns from the times of encrypted messages.
 
 Times are those of a rehearsal: all parties take turns in one process, so a gap is the work of all.
 On several machines parties work at the same time and networks add delays, so the seconds differ,

@@ -2,7 +2,7 @@
 images.
 
 Features are numbers in ``.dat`` files, a line an image, between spaces; tags are 0 and 1 between
-tabs; a concept has files of 0 and 1 of its own. The images of training come first.
+tabs; each concept has its own files of 0 and 1. The images of training come first.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from vfl.preparing.columns.official import (
     FLOAT,
     ColumnFiles,
     FileTree,
-    beside,
     damage_error,
     file,
+    join_columns,
     select_rows,
 )
 from vfl.preparing.content import TEST, TRAIN, Array, Block, Rows
@@ -105,7 +105,7 @@ class ImageFeatures:
 
     def blocks(self, rows: Rows) -> Iterator[Block]:
         """Yields the features of images. Raises InputError."""
-        whole = beside([table.batches() for table in self._tables], self._source)
+        whole = join_columns([table.batches() for table in self._tables], self._source)
         yield from select_rows(whole, rows, self._source)
 
 

@@ -55,7 +55,7 @@ class ColumnFiles:
                 for batch in stream.blocks(list(self.types)):
                     yield pa.table(
                         {
-                            name: self._typed(file.source, name, batch.column(name), seen)
+                            name: self._cast_column(file.source, name, batch.column(name), seen)
                             for name in self.types
                         }
                     )
@@ -80,7 +80,7 @@ class ColumnFiles:
         """Returns a whole column, [N]. Raises InputError."""
         return np.concatenate(self.by_file(name))
 
-    def _typed(self, source: str, name: str, column: pa.Array, seen: int) -> pa.Array:
+    def _cast_column(self, source: str, name: str, column: pa.Array, seen: int) -> pa.Array:
         kind = self.types[name]
         text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
         if text and kind != WORD:
@@ -122,7 +122,7 @@ def select_rows(batches: Iterator[pa.Table], rows: Rows, source: str) -> Iterato
     raise damage_error(source, f"has {start:,} rows, but more labels")
 
 
-def beside(parts: Sequence[Iterator[pa.Table]], source: str) -> Iterator[pa.Table]:
+def join_columns(parts: Sequence[Iterator[pa.Table]], source: str) -> Iterator[pa.Table]:
     """Yields tables of the same rows side by side, whatever their blocks are. Raises InputError if
     one has more rows than another.
     """

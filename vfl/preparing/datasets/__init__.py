@@ -13,4 +13,4 @@ def load(name: str) -> DataSet:
     nearest name, for an unknown one.
     """
     known = name.replace("-", "_")
-    return REGISTRY.checked(REGISTRY.load(known, "prepare"), known, "prepare", DataSet)
+    return REGISTRY.check_type(REGISTRY.load(known, "prepare"), known, "prepare", DataSet)

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 
 import grpc
@@ -28,7 +29,7 @@ from vfl_common.wire.frames import (
     Received,
     encode,
     label,
-    malformed_error,
+    message_error,
     parse_frame,
     step_of,
 )
@@ -43,40 +44,47 @@ _CLOSE_S = 5.0
 _CONFER_S = 30.0
 
 
+@dataclass(frozen=True)
+class LinkEnds:
+    """Who is linked, and in what: this party ``me``, its ``peer``, and the generation of a run,
+    with the ``protocol`` of all parties in it.
+    """
+
+    me: str
+    peer: str
+    run_id: str
+    generation: int
+    protocol: int = PROTOCOL
+
+
 class ExchangeLink(Link):
     """A ``Link`` for one generation of a run; see ``vfl_common.link.Link``.
 
     Args:
         channel: makes a channel to the peer; called again after a stream broke. If it raises
             InputError, that counts as another break.
-        me, peer: names, for messages and the ledger.
+        ends: the two parties, and the generation.
         reconnect_s: how long to try to reach the peer again.
         timeout_s: how long a connected peer may take for one step.
         explain: returns in one sentence why the connection fails.
         on_waiting: called once, with the seconds left and that sentence, if the peer stays
             unreachable.
-        protocol: the protocol of all parties in this generation.
     """
 
     def __init__(
         self,
         channel: Callable[[], grpc.Channel],
-        *,
-        me: str,
-        peer: str,
-        run_id: str,
-        generation: int,
+        ends: LinkEnds,
         ledger: Ledger,
+        *,
         reconnect_s: float,
         timeout_s: float,
         allocate: Allocate | None = None,
         explain: Callable[[], str] = lambda: "",
         on_waiting: Callable[[float, str], None] = lambda _left_s, _why: None,
-        protocol: int = PROTOCOL,
     ) -> None:
         self._make_channel, self._explain, self._on_waiting = channel, explain, on_waiting
-        self._me, self._peer = me, peer
-        self._run_id, self._generation, self._protocol = run_id, generation, protocol
+        self._ends, self._peer = ends, ends.peer
         self._ledger = ledger
         self._reconnect_s, self._timeout_s, self._allocate = reconnect_s, timeout_s, allocate
         self._lock = threading.Lock()
@@ -196,11 +204,11 @@ class ExchangeLink(Link):
             frame = self._parse(data).envelope
             self._ledger.add(self._peer, CONTROL, CONTROL, "received", 0, len(data))
             if not frame.HasField("resume"):
-                raise malformed_error(
+                raise message_error(
                     f"{self._peer} did not answer how many frames it has received", self._peer
                 )
             if frame.resume.frames > total:
-                raise malformed_error(
+                raise message_error(
                     f"{self._peer} reports more frames than were sent (got {frame.resume.frames}, "
                     f"sent {total})",
                     self._peer,
@@ -228,7 +236,7 @@ class ExchangeLink(Link):
             reason = (_unreachable(error) and self._explain()) or _reason(error)
             raise LostError(
                 Code.PARTY_LOST,
-                f"{self._me} could not reach {self._peer} for {limit_s:g} s",
+                f"{self._ends.me} could not reach {self._peer} for {limit_s:g} s",
                 party=self._peer,
             ).privately(
                 f"{self._peer} could not be reached for {limit_s:g} s at {step}: {reason}"
@@ -277,9 +285,9 @@ class ExchangeLink(Link):
         frame = exchange_pb2.Frame()
         attach = frame.attach
         attach.run_id, attach.generation, attach.protocol = (
-            self._run_id,
-            self._generation,
-            self._protocol,
+            self._ends.run_id,
+            self._ends.generation,
+            self._ends.protocol,
         )
         if resume is not None:
             frame.attach.resume.phase, frame.attach.resume.round, frame.attach.resume.batch = resume
@@ -322,7 +330,7 @@ class ExchangeLink(Link):
                 assembly = Assembly(frame, expect, party=self._peer, allocate=self._allocate)
             self._ledger.add(self._peer, step.phase, kind, "received", frame.data.nbytes, len(data))
             if assembly is None:
-                raise malformed_error(
+                raise message_error(
                     f"{self._peer} sent a frame that belongs to no bundle", self._peer
                 )
             bundle = assembly.feed(frame)
@@ -338,7 +346,7 @@ class ExchangeLink(Link):
             # The peer has not started this generation yet, or this party is behind.
             if failure.code == int(Code.STALE_GENERATION):
                 raise _StreamEnded
-            raise from_failure(failure, sender=self._peer, me=self._me)
+            raise from_failure(failure, sender=self._peer, me=self._ends.me)
         self._met = True
         return frame
 

@@ -42,7 +42,7 @@ from vfl_common.wire.frames import (
     encode,
     encode_passed,
     label,
-    malformed_error,
+    message_error,
     parse_frame,
     step_of,
 )
@@ -330,7 +330,7 @@ class ExchangeService:
         data = next(requests, b"")
         frame = parse_frame(data, party=party).envelope
         if not frame.HasField("attach"):
-            raise malformed_error(f"{party} opened a stream without attaching", party)
+            raise message_error(f"{party} opened a stream without attaching", party)
         attach = frame.attach
         self._ledger.add(party, CONTROL, CONTROL, "received", 0, len(data))
         if not OLDEST <= attach.protocol <= PROTOCOL:

@@ -68,7 +68,7 @@ class InferenceBackend(Protocol):
         """Scores rows."""
         ...
 
-    def begun(self, method: str, metadata: Mapping[str, str]) -> Callable[[str], None]:
+    def begin_call(self, method: str, metadata: Mapping[str, str]) -> Callable[[str], None]:
         """Notes the start of a call, in the call's context; returns a function to call with the
         status code of its end.
         """
@@ -106,7 +106,7 @@ class InferenceService:
     def _method(self, name: str, kind: type[Asks], answer: Answers[Asks]) -> Any:
         async def serve(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
             metadata = dict(context.invocation_metadata() or ())
-            ended = self._model.begun(name, metadata)
+            ended = self._model.begin_call(name, metadata)
             try:
                 answered = await self._answer(name, kind, answer, requests, metadata)
             except InferenceRefusal as why:

@@ -54,23 +54,46 @@ class _Asked:
     until_s: float
 
 
-class ServingClient:
-    """Answers the active party's questions, as long as ``run`` runs.
+@dataclass(frozen=True)
+class AttendedRun:
+    """The run whose model is served: its id, the digest of its recipe, the most ids of a question,
+    and how many questions are answered at the same time.
+    """
+
+    run_id: str
+    digest: str
+    max_ids: int
+    at_once: int = 1
+
+
+@dataclass(frozen=True)
+class AttendanceHooks:
+    """What a ``ServingClient`` calls.
 
     Args:
-        address, peer: the active party's address and name.
-        run_id, digest: the id of the model's run, and the digest of its recipe.
-        most_ids: the most ids of a question.
-        answer: embeds ids, or answers a step about them, until a time (monotonic). Raises
-            TimeoutError if it cannot, UntoldError if its answer about the ids may not leave; it
-            may raise VflError. An empty text is not an id.
-        keeping: returns how the active party may keep the embeddings now.
-        at_once: how many questions are answered at the same time.
         attends: called when the stream is open (True), and when it is lost (False).
         refused: called with the active party's message if it does not serve this run now; this
             party then tries again, because either may load a run first. None: such a refusal ends
             ``run``.
         writes: records an answer before it leaves.
+        keeping: returns how the active party may keep the embeddings now.
+    """
+
+    attends: Callable[[bool], None]
+    refused: Callable[[str], None] | None = None
+    writes: RecordMessage | None = None
+    keeping: Callable[[], CachePolicy] = CachePolicy
+
+
+class ServingClient:
+    """Answers the active party's questions, as long as ``run`` runs.
+
+    Args:
+        address, peer: the active party's address and name.
+        run: the run whose model is served.
+        answer: embeds ids, or answers a step about them, until a time (monotonic). Raises
+            TimeoutError if it cannot, UntoldError if its answer about the ids may not leave; it
+            may raise VflError. An empty text is not an id.
     """
 
     def __init__(
@@ -80,20 +103,12 @@ class ServingClient:
         keyring: Keyring,
         ledger: Ledger,
         *,
-        run_id: str,
-        digest: str,
-        most_ids: int,
+        run: AttendedRun,
         answer: Callable[[Sequence[str], float, Step | None], ServingAnswer],
-        attends: Callable[[bool], None],
-        refused: Callable[[str], None] | None = None,
-        writes: RecordMessage | None = None,
-        keeping: Callable[[], CachePolicy] = CachePolicy,
-        at_once: int = 1,
+        hooks: AttendanceHooks,
     ) -> None:
         self._address, self._peer, self._keyring, self._ledger = address, peer, keyring, ledger
-        self._run_id, self._digest, self._most_ids = run_id, digest, most_ids
-        self._answer, self._attends, self._refused = answer, attends, refused
-        self._keeping, self._at_once, self._writes = keeping, at_once, writes
+        self._run, self._answer, self._hooks = run, answer, hooks
         self._once = LogOnce(log)
         self._program = secrets.token_hex(8)
         # When the active party first said that another program has this one's place.
@@ -137,10 +152,10 @@ class ServingClient:
             self._present(outbox)
 
     def _present(self, outbox: queue.SimpleQueue[bytes | None]) -> None:
-        allowed = self._keeping()
+        allowed = self._hooks.keeping()
         present = serving_pb2.Present(
-            run_id=self._run_id,
-            recipe_digest=self._digest,
+            run_id=self._run.run_id,
+            recipe_digest=self._run.digest,
             protocol=PROTOCOL,
             program=self._program,
         )
@@ -165,7 +180,7 @@ class ServingClient:
             threading.Thread(
                 target=self._answering, args=(asked, outbox), name=f"answers-{number}", daemon=True
             )
-            for number in range(self._at_once)
+            for number in range(self._run.at_once)
         ]
         for worker in workers:
             worker.start()
@@ -178,8 +193,8 @@ class ServingClient:
                     if error.code in _PASSES and not self._is_taken(error):
                         self._once.warning("away", str(error), event="away")
                         break
-                    if error.code is Code.RECIPE_DIFFERS and self._refused is not None:
-                        self._refused(str(error))
+                    if error.code is Code.RECIPE_DIFFERS and self._hooks.refused is not None:
+                        self._hooks.refused(str(error))
                         break
                     raise error
                 if word.HasField("question"):
@@ -191,9 +206,9 @@ class ServingClient:
                     self._once.over("away")
                     self._outbox = outbox
                     # The features may have changed since the first message.
-                    if self._keeping().seconds:
+                    if self._hooks.keeping().seconds:
                         self.renew()
-                    self._attends(True)
+                    self._hooks.attends(True)
         except grpc.RpcError as error:
             if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 raise PeerError(
@@ -210,7 +225,7 @@ class ServingClient:
             for worker in workers:
                 worker.join()
             if welcome:
-                self._attends(False)
+                self._hooks.attends(False)
         return welcome
 
     def _is_taken(self, error: VflError) -> bool:
@@ -226,10 +241,10 @@ class ServingClient:
         """Queues a question. Raises PeerError if it is invalid."""
         # Further questions of a scoring have no ids: they are about those of the first one.
         min_ids = 0 if question.step.first else 1
-        if not question.number or not min_ids <= len(question.ids) <= self._most_ids:
+        if not question.number or not min_ids <= len(question.ids) <= self._run.max_ids:
             raise PeerError(
                 Code.MALFORMED_MESSAGE,
-                f"{self._peer} must ask for 1 to {self._most_ids:,} ids (got "
+                f"{self._peer} must ask for 1 to {self._run.max_ids:,} ids (got "
                 f"{len(question.ids):,})",
                 party=self._peer,
             )
@@ -297,7 +312,7 @@ class ServingClient:
         )
         data = serving_pb2.FromParty(answer=answer).SerializeToString()
         numbers = content.embeddings or content.answered
-        if self._writes is not None:
+        if self._hooks.writes is not None:
             first = step.first if step is not None else question.number
             outgoing = OutgoingMessage(
                 to=self._peer,
@@ -314,7 +329,7 @@ class ServingClient:
                 asked=asked,
             )
             with withholding:
-                self._writes(outgoing)
+                self._hooks.writes(outgoing)
         return data, len(numbers)
 
     def _read(self, data: bytes) -> serving_pb2.FromActive:

@@ -114,20 +114,20 @@ class ServingService:
         ids: Sequence[str],
         timeout_s: float,
         steps: Mapping[str, Step] | None = None,
-        fewer: Mapping[str, Sequence[str]] | None = None,
+        ids_of: Mapping[str, Sequence[str]] | None = None,
     ) -> Pending:
         """Sends a question about ``ids`` to all parties that attend; does not wait for answers.
 
         After ``timeout_s`` a party that has not answered is late. A party that has missed several
         questions is away until it answers one in time: see ``AnswerPatience``. ``steps``: {party:
-        its question}, instead of embeddings; the other parties are not asked. ``fewer``: {party:
+        its question}, instead of embeddings; the other parties are not asked. ``ids_of``: {party:
         the ids to ask it for, instead of all}; a party without ids counts as having answered.
 
         Raises VflError if a question may not leave.
         """
         now_s = time.monotonic()
         own = {
-            name: (fewer or {}).get(name, ids)
+            name: (ids_of or {}).get(name, ids)
             for name in (self._widths if steps is None else steps)
         }
         question = Question(own, now_s, steps)

@@ -63,7 +63,7 @@ class SeveralRuns:
                 # Any service refuses a stranger with the reason.
                 yield from service.attend(requests, context)
                 return
-            with self._places.taken(party):
+            with self._places.hold(party):
                 first = next(requests, b"")
                 run_id = _run(first)
                 # Any service refuses a stream that names no run with the reason.

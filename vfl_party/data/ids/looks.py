@@ -40,8 +40,12 @@ def choices(parts: Sequence[Any], rules: Sequence[str], duplicates: Duplicates) 
         after = f"after {', '.join(rules[:used])}" if used else "as they come"
         lines.append(
             f"{after}: {first.missing:,} missing, {first.repeated:,} repeat an earlier row's; "
-            f"kept: {first.kept:,}"
-            + (f' with duplicates = "first", {drop.kept:,} with "drop"' if first.repeated else "")
+            f"kept: {first.remaining:,}"
+            + (
+                f' with duplicates = "first", {drop.remaining:,} with "drop"'
+                if first.repeated
+                else ""
+            )
         )
         looks.append(shapes_of(Ids(ids.drop_null())))
     if looks[0] == looks[-1]:
@@ -51,7 +55,7 @@ def choices(parts: Sequence[Any], rules: Sequence[str], duplicates: Duplicates) 
     refused = duplicates == "error" and counts.repeated
     return [
         *lines,
-        f'duplicates = "{duplicates}": {"refused" if refused else f"{counts.kept:,} rows are kept"}',  # noqa: E501
+        f'duplicates = "{duplicates}": {"refused" if refused else f"{counts.remaining:,} rows are kept"}',  # noqa: E501
     ]
 
 
@@ -92,12 +96,12 @@ def about_zeros(ids: Sequence[str], rules: Sequence[str]) -> str:
     no number begins with 0, the ids are not suspect: row numbers have several lengths too.
 
     Args:
-        ids: spelt by the rules.
+        ids: normalized by the rules.
         rules: see ``vfl_party.data.ids.spelling``.
     """
     ids = _sample(ids)
-    alike = Counter(map(short_look, ids)).most_common(1)
-    if {"zeros", "email"} & {*rules} or not alike or alike[0][1] <= len(ids) / 2:
+    commonest = Counter(map(short_look, ids)).most_common(1)
+    if {"zeros", "email"} & {*rules} or not commonest or commonest[0][1] <= len(ids) / 2:
         return ""
     return (
         "numbers in the ids begin with 0. If the table of another party has lost these zeros, add "

@@ -51,7 +51,7 @@ class IdCounts:
         return cls(len(ids), missing, len(ids) - ids.null_count - remaining, unlabelled)
 
     @property
-    def kept(self) -> int:
+    def remaining(self) -> int:
         """The number of rows that are kept."""
         return self.rows - self.missing - self.repeated - self.unlabelled
 
@@ -62,7 +62,7 @@ class IdCounts:
         why += [f"{self.repeated:,} with a repeated id"] if self.repeated else []
         why += [f"{self.unlabelled:,} without a label"] if self.unlabelled else []
         return (
-            f"{self.rows - self.kept:,} of {self.rows:,} rows are left out: {', '.join(why)}"
+            f"{self.rows - self.remaining:,} of {self.rows:,} rows are left out: {', '.join(why)}"
             if why
             else ""
         )

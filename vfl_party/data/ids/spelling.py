@@ -49,7 +49,7 @@ def normalize_ids(
 ) -> pa.LargeStringArray:
     """Returns the id of each row, null if missing.
 
-    Each column's part is spelt by the rules, then the parts are joined by ``SEPARATOR``. An id is
+    The rules normalize each column's part, then the parts are joined by ``SEPARATOR``. An id is
     missing if a part is missing, or empty or blank after the rules.
 
     Args:

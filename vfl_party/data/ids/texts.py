@@ -30,7 +30,7 @@ class Ids(Sequence[str]):
         """Returns the ids as ``Ids``; an ``Ids`` is not copied."""
         return texts if isinstance(texts, Ids) else cls(pa.array(texts, pa.large_string()))
 
-    def taken(self, rows: npt.NDArray[np.integer[Any]]) -> Ids:
+    def take(self, rows: npt.NDArray[np.integer[Any]]) -> Ids:
         """Returns the ids of the given rows, int64 [B], in their order. Raises InputError if the
         disk is full.
         """

@@ -127,7 +127,7 @@ class Features:
             yield self.part(part)
 
     def cells(self, rows_BF: torch.Tensor) -> torch.Tensor:
-        """Returns for each column the number in a row of its own, [B, F]; rows_BF: int64 [B, F]."""
+        """Returns for each column the number in a separate row, [B, F]; rows_BF: int64 [B, F]."""
         numbers = self.numbers
         cells = (
             numbers.cells(rows_BF)

@@ -163,7 +163,7 @@ class Labels:
         names: npt.NDArray[Any] = np.array(self.classes, dtype=object if text else None)
         return np.take(names, flat.long().numpy())
 
-    def known(self, outputs_NO: torch.Tensor) -> torch.Tensor:
+    def select_known(self, outputs_NO: torch.Tensor) -> torch.Tensor:
         """Returns the outputs of the classes that occur in the labels, [N, K]; for other tasks all
         outputs.
 

@@ -1,5 +1,5 @@
-"""How the inputs of a batch were made from a party's rows, so that another process of the party can
-make them from its copy.
+"""Records how the inputs of a batch were made from a party's rows, so that another process of the
+party can make them from its copy.
 """
 
 from __future__ import annotations

@@ -152,10 +152,10 @@ class Preprocessor:
             if one_hot and sum(map(len, vocabularies)) > MAX_ONE_HOT:
                 raise checks.unusable(
                     table.source,
-                    f"column {name!r} has too many categories for columns of their own (got "
+                    f"column {name!r} has too many categories for separate columns (got "
                     f'{len(seen)}). List it in data.drop, or use an encoder of kind "tabular".'
                     if tabular
-                    else f"column {name!r} has too many categories for columns of their own (got "
+                    else f"column {name!r} has too many categories for separate columns (got "
                     f"{len(seen)}). List it in data.drop.",
                 )
         return cls(
@@ -281,7 +281,7 @@ class Preprocessor:
         """Returns a table's numbers, float32 [N, F] with NaN if missing, the codes of its
         categories, int64 [N, K], and all names.
 
-        Pixels are numbers without names of their own in the table. Raises InputError if a column of
+        Pixels are numbers without names in the table. Raises InputError if a column of
         training is missing.
         """
         table = self._align(table)

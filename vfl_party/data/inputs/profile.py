@@ -41,7 +41,7 @@ class ColumnProfile:
 
     Args:
         edges: between the bins of numbers.
-        words: categories with a bin of their own.
+        words: categories with their own bin.
         counts: training rows in each bin, then (for categories) in all others, then missing ones.
     """
 

@@ -69,7 +69,7 @@ class ScaledPixels:
         return table_CV[channels, pixels_B.long()].reshape(len(pixels_B), *self.shape[1:])
 
     def cells(self, rows_BF: torch.Tensor) -> torch.Tensor:
-        """Returns for each column the input in a row of its own, [B, F], for flattened inputs;
+        """Returns for each column the input in a separate row, [B, F], for flattened inputs;
         rows_BF: int64 [B, F].
         """
         rows = rows_BF.cpu().numpy()

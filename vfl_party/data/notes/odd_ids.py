@@ -52,7 +52,7 @@ def find_odd_ids(columns: Sequence[Any], ids: pa.LargeStringArray) -> Iterator[s
 
     Args:
         columns: of the id, as read, each [N] text.
-        ids: spelt by the rules, null if missing.
+        ids: normalized by the rules, null if missing.
     """
     for column in columns:
         rounded, decimal = len(_find_rounded(column)), len(_filter_matches(column, _DECIMAL))

@@ -55,7 +55,7 @@ def find_smells(rows: Rows, settings: DataSettings) -> Iterator[Smell]:
         yield from map(Smell, _ids(rows, settings))
     if rows.labels is not None and rows.labels.dtype == object:
         labels = sorted({*rows.labels.tolist()} - {None})
-        yield from map(Smell, _alike(f"labels in {settings.label!r}", labels))
+        yield from map(Smell, _find_spellings(f"labels in {settings.label!r}", labels))
         yield from map(Smell, _yes_and_no(f"labels in {settings.label!r}", labels))
     if isinstance(rows.features, Columns):
         for name, text in find_odd_numbers(rows.features):
@@ -86,25 +86,25 @@ def _words(columns: Columns, k: int, name: str, settings: DataSettings) -> Itera
     kinds = (("numbers", number_formats.look_like_numbers), ("dates", look_like_dates))
     for kind, test in kinds:
         like = test(texts).to_numpy(zero_copy_only=False)
-        alike = int(counts[like].sum())
-        if total and alike == total:
-            yield Smell(_all_alike(name, words, kind), name, kind)
-        elif alike > total / 2:
+        matching = int(counts[like].sum())
+        if total and matching == total:
+            yield Smell(_describe_column(name, words, kind), name, kind)
+        elif matching > total / 2:
             # Words are in the order in which they come.
             strange = int(np.flatnonzero(~like)[0])
             row = _first_row(cells.codes_NK[:, k], strange)
             where = checks.rows(hide_passwords(settings.source), row + 1)
             word = words[strange][:MAX_SHOWN]
             yield Smell(
-                f"{alike:,} of {total:,} cells of {name!r} are {kind}, but {where} has {word!r}, "
-                f"so the column is read as {len(words):,} categories. Correct the cell, or list "
-                "its word in data.na if the cell is empty.",
+                f"{matching:,} of {total:,} cells of {name!r} are {kind}, but {where} has "
+                f"{word!r}, so the column is read as {len(words):,} categories. Correct the cell, "
+                "or list its word in data.na if the cell is empty.",
                 name,
                 kind,
             )
-        if alike > total / 2:
+        if matching > total / 2:
             return
-    for text in _alike(f"categories of {name!r}", words):
+    for text in _find_spellings(f"categories of {name!r}", words):
         yield Smell(text, name)
     if total >= MIN_ROWS and len(words) > total / 2:
         yield Smell(
@@ -114,7 +114,7 @@ def _words(columns: Columns, k: int, name: str, settings: DataSettings) -> Itera
         )
 
 
-def _all_alike(name: str, words: Sequence[str], kind: str) -> str:
+def _describe_column(name: str, words: Sequence[str], kind: str) -> str:
     """Returns the note for a column of categories whose cells all look like numbers or dates."""
     if kind == "numbers":
         return (
@@ -143,16 +143,16 @@ def _yes_and_no(what: str, words: Sequence[str]) -> Iterator[str]:
     if not all(text in _YES | _NO for text in folded.values()):
         return
     for kind in (_YES, _NO):
-        alike = list({text: word for word, text in folded.items() if text in kind}.values())
-        if len(alike) > 1:
+        spellings = list({text: word for word, text in folded.items() if text in kind}.values())
+        if len(spellings) > 1:
             yield (
-                f"{what} say yes or no in several spellings, such as {alike[0]!r} and "
-                f"{alike[1]!r}. Write them the same way."
+                f"{what} say yes or no in several spellings, such as {spellings[0]!r} and "
+                f"{spellings[1]!r}. Write them the same way."
             )
             return
 
 
-def _alike(what: str, words: Sequence[str]) -> Iterator[str]:
+def _find_spellings(what: str, words: Sequence[str]) -> Iterator[str]:
     times = Counter(word.strip().casefold() for word in words)
     twice = [word[:MAX_SHOWN] for word in words if times[word.strip().casefold()] > 1]
     if twice:
@@ -174,7 +174,7 @@ def _first_row(codes_N: npt.NDArray[np.int32], code: int) -> int:
 def _ids(rows: Rows, settings: DataSettings) -> Iterator[str]:
     rules = settings.id_rules or ()
     spelt = [normalize_ids(rows.ids, used) for used in (rules, (*rules, "trim", "casefold"))]
-    counts = [IdCounts.of(ids, len(in_order(ids, "first").rows)).kept for ids in spelt]
+    counts = [IdCounts.of(ids, len(in_order(ids, "first").rows)).remaining for ids in spelt]
     if counts[1] < counts[0]:
         count = counts[0] - counts[1]
         yield (

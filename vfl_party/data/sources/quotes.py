@@ -62,11 +62,11 @@ class QuotedBytes(io.RawIOBase):
         )
         around = np.frombuffer(self._before + data + b"\n", np.uint8)
         opens = (np.arange(len(places)) % 2 == 0) ^ self._open
-        beside = np.where(opens, around[places], around[places + 2])
-        # What follows comes with the next bytes: they look back.
+        neighbours = np.where(opens, around[places], around[places + 2])
+        # The neighbour of a last quote comes with the next bytes, which are then checked.
         at_end = ~opens & (places == len(data) - 1)
         if self._open is False and self._before == b'"' and data and not self._ends[data[0]]:
             self.right = False
-        self.right = self.right and bool((self._ends[beside] | at_end).all())
+        self.right = self.right and bool((self._ends[neighbours] | at_end).all())
         self._open ^= len(places) % 2 == 1
         self._before = data[-1:] or self._before

@@ -32,7 +32,7 @@ def by_holders(
     own = () if party.features is None else (party.name,)
     return {
         name_holders(split, (*own, *names)): (rows[at], party.take(outputs, at))
-        for names, at in held.alike(rows)
+        for names, at in held.by_holders(rows)
     }
 
 
@@ -43,7 +43,7 @@ def select_common(rows: Rows, chunks: Sequence[Chunk]) -> tuple[Rows, list[Chunk
     """
     common, whole, first = [], list[Chunk](), 0
     for chunk in chunks:
-        for part, at in chunk.alike():
+        for part, at in chunk.by_holders():
             if all(z is not None for z in part.others.values()):
                 common.append(rows[first + at])
                 whole.append(part)

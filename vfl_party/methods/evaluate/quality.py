@@ -64,7 +64,7 @@ class MetricJudge:
     def _measure(self, outputs_NO: Tensor, targets: Tensor, weights: Tensor | None) -> float:
         metrics = evaluate(
             self._task,
-            self._labels.known(outputs_NO),
+            self._labels.select_known(outputs_NO),
             targets,
             self._labels.unscale,
             weights_N=weights,

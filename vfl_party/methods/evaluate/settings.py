@@ -38,7 +38,7 @@ class EvaluateSettings(Section):
     permutations: Annotated[int, Field(ge=2, le=10_000)] = 50
     """With more than six parties: how many orders of the parties are drawn."""
     resamples: Annotated[int, Field(ge=2, le=10_000)] = 100
-    """How often the rows are drawn anew for the errors (bootstrap)."""
+    """How often the rows are resampled for the errors (bootstrap)."""
     importance: bool = False
     """Whether each party learns what each of its own columns adds to the quality, on validation
     rows.

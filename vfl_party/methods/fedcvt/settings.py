@@ -19,13 +19,13 @@ Sharpness = Annotated[float, Field(ge=0.01, le=1.0)]
 
 
 class Lambdas(Section):
-    """The weights of the five terms beside the cross-entropies. The paper's terms are sums over a
+    """The weights of the five terms added to the cross-entropies. The paper's terms are sums over a
     representation's elements, so they are larger by its width.
     """
 
     shared: Weight | None = None
-    """λ1: the parties' shared representations of an aligned row become alike. Default of all five:
-    0.001, with preset ``released`` 0.1.
+    """λ1: the parties' shared representations of an aligned row become similar. Default of all
+    five: 0.001, with preset ``released`` 0.1.
     """
     overlap_active: Weight | None = None
     """λ2: unique and shared representations of the active party's rows become unlike."""
@@ -48,8 +48,8 @@ class FedCVTSettings(TrainingSettings, OwnOptimizers):
     """A step has a batch of each kind of rows; a round is ``validate_every`` epochs, then
     validation and a checkpoint.
 
-    An epoch goes once over the labelled rows, in batches of ``batch_size``. The other kinds go
-    round beside them, at their own pace, in full batches.
+    An epoch goes once over the labelled rows, in batches of ``batch_size``. The other kinds
+    repeat at their own pace, in full batches.
     """
 
     unlabelled_batch_size: NonNegativeInt = 64
@@ -59,7 +59,7 @@ class FedCVTSettings(TrainingSettings, OwnOptimizers):
     own_rows: Literal["both", "active", "passive"] = "both"
     """Whose own rows take part."""
     lambdas: Lambdas = Lambdas()
-    """The weights of the terms beside the cross-entropies."""
+    """The weights of the terms added to the cross-entropies."""
     threshold: Probability = 0.5
     """The probability that all three classifiers must give the same class so that a row gets a
     pseudo-label.

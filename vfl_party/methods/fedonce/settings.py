@@ -55,7 +55,7 @@ class FedOnceSettings(OwnOptimizers):
     ``nat`` on columns, else ``linear``.
     """
     matching: bool = True
-    """``nat``: whether targets are assigned anew within each batch. Differential privacy needs
+    """``nat``: whether targets are assigned again within each batch. Differential privacy needs
     false.
     """
     match_every: PositiveInt = 1

@@ -145,7 +145,7 @@ class ActiveHead(Phase):
                 outputs = [top(combine(rule, part.embeddings)) for part in parts]
                 return sum_losses(losses_of(self._loss, outputs, y_B, weights_B, parts), parts)
             r_BD = {name: party.take(rows_ND, batch) for name, rows_ND in r_ND.items()}
-            sets = self._sets.drawn(r_BD, steps)
+            sets = self._sets.draw(r_BD, steps)
             combined = self._sets.embeddings(sets, own_BD, r_BD) or [[*own_BD, *r_BD.values()]]
             outputs = [top(combine(rule, embeddings)) for embeddings in combined]
             return sum_losses(losses_of(self._loss, outputs, y_B, weights_B, None), sets)

@@ -42,7 +42,7 @@ def contrast(
 
 
 def _mean(q: Tensor, k: Tensor, memories: Sequence[Tensor], temperature: float) -> Tensor:
-    """Returns the mean loss over all rows, each part of them with the keys of its own memory."""
+    """Returns the mean loss over all rows, each part with the keys in its memory."""
     if len(memories) == 1:
         return moco(q, k, memories[0], temperature)
     parts = zip(q.chunk(len(memories)), k.chunk(len(memories)), memories, strict=True)

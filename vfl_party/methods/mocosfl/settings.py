@@ -94,7 +94,7 @@ class MocoSFLSettings(Section):
     "released"`` crops have 0.08 of an image or more.
     """
     query: Literal["raw", "view"] | None = None
-    """What the bottom sees, beside the view that its moving average sees: the row as it is, or
+    """What the bottom sees, while its moving average sees one view of a row: the row as it is, or
     another view of it. Default: ``raw`` with ``preset = "paper"``, else ``view``.
     """
 

@@ -105,7 +105,7 @@ class FlatForest:
 
 
 class ForestMap:
-    """What the active party knows of all trees, as arrays: leaves, and the owner of each split."""
+    """The active party's part of all trees, as arrays: leaves, and the owner of each split."""
 
     def __init__(self, forest: Forest, depth: int, active: str, passives: Sequence[str]) -> None:
         self.flat, self.base = FlatForest(forest, depth), forest.base

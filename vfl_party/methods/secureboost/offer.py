@@ -1,5 +1,5 @@
-"""What a party's columns can offer to trees, declared before the first gradients are sent; it
-limits the entries of each tree.
+"""The splits that a party's columns can offer to trees, declared before the first gradients are
+sent; this limits the entries of each tree.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class ActiveSplitNN(Phase):
     def run_round(self, round_: int) -> RoundReport:
         party, training = self._party, self._training
         training.train_mode()
-        batches, exchanges = training.batches.planned(round_), 0
+        batches, exchanges = training.batches.plan(round_), 0
         loss = torch.zeros((), device=party.device)
         for number, batch in enumerate(batches, 1):
             training.zero_grad()
@@ -142,7 +142,7 @@ class ActiveSplitNN(Phase):
         sets: Sequence[Weighed] | None
         parts: list[Pass] | None = None
         if held is None:
-            sets = drawn = self._sets.drawn(others, *place)
+            sets = drawn = self._sets.draw(others, *place)
             embeddings = self._sets.embeddings(drawn, own, others)
         else:
             # The passes take rows of these tensors, which then get gradients.

@@ -97,17 +97,17 @@ class Batches:
             self._drawn = (group, steps)
         return self._drawn[1][self._within(round_)]
 
-    def planned(self, round_: int) -> list[Batch]:
+    def plan(self, round_: int) -> list[Batch]:
         """Returns the batches of a round in order, each cut into ``micro_batches`` parts, the
         larger ones first.
         """
-        planned, first = [], 0
+        batches, first = [], 0
         own = self._party.own_rows
         for rows, last in self._of(round_):
             parts = self._cut_up(rows)
-            planned.append(Batch(own(rows), [own(part) for part in parts], first, last))
+            batches.append(Batch(own(rows), [own(part) for part in parts], first, last))
             first += len(parts)
-        return planned
+        return batches
 
     def exchange_rows(self, round_: int) -> list[Rows]:
         """Returns the rows of each exchange of a round, in order, as all parties count them."""

@@ -154,7 +154,7 @@ class ActiveLocalUpdates(LocalUpdates):
         y_B = party.take(party.need_labels()[1], swapped.rows)
         own = party.own_embeddings(swapped.rows)
         others = {name: z.detach() for name, z in swapped.z.items()}
-        sets = self._sets.drawn(others, *swapped.place)
+        sets = self._sets.draw(others, *swapped.place)
         rule, z_BD = party.recipe.model.combine, [*others.values()]
         if threshold is not None:
             for z in z_BD:

@@ -147,7 +147,7 @@ class Pipe:
     def run(self, round_: int, rounds: int) -> tuple[int, int]:
         """Runs a round's steps; returns their number, and that of their exchanges."""
         party, training = self._party, self._training
-        batches = training.batches.planned(round_)
+        batches = training.batches.plan(round_)
         # Created here, because only now the models are certainly on the party's device.
         if self._in_flight > 1 and self._copies is None:
             self._copies = WeightCopies(

@@ -136,7 +136,7 @@ class OwnTraining:
                 name: value.detach().clone() for name, value in self._models.state_dict().items()
             }
         if isinstance(self._schedule, Plateau):
-            self._schedule.judged(best=best)
+            self._schedule.note_validation(best=best)
 
     def restore_best(self) -> None:
         """Loads the weights of the best validation, if there are any."""

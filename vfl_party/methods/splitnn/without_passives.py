@@ -1,4 +1,4 @@
-"""How the active side continues without passive parties that are late or absent."""
+"""Continues the active side without passive parties that are late or absent."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class AbsentParties:
             log.info("%s is back at %s", name, _place(step), extra={"event": "back", "back": name})
             self._show("back", name, step)
         if self._cache is not None:
-            embeddings = self._cache.filled(embeddings, rows)
+            embeddings = self._cache.fill(embeddings, rows)
         return others(self._policy, self._rule, own, embeddings, self._widths, self._stand_ins)
 
     def _show(self, event: str, name: str, step: StepKey) -> None:
@@ -109,7 +109,7 @@ class AbsentParties:
     @property
     def absences(self) -> tuple[Absence, ...]:
         """All absences of the phase so far."""
-        return self._absences.found
+        return self._absences.stretches
 
     def state(self) -> dict[str, Any]:
         """Returns the state for a checkpoint."""

@@ -28,7 +28,7 @@ def layers(
     """
     modules: list[nn.Module] = []
     for width in hidden:
-        # The norm has a bias of its own.
+        # The norm has its own bias.
         modules.append(nn.Linear(in_features, width, bias=not batch_norm))
         if batch_norm:
             modules.append(nn.BatchNorm1d(width))

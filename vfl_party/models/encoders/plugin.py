@@ -63,6 +63,6 @@ def plugin_asks_for_codes(settings: PluginSettings) -> bool:
 
 
 def _load(settings: PluginSettings, where: str) -> tuple[Encoder[Any], Section]:
-    export = PLUGINS.checked(PLUGINS.load(settings.kind, where), settings.kind, where, Encoder)
+    export = PLUGINS.check_type(PLUGINS.load(settings.kind, where), settings.kind, where, Encoder)
     own: Section = parse(export.settings, settings.settings, where)
     return export, own

@@ -64,7 +64,7 @@ def load_metric(name: str) -> Metric:
     """
     loaded = PLUGINS.load(name, _WHERE)
     made = Metric(loaded) if callable(loaded) and not isinstance(loaded, type) else loaded
-    return PLUGINS.checked(made, name, _WHERE, Metric)
+    return PLUGINS.check_type(made, name, _WHERE, Metric)
 
 
 def first_metric(task: TaskSettings) -> str:

@@ -51,7 +51,7 @@ def rows_loss(settings: PluginLossSettings) -> Callable[[Tensor, Tensor], Tensor
     """
     loaded = PLUGINS.load(settings.kind, _WHERE)
     made = _of_function(loaded) if callable(loaded) and not isinstance(loaded, type) else loaded
-    export = PLUGINS.checked(made, settings.kind, _WHERE, LossOfRows)
+    export = PLUGINS.check_type(made, settings.kind, _WHERE, LossOfRows)
     own = parse(export.settings, settings.settings, _WHERE)
     return _check_output(export, own, f"{_WHERE}: the loss {settings.kind!r}")
 

@@ -24,14 +24,14 @@ def decide(outputs_N1: Tensor, threshold: float | None) -> Tensor:
     """
     if threshold is None or threshold == USUAL:
         return outputs_N1 > 0
-    # Not the probabilities: those of large logits are all 1.
+    # Scores and not probabilities, because the probabilities of large logits are all 1.
     return outputs_N1.double() > math.log(threshold) - math.log1p(-threshold)
 
 
 def choose_threshold(rule: ThresholdRule, outputs_N1: Tensor, targets_N1: Tensor) -> float:
     """Chooses a threshold by the scores of rows and their labels.
 
-    It is half-way between two neighbouring scores. Of several that are as good, the highest. Logits
+    It is half-way between two neighbouring scores; the highest of several equally good ones. Logits
     above 36.7 have the probability 1 in float64, so no threshold divides them.
 
     Args:
@@ -41,7 +41,7 @@ def choose_threshold(rule: ThresholdRule, outputs_N1: Tensor, targets_N1: Tensor
     """
     p_N, order = outputs_N1.detach().cpu().double().sigmoid().flatten().sort(descending=True)
     y_N = targets_N1.detach().cpu().double().flatten()[order]
-    # Cut k decides the first k rows positive; a cut between equal scores is none.
+    # Cut k decides the first k rows positive; a cut between equal scores is not possible.
     hits_K = torch.cat([y_N.new_zeros(1), y_N.cumsum(0)])
     chosen_K = torch.arange(len(p_N) + 1, dtype=torch.float64)
     misses_K, false_K = hits_K[-1] - hits_K, chosen_K - hits_K

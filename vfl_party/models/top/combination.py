@@ -102,6 +102,6 @@ def _load(settings: PluginCombination) -> tuple[Combination[Any], Section]:
     loaded = PLUGINS.load(settings.kind, _WHERE)
     alone = callable(loaded) and not isinstance(loaded, type)
     made = Combination(_NoSettings, lambda *_: _Function(loaded)) if alone else loaded
-    export = PLUGINS.checked(made, settings.kind, _WHERE, Combination)
+    export = PLUGINS.check_type(made, settings.kind, _WHERE, Combination)
     own: Section = parse(export.settings, settings.settings, _WHERE)
     return export, own

@@ -51,6 +51,6 @@ def build_plugin_top(settings: PluginTop, in_features: int, outputs: int) -> nn.
 
 
 def _load(settings: PluginTop) -> tuple[Top[Any], Section]:
-    export = PLUGINS.checked(PLUGINS.load(settings.kind, _WHERE), settings.kind, _WHERE, Top)
+    export = PLUGINS.check_type(PLUGINS.load(settings.kind, _WHERE), settings.kind, _WHERE, Top)
     own: Section = parse(export.settings, settings.settings, _WHERE)
     return export, own

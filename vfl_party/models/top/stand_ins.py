@@ -1,4 +1,4 @@
-"""What stands in for the embeddings of absent parties: learnt vectors, or missing numbers."""
+"""Stand-ins for the embeddings of absent parties: learnt vectors, or missing numbers."""
 
 from __future__ import annotations
 

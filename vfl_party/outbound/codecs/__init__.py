@@ -74,7 +74,7 @@ def make(
         return REGISTRY.make(name, where, Filter)
     read = parse(export.settings, dict(settings or {}), f"{where}: codec {name}")
     try:
-        return REGISTRY.checked(export.make(read, place or Place()), name, where, Filter)
+        return REGISTRY.check_type(export.make(read, place or Place()), name, where, Filter)
     except VflError as error:
         raise InputError(error.code, f"{where}: codec {name}: {error}") from None
     except Exception as error:

@@ -48,7 +48,7 @@ def load(kind: str, where: str) -> Transform[Any]:
         made = Transform(Section, lambda _settings: _OfEach(kind, export))
     else:
         made = export
-    return REGISTRY.checked(made, kind, where, Transform)
+    return REGISTRY.check_type(made, kind, where, Transform)
 
 
 class _OfEach(Filter):

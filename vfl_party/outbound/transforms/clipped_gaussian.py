@@ -31,23 +31,23 @@ class ClippedGaussianSettings(Section):
 
 
 def sigma_of(epsilon: float, delta: float, sensitivity: float) -> float:
-    """Returns the least σ of Gaussian noise that is (ε, δ)-differentially private (Balle and Wang
-    2018, Theorem 8): Φ(Δ/2σ − εσ/Δ) − e^ε·Φ(−Δ/2σ − εσ/Δ) <= δ.
+    """Returns the smallest σ of Gaussian noise that is (ε, δ)-differentially private (Balle and
+    Wang 2018, Theorem 8): Φ(Δ/2σ − εσ/Δ) − e^ε·Φ(−Δ/2σ − εσ/Δ) <= δ.
     """
 
     from scipy.special import log_ndtr, ndtr
 
-    # σ / Δ.
-    def reached(ratio: float) -> bool:
+    # The ratio is σ / Δ.
+    def is_private(ratio: float) -> bool:
         a, b = 0.5 / ratio, epsilon * ratio
         return float(ndtr(a - b) - math.exp(min(700.0, epsilon + float(log_ndtr(-a - b))))) <= delta
 
     low, high = 1e-6, 1.0
-    while not reached(high):
+    while not is_private(high):
         high *= 2
     for _ in range(100):
         middle = math.sqrt(low * high)
-        low, high = (low, middle) if reached(middle) else (middle, high)
+        low, high = (low, middle) if is_private(middle) else (middle, high)
     return high * sensitivity
 
 

@@ -42,7 +42,7 @@ class InferenceModel:
     def __init__(self, models: Catalog[Any], teller: Teller | None) -> None:
         self._models, self._teller = models, teller
 
-    def begun(self, method: str, metadata: Mapping[str, str]) -> Callable[[str], None]:
+    def begin_call(self, method: str, metadata: Mapping[str, str]) -> Callable[[str], None]:
         """Returns a callback for the end of a request, which takes the gRPC code."""
         request, teller = (
             RequestTrace("grpc", method, metadata.get("traceparent", "")),

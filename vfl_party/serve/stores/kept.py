@@ -34,7 +34,7 @@ class EmbeddingService(Protocol):
         ids: Sequence[str],
         timeout_s: float,
         *,
-        fewer: Mapping[str, Sequence[str]] | None = None,
+        ids_of: Mapping[str, Sequence[str]] | None = None,
     ) -> Pending: ...
 
 
@@ -79,7 +79,7 @@ class KeptEmbeddings:
             party: [name for name in ids if name not in known]
             for party, known in embeddings.items()
         }
-        pending = self._service.ask(ids, timeout_s, fewer=unknown)
+        pending = self._service.ask(ids, timeout_s, ids_of=unknown)
         return _Waiting(self, pending, ids, embeddings, unknown)
 
     def _look(self, party: str, keeping: CachePolicy, ids: Sequence[str]) -> dict[str, bytes]:

@@ -141,9 +141,9 @@ def test_a_checkpoint_keeps_it_and_an_older_one_loads() -> None:
         changes=[ArithmeticChange(checkpoint="000001.a.1", differs=["threads: 2, was 1"])]
     )
     tree = RunOutcome(arithmetic=changed).tree()
-    assert RunOutcome.restored(tree, "000002.a.2").arithmetic == changed
+    assert RunOutcome.restore(tree, "000002.a.2").arithmetic == changed
     del tree["arithmetic"]
-    assert RunOutcome.restored(tree, "000002.a.2").arithmetic is None
+    assert RunOutcome.restore(tree, "000002.a.2").arithmetic is None
     assert compare_resumed(None, made(), "000002.a.2") == (made(), None)
 
 

@@ -513,10 +513,10 @@ def test_many_damaged_ones_at_once_still_count_as_written(tmp_path: Path, left: 
     for label in "abcdef".removeprefix(left):
         damage(tmp_path, label)
     assert store.whole() == [*left]
-    assert store.saved() == 6
-    assert CheckpointStore(tmp_path, keep=9).saved() == 6
+    assert store.count_saved() == 6
+    assert CheckpointStore(tmp_path, keep=9).count_saved() == 6
     store.save("g", tree_of("g"))
-    assert store.saved() == 7
+    assert store.count_saved() == 7
     damage(tmp_path, "g")
     assert store.whole() == [*left]
     assert names(tmp_path, "damaged-") == [
@@ -524,7 +524,7 @@ def test_many_damaged_ones_at_once_still_count_as_written(tmp_path: Path, left: 
     ]
     # All begin again, and may lose their first checkpoints as at any beginning.
     store.discard_after("")
-    assert store.saved() == 0
+    assert store.count_saved() == 0
     store.save("a", tree_of("a"))
     assert names(tmp_path, "") == ["000001-a.safetensors"]
 

@@ -206,7 +206,7 @@ def test_the_policy_decides_which_rows_stay(ids: list[str | None]) -> None:
     assert drop == [row for row, each in enumerate(ids) if each is not None and times[each] == 1]
     assert select_rows(ids, "error") == first
     counts = IdCounts.of(pa.array(ids, pa.large_string()), len(drop))
-    assert (counts.rows, counts.missing, counts.kept) == (len(ids), times[None], len(drop))
+    assert (counts.rows, counts.missing, counts.remaining) == (len(ids), times[None], len(drop))
 
 
 @given(

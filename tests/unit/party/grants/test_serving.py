@@ -132,12 +132,12 @@ def test_a_prediction_that_begins_again_counts_other_rows(
     """A peer has it begin again, with other rows of its own."""
     guard = GrantGuard(cast(Any, None), trained=tmp_path)
     guard._approval = approval(predictions=5)
-    guard.aligned(["a", "b", "c"])
-    guard.aligned(["c", "a", "b"])
-    guard.aligned(["c", "d"])
+    guard.count_use(["a", "b", "c"])
+    guard.count_use(["c", "a", "b"])
+    guard.count_use(["c", "d"])
     with raises(InputError, Code.REFUSED, names=("policy.approval", "p1")):
-        guard.aligned(["e", "f"])
-    guard.aligned(["e"])
+        guard.count_use(["e", "f"])
+    guard.count_use(["e"])
 
 
 def test_a_program_ends_with_the_last_of_its_grants(

@@ -73,7 +73,7 @@ def test_zeros_are_as_wide_as_the_embeddings_of_the_party_that_is_absent() -> No
     assert [each.shape[1] for each in found] == [3, 5, 3]
     assert not found[1].any()
     cache = Cache({"north": 5, "south": 3}, 4, torch.device("cpu"))
-    seen = cache.filled({"north": None, "south": SOUTH}, np.array([0, 1]))
+    seen = cache.fill({"north": None, "south": SOUTH}, np.array([0, 1]))
     assert seen["north"] is not None
     assert seen["north"].shape == (2, 5)
 
@@ -93,7 +93,7 @@ def test_the_cache_gives_the_last_embedding_of_each_row() -> None:
     cache = Cache(WIDTHS, 4, torch.device("cpu"))
 
     def at(rows: list[int], north: Tensor | None, south: Tensor | None) -> Tensor | None:
-        return cache.filled({"north": north, "south": south}, np.array(rows))["south"]
+        return cache.fill({"north": north, "south": south}, np.array(rows))["south"]
 
     assert at([0, 1], NORTH, SOUTH) is SOUTH
     assert at([2, 1], NORTH, SOUTH + 1) is not None
@@ -102,7 +102,7 @@ def test_the_cache_gives_the_last_embedding_of_each_row() -> None:
     assert found.tolist() == [[7.0] * 3, [0.0] * 3]
     other = Cache(WIDTHS, 4, torch.device("cpu"))
     other.load_state({name: each.clone() for name, each in cache.state().items()})
-    again = other.filled({"north": None, "south": None}, np.array([1, 0]))
+    again = other.fill({"north": None, "south": None}, np.array([1, 0]))
     assert {name: None if z is None else z.tolist() for name, z in again.items()} == {
         "north": [[2.0] * 3] * 2,
         "south": [[7.0] * 3, [6.0] * 3],
@@ -132,7 +132,7 @@ def test_absences_are_stretches_of_steps() -> None:
             each.last_batch,
             each.steps,
         )
-        for each in again.found
+        for each in again.stretches
     ]
     assert found == [("south", 0, 1, 1, 0, 2), ("north", 1, 0, 1, 1, 2), ("south", 1, 2, 1, 2, 1)]
 
@@ -141,9 +141,9 @@ def test_a_party_that_comes_and_goes_without_end_fills_no_memory() -> None:
     record = Absences("train")
     for batch in range(4 * MAX_STRETCHES):
         record.note(step(0, batch), ["south"] if batch % 2 else [])
-    assert len(record.found) == MAX_STRETCHES
-    assert sum(each.steps for each in record.found) == 2 * MAX_STRETCHES
-    assert record.found[-1].last_batch == 4 * MAX_STRETCHES - 1
+    assert len(record.stretches) == MAX_STRETCHES
+    assert sum(each.steps for each in record.stretches) == 2 * MAX_STRETCHES
+    assert record.stretches[-1].last_batch == 4 * MAX_STRETCHES - 1
 
 
 def test_a_party_goes_on_at_the_step_that_is_under_way() -> None:

@@ -233,7 +233,7 @@ def test_a_plateau_lowers_the_rate_as_torchs_does(
         optimizer.step()
         schedule.step()
         assert isinstance(schedule, Plateau)
-        schedule.judged(best=value < best)
+        schedule.note_validation(best=value < best)
         best = min(best, value)
         falls.step(value)
 

@@ -32,7 +32,7 @@ def test_the_expected_loss_is_that_over_all_sets_by_their_sizes() -> None:
     draws, drawn = 4000, sets(subsets=True)
     found = defaultdict[frozenset[str], float](float)
     for batch in range(draws):
-        for each in drawn.drawn(NAMES, 0, batch) or []:
+        for each in drawn.draw(NAMES, 0, batch) or []:
             found[frozenset(each.there)] += each.weight / draws
     for count in range(4):
         for others in itertools.combinations(NAMES, count):
@@ -42,7 +42,7 @@ def test_the_expected_loss_is_that_over_all_sets_by_their_sizes() -> None:
 def test_parties_are_left_out_by_the_probability_and_apart() -> None:
     drawn, there = sets(party_dropout=0.3), Counter[tuple[str, ...]]()
     for batch in range(4000):
-        (only,) = drawn.drawn(NAMES, 0, batch) or []
+        (only,) = drawn.draw(NAMES, 0, batch) or []
         assert only.weight == 1.0
         there[tuple(only.there)] += 1
     assert there[NAMES] / 4000 == pytest.approx(0.7**3, rel=0.1)
@@ -51,10 +51,10 @@ def test_parties_are_left_out_by_the_probability_and_apart() -> None:
 
 def test_a_batch_has_the_same_sets_whenever_it_is_drawn() -> None:
     one, again = sets(subsets=True), sets(subsets=True)
-    assert one.drawn(NAMES, 1, 2) == again.drawn(NAMES, 1, 2)
+    assert one.draw(NAMES, 1, 2) == again.draw(NAMES, 1, 2)
     # Somewhere they differ.
-    assert len({str(one.drawn(NAMES, 1, batch)) for batch in range(20)}) > 3
-    assert sets().drawn(NAMES, 1, 2) is None
+    assert len({str(one.draw(NAMES, 1, batch)) for batch in range(20)}) > 3
+    assert sets().draw(NAMES, 1, 2) is None
 
 
 def test_who_is_left_out_is_replaced_by_what_is_learnt_or_by_nothing() -> None:
@@ -74,7 +74,7 @@ def test_who_is_left_out_is_replaced_by_what_is_learnt_or_by_nothing() -> None:
 
 
 def test_losses_add_by_their_weights() -> None:
-    drawn = sets(subsets=True).drawn(NAMES, 0, 0) or []
+    drawn = sets(subsets=True).draw(NAMES, 0, 0) or []
     losses = [torch.tensor(float(number)) for number in range(4)]
     # C(3, k - 1) / k for k = 1 to 4.
     assert float(sum_losses(losses, drawn)) == pytest.approx(0 * 1 + 1 * 3 / 2 + 2 * 1 + 3 / 4)

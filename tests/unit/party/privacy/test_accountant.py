@@ -200,10 +200,10 @@ def test_a_budget_refuses_the_step_that_would_pass_it() -> None:
     while budget.may_step(steps):
         steps += 1
     assert steps == 300
-    assert budget.spent(300) == pytest.approx(target)
-    assert budget.spent(301) > target
+    assert budget.epsilon_after(300) == pytest.approx(target)
+    assert budget.epsilon_after(301) > target
     assert_names(budget.note(300), "300", "2.1848")
-    assert not Budget(0.5 * budget.spent(0), DELTA, own, others).may_step(0)
+    assert not Budget(0.5 * budget.epsilon_after(0), DELTA, own, others).may_step(0)
 
 
 def test_statements() -> None:

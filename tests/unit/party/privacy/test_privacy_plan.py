@@ -63,8 +63,10 @@ def test_the_recipe_and_the_rows_say_what_every_party_spends() -> None:
     ]
     assert 3.96 <= plan.epsilon <= 4
     assert plan.epsilon == accountant.epsilon([each.spending for each in plan.shares], 1e-5)
-    assert plan.spent("head", "a", 160) == pytest.approx(plan.epsilon)
-    assert 0 < plan.spent("head", "a", 0) < plan.spent("head", "a", 80) < plan.epsilon
+    assert plan.epsilon_after("head", "a", 160) == pytest.approx(plan.epsilon)
+    assert (
+        0 < plan.epsilon_after("head", "a", 0) < plan.epsilon_after("head", "a", 80) < plan.epsilon
+    )
     assert_names(plan.report().statement, "4.00")
 
 
@@ -85,7 +87,7 @@ def test_simple_division_gives_each_party_its_part_and_more_noise() -> None:
     for share in plan.shares:
         own = accountant.epsilon([share.spending], 1e-5 / 3)
         assert 0.99 * 4 / 3 <= own <= 4 / 3
-        assert plan.budget(share.phase, share.party).spent(share.spending.steps) == own
+        assert plan.budget(share.phase, share.party).epsilon_after(share.spending.steps) == own
         assert (
             share.spending.noise_multiplier
             > moments.share(share.phase, share.party).spending.noise_multiplier
@@ -94,7 +96,7 @@ def test_simple_division_gives_each_party_its_part_and_more_noise() -> None:
     assert plan.epsilon == pytest.approx(
         accountant.simple_epsilon([each.spending for each in plan.shares], 1e-5)
     )
-    assert plan.spent("head", "a", 160) == pytest.approx(plan.epsilon)
+    assert plan.epsilon_after("head", "a", 160) == pytest.approx(plan.epsilon)
 
 
 def test_a_noise_multiplier_says_what_epsilon_will_be() -> None:

@@ -11,7 +11,7 @@ from vfl_common.link import Hub
 from vfl_common.rpc.exchange.hub import ExchangeHub
 from vfl_common.rpc.exchange.memory import MemoryPipe
 from vfl_common.stages import AggregationPlan
-from vfl_server.aggregation.aggregator import Aggregator
+from vfl_server.aggregation.aggregator import AggregatedRun, Aggregator
 
 RING = ("p0", "p1")
 
@@ -38,10 +38,7 @@ def test_parties_that_plan_before_the_server_has_turned_round_keep_their_hub() -
 
     aggregator = Aggregator(
         service,
-        "run",
-        RING,
-        RING[1:],
-        ["phase"],
+        AggregatedRun("run", RING, RING[1:], ["phase"]),
         timeout_s=1.0,
         fail=failed.append,
         align=align,

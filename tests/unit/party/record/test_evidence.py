@@ -48,7 +48,7 @@ def head(size: int, root: int, at: int, origin: str = "vfl-record/p1/00") -> Rec
 
 
 def held(of: RecordHead, mine: Credentials) -> StoredHead:
-    return StoredHead(SignedNote(of).signed(mine), {mine.name: chain_pem(mine).decode()})
+    return StoredHead(SignedNote(of).sign(mine), {mine.name: chain_pem(mine).decode()})
 
 
 def bare(of: RecordHead, mine: Credentials) -> SignedNote:
@@ -79,14 +79,14 @@ def test_no_party_signs_a_head_of_its_own_record_that_a_peer_shows(
     victim = other if liar == "p1" else one
     forged = head(1, 0xAB, 17, victim.book.origin)
     shows = LogHeads(
-        note=str(SignedNote(forged).signed(members[liar])), certificates=chain_pem(members[liar])
+        note=str(SignedNote(forged).sign(members[liar])), certificates=chain_pem(members[liar])
     )
     with raises(PeerError, Code.IDENTITY_MISMATCH, names=("p0", "p1")):
         if liar == "p1":
             other.heads.answer("p1", shows)
         else:
             one.heads.confer("p0", lambda _: shows)
-    assert victim.heads.held(liar) is None
+    assert victim.heads.read_last(liar) is None
 
 
 def test_a_cosignature_is_never_the_signature_of_an_owner(pair: Pair, members: Members) -> None:
@@ -182,7 +182,7 @@ def test_consistent_heads_of_an_honest_party_convict_nobody(
     one, other = pair
     confer(one, other)
     send(one, 0, [0])
-    before = other.heads.held("p1")
+    before = other.heads.read_last("p1")
     assert before is not None
 
     def ask(shows: LogHeads) -> LogHeads:
@@ -204,7 +204,7 @@ def test_what_is_no_contradiction_is_not_shown(tmp_path: Path, members: Members)
     another = held(head(8, 2, 21, "vfl-record/p1/01"), mine)
     of_p0 = held(head(8, 2, 21, "vfl-record/p0/00"), mine)
     cosigned_by_p0 = StoredHead(
-        SignedNote(head(8, 2, 21)).signed(members["p0"]), held(old, members["p0"]).certificates
+        SignedNote(head(8, 2, 21)).sign(members["p0"]), held(old, members["p0"]).certificates
     )
     for each in (by_an_older_version, another, of_p0, cosigned_by_p0, ours):
         path = file_of(tmp_path, ours, each, Proof())
@@ -274,15 +274,15 @@ class Three:
         shown = {name: each.shows() for name, each in self.relays.items()}
         shown = json.loads(json.dumps({**shown, "p0": None}))
         for each in self.relays.values():
-            each.met("run", shown)
+            each.meet("run", shown)
 
     def meet(self, name: str) -> None:
         view = self.views[name]
 
         def ask(shows: LogHeads) -> LogHeads:
-            call = LogHeads.decode(shows.encoded(), party=name, me="p0")
+            call = LogHeads.decode(shows.encode(), party=name, me="p0")
             answer = view.heads.answer(name, call)
-            return LogHeads.decode(answer.encoded(), party="p0", me=name)
+            return LogHeads.decode(answer.encode(), party="p0", me=name)
 
         self.ends[name].heads.confer("p0", ask)
 
@@ -401,6 +401,6 @@ def test_a_head_that_the_active_party_has_not_signed_counts_as_none(
         invented = json.loads(StoredHead(bare(own, members["p0"]), {"p0": ""}).line)
     elif invented == {"certificates": {"p0": 1}}:
         invented = json.loads(held(own, members["p0"]).line) | {"certificates": {"p0": 1}}
-    three.relays["p2"].met("run", {"p1": invented, "p2": None, "p0": None})
+    three.relays["p2"].meet("run", {"p1": invented, "p2": None, "p0": None})
     assert three.ends["p2"].heads.relayed == {}
     three.meet("p2")

@@ -40,8 +40,8 @@ def pair(tmp_path: Path, members: dict[str, Credentials]) -> Pair:
 
 def show(active: Recorder, shows: LogHeads) -> LogHeads:
     """One call of p1, with the messages of gRPC."""
-    answer = active.heads.answer("p1", LogHeads.decode(shows.encoded(), party="p1", me="p0"))
-    return LogHeads.decode(answer.encoded(), party="p0", me="p1")
+    answer = active.heads.answer("p1", LogHeads.decode(shows.encode(), party="p1", me="p0"))
+    return LogHeads.decode(answer.encode(), party="p0", me="p1")
 
 
 @pytest.mark.parametrize(
@@ -58,10 +58,10 @@ def show(active: Recorder, shows: LogHeads) -> LogHeads:
 def test_a_head_that_cannot_be_is_refused(
     head: RecordHead, pair: Pair, members: dict[str, Credentials]
 ) -> None:
-    note = str(SignedNote(head).signed(members["p1"]))
+    note = str(SignedNote(head).sign(members["p1"]))
     with raises(PeerError, Code.MALFORMED_MESSAGE, names="p1"):
         show(pair[1], LogHeads(note=note, certificates=chain_pem(members["p1"])))
-    assert pair[1].heads.held("p1") is None
+    assert pair[1].heads.read_last("p1") is None
 
 
 def test_what_a_peer_puts_beside_its_signature_is_not_kept(

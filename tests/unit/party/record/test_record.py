@@ -43,7 +43,7 @@ from vfl_party.record.lines import (
     unpack_rows,
 )
 from vfl_party.record.note import RecordHead, SignedNote
-from vfl_party.record.recorder import Recorder
+from vfl_party.record.recorder import RecordedRun, Recorder
 from vfl_party.record.verify import copy, require, verify
 
 # ``VFL_RECORD_CHANGES=10000`` tries that many.
@@ -65,10 +65,7 @@ def recorder(folder: Path, mine: Credentials, run: str = RUN, **more: object) ->
     return Recorder(
         book,
         HeadExchange(book, lambda: mine),
-        run_id=run,
-        generation=1,
-        job="train",
-        recipe="0" * 64,
+        RecordedRun(run, 1, "train", "0" * 64),
         keys={},
         **more,  # type: ignore[arg-type]
     )
@@ -95,8 +92,8 @@ def confer(passive: Recorder, active: Recorder) -> None:
     """What the two do over gRPC, with the same messages."""
 
     def ask(shows: LogHeads) -> LogHeads:
-        answer = active.heads.answer("p1", LogHeads.decode(shows.encoded(), party="p1", me="p0"))
-        return LogHeads.decode(answer.encoded(), party="p0", me="p1")
+        answer = active.heads.answer("p1", LogHeads.decode(shows.encode(), party="p1", me="p0"))
+        return LogHeads.decode(answer.encode(), party="p0", me="p1")
 
     passive.heads.confer("p0", ask)
 
@@ -184,8 +181,8 @@ def test_lines_of_one_way_have_the_digest_and_sizes_of_their_own_bundle(
 
 
 def test_a_note_is_read_as_it_was_written(members: dict[str, Credentials]) -> None:
-    note = SignedNote(RecordHead("vfl-record/p1/00", 3, bytes(32), 17)).signed(members["p1"])
-    both = note.signed(members["p0"])
+    note = SignedNote(RecordHead("vfl-record/p1/00", 3, bytes(32), 17)).sign(members["p1"])
+    both = note.sign(members["p0"])
     assert SignedNote.read(str(both)) == both
     assert str(both).startswith("vfl-record/p1/00\n3\n" + "A" * 43 + "=\nat 17\n\n\N{EM DASH} p1 ")
     for name, mine in members.items():

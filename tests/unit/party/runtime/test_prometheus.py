@@ -348,7 +348,7 @@ def test_the_server_tells_who_is_there_and_how_far_the_run_is() -> None:
     assert found[key("vfl_party_metric", party="p0", phase="splitnn", metric="train loss")] == 0.4
     assert 0 <= found[key("vfl_party_silent_seconds", party="p2")] < 60
 
-    coordinator.closed(members["p1"])
+    coordinator.end_session(members["p1"])
     found = samples(server.families())
     # The others have not come back yet.
     assert places() == {"joined": 0, "left": 0, "missing": 3}

@@ -55,7 +55,7 @@ class Store:
         self._wait()
         return self._held
 
-    def saved(self) -> int:
+    def count_saved(self) -> int:
         return len(self._held)
 
     def whole(self) -> list[str]:

@@ -39,12 +39,12 @@ class Parties:
         self,
         ids: Sequence[str],
         timeout_s: float,
-        fewer: Mapping[str, Sequence[str]] | None = None,
+        ids_of: Mapping[str, Sequence[str]] | None = None,
     ) -> Any:
         _ = timeout_s
         found: dict[str, Any] = {}
         for name, asked in self.asked.items():
-            own = list((fewer or {}).get(name, ids))
+            own = list((ids_of or {}).get(name, ids))
             if own:
                 asked.append(own)
             found[name] = self.instead.get(name, self.answer(name, own))

@@ -111,8 +111,8 @@ def _combine(pair: Pairs, chance: Tensor, like: Figure, seed: int) -> Iterator[F
         CHANCE: chance,
         _OWN: predict([alone], pair.values_known, seed),
     }
-    beside = "" if pair.own is None else ", own columns"
-    like = replace(like, knows=f"{like.knows}{beside}, {ALL_EPOCHS}")
+    more = "" if pair.own is None else ", own columns"
+    like = replace(like, knows=f"{like.knows}{more}, {ALL_EPOCHS}")
     yield from figures_of(pair.sender, "column", _numbers(pair, guesses), like, only_mean=True)
     categories = _categories(pair, guesses)
     yield from figures_of(
@@ -170,7 +170,7 @@ def figures_of(
         return
 
     def figure(of: str, value: Callable[[str], float], *, detail: bool = False) -> Figure:
-        beside = {
+        baselines = {
             what: value(what)
             for what in next(iter(columns.values()))
             if what not in (FOUND, CHANCE)
@@ -181,7 +181,7 @@ def figures_of(
             of=f"{sender}: {of}",
             value=value(FOUND),
             chance=chance,
-            baselines=beside,
+            baselines=baselines,
             detail=detail,
         )
 

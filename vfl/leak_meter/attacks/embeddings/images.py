@@ -156,9 +156,11 @@ def _figures(figure: Figure, like: dict[str, Likeness]) -> list[Figure]:
         ("SSIM", {w: own.ssim for w, own in like.items()}),
         ("MSE", {w: own.mse for w, own in like.items()}),
     ):
-        beside = {what: values[what] for what in (_MEAN, _OWN) if what in values}
+        baselines = {what: values[what] for what in (_MEAN, _OWN) if what in values}
         of = replace(figure, unit=unit, detail=unit == "MSE")
-        figures.append(replace(of, value=values[_FOUND], chance=values[_CHANCE], baselines=beside))
+        figures.append(
+            replace(of, value=values[_FOUND], chance=values[_CHANCE], baselines=baselines)
+        )
     return figures
 
 

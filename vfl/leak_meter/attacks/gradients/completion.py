@@ -31,7 +31,7 @@ FROZEN, TUNED, MIXMATCH = (
     f"{KNOWN} labels, MixMatch",
 )
 # {attack: its baselines, which are attacks on other encoders}
-_BESIDE = {
+_BASELINES = {
     FROZEN: ("from scratch", "own SSL, frozen", "own SSL, tuned"),
     TUNED: ("from scratch", "own SSL, frozen", "own SSL, tuned"),
     MIXMATCH: ("from scratch, MixMatch", "own SSL, MixMatch"),
@@ -46,7 +46,7 @@ def play(scene: Scene) -> list[Figure]:
     """
     if scene.task.kind == "regression":
         return _play_regression(scene)
-    logits_by_attack, beside, truth = (
+    logits_by_attack, without_messages, truth = (
         recover_labels(scene),
         without(scene),
         scene.labels[_rows_to_judge(scene)],
@@ -54,7 +54,7 @@ def play(scene: Scene) -> list[Figure]:
     figures = []
     for unit, score in (("accuracy", accuracy), *((("AUC", _auc),) if scene.classes == 2 else ())):
         for knows, logits in logits_by_attack.items():
-            baselines = {name: score(beside[name], truth) for name in _BESIDE[knows]}
+            baselines = {name: score(without_messages[name], truth) for name in _BASELINES[knows]}
             if unit == "accuracy":
                 baselines["majority"] = float(torch.bincount(truth).max()) / len(truth)
             figures.append(Figure("labels", knows, unit, score(logits, truth), baselines=baselines))
@@ -78,13 +78,13 @@ def _play_regression(scene: Scene) -> list[Figure]:
         numbers_N = estimate(of, x, numbers_K, inputs(judged), tuned=tuned)
         return r2_by_column(numbers_N[:, None], scene.numbers[judged][:, None])[0]
 
-    beside = {
+    baselines = {
         "from scratch": r2(fresh, tuned=True),
         "own SSL, frozen": r2(own, tuned=False),
         "own SSL, tuned": r2(own, tuned=True),
     }
     return [
-        Figure("labels", knows, "R²", r2(encoder, tuned=tuned), chance=0.0, baselines=beside)
+        Figure("labels", knows, "R²", r2(encoder, tuned=tuned), chance=0.0, baselines=baselines)
         for knows, tuned in ((FROZEN, False), (TUNED, True))
     ]
 
@@ -126,7 +126,7 @@ def without(scene: Scene) -> Mapping[str, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class _Known:
-    """What the attacker has: inputs of the known rows, their labels, its training rows, and the
+    """The attacker's knowledge: inputs of the known rows, their labels, its training rows, and the
     judged rows.
     """
 

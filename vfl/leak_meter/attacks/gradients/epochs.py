@@ -101,12 +101,12 @@ def _play_with_labels(
     known = draw_stratified(scene.labels, rows, scene.classes, scene.seed, count)
     judged = np.setdiff1d(rows, known)
     hot_KC = functional.one_hot(scene.labels[known], scene.classes).double()
-    inputs, beside = [(stacked_ND[known], stacked_ND[judged])], dict[str, float]()
+    inputs, baselines = [(stacked_ND[known], stacked_ND[judged])], dict[str, float]()
     if own := scene.columns.get(scene.attacker):
         alone = own.table(known).double(), own.table(judged).double()
         inputs = join(inputs[0], alone)
         guess_NC = _scatter(predict([alone], hot_KC, scene.seed), judged, len(scene.labels))
-        beside["own columns"] = _judge(scene, "own columns", guess_NC, judged).value
+        baselines["own columns"] = _judge(scene, "own columns", guess_NC, judged).value
     guess_NC = _scatter(predict(inputs, hot_KC, scene.seed), judged, len(scene.labels))
     known_NC = _scatter(hot_KC, known, len(scene.labels))
     begin_NC = torch.softmax(4 * (guess_NC + known_NC), 1)
@@ -115,7 +115,7 @@ def _play_with_labels(
         scores[name] = separate(view, begin_NC, known_NC)
     for name, score_NC in scores.items():
         figure = _judge(scene, f"{count} labels, {name}", score_NC, judged)
-        yield replace(figure, baselines=beside)
+        yield replace(figure, baselines=baselines)
 
 
 def by_batch(rounds: Rounds, count: int) -> Messages:

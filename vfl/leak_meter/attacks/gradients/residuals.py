@@ -70,7 +70,7 @@ def _play_with_labels(scene: Scene, rows: Rows, added_N: Tensor) -> Iterator[Fig
     stacks = [means(rounds, len(scene.numbers), parts).stack_features() for parts in (1, 4)]
     came_ND = torch.cat([added_N[:, None], *stacks], 1)
     inputs = [(came_ND[known], came_ND[judged])]
-    numbers_K1, beside = scene.numbers[known][:, None], dict[str, float]()
+    numbers_K1, baselines = scene.numbers[known][:, None], dict[str, float]()
 
     def figure(guess_N1: Tensor) -> Figure:
         tally = Tally(scene.seed)
@@ -80,9 +80,9 @@ def _play_with_labels(scene: Scene, rows: Rows, added_N: Tensor) -> Iterator[Fig
 
     if own := scene.columns.get(scene.attacker):
         alone = own.table(known).double(), own.table(judged).double()
-        beside["own columns"] = figure(predict([alone], numbers_K1, scene.seed)).value
+        baselines["own columns"] = figure(predict([alone], numbers_K1, scene.seed)).value
         inputs = join(inputs[0], alone)
-    yield replace(figure(predict(inputs, numbers_K1, scene.seed)), baselines=beside)
+    yield replace(figure(predict(inputs, numbers_K1, scene.seed)), baselines=baselines)
 
 
 @dataclass(frozen=True, eq=False)

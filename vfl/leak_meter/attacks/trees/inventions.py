@@ -123,7 +123,7 @@ def _sums(places_N: Classes, values_N: Numbers, count: int) -> Numbers:
 
 
 def _gains(left: list[Numbers], node: list[Numbers]) -> Numbers:
-    """Returns XGBoost's gain of each left side, but for what all sides of a node share."""
+    """Returns XGBoost's gain of each left side, except for what all sides of a node share."""
     sides = [left, [node[0] - left[0], node[1] - left[1]]]
     gains: Numbers = sum(g**2 / (h + _LAMBDA) for g, h in sides)  # type: ignore[assignment]
     light = np.minimum(*(h for _, h in sides)) < _WEIGHT

@@ -159,7 +159,7 @@ def _judge(
     *,
     named: bool = False,
 ) -> Figure:
-    """Returns the figure of one guess about all rows, beside the same guess about shuffled
+    """Returns the figure of one guess about all rows, with the same guess about shuffled
     labels.
     """
     shuffled_N = np.random.default_rng(derive_seed(scene.seed, "shuffled labels")).permutation(

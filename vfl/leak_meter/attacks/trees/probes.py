@@ -101,7 +101,7 @@ def _bins(x_N: Numbers, bins: int) -> Classes:
 
 @dataclass
 class BinSearch:
-    """What is known of the rows' ``bins``, [N, F]: ``known``, the lowest and the highest that each
+    """Bounds of the rows' ``bins``, [N, F]: ``known``, the lowest and the highest that each
     can be.
     """
 

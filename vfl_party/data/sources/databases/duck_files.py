@@ -30,12 +30,12 @@ FROM parquet_schema(?) WHERE duckdb_type IS NOT NULL GROUP BY file_name ORDER BY
 
 @dataclass(frozen=True)
 class _Files:
-    """Names and patterns of files in one place of a query; ``alike``: whether they are Parquet
-    files that all get the columns of the first one.
+    """Names and patterns of files in one place of a query; ``same_columns``: whether they are
+    Parquet files that all get the columns of the first one.
     """
 
     names: tuple[str, ...]
-    alike: bool
+    same_columns: bool
 
 
 def check_files(
@@ -60,8 +60,8 @@ def check_files(
     for files in _files(statements):
         for name in filter(_PATTERN.search, files.names):
             _refuse_hidden(connection, source, base, name)
-        if files.alike:
-            _require_alike(connection, source, files.names)
+        if files.same_columns:
+            _require_same_columns(connection, source, files.names)
         for name in files.names:
             taken = connection.execute(_GLOB, [name]).fetchall()
             states |= {file: state_of(file) for (file,) in taken if Path(file).is_file()}
@@ -89,7 +89,9 @@ def _refuse_hidden(connection: DuckDBPyConnection, source: str, base: Path, patt
             )
 
 
-def _require_alike(connection: DuckDBPyConnection, source: str, names: tuple[str, ...]) -> None:
+def _require_same_columns(
+    connection: DuckDBPyConnection, source: str, names: tuple[str, ...]
+) -> None:
     """Raises InputError if Parquet files differ: DuckDB leaves out columns that the first file
     lacks, and rounds to its types.
     """

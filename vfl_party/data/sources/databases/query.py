@@ -1,4 +1,4 @@
-"""What tables of all databases share: the query, texts of errors, and the comparison of passes."""
+"""The base of tables of all databases: the query, texts of errors, and the comparison of passes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ UNSORTED = (
     "the query has no ORDER BY at its end, so the database chooses which rows are the first, and "
     "may choose others next time. End the query with ORDER BY."
 )
-# A value may hold quotes and ends of lines: from the first quote, which is no apostrophe, to the
+# A value may hold quotes and ends of lines: from the first quote that is not an apostrophe to the
 # last one, or to the end.
 _QUOTED = re.compile("(?<!\\w)[\"'`»«„](?:.*[\"'`»«“]|.*)")
 # User and password, up to the last @.

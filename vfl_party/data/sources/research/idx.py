@@ -36,9 +36,9 @@ def read_idx(settings: DataSettings, with_label: bool) -> Rows:
     source, space = settings.source, Space.of(settings)
     values = read_array(source, space)
     arrays = {IMAGES if values.ndim > 2 else VALUES: values}
-    beside = _labels_of(source)
-    if beside is not None:
-        arrays[LABELS] = read_array(beside, space)
+    labels = _labels_of(source)
+    if labels is not None:
+        arrays[LABELS] = read_array(labels, space)
     return array_rows(
         load_arrays(settings, with_label, list(arrays), arrays.__getitem__), settings, with_label
     )
@@ -116,6 +116,6 @@ def _labels_of(source: str) -> str | None:
     """Returns the file of labels that belongs to a file of images; None if it does not exist."""
     folder, _, name = source.rpartition("/")
     pattern, replacement = _PAIR
-    beside, replaced = pattern.subn(replacement, name)
-    path = f"{folder}/{beside}" if folder else beside
+    labels, replaced = pattern.subn(replacement, name)
+    path = f"{folder}/{labels}" if folder else labels
     return path if replaced and Path(split_member(path)[0]).is_file() else None

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from vfl_common.config.data import MOST_COLUMNS, DataSettings
+from vfl_common.config.data import MAX_COLUMNS, DataSettings
 from vfl_party.data import checks
 from vfl_party.data.sources.packed import BROKEN, open_bytes
 from vfl_party.data.sources.text_layout import MAX_LINE, make_names, too_long
@@ -62,11 +62,10 @@ def _extent(source: str) -> tuple[int, int]:
     for _, _, cells in _parse(source):
         if cells.nnz:
             first, last = min(first, int(cells.indices.min())), max(last, int(cells.indices.max()))
-        if last > MOST_COLUMNS:
+        if last > MAX_COLUMNS:
             raise checks.unusable(
                 source,
-                f"must have at most {MOST_COLUMNS:,} columns (got the index {last:,}). Write "
-                "fewer.",
+                f"must have at most {MAX_COLUMNS:,} columns (got the index {last:,}). Write fewer.",
             )
     return first, last
 
