@@ -36,7 +36,7 @@ from vfl.library.simulate import run_files
 from vfl.report.page import command
 from vfl.report.page.baselines import find_baselines, make
 from vfl.report.page.facts import Facts
-from vfl.report.quality.measures import FIRST, estimate_metrics
+from vfl.report.quality.measures import estimate_metrics
 from vfl.report.reading import find
 from vfl.simulation.live import View
 from vfl.simulation.run import run_federation
@@ -44,6 +44,7 @@ from vfl_common.config.base import parse
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.summary import load_summary
+from vfl_party.base.statistics import FIRST
 from vfl_party.forecast.count import forecast, outlook_of
 from vfl_party.forecast.result import compare_with_ledger
 

@@ -68,7 +68,7 @@ def test_ninety_five_of_a_hundred_intervals_hold_no_difference_where_there_is_no
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two models that are as good: 200 draws. Three standard errors are 0.046."""
-    monkeypatch.setattr("vfl.production.compare._RESAMPLES", 400)
+    monkeypatch.setattr("vfl_party.base.statistics.resample.__defaults__", (400,))
     held: dict[str, int] = {}
     for seed in range(200):
         truth_N, old_N, new_N = scores(seed, 150)

@@ -14,9 +14,10 @@ from sklearn import metrics as sk
 from tests.harness.reference_task import c_index_of
 from vfl.report.page.draw import kaplan_meier
 from vfl.report.quality import curves
-from vfl.report.quality.intervals import auc_spread, c_index_spread
 from vfl.report.quality.kept import SplitPredictions
-from vfl.report.quality.measures import LOWER, differences, estimate_metrics
+from vfl.report.quality.measures import differences, estimate_metrics
+from vfl_common.config.task import LOWER_IS_BETTER
+from vfl_party.base.statistics import auc_spread, c_index_spread
 
 Floats = npt.NDArray[np.float64]
 EXACT: dict[str, Any] = {"rel": 0, "abs": 1e-9}
@@ -168,7 +169,7 @@ def test_the_interval_of_an_auc_is_delong_s() -> None:
 
 
 def test_an_auc_of_one_positive_row_has_no_interval() -> None:
-    spread = auc_spread(np.array([True, False, False]), np.array([0.9, 0.1, 0.2]))
+    spread = auc_spread(np.array([0.9, 0.1, 0.2]), np.array([True, False, False]))
     assert spread.value == 1.0
     assert not np.isfinite(spread.interval).any()
     assert not np.isfinite(spread.minus(spread).interval).any()
@@ -231,7 +232,7 @@ def test_a_difference_is_paired_and_says_what_is_better() -> None:
         assert gain.low <= gain.value <= gain.high
     assert {found[name].better(name) for name in ("auc", "brier", "log_loss", "ks")} == {"better"}
     assert found["brier"].value < 0 < found["auc"].value
-    assert "brier" in LOWER
+    assert "brier" in LOWER_IS_BETTER
     back = differences(both[1], both[0], 300)
     assert {back[name].better(name) for name in ("auc", "brier", "log_loss")} == {"worse"}
     same = differences(good, good, 50)["auc"]
