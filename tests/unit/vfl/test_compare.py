@@ -297,7 +297,7 @@ def test_the_picture_shows_every_metric(tmp_path: Path) -> None:
     labels = [text.get_text() for text in found.axes[0].get_yticklabels()]
     assert labels == ["AUC (↑)", "accuracy (↑)", "log loss (↓)", "Brier score (↓)"]
     assert np.shape(found.axes[1].collections[0].get_offsets()) == (60, 2)
-    from vfl.production.pictures import save
+    from vfl.report.picture import save
 
     save(found, tmp_path / "a.png")
     assert (tmp_path / "a.png").stat().st_size > 10_000
