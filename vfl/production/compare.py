@@ -12,10 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from rich.console import Group
+from rich.text import Text
 
+from vfl.report.table import new_table, wide_console
 from vfl_common.config.models import class_text
 from vfl_common.config.task import LOWER_IS_BETTER
 from vfl_common.errors import Code, InputError
+from vfl_common.text import clean
 from vfl_party.base.statistics import Floats, auc_spread, log_losses, percentiles, resample
 
 if TYPE_CHECKING:
@@ -306,3 +310,30 @@ def _bootstrap(losses: Mapping[str, list[Floats]]) -> list[Measure]:
         low, high = percentiles((new_R - old_R)[1:])
         measures.append(Measure(metric, float(old_R[0]), float(new_R[0]), low, high))
     return measures
+
+
+def show_comparison(comparison: Comparison, too_few: str = "") -> None:
+    """Prints the metrics in a table, and the verdict. ``too_few``: see ``Comparison.too_few``."""
+    table = new_table(f"{comparison.rows:,} {comparison.which}")
+    for heading in ("metric", "better is"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("old", "new", "new - old", "95 % interval"):
+        table.add_column(heading, no_wrap=True, justify="right")
+    for measure in comparison.measures:
+        table.add_row(
+            measure.name,
+            "higher" if measure.higher_is_better else "lower",
+            f"{measure.old:.4f}",
+            f"{measure.new:.4f}",
+            f"{measure.difference:+.4f}",
+            f"{measure.low:+.4f} to {measure.high:+.4f}",
+        )
+    lines = [
+        Text(""),
+        *(Text(clean(sentence)) for sentence in (comparison.verdict, too_few) if sentence),
+    ]
+    if comparison.unlabelled:
+        count = comparison.unlabelled
+        left_out = f"left out: {count:,} {'row' if count == 1 else 'rows'} without a label"
+        lines.append(Text(left_out, "dim"))
+    wide_console().print(Group(table, *lines))

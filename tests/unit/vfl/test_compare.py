@@ -15,9 +15,15 @@ from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score, root_mean
 
 from tests.harness.errors import raises
 from vfl.cli import cli
-from vfl.production.compare import Comparison, Measure, auc_difference, compare, compute_measures
+from vfl.production.compare import (
+    Comparison,
+    Measure,
+    auc_difference,
+    compare,
+    compute_measures,
+    show_comparison,
+)
 from vfl.production.scored import ModelScores, in_common
-from vfl.production.show import show_comparison
 from vfl_common.errors import Code, InputError
 
 Floats = npt.NDArray[np.float64]
