@@ -173,15 +173,15 @@ def _draw(
     importance: Mapping[str, float],
 ) -> None:
     """Draws the finished trials as lines over the keys, and how much each key matters."""
-    from vfl.report.page import search_draw
+    from vfl.report.page import search_page
     from vfl.report.picture import NotebookFigure, save, style
 
-    figure = NotebookFigure(search_draw.width_of(spaces), 4.2)
-    search_draw.parallel(figure.subplots(), spaces, tried, objective)
+    figure = NotebookFigure(search_page.width_of(spaces), 4.2)
+    search_page.parallel(figure.subplots(), spaces, tried, objective)
     save(figure, folder / "parallel.png")
     if importance:
         figure = NotebookFigure(6.4, 1.4 + 0.4 * len(importance))
         axes = figure.subplots()
-        search_draw.importance(axes, importance)
+        search_page.importance(axes, importance)
         style(axes)
         save(figure, folder / "importance.png")
