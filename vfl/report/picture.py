@@ -22,11 +22,11 @@ _DPI = 130
 class NotebookFigure(Figure):
     """A figure that any notebook displays as the value of a cell, without ``%matplotlib inline``.
 
-    ``size``: width and height in inches.
+    ``width``, ``height``: in inches.
     """
 
-    def __init__(self, *size: float) -> None:
-        super().__init__(figsize=size, layout="constrained")
+    def __init__(self, width: float, height: float) -> None:
+        super().__init__(figsize=(width, height), layout="constrained")
         FigureCanvasAgg(self)
 
     def _repr_png_(self) -> bytes:

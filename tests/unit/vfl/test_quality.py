@@ -87,8 +87,8 @@ def test_a_run_its_page_and_a_comparison_have_the_same_log_loss_of_certain_wrong
     y_N, p_NO = np.array([1, 1, 0, 0]), logits.double().sigmoid().numpy()
     decided = np.array([1, 0, 1, 1])
     kept = SplitPredictions("test", "binary", keys(4), ("no", "yes"), y_N, p_NO, decided)
-    words = [tuple(("no", "yes")[k] for k in of) for of in (decided, y_N)]
-    scores = ModelScores(keys(4), ("score_yes",), p_NO, *words)
+    chosen, true = (tuple(("no", "yes")[k] for k in of) for of in (decided, y_N))
+    scores = ModelScores(keys(4), ("score_yes",), p_NO, chosen, true)
     compared = {each.metric: each.old for each in compute_measures(scores, scores)}
     task = TaskSettings(kind="binary", metrics=("log_loss",))
     of_run = evaluate(task, logits, torch.from_numpy(y_N)[:, None].float())
