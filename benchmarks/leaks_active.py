@@ -23,9 +23,9 @@ from benchmarks.boost import Boost, drift
 from vfl.leak_meter.attacks.gradients import completion
 from vfl.leak_meter.rehearsal import Rehearsal, rehearse
 from vfl.leak_meter.report.result import Spread
-from vfl.leak_meter.scene.scores import auc
 from vfl_common.text import to_json
 from vfl_party.assembly.party import Assembled
+from vfl_party.base.statistics import auc
 
 RESULTS = Path(__file__).parent / "results" / "leaks-active"
 ATTACKER = "passive"

@@ -16,9 +16,8 @@ from tests.harness.errors import raises
 from tests.harness.federation import toml
 from tests.harness.here import vfl_here
 from vfl.card.known import CardFacts, read_run
-from vfl.card.markdown import block, code, prose, table
 from vfl.card.marks import TO_WRITE, write
-from vfl.card.sections import card
+from vfl.card.sections import block, card, code, prose, table
 from vfl_common.errors import Code, InputError
 from vfl_common.run_folder import RunFolder
 from vfl_common.summary import load_summary

@@ -5,18 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
 from vfl.report.rounds import History, PartyFolder, RoundLine, find_sources
 from vfl.report.run_argument import run_argument
+from vfl_common.errors import Code, InputError
 from vfl_common.process.program import EXIT_CODES
 
 if TYPE_CHECKING:
     from vfl_common.production.registry import Stage
 
 _POLL_S = 1.0
+# The suffix of our event files, so that no others are replaced.
+_SUFFIX = ".vfl"
 _FOLLOW = click.option(
     "--follow", is_flag=True, help="Keep exporting until the run finishes, or until Ctrl-C."
 )
@@ -30,6 +33,63 @@ class Sink(Protocol):
 
     def close(self, *, finished: bool) -> None:
         """Ends the export; ``finished``: whether the run is finished."""
+
+
+class TensorBoard:
+    """A party's folder of event files, which TensorBoard's own writer writes without TensorFlow or
+    torch. Raises InputError if the package is missing or the folder cannot be written.
+    """
+
+    def __init__(self, source: PartyFolder, out: Path) -> None:
+        try:
+            from tensorboard.compat.proto import event_pb2, summary_pb2
+            from tensorboard.summary.writer import event_file_writer
+        except ImportError as error:
+            raise InputError(
+                Code.CONFIG_INVALID,
+                "vfl export tensorboard: TensorBoard cannot be imported "
+                f"({str(error).splitlines()[0]}). Install it with `pip install tensorboard`.",
+            ) from None
+        self._events, self._summaries, self._writers = event_pb2, summary_pb2, event_file_writer
+        self._folder = out / source.run_id / source.party
+        self._written: list[RoundLine] = []
+        self._writer = self._open()
+
+    def _open(self) -> Any:
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            for older in self._folder.glob(f"events.out.tfevents.*{_SUFFIX}"):
+                older.unlink()
+            return self._writers.EventFileWriter(str(self._folder), filename_suffix=_SUFFIX)
+        except OSError as error:
+            raise InputError(
+                Code.FILE_INVALID,
+                f"{self._folder}: cannot be written ({error.strerror}). Give another folder with "
+                "--out.",
+            ) from None
+
+    def update(self, rounds: Sequence[RoundLine]) -> None:
+        """Writes the rounds that are new; after a rollback, all of them again."""
+        # A rollback has replaced rounds that were written before.
+        if list(rounds[: len(self._written)]) != self._written:
+            self._writer.close()
+            self._writer, self._written = self._open(), []
+        for line in rounds[len(self._written) :]:
+            values = [
+                self._summaries.Summary.Value(tag=tag, simple_value=value)
+                for tag, value in line.values.items()
+            ]
+            summary = self._summaries.Summary(value=values)
+            self._writer.add_event(
+                self._events.Event(wall_time=line.time_s, step=line.steps, summary=summary)
+            )
+        self._written = list(rounds)
+        self._writer.flush()
+
+    def close(self, *, finished: bool) -> None:
+        """Closes the file of events."""
+        _ = finished
+        self._writer.close()
 
 
 @click.group(epilog=EXIT_CODES)
@@ -65,8 +125,6 @@ def tensorboard(run: Path, out: Path, follow: bool) -> None:
       vfl export tensorboard runs/20260101-120000-digits-1f2e
       tensorboard --logdir tensorboard
     """
-    from vfl.export.to_tensorboard import TensorBoard
-
     for source in copy(run, lambda source: TensorBoard(source, out), follow=follow):
         click.echo(out / source.run_id / source.party)
 

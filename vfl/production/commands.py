@@ -175,8 +175,8 @@ def compare(
     """
     from vfl.library.commands import by_party
     from vfl.production.compare import compare as compare_models
-    from vfl.production.pictures import save
-    from vfl.production.show import show_comparison
+    from vfl.production.compare import show_comparison
+    from vfl.report.picture import save
     from vfl.report.run_argument import locate_run
 
     comparison = compare_models(
@@ -244,8 +244,9 @@ def drift(
       vfl drift runs/20260101-120000-churn-1f2e --read-as bank.toml --scores scores.csv --picture drift.png
     """  # noqa: E501
     from vfl.production.drift import drifts as compute_drifts
-    from vfl.production.pictures import draw_drift, save
-    from vfl.production.show import show_drift
+    from vfl.production.drift import show_drift
+    from vfl.production.pictures import draw_drift
+    from vfl.report.picture import save
     from vfl.report.run_argument import locate_run
 
     shifts = compute_drifts(locate_run(run), data, query, party, read_as, scores)

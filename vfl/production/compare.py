@@ -12,23 +12,23 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from rich.console import Group
+from rich.text import Text
 
-from vfl.report.quality.intervals import auc_spread, percentiles, resample
+from vfl.report.table import new_table, wide_console
 from vfl_common.config.models import class_text
+from vfl_common.config.task import LOWER_IS_BETTER
 from vfl_common.errors import Code, InputError
+from vfl_common.text import clean
+from vfl_party.base.statistics import Floats, auc_spread, log_losses, percentiles, resample
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from vfl.production.scored import ModelScores
 
-Floats = npt.NDArray[np.float64]
 Outcome = Literal["better", "worse", "no difference"]
 
-# Number of bootstrap resamples.
-_RESAMPLES = 2_000
-# Lower limit of a probability, so that its logarithm is finite.
-_EPSILON = 1e-7
 _NAMES = {
     "auc": "AUC",
     "rmse": "RMSE",
@@ -36,7 +36,6 @@ _NAMES = {
     "log_loss": "log loss",
     "brier": "Brier score",
 }
-_HIGHER = ("auc", "accuracy")
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class Measure:
     @property
     def higher_is_better(self) -> bool:
         """Whether a higher value is better, as for AUC."""
-        return self.metric in _HIGHER
+        return self.metric not in LOWER_IS_BETTER
 
     @property
     def name(self) -> str:
@@ -172,7 +171,7 @@ def compare(
     """Compares two models on the same rows.
 
     The difference of two AUCs has DeLong's interval for paired curves (DeLong, DeLong and
-    Clarke-Pearson 1988); all others have that of a paired bootstrap over rows (2,000 resamples,
+    Clarke-Pearson 1988); all others have that of a paired bootstrap over rows (1,000 resamples,
     percentiles). Nothing is chosen or tuned on these rows. Rows with which one of the models was
     trained make the comparison invalid.
 
@@ -271,8 +270,7 @@ def compute_measures(old: ModelScores, new: ModelScores) -> tuple[Measure, ...]:
         if len(names) == 1:
             p_NC = np.concatenate([1 - p_NC, p_NC], axis=1)
             is_NC = np.concatenate([1 - is_NC, is_NC], axis=1)
-        p_N = (p_NC * is_NC).sum(axis=1)
-        losses["log_loss"].append(-np.log(np.maximum(p_N, _EPSILON)))
+        losses["log_loss"].append(log_losses((p_NC * is_NC).sum(axis=1)))
         brier_N = ((p_NC - is_NC) ** 2).sum(axis=1)
         losses["brier"].append(brier_N / 2 if len(names) == 1 else brier_N)
     measures = _bootstrap(losses)
@@ -290,7 +288,7 @@ def auc_difference(is_positive_N: npt.NDArray[np.bool_], old_N: Floats, new_N: F
         old_N: scores of the old model, [N].
         new_N: scores of the new model for the same rows, [N].
     """
-    old, new = (auc_spread(is_positive_N, scores_N) for scores_N in (old_N, new_N))
+    old, new = (auc_spread(scores_N, is_positive_N) for scores_N in (old_N, new_N))
     return Measure("auc", old.value, new.value, *new.minus(old).interval)
 
 
@@ -303,7 +301,7 @@ def _bootstrap(losses: Mapping[str, list[Floats]]) -> list[Measure]:
     """
     terms_NT = np.stack([terms_N for pair in losses.values() for terms_N in pair], axis=1)
     rows = len(terms_NT)
-    means_RT = resample(rows, lambda times_N: times_N @ terms_NT / rows, _RESAMPLES)
+    means_RT = resample(rows, lambda times_N: times_N @ terms_NT / rows)
     measures = []
     for at, metric in enumerate(losses):
         old_R, new_R = means_RT[:, 2 * at], means_RT[:, 2 * at + 1]
@@ -312,3 +310,30 @@ def _bootstrap(losses: Mapping[str, list[Floats]]) -> list[Measure]:
         low, high = percentiles((new_R - old_R)[1:])
         measures.append(Measure(metric, float(old_R[0]), float(new_R[0]), low, high))
     return measures
+
+
+def show_comparison(comparison: Comparison, too_few: str = "") -> None:
+    """Prints the metrics in a table, and the verdict. ``too_few``: see ``Comparison.too_few``."""
+    table = new_table(f"{comparison.rows:,} {comparison.which}")
+    for heading in ("metric", "better is"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("old", "new", "new - old", "95 % interval"):
+        table.add_column(heading, no_wrap=True, justify="right")
+    for measure in comparison.measures:
+        table.add_row(
+            measure.name,
+            "higher" if measure.higher_is_better else "lower",
+            f"{measure.old:.4f}",
+            f"{measure.new:.4f}",
+            f"{measure.difference:+.4f}",
+            f"{measure.low:+.4f} to {measure.high:+.4f}",
+        )
+    lines = [
+        Text(""),
+        *(Text(clean(sentence)) for sentence in (comparison.verdict, too_few) if sentence),
+    ]
+    if comparison.unlabelled:
+        count = comparison.unlabelled
+        left_out = f"left out: {count:,} {'row' if count == 1 else 'rows'} without a label"
+        lines.append(Text(left_out, "dim"))
+    wide_console().print(Group(table, *lines))

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 
+from rich.console import Group
+from rich.text import Text
+
+from vfl.report.table import new_table, wide_console
 from vfl.simulation.origin import Origin
 from vfl_common.config.data import DataSettings
 from vfl_common.config.party import load_party
 from vfl_common.errors import Code, InputError
+from vfl_common.text import clean
 from vfl_party.predict.prediction import load_trained
 from vfl_party.predict.trained import choose_run
-from vfl_party.production.input_drift import Shift, input_drift, score_drift
+from vfl_party.production.input_drift import DRIFTED, MOVED, Shift, input_drift, score_drift
+
+# Maximum number of characters of a column's name in a table.
+_MAX_CHARACTERS = 60
 
 
 def drifts(
@@ -59,3 +68,19 @@ def drifts(
     if scores is not None:
         shifts += score_drift(trained, scores)
     return shifts
+
+
+def show_drift(shifts: Sequence[Shift]) -> None:
+    """Prints the index of each column, the greatest first, and the number of drifted columns."""
+    table = new_table("Population stability index of each column")
+    table.add_column("column", no_wrap=True)
+    table.add_column("PSI index", justify="right")
+    table.add_column("by chance up to", justify="right")
+    table.add_column("verdict")
+    for shift in shifts:
+        numbers = (f"{shift.index:.3f}", f"{shift.chance:.3f}")
+        table.add_row(clean(shift.name, _MAX_CHARACTERS), *numbers, shift.verdict)
+    counts = {word: sum(shift.verdict == word for shift in shifts) for word in ("drifted", "moved")}
+    summary = f"columns: {len(shifts)}; drifted: {counts['drifted']}; moved: {counts['moved']}"
+    limits = f"moved: from {MOVED:g}; drifted: from {DRIFTED:g}; both only beyond chance"
+    wide_console().print(Group(table, Text(""), Text(summary), Text(limits, "dim")))

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from vfl.report.picture import NotebookFigure
-from vfl_common.errors import Code, InputError
-from vfl_common.files import write_error
+from vfl.report.picture import BLUE, GREEN, GREY, ORANGE, NotebookFigure, style
 from vfl_common.text import clean
 from vfl_party.production.input_drift import DRIFTED, MOVED, Shift
 
 if TYPE_CHECKING:
     from vfl.production.compare import Comparison
 
-# Colours that colour-blind readers can distinguish.
-_BLUE, _ORANGE, _GREEN, _GREY = "#0072B2", "#D55E00", "#009E73", "#999999"
-_COLORS = {"better": _GREEN, "worse": _ORANGE, "no difference": _GREY}
-_VERDICTS = {"stable": _GREY, "moved": _BLUE, "drifted": _ORANGE}
-_DPI = 130
+_COLORS = {"better": GREEN, "worse": ORANGE, "no difference": GREY}
+_VERDICTS = {"stable": GREY, "moved": BLUE, "drifted": ORANGE}
 # Limits of points in a scatter plot, of bars, and of panels.
 _MAX_POINTS, _MAX_BARS, _PANELS = 5_000, 20, 4
 _MAX_CHARACTERS = 24
@@ -32,8 +25,7 @@ _MAX_CHARACTERS = 24
 
 def draw_comparison(comparison: Comparison) -> Figure:
     """Draws the difference of each metric with its interval, and the old scores against the new."""
-    figure = NotebookFigure(figsize=(9.2, 3.8), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = NotebookFigure(9.2, 3.8)
     left, right = figure.subplots(1, 2, width_ratios=(1.3, 1))
     for row, measure in enumerate(comparison.measures):
         bars = [[measure.difference - measure.low], [measure.high - measure.difference]]
@@ -54,14 +46,14 @@ def draw_comparison(comparison: Comparison) -> Figure:
     )
     old, new = (scores_NC[:, 0] for scores_NC in comparison.scores)
     step = max(1, -(-len(old) // _MAX_POINTS))
-    right.scatter(old[::step], new[::step], s=6, alpha=0.4, color=_BLUE, linewidths=0)
+    right.scatter(old[::step], new[::step], s=6, alpha=0.4, color=BLUE, linewidths=0)
     ends = [min(old.min(), new.min()), max(old.max(), new.max())]
     right.plot(ends, ends, color="black", linewidth=0.8)
     right.set_xlabel("score of the old model")
     right.set_ylabel("score of the new model")
     right.set_title(f"{comparison.rows:,} {comparison.which}", loc="left", fontsize="medium")
     for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
+        style(axes)
     return figure
 
 
@@ -69,8 +61,7 @@ def draw_drift(shifts: Sequence[Shift]) -> Figure:
     """Draws the index of each column, the greatest first, and the bins of the first columns."""
     bars, panels = list(shifts[:_MAX_BARS]), list(shifts[:_PANELS])
     height = max(4.2, 0.26 * len(bars) + 1.4)
-    figure = NotebookFigure(figsize=(10, height), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = NotebookFigure(10, height)
     left, right = figure.subfigures(1, 2, squeeze=False, width_ratios=(1, 1.4))[0]
     axes = left.subplots()
     names = [_short(shift.name) for shift in bars]
@@ -83,7 +74,7 @@ def draw_drift(shifts: Sequence[Shift]) -> Figure:
     axes.set_xlabel(f"PSI index (dotted: {MOVED:g} and {DRIFTED:g})")
     more = f", the first {len(bars)} of {len(shifts)}" if len(shifts) > len(bars) else ""
     axes.set_title(f"population stability{more}", loc="left", fontsize="medium")
-    axes.spines[["top", "right"]].set_visible(False)
+    style(axes)
     grid = right.subplots(-(-len(panels) // 2), min(2, len(panels)), squeeze=False)
     for panel in grid.flat[len(panels) :]:
         panel.set_visible(False)
@@ -93,31 +84,19 @@ def draw_drift(shifts: Sequence[Shift]) -> Figure:
     return figure
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Writes a figure to a file. Raises InputError if it cannot be written there."""
-    try:
-        figure.savefig(path, dpi=_DPI)
-    except OSError as error:
-        raise write_error(path, error) from None
-    except ValueError as error:
-        raise InputError(
-            Code.FILE_INVALID, f"{path}: cannot be drawn ({error}). Choose a name ending in .png."
-        ) from None
-
-
 def _spread(panel: Axes, column: Shift) -> None:
     """Draws the shares of one column's bins in training and now."""
     used = [at for at, both in enumerate(zip(column.before, column.now, strict=True)) if any(both)]
     places = np.arange(len(used))
     for shift, (counts, label, color) in enumerate(
-        ((column.before, "training", _GREY), (column.now, "now", _ORANGE))
+        ((column.before, "training", GREY), (column.now, "now", ORANGE))
     ):
         shares = np.array([counts[at] for at in used]) / max(1, sum(counts))
         panel.bar(places + 0.4 * shift - 0.2, shares, 0.4, label=label, color=color)
     panel.set_xticks(places, [_short(column.bins[at]) for at in used], rotation=60, ha="right")
     panel.tick_params(labelsize="xx-small")
     panel.set_title(f"{_short(column.name)}: {column.index:.3f}", loc="left", fontsize="small")
-    panel.spines[["top", "right"]].set_visible(False)
+    style(panel)
 
 
 def _short(name: str) -> str:

@@ -1,45 +1,40 @@
-"""Draws learning curves and bytes as PNG with matplotlib, without a display."""
+"""Draws learning curves of a run, and writes all its pictures as PNG."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from vfl.report.picture import NotebookFigure
+from vfl.report.bars import bytes_of, times_of, worth_of
+from vfl.report.picture import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PINK,
+    SKY,
+    YELLOW,
+    NotebookFigure,
+    save,
+    style,
+)
 from vfl.report.reading import OWN, Rounds, RunRecord, curves, find, own_curves
-from vfl.report.table import in_order, size
-from vfl.report.times import times_of
-from vfl.report.worth import worth_of
-from vfl_common.files import write_error
-from vfl_common.ledger import CONTROL
-from vfl_common.summary import LinkBytes, Summary
+from vfl_common.summary import Summary
 
-# Colours that colour-blind readers can distinguish.
-_BLUE, _ORANGE, _GREEN, _GREY = "#0072B2", "#D55E00", "#009E73", "#999999"
-_PINK, _SKY = "#CC79A7", "#56B4E9"
-_COLORS = {"train": _BLUE, "validation": _ORANGE, "test": _GREEN, "cross": _PINK, "local": _SKY}
-_PARTIES = (_BLUE, _ORANGE, _GREEN, _PINK, _SKY, "#E69F00", "#000000", _GREY)
+_COLORS = {"train": BLUE, "validation": ORANGE, "test": GREEN, "cross": PINK, "local": SKY}
+_PARTIES = (BLUE, ORANGE, GREEN, PINK, SKY, YELLOW, BLACK, GREY)
 NOBODY: Mapping[str, Mapping[str, Rounds]] = MappingProxyType({})
 # The metrics that are drawn in addition to the loss.
 _METRICS = ("accuracy", "auc", "rmse")
 _LABELS = {"auc": "AUC", "rmse": "RMSE (unit of the label)", "loss": "mean loss"}
-_TITLES = {
-    "align": "align (finding the rows in common)",
-    "open": "open (comparing rows)",
-    CONTROL: "control (joining, heartbeats, progress, results)",
-}
 _LINES, _MARKERS = ("-", "--", ":"), ("o", "s", "^")
-_DPI = 130
-# Maximum number of links in one column of panels; with more, there are two columns.
-_MAX_ROWS = 24
 
 
 def draw_folder(folder: Path) -> list[Path]:
@@ -61,24 +56,14 @@ def draw(run: RunRecord) -> list[Path]:
         has_curve(curve)
         for curve in (*rounds.values(), *(curve for of in own.values() for curve in of.values()))
     ):
-        paths.append(draw_curves(run.summary, phases, run.folder / "learning-curves.png", own))
+        paths.append(save(curves_of(run.summary, phases, own), run.folder / "learning-curves.png"))
     if run.summary.bytes.by_link:
-        paths.append(draw_bytes(run.summary, run.phases, run.folder / "bytes.png"))
+        paths.append(save(bytes_of(run.summary, run.phases), run.folder / "bytes.png"))
     if any(party.times for party in run.summary.parties):
         paths.append(save(times_of(run.summary, run.phases), run.folder / "times.png"))
     if run.summary.worth is not None:
         paths.append(save(worth_of(run.summary, run.summary.worth), run.folder / "worth.png"))
     return paths
-
-
-def draw_curves(
-    summary: Summary,
-    phases: Mapping[str, Rounds],
-    path: Path,
-    own: Mapping[str, Mapping[str, Rounds]] = NOBODY,
-) -> Path:
-    """Draws what ``curves_of`` returns. Returns ``path``."""
-    return save(curves_of(summary, phases, own), path)
 
 
 def figure_of(run: RunRecord) -> Figure:
@@ -121,7 +106,7 @@ def curves_of(
     curved = {name: rounds for name, rounds in phases.items() if has_any(name)}
     drawn, min_points = (curved, 2) if curved else (dict(phases), 1)
     columns = 2 if any(_metric_names(rounds, min_points) for rounds in drawn.values()) else 1
-    figure = NotebookFigure(figsize=(5.2 * columns, 0.9 + 3.5 * len(drawn)), layout="constrained")
+    figure = NotebookFigure(5.2 * columns, 0.9 + 3.5 * len(drawn))
     axes = figure.subplots(len(drawn), columns, squeeze=False)
     for row, (name, rounds) in zip(axes, drawn.items(), strict=True):
         if name in own:
@@ -138,7 +123,7 @@ def curves_of(
                 )
             else:
                 row[1].axis("off")
-    figure.suptitle(f"{summary.run_id}\n{_final(summary)}", fontsize="medium", x=0.01, ha="left")
+    figure.set_heading(f"{summary.run_id}\n{_final(summary)}")
     return figure
 
 
@@ -226,7 +211,7 @@ def _by_round(axes: Axes, label: str) -> None:
     axes.set_ylabel(label)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
+    style(axes)
 
 
 def _short(metric: str) -> str:
@@ -244,106 +229,3 @@ def _final(summary: Summary) -> str:
     )
     done = f"{summary.steps:,} steps in {summary.wall_s:.1f} s"
     return f"{split} {values} · {done}" if values else done
-
-
-def draw_bytes(summary: Summary, phases: Sequence[str], path: Path) -> Path:
-    """Draws a panel for each phase with a bar for each link and direction, payload and envelope.
-
-    Returns ``path``.
-    """
-    panels = [(name, _bars(summary, name)) for name in in_order(summary, phases)]
-    columns = 2 if sum(len(bars) for _, bars in panels) > _MAX_ROWS and len(panels) > 1 else 1
-    rows = math.ceil(len(panels) / columns)
-    tallest = [
-        max(len(bars) for _, bars in panels[r * columns : (r + 1) * columns]) for r in range(rows)
-    ]
-    heights = [0.27 * count + 0.85 for count in tallest]
-    figure = Figure(figsize=(8.2 * columns, sum(heights) + 0.9), layout="constrained")
-    grid = figure.subplots(rows, columns, squeeze=False, gridspec_kw={"height_ratios": heights})
-    cells = list(grid.flat)
-    for axes, (name, bars) in zip(cells, panels, strict=False):
-        _panel(axes, name, bars)
-    for axes in cells[len(panels) :]:
-        axes.axis("off")
-    total = summary.bytes.total
-    envelope = total.message_bytes - total.payload_bytes
-    text = (
-        f"{size(total.payload_bytes)} of tensors (payload), {size(envelope)} around them "
-        f"(envelope); TLS not counted{'; each panel has its own scale' if len(panels) > 1 else ''}"
-    )
-    figure.suptitle(f"{summary.run_id}\n{text}", fontsize="medium", x=0.01, ha="left")
-    handles, labels = cells[0].get_legend_handles_labels()
-    # Placed below, because the title is too wide to share its line.
-    figure.legend(handles, labels, loc="outside lower right", ncols=2, frameon=False)
-    return save(figure, path)
-
-
-def _bars(summary: Summary, phase: str) -> list[tuple[str, int, int]]:
-    """Returns (link, payload bytes, envelope bytes) of one phase: links to the active party first,
-    then its answers.
-    """
-    roles = {party.name: party.role for party in summary.parties}
-    order = {party.name: place for place, party in enumerate(summary.parties)}
-    sums: dict[tuple[str, str], list[int]] = {}
-    for link in summary.bytes.by_link:
-        if link.phase == phase:
-            count = sums.setdefault((link.sender, link.receiver), [0, 0])
-            count[0] += link.payload_bytes
-            count[1] += _envelope(link)
-    hub = "server" if any("server" in (roles.get(a), roles.get(b)) for a, b in sums) else "active"
-
-    def place(key: tuple[str, str]) -> tuple[bool, int, int]:
-        sender, receiver = key
-        return roles.get(sender) == hub, order.get(sender, 0), order.get(receiver, 0)
-
-    return [(" → ".join(key), sums[key][0], sums[key][1]) for key in sorted(sums, key=place)]
-
-
-def _envelope(link: LinkBytes) -> int:
-    return link.message_bytes - link.payload_bytes
-
-
-def _panel(axes: Axes, phase: str, bars: Sequence[tuple[str, int, int]]) -> None:
-    largest = max((payload + envelope for _, payload, envelope in bars), default=1) or 1
-    factor, unit = next(
-        ((f, u) for f, u in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if largest >= f), (1.0, "bytes")
-    )
-    places = range(len(bars))
-    payloads = [payload / factor for _, payload, _ in bars]
-    envelopes = [envelope / factor for _, _, envelope in bars]
-    axes.barh(places, payloads, color=_BLUE, label="payload", height=0.7)
-    axes.barh(places, envelopes, left=payloads, color=_ORANGE, label="envelope", height=0.7)
-    for place, (_, payload, envelope) in zip(places, bars, strict=True):
-        total = payload + envelope
-        text = size(total) + (f", {envelope / total:.1%} envelope" if payload else "")
-        axes.annotate(
-            text,
-            (total / factor, place),
-            (4, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8,
-        )
-    axes.set_yticks(places, [name for name, _, _ in bars], fontsize=8)
-    axes.invert_yaxis()
-    axes.set_ylim(len(bars) - 0.5, -0.5)
-    # Leaves room for the numbers.
-    axes.set_xlim(0, largest / factor * 1.32)
-    axes.tick_params(axis="y", length=0)
-    axes.set_xlabel(unit, fontsize=8)
-    axes.tick_params(axis="x", labelsize=8)
-    axes.grid(axis="x", alpha=0.25)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    total = sum(payload + envelope for _, payload, envelope in bars)
-    axes.set_title(f"{_TITLES.get(phase, phase)}: {size(total)}", loc="left", fontsize=10)
-
-
-def save(figure: Figure, path: Path) -> Path:
-    """Writes a figure as PNG. Returns ``path``. Raises InputError if it cannot be written."""
-    FigureCanvasAgg(figure)
-    try:
-        figure.savefig(path, dpi=_DPI)
-    except OSError as error:
-        raise write_error(path, error) from None
-    return path

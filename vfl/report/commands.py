@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from vfl.report.run_argument import RUNS, locate_run, or_newest
+from vfl_common.errors import Code, InputError
 from vfl_common.process.program import EXIT_CODES
 from vfl_common.text import to_json
 
 if TYPE_CHECKING:
-    from vfl.report.reading import Own
+    from vfl.report.reading import Own, RunRecord
+    from vfl_common.config.task import ThresholdRule
+
+# The file name of the page of several runs, in the folder of runs.
+_COMPARISON = "comparison.html"
 
 
 @click.command(epilog=EXIT_CODES)
@@ -48,24 +54,23 @@ def report(runs: tuple[Path, ...], baselines: bool, threshold: str | None) -> No
       vfl report --threshold cost=1:5        a false negative costs five false positives
       vfl report runs/*-digits-*             compare runs, with mean and deviation over seeds
     """
-    from vfl.report.page import command as page
     from vfl.report.page.search_page import is_search
     from vfl.report.page.study_page import is_study
     from vfl.report.reading import find, own_notes
 
     if len(runs) > 1:
-        click.echo(page.page_of_runs([find(locate_run(run)) for run in runs]))
+        click.echo(page_of_runs([find(locate_run(run)) for run in runs]))
         return
     run = or_newest(runs[0] if runs else None)
     own = own_notes(run)
     if is_study(run):
-        click.echo(page.page_of_study(run))
+        click.echo(page_of_study(run))
     elif is_search(run):
-        click.echo(page.page_of_search(run))
+        click.echo(page_of_search(run))
     elif own is not None:
         _show_own(run, own)
         if own.role == "passive":
-            click.echo(page.page_of_party(own.folder))
+            click.echo(page_of_party(own.folder))
     else:
         _show_run(run, baselines, threshold)
 
@@ -93,7 +98,6 @@ def _show_own(run: Path, own: Own) -> None:
 def _show_run(run: Path, baselines: bool, threshold: str | None) -> None:
     """Prints a finished run, draws it, and writes its page."""
     from vfl.report.charts import draw
-    from vfl.report.page import command as page
     from vfl.report.reading import find, importance, initial, of_run, role_of
     from vfl.report.rounds import PartyFolder
     from vfl.report.table import show
@@ -102,10 +106,10 @@ def _show_run(run: Path, baselines: bool, threshold: str | None) -> None:
     show(record.summary, record.phases)
     for line in [*importance(run), *initial(run)]:
         click.echo(line)
-    click.echo(page.page_of_run(record, baselines=baselines, threshold=threshold))
+    click.echo(page_of_run(record, baselines=baselines, threshold=threshold))
     # The page that the passive party sees on its own machine.
     if of_run(run) != run and role_of(PartyFolder(run)) == "passive":
-        click.echo(page.page_of_party(run))
+        click.echo(page_of_party(run))
     paths = draw(record)
     for path in paths:
         click.echo(path)
@@ -147,3 +151,92 @@ def runs(out: Path, as_json: bool) -> None:
             click.echo(to_json(run.as_json(), compact=True))
     else:
         show_runs(all_runs, others)
+
+
+def page_of_run(run: RunRecord, *, baselines: bool = False, threshold: str | None = None) -> Path:
+    """Writes ``report.html`` into a run's folder, and returns its path.
+
+    Args:
+        run: the run.
+        baselines: whether to train the missing baselines first.
+        threshold: see ``parse_threshold``.
+
+    Raises InputError.
+    """
+    from vfl.report.page.baselines import find_baselines, make, possible
+    from vfl.report.page.facts import Facts
+    from vfl.report.page.render import FILE, write
+    from vfl.report.page.run_page import run_page
+
+    rule = None if threshold is None else parse_threshold(threshold)
+    facts = Facts(run)
+    if baselines:
+        existing = find_baselines(facts)
+        make(facts, [kind for kind in possible(facts) if kind not in existing])
+    return write(run_page(facts, find_baselines(facts), rule), run.folder / FILE)
+
+
+def page_of_party(folder: Path) -> Path:
+    """Writes ``report.html`` into a passive party's folder, and returns its path.
+
+    Raises InputError.
+    """
+    from vfl.report.page.party_page import party_page
+    from vfl.report.page.render import FILE, write
+
+    return write(party_page(folder), folder / FILE)
+
+
+def page_of_study(folder: Path) -> Path:
+    """Writes ``report.html`` into a study's folder, and returns its path. Raises InputError."""
+    from vfl.report.page.render import FILE, write
+    from vfl.report.page.study_page import study_page
+
+    return write(study_page(folder), folder / FILE)
+
+
+def page_of_search(folder: Path) -> Path:
+    """Writes ``report.html`` into a search's folder, and returns its path. Raises InputError."""
+    from vfl.report.page.render import FILE, write
+    from vfl.report.page.search_page import search_page
+
+    return write(search_page(folder), folder / FILE)
+
+
+def page_of_runs(runs: Sequence[RunRecord]) -> Path:
+    """Writes ``comparison.html`` into the folder of the first run's runs, and returns its path.
+
+    Raises InputError.
+    """
+    from vfl.report.page.facts import Facts
+    from vfl.report.page.render import write
+    from vfl.report.page.several import several_page
+
+    return write(several_page([Facts(run) for run in runs]), runs[0].folder.parent / _COMPARISON)
+
+
+def parse_threshold(text: str) -> ThresholdRule | float:
+    """Parses ``0.3``, ``f1``, ``rate=0.1`` or ``cost=1:5`` (the costs of a false positive and of a
+    false negative). Raises InputError.
+    """
+    from vfl_common.config.task import ThresholdRule
+
+    name, _, rest = text.partition("=")
+    try:
+        if name == "f1" and not rest:
+            return ThresholdRule(rule="f1")
+        if name == "rate":
+            return ThresholdRule(rule="rate", rate=float(rest))
+        if name == "cost":
+            false, missed = map(float, rest.split(":"))
+            return ThresholdRule(rule="cost", false_positive=false, false_negative=missed)
+        threshold = float(text)
+        if 0 < threshold < 1:
+            return threshold
+    except ValueError:
+        pass
+    raise InputError(
+        Code.CONFIG_INVALID,
+        f"--threshold: is not a threshold (got {text[:40]!r}). Give a number between 0 and 1, f1, "
+        "rate=0.1, or cost=1:5.",
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -142,8 +142,6 @@ def _importance(study: optuna.Study, trials: tuple[Trial, ...]) -> dict[str, flo
 
 def _write(made: Search, plan: TrialPlan, importance: Mapping[str, float]) -> None:
     """Writes the trials as a table, the data of a page, and both figures."""
-    from vfl.searching.draw import draw_importance, draw_parallel
-
     text, columns = io.StringIO(), made.columns()
     writer = csv.writer(text)
     writer.writerow(columns)
@@ -164,6 +162,26 @@ def _write(made: Search, plan: TrialPlan, importance: Mapping[str, float]) -> No
     }
     write_atomic(folder / SEARCH, json.dumps(record, indent=1) + "\n")
     tried = [(trial.values, trial.value) for trial in made.trials if trial.value is not None]
-    draw_parallel(spaces, tried, made.objective, folder / "parallel.png")
+    _draw(folder, spaces, tried, made.objective, importance)
+
+
+def _draw(
+    folder: Path,
+    spaces: Mapping[str, Any],
+    tried: Sequence[tuple[Mapping[str, Any], float]],
+    objective: str,
+    importance: Mapping[str, float],
+) -> None:
+    """Draws the finished trials as lines over the keys, and how much each key matters."""
+    from vfl.report.page import search_page
+    from vfl.report.picture import NotebookFigure, save, style
+
+    figure = NotebookFigure(search_page.width_of(spaces), 4.2)
+    search_page.parallel(figure.subplots(), spaces, tried, objective)
+    save(figure, folder / "parallel.png")
     if importance:
-        draw_importance(importance, folder / "importance.png")
+        figure = NotebookFigure(6.4, 1.4 + 0.4 * len(importance))
+        axes = figure.subplots()
+        search_page.importance(axes, importance)
+        style(axes)
+        save(figure, folder / "importance.png")

@@ -7,16 +7,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-
+from vfl.report.picture import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PINK,
+    SKY,
+    YELLOW,
+    NotebookFigure,
+    save,
+    style,
+)
 from vfl.studies.comparison import Compared
 from vfl.studies.plan import GROUPS, Group, StudyFile, StudyMethod
 from vfl.studies.report import FineTuned, describe_average, mean_and_sd, points
 
-_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
+_COLORS = (BLUE, ORANGE, GREEN, PINK, YELLOW, SKY, BLACK, GREY)
 _MARKERS = "osD^vP*X"
-_DPI = 130
 # The line style of each group of methods.
 _LINES: dict[Group, str] = {"federated": "-", "pooled": "--", "alone": ":"}
 # The maximum number of methods as coloured lines; more are drawn as named rows.
@@ -37,11 +46,7 @@ def draw_study(study: StudyFile, results: Iterable[FineTuned], path: Path) -> Pa
     columns: tuple[int | None, ...] = tuple(sorted(study.labels)) if by_labels else (None,)
     count = len(study.methods)
     in_groups = len({method.group for method in study.methods}) > 1
-    figure = Figure(
-        figsize=(max(5.2, 1.5 * len(columns) + 3.2) if by_labels else 5.2, 3.8),
-        layout="constrained",
-    )
-    FigureCanvasAgg(figure)
+    figure = NotebookFigure(max(5.2, 1.5 * len(columns) + 3.2) if by_labels else 5.2, 3.8)
     axes = figure.subplots()
     for number, method in enumerate(study.in_groups):
         x, y, spread = [], [], []
@@ -90,12 +95,11 @@ def draw_study(study: StudyFile, results: Iterable[FineTuned], path: Path) -> Pa
             )
     axes.set_ylabel(f"test {study.metric}" + (f" ({unit})" if unit != study.metric else ""))
     axes.grid(axis="y", alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
+    style(axes)
     over = f"mean and standard deviation of {describe_average(finished) or '1 seed'}"
     pad = 18 if in_groups and not by_labels else None
     axes.set_title(f"{study.name}\n{over}", loc="left", fontsize="medium", pad=pad)
-    figure.savefig(path, dpi=_DPI)
-    return path
+    return save(figure, path)
 
 
 def _draw_many(study: StudyFile, results: Sequence[FineTuned], path: Path) -> Path:
@@ -103,8 +107,7 @@ def _draw_many(study: StudyFile, results: Sequence[FineTuned], path: Path) -> Pa
     factor, unit = points(study.metric)
     columns: tuple[int | None, ...] = tuple(sorted(study.labels)) or (None,)
     count = len(study.methods)
-    figure = Figure(figsize=(7.2, 1.2 + 0.28 * count), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = NotebookFigure(7.2, 1.2 + 0.28 * count)
     axes = figure.subplots()
     for number, labels in enumerate(columns):
         x, y, spread = [], [], []
@@ -143,13 +146,12 @@ def _draw_many(study: StudyFile, results: Sequence[FineTuned], path: Path) -> Pa
         )
     axes.set_xlabel(f"test {study.metric}" + (f" ({unit})" if unit != study.metric else ""))
     axes.grid(axis="both", alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
+    style(axes)
     if columns != (None,):
         figure.legend(frameon=False, loc="outside upper right", ncols=len(columns))
     over = describe_average(results) or "1 seed"
     figure.suptitle(f"{study.name}: mean and sd of {over}", x=0.01, ha="left")
-    figure.savefig(path, dpi=_DPI)
-    return path
+    return save(figure, path)
 
 
 def draw_differences(study: StudyFile, compared: Sequence[Compared], path: Path) -> None:
@@ -162,8 +164,7 @@ def draw_differences(study: StudyFile, compared: Sequence[Compared], path: Path)
     factor, unit = points(study.metric)
     names = list(dict.fromkeys(row.method for row in compared))
     columns = list(dict.fromkeys(row.labels for row in compared))
-    figure = Figure(figsize=(7.2, 1.5 + 0.32 * len(names)), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = NotebookFigure(7.2, 1.5 + 0.32 * len(names))
     axes = figure.subplots()
     for number, labels in enumerate(columns):
         own = [row for row in compared if row.labels == labels]
@@ -187,14 +188,14 @@ def draw_differences(study: StudyFile, compared: Sequence[Compared], path: Path)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_xlabel(f"difference of test {study.metric}" + (f" ({unit})" if factor > 1 else ""))
     axes.grid(axis="x", alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
+    style(axes)
     if columns != [None]:
         figure.legend(frameon=False, loc="outside upper right", ncols=len(columns))
     pairs = sorted({row.difference.pairs for row in compared})
     count = f"{pairs[0]} to {pairs[-1]}" if len(pairs) > 1 else f"{pairs[0]}"
     title = f"{study.name}: difference from {compared[0].against}"
     figure.suptitle(f"{title}\n95 % intervals, {count} pairs of runs", x=0.01, ha="left")
-    figure.savefig(path, dpi=_DPI)
+    save(figure, path)
 
 
 def _spans(methods: Sequence[StudyMethod]) -> list[tuple[int, int, Group]]:

@@ -19,11 +19,11 @@ def draw_values(over: Over, values: Values, name: str, metrics: Sequence[Any]) -
 
     ``values``: {key: value} of each run; ``metrics``: the metric of each run, or None.
     """
-    from vfl.report.picture import NotebookFigure
+    from vfl.report.picture import NotebookFigure, style
 
     first, *others = over
     numbers = _are_numbers(over[first])
-    figure = NotebookFigure(figsize=(6.0, 3.8), layout="constrained")
+    figure = NotebookFigure(6.0, 3.8)
     axes = figure.subplots()
     for value in over[others[0]] if others else [None]:
         points = _points(over, values, metrics, first, {others[0]: value} if others else {})
@@ -45,7 +45,7 @@ def draw_values(over: Over, values: Values, name: str, metrics: Sequence[Any]) -
     axes.set_xlabel(first)
     axes.set_ylabel(name)
     axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
+    style(axes)
     if others:
         axes.legend(frameon=False)
     return figure

@@ -15,8 +15,8 @@ from torch.nn import functional
 from tests.harness.scenes import Scaled, labelled_scene
 from vfl.leak_meter.attacks.gradients.completion import MIXMATCH, recover_labels, without
 from vfl.leak_meter.learn import mixmatch
-from vfl.leak_meter.scene.scores import auc
 from vfl_party.base.seeds import derive_seed
+from vfl_party.base.statistics import auc
 from vfl_party.models import seed_torch
 
 

@@ -24,11 +24,12 @@ from vfl.leak_meter import attacks
 from vfl.leak_meter.attacks.gradients.completion import KNOWN, draw_stratified
 from vfl.leak_meter.scene.record import Key, Record, Seen
 from vfl.leak_meter.scene.scene import Figure, Scene, UnfitError
-from vfl.leak_meter.scene.scores import Tally, auc, best_accuracy
+from vfl.leak_meter.scene.scores import Tally, best_accuracy
 from vfl.leak_meter.wiretap.sizes import read_sizes
 from vfl_common.bundle import StepKey
 from vfl_common.config.models import TaskSettings
 from vfl_common.errors import Code, InputError
+from vfl_party.base.statistics import auc
 
 GAP = 0.8
 # How often the gradient of a positive, a negative points up.

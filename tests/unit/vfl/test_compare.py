@@ -15,9 +15,15 @@ from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score, root_mean
 
 from tests.harness.errors import raises
 from vfl.cli import cli
-from vfl.production.compare import Comparison, Measure, auc_difference, compare, compute_measures
+from vfl.production.compare import (
+    Comparison,
+    Measure,
+    auc_difference,
+    compare,
+    compute_measures,
+    show_comparison,
+)
 from vfl.production.scored import ModelScores, in_common
-from vfl.production.show import show_comparison
 from vfl_common.errors import Code, InputError
 
 Floats = npt.NDArray[np.float64]
@@ -68,7 +74,7 @@ def test_ninety_five_of_a_hundred_intervals_hold_no_difference_where_there_is_no
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two models that are as good: 200 draws. Three standard errors are 0.046."""
-    monkeypatch.setattr("vfl.production.compare._RESAMPLES", 400)
+    monkeypatch.setattr("vfl_party.base.statistics.resample.__defaults__", (400,))
     held: dict[str, int] = {}
     for seed in range(200):
         truth_N, old_N, new_N = scores(seed, 150)
@@ -297,7 +303,7 @@ def test_the_picture_shows_every_metric(tmp_path: Path) -> None:
     labels = [text.get_text() for text in found.axes[0].get_yticklabels()]
     assert labels == ["AUC (↑)", "accuracy (↑)", "log loss (↓)", "Brier score (↓)"]
     assert np.shape(found.axes[1].collections[0].get_offsets()) == (60, 2)
-    from vfl.production.pictures import save
+    from vfl.report.picture import save
 
     save(found, tmp_path / "a.png")
     assert (tmp_path / "a.png").stat().st_size > 10_000

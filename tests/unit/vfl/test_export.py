@@ -291,7 +291,7 @@ def test_tensorboard_reads_what_metrics_jsonl_says(run: Path, tmp_path: Path) ->
 
 def test_while_a_run_goes_back_its_event_file_is_written_again(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="the extra tensorboard is not installed")
-    from vfl.export.to_tensorboard import TensorBoard
+    from vfl.export.commands import TensorBoard
 
     folder = write(tmp_path / RUN / "bank", LINES)
     history = History(PartyFolder(folder))

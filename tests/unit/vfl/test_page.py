@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from tests.harness import pages
 from tests.harness.errors import raises
 from vfl.cli import cli
-from vfl.report.page import command
+from vfl.report import commands
 from vfl.report.page.baselines import find_baselines, how_to_get, make, possible
 from vfl.report.page.facts import Facts, read_json
 from vfl.report.page.run_page import run_page
@@ -37,7 +37,7 @@ WRITTEN = re.compile(
 
 
 def page_of(folder: Path, **how: str) -> str:
-    return command.page_of_run(find(folder), threshold=how.get("threshold")).read_text()
+    return commands.page_of_run(find(folder), threshold=how.get("threshold")).read_text()
 
 
 def alone(
@@ -162,7 +162,7 @@ def test_words_of_others_are_escaped_and_cut(kind: Kind, tmp_path: Path) -> None
         json.dumps({"metric": "auc", "columns": columns})
     )
     (folder / "shop" / "ledger.json").write_text(json.dumps({"entries": [], "tcp": []}))
-    for html in (page_of(folder), command.page_of_party(folder / "shop").read_text()):
+    for html in (page_of(folder), commands.page_of_party(folder / "shop").read_text()):
         assert "&lt;script&gt;alert(1)" in html
         assert not WRITTEN.search(html)
         assert "<img" not in html
@@ -350,13 +350,13 @@ def test_a_passive_party_has_its_own_page(tmp_path: Path) -> None:
     # Nothing of what lies at the active party.
     assert "ROC" not in html
     (shop / "told.json").write_text(json.dumps({"test": {"auc": 0.8125, "accuracy": None}}))
-    html = command.page_of_party(shop).read_text()
+    html = commands.page_of_party(shop).read_text()
     assert "AUC 0.8125" in html
     assert "Hardware and software of the parties" not in html
     facts = json.loads((shop / "run.json").read_text())
     facts["arithmetic"] = pages.arithmetic_of("Z80").model_dump()
     (shop / "run.json").write_text(json.dumps(facts))
-    assert "Z80" in command.page_of_party(shop).read_text()
+    assert "Z80" in commands.page_of_party(shop).read_text()
 
 
 def test_a_number_of_more_digits_than_a_float_has_ends_no_page(tmp_path: Path) -> None:
@@ -413,10 +413,10 @@ def test_a_study_has_its_page(tmp_path: Path) -> None:
         assert words in html, words
     (tmp_path / "results.csv").write_text("a,b\n1,2\n")
     with raises(InputError, Code.FILE_INVALID, names="results.csv"):
-        command.page_of_study(tmp_path)
+        commands.page_of_study(tmp_path)
     (tmp_path / "results.csv").write_text("study,method,seed\n")
     with raises(InputError, Code.FILE_INVALID, names="results.csv"):
-        command.page_of_study(tmp_path)
+        commands.page_of_study(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -428,8 +428,8 @@ def test_a_study_has_its_page(tmp_path: Path) -> None:
         ("cost=1:5", ThresholdRule(rule="cost", false_positive=1, false_negative=5)),
     ],
 )
-def test_a_threshold_is_a_number_or_a_rule(text: str, rule: command.Threshold) -> None:
-    assert command.parse_threshold(text) == rule
+def test_a_threshold_is_a_number_or_a_rule(text: str, rule: ThresholdRule | float) -> None:
+    assert commands.parse_threshold(text) == rule
 
 
 @pytest.mark.parametrize(
@@ -437,7 +437,7 @@ def test_a_threshold_is_a_number_or_a_rule(text: str, rule: command.Threshold) -
 )
 def test_what_is_no_threshold_is_refused(text: str) -> None:
     with raises(InputError, Code.CONFIG_INVALID, names=("--threshold", "0.1")):
-        command.parse_threshold(text)
+        commands.parse_threshold(text)
 
 
 def test_a_wheel_has_the_templates() -> None:

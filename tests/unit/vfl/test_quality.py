@@ -7,16 +7,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 from scipy import stats
 from sklearn import calibration as sk_calibration
 from sklearn import metrics as sk
 
 from tests.harness.reference_task import c_index_of
+from vfl.production.compare import compute_measures
+from vfl.production.scored import ModelScores
 from vfl.report.page.draw import kaplan_meier
 from vfl.report.quality import curves
-from vfl.report.quality.intervals import auc_spread, c_index_spread
 from vfl.report.quality.kept import SplitPredictions
-from vfl.report.quality.measures import LOWER, differences, estimate_metrics
+from vfl.report.quality.measures import differences, estimate_metrics
+from vfl_common.config.task import LOWER_IS_BETTER, TaskSettings
+from vfl_party.base.statistics import auc_spread, c_index_spread
+from vfl_party.models.metrics import evaluate
 
 Floats = npt.NDArray[np.float64]
 EXACT: dict[str, Any] = {"rel": 0, "abs": 1e-9}
@@ -75,6 +80,23 @@ def test_metrics_of_two_classes_are_scikit_learn_s_and_scipy_s(seed: int, ties: 
     if p_N.min() > 0 and p_N.max() < 1:
         wanted["log_loss"] = sk.log_loss(y_N, p_N)
     assert {name: found[name] for name in wanted} == pytest.approx(wanted, **EXACT)
+
+
+def test_a_run_its_page_and_a_comparison_have_the_same_log_loss_of_certain_wrong_rows() -> None:
+    logits = torch.tensor([[1.0], [-60.0], [60.0], [0.5]])
+    y_N, p_NO = np.array([1, 1, 0, 0]), logits.double().sigmoid().numpy()
+    decided = np.array([1, 0, 1, 1])
+    kept = SplitPredictions("test", "binary", keys(4), ("no", "yes"), y_N, p_NO, decided)
+    chosen, true = (tuple(("no", "yes")[k] for k in of) for of in (decided, y_N))
+    scores = ModelScores(keys(4), ("score_yes",), p_NO, chosen, true)
+    compared = {each.metric: each.old for each in compute_measures(scores, scores)}
+    task = TaskSettings(kind="binary", metrics=("log_loss",))
+    of_run = evaluate(task, logits, torch.from_numpy(y_N)[:, None].float())
+    of_page = estimate_metrics(kept, 2)
+    for name in ("log_loss", "auc"):
+        assert of_run[name] == pytest.approx(of_page[name].value, **EXACT)
+        assert of_run[name] == pytest.approx(compared[name], **EXACT)
+    assert of_run["log_loss"] > 2 * 34.5 / 4
 
 
 def test_metrics_of_several_classes_are_scikit_learn_s() -> None:
@@ -168,7 +190,7 @@ def test_the_interval_of_an_auc_is_delong_s() -> None:
 
 
 def test_an_auc_of_one_positive_row_has_no_interval() -> None:
-    spread = auc_spread(np.array([True, False, False]), np.array([0.9, 0.1, 0.2]))
+    spread = auc_spread(np.array([0.9, 0.1, 0.2]), np.array([True, False, False]))
     assert spread.value == 1.0
     assert not np.isfinite(spread.interval).any()
     assert not np.isfinite(spread.minus(spread).interval).any()
@@ -231,7 +253,7 @@ def test_a_difference_is_paired_and_says_what_is_better() -> None:
         assert gain.low <= gain.value <= gain.high
     assert {found[name].better(name) for name in ("auc", "brier", "log_loss", "ks")} == {"better"}
     assert found["brier"].value < 0 < found["auc"].value
-    assert "brier" in LOWER
+    assert "brier" in LOWER_IS_BETTER
     back = differences(both[1], both[0], 300)
     assert {back[name].better(name) for name in ("auc", "brier", "log_loss")} == {"worse"}
     same = differences(good, good, 50)["auc"]

@@ -19,6 +19,7 @@ from tests.harness.errors import assert_names, raises
 from vfl.cli import cli
 from vfl.report import charts
 from vfl.report.charts import draw
+from vfl.report.picture import BLUE, ORANGE
 from vfl.report.reading import RunRecord, curves, find, importance, initial, own_curves
 from vfl.report.table import in_order, sets_shown, show, size
 from vfl_common.errors import Code, InputError
@@ -342,7 +343,7 @@ def test_charts_are_drawn_for_every_task_and_federation(
             assert image.width > 800
             assert image.height > 400
             # Of training and validation; of payload and envelope.
-            for color in (charts._BLUE, charts._ORANGE):
+            for color in (BLUE, ORANGE):
                 assert pixels(image, color) > least
 
 

@@ -22,8 +22,9 @@ from torch.nn import functional
 
 from vfl.leak_meter.learn.fitting import Inputs, embed, view
 from vfl.leak_meter.scene.scene import Figure, Owner, Scene, UnfitError
-from vfl.leak_meter.scene.scores import Numbers, auc, fold_auc, middle_and_high
+from vfl.leak_meter.scene.scores import Numbers, fold_auc, middle_and_high
 from vfl_party.base.seeds import Rows, derive_seed
+from vfl_party.base.statistics import auc
 from vfl_party.models import TwoTowers, build_predictor, build_projector, seed_torch
 
 Weights = Mapping[str, Tensor]

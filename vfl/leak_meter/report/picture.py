@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from vfl.leak_meter.report.result import AttackLine, Rehearsed, assets
-from vfl.report.picture import NotebookFigure
+from vfl.report.picture import NotebookFigure, style
 from vfl.report.table import size
 from vfl_common.text import list_names
 
@@ -40,7 +40,7 @@ def draw(results: Sequence[Rehearsed]) -> Figure:
     keys, rest = every[:_PANELS], every[_PANELS:]
     across = min(_ACROSS, max(1, len(keys)))
     down = max(1, -(-len(keys) // across))
-    figure = NotebookFigure(figsize=(3.0 * across + 1.8, 2.6 * down + 0.7), layout="constrained")
+    figure = NotebookFigure(3.0 * across + 1.8, 2.6 * down + 0.7)
     grid = figure.subplots(down, across, squeeze=False, sharex=True).flatten()
     for axes in grid[len(keys) :]:
         axes.set_visible(False)
@@ -77,7 +77,7 @@ def _bars(of: Rehearsed, every: Sequence[tuple[str, ...]]) -> Figure:
     for lines in panels.values():
         lines.sort(key=lambda line: keys.index(line.asset))
     heights = [0.36 * len(lines) + 0.6 for lines in panels.values()]
-    figure = NotebookFigure(figsize=(8.6, sum(heights) + 1.1), layout="constrained")
+    figure = NotebookFigure(8.6, sum(heights) + 1.1)
     grid = figure.subplots(
         len(panels), 1, squeeze=False, gridspec_kw={"height_ratios": heights}
     ).flatten()
@@ -102,13 +102,9 @@ def _bars(of: Rehearsed, every: Sequence[tuple[str, ...]]) -> Figure:
         axes.set_xlabel(unit, fontsize=8)
         axes.set_xlim(left=0.0, right=None if lines[0].is_error else 1.0)
         axes.tick_params(axis="x", labelsize=7)
-        axes.grid(axis="x", alpha=0.25)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
+        style(axes, "x")
     utility = f", {of.metric} {of.utility}" if of.utility is not None else ""
-    figure.suptitle(
-        f"{of.name}{utility}, {size(of.payload_bytes)}", fontsize="medium", x=0.01, ha="left"
-    )
+    figure.set_heading(f"{of.name}{utility}, {size(of.payload_bytes)}")
     figure.supxlabel(_describe_left_out(rest, 2), fontsize=8)
     handles = [Line2D([], [], color="0.2", ls="--", lw=1.2, label=_LEGEND.replace("\n", " "))]
     figure.legend(handles=handles, loc="outside upper right", fontsize=7, frameon=False)
@@ -200,4 +196,4 @@ def _panel(axes: Any, key: tuple[str, ...], results: Sequence[Rehearsed], larges
     axes.tick_params(labelsize=7, labelbottom=True)
     axes.grid(alpha=0.25)
     axes.margins(0.12)
-    axes.spines[["top", "right"]].set_visible(False)
+    style(axes)

@@ -14,26 +14,11 @@ from scipy.stats import rankdata
 
 from vfl.leak_meter.scene.scene import Figure, UnfitError
 from vfl_party.base.seeds import derive_seed
+from vfl_party.base.statistics import auc
 
 Numbers = npt.NDArray[np.float64]
 Classes = npt.NDArray[np.int64]
 QUANTILE = 0.95
-
-
-def auc(scores_B: npt.NDArray[np.floating], positive_B: npt.NDArray[np.bool_]) -> float:
-    """Returns the area under the ROC curve; equal scores count one half. NaN for only one class.
-
-    Args:
-        scores_B: the scores, [B].
-        positive_B: whether each row is positive, [B].
-    """
-    positives, negatives = int(positive_B.sum()), int((~positive_B).sum())
-    if not positives or not negatives:
-        return float("nan")
-    ranks: Numbers = rankdata(scores_B)
-    return float(
-        (ranks[positive_B].sum() - positives * (positives + 1) / 2) / (positives * negatives)
-    )
 
 
 def rank_correlation(scores_B: npt.NDArray[np.floating], number_B: Numbers) -> float:

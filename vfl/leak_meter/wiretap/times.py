@@ -15,7 +15,8 @@ from itertools import pairwise
 import numpy as np
 
 from vfl.leak_meter.scene.record import Passed, Way
-from vfl.leak_meter.scene.scores import auc, middle_and_high
+from vfl.leak_meter.scene.scores import middle_and_high
+from vfl_party.base.statistics import auc
 
 # Minimum number of answers to call a party slower.
 _FEW = 5

@@ -29,8 +29,8 @@ from vfl.report.quality.curves import (
     tenths,
     thin_out,
 )
-from vfl.report.quality.intervals import Floats
 from vfl.report.quality.kept import SplitPredictions
+from vfl_party.base.statistics import Floats
 
 # Limits of points in a scatter plot and of classes in a picture, and bins of a histogram.
 _MAX_POINTS, _MAX_CLASSES, _BINS = 1_200, 8, 30

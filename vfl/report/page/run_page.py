@@ -20,11 +20,12 @@ from vfl.report.page.tables import PageSection, PageTable, Tile, name_of, value
 from vfl.report.page.worth import BaselineComparison, compare_with_baselines, part_of
 from vfl.report.quality.curves import decisions, tenths
 from vfl.report.quality.kept import SplitPredictions
-from vfl.report.quality.measures import FIRST, Estimate, estimate_metrics
+from vfl.report.quality.measures import Estimate, estimate_metrics
 from vfl.report.runs import began_of
 from vfl.report.table import is_one, size, splits
 from vfl_common.config.task import ThresholdRule
 from vfl_common.text import list_names, percent
+from vfl_party.base.statistics import FIRST
 from vfl_party.models.metrics import threshold_of
 
 # Baselines that have a tile at the top.

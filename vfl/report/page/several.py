@@ -23,9 +23,11 @@ from vfl.report.page.tables import (
     value,
 )
 from vfl.report.quality.curves import roc, thin_out
-from vfl.report.quality.measures import FIRST, LOWER, Estimate, differences, estimate_metrics
+from vfl.report.quality.measures import Estimate, differences, estimate_metrics
 from vfl.report.table import size
+from vfl_common.config.task import LOWER_IS_BETTER
 from vfl_common.text import list_names
+from vfl_party.base.statistics import FIRST
 
 # Maximum number of lines and of curves in a picture.
 _MAX_LINES, _MAX_CURVES = 24, 7
@@ -110,7 +112,7 @@ def _lead(groups: dict[str, list[ComparedRun]], metric: str) -> list[str]:
         if all(metric in run.estimates for run in own)
     }
     if len(means) > 1:
-        best = (min if metric in LOWER else max)(means, key=lambda name: means[name])
+        best = (min if metric in LOWER_IS_BETTER else max)(means, key=lambda name: means[name])
         sentences.append(f"{best} has the best mean: {value(means[best])}.")
     return sentences
 

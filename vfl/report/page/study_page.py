@@ -12,9 +12,9 @@ from vfl.report.page.draw import intervals
 from vfl.report.page.render import ReportPage
 from vfl.report.page.svg import BLUE, GREEN, GREY, ORANGE
 from vfl.report.page.tables import PageSection, PageTable, Tile, mean_and_sd, name_of
-from vfl.report.quality.measures import FIRST
 from vfl.report.table import size
 from vfl_common.errors import Code, InputError
+from vfl_party.base.statistics import FIRST
 
 RESULTS, DIFFERENCES = "results.csv", "differences.csv"
 _COLORS = {"federated": BLUE, "pooled": GREY, "alone": ORANGE}

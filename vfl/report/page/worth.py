@@ -14,8 +14,10 @@ from vfl.report.page.facts import Facts, read_json
 from vfl.report.page.svg import BLUE, GREEN, GREY, ORANGE
 from vfl.report.page.tables import PageSection, PageTable, between, name_of, value
 from vfl.report.quality.kept import SplitPredictions
-from vfl.report.quality.measures import FIRST, LOWER, Estimate, estimate_gain, estimate_metrics
+from vfl.report.quality.measures import Estimate, estimate_gain, estimate_metrics
+from vfl_common.config.task import LOWER_IS_BETTER
 from vfl_common.summary import Worth
+from vfl_party.base.statistics import FIRST
 
 # Maximum number of columns in a picture of importance.
 _MAX_COLUMNS = 20
@@ -133,7 +135,7 @@ def _baselines(part: PageSection, pairs: Sequence[BaselineComparison], metric: s
         (pair.title, *_three(pair.gain[metric]), colors[pair.gain[metric].better(metric)])
         for pair in pairs
     ]
-    less = " (negative is better)" if metric in LOWER else ""
+    less = " (negative is better)" if metric in LOWER_IS_BETTER else ""
     what = f"Together minus each: difference of {name}"
     part.pictures.append(intervals("gain-of", what, what, gains, f"{name}{less}", zero=True))
     part.tables.append(_table(pairs))

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from vfl.report.quality.intervals import Z
 from vfl.report.quality.kept import SplitPredictions
+from vfl_party.base.statistics import Z
 
 Floats = npt.NDArray[np.float64]
 # Maximum number of points of a curve in a picture; more are not visible.

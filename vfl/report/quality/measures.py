@@ -6,39 +6,28 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from vfl.report.quality.intervals import (
+from vfl.report.quality.kept import SplitPredictions
+from vfl_common.config.task import LOWER_IS_BETTER
+from vfl_party.base.statistics import (
+    RESAMPLES,
     Floats,
     MetricInfluence,
+    ScoreRanking,
     auc_spread,
     c_index_spread,
+    log_losses,
     mean_spread,
+    ndcg,
     percentiles,
     resample,
 )
-from vfl.report.quality.kept import SplitPredictions
 
-# Number of bootstrap resamples; smaller for many rows, because each takes longer.
-_RESAMPLES, _RESAMPLES_OF_MANY, _MANY_ROWS = 1_000, 400, 5_000
-# Lower limit of a probability, so that its logarithm is finite.
-_EPSILON = 1e-15
 # Maximum number of rows of which all pairs are compared.
 _MAX_PAIRED = 20_000
 # Prefix of the name of a metric for the difference of two.
 _GAIN = "gain of "
 DELONG, BOOTSTRAP, INFLUENCE = "DeLong", "bootstrap", "influence of each row"
-# Metrics for which lower is better.
-LOWER = frozenset({"brier", "log_loss", "rmse", "mae"})
-# The deciding metric by kind of task.
-FIRST = {
-    "binary": "auc",
-    "multiclass": "accuracy",
-    "multilabel": "auc",
-    "regression": "rmse",
-    "survival": "c_index",
-    "ranking": "ndcg",
-}
 Statistic = Callable[[Floats], dict[str, float]]
 
 
@@ -56,12 +45,12 @@ class Estimate:
 
     def better(self, metric: str) -> str:
         """Returns ``better`` or ``worse`` if the whole interval of a difference is."""
-        low, high = (-self.high, -self.low) if metric in LOWER else (self.low, self.high)
+        low, high = (-self.high, -self.low) if metric in LOWER_IS_BETTER else (self.low, self.high)
         return "better" if low > 0 else "worse" if high < 0 else "no difference shown"
 
 
 def estimate_metrics(
-    predictions: SplitPredictions, resamples: int | None = None
+    predictions: SplitPredictions, resamples: int = RESAMPLES
 ) -> dict[str, Estimate]:
     """Returns the defined metrics of one split with their intervals."""
     return _of_spreads(predictions, _spreads(predictions)) | _bootstrap(
@@ -70,7 +59,7 @@ def estimate_metrics(
 
 
 def estimate_gain(
-    predictions: SplitPredictions, base: SplitPredictions, resamples: int | None = None
+    predictions: SplitPredictions, base: SplitPredictions, resamples: int = RESAMPLES
 ) -> tuple[dict[str, Estimate], dict[str, Estimate]]:
     """Returns the metrics of ``base``, and those of ``predictions`` minus them, with paired
     intervals; both have the same rows in the same order.
@@ -99,7 +88,7 @@ def estimate_gain(
 
 
 def differences(
-    predictions: SplitPredictions, base: SplitPredictions, resamples: int | None = None
+    predictions: SplitPredictions, base: SplitPredictions, resamples: int = RESAMPLES
 ) -> dict[str, Estimate]:
     """Returns the metrics of ``predictions`` minus those of ``base``; see ``estimate_gain``."""
     return estimate_gain(predictions, base, resamples)[1]
@@ -119,11 +108,8 @@ def _of_spreads(
     return estimates
 
 
-def _bootstrap(
-    predictions: SplitPredictions, of: Statistic, resamples: int | None
-) -> dict[str, Estimate]:
+def _bootstrap(predictions: SplitPredictions, of: Statistic, resamples: int) -> dict[str, Estimate]:
     rows = len(predictions)
-    resamples = resamples or (_RESAMPLES_OF_MANY if rows > _MANY_ROWS else _RESAMPLES)
     names = list(of(np.ones(rows)))
     if not names:
         return {}
@@ -143,24 +129,16 @@ def _bootstrap(
 def _spreads(predictions: SplitPredictions) -> dict[str, MetricInfluence]:
     """Returns the metrics that compare pairs of rows, whose variance has a formula."""
     if predictions.kind == "binary" and 0 < predictions.truth_N.sum() < len(predictions):
-        return {"auc": auc_spread(predictions.is_positive_N, predictions.scores_N)}
-    if predictions.kind == "multiclass":
+        return {"auc": auc_spread(predictions.scores_N, predictions.is_positive_N)}
+    if predictions.kind in ("multiclass", "multilabel"):
+        truth_NC = predictions.truth_N
+        if predictions.kind == "multiclass":
+            truth_NC = truth_NC[:, None] == np.arange(len(predictions.classes))
         # A class is left out if no row, or every row, is of it.
-        there = [
-            k
-            for k in range(len(predictions.classes))
-            if 0 < (predictions.truth_N == k).sum() < len(predictions)
-        ]
-        spreads = [auc_spread(predictions.truth_N == k, predictions.scores_NO[:, k]) for k in there]
-        return {"auc": mean_spread(spreads)} if spreads else {}
-    if predictions.kind == "multilabel":
-        both = [
-            k
-            for k in range(len(predictions.classes))
-            if 0 < predictions.truth_N[:, k].sum() < len(predictions)
-        ]
         spreads = [
-            auc_spread(predictions.truth_N[:, k] == 1, predictions.scores_NO[:, k]) for k in both
+            auc_spread(scores_N, true_N)
+            for scores_N, true_N in zip(predictions.scores_NO.T, truth_NC.T == 1, strict=True)
+            if 0 < true_N.sum() < len(predictions)
         ]
         return {"auc": mean_spread(spreads)} if spreads else {}
     if (
@@ -190,7 +168,14 @@ def _binary(predictions: SplitPredictions) -> Statistic:
     assert predictions.decided_N is not None  # noqa: S101 - of classes
     d_N = predictions.decided_N.astype(np.float64)
     terms_NT = np.stack(
-        [y_N == d_N, y_N * d_N, (1 - y_N) * d_N, y_N * (1 - d_N), (p_N - y_N) ** 2, _log(p_N, y_N)],
+        [
+            y_N == d_N,
+            y_N * d_N,
+            (1 - y_N) * d_N,
+            y_N * (1 - d_N),
+            (p_N - y_N) ** 2,
+            log_losses(np.where(y_N == 1, p_N, 1 - p_N)),
+        ],
         axis=1,
     ).astype(np.float64)
     ranked = ScoreRanking(y_N, p_N)
@@ -220,7 +205,7 @@ def _multiclass(predictions: SplitPredictions) -> Statistic:
     is_NC[rows, predictions.truth_N] = 1
     p_N = predictions.scores_NO[rows, predictions.truth_N]
     terms_NT = np.stack(
-        [((predictions.scores_NO - is_NC) ** 2).sum(axis=1), -np.log(np.maximum(p_N, _EPSILON))],
+        [((predictions.scores_NO - is_NC) ** 2).sum(axis=1), log_losses(p_N)],
         axis=1,
     )
 
@@ -290,7 +275,7 @@ def _ranking(predictions: SplitPredictions) -> Statistic:
     for rows in np.split(order, np.flatnonzero(np.diff(query_N[order])) + 1):
         if len(rows) > 1 and (predictions.truth_N[rows] > 0).any():
             first_N[rows[0]] = len(values) + 1
-            values.append(_ndcg(predictions.truth_N[rows], predictions.scores_N[rows]))
+            values.append(ndcg(predictions.truth_N[rows], predictions.scores_N[rows]))
     if not values:
         return lambda _times: {}
     value_N = np.array([0.0, *values])[first_N]
@@ -301,53 +286,6 @@ def _ranking(predictions: SplitPredictions) -> Statistic:
         return {"ndcg": float(times_N @ value_N) / queries if queries else float("nan")}
 
     return of
-
-
-def _ndcg(gains_N: Floats, scores_N: Floats) -> float:
-    """Returns NDCG of one query (Järvelin and Kekäläinen 2002); equal scores share their ranks."""
-    # Equals scikit-learn's ndcg_score, which takes a millisecond for each query.
-    discounts = 1 / np.log2(np.arange(len(gains_N)) + 2)
-    _, at, counts = np.unique(-scores_N, return_inverse=True, return_counts=True)
-    shared = np.add.reduceat(discounts, np.cumsum(counts) - counts) / counts
-    return float(shared[at] @ gains_N / (np.sort(gains_N)[::-1] @ discounts))
-
-
-class ScoreRanking:
-    """Rows of two classes in the order of their scores, the highest first.
-
-    Args:
-        y_N: 1 for positive rows, otherwise 0, [N].
-        scores_N: the scores, [N].
-    """
-
-    def __init__(self, y_N: Floats, scores_N: Floats) -> None:
-        self._order_N = np.argsort(-scores_N, kind="stable")
-        self._y_N = y_N[self._order_N]
-        ordered_N = scores_N[self._order_N]
-        # The position of the last row of each score.
-        self._ends: npt.NDArray[np.int64] = np.flatnonzero(np.append(np.diff(ordered_N) != 0, True))
-
-    def average_precision_and_ks(self, times_N: Floats) -> tuple[float, float]:
-        """Returns average precision, and the largest distance of the two classes' distributions of
-        scores (KS); NaN if a class is not drawn.
-
-        ``times_N``: how often each row is drawn, [N].
-        """
-        times_N = times_N[self._order_N]
-        hits_E = np.cumsum(times_N * self._y_N)[self._ends]
-        false_E = np.cumsum(times_N * (1 - self._y_N))[self._ends]
-        hits, false = hits_E[-1], false_E[-1]
-        if not hits or not false:
-            return float("nan"), float("nan")
-        both_E = hits_E + false_E
-        precision_E = np.divide(hits_E, both_E, out=np.zeros_like(hits_E), where=both_E > 0)
-        gained_E = np.diff(hits_E, prepend=0.0) / hits
-        ks = float(np.abs(hits_E / hits - false_E / false).max())
-        return float(gained_E @ precision_E), ks
-
-
-def _log(p_N: Floats, y_N: Floats) -> Floats:
-    return -np.log(np.maximum(np.where(y_N == 1, p_N, 1 - p_N), _EPSILON))
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - as everywhere
@@ -19,12 +20,18 @@ from torch.nn import functional as F  # noqa: N812 - as everywhere
 from vfl_common.config.task import LOWER_IS_BETTER, METRICS, TaskSettings, top_of
 from vfl_common.errors import Code, InputError, VflError
 from vfl_party.base.plugins import PlugIns, where_it_failed
+from vfl_party.base.statistics import (
+    FIRST,
+    ScoreRanking,
+    auc,
+    c_index_spread,
+    log_losses,
+    ndcg,
+)
 from vfl_party.models.metrics.losses import loss_fn, scores
 from vfl_party.models.metrics.threshold import decide
 
 _WHERE = "recipe: task.metrics"
-# Rows that are compared with all others at once.
-_COMPARED = 512
 
 
 @dataclass(frozen=True)
@@ -49,15 +56,6 @@ class Metric:
 PLUGINS = PlugIns("vfl.metrics", "metric", ours=tuple(METRICS))
 
 
-# {task kind: its first metric}; all other kinds have ``auc``.
-_FIRST = {
-    "multiclass": "accuracy",
-    "regression": "rmse",
-    "survival": "c_index",
-    "ranking": "ndcg",
-}
-
-
 def load_metric(name: str) -> Metric:
     """Returns the metric of a plug-in; a bare function is a metric of which more is better. Raises
     InputError if it is unknown.
@@ -69,7 +67,7 @@ def load_metric(name: str) -> Metric:
 
 def first_metric(task: TaskSettings) -> str:
     """Returns the metric by which a task is judged, if nothing names another one."""
-    return _FIRST.get(task.kind, "auc")
+    return FIRST[task.kind]
 
 
 def lower_is_better(task: TaskSettings, name: str) -> bool:
@@ -186,22 +184,20 @@ def _binary(
         "f1": m.binary_f1_score(guess_N, targets_N, validate_args=False).item(),
     }
     if both:
-        metrics["auc"] = _auc(logits_N, targets_N)
+        metrics["auc"] = auc(logits_N.numpy(), targets_N.numpy() == 1)
     wanted: dict[str, Callable[[], float]] = {
         "precision": lambda: m.binary_precision(guess_N, targets_N, validate_args=False).item(),
         "recall": lambda: m.binary_recall(guess_N, targets_N, validate_args=False).item(),
         "brier": lambda: (
             functional().mean_squared_error(logits_N.sigmoid(), targets_N.double()).item()
         ),
-        "log_loss": lambda: F.binary_cross_entropy_with_logits(logits_N, targets_N.double()).item(),
+        "log_loss": lambda: _log_loss((logits_N * (2 * targets_N - 1)).sigmoid()),
     }
     if both:
         wanted |= {
             "gini": lambda: 2 * metrics["auc"] - 1,
-            "ks": lambda: _ks(logits_N, targets_N),
-            "average_precision": lambda: m.binary_average_precision(
-                _ranks(logits_N), targets_N, validate_args=False
-            ).item(),
+            "ks": lambda: _precision_and_ks(logits_N, targets_N)[1],
+            "average_precision": lambda: _precision_and_ks(logits_N, targets_N)[0],
         }
     return metrics | _compute_requested(task, wanted)
 
@@ -229,14 +225,13 @@ def _multiclass(task: TaskSettings, scores_NC: Tensor, targets_N: Tensor) -> dic
         "f1": of(m.multiclass_f1_score, average="macro"),
     }
     classes = sorted(set(targets_N.tolist()))
-    # Class by class: multiclass_auroc warns of every class that does not occur.
     if len(classes) > 1:
-        aucs = [_auc(scores_NC[:, k], (targets_N == k).long()) for k in classes]
+        aucs = [auc(scores_NC[:, k].numpy(), targets_N.numpy() == k) for k in classes]
         metrics["auc"] = sum(aucs) / len(aucs)
     wanted: dict[str, Callable[[], float]] = {
         "precision": lambda: of(m.multiclass_precision, average="macro"),
         "recall": lambda: of(m.multiclass_recall, average="macro"),
-        "log_loss": lambda: F.nll_loss(scores_NC, targets_N).item(),
+        "log_loss": lambda: _log_loss(scores_NC.exp().gather(1, targets_N[:, None])),
         # The sum over the classes, as Brier has it.
         "brier": lambda: (
             (scores_NC.exp() - F.one_hot(targets_N, n)).square().sum(dim=1).mean().item()
@@ -256,43 +251,22 @@ def _compute_requested(
     return {name: known[name]() for name in task.own_metrics if name in known}
 
 
-def _ranks(scores_N: Tensor) -> Tensor:
-    """Returns ranks in [0, 1), equal for ties.
-
-    torchmetrics applies a sigmoid to values outside [0, 1], which makes large logits equal.
-    """
-    scores_N = scores_N.contiguous()
-    return torch.searchsorted(scores_N.sort().values, scores_N).double() / len(scores_N)
+def _precision_and_ks(scores_N: Tensor, targets_N: Tensor) -> tuple[float, float]:
+    ranking = ScoreRanking(targets_N.numpy(), scores_N.numpy())
+    return ranking.average_precision_and_ks(np.ones(len(targets_N)))
 
 
-def _ks(scores_N: Tensor, targets_N: Tensor) -> float:
-    """Returns the largest distance of the two classes' distributions of scores."""
-    false_T, true_T, _ = functional().classification.binary_roc(
-        _ranks(scores_N), targets_N, validate_args=False
-    )
-    value: float = (true_T - false_T).abs().max().item()
-    return value
-
-
-def _auc(scores_N: Tensor, targets_N: Tensor) -> float:
-    auc = functional().classification.binary_auroc(_ranks(scores_N), targets_N, validate_args=False)
-    value: float = auc.item()
-    return value
+def _log_loss(probabilities: Tensor) -> float:
+    """Returns the log loss. ``probabilities``: that of the true class of each row."""
+    return float(log_losses(probabilities.numpy()).mean())
 
 
 def _survival(hazards_N: Tensor, times_N: Tensor, events_N: Tensor) -> dict[str, float]:
     """Harrell's C: of the pairs of rows of which one is known to be the first, the share in which
     it has the greater hazard; equal hazards count half.
     """
-    right = pairs = 0.0
-    for part in torch.split(torch.arange(len(times_N)), _COMPARED):
-        first = times_N[part, None]
-        later = (times_N > first) | ((times_N == first) & (events_N == 0))
-        later &= events_N[part, None] == 1
-        ahead = hazards_N[part, None] - hazards_N
-        pairs += later.sum().item()
-        right += (later & (ahead > 0)).sum().item() + 0.5 * (later & (ahead == 0)).sum().item()
-    return {"c_index": right / pairs} if pairs else {}
+    spread = c_index_spread(times_N.numpy(), events_N.numpy(), hazards_N.numpy())
+    return {} if spread is None else {"c_index": spread.value}
 
 
 def _ranking(
@@ -306,13 +280,12 @@ def _ranking(
     order = query_N.argsort(stable=True)
     sizes = torch.unique_consecutive(query_N[order], return_counts=True)[1].tolist()
     queries = [
-        (scores_N[rows], relevance_N[rows])
+        (relevance_N[rows].numpy(), scores_N[rows].numpy())
         for rows in torch.split(order, sizes)
         if len(rows) > 1 and bool((relevance_N[rows] > 0).any())
     ]
-    ndcg = functional().retrieval.retrieval_normalized_dcg
     return {
-        name: sum(ndcg(*query, top_k=k).item() for query in queries) / len(queries)
+        name: sum(ndcg(*query, k) for query in queries) / len(queries)
         for name, k in names.items()
         if queries
     }

@@ -10,9 +10,9 @@ from matplotlib.patches import Rectangle
 
 from tests.harness.errors import raises
 from tests.unit.vfl.test_report import summary_of
+from vfl.report.bars import shares, times_of
 from vfl.report.charts import draw
 from vfl.report.reading import RunRecord
-from vfl.report.times import shares, times_of
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.summary import PhaseTimes, Summary
 from vfl_party.base import step_timing

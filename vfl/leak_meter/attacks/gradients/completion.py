@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from vfl.leak_meter.learn.fitting import Inputs, classify, estimate, r2_by_column, self_supervised
 from vfl.leak_meter.learn.mixmatch import semi_supervised
 from vfl.leak_meter.scene.scene import Attack, Figure, Scene, UnfitError
-from vfl.leak_meter.scene.scores import auc
 from vfl_party.base.seeds import Rows, derive_seed
+from vfl_party.base.statistics import auc
 
 KNOWN = 80
 FROZEN, TUNED, MIXMATCH = (

@@ -20,9 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from vfl.leak_meter.scene.scene import Attack, Figure, Scene, UnfitError
-from vfl.leak_meter.scene.scores import Classes, Numbers, auc, fold_auc
+from vfl.leak_meter.scene.scores import Classes, Numbers, fold_auc
 from vfl.leak_meter.scene.trees import MAX_TREES, trees_of
 from vfl_party.base.seeds import derive_seed
+from vfl_party.base.statistics import auc
 
 # Learning rate, and the default regularisation and minimum weight.
 _RATE, _LAMBDA, _WEIGHT = 0.3, 1.0, 1.0

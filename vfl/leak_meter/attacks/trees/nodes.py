@@ -14,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from vfl.leak_meter.scene.scene import Attack, Figure, Scene, UnfitError
-from vfl.leak_meter.scene.scores import Classes, Numbers, Tally, auc, best_accuracy, fold_auc
+from vfl.leak_meter.scene.scores import Classes, Numbers, Tally, best_accuracy, fold_auc
 from vfl.leak_meter.scene.trees import MAX_TREES, places, trees_of
 from vfl_party.base.seeds import Rows, derive_seed
+from vfl_party.base.statistics import auc
 
 # Number of labels that an attacker knows.
 KNOWN = 80
