@@ -1,3 +1,3 @@
-"""The way out of a party: what a phase declares, the chain that it passes, the exchange that sends
-it.
+"""The only way out of a party: the declaration of what a phase sends, the chain of filters that it
+passes, and the exchange that sends it.
 """

@@ -26,11 +26,12 @@ log = logging.getLogger(__name__)
 
 
 class Chain:
-    """The filters of one direction of an exchange, in the order of application: fixed when the
-    chain is made.
+    """The filters of one direction of an exchange, in the order in which they are applied. They do
+    not change after the chain is made.
 
-    ``codec``: the last one, if any. ``sent``: what has left through the chain of this ``way``
-    before; None: it is not tracked.
+    ``codec``: the last filter, if there is a codec. ``sent``: the digests of what this party has
+    sent before; None: no digests are kept. ``way``: the name of the exchange and direction in these
+    digests.
     """
 
     def __init__(
@@ -41,61 +42,68 @@ class Chain:
         way: str = "",
     ) -> None:
         self.filters = (*filters, *([codec] if codec is not None else []))
-        self._coded = codec is not None
-        # The names of all tensors that the filters must be told.
+        self._has_codec = codec is not None
+        # The names of all tensors that the filters need and that are not sent, such as labels.
         self.knows = frozenset(name for filter_ in self.filters for name in filter_.knows)
         # Filters that change nothing are not called, to save time at every step.
-        self._apply = [filter_ for filter_ in self.filters if _overrides(filter_, "apply")]
-        self._undo = [
+        self._applied_filters = [
+            filter_ for filter_ in self.filters if _overrides(filter_, "apply")
+        ]
+        self._undo_places = [
             place
             for place, filter_ in reversed([*enumerate(self.filters)])
             if _overrides(filter_, "undo")
         ]
-        self._leaves = [
+        self._checking_filters = [
             filter_ for filter_ in self.filters if type(filter_).leaves is not Filter.leaves
         ]
-        self._noisy = (
+        self._noisy_filters = (
             [filter_ for filter_ in self.filters if filter_.draws] if sent is not None else []
         )
         self._sent, self._way = sent, way
-        # {id of a spec: that spec and its stages}; holding the spec keeps its id from being reused.
-        self._specs: dict[int, tuple[BundleSpec, ...]] = {}
-        # Dtypes and shapes for which apply has kept to wire_spec.
-        self._agreeing: set[tuple[Any, ...]] = set()
+        # {id of a spec: the spec, then the spec after each filter}. The reference to the spec keeps
+        # Python from reusing its id.
+        self._stages_by_id: dict[int, tuple[BundleSpec, ...]] = {}
+        # The dtypes and shapes for which the result of ``apply`` has matched ``wire_spec``.
+        self._checked_signatures: set[tuple[Any, ...]] = set()
 
     def apply(self, tensors: Tensors, at: Passage = NOWHERE) -> Tensors:
-        """Returns what goes to the wire. Raises VflError if it may not leave."""
-        if not self._apply:
+        """Applies all filters and returns the tensors to send. Raises VflError if a filter
+        refuses.
+        """
+        if not self._applied_filters:
             return tensors
         tensors = changed = {name: x.detach() for name, x in tensors.items()}
-        if self._noisy and at is not NOWHERE:
+        if self._noisy_filters and at is not NOWHERE:
             self._renew_noise(at, tensors)
-        for filter_ in self._apply:
-            before = _generators(tensors) if filter_.of_plugin else ()
+        for filter_ in self._applied_filters:
+            before = _get_generator_states(tensors) if filter_.of_plugin else ()
             with _name_filter(filter_, "cannot be applied to what leaves"):
                 changed = dict(filter_.apply_at(at, changed))
-            if filter_.of_plugin and before != _generators(tensors):
+            if filter_.of_plugin and before != _get_generator_states(tensors):
                 raise _draw_error(filter_)
         signature = tuple((name, x.dtype, x.shape) for name, x in tensors.items())
-        if signature not in self._agreeing:
-            self._check(_as_sent(tensors), changed)
-            self._agreeing.add(signature)
+        if signature not in self._checked_signatures:
+            self._check(_describe_tensors(tensors), changed)
+            self._checked_signatures.add(signature)
         return changed
 
     @property
     def watches(self) -> bool:
-        """Whether ``leaves`` does anything."""
-        return bool(self._leaves)
+        """Whether any filter of the chain overrides ``leaves``."""
+        return bool(self._checking_filters)
 
     def leaves(self, leaving: OutboundBundle) -> None:
-        """Has each filter check a bundle that is about to leave. Raises VflError if it may not."""
-        for filter_ in self._leaves:
+        """Has each filter check a bundle that is about to leave. Raises VflError if a filter
+        refuses the bundle.
+        """
+        for filter_ in self._checking_filters:
             with _name_filter(filter_, "cannot check what leaves"):
                 filter_.leaves(leaving)
 
     def _renew_noise(self, at: Passage, tensors: Tensors) -> None:
-        """Draws new noise if the receiver has other tensors of this step under the noise that comes
-        next.
+        """Draws new noise if the receiver already has different tensors with the same noise for
+        this step. The difference of the two messages would be free of noise.
         """
         if self._sent is not None and self._sent.differs(self._way, at, tensors):
             log.warning(
@@ -106,57 +114,63 @@ class Chain:
                 at.step,
                 extra={"event": "noise"},
             )
-            for filter_ in self._noisy:
+            for filter_ in self._noisy_filters:
                 filter_.renew()
 
     def _check(self, spec: BundleSpec, tensors: Tensors) -> None:
-        """Raises InputError if ``tensors``, made from ``spec``, are not what the chain declares."""
-        declared, sent = self._declare(spec)[-1].tensors, _as_sent(tensors).tensors
+        """Raises InputError if ``tensors``, which the filters made from tensors of ``spec``, do not
+        match the chain's ``wire_spec``.
+        """
+        declared, sent = self._declare(spec)[-1].tensors, _describe_tensors(tensors).tensors
         for name in sorted(declared.keys() | sent.keys()):
-            want, got = declared.get(name), sent.get(name)
-            if want != got:
+            declared_spec, sent_spec = declared.get(name), sent.get(name)
+            if declared_spec != sent_spec:
                 raise InputError(
                     Code.CONFIG_INVALID,
-                    f"{self}: tensor {name!r} leaves as {got or 'nothing'}, but wire_spec declares "
-                    f"{want or 'nothing'}. Keep the tensor's shape and dtype, or declare the new "
-                    "ones in wire_spec of the plug-in's Filter.",
+                    f"{self}: tensor {name!r} leaves as {sent_spec or 'nothing'}, but wire_spec "
+                    f"declares {declared_spec or 'nothing'}. Keep the tensor's shape and dtype, or "
+                    "declare the new ones in wire_spec of the plug-in's Filter.",
                 )
 
     def undo(
         self, tensors: dict[str, Tensor], at: Passage = NOWHERE, spec: BundleSpec | None = None
     ) -> dict[str, Tensor]:
-        """Returns what the receiver works with; ``spec``: of what was given to ``apply``. Raises
-        VflError.
+        """Undoes all filters at the receiver and returns the tensors. ``spec``: the spec of the
+        tensors that the sender gave to ``apply``.
 
-        Raises PeerError if the tensors cannot come from ``apply``.
+        Raises VflError, and PeerError if ``apply`` cannot have made the tensors.
         """
-        if not self._undo:
+        if not self._undo_places:
             return tensors
-        return self._undone(self._undo, tensors, at, spec)
+        return self._undo_filters(self._undo_places, tensors, at, spec)
 
     @property
     def undoes_on_host(self) -> bool:
-        """Whether what arrives is undone before it is copied to a GPU, at first."""
-        return bool(self._undo) and self.filters[self._undo[0]].on_host
+        """Whether the first filter to be undone works on the host, before tensors are copied to a
+        GPU.
+        """
+        return bool(self._undo_places) and self.filters[self._undo_places[0]].on_host
 
     def undo_first(
         self, tensors: dict[str, Tensor], at: Passage, spec: BundleSpec
     ) -> dict[str, Tensor]:
         """Undoes the filter that was applied last. Raises as ``undo``."""
-        return self._undone(self._undo[:1], tensors, at, spec)
+        return self._undo_filters(self._undo_places[:1], tensors, at, spec)
 
     def undo_rest(
         self, tensors: dict[str, Tensor], at: Passage, spec: BundleSpec
     ) -> dict[str, Tensor]:
-        """Undoes the others. Raises as ``undo``."""
-        return self._undone(self._undo[1:], tensors, at, spec)
+        """Undoes all filters except the one that was applied last. Raises as ``undo``."""
+        return self._undo_filters(self._undo_places[1:], tensors, at, spec)
 
     @property
     def repeats(self) -> bool:
-        """Whether the same tensors at the same step become the same for every receiver."""
-        return all(filter_.repeats for filter_ in self._apply)
+        """Whether the chain sends the same values to every receiver when it gets the same tensors
+        at the same step.
+        """
+        return all(filter_.repeats for filter_ in self._applied_filters)
 
-    def _undone(
+    def _undo_filters(
         self,
         places: Sequence[int],
         tensors: dict[str, Tensor],
@@ -174,39 +188,45 @@ class Chain:
         return dict(result)
 
     def wire_spec(self, spec: BundleSpec) -> BundleSpec:
-        """Returns the spec of tensors of ``spec`` as they cross the wire."""
+        """Returns the spec on the wire of tensors that have ``spec`` before the chain."""
         return self._stages(spec)[-1]
 
     def before_codec(self, spec: BundleSpec) -> BundleSpec:
-        """Returns the spec of tensors of ``spec`` when all filters but the codec have been
-        applied.
+        """Returns the spec, after all filters except the codec, of tensors that have ``spec``
+        before the chain.
         """
-        return self._stages(spec)[-2 if self._coded else -1]
+        return self._stages(spec)[-2 if self._has_codec else -1]
 
     def _stages(self, spec: BundleSpec) -> tuple[BundleSpec, ...]:
-        """Returns ``spec``, and what each filter makes of it."""
-        known = self._specs.get(id(spec))
-        if known is None:
-            known = self._specs[id(spec)] = self._declare(spec)
-        return known
+        """Returns ``spec``, followed by the spec after each filter."""
+        stages = self._stages_by_id.get(id(spec))
+        if stages is None:
+            stages = self._stages_by_id[id(spec)] = self._declare(spec)
+        return stages
 
     def _declare(self, spec: BundleSpec) -> tuple[BundleSpec, ...]:
         stages = [spec]
         for filter_ in self.filters:
             with _name_filter(filter_, "cannot give the spec of what leaves"):
-                made = filter_.wire_spec(stages[-1])
-                if not isinstance(made, BundleSpec):
-                    raise TypeError(f"wire_spec returns a {type(made).__name__}, not a BundleSpec")
-                stages.append(made)
+                declared = filter_.wire_spec(stages[-1])
+                if not isinstance(declared, BundleSpec):
+                    raise TypeError(
+                        f"wire_spec returns a {type(declared).__name__}, not a BundleSpec"
+                    )
+                stages.append(declared)
         return tuple(stages)
 
     @property
     def costs(self) -> Mechanism | None:
-        """The privacy cost of each tensor for a row in it; None if no filter makes it private."""
+        """The privacy cost of one tensor for a row in it; None if no filter is differentially
+        private.
+        """
         return next((filter_.costs for filter_ in self.filters if filter_.costs is not None), None)
 
     def tell(self, beside: Tensors) -> None:
-        """Tells each filter what it may know of the rows that leave next; see ``Filter.tell``."""
+        """Passes tensors that are not sent, such as labels of the next rows, to each filter; see
+        ``Filter.tell``.
+        """
         for filter_ in self.filters:
             filter_.tell(beside)
 
@@ -224,23 +244,28 @@ class Chain:
         return ARROW.join(filter_.text for filter_ in self.filters) or "unchanged"
 
 
-def _overrides(filter_: Filter, what: str) -> bool:
-    """Whether a filter does something in ``apply``, or ``undo``."""
+def _overrides(filter_: Filter, method_name: str) -> bool:
+    """Whether a filter overrides ``apply`` or ``apply_at`` (or ``undo`` or ``undo_at``, by
+    ``method_name``).
+    """
     return any(
-        getattr(type(filter_), name) is not getattr(Filter, name) for name in (what, f"{what}_at")
+        getattr(type(filter_), name) is not getattr(Filter, name)
+        for name in (method_name, f"{method_name}_at")
     )
 
 
-def _generators(tensors: Tensors) -> tuple[object, ...]:
-    """Returns the states of torch's generators from which noise on ``tensors`` might be drawn."""
+def _get_generator_states(tensors: Tensors) -> tuple[object, ...]:
+    """Returns the states of torch's generators on the CPU and on the devices of ``tensors``. A
+    change shows that a filter has drawn from them.
+    """
     devices = dict.fromkeys(x.device for x in tensors.values() if x.is_cuda)
     states = [torch.default_generator.get_state(), *map(torch.cuda.get_rng_state, devices)]
     return tuple(state.numpy().tobytes() for state in states)
 
 
 def _draw_error(filter_: Filter) -> InputError:
-    """Returns the error of a transform that draws from torch's generators, whose seed follows from
-    the recipe's.
+    """Returns the error of a transform that draws from torch's generators, whose seed every peer
+    can derive from the recipe's.
     """
     return InputError(
         Code.CONFIG_INVALID,
@@ -251,8 +276,10 @@ def _draw_error(filter_: Filter) -> InputError:
 
 
 @contextlib.contextmanager
-def _name_filter(filter_: Filter, what: str) -> Iterator[None]:
-    """Converts an error of a filter, which may be a plug-in, to an InputError with its name."""
+def _name_filter(filter_: Filter, problem: str) -> Iterator[None]:
+    """Converts an error of a filter, which may be a plug-in, to an InputError with the filter's
+    name.
+    """
     try:
         yield
     except VflError:
@@ -260,30 +287,32 @@ def _name_filter(filter_: Filter, what: str) -> Iterator[None]:
     except Exception as error:
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{filter_.text} {what}: it failed {where_it_failed(error)}. Correct the plug-in, or "
-            "remove it.",
+            f"{filter_.text} {problem}: it failed {where_it_failed(error)}. Correct the plug-in, "
+            "or remove it.",
         ) from error
 
 
-def _as_sent(tensors: Tensors) -> BundleSpec:
-    """Returns dtypes and shapes of tensors, in the words of the wire; of a kind that does not
-    matter.
-    """
+def _describe_tensors(tensors: Tensors) -> BundleSpec:
+    """Returns a spec with the dtypes and shapes of tensors. Its kind is a placeholder."""
     return BundleSpec(Kind.ACK, {name: spec_of(x.dtype, *x.shape) for name, x in tensors.items()})
 
 
 @dataclass(frozen=True)
 class Chains:
-    """Both directions of an exchange, at ``party``."""
+    """The chains of both directions of an exchange, at ``party``."""
 
     up: Chain
     down: Chain
     party: str = ""
 
     def state(self) -> list[list[dict[str, Any] | None]] | None:
-        """Returns the state of both; None if neither has any."""
+        """Returns the state of both chains; None if no filter has a state."""
         states = [self.up.state(), self.down.state()]
-        return states if any(own is not None for state in states for own in state) else None
+        return (
+            states
+            if any(filter_state is not None for state in states for filter_state in state)
+            else None
+        )
 
     def load_state(self, states: Sequence[Sequence[dict[str, Any] | None]]) -> None:
         """Restores what ``state`` returned."""

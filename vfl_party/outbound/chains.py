@@ -42,11 +42,12 @@ def make_chains(
     party: str = "",
     sent: SentDigests | None = None,
 ) -> Chains:
-    """Makes both directions of an exchange, as the party of ``role`` has them.
+    """Makes the chains of both directions of an exchange for a party of ``role``.
 
-    ``sent``: what the party has sent in earlier generations. A party applies its own direction's
-    chain and undoes the other's, so it makes both. Its policy is only in its own. Raises InputError
-    if the recipe names an unknown transform or codec, or if the policy refuses.
+    A party applies the chain of the direction in which it sends, and undoes the chain of the other
+    direction. So it makes both. Its policy is only in the first. ``sent``: the digests of what the
+    party has sent in earlier generations. Raises InputError if the recipe names an unknown
+    transform or codec, or if the policy refuses.
     """
     settings = next((entry for entry in recipe.phases if entry.name == phase), None)
     sends = {
@@ -54,35 +55,35 @@ def make_chains(
         "down": role == "active" and exchange.asks == "active",
     }
 
-    before = sent
+    digests = sent
 
-    def chain(direction: Direction, sent: Sent) -> Chain:
+    def make_chain(direction: Direction, sent: Sent) -> Chain:
         where = f"recipe: phases: {phase}: exchange {exchange.name}"
         if not sent.tensors:
             return Chain([])
-        uses = [*sent.through, *_recipe_transforms(recipe, phase, exchange, direction)]
-        mine = [use for use in uses if use.role in (None, role) or not sends[direction]]
-        filters: list[Filter] = [use.make(where) for use in mine]
+        uses = [*sent.through, *_list_recipe_transforms(recipe, phase, exchange, direction)]
+        applied = [use for use in uses if use.role in (None, role) or not sends[direction]]
+        filters: list[Filter] = [use.make(where) for use in applied]
         parts = settings.settings.get("micro_batches", 1) if settings is not None else 1
-        _check_fits(recipe, mine, filters, sent, parts, where)
+        _check_fits(recipe, applied, filters, sent, parts, where)
         if sends[direction]:
-            # The policy sees all transforms that the tensors pass.
-            passed = replace(sent, through=tuple(mine))
-            filters.append(_apply_policy(policy, phase, exchange, passed, where))
+            # The policy checks the declaration with all transforms that this party applies.
+            declaration = replace(sent, through=tuple(applied))
+            filters.append(_make_policy_filter(policy, phase, exchange, declaration, where))
         way = f"{phase}: {exchange.name}, {direction}"
-        return Chain(filters, _codec(recipe, phase, exchange, direction, where), before, way)
+        return Chain(filters, _make_codec(recipe, phase, exchange, direction, where), digests, way)
 
-    return Chains(chain("up", exchange.up), chain("down", exchange.down), party)
+    return Chains(make_chain("up", exchange.up), make_chain("down", exchange.down), party)
 
 
 def coding_of(recipe: Recipe, phase: str, exchange: Exchange, direction: Direction) -> Coding:
-    """Returns how a direction of an average is written. Raises InputError if the server does not
-    know the codec.
+    """Returns how tensors are encoded in one direction of an exchange that the server averages.
+    Raises InputError if the server does not support the codec.
     """
     table = wire_table(recipe, phase, exchange, direction)
     if table is None:
         return PLAIN
-    where = _where(recipe, table, phase, exchange)
+    where = _locate_setting(recipe, table, phase, exchange)
     name = next((codec for codec in coding.NAMES if codec == table.codec), None)
     if name is None:
         raise InputError(
@@ -100,37 +101,37 @@ def coding_of(recipe: Recipe, phase: str, exchange: Exchange, direction: Directi
             f"{settings.scales}). Remove scales.",
         )
     stochastic = settings.rounding == "stochastic"
-    seed = _seed(recipe, phase, exchange, direction) if stochastic else 0
+    seed = _derive_wire_seed(recipe, phase, exchange, direction) if stochastic else 0
     return Coding(name, settings.bits, stochastic, seed)
 
 
 def wire_table(
     recipe: Recipe, phase: str, exchange: Exchange, direction: Direction
 ) -> WireSettings | None:
-    """Returns the table of ``wire`` that applies to a direction of an exchange, or None;
-    ``phases.codec`` counts as a table.
+    """Returns the table of ``wire`` in the recipe that applies to a direction of an exchange, or
+    None. ``phases.codec`` counts as a table.
 
     A table that names the phase takes precedence, then one that names the exchange, then the
-    direction. No table applies outside of the recipe's phases (alignment, prediction), and only one
-    that names the exchange applies to averages.
+    direction. No table applies outside of the recipe's phases (alignment, prediction). Only a table
+    that names the exchange applies to an exchange that the server averages.
     """
     settings = next((entry for entry in recipe.phases if entry.name == phase), None)
     if settings is None:
         return None
-    short = (
+    phase_tables = (
         [WireSettings(codec=settings.codec, phase=phase)] if settings.codec != "identity" else []
     )
-    fits = [
+    matching = [
         candidate
-        for candidate in (*short, *recipe.wire)
-        if _fits(candidate, phase, exchange, direction)
+        for candidate in (*phase_tables, *recipe.wire)
+        if _matches(candidate, phase, exchange, direction)
     ]
     return max(
-        fits, key=lambda candidate: [name is not None for name in candidate.named], default=None
+        matching, key=lambda candidate: [name is not None for name in candidate.named], default=None
     )
 
 
-def _fits(table: WireSettings, phase: str, exchange: Exchange, direction: Direction) -> bool:
+def _matches(table: WireSettings, phase: str, exchange: Exchange, direction: Direction) -> bool:
     """Returns whether a table matches a direction of an exchange."""
     names = (exchange.name,) if exchange.asks == "server" else (None, exchange.name)
     return (
@@ -140,20 +141,20 @@ def _fits(table: WireSettings, phase: str, exchange: Exchange, direction: Direct
     )
 
 
-def _codec(
+def _make_codec(
     recipe: Recipe, phase: str, exchange: Exchange, direction: Direction, where: str
 ) -> Filter | None:
     """Returns the codec of a direction; None without a codec, and for an exchange outside of the
-    phases.
+    recipe's phases.
     """
     averaged = exchange.asks == "server"
     if averaged:
         coding_of(recipe, phase, exchange, direction)
     table = wire_table(recipe, phase, exchange, direction)
     if table is None:
-        plain = any(entry.name == phase for entry in recipe.phases) and not averaged
-        return codecs.make("identity", where) if plain else None
-    where = _where(recipe, table, phase, exchange)
+        uses_identity = any(entry.name == phase for entry in recipe.phases) and not averaged
+        return codecs.make("identity", where) if uses_identity else None
+    where = _locate_setting(recipe, table, phase, exchange)
     if all(other is not table for other in recipe.wire) and codecs.has_settings(table.codec, where):
         raise InputError(
             Code.CONFIG_INVALID,
@@ -162,13 +163,15 @@ def _codec(
         )
     answered = bool(exchange.up.tensors and exchange.down.tensors)
     place = codecs.Place(
-        _seed(recipe, phase, exchange, direction), answered, averaged, direction == "up"
+        _derive_wire_seed(recipe, phase, exchange, direction), answered, averaged, direction == "up"
     )
     return codecs.make(table.codec, where, table.settings, place)
 
 
-def _where(recipe: Recipe, table: WireSettings, phase: str, exchange: Exchange) -> str:
-    """Returns the beginning of an error's sentence about a table, or about the codec of a phase."""
+def _locate_setting(recipe: Recipe, table: WireSettings, phase: str, exchange: Exchange) -> str:
+    """Returns the place in the recipe, for an error about a table of ``wire`` or about a phase's
+    codec.
+    """
     number = next((number for number, other in enumerate(recipe.wire, 1) if other is table), None)
     return (
         f"recipe: phases: {phase}: exchange {exchange.name}"
@@ -177,29 +180,30 @@ def _where(recipe: Recipe, table: WireSettings, phase: str, exchange: Exchange) 
     )
 
 
-def _seed(recipe: Recipe, phase: str, exchange: Exchange, direction: Direction) -> int:
+def _derive_wire_seed(recipe: Recipe, phase: str, exchange: Exchange, direction: Direction) -> int:
     return derive_seed(recipe.seed, "wire", phase, exchange.name, direction)
 
 
 def summarize_exchanges(
     recipe: Recipe, phase: str, exchange: Exchange, chains: Chains, *, after_labels: bool
 ) -> list[ExchangeSummary]:
-    """Describes both directions of an exchange in words; a direction without tensors is left
-    out. ``after_labels``: see ``Course.after_labels``.
+    """Describes both directions of an exchange in words, without a direction that sends no tensors.
+    ``after_labels``: see ``Course.after_labels``.
     """
 
-    def labels(sender: str, sent: Sent) -> AboutLabels:
+    def describe_labels(sender: str, sent: Sent) -> AboutLabels:
         if sender in (PASSIVES, recipe.server) or (sender == "every party" and exchange.passive):
             return ""
         if sent.label_free and not after_labels:
             return "none"
-        # A verdict follows from metrics, which are computed with the labels as they are.
+        # A verdict (whether to stop) depends on metrics, which are computed from labels without
+        # noise.
         noisy = recipe.task.label_epsilon is not None and sent.kind != Kind.VERDICT
         return "randomised" if noisy else "possible"
 
-    of_server = exchange.asks == "server"
-    asks = "every party" if of_server and not exchange.passive else PASSIVES
-    answers = recipe.server if of_server else recipe.active.name
+    averaged = exchange.asks == "server"
+    asking = "every party" if averaged and not exchange.passive else PASSIVES
+    answering = recipe.server if averaged else recipe.active.name
     return [
         ExchangeSummary(
             phase=phase,
@@ -210,11 +214,11 @@ def summarize_exchanges(
             chain=str(chain),
             when=exchange.when,
             how=sent.how,
-            labels=labels(sender, sent),
+            labels=describe_labels(sender, sent),
         )
         for sender, receiver, sent, chain in (
-            (asks, answers, exchange.up, chains.up),
-            (answers, asks, exchange.down, chains.down),
+            (asking, answering, exchange.up, chains.up),
+            (answering, asking, exchange.down, chains.down),
         )
         if sent.tensors
     ]
@@ -225,19 +229,21 @@ def check_transforms(
     opened: Mapping[tuple[str, str], Exchange],
     prediction: Exchange | None = None,
 ) -> None:
-    """Raises InputError if a transform or codec of the recipe has no effect: a recipe that asks for
-    noise must get it.
+    """Raises InputError if a transform or codec of the recipe has no effect, because a recipe that
+    asks for noise must get it.
 
     Args:
-        opened: {(phase, exchange's name): the exchange}, as the phases have opened them.
-        prediction: the exchange of a joint prediction with the model; None if there is none.
+        opened: {(phase, exchange's name): the exchange} for all exchanges of the run.
+        prediction: The exchange of a joint prediction with the model; None without one.
     """
     for phase in recipe.phases:
         codecs.make(phase.codec, f"recipe: phases: {phase.name}")
         between = [
-            swap for (of, _), swap in opened.items() if of == phase.name and swap.asks == "active"
+            swap
+            for (phase_name, _), swap in opened.items()
+            if phase_name == phase.name and swap.asks == "active"
         ]
-        sent = [of for swap in between for of in (swap.up, swap.down)]
+        sent = [direction for swap in between for direction in (swap.up, swap.down)]
         if phase.codec != "identity" and not _carries_float32(sent):
             raise InputError(
                 Code.CONFIG_INVALID,
@@ -247,7 +253,7 @@ def check_transforms(
                 else f"recipe: phases: {phase.name}: codec: the phase sends nothing between "
                 f"parties (got {phase.codec}). Remove codec.",
             )
-        names = [name for of, name in opened if of == phase.name]
+        names = [name for phase_name, name in opened if phase_name == phase.name]
         for transform in phase.transforms:
             where = f"recipe: phases: {phase.name}: transforms"
             exchange = opened.get((phase.name, transform.exchange))
@@ -259,15 +265,17 @@ def check_transforms(
                     f"{where}: unknown exchange in this phase (got {transform.exchange!r}). Choose "
                     f"one of: {', '.join(names) or 'none'}.",
                 )
-            sends = _check_transform(transform, exchange, where)
+            sent_by_party = _check_transform(transform, exchange, where)
             if exchange is prediction:
-                # Its chain is made after the training.
+                # The chain of a prediction is made after training, too late for this check.
                 use = Use(transform.kind, transform.settings)
-                _check_fits(recipe, [use], [use.make(where)], sends, 1, where)
+                _check_fits(recipe, [use], [use.make(where)], sent_by_party, 1, where)
 
 
 def _check_transform(transform: TransformSettings, exchange: Exchange, where: str) -> Sent:
-    """Returns what a transform of a recipe changes. Raises InputError if it changes nothing."""
+    """Returns the direction of ``exchange`` whose tensors a transform of a recipe changes. Raises
+    InputError if the transform changes nothing.
+    """
     if exchange.asks == "server":
         raise InputError(
             Code.CONFIG_INVALID,
@@ -275,41 +283,43 @@ def _check_transform(transform: TransformSettings, exchange: Exchange, where: st
             "transforms apply between parties. Use a setting of the method instead, or remove the "
             "transform.",
         )
-    sends = exchange.up if transform.sent_by == "passive" else exchange.down
-    if not sends.tensors:
+    sent = exchange.up if transform.sent_by == "passive" else exchange.down
+    if not sent.tensors:
         raise InputError(
             Code.CONFIG_INVALID,
             f"{where}: {transform.sent_by} parties send nothing in exchange "
             f"{transform.exchange!r}. Set the other sent_by, or remove the transform.",
         )
-    if not _carries_float32([sends]):
+    if not _carries_float32([sent]):
         raise InputError(
             Code.CONFIG_INVALID,
             f"{where}: {transform.kind}: {transform.sent_by} parties send no float32 numbers in "
             f"exchange {transform.exchange!r}. Remove the transform.",
         )
-    return sends
+    return sent
 
 
 def check_wire(recipe: Recipe, opened: Mapping[tuple[str, str], Exchange]) -> None:
-    """Raises InputError if a table of ``wire`` never applies; ``opened``: see ``check_asked``."""
+    """Raises InputError if a table of ``wire`` never applies. ``opened``: as in
+    ``check_transforms``.
+    """
     for number, table in enumerate(recipe.wire, 1):
         where = f"recipe: wire: table {number}"
-        # Where every setting is possible.
+        # A place in which every setting of a codec is allowed.
         place = codecs.Place(averaged=True, up=True)
         codecs.make(table.codec, where, table.settings, place)
-        of_phase = {key: swap for key, swap in opened.items() if table.phase in (None, key[0])}
+        in_phase = {key: swap for key, swap in opened.items() if table.phase in (None, key[0])}
         if table.exchange is None:
-            exchanges = [swap for swap in of_phase.values() if swap.asks == "active"]
+            exchanges = [swap for swap in in_phase.values() if swap.asks == "active"]
         else:
-            exchanges = [swap for (_, name), swap in of_phase.items() if name == table.exchange]
+            exchanges = [swap for (_, name), swap in in_phase.items() if name == table.exchange]
             if not exchanges:
-                names = sorted({name for _, name in of_phase})
-                near = difflib.get_close_matches(table.exchange, names, n=1)
+                names = sorted({name for _, name in in_phase})
+                similar = difflib.get_close_matches(table.exchange, names, n=1)
                 raise InputError(
                     Code.CONFIG_INVALID,
-                    f"{where}: unknown exchange {table.exchange!r}. Did you mean {near[0]!r}?"
-                    if near
+                    f"{where}: unknown exchange {table.exchange!r}. Did you mean {similar[0]!r}?"
+                    if similar
                     else f"{where}: unknown exchange {table.exchange!r}. Choose one of: "
                     f"{', '.join(names) or 'none'}.",
                 )
@@ -322,16 +332,16 @@ def check_wire(recipe: Recipe, opened: Mapping[tuple[str, str], Exchange]) -> No
                 f"(direction: {table.direction or 'both'}). Remove the table, or name another "
                 "exchange.",
             )
-        before = _before(recipe, table, opened)
-        if before is not None:
+        preceding = _find_preceding(recipe, table, opened)
+        if preceding is not None:
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{where}: this table never applies: {before} takes precedence everywhere it could "
-                "apply (phase, then exchange, then direction). Remove one of them.",
+                f"{where}: this table never applies: {preceding} takes precedence everywhere it "
+                "could apply (phase, then exchange, then direction). Remove one of them.",
             )
 
 
-def _before(
+def _find_preceding(
     recipe: Recipe, table: WireSettings, opened: Mapping[tuple[str, str], Exchange]
 ) -> str | None:
     """Returns the table, or the phase's codec, that takes precedence everywhere over ``table``;
@@ -340,18 +350,18 @@ def _before(
     winners: list[WireSettings] = []
     for (phase, _), exchange in opened.items():
         for direction in get_args(Direction):
-            if _fits(table, phase, exchange, direction) and _carries_float32(
+            if _matches(table, phase, exchange, direction) and _carries_float32(
                 [getattr(exchange, direction)]
             ):
-                chosen = wire_table(recipe, phase, exchange, direction)
-                if chosen is table:
+                applied = wire_table(recipe, phase, exchange, direction)
+                if applied is table:
                     return None
-                winners += [chosen] if chosen is not None else []
+                winners += [applied] if applied is not None else []
     number = next(
         (
             number
             for number, other in enumerate(recipe.wire, 1)
-            if any(other is one for one in winners)
+            if any(other is winner for winner in winners)
         ),
         None,
     )
@@ -359,7 +369,9 @@ def _before(
 
 
 def _carries_float32(sent: Iterable[Sent]) -> bool:
-    return any(dtype is torch.float32 for part in sent for dtype, _ in part.tensors.values())
+    return any(
+        dtype is torch.float32 for direction in sent for dtype, _ in direction.tensors.values()
+    )
 
 
 def _check_fits(
@@ -370,10 +382,11 @@ def _check_fits(
     parts: int,
     where: str,
 ) -> None:
-    """Raises InputError if a transform does not support the recipe's task, or needs what this
-    direction does not tell.
+    """Raises InputError if a transform does not support the recipe's task, or needs labels that the
+    sender does not have.
 
-    Also if its noise depends on whole batches, and they are sent in ``parts``.
+    It also raises one if a transform's noise depends on whole batches, and each batch is sent in
+    ``parts``.
     """
     for use, filter_ in zip(uses, filters, strict=True):
         transform = transforms.load(use.kind, where)
@@ -399,29 +412,33 @@ def _check_fits(
             )
 
 
-def _recipe_transforms(recipe: Recipe, phase: str, exchange: Exchange, direction: str) -> list[Use]:
-    """Returns the transforms that the recipe adds to the method's in this direction. Those of a
-    prediction may be in any phase; tensors other than float32 pass none of them.
+def _list_recipe_transforms(
+    recipe: Recipe, phase: str, exchange: Exchange, direction: str
+) -> list[Use]:
+    """Returns the transforms that the recipe adds to the method's in this direction. The transforms
+    of a prediction may be listed in any phase. Only float32 tensors pass them.
     """
     sender = "passive" if direction == "up" else "active"
     sent = exchange.up if direction == "up" else exchange.down
     if exchange.asks == "server" or (phase in PREDICTS and not _carries_float32([sent])):
         return []
-    name = PREDICTION if phase in PREDICTS else exchange.name
+    exchange_name = PREDICTION if phase in PREDICTS else exchange.name
     return [
         Use(transform.kind, transform.settings)
-        for of in recipe.phases
-        for transform in of.transforms
-        if phase in PREDICTS | {of.name}
-        and transform.exchange == name
+        for recipe_phase in recipe.phases
+        for transform in recipe_phase.transforms
+        if phase in PREDICTS | {recipe_phase.name}
+        and transform.exchange == exchange_name
         and transform.sent_by == sender
     ]
 
 
-def _apply_policy(policy: Policy, phase: str, exchange: Exchange, sent: Sent, where: str) -> Filter:
-    """Returns the policy's filter. Raises InputError if the policy refuses, or is faulty."""
+def _make_policy_filter(
+    policy: Policy, phase: str, exchange: Exchange, sent: Sent, where: str
+) -> Filter:
+    """Returns the policy's filter. Raises InputError if the policy refuses or fails."""
     try:
-        made = policy(phase, exchange, sent)
+        policy_filter = policy(phase, exchange, sent)
     except VflError:
         raise
     except Exception as error:
@@ -430,10 +447,10 @@ def _apply_policy(policy: Policy, phase: str, exchange: Exchange, sent: Sent, wh
             f"{where}: the party's policy failed {where_it_failed(error)}. Correct it, or choose "
             "another in the party file.",
         ) from error
-    if not isinstance(made, Filter):
+    if not isinstance(policy_filter, Filter):
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{where}: the party's policy must return a Filter (got {type(made).__name__}). "
-            "Correct it, or choose another in the party file.",
+            f"{where}: the party's policy must return a Filter (got "
+            f"{type(policy_filter).__name__}). Correct it, or choose another in the party file.",
         )
-    return made
+    return policy_filter

@@ -1,8 +1,8 @@
-"""Declares what a phase exchanges: once, with symbolic shapes, before anything runs.
+"""Declares what a phase exchanges, with symbolic shapes, before anything runs.
 
 The receiver's spec, the forecast, the weights that the server averages, and the table of what
-leaves a party come from a declaration. It also fixes the chain through which tensors leave:
-transform -> policy -> codec -> frames.
+leaves a party are derived from a declaration. The declaration also fixes the chain through which
+tensors leave: transform -> policy -> codec -> frames.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from vfl_party.outbound import transforms
 from vfl_party.outbound.filter import Filter, Passage, Tensors
 
 Role = Literal["active", "passive"]
-# A word stands for a size that is known when the tensor is sent: "rows", "width".
+# A word, such as "rows" or "width", stands for a size that is known when the tensor is sent.
 Shape = tuple[int | str, ...]
 Declared = tuple[torch.dtype, Shape]
 
@@ -57,10 +57,10 @@ def i64(*shape: int | str) -> Declared:
 
 @dataclass(frozen=True)
 class Use:
-    """A transform with its settings, as a method or a recipe asks for it.
+    """A transform with its settings, as a method or a recipe requests it.
 
-    ``role``: the parties that apply it; None: all that send. ``leave``: names of tensors that it
-    leaves unchanged.
+    ``role``: the role whose parties apply the transform; None: every party that sends. ``leave``:
+    the names of the tensors that the transform leaves unchanged.
     """
 
     kind: str
@@ -69,13 +69,13 @@ class Use:
     leave: frozenset[str] = frozenset()
 
     def make(self, where: str) -> Filter:
-        """Makes a new filter. Raises InputError that names ``where`` if kind or settings are
-        wrong.
+        """Makes a new filter. Raises InputError that names ``where`` if the kind or its settings
+        are wrong.
         """
         transform = transforms.load(self.kind, where)
         settings = parse(transform.settings, dict(self.settings), f"{where}: transform {self.kind}")
         try:
-            made = transforms.REGISTRY.check_type(
+            made_filter = transforms.REGISTRY.check_type(
                 transform.make(settings), self.kind, where, Filter
             )
         except VflError:
@@ -86,59 +86,61 @@ class Use:
                 f"{where}: transform {self.kind} cannot be created: it failed "
                 f"{where_it_failed(error)}. Correct the plug-in.",
             ) from error
-        made.of_plugin = not transforms.REGISTRY.is_ours(self.kind)
-        return PartialFilter(made, self.leave) if self.leave else made
+        made_filter.of_plugin = not transforms.REGISTRY.is_ours(self.kind)
+        return PartialFilter(made_filter, self.leave) if self.leave else made_filter
 
 
 class PartialFilter(Filter):
-    """Applies another filter, but leaves some tensors unchanged, by name."""
+    """Applies another filter to all tensors except the ones named in ``leave``."""
 
-    def __init__(self, of: Filter, leave: frozenset[str]) -> None:
-        self._of, self._leave = of, leave
-        self.text, self.knows, self.draws = of.text, of.knows, of.draws
-        self.of_plugin = of.of_plugin
+    def __init__(self, inner: Filter, leave: frozenset[str]) -> None:
+        self._inner, self._leave = inner, leave
+        self.text, self.knows, self.draws = inner.text, inner.knows, inner.draws
+        self.of_plugin = inner.of_plugin
 
     def tell(self, beside: Tensors) -> None:
-        self._of.tell(beside)
+        self._inner.tell(beside)
 
     def apply(self, tensors: Tensors) -> Tensors:
-        changed = self._of.apply(
+        changed = self._inner.apply(
             {name: x for name, x in tensors.items() if name not in self._leave}
         )
         return {name: changed.get(name, x) for name, x in tensors.items()}
 
     def apply_at(self, at: Passage, tensors: Tensors) -> Tensors:
-        changed = self._of.apply_at(
+        changed = self._inner.apply_at(
             at, {name: x for name, x in tensors.items() if name not in self._leave}
         )
         return {name: changed.get(name, x) for name, x in tensors.items()}
 
     def renew(self) -> None:
-        self._of.renew()
+        self._inner.renew()
 
     def undo(self, tensors: Tensors) -> Tensors:
-        changed = self._of.undo({name: x for name, x in tensors.items() if name not in self._leave})
+        changed = self._inner.undo(
+            {name: x for name, x in tensors.items() if name not in self._leave}
+        )
         return {name: changed.get(name, x) for name, x in tensors.items()}
 
     def wire_spec(self, spec: BundleSpec) -> BundleSpec:
-        whole = self._of.wire_spec(spec)
+        inner_spec = self._inner.wire_spec(spec)
         tensors = {
             name: spec.tensors[name] if name in self._leave else tensor_spec
-            for name, tensor_spec in whole.tensors.items()
+            for name, tensor_spec in inner_spec.tensors.items()
         }
         return BundleSpec(spec.kind, tensors)
 
     def state(self) -> dict[str, Any] | None:
-        return self._of.state()
+        return self._inner.state()
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self._of.load_state(state)
+        self._inner.load_state(state)
 
 
 def noise(
     kind: str, role: Role | None = None, leave: Iterable[str] = (), **settings: float
 ) -> tuple[Use, ...]:
-    """Returns the transform ``kind``, or none if all its settings are zero."""
+    """Returns the transform ``kind``, or an empty tuple if all its settings are zero."""
     return (Use(kind, settings, role, frozenset(leave)),) if any(settings.values()) else ()
 
 
@@ -147,11 +149,11 @@ class Sent:
     """One direction of an exchange: named tensors of one kind, and what is done to them before they
     leave.
 
-    ``beside``: what the sender tells its chain of the rows, and does not send (``Filter.tell``).
-    ``how``: what the method itself has done to the tensors, such as encrypting or drawing them, in
-    words, for people. ``label_free``: if the active party sends them, they do not depend on labels,
-    unless an earlier phase has trained on labels what they are computed with. ``rows_of``: whose
-    rows they have a number for; of the ``receiver``'s rows, the sender holds no data.
+    ``beside``: the names of tensors that the sender passes to its chain and does not send
+    (``Filter.tell``). ``how``: a text for people about what the method itself has done to the
+    tensors, such as encrypting them. ``label_free``: whether tensors that the active party sends do
+    not depend on labels, unless an earlier phase has trained on labels. ``rows_of``: the side whose
+    rows the tensors describe. For ``receiver``, the sender has no data of the rows.
     """
 
     kind: Kind
@@ -163,20 +165,20 @@ class Sent:
     rows_of: Literal["sender", "receiver"] = "sender"
 
     def spec(self, **sizes: int) -> BundleSpec:
-        """Returns the spec of the tensors before codec and frames; ``sizes``: values for words in
-        their shapes.
+        """Returns the spec of the tensors before codec and frames. ``sizes``: the values of the
+        words in their shapes.
         """
-        return _spec(self, tuple(sizes.items()))
+        return _make_spec(self, tuple(sizes.items()))
 
     @property
     def about_rows(self) -> bool:
-        """Whether it has a number, or several, for each of some of the sender's rows."""
+        """Whether a tensor of this direction has values for individual rows of the sender."""
         rows = (shape[:1] == ("rows",) for _, shape in self.tensors.values())
         return self.rows_of == "sender" and any(rows)
 
     def __str__(self) -> str:
-        """Returns ``embedding z float32 [rows, width]``; more than three tensors are counted
-        instead.
+        """Returns a text such as ``embedding z float32 [rows, width]``. More than three tensors are
+        only counted.
         """
         if len(self.tensors) > 3:
             dtypes = dict.fromkeys(
@@ -186,26 +188,30 @@ class Sent:
         return " ".join(
             [
                 self.kind.label,
-                ", ".join(f"{name} {_words(*declared)}" for name, declared in self.tensors.items()),
+                ", ".join(
+                    f"{name} {_format_declared(*declared)}"
+                    for name, declared in self.tensors.items()
+                ),
             ]
         )
 
 
 NOTHING = Sent(Kind.ACK)
-# Under this name of an exchange, a recipe's transforms are for embeddings that are asked for after
-# training: in the phases of predictions, which are not in the recipe.
+# The name of an exchange under which a recipe lists the transforms of embeddings that are requested
+# after training. The phases of predictions are not in the recipe.
 PREDICTION = "prediction"
 PREDICTS = frozenset({"predict", "serve"})
 
 
 @dataclass(frozen=True, eq=False)
 class Exchange:
-    """A swap in a phase: one side asks with ``up``, the other computes and answers with ``down``.
+    """An exchange of tensors in a phase: one side asks with ``up``, the other computes and answers
+    with ``down``.
 
     ``asks``: ``active``: every passive party asks the active party; ``server``: every party asks
-    the aggregation server, which answers with the mean. ``passive``: only the passive parties ask
-    it; the active party opens the exchange too. ``draw``: the parties that swap with the server in
-    each round; None: all. ``when``: a text for people.
+    the aggregation server, which answers with the mean. ``passive``: whether only the passive
+    parties ask, although the active party opens the exchange too. ``draw``: the parties that
+    exchange with the server in each round; None: all parties. ``when``: a text for people.
     """
 
     name: str
@@ -217,7 +223,7 @@ class Exchange:
     when: str = "every step"
 
     def spec(self, sent: Sent, phase: str, sizes: Mapping[str, int]) -> BundleSpec:
-        """Returns ``Sent.spec`` of one of the directions. Raises InputError if a word has no
+        """Returns ``Sent.spec`` of one direction. Raises InputError if a word in its shapes has no
         size.
         """
         try:
@@ -233,8 +239,10 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Occurrence:
-    """An exchange at one step. ``sizes``: the values of the words in its shapes. ``party``: the
-    only one that asks, or those that do. ``empty``: what crosses empty, ``up`` or ``down``.
+    """An exchange at one step.
+
+    ``sizes``: the values of the words in its shapes. ``party``: the party or parties that ask;
+    None: all. ``empty``: the direction that carries no tensors, ``up`` or ``down``.
     """
 
     step: StepKey
@@ -251,16 +259,18 @@ class Occurrence:
 
 @dataclass(frozen=True)
 class Traffic:
-    """All exchanges of a phase, in order. ``may_end_early``: these are the most; the data may end
-    the phase sooner.
+    """All exchanges of a phase, in order.
 
-    Exchanges with the same step key happen at the same time; those with different keys, one after
-    the other. But of the steps of one round, an asking party has up to ``in_flight`` under way: it
-    sends step t + in_flight - 1 before it waits for the answer of step t. Validation begins when
-    all of them have been answered. ``parts``: the number of successive steps that make one batch;
-    all are answered before the next update. ``step``: the exchange whose steps the phase is for;
-    empty: the first. ``after``: the number of rounds, if it is known -> what follows the last one.
-    ``bound``: why the sizes are the most that there can be, if they are.
+    Exchanges with the same step key happen at the same time, and exchanges with different keys
+    happen one after the other. Within a round, an asking party has up to ``in_flight`` steps under
+    way: it sends step t + in_flight - 1 before it waits for the answer of step t. Validation begins
+    when all steps have been answered.
+
+    ``may_end_early``: whether the data may end the phase before all ``occurrences``. ``parts``: the
+    number of successive steps that make one batch; all are answered before the next update.
+    ``step``: the name of the exchange that a phase's step counts; empty: the first exchange.
+    ``after``: a function of the number of rounds, if that is known, that returns what follows the
+    last round. ``bound``: why the sizes are upper bounds; empty: they are exact.
     """
 
     occurrences: Iterable[Occurrence] = ()
@@ -272,21 +282,21 @@ class Traffic:
     bound: str = ""
 
 
-# A phase expects few shapes, thousands of times.
+# The cache saves time because a phase asks for a few shapes thousands of times.
 @lru_cache(maxsize=1024)
-def _spec(sent: Sent, sizes: tuple[tuple[str, int], ...]) -> BundleSpec:
-    known = dict(sizes)
+def _make_spec(sent: Sent, sizes: tuple[tuple[str, int], ...]) -> BundleSpec:
+    size_by_word = dict(sizes)
     return BundleSpec(
         sent.kind,
         {
             name: spec_of(
                 real() if dtype is torch.float32 else dtype,
-                *(size if isinstance(size, int) else known[size] for size in shape),
+                *(size if isinstance(size, int) else size_by_word[size] for size in shape),
             )
             for name, (dtype, shape) in sent.tensors.items()
         },
     )
 
 
-def _words(dtype: torch.dtype, shape: Shape) -> str:
+def _format_declared(dtype: torch.dtype, shape: Shape) -> str:
     return f"{str(dtype).removeprefix('torch.')} [{', '.join(map(str, shape))}]"

@@ -1,5 +1,5 @@
-"""The one way out of a party: what a phase declares goes through its chain, as bundles, over a link
-or a hub.
+"""Sends what a phase declares, through its chain, as bundles over a link or a hub. A party has no
+other way out.
 """
 
 from __future__ import annotations
@@ -28,48 +28,52 @@ from vfl_party.record.recorder import Recorder
 
 
 class Connections(Protocol):
-    """The links and the hub of one generation; a phase looks them up when it runs."""
+    """The links and the hub of a party in one generation. A phase looks them up when it runs."""
 
     @property
     def link(self) -> Link | None:
-        """Connects to the active party; None at the active party."""
+        """The link to the active party; None at the active party."""
         ...
 
     @property
     def hub(self) -> Hub | None:
-        """Answers the passive parties; None at a passive party."""
+        """The hub, which answers the passive parties; None at a passive party."""
         ...
 
     @property
     def server(self) -> Link | None:
-        """Connects to the aggregation server; None if no phase of the run aggregates."""
+        """The link to the aggregation server; None if no phase of the run aggregates."""
         ...
 
     @property
     def clock(self) -> Clock:
-        """Divides this party's time among encoding, waiting, decoding and computing."""
+        """The clock of the time that this party spends encoding, waiting, decoding and
+        computing.
+        """
         ...
 
     @property
     def protocol(self) -> int:
-        """The protocol that all parties speak in this generation: this release's, or that of the
-        release before.
+        """The protocol version that all parties use in this generation: this release's or the
+        previous release's.
         """
         ...
 
     @property
     def record(self) -> Recorder | None:
-        """Writes down what leaves, before it does; None if nothing leaves this process."""
+        """The recorder that writes each bundle to the record before the bundle leaves; None if
+        nothing leaves this process.
+        """
         ...
 
 
-# The rows that a bundle tells of: their numbers; ``ALL``; None: no single rows.
+# The rows that a bundle describes: their numbers, or ``ALL``, or None for no individual rows.
 About: TypeAlias = "Sequence[int] | npt.NDArray[Any] | str | None"
 
 
 class _Side:
-    """The base of both sides of one exchange of a phase; tensors arrive on ``device``, checked
-    to be finite.
+    """Base class of both sides of one exchange of a phase. Tensors that arrive are checked to be
+    finite and put on ``device``.
     """
 
     def __init__(
@@ -83,8 +87,9 @@ class _Side:
     ) -> None:
         self.exchange, self.phase, self.chains = exchange, phase, chains
         self._connections, self._device, self._sizes = connections, device, sizes
-        # What the record says of a direction, by the number of tensors: the same at every step.
-        self._words: dict[tuple[bool, int], tuple[str, ...]] = {}
+        # {(whether up, number of tensors): the texts of a record line}, which are the same at every
+        # step.
+        self._record_texts: dict[tuple[bool, int], tuple[str, ...]] = {}
         self._specs: dict[tuple[tuple[str, int], ...], _Specs] = {}
 
     @property
@@ -93,15 +98,15 @@ class _Side:
         return self._connections.clock
 
     def _expect_specs(self, sent: Sent, chain: Chain, sizes: Mapping[str, int]) -> _Specs:
-        """Returns the specs of what arrives with these sizes; a phase has few, for thousands of
-        steps.
+        """Returns the specs of the tensors that arrive with these sizes. They are cached, because
+        thousands of steps of a phase have the same few sizes.
         """
         key = tuple(sizes.items())
-        known = self._specs.get(key)
-        if known is None:
+        specs = self._specs.get(key)
+        if specs is None:
             spec = self.exchange.spec(sent, self.phase, {**self._sizes, **sizes})
-            known = self._specs[key] = _Specs(spec, chain.wire_spec(spec))
-        return known
+            specs = self._specs[key] = _Specs(spec, chain.wire_spec(spec))
+        return specs
 
     def _record(
         self,
@@ -113,47 +118,50 @@ class _Side:
         *,
         up: bool,
     ) -> None:
-        """Asks the chain whether ``bundle``, made of ``tensors``, may leave, and writes that it is
-        about to. Raises InputError if it may not, or if that cannot be written.
+        """Has the chain check ``bundle``, which was made from ``tensors``, and writes it to the
+        record before it leaves. Raises InputError if the chain refuses the bundle, or if the record
+        cannot be written.
         """
         record = self._connections.record
-        sent, chain = _direction(self.exchange, self.chains, up=up)
+        sent, chain = _select_direction(self.exchange, self.chains, up=up)
         if record is None and not chain.watches:
             return
         if about is None and sent.about_rows:
             about = ALL
         numbers = sum(x.numel() for x in tensors.values())
         if tensors and chain.watches:
-            people = len(about) if _is_listed(about) else _rows_in(sent, tensors) * (about is ALL)
+            people = (
+                len(about) if _is_listed(about) else _count_rows(sent, tensors) * (about is ALL)
+            )
             payload = sum(buffer.data.nbytes for buffer in bundle.tensors.values())
             leaving = OutboundBundle(step, bundle.kind.label, to, numbers, payload, about, people)
             chain.leaves(leaving)
         if record is None:
             return
-        words = self._words.get((up, len(tensors)))
-        if words is None:
-            words = way_of(self.exchange, self.chains, len(tensors), up=up)
-            self._words[up, len(tensors)] = words
-        record.leaves(words, step, bundle, to, numbers=numbers, rows=about)
+        record_texts = self._record_texts.get((up, len(tensors)))
+        if record_texts is None:
+            record_texts = way_of(self.exchange, self.chains, len(tensors), up=up)
+            self._record_texts[up, len(tensors)] = record_texts
+        record.leaves(record_texts, step, bundle, to, numbers=numbers, rows=about)
 
 
 def way_of(exchange: Exchange, chains: Chains, tensors: int, *, up: bool) -> tuple[str, ...]:
-    """Returns what the record says of one direction of an exchange; see ``Recorder.leaves``.
+    """Returns the texts of a record line for one direction of an exchange; see ``Recorder.leaves``.
 
-    ``tensors``: of a bundle; each of them tells of its rows.
+    ``tensors``: the number of tensors in a bundle, each of which has values about its rows.
     """
-    sent, chain = _direction(exchange, chains, up=up)
+    sent, chain = _select_direction(exchange, chains, up=up)
     costs = chain.costs
     cost = replace(costs, times=costs.times * tensors).text if costs and tensors else ""
     return exchange.name, "up" if up else "down", str(sent), str(chain), sent.how, cost
 
 
-def _direction(exchange: Exchange, chains: Chains, *, up: bool) -> tuple[Sent, Chain]:
+def _select_direction(exchange: Exchange, chains: Chains, *, up: bool) -> tuple[Sent, Chain]:
     return (exchange.up, chains.up) if up else (exchange.down, chains.down)
 
 
-def _rows_in(sent: Sent, tensors: Tensors) -> int:
-    """Returns the number of rows in tensors that are declared with rows."""
+def _count_rows(sent: Sent, tensors: Tensors) -> int:
+    """Returns the number of rows of the first tensor that is declared with rows; 0 without one."""
     sizes = (
         len(tensors[name]) for name, (_, shape) in sent.tensors.items() if shape[:1] == ("rows",)
     )
@@ -166,9 +174,9 @@ def _is_listed(about: About) -> TypeGuard[Sequence[int] | npt.NDArray[Any]]:
 
 
 class _Specs(NamedTuple):
-    """The spec of tensors before their sender's chain, and as they cross the wire."""
+    """The spec of tensors before their sender's chain, and their spec on the wire."""
 
-    meant: BundleSpec
+    before_chain: BundleSpec
     wire: BundleSpec
 
 
@@ -187,14 +195,12 @@ class Asking(_Side):
     ) -> None:
         super().__init__(exchange, phase, chains, connections, device, sizes)
         self.peer = peer
-        # The peer may go on without this party, which then gets StepPassed.
+        # Whether the peer may continue without this party, which then gets StepPassed.
         self.lenient = False
 
     @property
     def link(self) -> Link:
-        """Returns the link. Raises InputError if there is none: the active party asks only the
-        server.
-        """
+        """The link to the answering side. Raises InputError if this party has no link to it."""
         link = (
             self._connections.server if self.exchange.asks == "server" else self._connections.link
         )
@@ -215,21 +221,21 @@ class Asking(_Side):
 
     @spends(WAIT)
     def give(self, step: StepKey, tensors: Tensors, ready: Callable[[], None]) -> None:
-        """Sends ``tensors``, and waits for an acknowledgement instead of an answer.
+        """Sends ``tensors`` and waits for an acknowledgement, not for tensors.
 
-        ``ready``: called before anything leaves, when the chain has changed all that it will.
-        Raises as ``swap``.
+        ``ready``: a function that is called before anything leaves, after the chain's filters have
+        updated their state. Raises as ``swap``.
         """
-        leaves = self.chains.up.apply(tensors, Passage(step, self.chains.party, self.peer))
+        encoded = self.chains.up.apply(tensors, Passage(step, self.chains.party, self.peer))
         ready()
-        bundle = to_bundle(self.exchange.up.kind, leaves)
+        bundle = to_bundle(self.exchange.up.kind, encoded)
         self._record(step, bundle, tensors, (self.peer,), None, up=True)
         self.link.send(step, bundle)
         self._receive(step, NOTHING.spec())
 
     def take(self, step: StepKey, **sizes: int) -> dict[str, Tensor]:
-        """Asks without sending anything, and waits for the answer as long as the peers live.
-        Raises as ``swap``.
+        """Asks without sending tensors, and waits for the answer without a time limit, as long as
+        the peers live. Raises as ``swap``.
         """
         bundle = Bundle(Kind.ACK)
         self._record(step, bundle, {}, (self.peer,), NOBODY, up=True)
@@ -238,10 +244,10 @@ class Asking(_Side):
         return self.receive(step, **sizes)
 
     def send(self, step: StepKey, tensors: Tensors, about: About = None) -> None:
-        """Sends ``tensors`` (without their graph); they may be changed afterwards. Raises as
+        """Sends ``tensors`` without their graph. The caller may change them afterwards. Raises as
         ``Link.send``.
 
-        ``about``: the numbers of the rows that they tell of, for the party's record.
+        ``about``: the numbers of the rows that the tensors describe, for the party's record.
         """
         wait_for_gpus(tensors)
         self._send(step, tensors, about)
@@ -249,8 +255,8 @@ class Asking(_Side):
     @spends(ENCODE)
     def _send(self, step: StepKey, tensors: Tensors, about: About) -> None:
         at = Passage(step, self.chains.party, self.peer)
-        leaves = self.chains.up.apply(tensors, at)
-        bundle = to_bundle(self.exchange.up.kind, leaves)
+        encoded = self.chains.up.apply(tensors, at)
+        bundle = to_bundle(self.exchange.up.kind, encoded)
         self._record(step, bundle, tensors, (self.peer,), about, up=True)
         self.link.send(step, bundle)
 
@@ -282,8 +288,8 @@ class Asking(_Side):
 class Answering(_Side):
     """The computing side of one exchange of a phase.
 
-    ``sizes``: those that are the same at every step; one that the asking parties need not share is
-    {party: its size}.
+    ``sizes``: the sizes that are the same at every step. A size that differs between asking parties
+    is {party: its size}.
     """
 
     def __init__(
@@ -296,16 +302,16 @@ class Answering(_Side):
         sizes: Mapping[str, int | Mapping[str, int]],
     ) -> None:
         common: dict[str, int] = {}
-        # {party: its own sizes}; empty if all parties have the same, which is checked faster.
-        self._own: dict[str, dict[str, int]] = {}
+        # {party: its sizes}; empty if all parties have the same sizes, which is checked faster.
+        self._sizes_by_party: dict[str, dict[str, int]] = {}
         for word, size in sizes.items():
             if not isinstance(size, Mapping):
                 common[word] = size
             elif len(distinct := set(size.values())) == 1:
                 common[word] = distinct.pop()
             else:
-                for party, own in size.items():
-                    self._own.setdefault(party, {})[word] = own
+                for party, party_size in size.items():
+                    self._sizes_by_party.setdefault(party, {})[word] = party_size
         super().__init__(exchange, phase, chains, connections, device, common)
 
     @property
@@ -329,32 +335,40 @@ class Answering(_Side):
         each: Mapping[str, Mapping[str, int]] | None = None,
         **sizes: int,
     ) -> dict[str, dict[str, Tensor]]:
-        """Returns {party: its tensors}, without gradient, in roster order and without late parties.
+        """Waits for the parties and returns {party: its tensors}, without gradient, in roster order
+        and without late parties.
 
-        ``each``: {party that sends: its own sizes}; None if all parties send tensors of the same
-        sizes.
+        ``each``: {party that sends: its sizes at this step}; None if all parties send tensors of
+        the same sizes.
 
         Raises as ``Hub.collect``.
         """
         sent, up = self.exchange.up, self.chains.up
-        if self._own:
-            asked = {name: {} for name in self._own} if each is None else each
-            each = {name: {**self._own[name], **own} for name, own in asked.items()}
+        if self._sizes_by_party:
+            step_sizes = {name: {} for name in self._sizes_by_party} if each is None else each
+            each = {
+                name: {**self._sizes_by_party[name], **party_sizes}
+                for name, party_sizes in step_sizes.items()
+            }
         received: dict[str, dict[str, Tensor]] = {}
-        same = self._expect_specs(sent, up, sizes) if each is None else None
+        common_specs = self._expect_specs(sent, up, sizes) if each is None else None
         specs = {
-            name: self._expect_specs(sent, up, {**sizes, **own})
-            for name, own in (each or {}).items()
+            name: self._expect_specs(sent, up, {**sizes, **party_sizes})
+            for name, party_sizes in (each or {}).items()
         }
 
         def receive(party: str, bundle: Bundle) -> None:
             self.clock.to(DECODE)
-            spec = (same or specs[party]).meant
+            spec = (common_specs or specs[party]).before_chain
             at = Passage(step, party, self.chains.party)
             received[party] = _unpack_arrival(up, bundle, at, spec, self._device)
             self.clock.to(WAIT)
 
-        wire = same.wire if same is not None else {name: specs[name].wire for name in specs}
+        wire = (
+            common_specs.wire
+            if common_specs is not None
+            else {name: specs[name].wire for name in specs}
+        )
 
         return {
             party: received[party]
@@ -368,15 +382,15 @@ class Answering(_Side):
         beside: Mapping[str, Tensors] = MappingProxyType({}),
         about: About | Mapping[str, About] = None,
     ) -> None:
-        """Answers each party with its own tensors; those that are the same objects for several are
-        encoded once.
+        """Answers each party with the tensors for it. Tensors that several parties share (the same
+        objects) are encoded once.
 
-        ``beside``: {party: what the chain may know of its rows}; it is not sent. ``about``: the
-        numbers of the rows that the answers tell of, for the party's record; {party: rows} if
-        these differ.
+        ``beside``: {party: the tensors that the chain needs and that are not sent, such as labels}.
+        ``about``: the numbers of the rows that the answers describe, for the party's record;
+        {party: row numbers} if these differ.
         """
-        for own in tensors.values():
-            wait_for_gpus(own)
+        for party_tensors in tensors.values():
+            wait_for_gpus(party_tensors)
         self._reply(step, tensors, beside, about)
 
     @spends(ENCODE)
@@ -389,67 +403,68 @@ class Answering(_Side):
     ) -> None:
         down, kind, repeats = self.chains.down, self.exchange.down.kind, self.chains.down.repeats
         replies: dict[str, Bundle] = {}
-        # {ids of the tensors given to the chain: what the chain returned}.
-        made: dict[_Ids, Tensors] = {}
-        # Holds the tensors, so that no id is reused.
-        encoded: dict[_Ids, tuple[Tensors, Bundle]] = {}
-        for party, own in tensors.items():
+        # {ids of the tensors given to the chain: the tensors that the chain returned}.
+        applied: dict[_TensorIds, Tensors] = {}
+        # {ids of the chain's results: the results and their bundle}. The reference to the results
+        # keeps Python from reusing their ids.
+        encoded: dict[_TensorIds, tuple[Tensors, Bundle]] = {}
+        for party, party_tensors in tensors.items():
             if party in beside:
                 down.tell(beside[party])
-            ids = _ids(own)
-            if ids not in made or not repeats:
-                made[ids] = down.apply(own, Passage(step, self.chains.party, party))
-            ready = made[ids]
-            key = ids if ready is own else _ids(ready)
+            ids = _identify_tensors(party_tensors)
+            if ids not in applied or not repeats:
+                applied[ids] = down.apply(party_tensors, Passage(step, self.chains.party, party))
+            filtered = applied[ids]
+            key = ids if filtered is party_tensors else _identify_tensors(filtered)
             if key not in encoded:
-                encoded[key] = ready, to_bundle(kind, ready)
+                encoded[key] = filtered, to_bundle(kind, filtered)
             replies[party] = encoded[key][1]
         # The record gets a line for each bundle before any of them leaves.
-        to: dict[int, list[str]] = {}
+        parties_by_bundle: dict[int, list[str]] = {}
         for party, bundle in replies.items():
-            to.setdefault(id(bundle), []).append(party)
-        for parties in to.values():
-            first = parties[0]
-            rows = about[first] if isinstance(about, Mapping) else about
-            self._record(step, replies[first], tensors[first], parties, rows, up=False)
+            parties_by_bundle.setdefault(id(bundle), []).append(party)
+        for parties in parties_by_bundle.values():
+            first_party = parties[0]
+            rows = about[first_party] if isinstance(about, Mapping) else about
+            self._record(step, replies[first_party], tensors[first_party], parties, rows, up=False)
         self.hub.reply(step, replies)
 
     @spends(ENCODE)
     def reply_all(
         self, step: StepKey, parties: Iterable[str], tensors: Tensors, about: About = None
     ) -> None:
-        """Answers all ``parties`` with the same tensors, which go through the chain once.
-        ``about``: see ``reply``.
+        """Answers all ``parties`` with the same tensors, which pass the chain once. ``about``: see
+        ``reply``.
         """
-        at, to = Passage(step, self.chains.party, ""), [*parties]
+        at, receivers = Passage(step, self.chains.party, ""), [*parties]
         bundle = to_bundle(self.exchange.down.kind, self.chains.down.apply(tensors, at))
-        self._record(step, bundle, tensors, to, about, up=False)
-        self.hub.reply(step, dict.fromkeys(to, bundle))
+        self._record(step, bundle, tensors, receivers, about, up=False)
+        self.hub.reply(step, dict.fromkeys(receivers, bundle))
 
     @spends(ENCODE)
     def acknowledge(self, step: StepKey, parties: Iterable[str]) -> None:
         """Answers all ``parties`` with an empty acknowledgement."""
-        bundle, to = Bundle(Kind.ACK), [*parties]
-        self._record(step, bundle, {}, to, NOBODY, up=False)
-        self.hub.reply(step, dict.fromkeys(to, bundle))
+        bundle, receivers = Bundle(Kind.ACK), [*parties]
+        self._record(step, bundle, {}, receivers, NOBODY, up=False)
+        self.hub.reply(step, dict.fromkeys(receivers, bundle))
 
 
-_Ids: TypeAlias = tuple[tuple[str, int], ...]
+_TensorIds: TypeAlias = tuple[tuple[str, int], ...]
 
 
-def _ids(tensors: Tensors) -> _Ids:
-    """Tells the same tensors, under the same names, from others."""
+def _identify_tensors(tensors: Tensors) -> _TensorIds:
+    """Returns a key that is equal only for the same tensor objects under the same names."""
     return tuple((name, id(x)) for name, x in tensors.items())
 
 
 def _unpack_arrival(
     chain: Chain, bundle: Bundle, at: Passage, spec: BundleSpec, device: torch.device
 ) -> dict[str, Tensor]:
-    """Returns the tensors that were ``spec`` before the chain, on ``device``. Raises as ``take_in``
-    and ``Chain.undo``.
+    """Returns the tensors of a bundle that has arrived, with the sender's chain undone, on
+    ``device``. ``spec``: their spec before the chain. Raises as ``take_in`` and ``Chain.undo``.
 
-    What the last filter did is undone on the host, if it wants that, and then the result is copied
-    to a GPU.
+    If the last filter has ``on_host``, it is undone on the host, before the result is copied to a
+    GPU.
     """
     if not chain.undoes_on_host:
         return chain.undo(take_in(bundle, device, party=at.sender, step=at.step), at, spec)
@@ -465,10 +480,10 @@ def to_bundle(kind: Kind, tensors: Mapping[str, Tensor]) -> Bundle:
     """Makes a bundle of ``tensors``, without their graph. Raises InternalError if the wire lacks a
     tensor's dtype.
 
-    The buffer of a contiguous CPU tensor is the tensor's own memory: a later change of the tensor
-    in place changes the bundle, so encode or clone first. Tensors of a GPU go through pinned host
-    memory: the copies run one after the other, behind the kernels that compute them. The host waits
-    once, for all copies, because a buffer must be complete before it is encoded.
+    The buffer of a contiguous CPU tensor is the tensor's memory. A later in-place change of the
+    tensor changes the bundle, so encode or clone first. GPU tensors are copied to pinned host
+    memory, one after the other, after the kernels that compute them. The host waits once for all
+    copies, because a buffer must be complete before it is encoded.
     """
     host, streams = {}, set()
     for name, tensor in tensors.items():
@@ -484,8 +499,8 @@ def to_bundle(kind: Kind, tensors: Mapping[str, Tensor]) -> Bundle:
 
 
 def wait_for_gpus(tensors: Tensors) -> None:
-    """Waits until ``tensors`` are computed: GPU kernels run asynchronously, and their time counts
-    as computing, not as encoding.
+    """Waits until ``tensors`` are computed. GPU kernels run asynchronously, and their time must
+    count as computing, not as encoding.
     """
     for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
         torch.cuda.current_stream(device).synchronize()
@@ -503,10 +518,10 @@ def to_tensors(bundle: Bundle, device: torch.device) -> dict[str, Tensor]:
 def take_in(
     bundle: Bundle, device: torch.device, *, party: str, step: StepKey
 ) -> dict[str, Tensor]:
-    """Returns ``to_tensors`` of what a peer has sent. Raises PeerError as ``check_finite``.
+    """Returns the tensors of a peer's bundle on ``device``, checked to be finite. Raises PeerError
+    as ``check_finite``.
 
-    The check comes before the copy to a GPU: there, every check would wait for all that the GPU has
-    to do.
+    The check comes before the copy to a GPU, where each check would wait for all queued kernels.
     """
     host = {name: _view(buffer) for name, buffer in bundle.tensors.items()}
     check_finite(host, party=party, step=step)
@@ -514,7 +529,7 @@ def take_in(
 
 
 def nonfinite(tensor: Tensor) -> bool:
-    """Returns whether ``tensor`` holds a NaN or an infinity; exact.
+    """Returns whether ``tensor`` has a NaN or an infinity. The check is exact.
 
     NaN and infinity survive a sum, so a finite sum proves that all elements are finite (2 µs for 64
     KiB of float32, 35 µs for 4 MiB). The sum of finite values may overflow; then every element is
@@ -545,7 +560,7 @@ def _buffer(tensor: Tensor) -> Buffer:
             f"a tensor of {tensor.dtype} cannot be sent; the wire supports "
             f"{', '.join(map(str, WIRE))}"
         )
-    # Numpy has no such dtype.
+    # Numpy has no bfloat16, so its bits are read as int16.
     if dtype is DType.BFLOAT16:
         raw = tensor.view(torch.int16).numpy().data
     else:
@@ -559,7 +574,8 @@ def _view(buffer: Buffer) -> Tensor:
         return torch.empty(buffer.shape, dtype=dtype)
     if data.readonly:
         data = memoryview(bytearray(data))
-    # A byte other than 0 and 1 would be undefined behaviour.
+    # A bool tensor with a byte other than 0 and 1 is undefined behaviour, so the bytes are
+    # compared.
     if dtype is torch.bool:
         return (torch.frombuffer(data, dtype=torch.uint8) != 0).view(buffer.shape)
     flat = torch.frombuffer(data, dtype=dtype)
@@ -567,18 +583,18 @@ def _view(buffer: Buffer) -> Tensor:
 
 
 def _move(host: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """Copies to a GPU on a separate stream, while kernels run.
+    """Copies tensors to a GPU on a separate stream, while kernels run.
 
-    Three orders are kept. Later kernels wait for the copies (``wait_stream``). The memory of a copy
-    is not reused before the kernels that read it are done (``record_stream``): torch knows only the
-    stream that took it. The host waits for the copies, not for the kernels: afterwards the wire may
+    Later kernels wait for the copies (``wait_stream``). The memory of a copy is not reused before
+    the kernels that read it have ended (``record_stream``), because torch knows only the stream
+    that allocated it. The host waits for the copies, but not for the kernels, before the wire may
     reuse the buffers.
     """
     if device.type != "cuda" or not host:
         return host
-    kernels, copies = torch.cuda.current_stream(device), _copies(device)
+    kernels, copies = torch.cuda.current_stream(device), _get_copy_stream(device)
     with torch.cuda.stream(copies):
-        # Returns the same tensor if it is pinned already.
+        # ``pin_memory`` returns the same tensor if it is already pinned.
         pinned = [tensor.pin_memory() for tensor in host.values()]
         moved = [tensor.to(device, non_blocking=True) for tensor in pinned]
     kernels.wait_stream(copies)
@@ -589,6 +605,6 @@ def _move(host: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
 
 
 @cache
-def _copies(device: torch.device) -> torch.cuda.Stream:
+def _get_copy_stream(device: torch.device) -> torch.cuda.Stream:
     """Returns the stream for copies to a GPU; only the main thread uses it."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

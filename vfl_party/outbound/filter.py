@@ -1,4 +1,4 @@
-"""Filter: one link of the chain through which everything passes that leaves a party."""
+"""Filter: one step of the chain that all tensors pass before they leave a party."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ Tensors = Mapping[str, Tensor]
 
 
 class Passage(NamedTuple):
-    """One bundle on its way: the step, and between whom."""
+    """The step, sender and receiver of one bundle."""
 
     step: StepKey
     sender: str
     receiver: str
 
 
-# For tensors that are not part of a bundle, such as those of a test.
+# The passage of tensors that are not part of a bundle, such as tensors in a test.
 NOWHERE = Passage(StepKey("", 0, 0), "", "")
 
 
 class OutboundBundle(NamedTuple):
     """A bundle that is about to leave.
 
-    ``kind``: the ledger's word; ``to``: the receivers, each of which gets the whole; ``numbers``:
-    before the codec; ``rows``: the rows it tells of, by number, or as the record writes all or
-    none; None: no single rows; ``people``: how many rows it tells of, one by one.
+    ``kind``: the ledger's name of the kind. ``to``: the receivers, each of which gets the whole
+    bundle. ``numbers``: the number of values before the codec. ``rows``: the numbers of the rows
+    that the bundle describes, or the record's word for all or no rows; None: no individual rows.
+    ``people``: the number of rows that the bundle describes individually.
     """
 
     step: StepKey
@@ -44,16 +45,19 @@ class OutboundBundle(NamedTuple):
 
 
 class Filter:
-    """Changes tensors on their way out, and undoes at the receiver what can be undone.
+    """Changes tensors before they leave, and undoes at the receiver what can be undone.
 
-    A transform (noise), a policy and a codec are filters. This base class changes nothing.
-    ``text``: its name in `vfl forecast` and the summary. A filter that must know the step overrides
-    ``apply_at`` instead of ``apply``; one whose receiver must know what was sent overrides
-    ``undo_at`` instead of ``undo``. ``on_host``: what arrives passes ``undo_at`` before it is
-    copied to a GPU, if no other filter comes first. ``repeats``: the same tensors at the same step
-    become the same for every receiver. ``draws``: it adds noise. ``of_plugin``: it is a transform
-    of a plug-in; set when it is made. ``costs``: what it costs a row each time that a tensor tells
-    of it, if that is differentially private whatever comes before and after; None: it is not.
+    A transform (noise), a policy and a codec are filters. This base class changes nothing. A filter
+    that needs the step overrides ``apply_at`` instead of ``apply``. A filter whose receiver needs
+    the original spec overrides ``undo_at`` instead of ``undo``.
+
+    ``text``: the filter's name in `vfl forecast` and the summary. ``on_host``: whether arriving
+    tensors pass ``undo_at`` before they are copied to a GPU, if no other filter is undone first.
+    ``repeats``: whether the same tensors at the same step give the same result for every receiver.
+    ``draws``: whether the filter adds noise. ``of_plugin``: whether the filter is a transform of a
+    plug-in; set when the filter is made. ``costs``: the privacy cost for a row of each tensor that
+    describes it, if the filter is differentially private regardless of the other filters; None: it
+    is not.
     """
 
     text = "nothing"
@@ -62,55 +66,57 @@ class Filter:
     draws = False
     of_plugin = False
     costs: Mechanism | None = None
-    # Names of tensors that it must be told before each ``apply``.
+    # Names of tensors that ``tell`` must pass to the filter before each ``apply``.
     knows: frozenset[str] = frozenset()
 
     def tell(self, beside: Tensors) -> None:
-        """Takes what the sender knows of the rows that leave next, such as their labels; it is not
-        sent.
+        """Receives tensors about the next rows, such as their labels. The sender has them and does
+        not send them.
         """
         _ = beside
 
     def apply(self, tensors: Tensors) -> Tensors:
-        """Returns the tensors to send; called at the sender. Raises VflError if they may not
-        leave.
+        """Returns the tensors to send. The sender calls this. Raises VflError if the tensors may
+        not leave.
         """
         return tensors
 
     def leaves(self, leaving: OutboundBundle) -> None:
-        """Called at the sender for each bundle that passed ``apply``, before it leaves, and before
-        the record has it. Raises VflError if it may not leave.
+        """Checks a bundle that has passed ``apply``. The sender calls this before the bundle is
+        recorded and sent. Raises VflError if the bundle may not leave.
         """
         _ = leaving
 
     def renew(self) -> None:
-        """Forgets the noise that was to come, and draws other; called if a receiver would get the
-        same noise twice.
+        """Replaces the random generator, so that the next noise is new. Called if a receiver would
+        get the same noise twice.
         """
 
     def undo(self, tensors: Tensors) -> Tensors:
-        """Returns the inverse of ``apply``, as far as there is one; called at the receiver."""
+        """Returns the inverse of ``apply``, as far as one exists. The receiver calls this."""
         return tensors
 
     def apply_at(self, at: Passage, tensors: Tensors) -> Tensors:
-        """Does what ``apply`` does, for the bundle ``at``; the chain calls this one."""
+        """Applies the filter to the bundle ``at``. The chain calls this method, which calls
+        ``apply`` by default.
+        """
         _ = at
         return self.apply(tensors)
 
     def undo_at(self, at: Passage, tensors: Tensors, spec: BundleSpec) -> Tensors:
-        """Does what ``undo`` does, for the bundle ``at``; ``spec``: of the tensors before
-        ``apply``.
+        """Undoes the filter for the bundle ``at``; calls ``undo`` by default. ``spec``: the spec of
+        the tensors before ``apply``.
         """
         _ = at, spec
         return self.undo(tensors)
 
     def wire_spec(self, spec: BundleSpec) -> BundleSpec:
-        """Returns the spec of tensors of ``spec`` after ``apply``."""
+        """Returns the spec, after ``apply``, of tensors that have ``spec`` before it."""
         return spec
 
     def state(self) -> dict[str, Any] | None:
-        """Returns what later calls of ``apply`` depend on, for the party's own checkpoints; None if
-        nothing.
+        """Returns the state on which later calls of ``apply`` depend, for the party's checkpoints;
+        None without a state.
         """
         return None
 

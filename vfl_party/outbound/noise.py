@@ -12,18 +12,19 @@ from torch import Tensor
 
 from vfl_party.outbound.filter import Filter
 
-# The noise of a transform is positive: a recipe asks for it.
+# The noise of a transform must be positive, because a recipe that lists the transform asks for
+# noise.
 Positive = Annotated[float, Field(gt=0.0, le=1e6)]
-# The amplifier of noise in a recipe may be 0.
+# A noise amplifier among a method's settings may be 0, which means no noise.
 Amplifier = Annotated[float, Field(ge=0.0, le=1e6)]
 
 
 class PrivateGaussian:
-    """N(0, 1), or Laplace(1), from a generator whose key comes from the operating system, never
+    """Draws N(0, 1) or Laplace(1) from a generator whose key comes from the operating system, never
     from the recipe's seed.
 
-    A peer could draw the noise of a known seed and subtract it. The key of numpy's Philox has 128
-    bits; torch's CPU generator uses 32 bits of a seed, few enough to try them all.
+    A peer that knows the seed could draw the same noise and subtract it. The key of numpy's Philox
+    has 128 bits. Torch's CPU generator uses only 32 bits of a seed, few enough to try them all.
     """
 
     def __init__(self) -> None:
@@ -41,20 +42,20 @@ class PrivateGaussian:
         return torch.from_numpy(drawn).to(reference.device)
 
     def state(self) -> dict[str, Any]:
-        """Returns the generator's state, for this party's own checkpoints: anyone who knows it can
-        subtract the noise.
+        """Returns the generator's state, only for this party's checkpoints. Anyone who knows the
+        state can subtract the noise.
         """
         state = dict(self._random.bit_generator.state)
         counters = {name: array.tolist() for name, array in state["state"].items()}
         return {**state, "state": counters, "buffer": state["buffer"].tolist()}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Continues the noise of the generator that returned ``state``."""
+        """Continues the random sequence of the generator that returned ``state``."""
         self._random.bit_generator.state = state
 
 
 class NoisyFilter(Filter):
-    """A filter that adds noise of ``random``."""
+    """Base class of filters that add noise, which they draw from ``random``."""
 
     draws = True
 
@@ -70,9 +71,9 @@ class NoisyFilter(Filter):
         self._random = PrivateGaussian()
 
     def state(self) -> dict[str, Any]:
-        """Returns the generator's state, for this party's own checkpoints."""
+        """Returns the generator's state, only for this party's checkpoints."""
         return self._random.state()
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Continues the noise of the one that returned ``state``."""
+        """Continues the random sequence of the filter that returned ``state``."""
         self._random.load_state(state)

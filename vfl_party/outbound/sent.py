@@ -1,5 +1,5 @@
-"""Digests of what a party has sent: after an interruption, no receiver gets other tensors under the
-same noise.
+"""Keeps digests of what a party has sent, so that after an interruption no receiver gets different
+tensors with the same noise.
 """
 
 from __future__ import annotations
@@ -10,28 +10,32 @@ import torch
 
 from vfl_party.outbound.filter import Passage, Tensors
 
-# Stands for a digest after different tensors have left at the same place.
+# Replaces the digest after different tensors have left for the same step and receiver.
 _SEVERAL = b""
-# This many digests take about 50 MB. A rollback goes back by a few checkpoints.
+# This number of digests takes about 50 MB. Old ones may be dropped, because a rollback goes back
+# only a few checkpoints.
 _MAX_MESSAGES = 200_000
 
 
 class SentDigests:
-    """Digests of what has left through noisy chains, in memory, for all generations of a process.
+    """Keeps digests of what has left through noisy chains, in memory, for all generations of a
+    process.
 
-    A resumed run repeats the noise of its checkpoint, so that it ends bit for bit as it would have.
-    The noise covers one message: a peer that dies on purpose, and then sends other embeddings,
-    would get a second one under the same noise, and the difference has none.
+    A resumed run repeats the noise of its checkpoint, so that it ends bit for bit as it would have
+    without the interruption. That noise protects only one message. A peer could stop on purpose and
+    then send different embeddings, to get a second message with the same noise. The difference of
+    the two has no noise.
     """
 
     def __init__(self) -> None:
         self._digests: dict[tuple[str, Passage], bytes] = {}
 
     def differs(self, way: str, at: Passage, tensors: Tensors) -> bool:
-        """Notes what leaves at ``at``; returns whether something else has ever left there.
+        """Stores the digest of the tensors of the bundle ``at`` and returns whether different
+        tensors have ever left for the same step and receiver.
 
-        Once it has, this stays so: which of the tensors had the noise that would come now is not
-        known any more. ``way``: names the exchange and the direction.
+        After one difference the result stays true, because it is no longer known which of the
+        tensors had the noise that would come next. ``way``: the name of the exchange and direction.
         """
         digest = hashlib.sha256()
         for name, x in sorted(tensors.items()):
@@ -40,9 +44,9 @@ class SentDigests:
                 x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
             )
         current, key = digest.digest(), (way, at)
-        same = self._digests.pop(key, current) == current
-        # The newest are last.
-        self._digests[key] = current if same else _SEVERAL
+        is_same = self._digests.pop(key, current) == current
+        # ``pop`` and this assignment put the newest digest last, so the oldest is dropped first.
+        self._digests[key] = current if is_same else _SEVERAL
         if len(self._digests) > _MAX_MESSAGES:
             del self._digests[next(iter(self._digests))]
-        return not same
+        return not is_same

@@ -1,5 +1,5 @@
-"""The policy that ``[policy]`` of the party file describes: what it says of an exchange, when its
-chain is made, and of every bundle, when it is about to leave.
+"""Applies the ``[policy]`` table of the party file: to an exchange when its chain is made, and to
+every bundle before it leaves.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from vfl_party.outbound.declared import PREDICTION, PREDICTS, Exchange, Sent, Us
 from vfl_party.outbound.filter import Filter, OutboundBundle, Passage, Tensors
 from vfl_party.record.lines import ALL
 
-# Kinds of bundle whose numbers a codec may write in fewer bits.
+# Kinds of bundle whose numbers a codec may encode with fewer bits.
 _CODED = ("embedding", "gradient")
 
 
 def policy_error(key: str, wanted: Any, violation: str, remedy: str = "") -> InputError:
-    """Returns the error of a violated policy key, for the party itself: the key, its value, and
-    the violation.
+    """Returns the error for a violated policy key, with the key, its value and the violation. Only
+    the party itself reads it.
     """
     sign = ": " if isinstance(wanted, str) or wanted == () else " = "
     fix = remedy or "Ask for less, or change the policy."
@@ -38,7 +38,7 @@ def policy_error(key: str, wanted: Any, violation: str, remedy: str = "") -> Inp
 
 
 def in_words(value: Any) -> str:
-    """Writes the value of a key of ``[policy]`` for a person."""
+    """Formats the value of a ``[policy]`` key for a message."""
     if isinstance(value, list | tuple):
         return list_names([str(item) for item in value]) or "none"
     if isinstance(value, bool):
@@ -49,9 +49,9 @@ def in_words(value: Any) -> str:
 class TablePolicy:
     """A policy written as settings; see ``Policy``.
 
-    ``beside``: another policy, which must agree. ``after``: the one that has watched what left
-    before, to find the rows in common. Raises InputError if a demand names an unknown transform or
-    setting.
+    ``beside``: another policy, which must also allow the exchange. ``after``: the policy that
+    counted what left while the parties compared their ids. Raises InputError if a demand names an
+    unknown transform or setting.
     """
 
     def __init__(
@@ -79,15 +79,15 @@ class TablePolicy:
             )
         for demand in settings.demands:
             if demand.kind == kind:
-                of_phase = (
+                transforms_text = (
                     f'with exchange = "{PREDICTION}"' if phase in PREDICTS else "of the phase"
                 )
-                _check_demand(demand, sent, where, of_phase)
+                _check_demand(demand, sent, where, transforms_text)
         counts, batches = self._counts, sent.about_rows
         if self._beside is None:
             return LimitFilter(settings, where, counts, batches)
-        other = self._beside(phase, exchange, sent)
-        return CombinedLimitFilter(settings, where, counts, batches, other)
+        plugin_filter = self._beside(phase, exchange, sent)
+        return CombinedLimitFilter(settings, where, counts, batches, plugin_filter)
 
 
 def _check_known(demand: Demand) -> None:
@@ -106,35 +106,38 @@ def _check_known(demand: Demand) -> None:
             )
 
 
-def _check_demand(demand: Demand, sent: Sent, where: str, of_phase: str) -> None:
-    """Raises InputError (REFUSED) if what is sent does not pass the transform that is demanded.
-    ``of_phase``: the transforms of the recipe among which it must be, in words.
+def _check_demand(demand: Demand, sent: Sent, where: str, transforms_text: str) -> None:
+    """Raises InputError (REFUSED) if the sent tensors do not pass the transform that the policy
+    demands. ``transforms_text``: where to list the transform in the recipe, for the message.
     """
     uses = [use for use in sent.through if use.kind == demand.transform]
     if not uses:
         raise policy_error(
             "demands",
             demand.transform,
-            f"{where} sends {demand.kind} without it",
-            f"Add it to the transforms {of_phase}.",
+            f"{where} sends {demand.kind} without this transform",
+            f"Add it to the transforms {transforms_text}.",
         )
-    if all(bare := [sorted(use.leave & sent.tensors.keys()) for use in uses]):
+    if all(uncovered := [sorted(use.leave & sent.tensors.keys()) for use in uses]):
         raise policy_error(
             "demands",
             demand.transform,
-            f"{where} sends a part of {demand.kind} without it: {list_names(bare[0])}",
+            f"{where} sends some tensors of {demand.kind} without this transform: "
+            f"{list_names(uncovered[0])}",
         )
-    # The strongest may be any of them.
-    wrong = [_weaker(demand, use, where) for use in uses]
-    if all(wrong):
-        bound, violation = wrong[0] or ("", "")
+    # One sufficiently strong use of the transform satisfies the demand.
+    violations = [_find_weakness(demand, use, where) for use in uses]
+    if all(violations):
+        bound, violation = violations[0] or ("", "")
         raise policy_error(
             f"demands: {demand.transform}", bound, violation, "Ask for a stronger one."
         )
 
 
-def _weaker(demand: Demand, use: Use, where: str) -> tuple[str, str] | None:
-    """Returns what is wanted and given of a transform that is too weak; None if it is not."""
+def _find_weakness(demand: Demand, use: Use, where: str) -> tuple[str, str] | None:
+    """Returns the violated bound and the violation if a transform is too weak; None if it is strong
+    enough.
+    """
     values = parse(
         transforms.load(use.kind, where).settings, dict(use.settings), where
     ).model_dump()
@@ -150,27 +153,29 @@ def _weaker(demand: Demand, use: Use, where: str) -> tuple[str, str] | None:
                     f"{name} {word} {bound:g}",
                     f"at {where}, {name} is {value:g}"
                     if number
-                    else f"at {where}, it has no number {name}",
+                    else f"at {where}, {name} is not a number",
                 )
     return None
 
 
 class SentCounts:
-    """Counts what a run has sent: numbers about each row, by receiver, and bytes. ``before``: what
-    was sent before the first phase, whose bytes count.
+    """Counts what a run has sent: numbers about each row, by receiver, and bytes.
+
+    ``before``: the counts of what was sent before the first phase, whose bytes are included.
     """
 
     def __init__(self, before: SentCounts | None = None) -> None:
         self.bytes, self._before = 0, before
-        # {receiver: numbers about each row}, in the order of the rows' numbers.
+        # {receiver: the count of numbers about each row}, indexed by row number.
         self._numbers: dict[str, npt.NDArray[np.int64]] = {}
-        # {receiver: numbers about every row}.
+        # {receiver: the count of numbers in bundles about all rows}.
         self._all: dict[str, int] = {}
-        # The filter that keeps this state for all: that of the first bundle.
+        # The filter of the first bundle, which saves this shared state in a checkpoint for all
+        # filters.
         self._keeper: Filter | None = None
 
     def is_kept_by(self, filter_: Filter) -> bool:
-        """Whether a filter keeps this state for all."""
+        """Whether ``filter_`` saves this shared state in a checkpoint."""
         return self._keeper is filter_
 
     def add_bytes(self, filter_: Filter, sent_bytes: int) -> None:
@@ -181,35 +186,37 @@ class SentCounts:
         self.bytes += sent_bytes
 
     def add_numbers(self, receiver: str, rows: Any, width: int) -> int:
-        """Adds ``width`` numbers about each of some rows; returns the largest sum of a row."""
-        of_all = self._all.get(receiver, 0)
-        known = self._numbers.get(receiver, np.zeros(0, np.int64))
+        """Adds ``width`` numbers about each of ``rows`` and returns the maximum count of a row."""
+        all_rows = self._all.get(receiver, 0)
+        counts = self._numbers.get(receiver, np.zeros(0, np.int64))
         if isinstance(rows, str):
-            self._all[receiver] = of_all + width
-            return int(known.max(initial=0)) + of_all + width
+            self._all[receiver] = all_rows + width
+            return int(counts.max(initial=0)) + all_rows + width
         places = np.asarray(rows, np.int64)
-        if len(places) and places.max() >= len(known):
-            known = np.pad(known, (0, int(places.max()) + 1 - len(known)))
-        # A row may be there twice.
-        np.add.at(known, places, width)
-        self._numbers[receiver] = known
-        return int(known[places].max(initial=0)) + of_all
+        if len(places) and places.max() >= len(counts):
+            counts = np.pad(counts, (0, int(places.max()) + 1 - len(counts)))
+        # ``np.add.at`` also counts a row that is listed twice.
+        np.add.at(counts, places, width)
+        self._numbers[receiver] = counts
+        return int(counts[places].max(initial=0)) + all_rows
 
     def state(self) -> dict[str, Any]:
-        """Returns all, for a checkpoint."""
+        """Returns all counts, for a checkpoint."""
         numbers = {name: torch.from_numpy(counts.copy()) for name, counts in self._numbers.items()}
         return {"bytes": self.bytes, "numbers": numbers, "all": dict(self._all)}
 
     def load_state(self, state: dict[str, Any], keeper: Filter) -> None:
-        """Restores what ``state`` returned; ``keeper`` keeps it from now on."""
+        """Restores the counts that ``state`` returned. From then on ``keeper`` saves them."""
         self._keeper = keeper
         self.bytes, self._all = state["bytes"], dict(state["all"])
         self._numbers = {name: counts.numpy().copy() for name, counts in state["numbers"].items()}
 
 
 class LimitFilter(Filter):
-    """Refuses a bundle that exceeds a limit; changes nothing. ``batches``: it has numbers for each
-    row of a batch. Bits of trees have not: of these, ``trees.least_rows`` counts the rows.
+    """Refuses a bundle that exceeds a limit of the policy. It changes no tensors.
+
+    ``batches``: whether bundles have numbers for each row of a batch. For bits of trees,
+    ``trees.least_rows`` counts the rows instead.
     """
 
     def __init__(
@@ -233,7 +240,7 @@ class LimitFilter(Filter):
         ):
             raise self._refusal("most_bits", f"a number takes {bits:.3g} bits")
         listed = leaving.rows is not None and not isinstance(leaving.rows, str)
-        # Ids compared before the first phase do not count as numbers about a person.
+        # Ids that are compared before the first phase do not count as numbers about a person.
         if not listed and (leaving.rows != ALL or leaving.kind == "rows"):
             return
         rows = leaving.people
@@ -260,7 +267,7 @@ class LimitFilter(Filter):
 
 
 class CombinedLimitFilter(LimitFilter):
-    """Has another policy's filter do its part, too."""
+    """Applies the limits and then another policy's filter."""
 
     def __init__(
         self,
@@ -292,8 +299,12 @@ class CombinedLimitFilter(LimitFilter):
         return self._beside.wire_spec(spec)
 
     def state(self) -> dict[str, Any] | None:
-        mine, theirs = super().state(), self._beside.state()
-        return None if mine is None and theirs is None else {**(mine or {}), "beside": theirs}
+        own_state, plugin_state = super().state(), self._beside.state()
+        return (
+            None
+            if own_state is None and plugin_state is None
+            else {**(own_state or {}), "beside": plugin_state}
+        )
 
     def load_state(self, state: dict[str, Any]) -> None:
         super().load_state(state)

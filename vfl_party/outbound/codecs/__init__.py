@@ -31,11 +31,11 @@ S = TypeVar("S", bound=Section)
 
 @dataclass(frozen=True)
 class Place:
-    """Where a codec works: one direction of an exchange of a phase.
+    """The place in which a codec works: one direction of an exchange of a phase.
 
-    ``seed``: for what is drawn there. ``answered``: tensors go the other way, too, so the exchange
-    is part of training. ``averaged``: the server averages what is sent. ``up``: the side that asks
-    sends.
+    ``seed``: the seed of the codec's random choices. ``answered``: whether the exchange has tensors
+    in both directions, as in training. ``averaged``: whether the server averages the tensors.
+    ``up``: whether the tensors go from the asking to the answering side.
     """
 
     seed: int = 0
@@ -46,7 +46,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Codec(Generic[S]):
-    """A codec with settings: a module, or a plug-in, exports it instead of a function that gives a
+    """A codec with settings. A module or a plug-in exports it instead of a function that returns a
     filter.
     """
 
@@ -72,9 +72,9 @@ def make(
                 "it, or choose another codec.",
             )
         return REGISTRY.make(name, where, Filter)
-    read = parse(export.settings, dict(settings or {}), f"{where}: codec {name}")
+    parsed = parse(export.settings, dict(settings or {}), f"{where}: codec {name}")
     try:
-        return REGISTRY.check_type(export.make(read, place or Place()), name, where, Filter)
+        return REGISTRY.check_type(export.make(parsed, place or Place()), name, where, Filter)
     except VflError as error:
         raise InputError(error.code, f"{where}: codec {name}: {error}") from None
     except Exception as error:
@@ -86,25 +86,25 @@ def make(
 
 
 def settings_of(name: str, where: str) -> type[Section] | None:
-    """Returns the model of a codec's settings; None if it has none. Raises InputError if there is
-    no such codec.
+    """Returns the model of a codec's settings; None if the codec has no settings. Raises InputError
+    if the codec is unknown.
     """
     export = REGISTRY.load(name, where)
     return export.settings if isinstance(export, Codec) else None
 
 
 def has_settings(name: str, where: str) -> bool:
-    """Returns whether a codec has settings. Raises InputError that names ``where`` if there is no
-    such codec.
+    """Returns whether a codec has settings. Raises InputError that names ``where`` if the codec is
+    unknown.
     """
     return settings_of(name, where) is not None
 
 
 class PackedCodec(Filter):
-    """Float32 tensors as a coder writes them, in several tensors each; other dtypes unchanged.
+    """Encodes each float32 tensor with a coder, as several tensors. Other dtypes stay unchanged.
 
-    What is drawn follows from ``seed``, sender, step and tensor: a step that is repeated gives the
-    same bytes, and a checkpoint needs nothing of it.
+    Random choices are derived from ``seed``, sender, step and tensor. So a repeated step gives the
+    same bytes, and a checkpoint has no state of the codec.
     """
 
     on_host = repeats = True
@@ -113,7 +113,7 @@ class PackedCodec(Filter):
         self.coder, self.text, self._seed = coder, coder.text, seed
 
     def apply_at(self, at: Passage, tensors: Tensors) -> Tensors:
-        """Raises InputError (NON_FINITE) if a number cannot be written."""
+        """Raises InputError (NON_FINITE) if the coder cannot encode a number."""
         packed: dict[str, Tensor] = {}
         for name, x in tensors.items():
             parts = parts_of(self.coder, spec_of(x.dtype, *x.shape))
@@ -123,20 +123,20 @@ class PackedCodec(Filter):
             values = np.ascontiguousarray(x.detach().cpu().numpy())
             arrays = self._encode(name, values, seed_of(self._seed, at.sender, at.step, name))
             packed |= {
-                name_of(name, suffix): _tensor(arrays[suffix], part.dtype)
+                name_of(name, suffix): _array_to_tensor(arrays[suffix], part.dtype)
                 for suffix, part in parts.items()
             }
         return packed
 
     def undo_at(self, at: Passage, tensors: Tensors, spec: BundleSpec) -> Tensors:
-        """Raises PeerError if no ``apply_at`` gives such values."""
+        """Raises PeerError if no ``apply_at`` can have made these tensors."""
         restored: dict[str, Tensor] = {}
         for name, tensor_spec in spec.tensors.items():
             parts = parts_of(self.coder, tensor_spec)
             if parts is None:
                 restored[name] = tensors[name]
                 continue
-            arrays = {suffix: _array(tensors[name_of(name, suffix)]) for suffix in parts}
+            arrays = {suffix: _tensor_to_array(tensors[name_of(name, suffix)]) for suffix in parts}
             values = decode_tensor(
                 self.coder, name, arrays, tensor_spec.shape, party=at.sender, step=at.step
             )
@@ -154,24 +154,25 @@ class PackedCodec(Filter):
         return encode_tensor(self.coder, name, values, seed)
 
 
-def _tensor(values: Any, dtype: DType) -> Tensor:
-    """Returns an array as a tensor. Numpy has no bfloat16: its bits come as uint16."""
+def _array_to_tensor(values: Any, dtype: DType) -> Tensor:
+    """Returns an array as a tensor. Numpy has no bfloat16, so its bits are in a uint16 array."""
     tensor = torch.from_numpy(values)
     return tensor.view(torch.bfloat16) if dtype is DType.BFLOAT16 else tensor
 
 
-def _array(sent: Tensor) -> Any:
-    """Undoes ``_tensor``."""
+def _tensor_to_array(sent: Tensor) -> Any:
+    """Returns a tensor as an array; the inverse of ``_array_to_tensor``."""
     return (sent.view(torch.uint16) if sent.dtype is torch.bfloat16 else sent).cpu().numpy()
 
 
 class FeedbackCodec(PackedCodec):
-    """Adds to a tensor what the last time left out of it, so that rounding does not add up over the
-    rounds.
+    """Adds a tensor's last rounding error to its next message, so that errors do not add up over
+    the rounds (error feedback).
 
-    With e = 0 at first: v = w + e, cut to the range of its row of w; v is sent; e becomes w + e
-    minus what the receiver reads. The cut keeps what all of w's numbers have in common, such as a
-    sign. There is one e for each tensor, of its shape, in the party's checkpoints.
+    The error e is 0 at first. The message is v = w + e, clipped to the range of each row of w. Then
+    e becomes w + e minus the values that the receiver decodes. Clipping keeps a property that all
+    numbers of w share, such as their sign. The party's checkpoints contain e, which has the shape
+    of w.
     """
 
     repeats = False
@@ -179,22 +180,22 @@ class FeedbackCodec(PackedCodec):
     def __init__(self, coder: Bits, seed: int) -> None:
         super().__init__(coder, seed)
         self.text = f"{coder.text[:-1]}, error feedback)"
-        self._left: dict[str, Any] = {}
+        self._errors: dict[str, Any] = {}
 
     def _encode(self, name: str, values: Any, seed: int) -> dict[str, Any]:
-        left = self._left.get(name)
+        error = self._errors.get(name)
         rows = values.reshape(rows_of(values.shape))
         low, high = rows.min(axis=1, keepdims=True), rows.max(axis=1, keepdims=True)
-        # NaN and infinity are refused below.
+        # ``super()._encode`` refuses NaN and infinity, so warnings about them are silenced here.
         with np.errstate(over="ignore", invalid="ignore"):
-            wanted = rows if left is None else np.clip(rows + left, low, high)
-        sent = super()._encode(name, wanted, seed)
-        read = self.coder.decode(sent, rows.shape)
-        self._left[name] = rows - read if left is None else (rows - read) + left
+            corrected = rows if error is None else np.clip(rows + error, low, high)
+        sent = super()._encode(name, corrected, seed)
+        decoded = self.coder.decode(sent, rows.shape)
+        self._errors[name] = rows - decoded if error is None else (rows - decoded) + error
         return sent
 
     def state(self) -> dict[str, Any]:
-        return {name: torch.from_numpy(left.copy()) for name, left in self._left.items()}
+        return {name: torch.from_numpy(error.copy()) for name, error in self._errors.items()}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self._left = {name: left.cpu().numpy().copy() for name, left in state.items()}
+        self._errors = {name: error.cpu().numpy().copy() for name, error in state.items()}

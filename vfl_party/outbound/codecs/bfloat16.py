@@ -1,4 +1,4 @@
-"""float32 as bfloat16: half the bytes, the same range, 8 bits of precision."""
+"""Encodes float32 as bfloat16: half the bytes, the same range, 8 bits of precision."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from vfl_party.outbound.codecs.float16 import TwoBytes
 
 
 class BFloat16(TwoBytes):
-    """Rounds to the nearest bfloat16, ties to even, as torch does. The range is float32's, up to
-    rounding.
+    """Rounds to the nearest bfloat16, ties to even, as torch does. The range is the same as
+    float32's, up to rounding.
     """
 
     text = "bfloat16"

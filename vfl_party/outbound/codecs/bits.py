@@ -1,4 +1,6 @@
-"""float32 as 8, 4 or 2 bits a number, packed, with a minimum and a step for each row."""
+"""Encodes float32 with 8, 4 or 2 bits per number, packed, and with a minimum and a step for each
+row.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,14 @@ class BitsSettings(Section):
     """Settings of the codec."""
 
     bits: Literal[8, 4, 2]
-    """Bits of a number."""
+    """The number of bits per number."""
     rounding: Literal["stochastic", "nearest"] = "stochastic"
-    """``stochastic`` is right in the mean; ``nearest`` has half the largest error."""
+    """``stochastic`` rounding is unbiased; ``nearest`` halves the maximum error."""
     scales: Literal["float32", "bfloat16"] = "float32"
     """The type of each row's minimum and step."""
     error_feedback: bool = False
-    """Whether rounding errors are added to the next message; only for weights that parties send to
-    be averaged.
+    """Whether rounding errors are added to the next message. Only for weights that parties send to
+    the server for averaging.
     """
 
 
@@ -33,8 +35,8 @@ def _make(settings: BitsSettings, place: Place) -> Filter:
     if not place.averaged:
         raise InputError(
             Code.CONFIG_INVALID,
-            "error_feedback requires an exchange that the server averages; other tensors have "
-            "other rows at each step. Remove error_feedback.",
+            "error_feedback requires an exchange that the server averages, because other "
+            "exchanges send different rows at each step. Remove error_feedback.",
         )
     if not place.up:
         raise InputError(

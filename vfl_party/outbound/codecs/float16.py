@@ -1,4 +1,4 @@
-"""float32 as float16: half the bytes, 11 bits of precision, values up to 65,504."""
+"""Encodes float32 as float16: half the bytes, 11 bits of precision, values up to 65,504."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from vfl_party.outbound.filter import Filter, Tensors
 
 
 class TwoBytes(Filter):
-    """Writes float32 in two bytes a number, rounded to nearest, ties to even; leaves other dtypes
-    unchanged.
+    """Encodes float32 with two bytes per number, rounded to nearest, ties to even. Other dtypes
+    stay unchanged.
     """
 
     repeats = True
@@ -32,13 +32,13 @@ class TwoBytes(Filter):
         return {name: x.float() if x.dtype is self.dtype else x for name, x in tensors.items()}
 
     def wire_spec(self, spec: BundleSpec) -> BundleSpec:
-        narrow = {
+        specs = {
             name: replace(tensor_spec, dtype=self.wire)
             if tensor_spec.dtype is DType.FLOAT32
             else tensor_spec
             for name, tensor_spec in spec.tensors.items()
         }
-        return BundleSpec(spec.kind, narrow)
+        return BundleSpec(spec.kind, specs)
 
     def _narrow(self, name: str, x: torch.Tensor) -> torch.Tensor:
         narrowed = x.detach().to(self.dtype)
@@ -54,7 +54,9 @@ class TwoBytes(Filter):
 
 
 class Float16(TwoBytes):
-    """Raises InputError for values beyond 65,504; values below 6e-8 become zero."""
+    """Rounds to the nearest float16. Raises InputError for values beyond 65,504; values below 6e-8
+    become zero.
+    """
 
     text = "float16"
     dtype, wire = torch.float16, DType.FLOAT16

@@ -1,5 +1,5 @@
-"""As ``topk``, but some of the numbers that are kept are drawn from the others (IJCAI 2023, arXiv
-2305.18469).
+"""Encodes float32 like ``topk``, but draws some of the sent numbers at random from the smaller ones
+(IJCAI 2023, arXiv 2305.18469).
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from vfl_party.outbound.filter import Filter
 
 
 class RandTopKSettings(TopKSettings):
-    """Settings of the codec. An exchange without an answer, such as that of validation, sends the
-    largest numbers.
+    """Settings of the codec. In an exchange without an answer, such as validation, the codec sends
+    only the largest numbers.
     """
 
     alpha: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
-    """The probability that a sent number is drawn from those that are not among the largest, in
-    training.
+    """The probability, in training, that a sent number is drawn from the numbers that are not among
+    the largest.
     """
 
 

@@ -1,5 +1,5 @@
-"""float32 as the largest numbers of each row and their places, packed; the others arrive as
-zero.
+"""Encodes float32 as the largest numbers of each row and their positions, packed. All other numbers
+arrive as zero.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class TopKSettings(Section):
     """Settings of the codec."""
 
     keep: int | float
-    """How many numbers of a row are sent: a count, or a share below 1."""
+    """The numbers of a row that are sent: a count, or a share between 0 and 1, exclusive."""
     values: Literal["float32", "float16"] = "float32"
     """The type of the numbers that are sent."""
 
@@ -27,7 +27,8 @@ class TopKSettings(Section):
         share = isinstance(self.keep, float)
         if self.keep <= 0 or (share and self.keep >= 1):
             raise ValueError(
-                "keep: must be a positive integer (numbers of a row) or a share between 0 and 1"
+                "keep: must be a positive integer (a count of numbers per row) or a share between "
+                f"0 and 1, exclusive (got {self.keep})"
             )
         return self
 

@@ -1,4 +1,4 @@
-"""Lets out everything that the phases declare."""
+"""Allows everything that the phases declare to leave."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from vfl_party.outbound.filter import Filter
 
 
 class AllowAll(Filter):
-    """Allows all; see ``Policy``."""
+    """Allows every exchange; see ``Policy``."""
 
     text = "allow all"
 

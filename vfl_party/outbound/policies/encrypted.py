@@ -1,4 +1,4 @@
-"""Lets gradients out, and sums of them, as ciphertexts alone."""
+"""Allows gradients, and sums of gradients, to leave only as ciphertexts."""
 
 from __future__ import annotations
 

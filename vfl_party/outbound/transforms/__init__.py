@@ -1,5 +1,5 @@
-"""Transforms, which change a party's tensors before others see them: one file each, found by its
-name.
+"""Transforms, which change a party's tensors before other parties get them. Each is a module, found
+by name.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ S = TypeVar("S", bound=Section)
 
 @dataclass(frozen=True)
 class Transform(Generic[S]):
-    """The type that a module exports as ``TRANSFORM``: settings, and a function that makes a filter
-    of them.
+    """The object that a module exports as ``TRANSFORM``: the model of its settings, and a function
+    that makes a filter from them.
 
-    ``tasks``: the kinds of task that it is defined for; empty: all. ``of_batch``: its noise depends
-    on all rows of a batch, so a part of one would get too little. ``of_row``: what it promises is
-    of a message that depends on one row.
+    ``tasks``: the kinds of task that the transform supports; empty: all. ``of_batch``: whether the
+    noise depends on all rows of a batch, so that a part of a batch would get too little.
+    ``of_row``: whether the privacy guarantee is for one row of a message.
     """
 
     settings: type[S]
@@ -38,21 +38,22 @@ REGISTRY = Registry("vfl.transforms", "transform", __name__, "TRANSFORM")
 
 
 def load(kind: str, where: str) -> Transform[Any]:
-    """Returns the transform ``kind``; a class of Filter, or a function of one tensor, is one
-    without settings. Raises InputError that names ``where`` if there is none.
+    """Returns the transform ``kind``. An exported subclass of Filter, or a function of one tensor,
+    becomes a transform without settings. Raises InputError that names ``where`` if the transform is
+    unknown.
     """
     export = REGISTRY.load(kind, where)
     if isinstance(export, type) and issubclass(export, Filter):
-        made: Any = Transform(Section, lambda _settings: export())
+        transform: Any = Transform(Section, lambda _settings: export())
     elif callable(export) and not isinstance(export, type):
-        made = Transform(Section, lambda _settings: _OfEach(kind, export))
+        transform = Transform(Section, lambda _settings: _TensorFunctionFilter(kind, export))
     else:
-        made = export
-    return REGISTRY.check_type(made, kind, where, Transform)
+        transform = export
+    return REGISTRY.check_type(transform, kind, where, Transform)
 
 
-class _OfEach(Filter):
-    """Changes each tensor by a function."""
+class _TensorFunctionFilter(Filter):
+    """Applies a function to each tensor."""
 
     def __init__(self, text: str, change: Callable[[Tensor], Tensor]) -> None:
         self.text, self._change = text, change

@@ -1,5 +1,5 @@
-"""Clips each row that a party sends and adds Gaussian noise, with a stated (ε, δ) for one row of
-one message.
+"""Clips each row that a party sends and adds Gaussian noise that is (ε, δ)-differentially private
+for one row of one message.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class ClippedGaussianSettings(Section):
     """Settings of the transform."""
 
     clip: Norm
-    """The largest L2 norm of a row; a longer row is shortened."""
+    """The maximum L2 norm of a row; a longer row is scaled down to it."""
     epsilon: Annotated[float, Field(ge=1e-3, le=1e4)]
     """ε of one message, for one row."""
     delta: Annotated[float, Field(ge=1e-12, lt=0.5)]
@@ -52,12 +52,12 @@ def sigma_of(epsilon: float, delta: float, sensitivity: float) -> float:
 
 
 class ClippedGaussian(NoisyFilter):
-    """z·min(1, C/‖z‖) + N(0, σ²): a row that changes moves by at most 2C, and σ follows from (ε,
+    """Sends z·min(1, C/‖z‖) + N(0, σ²). A changed row moves by at most 2C, and σ follows from (ε,
     δ).
 
-    The guarantee is of one message: E epochs send each row E times, and validation and evaluation
-    send it again. The gradient that comes back is taken as that of the row before clipping. Noise
-    is drawn in float32.
+    The guarantee is for one message. E epochs send each row E times, and validation and evaluation
+    send it again. The gradient that comes back is used as the gradient of the row before clipping.
+    Noise is drawn in float32.
     """
 
     def __init__(self, settings: ClippedGaussianSettings) -> None:
@@ -69,7 +69,7 @@ class ClippedGaussian(NoisyFilter):
         super().__init__()
 
     def noise(self, z_BD: Tensor) -> Tensor:
-        """Returns z clipped, with noise: same shape, dtype and device, no graph."""
+        """Returns z, clipped and with noise, with its shape, dtype and device, without a graph."""
         rows = z_BD.detach().flatten(1)
         norm_B = torch.linalg.vector_norm(rows, dim=1, keepdim=True, dtype=torch.float32)
         clipped = rows * (self._clip / norm_B.clamp_min(self._clip)).to(rows.dtype)

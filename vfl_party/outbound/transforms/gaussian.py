@@ -1,5 +1,5 @@
-"""Gaussian noise on the representations that a passive party sends (FedOnce, Section 5.8 and Table
-8).
+"""Adds Gaussian noise to the representations that a passive party sends (FedOnce, Section 5.8 and
+Table 8).
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ class GaussianSettings(Section):
 
 
 class GaussianNoise(NoisyFilter):
-    """Returns R + N(0, σ²), from a private generator."""
+    """Sends R + N(0, σ²), with noise from a private generator."""
 
     def __init__(self, sigma: float) -> None:
         self._sigma, self.text = sigma, f"Gaussian noise (σ = {sigma:g})"
         super().__init__()
 
     def noise(self, r_ND: Tensor) -> Tensor:
-        """Returns r_ND with noise: same shape, dtype and device, no graph; r_ND itself if σ is
-        0.
+        """Returns r_ND with noise, in the same shape, dtype and device, without a graph; r_ND
+        itself if σ is 0.
         """
         if self._sigma == 0:
             return r_ND

@@ -19,7 +19,7 @@ class IsoSettings(Section):
     """Settings of the transform."""
 
     amplifier: Positive
-    """λ: the noise in proportion to the largest row's norm."""
+    """λ, the factor of the noise, which is proportional to the largest norm of a row."""
 
 
 class IsoNoise(NoisyFilter):
@@ -32,10 +32,11 @@ class IsoNoise(NoisyFilter):
         super().__init__()
 
     def noise(self, d_BM: Tensor) -> Tensor:
-        """Returns d with noise: same shape, dtype and device, no graph; d itself if the amplifier
-        is 0.
+        """Returns d with noise, in the same shape, dtype and device, without a graph; d itself if
+        the amplifier is 0.
 
-        d may have more dimensions, [B, …], with m elements a row. A d of one dimension is one row.
+        d may have more dimensions, [B, …], with m elements per row. A d of one dimension is one
+        row.
         """
         if self._amplifier == 0:
             return d_BM

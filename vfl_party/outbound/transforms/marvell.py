@@ -1,5 +1,5 @@
-"""Marvell: noise on gradients by class, of the shape that hides a binary label best at its power
-(Li et al. 2022).
+"""Marvell: adds noise to gradients by class, with the covariance that hides a binary label best at
+its power (Li et al. 2022).
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _GROWTH, _MAX_SCALE = 1.5, 1e6
 
 
 class MarvellSettings(Section):
-    """Settings of the transform. With ``error``, s begins at 1 in each batch and grows by half
-    until ½ − √sumKL/4 >= error.
+    """Settings of the transform. With ``error``, s starts at 1 in each batch and is multiplied by
+    1.5 until ½ − √sumKL/4 >= error.
     """
 
     scale: Positive | None = None
-    """s: the noise's mean squared length over the squared distance of the classes' means. Give this
-    or ``error``.
+    """s, the mean squared length of the noise divided by the squared distance of the class means.
+    Set this or ``error``.
     """
     error: Annotated[float, Field(gt=0.0, lt=0.5)] | None = None
-    """The minimum error of any detector; s is found for each batch."""
+    """The minimum error of any detector. The smallest sufficient s is found for each batch."""
 
     def model_post_init(self, _context: Any) -> None:
         if (self.scale is None) == (self.error is None):
@@ -42,10 +42,10 @@ class Marvell(NoisyFilter):
     """Adds √(λ1 − λ2)·N(0, 1)·Δ/‖Δ‖ + √λ2·N(0, I) to each row, Δ = mean positive − mean negative
     gradient.
 
-    λ1 and λ2 of each class are ``vfl_party.outbound.sumkl.optimum`` of the batch's gradients, at
-    power s·‖Δ‖². A batch of one class has no Δ: its rows get N(0, s·‖mean gradient‖²/d) in each
-    element, with the s of the batch before if there is an ``error`` (1 in the first). Two classes
-    with one mean are left as they are: the power is zero.
+    ``vfl_party.outbound.sumkl.optimum`` computes λ1 and λ2 of each class from the batch's
+    gradients, at power s·‖Δ‖². A batch of one class has no Δ. Its rows get N(0, s·‖mean
+    gradient‖²/d) in each element. With ``error``, s is then taken from the previous batch (1 in the
+    first). Two classes with the same mean get no noise, because the power is zero.
     """
 
     knows = frozenset({"labels"})
@@ -59,22 +59,22 @@ class Marvell(NoisyFilter):
         )
         self.text = f"Marvell noise ({goal})"
         super().__init__()
-        self._last = settings.scale or 1.0
+        self._last_scale = settings.scale or 1.0
         self._positive_B: Tensor | None = None
 
     def tell(self, beside: Tensors) -> None:
         self._positive_B = beside["labels"].detach().reshape(-1) == 1
 
     def noise(self, g_BD: Tensor, positive_B: Tensor) -> Tensor:
-        """Returns g with noise: same shape, dtype and device, no graph."""
+        """Returns g with noise, in the same shape, dtype and device, without a graph."""
         rows = g_BD.detach().flatten(1).double()
         along_B, across_BD = (
             self._random.like(rows[:, 0]).double(),
             self._random.like(rows).double(),
         )
         if bool(positive_B.all()) or not bool(positive_B.any()):
-            sigma = math.sqrt(self._last / rows.shape[1]) * rows.mean(dim=0).norm()
-            return _like(rows + sigma * across_BD, g_BD)
+            sigma = math.sqrt(self._last_scale / rows.shape[1]) * rows.mean(dim=0).norm()
+            return _cast_like(rows + sigma * across_BD, g_BD)
         negatives, positives = rows[~positive_B], rows[positive_B]
         mean_0, mean_1 = negatives.mean(dim=0), positives.mean(dim=0)
         delta_D = mean_1 - mean_0
@@ -87,17 +87,17 @@ class Marvell(NoisyFilter):
         )
         if statistics.gap == 0.0:
             return g_BD.detach()
-        best = optimum(statistics, self._power(statistics))
-        lambda1_B = torch.where(positive_B, best.along_1, best.along_0).double()
-        lambda2_B = torch.where(positive_B, best.across_1, best.across_0).double()
+        variances = optimum(statistics, self._choose_power(statistics))
+        lambda1_B = torch.where(positive_B, variances.along_1, variances.along_0).double()
+        lambda2_B = torch.where(positive_B, variances.across_1, variances.across_0).double()
         unit_D = delta_D / delta_D.norm()
         along_BD = ((lambda1_B - lambda2_B).clamp_min(0.0).sqrt() * along_B)[:, None] * unit_D
-        return _like(rows + along_BD + lambda2_B.sqrt()[:, None] * across_BD, g_BD)
+        return _cast_like(rows + along_BD + lambda2_B.sqrt()[:, None] * across_BD, g_BD)
 
-    def _power(self, statistics: Statistics) -> float:
-        """Returns s·‖Δ‖²; with an ``error``, for the first s of 1, 1.5, 2.25, … that reaches it."""
+    def _choose_power(self, statistics: Statistics) -> float:
+        """Returns s·‖Δ‖². With ``error``, s is the first of 1, 1.5, 2.25, … that reaches it."""
         if self._error is None:
-            return self._last * statistics.gap
+            return self._last_scale * statistics.gap
         scale = 1.0
         while (
             scale < _MAX_SCALE
@@ -105,7 +105,7 @@ class Marvell(NoisyFilter):
             > (2 - 4 * self._error) ** 2
         ):
             scale *= _GROWTH
-        self._last = scale
+        self._last_scale = scale
         return scale * statistics.gap
 
     def apply(self, tensors: Tensors) -> Tensors:
@@ -118,14 +118,14 @@ class Marvell(NoisyFilter):
         return {name: self.noise(x, positive_B.to(x.device)) for name, x in tensors.items()}
 
     def state(self) -> dict[str, Any]:
-        return {"random": super().state(), "last": self._last}
+        return {"random": super().state(), "last": self._last_scale}
 
     def load_state(self, state: dict[str, Any]) -> None:
         super().load_state(state["random"])
-        self._last = state["last"]
+        self._last_scale = state["last"]
 
 
-def _like(rows: Tensor, g_BD: Tensor) -> Tensor:
+def _cast_like(rows: Tensor, g_BD: Tensor) -> Tensor:
     return rows.to(g_BD.dtype).view_as(g_BD)
 
 
