@@ -157,7 +157,7 @@ def test_a_party_of_too_many_columns_is_refused(
     def lie(party: Party) -> list[str]:
         return ["x"] * (count if party.name == "p1" else 1)
 
-    monkeypatch.setattr("vfl_party.methods.evaluate.importance.names_of", lie)
+    monkeypatch.setattr("vfl_party.methods.evaluate.importance.get_column_names", lie)
     made = tables(3, IMPORTANCE, task=BINARY, model={"encoder": TANH})
     with raises(PeerError, Code.MALFORMED_MESSAGE, names=("p1", "10")):
         in_process(tmp_path / "run", made, TABLE)

@@ -1,5 +1,5 @@
-"""Local contrastive pretraining, the first phase of SS-VFL (Castiglia et al. 2022), without any
-exchange.
+"""Local contrastive pretraining without any exchange, the first phase of SS-VFL (Castiglia et al.
+2022).
 
 SS-VFL-I continues with one upload of the frozen representations (``head``), SS-VFL-C with split
 training (``splitnn``).
@@ -28,22 +28,24 @@ from vfl_party.selfsup.tower import build_tower
 class ContrastiveSettings(SelfSupSettings):
     """One round is one epoch over all of a party's training rows.
 
-    ``simclr``: the paper's Eq. 2, negatives from the batch; ``moco``: the released code's,
-    negatives from a queue.
+    ``simclr`` is the paper's loss (Eq. 2), with negatives from the batch. ``moco`` is the loss of
+    the released code, with negatives from a queue.
     """
 
     rounds: PositiveInt = 200
-    """Rounds of the phase. Default: the paper's 200 epochs; it then trains 500 on labelled rows."""
+    """The number of rounds of the phase. Default: the paper's 200 epochs, before 500 epochs on
+    labelled rows.
+    """
     ssl: Literal["simclr", "moco"] = "simclr"
     """The loss: ``simclr`` takes negatives from the batch, ``moco`` from a queue."""
     temperature: Temperature = 0.2
-    """The number by which cosines are divided."""
+    """The temperature, by which cosine similarities are divided."""
     momentum: Probability | None = 0.999
-    """``moco``: how much the target encoder keeps of its weights in each step."""
+    """``moco``: the share of its weights that the target encoder keeps in each step."""
 
 
 class Contrastive(Phase):
-    """Either side: LocalCL of Alg. 4. A party without features does nothing."""
+    """Runs LocalCL (Alg. 4) at a party of either role. A party without features does nothing."""
 
     alone_from = 0
 
@@ -51,9 +53,9 @@ class Contrastive(Phase):
         self.name, self.rounds = name, settings.rounds
         self._party, self._local = party, None
         self._warned: set[str] = set()
-        own = own_optimizer(party.recipe, name, party.name, settings.optimizers)
+        party_optimizer = own_optimizer(party.recipe, name, party.name, settings.optimizers)
         if party.features is not None:
-            plan = make_plan(settings, party.recipe.preset, own=own)
+            plan = make_plan(settings, party.recipe.preset, own=party_optimizer)
             tower = build_tower(party, name, "local", party.models["encoder"], plan, shared=False)
             self._local = LocalSelfSup(party, name, plan, tower, epochs=settings.rounds)
 
@@ -72,7 +74,7 @@ class Contrastive(Phase):
 
 
 class ContrastiveLearning(Method[ContrastiveSettings]):
-    """Every party trains alone. The preset decides the augmentations."""
+    """SS-VFL pretraining: every party trains alone. The preset decides the augmentations."""
 
     def follows(self, settings: ContrastiveSettings) -> frozenset[str] | None:
         _ = settings

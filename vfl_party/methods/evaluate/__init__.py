@@ -1,5 +1,5 @@
-"""Evaluates the trained model jointly on held-out rows: the passive parties embed, the active party
-scores and computes the contribution of each party.
+"""Evaluates the trained model jointly on held-out rows. The passive parties compute embeddings. The
+active party computes the outputs and the contribution of each party.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from vfl_party.phases.method import Method
 
 
 class Evaluate(Method[EvaluateSettings]):
-    """Every party encodes the rows of each split, and the active party scores them."""
+    """Evaluation: every party encodes the rows of each split, and the active party computes the
+    outputs.
+    """
 
     def follows(self, settings: EvaluateSettings) -> frozenset[str] | None:
         _ = settings

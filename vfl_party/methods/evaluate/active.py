@@ -1,4 +1,4 @@
-"""The active side: collects the embeddings of all rows and scores them."""
+"""The active party's side: collects the embeddings of all rows and computes the outputs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from vfl_party.base.phase import Phase, RoundReport
 from vfl_party.base.seeds import Rows
 from vfl_party.methods.evaluate import importance
 from vfl_party.methods.evaluate.exchanges import embeddings
-from vfl_party.methods.evaluate.holders import by_holders, select_common, with_counts
-from vfl_party.methods.evaluate.quality import MetricJudge, metric_of
+from vfl_party.methods.evaluate.holders import add_row_counts, divide_by_holders, select_common
+from vfl_party.methods.evaluate.quality import MetricJudge, select_metric
 from vfl_party.methods.evaluate.settings import EvaluateSettings
 from vfl_party.methods.evaluate.subsets import Subsets
 from vfl_party.methods.evaluate.telling import MetricsSender, count_metrics_steps
@@ -23,8 +23,8 @@ from vfl_party.phases.scoring import Chunk, SplitScorer
 
 
 class ActiveEvaluate(Phase):
-    """Evaluates all splits, one after the other, in one round: also without each party that may be
-    absent, and for each set of parties if the recipe sets ``subsets``.
+    """Evaluates all splits, one after the other, in one round. It also evaluates the model without
+    each party that may be absent, and with each set of parties if the recipe sets ``subsets``.
     """
 
     def __init__(self, party: Party, name: str, settings: EvaluateSettings) -> None:
@@ -56,9 +56,9 @@ class ActiveEvaluate(Phase):
             batch += len(chunks)
             if len(rows):
                 embedded[split] = rows, chunks
-        predictions = self._predictions(embedded)
-        # First, because a rule of the recipe may choose the threshold by these metrics.
-        metrics = with_counts(party, compute_metrics(party, predictions), predictions)
+        predictions = self._predict_splits(embedded)
+        # Metrics come first, because the recipe may have the decision threshold chosen by them.
+        metrics = add_row_counts(party, compute_metrics(party, predictions), predictions)
         self._sender.send(StepKey(self.name, round_, batch), metrics)
         batch += count_metrics_steps(party)
         absent: dict[str, Tensor] = {}
@@ -71,12 +71,15 @@ class ActiveEvaluate(Phase):
         if self._importance is not None:
             first = StepKey(self.name, round_, batch)
             self._measure_columns(self._importance, first, *embedded["validation"])
-        # Last, because this takes longest and does not need the other parties.
+        # Sets of parties come last, because they take longest and do not need the other parties.
         worth, note = None, ""
         if self._subsets is not None:
-            whole = {split: select_common(*held) for split, held in embedded.items()}
-            if all(len(whole[split][0]) for split in self._subsets.splits):
-                worth = self._subsets.measure(whole, absent)
+            common_rows = {
+                split: select_common(*rows_and_chunks)
+                for split, rows_and_chunks in embedded.items()
+            }
+            if all(len(common_rows[split][0]) for split in self._subsets.splits):
+                worth = self._subsets.measure(common_rows, absent)
             else:
                 note = (
                     f"{self.name}: sets of parties are not measured, because the parties have no "
@@ -85,38 +88,46 @@ class ActiveEvaluate(Phase):
         return RoundReport(0, metrics, predictions=predictions, worth=worth, note=note)
 
     def _measure_columns(
-        self, of: importance.ActiveImportance, first: StepKey, rows: Rows, chunks: list[Chunk]
+        self,
+        column_importance: importance.ActiveImportance,
+        first: StepKey,
+        rows: Rows,
+        chunks: list[Chunk],
     ) -> None:
         party, settings = self._party, self._settings
-        metric = metric_of(party.recipe.task, self.name, settings.metric)
+        metric = select_metric(party.recipe.task, self.name, settings.metric)
         judge = MetricJudge(party, metric, rows)
-        whole = judge.of(self._scorer.scored(chunks).outputs)
-        own = of.run(
-            first, chunks, lambda other: whole - judge.of(self._scorer.scored(other).outputs)
+        baseline = judge.measure(self._scorer.scored(chunks).outputs)
+        ranking = column_importance.run(
+            first,
+            chunks,
+            lambda permuted: baseline - judge.measure(self._scorer.scored(permuted).outputs),
         )
-        if own is not None:
-            self._writer(own)
+        if ranking is not None:
+            self._writer(ranking)
 
-    def _predictions(
+    def _predict_splits(
         self, embedded: dict[str, tuple[Rows, list[Chunk]]]
     ) -> dict[str, tuple[Rows, Tensor]]:
         party = self._party
-        # If training may continue without a party, the report shows the quality without it.
-        some = party.features is not None or len(party.recipe.passives) > 1
-        # With partial rows, a row may have a single party, without which nothing remains.
-        some = some and (party.features is not None or party.data.held is None)
-        away = (
+        # If training may continue without a party, the report also contains the quality without
+        # that party.
+        can_leave_out = party.features is not None or len(party.recipe.passives) > 1
+        # With partial rows, only one party may hold a row, and the row cannot be scored without
+        # that party.
+        can_leave_out = can_leave_out and (party.features is not None or party.data.held is None)
+        left_out = (
             [passive.name for passive in party.recipe.passives]
-            if party.course.without != "wait" and some
+            if party.course.without != "wait" and can_leave_out
             else []
         )
         predictions: dict[str, tuple[Rows, Tensor]] = {}
         for split, (rows, chunks) in embedded.items():
-            of = {split: chunks} | {
+            variants = {split: chunks} | {
                 f"{split} without {name}": [chunk.without(name) for chunk in chunks]
-                for name in away
+                for name in left_out
             }
-            for name, variant in of.items():
+            for name, variant in variants.items():
                 predictions[name] = rows, self._scorer.scored(variant).outputs
-            predictions |= by_holders(party, split, *predictions[split])
+            predictions |= divide_by_holders(party, split, *predictions[split])
         return predictions

@@ -1,4 +1,4 @@
-"""The exchanges of an evaluation."""
+"""Declares the exchanges of an evaluation and lists them for a run."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from vfl_party.phases.scoring import chunks, scoring, scoring_traffic
 
 
 def embeddings(party: Party, settings: EvaluateSettings) -> Exchange:
-    """Declares the exchange of embeddings: of the rows of each split, with the noise of the earlier
-    phases, of the mean that stands in for a party, and of permuted columns.
+    """Declares the exchange of embeddings, with the noise of the earlier phases: embeddings of the
+    rows of each split, the mean embedding that replaces an absent party, and the embeddings with
+    permuted columns.
     """
     course = party.course
-    made = scoring(course.sent_noise, name="embedding", when="once", how=course.protected)
-    more = ""
+    exchange = scoring(course.sent_noise, name="embedding", when="once", how=course.protected)
+    later = ""
     if settings.subsets and settings.absent == "mean":
-        more = "; then the mean of the training rows, as one row"
+        later = "; then the mean of the training rows, as one row"
     if settings.importance:
-        more += "; then the validation rows with each column permuted"
-    return replace(made, when=made.when + more)
+        later += "; then the validation rows with each column permuted"
+    return replace(exchange, when=exchange.when + later)
 
 
 def traffic(party: Party, phase: str, settings: EvaluateSettings) -> Traffic:
-    """See ``Method.traffic``."""
+    """Returns the exchanges of the phase; see ``Method.traffic``."""
     occurrences: list[Occurrence] = []
     exchange, batch = embeddings(party, settings), 0
     for split in settings.splits:
@@ -44,6 +45,9 @@ def traffic(party: Party, phase: str, settings: EvaluateSettings) -> Traffic:
         batch += stand_in.steps(settings.absent)
     if not settings.importance:
         return Traffic(occurrences, bound=party.bound)
-    permuted, lacking = importance.traffic(party, exchange, settings, StepKey(phase, 0, batch))
-    bound = f"the permuted columns of {', '.join(lacking)} are not counted: they are not here"
-    return Traffic([*occurrences, *permuted], bound=bound if lacking else "")
+    permuted, uncounted = importance.traffic(party, exchange, settings, StepKey(phase, 0, batch))
+    bound = (
+        f"the permuted columns of {', '.join(uncounted)} are not counted, because this party does "
+        "not have them"
+    )
+    return Traffic([*occurrences, *permuted], bound=bound if uncounted else "")

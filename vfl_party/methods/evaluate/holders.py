@@ -1,5 +1,5 @@
-"""Divides the rows of a split by the parties that hold them (``rows.partial``): one part for each
-set of parties.
+"""Divides the rows of a split into groups by the set of parties that hold them
+(``rows.partial``).
 """
 
 from __future__ import annotations
@@ -14,51 +14,50 @@ from vfl_party.base.seeds import Rows
 from vfl_party.phases.context import Party
 from vfl_party.phases.scoring import Chunk
 
-# The name of the metric with a part's number of rows.
+# The name of the metric that gives the number of rows of a group.
 ROWS = "rows"
 
 
-def by_holders(
+def divide_by_holders(
     party: Party, split: str, rows: Rows, outputs: Tensor
 ) -> dict[str, tuple[Rows, Tensor]]:
-    """Returns {name of a part: (its rows, their outputs [N, O])}; empty if all parties hold all
-    rows.
+    """Returns {name of a group: (the group's rows, their outputs [N, O])}; empty if all parties
+    hold all rows.
 
-    Parts are named by the parties that have features.
+    A group's name lists the parties that hold its rows and have features.
     """
-    held = party.data.held
-    if held is None:
+    held_rows = party.data.held
+    if held_rows is None:
         return {}
-    own = () if party.features is None else (party.name,)
+    own_name = () if party.features is None else (party.name,)
     return {
-        name_holders(split, (*own, *names)): (rows[at], party.take(outputs, at))
-        for names, at in held.by_holders(rows)
+        name_holders(split, (*own_name, *names)): (rows[places], party.take(outputs, places))
+        for names, places in held_rows.by_holders(rows)
     }
 
 
 def select_common(rows: Rows, chunks: Sequence[Chunk]) -> tuple[Rows, list[Chunk]]:
-    """Returns the rows that all parties hold, and their embeddings.
-
-    ``found``: the embeddings of ``rows``, in order.
-    """
-    common, whole, first = [], list[Chunk](), 0
+    """Returns the rows that all parties hold, and their embeddings."""
+    common, common_chunks, start = [], list[Chunk](), 0
     for chunk in chunks:
-        for part, at in chunk.by_holders():
+        for part, places in chunk.by_holders():
             if all(z is not None for z in part.others.values()):
-                common.append(rows[first + at])
-                whole.append(part)
-        first += chunk.rows
-    return np.concatenate(common) if common else rows[:0], whole
+                common.append(rows[start + places])
+                common_chunks.append(part)
+        start += chunk.rows
+    return np.concatenate(common) if common else rows[:0], common_chunks
 
 
-def with_counts(
+def add_row_counts(
     party: Party,
     metrics: dict[str, dict[str, float]],
     predictions: Mapping[str, tuple[Rows, Tensor]],
 ) -> dict[str, dict[str, float]]:
-    """Adds the number of rows to the metrics of each split and part, if not all parties hold all
-    rows.
+    """Adds the number of rows to the metrics of each split and group of rows, unless all parties
+    hold all rows.
     """
     if party.data.held is None:
         return metrics
-    return {name: {**of, ROWS: float(len(predictions[name][0]))} for name, of in metrics.items()}
+    return {
+        name: {**values, ROWS: float(len(predictions[name][0]))} for name, values in metrics.items()
+    }

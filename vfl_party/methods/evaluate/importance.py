@@ -1,12 +1,12 @@
-"""Permutation importance of each party's own columns (Breiman 2001), computed together.
+"""Permutation importance of each party's columns (Breiman 2001), computed jointly.
 
-A party replaces the values of a column in the validation rows by those of other rows and sends the
-embeddings; the active party answers once, and only this party, with the loss of quality. Names and
-values stay at the party that owns them. The active party learns the number of columns.
+A party replaces the values of a column in the validation rows by values of other rows, and sends
+the embeddings. The active party answers only this party, once, with the loss of quality. Names and
+values stay at the party that owns the columns. The active party learns the number of columns.
 
-A metric depends on the labels, and a malicious party can send arbitrary embeddings: answers of full
-precision could disclose all labels (Aggarwal et al. 2021). Each answer therefore has two numbers of
-three digits for each column.
+A metric depends on the labels, and a malicious party can send arbitrary embeddings, so answers of
+full precision could disclose all labels (Aggarwal et al. 2021). Each answer therefore has only two
+numbers of three digits for each column.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.files import private_file
 from vfl_common.text import to_json
 from vfl_party.base.seeds import derive_seed, permutation
-from vfl_party.methods.evaluate.quality import metric_of
+from vfl_party.methods.evaluate.quality import select_metric
 from vfl_party.methods.evaluate.settings import EvaluateSettings
 from vfl_party.outbound.declared import NOTHING, Exchange, Occurrence, Sent, i64
 from vfl_party.outbound.exchange import Answering, Asking
@@ -36,13 +36,13 @@ from vfl_party.phases.scoring import Chunk, chunks
 log = logging.getLogger(__name__)
 
 FILE = "importance.json"
-# The number of columns that the log names.
+# The maximum number of columns in the log.
 _LOGGED = 10
-# The most columns of one party; more are probably a mistake.
+# The maximum number of columns of one party; more are probably a mistake.
 _MAX_COLUMNS = 10_000
-# Significant digits of an answer.
+# The number of significant digits in an answer.
 _DIGITS = 3
-# The name under which an image, which has no columns, is listed.
+# The name for the only "column" of image data.
 _IMAGE = "image"
 COUNT = Exchange("columns", Sent(Kind.ROWS, {"columns": i64(1)}), when="once")
 CHANGES = Exchange(
@@ -57,8 +57,8 @@ CHANGES = Exchange(
 )
 
 
-def names_of(party: Party) -> list[str]:
-    """Returns the names of a party's columns; images have a single name."""
+def get_column_names(party: Party) -> list[str]:
+    """Returns the names of a party's columns; one name for images."""
     return list(party.need_features().columns) or [_IMAGE]
 
 
@@ -66,29 +66,31 @@ def names_of(party: Party) -> list[str]:
 def permute_columns(
     party: Party, phase: str, settings: EvaluateSettings
 ) -> Iterator[tuple[str, Iterator[Tensor]]]:
-    """Yields, for each column and repeat, its name and a party's own embeddings of the validation
-    rows with the column permuted, a chunk at a time.
+    """Yields, for each column and repeat, the column's name and this party's embeddings of the
+    validation rows with the column permuted, one chunk at a time.
     """
     features, rows = party.need_features(), party.rows("validation")
     party.models["encoder"].eval()
-    for place, name in enumerate(names_of(party)):
+    for place, name in enumerate(get_column_names(party)):
         column = name if features.columns else None
         for repeat in range(settings.repeats):
-            # The party's own seed hides from the others which row got which value.
+            # The party's secret seed hides from other parties which row got which value.
             seed = derive_seed(party.own_seed, "importance", phase, place, repeat)
-            others = rows[permutation(seed, len(rows))]
-            pairs = zip(chunks(rows), chunks(others), strict=True)
+            permuted_rows = rows[permutation(seed, len(rows))]
+            chunk_pairs = zip(chunks(rows), chunks(permuted_rows), strict=True)
             yield (
                 name,
                 (
-                    party.encode(*features.with_column_of(mine, theirs, column))
-                    for mine, theirs in pairs
+                    party.encode(*features.with_column_of(original, permuted, column))
+                    for original, permuted in chunk_pairs
                 ),
             )
 
 
 class PassiveImportance:
-    """A passive party's side. ``asking``: its side of the exchange of embeddings."""
+    """A passive party's side of permutation importance. ``asking``: this party's side of the
+    exchange of embeddings.
+    """
 
     def __init__(
         self, party: Party, phase: str, settings: EvaluateSettings, asking: Asking
@@ -99,25 +101,25 @@ class PassiveImportance:
         self._changes = party.asking(phase, CHANGES)
 
     def run(self, first: StepKey) -> dict[str, Any]:
-        """Runs the exchanges from the step ``first`` on. Returns the importance of this party's
-        columns for ``ImportanceWriter``. Raises as ``Asking.swap``.
+        """Runs the exchanges, starting at the step ``first``. Returns the importance of this
+        party's columns for ``ImportanceWriter``. Raises as ``Asking.swap``.
         """
-        names, batch = names_of(self._party), first.batch
+        names, batch = get_column_names(self._party), first.batch
         self._count.swap(first, {"columns": torch.tensor([len(names)])})
         for _, embeddings in permute_columns(self._party, self._phase, self._settings):
             for z_BD in embeddings:
                 batch += 1
-                at = first._replace(batch=batch)
-                self._embeddings.swap(at, {"z": z_BD}, self._party.rows("validation"))
+                step = first._replace(batch=batch)
+                self._embeddings.swap(step, {"z": z_BD}, self._party.rows("validation"))
         answer = self._changes.take(first._replace(batch=batch + 1), columns=len(names))
         return rank_columns(names, answer["changes"].cpu().view(torch.float64))
 
 
 class ActiveImportance:
-    """The active party's side.
+    """The active party's side of permutation importance.
 
     Args:
-        answering: its side of the exchange of embeddings.
+        answering: The active party's side of the exchange of embeddings.
 
     Raises InputError if there are no validation rows.
     """
@@ -139,13 +141,14 @@ class ActiveImportance:
     def run(
         self, first: StepKey, chunks: list[Chunk], change: Callable[[list[Chunk]], float]
     ) -> dict[str, Any] | None:
-        """Runs the exchanges from the step ``first`` on. Returns the importance of this party's own
-        columns for ``ImportanceWriter``; None if it has no columns.
+        """Runs the exchanges, starting at the step ``first``. Returns the importance of the active
+        party's columns for ``ImportanceWriter``; None without columns.
 
         Args:
-            first: the first step.
-            chunks: the embeddings of all parties for the validation rows.
-            change: computes the loss of quality with other embeddings in their place.
+            first: The first step.
+            chunks: The embeddings of all parties for the validation rows.
+            change: A function that returns the loss of quality when the given embeddings replace
+                ``chunks``.
 
         Raises as ``Answering.collect``.
         """
@@ -156,14 +159,19 @@ class ActiveImportance:
             self._answer(first, columns, chunks, change)
         if party.features is None:
             return None
-        lost = [
-            change([Chunk([z], of.others, of.rows) for z, of in zip(own, chunks, strict=True)])
-            for _, own in permute_columns(party, self._phase, self._settings)
+        losses = [
+            change(
+                [
+                    Chunk([z], chunk.others, chunk.rows)
+                    for z, chunk in zip(permuted, chunks, strict=True)
+                ]
+            )
+            for _, permuted in permute_columns(party, self._phase, self._settings)
         ]
-        return rank_columns(names_of(party), _figures(lost, repeats))
+        return rank_columns(get_column_names(party), _compute_figures(losses, repeats))
 
     def _collect_counts(self, step: StepKey) -> dict[str, int]:
-        """Returns {passive party: its number of columns}."""
+        """Collects and returns {passive party: its number of columns}."""
         received = self._count.collect(step)
         self._count.acknowledge(step, received)
         columns = {name: int(tensors["columns"]) for name, tensors in received.items()}
@@ -183,41 +191,45 @@ class ActiveImportance:
         chunks: list[Chunk],
         change: Callable[[list[Chunk]], float],
     ) -> None:
-        """Collects embeddings from the parties that have columns left, and answers the others."""
-        repeats, parts = self._settings.repeats, len(chunks)
-        sends = {name: count * repeats * parts for name, count in columns.items()}
-        mixed: dict[str, list[Chunk]] = {name: [] for name in sends}
-        lost: dict[str, list[float]] = {name: [] for name in sends}
-        for done in range(max(sends.values()) + 1):
-            step, part = first._replace(batch=first.batch + 1 + done), chunks[done % parts]
-            senders = {name: {"rows": part.rows} for name, total in sends.items() if done < total}
+        """Collects embeddings with permuted columns from each party until all its columns are
+        measured, and then answers that party.
+        """
+        repeats, num_chunks = self._settings.repeats, len(chunks)
+        num_messages = {name: count * repeats * num_chunks for name, count in columns.items()}
+        permuted: dict[str, list[Chunk]] = {name: [] for name in num_messages}
+        losses: dict[str, list[float]] = {name: [] for name in num_messages}
+        for done in range(max(num_messages.values()) + 1):
+            step, chunk = first._replace(batch=first.batch + 1 + done), chunks[done % num_chunks]
+            senders = {
+                name: {"rows": chunk.rows} for name, total in num_messages.items() if done < total
+            }
             received = self._embeddings.collect(step, each=senders) if senders else {}
             if senders:
                 self._embeddings.acknowledge(step, received)
             for name, tensors in received.items():
-                others = {**part.others, name: tensors["z"]}
-                mixed[name].append(Chunk(part.own, others, part.rows))
-                if len(mixed[name]) == parts:
-                    lost[name].append(change(mixed[name]))
-                    mixed[name] = []
-            ready = [name for name, total in sends.items() if done == total]
+                others = {**chunk.others, name: tensors["z"]}
+                permuted[name].append(Chunk(chunk.own, others, chunk.rows))
+                if len(permuted[name]) == num_chunks:
+                    losses[name].append(change(permuted[name]))
+                    permuted[name] = []
+            ready = [name for name, total in num_messages.items() if done == total]
             if ready:
                 self._changes.collect(step, each={name: {} for name in ready})
-                found_of = {name: _figures(lost[name], repeats) for name in ready}
+                figures_by_party = {name: _compute_figures(losses[name], repeats) for name in ready}
                 self._changes.reply(
                     step,
                     {
                         name: {"changes": figures.view(torch.int64)}
-                        for name, figures in found_of.items()
+                        for name, figures in figures_by_party.items()
                     },
                 )
 
 
-def _figures(lost: list[float], repeats: int) -> Tensor:
-    """Returns the mean over the repeats of each column and its standard error, float64 [columns,
-    2], of three digits.
+def _compute_figures(losses: list[float], repeats: int) -> Tensor:
+    """Returns the mean loss of quality of each column over its repeats, and its standard error,
+    rounded to three digits: float64 [columns, 2].
     """
-    lost_CR = torch.tensor(lost, dtype=torch.float64).view(-1, repeats)
+    lost_CR = torch.tensor(losses, dtype=torch.float64).view(-1, repeats)
     found_C2 = torch.stack([lost_CR.mean(dim=1), lost_CR.std(dim=1) / repeats**0.5], dim=1)
     return torch.tensor(
         [[float(f"{value:.{_DIGITS}g}") for value in row] for row in found_C2.tolist()],
@@ -226,8 +238,8 @@ def _figures(lost: list[float], repeats: int) -> Tensor:
 
 
 def rank_columns(names: list[str], figures_C2: Tensor) -> dict[str, Any]:
-    """Returns {"columns": name, value and standard error of each column}, the largest value first.
-    ``figures_C2``: the values and errors.
+    """Returns {"columns": [name, value and standard error of each column]}, the largest absolute
+    value first. ``figures_C2``: the values and standard errors, [columns, 2].
     """
     rows = [
         {"name": name, "value": value, "error": error}
@@ -237,7 +249,7 @@ def rank_columns(names: list[str], figures_C2: Tensor) -> dict[str, Any]:
 
 
 class ImportanceWriter:
-    """Writes the importance of a party's columns into a file in its folder of the run, which only
+    """Writes the importance of a party's columns to a file in the party's run folder, which only
     its owner may read.
     """
 
@@ -246,22 +258,24 @@ class ImportanceWriter:
         self._party, self._phase, self._settings = party, phase, settings
 
     def __call__(self, ranking: dict[str, Any]) -> None:
-        """Writes what ``rank_columns`` has returned. Raises InputError."""
+        """Writes a ranking that ``rank_columns`` has returned. Raises InputError if the file cannot
+        be written.
+        """
         if self.folder is None:
             return
         task = self._party.recipe.task
-        metric = metric_of(task, self._phase, self._settings.metric)
+        metric = select_metric(task, self._phase, self._settings.metric)
         facts = {"metric": metric, "split": "validation"}
         with private_file(self.folder / FILE) as file:
             file.write(to_json(facts | ranking).encode())
-        parts = [f"{column['name']} {column['value']:g}" for column in ranking["columns"][:_LOGGED]]
-        more = len(ranking["columns"]) - len(parts)
+        texts = [f"{column['name']} {column['value']:g}" for column in ranking["columns"][:_LOGGED]]
+        more = len(ranking["columns"]) - len(texts)
         log.info(
             "phase %s: loss of validation %s by permuting a column of %s: %s%s",
             self._phase,
             metric,
             self._party.name,
-            ", ".join(parts),
+            ", ".join(texts),
             f" and {more} more" if more else "",
             extra={"event": "importance"},
         )
@@ -270,25 +284,31 @@ class ImportanceWriter:
 def traffic(
     party: Party, exchange: Exchange, settings: EvaluateSettings, first: StepKey
 ) -> tuple[list[Occurrence], list[str]]:
-    """Returns the occurrences from the step ``first`` on, and the parties whose columns are not
-    here, so that their occurrences are missing. ``exchange``: that of the embeddings.
+    """Returns the occurrences, starting at the step ``first``, and the parties whose number of
+    columns is unknown here, so that their occurrences are missing. ``exchange``: the exchange of
+    embeddings.
     """
-    known = {
-        known_party.name: len(names_of(known_party))
-        for known_party in (party, *party.others.values())
-        if known_party.role == "passive" and known_party.features is not None
+    columns_by_party = {
+        member.name: len(get_column_names(member))
+        for member in (party, *party.others.values())
+        if member.role == "passive" and member.features is not None
     }
-    parts, repeats = chunks(party.rows("validation")), settings.repeats
-    sends = {name: count * repeats * len(parts) for name, count in known.items()}
+    row_chunks, repeats = chunks(party.rows("validation")), settings.repeats
+    num_messages = {
+        name: count * repeats * len(row_chunks) for name, count in columns_by_party.items()
+    }
     passives = [passive.name for passive in party.recipe.passives]
     occurrences = [Occurrence.of(COUNT, first)] if passives else []
-    for done in range(max(sends.values(), default=-1) + 1):
-        step, rows = first._replace(batch=first.batch + 1 + done), len(parts[done % len(parts)])
+    for done in range(max(num_messages.values(), default=-1) + 1):
+        step, rows = (
+            first._replace(batch=first.batch + 1 + done),
+            len(row_chunks[done % len(row_chunks)]),
+        )
         make = partial(Occurrence.of, exchange, step, rows=rows)
-        for name, total in sends.items():
+        for name, total in num_messages.items():
             if done < total:
                 occurrences.append(replace(make(width=party.widths[name]), party=name))
             elif done == total:
-                answer = Occurrence.of(CHANGES, step, columns=known[name])
+                answer = Occurrence.of(CHANGES, step, columns=columns_by_party[name])
                 occurrences.append(replace(answer, party=name))
-    return occurrences, [name for name in passives if name not in known]
+    return occurrences, [name for name in passives if name not in columns_by_party]

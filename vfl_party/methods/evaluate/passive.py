@@ -1,4 +1,4 @@
-"""The passive side: embeds the rows of all splits."""
+"""A passive party's side: sends the embeddings of the rows of all splits."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from vfl_party.phases.scoring import SplitScorer
 
 
 class PassiveEvaluate(Phase):
-    """Embeds the rows of all splits, one after the other, in one round. Then, if the recipe says
-    so, it receives metrics, sends the embedding that stands in for this party, and sends the rows
-    with each of its columns permuted.
+    """Sends embeddings of the rows of all splits, one after the other, in one round. Then it
+    receives metrics, sends the mean embedding that replaces this party, and sends embeddings with
+    each column permuted, as far as the recipe enables these.
     """
 
     def __init__(self, party: Party, name: str, settings: EvaluateSettings) -> None:

@@ -1,4 +1,4 @@
-"""One metric of scored rows, and its bootstrap (Efron 1979)."""
+"""Computes one metric for the outputs of a split, and its bootstrap (Efron 1979)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from vfl_party.phases.context import Party
 from vfl_party.phases.measure import decides
 
 
-def metric_of(task: TaskSettings, phase: str, named: str | None) -> str:
-    """Returns the metric by which a phase judges parties. ``named``: the metric in the recipe.
-    Raises InputError if the task has no such metric.
+def select_metric(task: TaskSettings, phase: str, recipe_metric: str | None) -> str:
+    """Returns the metric by which a phase measures parties. ``recipe_metric``: the metric in the
+    recipe. Raises InputError if the task has no such metric.
     """
-    name = named or first_metric(task)
+    name = recipe_metric or first_metric(task)
     if name not in task.all_metrics:
         raise InputError(
             Code.CONFIG_INVALID,
@@ -30,10 +30,10 @@ def metric_of(task: TaskSettings, phase: str, named: str | None) -> str:
 
 
 class MetricJudge:
-    """Measures outputs for the rows of a split, at the active party.
+    """Computes the metric for outputs of the rows of a split, at the active party.
 
-    All outputs are judged by the same bootstrap samples, which ``seed`` determines. A ranking draws
-    queries instead of rows, because NDCG is a mean over queries.
+    All outputs are measured on the same bootstrap samples, which ``seed`` determines. In a ranking
+    task, queries are drawn instead of rows, because NDCG is a mean over queries.
     """
 
     def __init__(
@@ -46,22 +46,22 @@ class MetricJudge:
         weights = party.row_weights(party.rows("train"))
         self._weights = None if weights is None else party.take(weights, rows).cpu()
         random = np.random.Generator(np.random.Philox(key=seed))
-        self._draws = [self._draw(random) for _ in range(draws)]
+        self._samples = [self._draw_sample(random) for _ in range(draws)]
 
-    def of(self, outputs_NO: Tensor) -> float:
-        """Returns the metric; NaN if it is undefined for the rows."""
-        return self._measure(outputs_NO.cpu(), self._targets, self._weights)
+    def measure(self, outputs_NO: Tensor) -> float:
+        """Returns the metric of the outputs [N, O] of all rows; NaN if it is undefined."""
+        return self._evaluate(outputs_NO.cpu(), self._targets, self._weights)
 
     def resample(self, outputs_NO: Tensor) -> npt.NDArray[np.float64]:
-        """Returns the metric of each sample, [draws]; NaN if it is undefined."""
+        """Returns the metric on each bootstrap sample, [draws]; NaN where it is undefined."""
         outputs_NO = outputs_NO.cpu()
         values = []
-        for at, targets in self._draws:
-            weights = None if self._weights is None else self._weights[at]
-            values.append(self._measure(outputs_NO[at], targets, weights))
+        for places, targets in self._samples:
+            weights = None if self._weights is None else self._weights[places]
+            values.append(self._evaluate(outputs_NO[places], targets, weights))
         return np.array(values)
 
-    def _measure(self, outputs_NO: Tensor, targets: Tensor, weights: Tensor | None) -> float:
+    def _evaluate(self, outputs_NO: Tensor, targets: Tensor, weights: Tensor | None) -> float:
         metrics = evaluate(
             self._task,
             self._labels.select_known(outputs_NO),
@@ -72,19 +72,21 @@ class MetricJudge:
         )
         return metrics.get(self._metric, float("nan"))
 
-    def _draw(self, random: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Draws a bootstrap sample of the rows; returns their places [N] and targets."""
+    def _draw_sample(self, random: np.random.Generator) -> tuple[Tensor, Tensor]:
+        """Draws a bootstrap sample and returns the positions [N] of its rows and their targets."""
         n = len(self._targets)
         if self._task.kind != "ranking":
-            at = torch.from_numpy(random.integers(0, n, n))
-            return at, self._targets[at]
+            places = torch.from_numpy(random.integers(0, n, n))
+            return places, self._targets[places]
         query_N = self._targets[:, 1]
         queries = torch.from_numpy(np.unique(query_N.numpy()))
-        chosen = queries[torch.from_numpy(random.integers(0, len(queries), len(queries)))]
-        parts = [(query_N == query).nonzero().flatten() for query in chosen]
-        at = torch.cat(parts)
-        targets = self._targets[at].clone()
-        # A query that is drawn twice is two queries.
-        sizes = torch.tensor([len(part) for part in parts])
-        targets[:, 1] = torch.arange(len(parts)).repeat_interleave(sizes).to(targets.dtype)
-        return at, targets
+        drawn_queries = queries[torch.from_numpy(random.integers(0, len(queries), len(queries)))]
+        places_by_query = [(query_N == query).nonzero().flatten() for query in drawn_queries]
+        places = torch.cat(places_by_query)
+        targets = self._targets[places].clone()
+        # A query that is drawn twice counts as two queries, so each gets a new number.
+        sizes = torch.tensor([len(query_places) for query_places in places_by_query])
+        targets[:, 1] = (
+            torch.arange(len(places_by_query)).repeat_interleave(sizes).to(targets.dtype)
+        )
+        return places, targets

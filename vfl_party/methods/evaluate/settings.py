@@ -1,4 +1,4 @@
-"""Settings of an evaluation."""
+"""The recipe's settings for an evaluation."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pydantic import Field
 from vfl_common.config.base import KindName, Section
 from vfl_party.phases.stand_in import StandIn
 
-# {key: the key without which it has no effect}.
-_PART_OF = {
+# {key: the key that must be true for it to have an effect}.
+_REQUIRED_KEYS = {
     "absent": "subsets",
     "permutations": "subsets",
     "resamples": "subsets",
@@ -19,38 +19,39 @@ _PART_OF = {
 
 
 class EvaluateSettings(Section):
-    """What is measured, and by which rows."""
+    """Settings of an evaluation: the splits, and what is measured besides their metrics."""
 
     splits: tuple[Literal["train", "validation", "test"], ...] = ("validation", "test")
-    """The splits to evaluate; one without rows is skipped."""
+    """The splits to evaluate; a split without rows is skipped."""
     subsets: bool = False
-    """Whether the quality of each set of parties is measured, on validation and test rows, and from
-    it what each party is worth.
+    """Whether the quality of each set of parties is measured on validation and test rows, and each
+    party's contribution is computed from it.
     """
     absent: StandIn = "mean"
-    """What stands in for a party that is not in a set: the `mean` of its embeddings of the training
-    rows, or `zero`.
+    """The embedding that replaces a party that is not in a set: the `mean` of its embeddings of the
+    training rows, or `zero`.
     """
     metric: KindName | None = None
-    """The metric by which parties are judged. Default: `auc` (binary, multilabel), `accuracy`
-    (multiclass), `rmse` (regression), `c_index` (survival), `ndcg` (ranking).
+    """The metric by which the contribution of parties and columns is measured. Default: `auc`
+    (binary, multilabel), `accuracy` (multiclass), `rmse` (regression), `c_index` (survival), `ndcg`
+    (ranking).
     """
     permutations: Annotated[int, Field(ge=2, le=10_000)] = 50
-    """With more than six parties: how many orders of the parties are drawn."""
+    """The number of orders of the parties that are drawn if there are more than six parties."""
     resamples: Annotated[int, Field(ge=2, le=10_000)] = 100
-    """How often the rows are resampled for the errors (bootstrap)."""
+    """The number of bootstrap samples for the standard errors."""
     importance: bool = False
-    """Whether each party learns what each of its own columns adds to the quality, on validation
+    """Whether each party learns how much each of its columns adds to the quality on validation
     rows.
     """
     repeats: Annotated[int, Field(ge=2, le=1_000)] = 5
-    """How often each column is permuted."""
+    """The number of times that each column is permuted."""
 
     def model_post_init(self, _context: Any) -> None:
-        for key, of in _PART_OF.items():
-            if key in self.model_fields_set and not getattr(self, of):
+        for key, required in _REQUIRED_KEYS.items():
+            if key in self.model_fields_set and not getattr(self, required):
                 raise ValueError(
-                    f"{key} has no effect without {of} = true. Add it, or remove {key}."
+                    f"{key} has no effect without {required} = true. Add it, or remove {key}."
                 )
         if self.metric is not None and not (self.subsets or self.importance):
             raise ValueError(

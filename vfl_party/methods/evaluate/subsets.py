@@ -1,5 +1,5 @@
-"""Measures the trained model with the embeddings of each set of parties, and computes from it the
-contribution of each party. The active party does this alone, with embeddings that it has received.
+"""Measures the trained model with the embeddings of each set of parties, and computes each party's
+contribution. The active party does this alone, with embeddings that it has already received.
 """
 
 from __future__ import annotations
@@ -15,59 +15,61 @@ from torch import Tensor
 from vfl_common.errors import Code, InputError
 from vfl_common.summary import PartyValue, SetQuality, Worth
 from vfl_party.base.seeds import Rows, derive_seed, permutation
-from vfl_party.methods.evaluate.quality import MetricJudge, metric_of
+from vfl_party.methods.evaluate.quality import MetricJudge, select_metric
 from vfl_party.methods.evaluate.settings import EvaluateSettings
 from vfl_party.methods.evaluate.shapley import (
     MAX_EXACT,
     Players,
-    additions_by_order,
-    all_sets,
-    exact_values,
-    some_sets,
+    compute_additions,
+    compute_exact_values,
+    list_all_sets,
+    list_some_sets,
 )
 from vfl_party.models.metrics import lower_is_better
 from vfl_party.phases.context import Party
 from vfl_party.phases.scoring import Chunk, SplitScorer
 from vfl_party.phases.stand_in import replace_missing
 
-# The Shapley values are those of the first of these splits that has rows.
-_LAST = ("test", "validation")
-# {split: (its rows, the embeddings of all parties for them)}.
+# Shapley values are computed on the first of these splits that has rows.
+_SHAPLEY_SPLITS = ("test", "validation")
+# {split: (its rows, the embeddings of all parties for these rows)}.
 Embedded: TypeAlias = Mapping[str, tuple[Rows, Sequence[Chunk]]]
 Values: TypeAlias = dict[str, npt.NDArray[np.float64]]
 
 
 @dataclass
-class _Measured:
+class _SetMetrics:
     """The metrics of sets of parties.
 
-    ``of``: {split: {set: metric}}. ``drawn``: {set: metrics of the last split [1 + draws]}, first
-    of its original rows, then of each bootstrap sample.
+    ``by_split``: {split: {set: metric}}. ``drawn``: {set: metrics [1 + draws]} on the split for
+    Shapley values: on the original rows, then on each bootstrap sample.
     """
 
-    of: dict[str, dict[Players, float]]
+    by_split: dict[str, dict[Players, float]]
     drawn: dict[Players, npt.NDArray[np.float64]]
 
 
 class Subsets:
-    """Measures sets of parties, at the active party.
+    """Measures the quality of sets of parties, at the active party.
 
     Args:
-        phase: the phase's name.
-        scorer: computes the outputs for embeddings.
+        phase: The phase's name.
+        scorer: Computes the outputs for embeddings.
 
-    Raises InputError if there are no rows to measure with.
+    Raises InputError if there are no validation or test rows.
     """
 
     def __init__(
         self, party: Party, phase: str, settings: EvaluateSettings, scorer: SplitScorer
     ) -> None:
         self._party, self._phase, self._settings, self._scorer = party, phase, settings, scorer
-        self._metric = metric_of(party.recipe.task, phase, settings.metric)
+        self._metric = select_metric(party.recipe.task, phase, settings.metric)
         self._players = [member.name for member in party.recipe.parties if member.features]
         self._seed = derive_seed(party.recipe.seed, "worth", phase)
         self.splits = [
-            split for split in _LAST if split in settings.splits and len(party.rows(split))
+            split
+            for split in _SHAPLEY_SPLITS
+            if split in settings.splits and len(party.rows(split))
         ]
         if not self.splits:
             raise InputError(
@@ -79,25 +81,25 @@ class Subsets:
     def measure(self, embedded: Embedded, stand_in: Mapping[str, Tensor]) -> Worth:
         """Returns the quality of sets of parties, and the contribution of each party.
 
-        ``stand_in``: {party: the embedding that replaces its embeddings, [1, D]}.
+        ``stand_in``: {party: the embedding [1, D] that replaces its embeddings}.
         """
         count = len(self._players)
-        orders = [] if count <= MAX_EXACT else self._orders()
-        sets = some_sets(self._players, orders) if orders else all_sets(self._players)
-        measured = self._measure(sets, embedded, stand_in)
-        # Only these are listed: the drawn orders may pass through thousands of sets.
-        listed_sets = some_sets(self._players, []) if orders else sets
+        orders = [] if count <= MAX_EXACT else self._draw_orders()
+        sets = list_some_sets(self._players, orders) if orders else list_all_sets(self._players)
+        measured = self._measure_sets(sets, embedded, stand_in)
+        # The result lists only the basic sets, because drawn orders may contain thousands of sets.
+        listed_sets = list_some_sets(self._players, []) if orders else sets
         return Worth(
             metric=self._metric,
             lower_is_better=lower_is_better(self._party.recipe.task, self._metric),
             absent=self._settings.absent,
             split=self.splits[0],
             permutations=len(orders),
-            subsets=[self._quality(members, measured) for members in listed_sets],
-            shapley=self._shapley(orders, measured.drawn),
+            subsets=[self._get_quality(members, measured) for members in listed_sets],
+            shapley=self._compute_values(orders, measured.drawn),
         )
 
-    def _orders(self) -> list[list[str]]:
+    def _draw_orders(self) -> list[list[str]]:
         """Draws orders of the parties."""
         players = self._players
         return [
@@ -105,83 +107,98 @@ class Subsets:
             for n in range(self._settings.permutations)
         ]
 
-    def _measure(
+    def _measure_sets(
         self, sets: Sequence[Players], embedded: Embedded, stand_in: Mapping[str, Tensor]
-    ) -> _Measured:
-        measured = _Measured({split: {} for split in self.splits}, {})
+    ) -> _SetMetrics:
+        measured = _SetMetrics({split: {} for split in self.splits}, {})
         for split in self.splits:
             rows, chunks = embedded[split]
-            last = split == self.splits[0]
+            resampled = split == self.splits[0]
             draws, seed = self._settings.resamples, derive_seed(self._seed, "rows")
             judge = MetricJudge(
-                self._party, self._metric, rows, draws=draws if last else 0, seed=seed
+                self._party, self._metric, rows, draws=draws if resampled else 0, seed=seed
             )
-            outputs_of = self._outputs(chunks, stand_in)
+            compute_outputs = self._make_scoring(chunks, stand_in)
             for number, members in enumerate(sets, 1):
-                outputs = outputs_of(members)
-                value = measured.of[split][members] = judge.of(outputs)
-                if last:
+                outputs = compute_outputs(members)
+                value = measured.by_split[split][members] = judge.measure(outputs)
+                if resampled:
                     measured.drawn[members] = np.array([value, *judge.resample(outputs)])
                     self._party.tick(self._phase, 0, 1, number, len(sets))
         return measured
 
-    def _outputs(
+    def _make_scoring(
         self, chunks: Sequence[Chunk], stand_in: Mapping[str, Tensor]
     ) -> Callable[[Players], Tensor]:
-        me, scorer, copes = self._party.name, self._scorer, self._party.course.copes
+        own_name, scorer, tolerates_absence = (
+            self._party.name,
+            self._scorer,
+            self._party.course.copes,
+        )
 
-        def outputs(there: Players) -> Tensor:
-            if there:
-                return scorer.scored(only(chunks, there)).outputs
-            # All rows are equal here, but matrix products may round them differently.
-            one = only([chunks[0].first()], there)
-            return scorer.scored(one).outputs.expand(sum(chunk.rows for chunk in chunks), -1)
+        def compute_outputs(members: Players) -> Tensor:
+            if members:
+                return scorer.scored(select(chunks, members)).outputs
+            # Without parties all rows are equal, but matrix products may round them differently. So
+            # one row is computed and repeated.
+            single_row = select([chunks[0].first()], members)
+            return scorer.scored(single_row).outputs.expand(sum(chunk.rows for chunk in chunks), -1)
 
-        def only(whole: Sequence[Chunk], there: Players) -> list[Chunk]:
-            parts = replace_missing(whole, me, there, stand_in)
-            # A model that was trained to do without passive parties does so.
+        def select(all_chunks: Sequence[Chunk], members: Players) -> list[Chunk]:
+            selected = replace_missing(all_chunks, own_name, members, stand_in)
+            # A model that was trained to work without passive parties gets no embeddings for absent
+            # ones.
             return (
-                [part.of(there) for part in parts] if copes and (there or parts[0].own) else parts
+                [chunk.of(members) for chunk in selected]
+                if tolerates_absence and (members or selected[0].own)
+                else selected
             )
 
-        return outputs
+        return compute_outputs
 
-    def _quality(self, of: Players, measured: _Measured) -> SetQuality:
-        names = [player for player in self._players if player in of]
-        values = {split: _or_none(by_set[of]) for split, by_set in measured.of.items()}
+    def _get_quality(self, members: Players, measured: _SetMetrics) -> SetQuality:
+        names = [player for player in self._players if player in members]
+        values = {
+            split: _replace_nonfinite(by_set[members])
+            for split, by_set in measured.by_split.items()
+        }
         return SetQuality(parties=names, **values)
 
-    def _shapley(
+    def _compute_values(
         self, orders: Sequence[Sequence[str]], drawn: dict[Players, npt.NDArray[np.float64]]
     ) -> dict[str, PartyValue]:
-        """Returns each party's value with its standard error, which covers the sampling of the rows
-        and, if orders are drawn, of the orders.
+        """Returns each party's value and standard error. The error covers the sampling of rows and,
+        if orders are drawn, the sampling of orders.
         """
         if not np.isfinite(drawn[frozenset()][0]):
             return {}
         spread: Values = {}
         if orders:
-            added = additions_by_order(orders, drawn)
-            values = {name: additions.mean(axis=0) for name, additions in added.items()}
-            spread = {name: additions[:, 0] for name, additions in added.items()}
+            additions_by_party = compute_additions(orders, drawn)
+            values = {
+                name: additions.mean(axis=0) for name, additions in additions_by_party.items()
+            }
+            spread = {name: additions[:, 0] for name, additions in additions_by_party.items()}
         else:
-            values = exact_values(self._players, drawn)
+            values = compute_exact_values(self._players, drawn)
         return {
-            name: PartyValue(value=float(samples[0]), error=_error(samples[1:], spread.get(name)))
+            name: PartyValue(
+                value=float(samples[0]), error=_compute_error(samples[1:], spread.get(name))
+            )
             for name, samples in values.items()
         }
 
 
-def _error(drawn: npt.NDArray[np.float64], spread: npt.NDArray[np.float64] | None) -> float:
-    """Returns a standard error. ``drawn``: the value in each bootstrap sample. ``spread``: what the
-    party adds in each order.
+def _compute_error(drawn: npt.NDArray[np.float64], spread: npt.NDArray[np.float64] | None) -> float:
+    """Returns the standard error of a value. ``drawn``: the value in each bootstrap sample.
+    ``spread``: the quality that the party adds in each order.
     """
     # The metric may be undefined, for example the AUC of a single class.
     drawn = drawn[np.isfinite(drawn)]
-    of_rows = float(drawn.var(ddof=1)) if len(drawn) > 1 else 0.0
-    of_orders = 0.0 if spread is None else float(spread.var(ddof=1)) / len(spread)
-    return float(np.sqrt(of_rows + of_orders))
+    row_variance = float(drawn.var(ddof=1)) if len(drawn) > 1 else 0.0
+    order_variance = 0.0 if spread is None else float(spread.var(ddof=1)) / len(spread)
+    return float(np.sqrt(row_variance + order_variance))
 
 
-def _or_none(value: float) -> float | None:
+def _replace_nonfinite(value: float) -> float | None:
     return value if np.isfinite(value) else None

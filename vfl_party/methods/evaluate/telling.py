@@ -1,8 +1,8 @@
-"""Sends the passive parties the metrics that the recipe names, at the end of an evaluation: both
-sides.
+"""Sends the metrics that the recipe names to the passive parties, at the end of an evaluation.
+Contains both sides.
 
-Metrics are sent as the bytes of float64, which codecs and transforms leave unchanged; an undefined
-metric is NaN.
+Metrics are sent as the bytes of float64 numbers, which codecs and transforms leave unchanged. An
+undefined metric is NaN.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from vfl_common.text import to_json
 from vfl_party.outbound.declared import NOTHING, Exchange, Occurrence, Sent, u8
 from vfl_party.phases.context import Party
 
-# A file in a passive party's folder of the run: {split: {metric: value}}.
+# The file in a passive party's run folder with {split: {metric: value}}.
 FILE = "told.json"
 _NUMBER = np.dtype("<f8")
 
 
 def metrics_exchange(party: Party) -> Exchange | None:
-    """Declares the metrics that the active party sends to the passive parties; None if it sends
-    none.
+    """Declares the exchange of the metrics that the active party sends to the passive parties; None
+    if it sends no metrics.
     """
     names = party.recipe.report.tell_passives
     if not names or not party.recipe.passives:
@@ -37,32 +37,32 @@ def metrics_exchange(party: Party) -> Exchange | None:
 
 
 def count_metrics_steps(party: Party) -> int:
-    """Returns the number of steps in which metrics are sent."""
+    """Returns the number of steps in which metrics are sent, 0 or 1."""
     return int(metrics_exchange(party) is not None)
 
 
 def metrics_traffic(party: Party, step: StepKey, splits: Sequence[str]) -> list[Occurrence]:
     """Returns the exchange at the step after the last embeddings, if metrics are sent."""
     exchange = metrics_exchange(party)
-    return [] if exchange is None else [Occurrence.of(exchange, step, **_sizes(party, splits))]
+    return [] if exchange is None else [Occurrence.of(exchange, step, **_get_sizes(party, splits))]
 
 
-def _sizes(party: Party, splits: Sequence[str]) -> dict[str, int]:
+def _get_sizes(party: Party, splits: Sequence[str]) -> dict[str, int]:
     return {"splits": len(splits), "metrics": len(party.recipe.report.tell_passives)}
 
 
 class MetricsSender:
-    """The active side."""
+    """The active party's side, which sends the metrics."""
 
     def __init__(self, party: Party, phase: str, splits: Sequence[str]) -> None:
         self._splits, self._names = splits, party.recipe.report.tell_passives
         exchange = metrics_exchange(party)
         self._side = None
         if exchange is not None:
-            self._side = party.answering(phase, exchange, **_sizes(party, splits))
+            self._side = party.answering(phase, exchange, **_get_sizes(party, splits))
 
     def send(self, step: StepKey, metrics: Mapping[str, Mapping[str, float]]) -> None:
-        """Sends the metrics to all passive parties, if the recipe says so."""
+        """Sends the metrics to all passive parties, if the recipe enables this."""
         if self._side is None:
             return
         values = [
@@ -75,7 +75,7 @@ class MetricsSender:
 
 
 class MetricsReceiver:
-    """The passive side, which writes the received metrics into its folder."""
+    """A passive party's side, which writes the received metrics to a file in its run folder."""
 
     def __init__(self, party: Party, phase: str, splits: Sequence[str]) -> None:
         self._splits, self._names = splits, party.recipe.report.tell_passives
@@ -83,14 +83,14 @@ class MetricsReceiver:
         exchange = metrics_exchange(party)
         self._side = None
         if exchange is not None:
-            self._side = party.asking(phase, exchange, **_sizes(party, splits))
+            self._side = party.asking(phase, exchange, **_get_sizes(party, splits))
 
     def keep(self, folder: Path) -> None:
-        """Sets the party's folder of the run."""
+        """Sets the party's run folder."""
         self._folder = folder
 
     def receive(self, step: StepKey) -> None:
-        """Receives the metrics, if the recipe says that they are sent."""
+        """Receives the metrics, if the recipe has them sent."""
         if self._side is None:
             return
         content = self._side.swap(step, {})["metrics"].cpu().numpy()

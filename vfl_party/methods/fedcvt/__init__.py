@@ -1,5 +1,5 @@
-"""FedCVT (Kang, Liu and Liang 2022): cross-view training of two parties with few aligned and fewer
-labelled rows.
+"""FedCVT (Kang, Liu and Liang 2022): cross-view training of two parties that have few aligned rows,
+and even fewer labelled ones.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from vfl_party.methods.fedcvt.active import ActiveFedCVT
-from vfl_party.methods.fedcvt.encoders import two_networks
+from vfl_party.methods.fedcvt.encoders import make_two_networks
 from vfl_party.methods.fedcvt.passive import PassiveFedCVT
 from vfl_party.methods.fedcvt.settings import FedCVTSettings
 from vfl_party.methods.fedcvt.traffic import traffic
@@ -20,10 +20,12 @@ from vfl_party.phases.method import Method
 
 
 class FedCVT(Method[FedCVTSettings]):
-    """Each party has two networks in one encoder. The preset decides the losses' details."""
+    """FedCVT: each party's encoder consists of two networks. The preset decides the details of the
+    losses.
+    """
 
     def encoder(self, settings: FedCVTSettings, make: MakeEncoder) -> nn.Module:
-        return two_networks(settings, make)
+        return make_two_networks(settings, make)
 
     def traffic(self, party: Party, phase: str, settings: FedCVTSettings) -> Traffic:
         return traffic(party, phase, settings)

@@ -1,5 +1,5 @@
-"""The batches of a phase of FedCVT. Batches of aligned rows are the same at both parties and known
-before the phase begins.
+"""The batches of a FedCVT phase. Both parties have the same batches of aligned rows, which are
+known before the phase begins.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from vfl_party.phases.context import Party
 class CrossViewStep:
     """The rows of one step at one party.
 
-    ``last``: whether it is its epoch's last; ``pseudo``: whether rows may get pseudo-labels.
+    ``last``: whether the step is the last of its epoch. ``pseudo``: whether rows may get
+    pseudo-labels.
     """
 
     labelled: Rows
@@ -29,17 +30,19 @@ class CrossViewStep:
 
     @property
     def aligned(self) -> int:
-        """The number of aligned rows."""
+        """The number of aligned rows in the step."""
         return len(self.labelled) + len(self.unlabelled)
 
     @property
     def rows(self) -> Rows:
-        """All rows, in the order of their representations."""
+        """All rows of the step, in the order of their representations."""
         return np.concatenate([self.labelled, self.unlabelled, self.own])
 
 
 class BatchCycle:
-    """Full batches of some rows, step after step; the rows are reshuffled when they are used up."""
+    """Yields full batches of some rows, step after step, and reshuffles the rows when all are
+    used.
+    """
 
     def __init__(self, seed: int, label: str, rows: Rows, size: int) -> None:
         self._seed, self._label, self._rows, self.size = seed, label, rows, size
@@ -51,23 +54,26 @@ class BatchCycle:
         return len(self._rows)
 
     @property
-    def short(self) -> bool:
-        """Whether the rows are fewer than a batch."""
+    def is_too_short(self) -> bool:
+        """Whether there are fewer rows than a batch needs."""
         return self.size > self.count
 
-    def at(self, step: int) -> Rows:
+    def get_batch(self, step: int) -> Rows:
         """Returns the batch of a step, numbered through the phase."""
         if not self.size:
             return self._rows[:0]
-        turn, place = divmod(step, self.count // self.size)
-        if self._drawn[0] != turn:
-            self._drawn = (turn, full_batches(self._seed, self._label, turn, self._rows, self.size))
+        cycle, place = divmod(step, self.count // self.size)
+        if self._drawn[0] != cycle:
+            self._drawn = (
+                cycle,
+                full_batches(self._seed, self._label, cycle, self._rows, self.size),
+            )
         return self._drawn[1][place]
 
 
 class FedCVTBatches:
-    """Computes epochs, rounds and the sizes of their steps. Raises InputError if there are too few
-    aligned rows.
+    """Computes the epochs and rounds of a phase and the batches of their steps. Raises InputError
+    if there are too few aligned rows.
     """
 
     def __init__(self, party: Party, phase: str, settings: FedCVTSettings) -> None:
@@ -94,60 +100,67 @@ class FedCVTBatches:
         self.epochs = settings.epochs_over(len(self._labelled))
         self.rounds = -(-self.epochs // settings.validate_every)
         self._warmup = int(self.epochs * settings.warmup)
-        # The same in every epoch.
-        self._sizes = [len(rows) for rows in self._epoch(0)]
+        # The sizes of the batches are the same in every epoch.
+        self._sizes = [len(rows) for rows in self._make_epoch(0)]
 
     @property
     def min_step_rows(self) -> int:
-        """The number of aligned rows of the smallest step."""
+        """The number of aligned rows in the smallest step."""
         return min(self._sizes) + self._settings.unlabelled_batch_size
 
-    def epochs_of(self, round_: int) -> range:
+    def get_round_epochs(self, round_: int) -> range:
         """Returns the epochs of a round."""
         begin = round_ * self._settings.validate_every
         return range(begin, min(begin + self._settings.validate_every, self.epochs))
 
-    def sizes(self, round_: int) -> list[int]:
+    def get_step_sizes(self, round_: int) -> list[int]:
         """Returns the number of aligned rows of each step of a round, in order."""
         return [
             size + self._settings.unlabelled_batch_size
-            for _ in self.epochs_of(round_)
+            for _ in self.get_round_epochs(round_)
             for size in self._sizes
         ]
 
-    def of(self, round_: int, own: BatchCycle) -> list[CrossViewStep]:
-        """Returns the steps of a round, in order. ``own``: this party's own rows."""
+    def get_round_steps(self, round_: int, own: BatchCycle) -> list[CrossViewStep]:
+        """Returns the steps of a round, in order. ``own``: the batches of rows that only this party
+        has.
+        """
         steps = []
-        for epoch in self.epochs_of(round_):
-            for batch, rows in enumerate(self._epoch(epoch)):
+        for epoch in self.get_round_epochs(round_):
+            for batch, rows in enumerate(self._make_epoch(epoch)):
                 step, last = epoch * len(self._sizes) + batch, batch + 1 == len(self._sizes)
                 steps.append(
                     CrossViewStep(
-                        rows, self._unlabelled.at(step), own.at(step), last, epoch >= self._warmup
+                        rows,
+                        self._unlabelled.get_batch(step),
+                        own.get_batch(step),
+                        last,
+                        epoch >= self._warmup,
                     )
                 )
         return steps
 
-    def _epoch(self, epoch: int) -> list[Rows]:
+    def _make_epoch(self, epoch: int) -> list[Rows]:
         return batches(self._seed, self._phase, epoch, self._labelled, self._settings.batch_size)
 
 
-def own_rows(party: Party, phase: str, settings: FedCVTSettings) -> BatchCycle:
-    """Returns the batches of training rows that only this party has, in its own order.
+def make_own_cycle(party: Party, phase: str, settings: FedCVTSettings) -> BatchCycle:
+    """Returns the batches of training rows that only this party has, in an order that only it
+    knows.
 
-    Raises InputError if there are fewer rows than a batch. With ``rows.align = "psi"`` these rows
-    are unknown until the parties have joined, so the first round raises ``too_few_error``.
+    Raises InputError if there are fewer rows than a batch needs. With ``rows.align = "psi"`` these
+    rows are unknown until the parties have joined, so the check comes in the first round.
     """
     rows = np.setdiff1d(party.rows("local"), party.rows("aligned"))
-    seed, size = derive_seed(party.own_seed, party.name), settings.own_batch(party.role)
+    seed, size = derive_seed(party.own_seed, party.name), settings.get_own_batch_size(party.role)
     cycle = BatchCycle(seed, f"{phase} own", rows, size)
-    if cycle.short and party.recipe.rows.align != "psi":
-        raise too_few_error(party, phase, cycle)
+    if cycle.is_too_short and party.recipe.rows.align != "psi":
+        raise make_shortage_error(party, phase, cycle)
     return cycle
 
 
-def too_few_error(party: Party, phase: str, own: BatchCycle) -> InputError:
-    """Returns the error for a party that has fewer own rows than a step uses."""
+def make_shortage_error(party: Party, phase: str, own: BatchCycle) -> InputError:
+    """Returns the error for a party that has fewer rows of its own than a step uses."""
     other = "passive" if party.role == "active" else "active"
     return InputError(
         Code.CONFIG_INVALID,

@@ -1,4 +1,6 @@
-"""A party's two networks as one encoder: the unique representation, then the shared one."""
+"""Combines a party's two networks into one encoder: the unique representation, then the shared
+one.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +11,16 @@ from vfl_common.errors import Code, InputError
 from vfl_party.methods.fedcvt.settings import FedCVTSettings
 from vfl_party.phases.context import MakeEncoder
 
-# Also the labels from which initial weights are drawn.
+# The names of the two networks, from which the seeds of their initial weights are also derived.
 UNIQUE, SHARED = "unique", "shared"
 
 
 class TwoNetworks(nn.Module):
-    """R = [U; C], U = unique(x), C = shared(x).
+    """Computes R = [U; C] with U = unique(x) and C = shared(x).
 
     Args:
-        unique, shared: encoders of the same inputs; each gives half of the recipe's embedding.
+        unique, shared: Encoders of the same inputs, each of which computes half of the recipe's
+            embedding.
     """
 
     def __init__(self, unique: nn.Module, shared: nn.Module) -> None:
@@ -29,9 +32,9 @@ class TwoNetworks(nn.Module):
         return torch.cat([self.unique(*inputs), self.shared(*inputs)], dim=1)
 
 
-def two_networks(_settings: FedCVTSettings, make: MakeEncoder) -> nn.Module:
-    """Makes the encoder that later phases get, with its initial weights: see ``Method.encoder``.
-    Raises InputError.
+def make_two_networks(_settings: FedCVTSettings, make: MakeEncoder) -> nn.Module:
+    """Makes the encoder that later phases get, with its initial weights. See ``Method.encoder``.
+    Raises InputError if the embedding size is odd.
     """
     width = make.width
     if width % 2:

@@ -1,4 +1,4 @@
-"""The exchanges of FedCVT: representations and gradients of each step, embeddings for
+"""Declares FedCVT's exchanges: representations and gradients in each step, and embeddings for
 validation.
 """
 
@@ -12,15 +12,15 @@ from vfl_party.phases.scoring import scoring
 VALIDATION = scoring(name="validation")
 
 
-def representations(settings: FedCVTSettings) -> Exchange:
-    """Declares the passive party's representations up, and the gradients of the whole loss by them
-    down.
+def declare_representations(settings: FedCVTSettings) -> Exchange:
+    """Declares the exchange of a step: the passive party sends representations, and the active
+    party returns the gradients of the loss.
 
-    ``aligned``: of the step's aligned rows, those with labels first. ``own``: of rows that the
-    active party does not have, if these take part.
+    The tensor ``aligned`` is for the step's aligned rows, labelled rows first. The tensor ``own``
+    is for rows that only the passive party has, if such rows are used.
     """
     up, down = {"aligned": f32("rows", "width")}, {"d_aligned": f32("rows", "width")}
-    if settings.own_batch("passive"):
+    if settings.get_own_batch_size("passive"):
         up["own"], down["d_own"] = f32("own", "width"), f32("own", "width")
     return Exchange(
         "representations",

@@ -1,7 +1,7 @@
-"""The terms of FedCVT's loss, and the estimates of missing views, as functions of representations.
+"""Computes the terms of FedCVT's loss and estimates missing views, from representations.
 
-A representation R is [N, D]: the unique half U [N, D/2], then the shared half C. The numbers of
-equations are the paper's.
+A representation R [N, D] consists of the unique half U [N, D/2] and then the shared half C.
+Equation numbers are the paper's.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from vfl_party.methods.fedcvt.settings import Preset
 from vfl_party.models.metrics import scores
 
 
-def halves(r_ND: Tensor) -> tuple[Tensor, Tensor]:
+def split_halves(r_ND: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the unique and the shared half of representations [N, D], [N, D/2] each."""
     unique_NH, shared_NH = r_ND.chunk(2, dim=1)
     return unique_NH, shared_NH
 
 
 def attend(q_NH: Tensor, k_MH: Tensor, v_MH: Tensor, sharpen: float) -> Tensor:
-    """Returns the mean of the values [N, H], weighted by softmax(q·k / √H), whose power 1 /
-    ``sharpen`` is taken.
+    """Returns attention, [N, H]: the mean of the values, weighted by softmax(q·k / √H) raised to
+    the power 1 / ``sharpen``.
     """
     weights_NM = (q_NH @ k_MH.T / (math.sqrt(q_NH.shape[1]) * sharpen)).softmax(dim=1)
     return weights_NM @ v_MH
@@ -36,8 +36,8 @@ def attend(q_NH: Tensor, k_MH: Tensor, v_MH: Tensor, sharpen: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Representations:
-    """One party's representations in a step: of the aligned rows [M, D], and of rows that only it
-    has [N, D].
+    """One party's representations in a step, for the aligned rows [M, D] and for the rows that only
+    this party has [N, D].
     """
 
     aligned: Tensor
@@ -45,39 +45,44 @@ class Representations:
 
     @property
     def all(self) -> Tensor:
-        """All representations, those of the aligned rows first: [M + N, D]."""
+        """All representations, [M + N, D]: first for the aligned rows, then for the party's own
+        rows.
+        """
         return torch.cat([self.aligned, self.own])
 
 
-def estimate(r_ND: Tensor, view: Representations, other: Representations, sharpen: float) -> Tensor:
-    """Estimates the other party's representations [N, D] of rows of which one party has ``r_ND``.
+def estimate_view(
+    r_ND: Tensor, source: Representations, other: Representations, sharpen: float
+) -> Tensor:
+    """Estimates the other party's representations [N, D] of rows for which one party has the
+    representations ``r_ND``.
 
-    U: by attention among the aligned rows, this party's as keys and the other's as values. C: by
-    attention among all of the other party's rows in the step, because shared representations can be
-    compared across parties.
+    U is estimated by attention over the aligned rows, with this party's representations as keys and
+    the other party's as values. C is estimated by attention over all of the other party's rows in
+    the step, because shared representations are comparable across parties.
     """
-    (unique_NH, shared_NH), (keys_MH, _) = halves(r_ND), halves(view.aligned)
-    (values_MH, _), (_, everything) = halves(other.aligned), halves(other.all)
+    (unique_NH, shared_NH), (keys_MH, _) = split_halves(r_ND), split_halves(source.aligned)
+    (values_MH, _), (_, all_shared) = split_halves(other.aligned), split_halves(other.all)
     unique = attend(unique_NH, keys_MH, values_MH, sharpen)
-    return torch.cat([unique, attend(shared_NH, everything, everything, sharpen)], dim=1)
+    return torch.cat([unique, attend(shared_NH, all_shared, all_shared, sharpen)], dim=1)
 
 
-def distance(a_NH: Tensor, b_NH: Tensor, preset: Preset) -> Tensor:
-    """Returns the mean squared distance of rows (Eqs. 1, 4 and 5); released: the mean over
-    elements.
+def mean_distance(a_NH: Tensor, b_NH: Tensor, preset: Preset) -> Tensor:
+    """Returns the mean over rows of the squared distance (Eqs. 1, 4 and 5). With preset
+    ``released``, it is the mean over elements.
     """
     return (
         F.mse_loss(a_NH, b_NH) if preset == "released" else (a_NH - b_NH).square().sum(dim=1).mean()
     )
 
 
-def overlap(r_ND: Tensor, preset: Preset) -> Tensor:
+def mean_overlap(r_ND: Tensor, preset: Preset) -> Tensor:
     """Returns the mean squared inner product of a row's two halves (Eqs. 2 and 3).
 
-    Released: the Frobenius norm of all rows' inner products with each other, over the number of
-    rows.
+    With preset ``released``, it is the Frobenius norm of the matrix of inner products between all
+    rows, divided by the number of rows.
     """
-    unique_NH, shared_NH = halves(r_ND)
+    unique_NH, shared_NH = split_halves(r_ND)
     if preset == "released":
         norm: Tensor = torch.linalg.matrix_norm(unique_NH @ shared_NH.T)
         return norm / len(r_ND)
@@ -88,22 +93,22 @@ def overlap(r_ND: Tensor, preset: Preset) -> Tensor:
 def make_pseudo_labels(
     task: TaskSettings, outputs: Sequence[Tensor], threshold: float
 ) -> tuple[Tensor, Tensor]:
-    """Returns pseudo-labels: whether a row gets one, bool [N], and the classes, as the task encodes
-    labels.
+    """Returns whether each row gets a pseudo-label, bool [N], and the rows' classes, encoded as the
+    task's labels.
 
-    It gets one if all classifiers, of which ``outputs`` are the logits [N, O], name the same class,
-    each with a probability above ``threshold``.
+    A row gets a pseudo-label if all classifiers predict the same class, each with a probability
+    above ``threshold``. ``outputs``: the logits [N, O] of each classifier.
     """
-    best = []
+    predictions = []
     for out_NO in outputs:
         scores_NO = scores(task, out_NO)
-        best.append(
+        predictions.append(
             (
                 torch.cat([1 - scores_NO, scores_NO], dim=1) if task.kind == "binary" else scores_NO
             ).max(dim=1)
         )
-    class_N = best[0].indices
-    taken_N = torch.stack(
-        [(scored.values > threshold) & (scored.indices == class_N) for scored in best]
+    class_N = predictions[0].indices
+    agree_N = torch.stack(
+        [(scored.values > threshold) & (scored.indices == class_N) for scored in predictions]
     ).all(dim=0)
-    return taken_N, class_N.unsqueeze(1).to(real()) if task.kind == "binary" else class_N
+    return agree_N, class_N.unsqueeze(1).to(real()) if task.kind == "binary" else class_N

@@ -1,5 +1,5 @@
-"""The loss of a step: three classifiers' cross-entropies and five terms over both parties'
-representations.
+"""Computes the loss of a step: the cross-entropies of three classifiers and five terms on both
+parties' representations.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from torch import Tensor
 from vfl_common.config.models import TaskSettings
 from vfl_party.methods.fedcvt.losses import (
     Representations,
-    distance,
-    estimate,
-    halves,
+    estimate_view,
     make_pseudo_labels,
-    overlap,
+    mean_distance,
+    mean_overlap,
+    split_halves,
 )
 from vfl_party.methods.fedcvt.settings import FedCVTSettings, Preset
 from vfl_party.models import combine
@@ -29,7 +29,9 @@ TERMS = ("classifiers", "shared", "overlap", "estimate")
 
 @dataclass(frozen=True)
 class StepLoss:
-    """A step's loss. ``terms``: those of ``TERMS``, without weights; ``taken``: how many rows got
+    """The loss of a step.
+
+    ``terms``: the values of ``TERMS``, without weights. ``taken``: the number of rows that got
     pseudo-labels.
     """
 
@@ -40,8 +42,10 @@ class StepLoss:
 
 @dataclass(frozen=True)
 class Objective:
-    """``both``: f^AB, the joint classifier; ``active``, ``passive``: f^A and f^B, of one view
-    each.
+    """Computes the loss of a step.
+
+    ``both``: the joint classifier f^AB. ``active``, ``passive``: the classifiers f^A and f^B, each
+    of one party's view.
     """
 
     task: TaskSettings
@@ -56,47 +60,58 @@ class Objective:
     ) -> StepLoss:
         """Returns the loss of a step of which the first L aligned rows have labels.
 
-        ``pseudo``: whether the other rows may get pseudo-labels.
+        ``pseudo``: whether rows without labels may get pseudo-labels.
         """
-        sharpen, count = self.settings.sharpness(self.preset), len(active.aligned)
-        of_passive = estimate(active.all, active, passive, sharpen)
-        of_active = estimate(passive.all, passive, active, sharpen)
-        # Rows: the aligned ones, then the active party's own, then the passive party's own.
-        r_active = torch.cat([active.all, of_active[count:]])
-        r_passive = torch.cat([passive.aligned, of_passive[count:], passive.own])
-        classifiers, taken = self._classifiers(
-            r_active, r_passive, y_L, count, len(active.own), pseudo=pseudo
+        sharpen, num_aligned = self.settings.resolve_sharpness(self.preset), len(active.aligned)
+        estimated_passive = estimate_view(active.all, active, passive, sharpen)
+        estimated_active = estimate_view(passive.all, passive, active, sharpen)
+        # The rows are the aligned rows, then the active party's own rows, then the passive party's
+        # own rows.
+        r_active = torch.cat([active.all, estimated_active[num_aligned:]])
+        r_passive = torch.cat([passive.aligned, estimated_passive[num_aligned:], passive.own])
+        classifiers, taken = self._classify(
+            r_active, r_passive, y_L, num_aligned, len(active.own), pseudo=pseudo
         )
-        shared = distance(halves(active.aligned)[1], halves(passive.aligned)[1], self.preset)
+        shared_distance = mean_distance(
+            split_halves(active.aligned)[1], split_halves(passive.aligned)[1], self.preset
+        )
         terms: Mapping[str, Tensor] = {
-            "shared": shared,
-            "overlap_active": overlap(active.all, self.preset),
-            "overlap_passive": overlap(passive.all, self.preset),
-            "estimate_active": distance(of_active[:count], active.aligned, self.preset),
-            "estimate_passive": distance(of_passive[:count], passive.aligned, self.preset),
+            "shared": shared_distance,
+            "overlap_active": mean_overlap(active.all, self.preset),
+            "overlap_passive": mean_overlap(passive.all, self.preset),
+            "estimate_active": mean_distance(
+                estimated_active[:num_aligned], active.aligned, self.preset
+            ),
+            "estimate_passive": mean_distance(
+                estimated_passive[:num_aligned], passive.aligned, self.preset
+            ),
         }
         loss = classifiers
         for name, term in terms.items():
             loss = loss + self.settings.lambdas.of(name, self.preset) * term
-        pairs = [
+        term_sums = [
             terms[f"{name}_active"] + terms[f"{name}_passive"] for name in ("overlap", "estimate")
         ]
-        return StepLoss(loss, torch.stack([classifiers, shared, *pairs]).detach(), taken)
+        return StepLoss(
+            loss, torch.stack([classifiers, shared_distance, *term_sums]).detach(), taken
+        )
 
-    def _classifiers(
+    def _classify(
         self,
         r_active: Tensor,
         r_passive: Tensor,
         y_L: Tensor,
-        aligned: int,
-        own: int,
+        num_aligned: int,
+        num_active_own: int,
         *,
         pseudo: bool,
     ) -> tuple[Tensor, Tensor]:
-        """Returns the sum of the three cross-entropies, and how many rows got pseudo-labels.
+        """Returns the sum of the three cross-entropies, and the number of rows that got
+        pseudo-labels.
 
-        The joint classifier learns from all rows with labels or pseudo-labels; a party's, from
-        those that the party has: its own view of a row that only the other has is an estimate.
+        The joint classifier learns from all rows with labels or pseudo-labels. A party's classifier
+        learns only from rows that the party has, because the party's view of other rows is an
+        estimate.
         """
         outputs = [
             self.both(combine("concat", [r_active, r_passive])),
@@ -113,11 +128,11 @@ class Objective:
             torch.cat([y_L, labels_N]),
             torch.arange(len(with_label_N), device=y_L.device),
         )
-        held = [
+        masks = [
             with_label_N,
-            with_label_N & (place_N < aligned + own),
-            with_label_N & ((place_N < aligned) | (place_N >= aligned + own)),
+            with_label_N & (place_N < num_aligned + num_active_own),
+            with_label_N & ((place_N < num_aligned) | (place_N >= num_aligned + num_active_own)),
         ]
         loss = loss_fn(self.task)
-        losses = [loss(out[rows], y_N[rows]) for out, rows in zip(outputs, held, strict=True)]
+        losses = [loss(out[rows], y_N[rows]) for out, rows in zip(outputs, masks, strict=True)]
         return torch.stack(losses).sum(), taken_N.sum()

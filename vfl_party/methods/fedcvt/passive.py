@@ -1,5 +1,5 @@
-"""The passive side: sends representations and receives their gradients. The active party computes
-the whole loss.
+"""The passive party's side: sends representations and receives their gradients. The active party
+computes the whole loss.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import torch
 
 from vfl_common.bundle import StepKey
 from vfl_party.base.phase import Phase, RoundReport, Tree
-from vfl_party.methods.fedcvt.exchanges import VALIDATION, representations
+from vfl_party.methods.fedcvt.exchanges import VALIDATION, declare_representations
 from vfl_party.methods.fedcvt.settings import FedCVTSettings
 from vfl_party.methods.fedcvt.training import FedCVTTraining
 from vfl_party.models.backward import backward
@@ -18,15 +18,15 @@ from vfl_party.phases.scoring import SplitScorer
 
 
 class PassiveFedCVT(Phase):
-    """One round is ``validate_every`` epochs over the labelled rows."""
+    """Trains with FedCVT. One round is ``validate_every`` epochs over the labelled rows."""
 
     def __init__(self, party: Party, name: str, settings: FedCVTSettings) -> None:
         self._party = party
         self._training = FedCVTTraining(party, name, settings)
         self.name, self.rounds = name, self._training.batches.rounds
         self.epochs = self._training.batches.epochs
-        sizes = {"width": party.embedding_size, "own": settings.own_batch("passive")}
-        self._representations = party.asking(name, representations(settings), **sizes)
+        sizes = {"width": party.embedding_size, "own": settings.get_own_batch_size("passive")}
+        self._representations = party.asking(name, declare_representations(settings), **sizes)
         self._validation = SplitScorer(party, name, VALIDATION)
 
     def run_round(self, round_: int) -> RoundReport:
@@ -34,18 +34,20 @@ class PassiveFedCVT(Phase):
         training.train_mode()
         steps = training.steps(round_)
         tick = party.ticker(self.name, round_, self.rounds, len(steps))
-        for batch, current in enumerate(steps):
+        for batch, rows in enumerate(steps):
             step = StepKey(self.name, round_, batch)
-            r_BD = party.encode(*features.inputs(current.rows))
+            r_BD = party.encode(*features.inputs(rows.rows))
             check_own(party, step, {"representations": r_BD.detach()})
-            sent = {"aligned": r_BD[: current.aligned], "own": r_BD[current.aligned :]}
-            named = self._representations.exchange.up.tensors
-            self._representations.send(step, {name: sent[name] for name in named}, current.rows)
+            representations_by_name = {"aligned": r_BD[: rows.aligned], "own": r_BD[rows.aligned :]}
+            tensor_names = self._representations.exchange.up.tensors
+            self._representations.send(
+                step, {name: representations_by_name[name] for name in tensor_names}, rows.rows
+            )
             training.zero_grad()
-            reply = self._representations.receive(step, rows=current.aligned)
-            dr_BD = torch.cat([reply[f"d_{name}"] for name in named])
+            reply = self._representations.receive(step, rows=rows.aligned)
+            dr_BD = torch.cat([reply[f"d_{name}"] for name in tensor_names])
             backward(r_BD, dr_BD)
-            training.step(last=current.last)
+            training.step(last=rows.last)
             tick()
         training.check(StepKey(self.name, round_, len(steps)))
         self._validation.answer(party.rows("validation"), StepKey(self.name, round_, len(steps)))

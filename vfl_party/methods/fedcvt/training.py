@@ -1,4 +1,4 @@
-"""The part that both sides of FedCVT share: the check of a recipe, and the optimizer of a party's
+"""Code that both sides of FedCVT share: the check of a recipe, and the optimizer of a party's
 models.
 """
 
@@ -13,7 +13,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from vfl_common.bundle import StepKey
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
-from vfl_party.methods.fedcvt.batches import CrossViewStep, FedCVTBatches, own_rows, too_few_error
+from vfl_party.methods.fedcvt.batches import (
+    CrossViewStep,
+    FedCVTBatches,
+    make_own_cycle,
+    make_shortage_error,
+)
 from vfl_party.methods.fedcvt.encoders import TwoNetworks
 from vfl_party.methods.fedcvt.settings import FedCVTSettings
 from vfl_party.models.optim import build_optimizer, build_schedule, clip
@@ -51,10 +56,10 @@ def check_recipe(recipe: Recipe, phase: str) -> None:
 
 
 class FedCVTTraining:
-    """A party's batches, and the optimizer and schedule over its models.
+    """A party's batches, and the optimizer and schedule of its models.
 
-    ``heads``: models that end with the phase. Raises InputError if the recipe, the encoder or the
-    rows do not fit.
+    ``heads``: models that are discarded after the phase. Raises InputError if FedCVT does not
+    support the recipe, the encoder or the rows.
     """
 
     def __init__(
@@ -73,7 +78,7 @@ class FedCVTTraining:
             )
         self._party, self._phase = party, phase
         self.batches = FedCVTBatches(party, phase, settings)
-        self._own = own_rows(party, phase, settings)
+        self._own = make_own_cycle(party, phase, settings)
         self._heads = nn.ModuleDict(heads or {})
         self._models = nn.ModuleDict({**party.models, **self._heads})
         norms = any(isinstance(module, _BatchNorm) for module in self._models.modules())
@@ -84,16 +89,18 @@ class FedCVTTraining:
                 "rows, increase batch_size, or choose another encoder.",
             )
         self._params = list(self._models.parameters())
-        own = own_optimizer(party.recipe, phase, party.name, settings.optimizers)
-        self._settings = settings.optimizer if own is None else own
+        party_optimizer = own_optimizer(party.recipe, phase, party.name, settings.optimizers)
+        self._settings = settings.optimizer if party_optimizer is None else party_optimizer
         self._optimizer = build_optimizer(self._settings, self._params)
         self._schedule = build_schedule(self._settings, self._optimizer, self.batches.epochs)
 
     def steps(self, round_: int) -> list[CrossViewStep]:
-        """Returns the steps of a round. Raises InputError if this party has too few own rows."""
-        if self._own.short:
-            raise too_few_error(self._party, self._phase, self._own)
-        return self.batches.of(round_, self._own)
+        """Returns the steps of a round. Raises InputError if this party has too few rows of its
+        own.
+        """
+        if self._own.is_too_short:
+            raise make_shortage_error(self._party, self._phase, self._own)
+        return self.batches.get_round_steps(round_, self._own)
 
     def train_mode(self) -> None:
         """Puts the models into training mode."""
@@ -104,8 +111,8 @@ class FedCVTTraining:
         self._optimizer.zero_grad()
 
     def step(self, *, last: bool) -> None:
-        """Clips this party's gradient if the recipe says so, and updates the models. ``last``:
-        whether an epoch ends.
+        """Clips this party's gradient if the recipe sets ``clip_norm``, and updates the models.
+        ``last``: whether an epoch ends.
         """
         clip(self._settings, self._params)
         self._optimizer.step()
@@ -113,8 +120,8 @@ class FedCVTTraining:
             self._schedule.step()
 
     def check(self, step: StepKey) -> None:
-        """Raises InputError if this party's weights hold NaN or infinity. ``step``: the one to
-        come.
+        """Raises InputError if this party's weights contain NaN or infinity. ``step``: the next
+        step.
         """
         check_own(self._party, step, dict(self._models.state_dict()))
 

@@ -1,5 +1,5 @@
-"""FedHSSL (He et al. 2022): self-supervised pretraining across parties and within each, and its
-sub-procedures.
+"""FedHSSL (He et al. 2022), self-supervised pretraining across parties and within each party, and
+its sub-procedures.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from vfl_party.methods.fedhssl.encoders import make_kept_encoder, part_of
+from vfl_party.methods.fedhssl.encoders import make_kept_encoder, select_encoder
 from vfl_party.methods.fedhssl.phase import ActiveFedHSSL, PassiveFedHSSL
 from vfl_party.methods.fedhssl.settings import FedHSSLSettings
 from vfl_party.methods.fedhssl.traffic import traffic
@@ -19,7 +19,7 @@ from vfl_party.phases.method import Method
 
 
 class FedHSSLMethod(Method[FedHSSLSettings]):
-    """Each party has a cross-party and a local encoder, and may keep one or both."""
+    """FedHSSL: each party trains a cross-party and a local encoder, and keeps one or both."""
 
     def follows(self, settings: FedHSSLSettings) -> frozenset[str] | None:
         _ = settings
@@ -29,7 +29,7 @@ class FedHSSLMethod(Method[FedHSSLSettings]):
         return make_kept_encoder(settings, make)
 
     def part(self, encoder: nn.Module, name: str) -> nn.Module:
-        return part_of(encoder, name)
+        return select_encoder(encoder, name)
 
     def one_process(self, settings: FedHSSLSettings) -> str:
         _ = settings

@@ -1,5 +1,5 @@
-"""Step 1, cross-party self-supervision over the aligned rows: Alg. 1, lines 3 to 15. No gradient
-crosses.
+"""Step 1 of a round: cross-party self-supervision on the aligned rows (Alg. 1, lines 3 to 15). No
+gradient is sent.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vfl_common.bundle import StepKey
 from vfl_party.base.seeds import Rows, full_batches
 from vfl_party.methods.fedhssl.encoders import CROSS
-from vfl_party.methods.fedhssl.exchanges import projection
+from vfl_party.methods.fedhssl.exchanges import declare_projection
 from vfl_party.methods.fedhssl.settings import FedHSSLSettings
 from vfl_party.outbound.declared import Exchange
 from vfl_party.phases.context import Party
@@ -26,11 +26,11 @@ Inputs = tuple[Tensor, ...]
 
 
 class CrossStep:
-    """The part that both sides share: the tower f_c with its predictor h_c, and its update by
-    received projections.
+    """Base class of both sides. Trains the tower f_c, with its predictor h_c, on received
+    projections.
 
     Args:
-        peers: the parties whose projections this party receives.
+        peers: The parties whose projections this party receives.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class CrossStep:
             self._keys = {
                 peer: make_queue(party, phase, f"{CROSS} {peer}", plan, **sizes) for peer in peers
             }
-        self._open(projection(settings), rows=plan.batch_size, width=self.tower.width)
+        self._open(declare_projection(settings), rows=plan.batch_size, width=self.tower.width)
 
     @property
     def steps(self) -> int:
@@ -61,7 +61,7 @@ class CrossStep:
         return self._settings.cross_epochs * (len(self._rows) // self._plan.batch_size)
 
     def run(self, round_: int, tick: Callable[[], None]) -> Epochs:
-        """Runs the cross-party epochs of one round; ``tick`` is called after each step."""
+        """Runs the cross-party epochs of one round and calls ``tick`` after each step."""
         party, epochs = self._party, self._settings.cross_epochs
         features = party.need_features()
         self.tower.train()
@@ -70,7 +70,7 @@ class CrossStep:
         for epoch in range(epochs):
             for rows in features.expecting(self._batches(round_ * epochs + epoch)):
                 step = StepKey(self._phase, round_, batch)
-                loss, z_BP = self._step(step, features.inputs(rows), rows)
+                loss, z_BP = self._run_step(step, features.inputs(rows), rows)
                 total += loss
                 variance += variance_kept(z_BP)
                 batch += 1
@@ -88,35 +88,37 @@ class CrossStep:
         """Opens this side of the exchange of projections."""
         raise NotImplementedError
 
-    def _step(self, step: StepKey, inputs: Inputs, rows: Rows) -> tuple[Tensor, Tensor]:
+    def _run_step(self, step: StepKey, inputs: Inputs, rows: Rows) -> tuple[Tensor, Tensor]:
         raise NotImplementedError
 
-    def _update(self, inputs: Inputs, z_BP: Tensor, received: Mapping[str, Tensor]) -> Tensor:
-        """Runs lines 12 and 13 ``local_updates`` times on the same received projections; returns
-        the first loss.
+    def _update_locally(
+        self, inputs: Inputs, z_BP: Tensor, received: Mapping[str, Tensor]
+    ) -> Tensor:
+        """Runs lines 12 and 13 of Alg. 1 ``local_updates`` times on the same received projections.
+        Returns the loss of the first update.
 
         Args:
-            inputs: the encoder's inputs of the batch.
-            z_BP: this party's projections, with the graph of the weights before the update.
-            received: {peer: its projections [B, P]}.
+            inputs: The encoder's inputs for the batch.
+            z_BP: This party's projections [B, P], with the graph of the weights before the update.
+            received: {peer: the peer's projections [B, P]}.
         """
-        first: Tensor | None = None
+        first_loss: Tensor | None = None
         for _ in range(self._settings.local_updates):
-            if first is not None:
+            if first_loss is not None:
                 (z_BP,) = self.tower.project(self._party, inputs)
             p_BP = self.tower.predict(z_BP)
             terms = [
                 loss_against(self._plan, p_BP, z, self._keys.get(peer))
                 for peer, z in received.items()
             ]
-            # Eq. 5: a passive party has one term.
+            # Eq. 5: the mean over peers. A passive party has only one peer.
             loss = torch.stack(terms).mean()
             self._trained.step(loss)
-            first = loss.detach() if first is None else first
+            first_loss = loss.detach() if first_loss is None else first_loss
         for peer, queue in self._keys.items():
             queue.push(received[peer])
-        assert first is not None  # noqa: S101 - there is at least one update
-        return first
+        assert first_loss is not None  # noqa: S101 - local_updates is positive
+        return first_loss
 
     def state(self) -> dict[str, Any]:
         """Returns the state for a checkpoint."""
@@ -133,34 +135,36 @@ class CrossStep:
 
 
 class ActiveCross(CrossStep):
-    """The active party: receives the projections of all passive parties and sends its own."""
+    """The active party's side, which receives the projections of all passive parties and sends its
+    own.
+    """
 
     def _open(self, exchange: Exchange, **sizes: int) -> None:
         self._projection = self._party.answering(self._phase, exchange, **sizes)
 
-    def _step(self, step: StepKey, inputs: Inputs, rows: Rows) -> tuple[Tensor, Tensor]:
+    def _run_step(self, step: StepKey, inputs: Inputs, rows: Rows) -> tuple[Tensor, Tensor]:
         # Alg. 1, line 6: own projections.
         (z_BP,) = self.tower.project(self._party, inputs)
         received = self._projection.collect(step)
         # Alg. 1, line 8: own projections to all passive parties.
         self._projection.reply_all(step, received, {"z": z_BP}, rows)
-        loss = self._update(
+        loss = self._update_locally(
             inputs, z_BP, {peer: tensors["z"] for peer, tensors in received.items()}
         )
         return loss, z_BP.detach()
 
 
 class PassiveCross(CrossStep):
-    """A passive party: receives only the projections of the active party."""
+    """A passive party's side, which receives only the projections of the active party."""
 
     def _open(self, exchange: Exchange, **sizes: int) -> None:
         self._projection = self._party.asking(self._phase, exchange, **sizes)
 
-    def _step(self, step: StepKey, inputs: Inputs, rows: Rows) -> tuple[Tensor, Tensor]:
+    def _run_step(self, step: StepKey, inputs: Inputs, rows: Rows) -> tuple[Tensor, Tensor]:
         # Alg. 1, line 6: own projections.
         (z_BP,) = self.tower.project(self._party, inputs)
         # Alg. 1, line 10: own projections to the active party.
         self._projection.send(step, {"z": z_BP}, rows)
         reply = self._projection.receive(step)
-        loss = self._update(inputs, z_BP, {self._projection.peer: reply["z"]})
+        loss = self._update_locally(inputs, z_BP, {self._projection.peer: reply["z"]})
         return loss, z_BP.detach()

@@ -1,4 +1,4 @@
-"""The two encoders of a party, and which of them fine-tuning gets."""
+"""Makes the two encoders of a party and selects the encoder for fine-tuning."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from vfl_party.methods.fedhssl.settings import FedHSSLSettings
 from vfl_party.models import TwoTowers
 from vfl_party.phases.context import MakeEncoder, Party
 
-# Also the labels from which initial weights are drawn.
+# The names of the two encoders, from which the seeds of their initial weights are also derived.
 CROSS, LOCAL = "cross", "local"
 
 
 def make_kept_encoder(settings: FedHSSLSettings, make: MakeEncoder) -> nn.Module:
-    """Makes the encoder that later phases get, with its initial weights: see ``Method.encoder``."""
+    """Makes the encoder that later phases get, with its initial weights. See ``Method.encoder``."""
     match settings.keep_rule:
         case "cross":
             return make(CROSS)
@@ -23,14 +23,14 @@ def make_kept_encoder(settings: FedHSSLSettings, make: MakeEncoder) -> nn.Module
         case rule:
             width = None
             if rule == "concat":
-                width = _half(settings, make)
+                width = _halve_width(settings, make)
             return TwoTowers(
                 make(CROSS, width=width), make(LOCAL, shared=settings.aggregate, width=width), rule
             )
 
 
-def part_of(encoder: nn.Module, tower: str) -> nn.Module:
-    """Returns one of the two encoders of ``make_kept_encoder``: see ``Method.part``."""
+def select_encoder(encoder: nn.Module, tower: str) -> nn.Module:
+    """Returns one of the two encoders that ``make_kept_encoder`` has made. See ``Method.part``."""
     if not isinstance(encoder, TwoTowers):
         raise ValueError(
             "the phases of that run do not hand on two encoders. Remove it, or set start.phases "
@@ -44,9 +44,9 @@ def part_of(encoder: nn.Module, tower: str) -> nn.Module:
     return encoder.cross if tower == CROSS else encoder.local
 
 
-def two_encoders(party: Party, settings: FedHSSLSettings) -> dict[str, nn.Module]:
-    """Returns {"cross": …, "local": …}: the kept encoders and those that are trained, on the
-    party's device.
+def collect_encoders(party: Party, settings: FedHSSLSettings) -> dict[str, nn.Module]:
+    """Returns {"cross": encoder, "local": encoder}, on the party's device: each encoder that is
+    kept or trained.
     """
     make, encoder = party.make_encoder, party.models["encoder"]
     assert make is not None  # noqa: S101 - a party with features has it
@@ -59,7 +59,7 @@ def two_encoders(party: Party, settings: FedHSSLSettings) -> dict[str, nn.Module
             f"{settings.keep_rule!r} needs two. Give both phases the same keep.",
         )
     encoders: dict[str, nn.Module] = {settings.keep_rule: encoder}
-    # FedGSSL* and FedHSSL*: later phases do not get the guide.
+    # In FedGSSL* and FedHSSL*, later phases do not get the cross-party encoder, so it is made here.
     if settings.cross and CROSS not in encoders:
         encoders[CROSS] = make(CROSS).to(party.device)
     if settings.local and LOCAL not in encoders:
@@ -67,7 +67,7 @@ def two_encoders(party: Party, settings: FedHSSLSettings) -> dict[str, nn.Module
     return encoders
 
 
-def _half(settings: FedHSSLSettings, make: MakeEncoder) -> int:
+def _halve_width(settings: FedHSSLSettings, make: MakeEncoder) -> int:
     width = make.width
     if width % 2:
         raise InputError(

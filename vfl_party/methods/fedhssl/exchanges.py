@@ -1,5 +1,5 @@
-"""The exchanges of FedHSSL in a round: projections of the aligned rows, and the tops of the local
-encoders.
+"""Declares the exchanges of a FedHSSL round: projections of the aligned rows, and the tops of the
+local encoders.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from vfl_party.methods.fedhssl.settings import FedHSSLSettings
 from vfl_party.outbound.declared import Exchange, Sent, f32, noise
 
 
-def projection(settings: FedHSSLSettings) -> Exchange:
-    """Declares the projections of each passive party up, and those of the active party, the same
-    for all, down. No gradients are sent.
+def declare_projection(settings: FedHSSLSettings) -> Exchange:
+    """Declares the exchange of projections. Each passive party sends its projections up. The active
+    party sends its projections down, the same to all. No gradients are sent.
     """
     up = Sent(Kind.EMBEDDING, {"z": f32("rows", "width")})
     down = Sent(
@@ -28,17 +28,17 @@ def projection(settings: FedHSSLSettings) -> Exchange:
     return Exchange("projection", up, down)
 
 
-def weights(settings: FedHSSLSettings, shared: Mapping[str, Tensor]) -> Exchange:
-    """Declares weights of top encoder, projector and predictor up, and the mean of all parties'
-    down.
+def declare_weights(settings: FedHSSLSettings, shared: Mapping[str, Tensor]) -> Exchange:
+    """Declares the exchange of weights. Each party sends the weights of its top encoder, projector
+    and predictor up. The server sends their mean down.
 
-    ``shared``: {name: tensor}; the active party adds noise to parameters, but sends BatchNorm's
-    statistics unchanged.
+    ``shared``: {name: tensor} of these weights. The active party adds noise to parameters, but
+    sends BatchNorm's statistics unchanged.
     """
     tensors = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in shared.items()}
     statistics = [
         name for name, tensor in shared.items() if not isinstance(tensor, torch.nn.Parameter)
     ]
-    noisy = noise("iso", role="active", leave=statistics, amplifier=settings.iso_weights)
-    up, down = Sent(Kind.WEIGHTS, tensors, noisy, label_free=True), Sent(Kind.WEIGHTS, tensors)
+    transforms = noise("iso", role="active", leave=statistics, amplifier=settings.iso_weights)
+    up, down = Sent(Kind.WEIGHTS, tensors, transforms, label_free=True), Sent(Kind.WEIGHTS, tensors)
     return Exchange("weights", up, down, asks="server", when="every round")

@@ -1,4 +1,4 @@
-"""The three steps of a round, on either side: FedHSSL, Alg. 1."""
+"""Runs the three steps of a FedHSSL round at a party of either role (Alg. 1)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from vfl_common.errors import Code, InputError
 from vfl_party.base.phase import Phase, RoundReport, Tree
 from vfl_party.methods.fedhssl.aggregate import AggregationStep
 from vfl_party.methods.fedhssl.cross import ActiveCross, CrossStep, PassiveCross
-from vfl_party.methods.fedhssl.encoders import CROSS, LOCAL, two_encoders
+from vfl_party.methods.fedhssl.encoders import CROSS, LOCAL, collect_encoders
 from vfl_party.methods.fedhssl.settings import FedHSSLSettings
 from vfl_party.models.training import own_optimizer
 from vfl_party.phases.context import Party
@@ -19,8 +19,8 @@ from vfl_party.selfsup.tower import build_tower
 
 
 class FedHSSL(Phase):
-    """One round is one global iteration. The encoders are the party's models; heads and target
-    encoders end with the phase.
+    """Runs FedHSSL. One round is one global iteration. Later phases get the encoders. Heads and
+    target encoders are discarded after the phase.
     """
 
     side: type[CrossStep]
@@ -43,8 +43,11 @@ class FedHSSL(Phase):
             )
         preset = party.recipe.preset
         gamma = settings.guidance(preset)
-        own = own_optimizer(party.recipe, name, party.name, settings.optimizers)
-        plan, encoders = make_plan(settings, preset, gamma, own), two_encoders(party, settings)
+        party_optimizer = own_optimizer(party.recipe, name, party.name, settings.optimizers)
+        plan, encoders = (
+            make_plan(settings, preset, gamma, party_optimizer),
+            collect_encoders(party, settings),
+        )
         self._cross = self._local = self._aggregation = None
         self.alone_from = None if settings.cross or settings.aggregate else 0
         if settings.cross:
@@ -68,21 +71,21 @@ class FedHSSL(Phase):
                 self._aggregation = AggregationStep(party, name, self._local.tower, settings)
 
     def run_round(self, round_: int) -> RoundReport:
-        done: dict[str, Epochs] = {}
+        epochs_by_step: dict[str, Epochs] = {}
         epochs = self._settings.local_epochs
         tick = self._ticker(round_, epochs)
         # Step 1: self-supervision across parties.
         if self._cross is not None:
-            done["cross"] = self._cross.run(round_, tick)
+            epochs_by_step["cross"] = self._cross.run(round_, tick)
         # Step 2: local self-supervision.
         if self._local is not None:
-            done["local"] = self._local.run(round_, epochs, tick)
+            epochs_by_step["local"] = self._local.run(round_, epochs, tick)
         # Step 3: aggregation of the encoders' tops.
         if self._aggregation is not None:
             self._aggregation.run(round_)
         elif self._local is not None:
             self._party.unhurried()
-        return report(self._party.name, done, self._warned)
+        return report(self._party.name, epochs_by_step, self._warned)
 
     def _ticker(self, round_: int, local_epochs: int) -> Callable[[], None]:
         """Returns a function that counts the steps of the round for the progress display."""
@@ -91,22 +94,22 @@ class FedHSSL(Phase):
         return self._party.ticker(self.name, round_, self.rounds, steps)
 
     def state(self) -> Tree:
-        parts = {"cross": self._cross, "local": self._local}
-        return {name: part.state() for name, part in parts.items() if part is not None}
+        trainers = {"cross": self._cross, "local": self._local}
+        return {name: trainer.state() for name, trainer in trainers.items() if trainer is not None}
 
     def load_state(self, tree: Tree) -> None:
-        for name, part in (("cross", self._cross), ("local", self._local)):
-            if part is not None:
-                part.load_state(tree[name])
+        for name, trainer in (("cross", self._cross), ("local", self._local)):
+            if trainer is not None:
+                trainer.load_state(tree[name])
 
 
 class ActiveFedHSSL(FedHSSL):
-    """The active side."""
+    """FedHSSL at the active party."""
 
     side = ActiveCross
 
 
 class PassiveFedHSSL(FedHSSL):
-    """The passive side."""
+    """FedHSSL at a passive party."""
 
     side = PassiveCross

@@ -13,7 +13,8 @@ Keep = Literal["mean", "concat", "cross", "local"]
 
 
 class FedHSSLSettings(SelfSupSettings):
-    """One round consists of the cross-party step, the local step and aggregation, as switched on.
+    """One round consists of the cross-party step, the local step and the aggregation, as far as
+    they are enabled.
 
     FedLocalSSL: ``cross = false, aggregate = false``; FedCSSL (and VFed-SSD's pretraining): ``local
     = false, aggregate = false``; FedGSSL: ``aggregate = false``; FedHSSL: all three. With ``keep =
@@ -28,21 +29,22 @@ class FedHSSLSettings(SelfSupSettings):
     """Whether the server averages the tops of the local encoders, their projectors and predictors.
     """
     gamma: Amplifier | None = None
-    """How much the cross-party encoder guides the local one (γ, Eq. 6). Default: 0.5, with preset
-    ``released`` 0.
+    """The weight γ with which the cross-party encoder guides the local encoder (Eq. 6). Default:
+    0.5; 0 with preset ``released``.
     """
     cross_epochs: PositiveInt = 1
-    """Epochs of a round's cross-party step, over the aligned training rows."""
+    """The number of epochs in a round's cross-party step, over the aligned training rows."""
     local_epochs: PositiveInt = 1
-    """Epochs of a round's local step, over ``local_rows``."""
+    """The number of epochs in a round's local step, over ``local_rows``."""
     local_rows: Literal["all", "aligned"] = "all"
-    """The rows of the local step: all of a party's training rows, or the aligned ones, a share
-    that ``rows.aligned`` can lower (FedHSSL, Table IX).
+    """The rows of the local step: all of a party's training rows, or only the aligned rows, whose
+    share ``rows.aligned`` can reduce (FedHSSL, Table IX).
     """
     local_updates: PositiveInt = 1
-    """Updates of the cross-party step on one exchange (e)."""
+    """The number e of updates that the cross-party step makes after each exchange."""
     keep: Keep | None = None
-    """The encoder that fine-tuning gets. Default: the mean of both, or the only one."""
+    """The encoder that fine-tuning gets. Default: the mean of both encoders, or the only encoder.
+    """
     iso_embedding: Amplifier = 0.0
     """The amplifier λ of isotropic noise on the active party's projections."""
     iso_weights: Amplifier = 0.0
@@ -89,13 +91,13 @@ class FedHSSLSettings(SelfSupSettings):
 
     @property
     def keep_rule(self) -> Keep:
-        """The encoders that fine-tuning gets."""
+        """The rule for the encoder that fine-tuning gets: ``keep``, or its default."""
         if self.keep is not None:
             return self.keep
         return "mean" if self.cross and self.local else "cross" if self.cross else "local"
 
     def guidance(self, preset: Literal["paper", "released"]) -> float:
-        """Returns γ of Eq. 6."""
+        """Returns the guidance weight γ of Eq. 6."""
         if not (self.cross and self.local):
             return 0.0
         if self.gamma is None:

@@ -1,8 +1,8 @@
-"""FedOnce (Wu et al. 2022), the local half: learns encoders without labels, so that one upload is
+"""The local part of FedOnce (Wu et al. 2022): learns encoders without labels, so that one upload is
 enough.
 
-Alg. 1, lines 2 to 15: every passive party trains alone, without any exchange. The upload (line
-16) and the active party's training (lines 18 to 30) are ``head`` with ``own_encoder = "trained"``;
+Every passive party trains alone, without any exchange (Alg. 1, lines 2 to 15). The upload (line 16)
+and the active party's training (lines 18 to 30) are ``head`` with ``own_encoder = "trained"``;
 ``splitnn`` after it is multi-round FedOnce.
 """
 
@@ -24,7 +24,7 @@ from vfl_party.privacy.plan import PrivatePhase
 
 
 class FedOnceMethod(Method[FedOnceSettings]):
-    """Every party trains alone."""
+    """FedOnce: every party trains its encoder alone."""
 
     def follows(self, settings: FedOnceSettings) -> frozenset[str] | None:
         _ = settings
@@ -54,10 +54,12 @@ class FedOnceMethod(Method[FedOnceSettings]):
         _ = rows
         if settings.dp is None:
             return None
-        learn = [party.name for party in recipe.passives]
+        learners = [party.name for party in recipe.passives]
         if settings.active and recipe.active.features:
-            learn.append(recipe.active.name)
-        return PrivatePhase(phase, settings.dp, tuple(learn), settings.batch_size, settings.epochs)
+            learners.append(recipe.active.name)
+        return PrivatePhase(
+            phase, settings.dp, tuple(learners), settings.batch_size, settings.epochs
+        )
 
     def no_partial(self, settings: FedOnceSettings) -> str:
         _ = settings

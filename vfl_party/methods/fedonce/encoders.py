@@ -1,4 +1,4 @@
-"""A party's encoder when FedOnce trains it: with an output activation, or one linear map."""
+"""Makes the encoder that FedOnce trains: with an output activation, or as one linear layer."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from vfl_party.methods.fedonce.settings import FedOnceSettings, Output
 from vfl_party.phases.context import MakeEncoder
 
 
-class WithOutput(nn.Module):
+class BoundedEncoder(nn.Module):
     """An encoder with a bound on its output: ``tanh``, or ``sphere``, which scales every row to
     norm 1.
 
-    It is part of the encoder, not of the phase, because uploads and predictions have it too.
+    The bound is part of the encoder, not of the phase, because uploads and predictions need it too.
     """
 
     def __init__(self, body: nn.Module, output: Output) -> None:
@@ -31,20 +31,20 @@ class WithOutput(nn.Module):
 
 
 def learnt_encoder(settings: FedOnceSettings, make: MakeEncoder) -> nn.Module:
-    """Makes the encoder that this phase trains, with its initial weights: see
+    """Makes the encoder that this phase trains, with its initial weights. See
     ``Method.encoder``.
     """
     if make.party == make.recipe.active.name and not settings.active:
         return make("encoder")
     if settings.objective == "pca":
-        return _linear(make)
-    columns = len(make.spec.shape) == 1
-    output = settings.output or ("tanh" if settings.objective == "nat" and columns else "linear")
+        return _make_linear(make)
+    is_table = len(make.spec.shape) == 1
+    output = settings.output or ("tanh" if settings.objective == "nat" and is_table else "linear")
     encoder = make("encoder")
-    return encoder if output == "linear" else WithOutput(encoder, output)
+    return encoder if output == "linear" else BoundedEncoder(encoder, output)
 
 
-def _linear(make: MakeEncoder) -> nn.Module:
+def _make_linear(make: MakeEncoder) -> nn.Module:
     """Makes an encoder that flattens its input and has one linear layer, which PCA fills and later
     split training updates.
     """

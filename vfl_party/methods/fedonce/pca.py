@@ -1,4 +1,4 @@
-"""Fits principal components instead of a network: FedOnce-PCA (section 5.6)."""
+"""Fits principal components instead of training a network: FedOnce-PCA (section 5.6)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vfl_common.errors import Code, InputError
 from vfl_party.base.phase import RoundReport
-from vfl_party.methods.fedonce.rows import rows_to_learn
+from vfl_party.methods.fedonce.rows import get_training_rows
 from vfl_party.methods.fedonce.settings import FedOnceSettings
 from vfl_party.phases.context import Party
 
@@ -19,10 +19,9 @@ log = logging.getLogger(__name__)
 
 def principal_components(x_NF: Tensor, d: int) -> tuple[Tensor, Tensor, float]:
     """Returns the mean [F], the d directions of largest variance [d, F], and the share of the
-    variance that they hold.
+    variance that these explain.
 
-    Computes in float64. The sign of a direction is chosen so that its largest loading is
-    positive.
+    Computes in float64. The sign of a direction is chosen so that its largest loading is positive.
     """
     x_NF = x_NF.double()
     mean_F = x_NF.mean(dim=0)
@@ -40,12 +39,12 @@ def principal_components(x_NF: Tensor, d: int) -> tuple[Tensor, Tensor, float]:
 class Pca:
     """Fits the party's encoder, one linear layer, in one round: z = axes (x - mean).
 
-    The active party sets ``embedding_size`` without knowing how many columns the others have, so
-    numbers of z beyond the party's components are 0.
+    The active party sets ``embedding_size`` without knowing how many columns the passive parties
+    have. So the numbers of z beyond a party's components are 0.
     """
 
     def __init__(self, party: Party, phase: str, settings: FedOnceSettings) -> None:
-        self._party, self._rows = party, rows_to_learn(party, phase, settings.rows)
+        self._party, self._rows = party, get_training_rows(party, phase, settings.rows)
         linear = list(party.models["encoder"].modules())[-1]
         d = party.embedding_size
         if (
@@ -59,7 +58,8 @@ class Pca:
             )
         max_components = min(linear.in_features, len(self._rows) - 1)
         if d > max_components:
-            # A report would tell the server how many columns the party has.
+            # This is only logged, because a report would reveal the number of columns to the
+            # server.
             log.warning(
                 "phase %s: %s has %d columns and %d rows, which give %d principal components: the "
                 "other %d of the embedding_size = %d numbers are 0",
@@ -74,14 +74,14 @@ class Pca:
                 ),
                 extra={"event": "advice"},
             )
-        self._most = max_components
+        self._max_components = max_components
         self._linear = linear
 
     @torch.no_grad()
     def run_round(self, _round: int) -> RoundReport:
-        """Fits the components and reports the share of the variance that they hold."""
+        """Fits the components and reports the share of the variance that they explain."""
         (x,) = self._party.need_features().inputs(self._rows)
-        d = min(self._linear.out_features, self._most)
+        d = min(self._linear.out_features, self._max_components)
         mean_F, axes_DF, share = principal_components(x.flatten(1), d)
         self._linear.weight.zero_()[:d] = axes_DF
         self._linear.bias.zero_()[:d] = -axes_DF @ mean_F

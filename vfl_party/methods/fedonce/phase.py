@@ -1,4 +1,6 @@
-"""FedOnce's local phase, the same on both sides: the party trains alone, in one of four ways."""
+"""The local phase of FedOnce, the same for both roles: the party trains alone, with one of four
+objectives.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from vfl_party.selfsup.tower import build_tower
 
 
 class EncoderLearner(Protocol):
-    """One way of learning an encoder without labels. The job keeps the encoder's weights."""
+    """Learns an encoder without labels. The job saves the encoder's weights, so ``state`` does not
+    contain them.
+    """
 
     def run_round(self, round_: int) -> RoundReport: ...
     def close(self) -> None: ...
@@ -29,7 +33,9 @@ class EncoderLearner(Protocol):
 
 
 class ContrastiveLearner:
-    """Learns by SimCLR's loss on two views of each row, as SS-VFL does (``vfl_party.selfsup``)."""
+    """Learns with SimCLR's loss on two views of each row, as SS-VFL does; see
+    ``vfl_party.selfsup``.
+    """
 
     def __init__(self, party: Party, phase: str, settings: FedOnceSettings) -> None:
         self._party, self._phase, self._rounds = party, phase, settings.epochs
@@ -76,8 +82,8 @@ _LEARNERS: dict[str, Callable[[Party, str, FedOnceSettings], EncoderLearner]] = 
 
 
 class FedOnce(Phase):
-    """Runs Alg. 1, lines 2 to 15. A party without features does nothing, nor does the active party
-    unless ``active`` is set.
+    """Runs Alg. 1, lines 2 to 15. A party without features does nothing. The active party trains
+    only if ``active`` is set.
     """
 
     alone_from = 0

@@ -1,4 +1,4 @@
-"""The rows that a party learns from, their batches, and the check of an epoch's loss."""
+"""Selects the rows from which a party learns and their batches, and checks the loss of an epoch."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from vfl_party.base.seeds import Rows, batches, derive_seed
 from vfl_party.phases.context import Party
 
 
-def rows_to_learn(party: Party, phase: str, split: str) -> Rows:
-    """Returns the rows of a split. Raises InputError if there are fewer than two."""
+def get_training_rows(party: Party, phase: str, split: str) -> Rows:
+    """Returns the rows of a split. Raises InputError if the split has fewer than two rows."""
     rows = party.rows(split)
     if len(rows) < 2:
         raise InputError(
@@ -24,8 +24,8 @@ def rows_to_learn(party: Party, phase: str, split: str) -> Rows:
 
 
 def divergence_error(party: Party, phase: str) -> InputError:
-    """Returns the error for a diverged training, which no peer can notice because nothing is
-    sent.
+    """Returns the error for a training that has diverged. No peer can notice this, because nothing
+    is sent.
     """
     return InputError(
         Code.NON_FINITE,
@@ -35,15 +35,17 @@ def divergence_error(party: Party, phase: str) -> InputError:
 
 
 def check_finite(loss: float, party: Party, phase: str) -> float:
-    """Returns the value unchanged. Raises InputError if it is NaN or infinite (no other party could
-    notice).
+    """Returns ``loss`` unchanged. Raises InputError if it is NaN or infinite, which no other party
+    could notice.
     """
     if not math.isfinite(loss):
         raise divergence_error(party, phase)
     return loss
 
 
-def own_batches(party: Party, phase: str, epoch: int, n: int, size: int) -> list[Rows]:
-    """Returns the batches of an epoch over positions 0 to n - 1, in this party's own order."""
+def make_own_batches(party: Party, phase: str, epoch: int, n: int, size: int) -> list[Rows]:
+    """Returns the batches of an epoch over positions 0 to n - 1, in an order that only this party
+    knows.
+    """
     seed = derive_seed(party.own_seed, party.name)
     return batches(seed, phase, epoch, np.arange(n, dtype=np.int64), size)

@@ -1,5 +1,5 @@
-"""The recipe's settings for FedOnce's local learning. Defaults: the paper's Table 5, for its tables
-of columns.
+"""The recipe's settings for FedOnce's local learning. The defaults are the paper's for tabular data
+(Table 5).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vfl_party.selfsup.augment.settings import AugmentSettings
 
 Output = Literal["tanh", "linear", "sphere"]
 
-# The optimizer of passive parties in Table 5.
+# The optimizer of the passive parties in the paper's Table 5.
 ADAM = OptimizerSettings(kind="adam", lr=1e-4, weight_decay=1e-5)
 
 _ALL = {"objective", "rows", "active"}
@@ -33,43 +33,47 @@ class FedOnceSettings(OwnOptimizers):
     """One round is one epoch; ``pca`` has one round. The defaults are the paper's Table 5."""
 
     objective: Literal["nat", "pca", "reconstruction", "contrastive"] = "nat"
-    """What a party learns from: noise as targets (``nat``), principal components (``pca``), an
-    autoencoder (``reconstruction``), or two views (``contrastive``).
+    """How a party learns: from noise as targets (``nat``), by principal components (``pca``), as an
+    autoencoder (``reconstruction``), or from two views of each row (``contrastive``).
     """
     rows: Literal["train", "local"] = "train"
     """``train``: the aligned rows with labels, which are uploaded later. ``local``: all of the
     party's training rows.
     """
     active: bool = False
-    """Whether the active party learns its encoder in this way, too."""
+    """Whether the active party also learns its encoder in this way."""
     epochs: PositiveInt = 100
-    """Epochs, each a round; ``pca`` has one round."""
+    """The number of epochs, each a round; ``pca`` has one round."""
     batch_size: Annotated[int, Field(ge=1, le=4096)] = 100
-    """Rows of a batch. Matching takes about its cube: keep to 256 with ``nat``."""
+    """The number of rows in a batch. The time of matching grows with its cube, so use at most 256
+    with ``nat``.
+    """
     optimizer: UnjudgedOptimizer | None = None
-    """The optimizer. Default: Adam with learning rate 1e-4 and weight decay 1e-5; ``contrastive``:
-    SGD by the batch size.
+    """The optimizer. Default: Adam with learning rate 1e-4 and weight decay 1e-5; for
+    ``contrastive``, SGD whose learning rate depends on the batch size.
     """
     output: Output | None = None
     """The encoder's output: ``tanh``, ``linear``, or ``sphere`` (norm 1). Default: ``tanh`` for
     ``nat`` on columns, else ``linear``.
     """
     matching: bool = True
-    """``nat``: whether targets are assigned again within each batch. Differential privacy needs
+    """``nat``: whether targets are reassigned within each batch. Differential privacy requires
     false.
     """
     match_every: PositiveInt = 1
-    """``nat``: epochs from one matching to the next."""
+    """``nat``: the number of epochs from one matching to the next."""
     decoder: tuple[Width, ...] = (128,)
     """``reconstruction``: the widths of the decoder's hidden layers."""
     projector: tuple[Width, ...] | None = None
-    """``contrastive``: the widths of the projector's layers; ``[]``: none."""
+    """``contrastive``: the widths of the projector's layers; ``[]``: no projector."""
     temperature: Temperature = 0.2
-    """``contrastive``: the number by which cosines are divided."""
+    """``contrastive``: the temperature, by which cosine similarities are divided."""
     augment: AugmentSettings = AugmentSettings()
     """``contrastive``: how the two views of a row are made."""
     dp: DpSettings | None = None
-    """``nat``, ``reconstruction``: differential privacy (FedOnce-L1). Default: none."""
+    """``nat``, ``reconstruction``: the settings of differential privacy (FedOnce-L1). Default:
+    none.
+    """
 
     def model_post_init(self, _context: Any) -> None:
         if self.dp is not None and "dp" not in _KEYS[self.objective]:
@@ -95,8 +99,10 @@ class FedOnceSettings(OwnOptimizers):
                 "rows = 'local' does not work with dp, because the number of rows that only one "
                 "party has is unknown. Set rows = 'train'."
             )
-        chosen = [self.optimizer, *self.optimizers.values()]
-        if any(optimizer is not None and optimizer.clip_norm is not None for optimizer in chosen):
+        optimizers = [self.optimizer, *self.optimizers.values()]
+        if any(
+            optimizer is not None and optimizer.clip_norm is not None for optimizer in optimizers
+        ):
             raise ValueError(
                 "optimizer.clip_norm does not work with dp, which clips the gradient of each row. "
                 "Remove clip_norm, and set dp.max_grad_norm."
@@ -117,5 +123,5 @@ class FedOnceSettings(OwnOptimizers):
 
     @property
     def matches(self) -> bool:
-        """Whether targets are reassigned."""
+        """Whether targets are reassigned within each batch."""
         return self.matching and (self.dp is None or self.dp.mode == "matched")

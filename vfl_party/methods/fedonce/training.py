@@ -1,4 +1,4 @@
-"""Runs an epoch of a learner with its own loss, with or without differential privacy."""
+"""Runs an epoch with a learner's loss, with or without differential privacy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vfl_party.base.phase import RoundReport
 from vfl_party.base.seeds import Rows
-from vfl_party.methods.fedonce.rows import check_finite, own_batches
+from vfl_party.methods.fedonce.rows import check_finite, make_own_batches
 from vfl_party.methods.fedonce.settings import ADAM, FedOnceSettings
 from vfl_party.models.optim import build_optimizer, build_schedule, clip
 from vfl_party.models.training import own_optimizer
@@ -20,7 +20,7 @@ from vfl_party.privacy.steps import PrivateSteps
 
 
 class LocalTraining:
-    """The optimizer over a module, its schedule and, with ``dp``, its private steps.
+    """Trains a module with an optimizer, a schedule and, with ``dp``, private steps.
 
     ``n``: the number of rows to learn from; batches contain positions 0 to n - 1.
     """
@@ -36,10 +36,10 @@ class LocalTraining:
             n,
         )
         self._params = list(module.parameters())
-        own = own_optimizer(party.recipe, phase, party.name, settings.optimizers)
-        self._optimize = own or settings.optimizer or ADAM
-        self._optimizer = build_optimizer(self._optimize, self._params)
-        self._schedule = build_schedule(self._optimize, self._optimizer, settings.epochs)
+        party_optimizer = own_optimizer(party.recipe, phase, party.name, settings.optimizers)
+        self._optimizer_settings = party_optimizer or settings.optimizer or ADAM
+        self._optimizer = build_optimizer(self._optimizer_settings, self._params)
+        self._schedule = build_schedule(self._optimizer_settings, self._optimizer, settings.epochs)
         self._private: PrivateSteps | None = None
         if settings.dp is not None:
             rows, size, norm = (
@@ -53,7 +53,7 @@ class LocalTraining:
             )
 
     def run_epoch(self, epoch: int, loss: Callable[[Rows], Tensor]) -> RoundReport:
-        """Runs an epoch. Reports the mean loss and, with ``dp``, the joint ε."""
+        """Runs an epoch. Reports the mean loss and, with ``dp``, the ε spent so far."""
         party, settings, private = self._party, self._settings, self._private
         if private is not None and private.note:
             # An earlier epoch used up the privacy budget.
@@ -62,20 +62,24 @@ class LocalTraining:
         if private is not None:
             batches, count = private.batches(epoch), private.batches_an_epoch
         else:
-            batches = own_batches(party, self._phase, epoch, self._n, settings.batch_size)
+            batches = make_own_batches(party, self._phase, epoch, self._n, settings.batch_size)
             count = len(batches)
-        total, steps, counted = torch.zeros((), device=party.device), 0, 0
+        total, steps, num_losses = torch.zeros((), device=party.device), 0, 0
         self._module.train()
         for steps, batch in enumerate(batches, 1):
-            value = private.step(batch, loss) if private is not None else self._step(batch, loss)
-            if value is not None:
-                total += value
-                counted += 1
+            batch_loss = (
+                private.step(batch, loss) if private is not None else self._step(batch, loss)
+            )
+            if batch_loss is not None:
+                total += batch_loss
+                num_losses += 1
             party.tick(self._phase, epoch, settings.epochs, steps, count)
         if steps:
             self._schedule.step()
         metrics = (
-            {"loss": check_finite(total.item() / counted, party, self._phase)} if counted else {}
+            {"loss": check_finite(total.item() / num_losses, party, self._phase)}
+            if num_losses
+            else {}
         )
         if private is not None:
             return RoundReport(
@@ -87,8 +91,8 @@ class LocalTraining:
         value = loss(batch)
         self._optimizer.zero_grad()
         value.backward()  # type: ignore[no-untyped-call]
-        clip(self._optimize, self._params)
-        # Line 9 of the paper's Alg. 1.
+        clip(self._optimizer_settings, self._params)
+        # Alg. 1, line 9: update the encoder.
         self._optimizer.step()
         return value.detach()
 

@@ -1,8 +1,8 @@
-"""Gradient-boosted decision trees with LightGBM, only at the active party: a baseline, on its own
-columns.
+"""Gradient-boosted decision trees with LightGBM at the active party alone, on its own columns: a
+baseline.
 
-In a recipe of one party with all columns, the trees use all of them (a study's ``combined``).
-Nothing is exchanged, and the trees end with the phase.
+If a recipe has only one party, with all columns, the trees use all columns (``combined`` in a
+study). Nothing is exchanged, and the trees are discarded after the phase.
 """
 
 from vfl_party.methods.gbdt.phase import ActiveGbdt, PassiveGbdt
@@ -13,7 +13,7 @@ from vfl_party.phases.method import Method
 
 
 class Gbdt(Method[GbdtSettings]):
-    """Only the active party works."""
+    """Boosted trees: only the active party trains."""
 
     def follows(self, settings: GbdtSettings) -> frozenset[str]:
         _ = settings

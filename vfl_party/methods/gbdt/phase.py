@@ -1,4 +1,4 @@
-"""Both sides of the phase; the passive one does nothing."""
+"""Both sides of the phase. A passive party does nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vfl_party.phases.measure import compute_metrics
 
 
 class ActiveGbdt(Phase):
-    """Grows all trees in one round, then reports their metrics."""
+    """Grows all trees in one round and reports their metrics."""
 
     alone_from = 0
 
@@ -50,29 +50,35 @@ class ActiveGbdt(Phase):
 
     def run_round(self, _round: int) -> RoundReport:
         party, settings, lgb = self._party, self._settings, self._lightgbm
-        x_NF, categorical = self._columns()
+        x_NF, categorical = self._collect_columns()
         _, targets = party.need_labels()
         weights = party.row_weights(party.rows("train"))
         w_N = None if weights is None else weights.cpu().numpy()
         y_N = targets.reshape(-1).cpu().numpy()
 
-        def data(rows: Rows, reference: Any = None) -> Any:
-            of = None if w_N is None else w_N[rows]
+        def make_dataset(rows: Rows, reference: Any = None) -> Any:
+            weights_of_rows = None if w_N is None else w_N[rows]
             return lgb.Dataset(
-                x_NF[rows], y_N[rows], reference, weight=of, categorical_feature=categorical
+                x_NF[rows],
+                y_N[rows],
+                reference,
+                weight=weights_of_rows,
+                categorical_feature=categorical,
             )
 
-        train = data(party.rows("train"))
-        callbacks, watched = [self._tick], []
+        train = make_dataset(party.rows("train"))
+        callbacks, validation_sets = [self._tick], []
         if settings.early_stopping is not None:
-            watched = [data(party.rows("validation"), train)]
+            validation_sets = [make_dataset(party.rows("validation"), train)]
             callbacks.append(lgb.early_stopping(settings.early_stopping, verbose=False))
-        trees = lgb.train(self._parameters(), train, settings.trees, watched, callbacks=callbacks)
+        trees = lgb.train(
+            self._get_parameters(), train, settings.trees, validation_sets, callbacks=callbacks
+        )
         predictions: dict[str, tuple[Rows, Tensor]] = {}
         for split in settings.splits:
             rows = party.rows(split)
             if len(rows):
-                predictions[split] = rows, self._outputs(trees, x_NF[rows])
+                predictions[split] = rows, self._compute_outputs(trees, x_NF[rows])
         rounds = (
             trees.best_iteration
             if settings.early_stopping is not None
@@ -83,7 +89,7 @@ class ActiveGbdt(Phase):
             0, compute_metrics(party, predictions), note=note, predictions=predictions
         )
 
-    def _parameters(self) -> dict[str, Any]:
+    def _get_parameters(self) -> dict[str, Any]:
         party, settings = self._party, self._settings
         classes = {"num_class": party.recipe.task.classes} if party.recipe.task.classes else {}
         return classes | {
@@ -94,14 +100,15 @@ class ActiveGbdt(Phase):
             "num_threads": torch.get_num_threads(),
             "seed": derive_seed(party.recipe.seed, self.name) % 2**31,
             "deterministic": True,
-            # Otherwise it times both ways and takes the faster one, which changes rounding.
+            # Otherwise LightGBM times two algorithms and uses the faster one, which changes
+            # rounding.
             "force_row_wise": True,
             "verbosity": -1,
         }
 
-    def _columns(self) -> tuple[npt.NDArray[np.float32], list[int]]:
-        """Returns all rows as the encoder sees them, [N, F], images as rows of pixels, and the
-        categorical columns.
+    def _collect_columns(self) -> tuple[npt.NDArray[np.float32], list[int]]:
+        """Returns all rows as the encoder gets them, [N, F], with images as rows of pixels, and the
+        positions of the categorical columns.
         """
         features = self._party.need_features()
         x_NF = features.x.flatten(1).cpu().numpy()
@@ -113,8 +120,8 @@ class ActiveGbdt(Phase):
         )
         return joined, list(range(width, joined.shape[1]))
 
-    def _outputs(self, trees: Any, x_NF: npt.NDArray[np.float32]) -> Tensor:
-        """Returns logits, or scaled values, [N, O], as ``evaluate`` takes them."""
+    def _compute_outputs(self, trees: Any, x_NF: npt.NDArray[np.float32]) -> Tensor:
+        """Returns the outputs [N, O] that ``evaluate`` expects: logits, or scaled values."""
         raw = trees.predict(x_NF, raw_score=True, num_threads=torch.get_num_threads())
         return torch.from_numpy(np.asarray(raw)).reshape(len(x_NF), -1)
 
@@ -123,7 +130,7 @@ class ActiveGbdt(Phase):
 
 
 class PassiveGbdt(Phase):
-    """Does nothing."""
+    """Does nothing at a passive party."""
 
     alone_from = 0
 

@@ -1,4 +1,6 @@
-"""The recipe's settings for the trees. Defaults: LightGBM's, except for the number of trees."""
+"""The recipe's settings for boosted trees. The defaults are LightGBM's, except the number of
+trees.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +13,21 @@ from vfl_common.config.models import PositiveInt, Rate
 
 
 class GbdtSettings(Section):
-    """Settings of the trees."""
+    """Settings of boosted trees at the active party."""
 
     trees: PositiveInt = 500
-    """Rounds of boosting, LightGBM's ``num_iterations``. Each grows a tree, in a multi-class task
-    one for each class.
+    """The number of boosting rounds, LightGBM's ``num_iterations``. Each round grows one tree, or
+    one per class in a multi-class task.
     """
     lr: Rate = 0.1
     """The learning rate."""
     leaves: Annotated[int, Field(ge=2, le=131_072)] = 31
-    """The most leaves of a tree, LightGBM's ``num_leaves``."""
+    """The maximum number of leaves of a tree, LightGBM's ``num_leaves``."""
     min_rows: PositiveInt = 20
-    """The least rows of a leaf, LightGBM's ``min_data_in_leaf``."""
+    """The minimum number of rows in a leaf, LightGBM's ``min_data_in_leaf``."""
     early_stopping: PositiveInt | None = None
-    """Ends after this number of trees without a lower loss on the validation rows, and keeps the
-    trees up to the best. Default: off.
+    """The number of rounds without a lower validation loss after which growth stops. The trees up
+    to the best round are kept. Default: off.
     """
     splits: tuple[Literal["train", "validation", "test"], ...] = ("validation", "test")
     """The splits to evaluate."""

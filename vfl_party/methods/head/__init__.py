@@ -1,10 +1,11 @@
-"""One upload of frozen representations, then training at the active party: SS-VFL-I and FedOnce.
+"""One upload of frozen representations, followed by training at the active party: SS-VFL-I and
+FedOnce.
 
 SS-VFL-I (Castiglia et al. 2022, Alg. 1, lines 4 to 10) trains only the top model. FedOnce (Wu et
-al. 2022, Alg. 1, lines 16 to 30) also trains the active party's own encoder. The passive encoders
-are used as the earlier phase left them, in eval mode, on unchanged rows; each party sends one
-upload for its training rows and receives no gradients. With ``model.top.kind = "gbdt"`` the
-active party grows boosted trees on its own columns and the representations.
+al. 2022, Alg. 1, lines 16 to 30) also trains the active party's encoder. The passive encoders keep
+the weights of the earlier phase and run in eval mode, on rows without augmentation. Each party
+sends one upload for its training rows and receives no gradients. With ``model.top.kind = "gbdt"``
+the active party grows boosted trees on its own columns and the representations.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from vfl_common.errors import Code, InputError
 from vfl_party.base.phase import Phase
 from vfl_party.methods.head.active import ActiveHead
 from vfl_party.methods.head.passive import PassiveHead
-from vfl_party.methods.head.settings import OF_TREES, HeadSettings
+from vfl_party.methods.head.settings import TREE_KEYS, HeadSettings
 from vfl_party.methods.head.trees import TreesHead
 from vfl_party.methods.head.upload import traffic
 from vfl_party.outbound.declared import Traffic
@@ -26,7 +27,7 @@ from vfl_party.privacy.plan import PrivatePhase
 
 
 class HeadMethod(Method[HeadSettings]):
-    """One upload, and then training at the active party."""
+    """Head: one upload by each passive party, followed by training at the active party."""
 
     def follows(self, settings: HeadSettings) -> frozenset[str]:
         _ = settings
@@ -40,7 +41,7 @@ class HeadMethod(Method[HeadSettings]):
                     Code.CONFIG_INVALID, f"{where}: epochs and steps are missing. Set one of them."
                 )
             return
-        for key in sorted(settings.model_fields_set - OF_TREES):
+        for key in sorted(settings.model_fields_set - TREE_KEYS):
             raise InputError(
                 Code.CONFIG_INVALID,
                 f'{where}: {key} has no effect with model.top.kind = "gbdt". Remove {key}.',
@@ -89,16 +90,16 @@ class HeadMethod(Method[HeadSettings]):
     ) -> PrivatePhase | None:
         if settings.dp is None:
             return None
-        # A row's label depends on no other row: nothing is matched.
+        # Nothing is matched here, so a row's label depends on no other row.
         dp = settings.dp.model_copy(update={"mode": "fixed"})
         epochs = settings.epochs_over(rows)
         return PrivatePhase(phase, dp, (recipe.active.name,), settings.batch_size, epochs)
 
 
-def _active(party: Party, phase: str, settings: HeadSettings) -> Phase:
+def _make_active(party: Party, phase: str, settings: HeadSettings) -> Phase:
     if isinstance(party.recipe.model.top, GbdtTop):
         return TreesHead(party, phase, settings)
     return ActiveHead(party, phase, settings)
 
 
-METHOD = HeadMethod(HeadSettings, _active, PassiveHead)
+METHOD = HeadMethod(HeadSettings, _make_active, PassiveHead)

@@ -1,5 +1,5 @@
-"""The active side: collects representations once, then trains the top model and, if the recipe says
-so, its own encoder.
+"""The active party's side: collects representations once, then trains the top model and, if the
+recipe enables this, the active party's encoder.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from vfl_party.selfsup.augment.supervised import BatchViews
 
 
 class ActiveHead(Phase):
-    """Runs two rounds: the upload, and the training."""
+    """Runs two rounds: the upload and the training."""
 
     alone_from = TRAIN
 
@@ -53,8 +53,8 @@ class ActiveHead(Phase):
             raise InputError(
                 Code.CONFIG_INVALID,
                 f"{where}: deadline_s needs model.combine = 'concat', because zeros for a late "
-                f"party change the {party.recipe.model.combine} of the others. Set model.combine "
-                "= 'concat', or remove deadline_s.",
+                f"party change the {party.recipe.model.combine} of all embeddings. Set "
+                "model.combine = 'concat', or remove deadline_s.",
             )
         if settings.deadline_s is not None and not isinstance(party.recipe.model.top, TopSettings):
             raise InputError(
@@ -72,7 +72,7 @@ class ActiveHead(Phase):
             )
         augment = settings.augment
         self._views = BatchViews(party, name, augment) if augment is not None else None
-        self._models = nn.ModuleDict({key: party.models[key] for key in self._trained})
+        self._models = nn.ModuleDict({key: party.models[key] for key in self._trained_models})
         norms = any(isinstance(module, _BatchNorm) for module in self._models.modules())
         if norms and min(settings.batch_size, len(self._rows)) < 2:
             raise InputError(
@@ -115,10 +115,10 @@ class ActiveHead(Phase):
         self._uploads = Uploads(party, name, settings)
 
     @property
-    def _trained(self) -> tuple[str, ...]:
-        first = ("encoder",) if self._trains_encoder else ()
-        last = (NAME,) if self._stand_ins is not None else ()
-        return (*first, "top", *last)
+    def _trained_models(self) -> tuple[str, ...]:
+        encoder = ("encoder",) if self._trains_encoder else ()
+        stand_ins = (NAME,) if self._stand_ins is not None else ()
+        return (*encoder, "top", *stand_ins)
 
     def run_round(self, round_: int) -> RoundReport:
         if round_ == UPLOAD:
@@ -126,49 +126,57 @@ class ActiveHead(Phase):
         return self._train(round_)
 
     def _train(self, round_: int) -> RoundReport:
-        """Trains: SS-VFL's Alg. 1, lines 6 to 10; FedOnce's, lines 20 to 30."""
+        """Trains the models (SS-VFL, Alg. 1, lines 6 to 10; FedOnce, Alg. 1, lines 20 to 30)."""
         self._uploads.acknowledge()
-        party, rule, top = (self._party, self._party.recipe.model.combine, self._models["top"])
+        party, combine_rule, top = (
+            self._party,
+            self._party.recipe.model.combine,
+            self._models["top"],
+        )
         _, targets = party.need_labels()
         y_N = party.take(targets, self._rows)
-        r_ND = {passive.name: self._uploads.of[passive.name] for passive in party.recipe.passives}
+        r_ND = {
+            passive.name: self._uploads.by_party[passive.name] for passive in party.recipe.passives
+        }
         w_N = None if self._weights is None else party.take(self._weights, self._rows)
-        own_ND = self._frozen()
-        epochs, held = self._epochs, party.data.held
+        own_ND = self._embed_frozen()
+        epochs, held_rows = self._epochs, party.data.held
 
         def loss(batch: Rows) -> Tensor:
-            own_BD = self._own(own_ND, batch, steps)
+            own_BD = self._embed_own(own_ND, batch, steps)
             y_B = party.take(y_N, batch)
             weights_B = None if w_N is None else party.take(w_N, batch)
-            if held is not None:
-                parts = passes(rule, self._sets, self._make_held_batch(held, batch, own_BD, steps))
-                outputs = [top(combine(rule, part.embeddings)) for part in parts]
-                return sum_losses(losses_of(self._loss, outputs, y_B, weights_B, parts), parts)
+            if held_rows is not None:
+                groups = passes(
+                    combine_rule, self._sets, self._make_held_batch(held_rows, batch, own_BD, steps)
+                )
+                outputs = [top(combine(combine_rule, group.embeddings)) for group in groups]
+                return sum_losses(losses_of(self._loss, outputs, y_B, weights_B, groups), groups)
             r_BD = {name: party.take(rows_ND, batch) for name, rows_ND in r_ND.items()}
             sets = self._sets.draw(r_BD, steps)
             combined = self._sets.embeddings(sets, own_BD, r_BD) or [[*own_BD, *r_BD.values()]]
-            outputs = [top(combine(rule, embeddings)) for embeddings in combined]
+            outputs = [top(combine(combine_rule, embeddings)) for embeddings in combined]
             return sum_losses(losses_of(self._loss, outputs, y_B, weights_B, None), sets)
 
         steps, mean_loss = 0, 0.0
         self._models.train()
         for epoch in range(epochs):
-            total, before, counted = torch.zeros((), device=party.device), steps, 0
+            total, steps_before, num_losses = torch.zeros((), device=party.device), steps, 0
             for batch in self._batches(epoch):
-                value = (
+                batch_loss = (
                     self._private.step(batch, loss)
                     if self._private is not None
                     else self._step(batch, loss)
                 )
                 steps += 1
-                # A private batch may be empty.
-                if value is not None:
-                    total += value
-                    counted += 1
-            # The privacy budget is used up.
-            if steps == before:
+                # A batch that is drawn for differential privacy may be empty.
+                if batch_loss is not None:
+                    total += batch_loss
+                    num_losses += 1
+            # Without a step, the privacy budget is used up.
+            if steps == steps_before:
                 break
-            mean_loss = total.item() / counted if counted else mean_loss
+            mean_loss = total.item() / num_losses if num_losses else mean_loss
             self._schedule.step()
             party.tick(self.name, round_, self.rounds, epoch + 1, epochs)
         zero_late_weights(self._models["top"], party.recipe, self._uploads.late)
@@ -184,19 +192,22 @@ class ActiveHead(Phase):
     def _make_held_batch(
         self, held: HeldRows, batch: Rows, own_BD: list[Tensor], step: int
     ) -> HeldBatch:
-        """Returns a batch of positions with the received representations of its rows."""
+        """Returns a batch with the received representations of its rows. ``batch``: positions in
+        the training rows.
+        """
         party, rows = self._party, self._rows[batch]
-        sent = self._uploads.of
-        at = {name: own for name in sent if len(own := held.of(name, rows))}
+        uploads = self._uploads.by_party
+        places_by_party = {name: places for name in uploads if len(places := held.of(name, rows))}
         r_RD = {}
-        for name, places in at.items():
-            # Row numbers in the party's own training rows, which it has sent in the common order.
-            mine = np.searchsorted(held.of(name, self._rows), batch[places])
-            r_RD[name] = party.take(sent[name], mine)
-        return HeldBatch(len(rows), own_BD, r_RD, at, (step,), party.widths)
+        for name, party_places in places_by_party.items():
+            # Positions among the training rows that this party holds, which it has sent in the
+            # common order.
+            sent_positions = np.searchsorted(held.of(name, self._rows), batch[party_places])
+            r_RD[name] = party.take(uploads[name], sent_positions)
+        return HeldBatch(len(rows), own_BD, r_RD, places_by_party, (step,), party.widths)
 
     def _batches(self, epoch: int) -> Iterable[Rows]:
-        """Returns batches of positions in the training rows."""
+        """Returns the batches of an epoch, as positions in the training rows."""
         if self._private is not None:
             return self._private.batches(epoch)
         party = self._party
@@ -212,17 +223,18 @@ class ActiveHead(Phase):
         self._optimizer.step()
         return value.detach()
 
-    def _frozen(self) -> list[Tensor]:
-        """Returns this party's own representations of the training rows, [N, D]; none if it has no
-        features or trains its encoder.
+    def _embed_frozen(self) -> list[Tensor]:
+        """Returns the active party's representations of the training rows, [N, D]; an empty list if
+        the party has no features or trains its encoder.
         """
         if self._party.features is None or self._trains_encoder:
             return []
         return [embed(self._party, self._rows)]
 
-    def _own(self, frozen_ND: list[Tensor], batch: Rows, step: int) -> list[Tensor]:
-        """Returns this party's own representations of a batch of positions, [B, D]; none if it has
-        no features. ``step``: the batch's number in the phase.
+    def _embed_own(self, frozen_ND: list[Tensor], batch: Rows, step: int) -> list[Tensor]:
+        """Returns the active party's representations of a batch, [B, D]; an empty list if the party
+        has no features. ``batch``: positions in the training rows. ``step``: the batch's number in
+        the phase.
         """
         if not self._trains_encoder:
             return [self._party.take(rows_ND, batch) for rows_ND in frozen_ND]

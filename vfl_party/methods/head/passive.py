@@ -1,4 +1,4 @@
-"""The passive side: one upload. If no phase follows, this party may then leave."""
+"""A passive party's side: sends one upload. If no phase follows, the party may then leave."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ import numpy as np
 
 from vfl_common.bundle import StepKey
 from vfl_party.base.phase import Phase, RoundReport
+from vfl_party.methods.head.declare_upload import declare_upload, get_upload_splits
 from vfl_party.methods.head.settings import TRAIN, UPLOAD, HeadSettings
-from vfl_party.methods.head.upload import get_upload_splits, upload
 from vfl_party.phases.context import Party
 from vfl_party.phases.scoring import embed
 from vfl_party.phases.sets import check as check_sets
 
 
 class PassiveHead(Phase):
-    """Runs two rounds: the upload, and the active party's training, in which this party is idle."""
+    """Runs two rounds: the upload, and the active party's training, during which this party is
+    idle.
+    """
 
     alone_from = TRAIN
-    # The active party has the upload in a checkpoint, or asks for it again.
+    # The upload round may be skipped on resume: the active party has the upload in a checkpoint, or
+    # asks for it again.
     skippable = (UPLOAD,)
 
     def __init__(self, party: Party, name: str, settings: HeadSettings) -> None:
@@ -25,7 +28,7 @@ class PassiveHead(Phase):
         self.epochs = settings.epochs_over(len(party.joint_rows("train")))
         check_sets(party, name, settings)
         self._upload = party.asking(
-            name, upload(settings, party.course.protected), width=party.embedding_size
+            name, declare_upload(settings, party.course.protected), width=party.embedding_size
         )
 
     def run_round(self, round_: int) -> RoundReport:

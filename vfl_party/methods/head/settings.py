@@ -12,45 +12,46 @@ from vfl_party.phases.sets import SetSettings
 from vfl_party.privacy.settings import DpSettings
 from vfl_party.selfsup.augment.settings import SupervisedAugment
 
-# The settings that apply to a top model of trees.
-OF_TREES = frozenset({"own_encoder", "noise", "party_dropout"})
-# The two rounds. A checkpoint between them saves the upload if training fails.
+# The settings that have an effect with boosted trees as the top model.
+TREE_KEYS = frozenset({"own_encoder", "noise", "party_dropout"})
+# The numbers of the two rounds. A checkpoint between them keeps the upload in case training fails.
 UPLOAD, TRAIN = 0, 1
 
 
 class HeadSettings(TrainingSettings, SetSettings):
-    """Training of the top model on representations that are received once. A step is one batch.
+    """Settings for training the top model on representations that are received once. A step is one
+    batch.
 
-    If a party is left out, zeros replace its representations, and its part of the top model is zero
-    (FedOnce's laggy parties). The noise is that of FedOnce's Table 8, "added to all the
-    representations". The ``mode`` of ``dp`` has no effect here.
+    If a party is left out, zeros replace its representations, and the top model's weights for them
+    become zero (FedOnce's laggy parties). The noise is "added to all the representations", as in
+    FedOnce's Table 8. The ``mode`` of ``dp`` has no effect here.
 
-    With ``model.top.kind = "gbdt"`` the phase grows trees, and takes ``noise`` and
-    ``party_dropout`` alone. A missing party's representations are missing numbers there, and
-    ``party_dropout`` leaves it out of single rows.
+    With ``model.top.kind = "gbdt"`` the phase grows trees, and only ``own_encoder``, ``noise`` and
+    ``party_dropout`` have an effect. A missing party's representations are missing values there,
+    and ``party_dropout`` leaves a party out of individual rows.
     """
 
     own_encoder: Literal["frozen", "trained"] = "frozen"
-    """The active party's encoder: ``frozen`` as the phase before left it (SS-VFL-I), or ``trained``
-    with the top model (FedOnce).
+    """Whether the active party's encoder stays ``frozen`` after the earlier phase (SS-VFL-I), or is
+    ``trained`` with the top model (FedOnce).
     """
     noise: Amplifier = 0.0
-    """σ of the Gaussian noise that a passive party adds to its upload, and to what it sends for
-    evaluation and prediction.
+    """The standard deviation σ of the Gaussian noise that a passive party adds to its upload, and
+    to its embeddings for evaluation and prediction.
     """
     deadline_s: Annotated[float, Field(gt=0.0, le=1e6)] | None = None
-    """Seconds that the active party waits for a party's whole upload; a later party is left out.
-    Default: no limit.
+    """The time in seconds that the active party waits for a party's whole upload. A later party is
+    left out. Default: no limit.
     """
     dp: DpSettings | None = None
-    """Differential privacy of the training (FedOnce-L1). Default: none."""
+    """The settings of differential privacy for the training (FedOnce-L1). Default: none."""
     augment: SupervisedAugment | None = None
-    """Random changes of the active party's rows in each batch, if its encoder is ``trained``.
+    """Random augmentation of the active party's rows in each batch, if its encoder is ``trained``.
     Default: none.
     """
 
     def model_post_init(self, context: Any) -> None:
-        # Trees need neither; ``HeadMethod.check_top`` checks this.
+        # Boosted trees need neither epochs nor steps; ``HeadMethod.check_top`` checks this.
         if self.epochs is not None or self.steps is not None:
             super().model_post_init(context)
         self.check_sets()

@@ -1,5 +1,5 @@
-"""The active side of a head of trees: collects representations once, then grows the trees on them
-and on its own columns.
+"""The active party's side with boosted trees as the head: collects representations once, then grows
+the trees on them and on its own columns.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from vfl_party.phases.sets import check as check_sets
 
 log = logging.getLogger(__name__)
 
-# The number of own columns that the log names.
+# The maximum number of this party's columns in the log.
 _SHOWN = 10
 
 
 class TreesHead(Phase):
-    """Runs two rounds: the upload, and the growth of all trees."""
+    """Runs two rounds: the upload and the growth of all trees."""
 
     alone_from = TRAIN
 
@@ -39,7 +39,7 @@ class TreesHead(Phase):
         self._party, self._settings = party, settings
         top, where = party.recipe.model.top, f"recipe: phases: {name}"
         if not isinstance(top, GbdtTop):
-            raise InternalError(f"{where}: the top model is not of trees")
+            raise InternalError(f"{where}: the top model does not consist of trees")
         self._top = top
         check_sets(party, name, settings)
         check_loss(party.recipe.task, top.library, where)
@@ -66,30 +66,33 @@ class TreesHead(Phase):
         party, top = self._party, self._party.models["top"]
         if not isinstance(top, BoostedTrees):
             raise InternalError(f"phase {self.name}: the top model has no trees")
-        matrices = {split: self._matrix(split) for split in get_upload_splits(party.recipe)}
+        matrices = {split: self._make_matrix(split) for split in get_upload_splits(party.recipe)}
         seed = derive_seed(party.recipe.seed, self.name)
         train, validation = matrices["train"], matrices.get("validation")
-        grown = grow(party.recipe.task, self._top, train, validation, seed)
-        top.take(grown)
-        # Only the log has it: a report would disclose labels to the server before the evaluation.
+        trees = grow(party.recipe.task, self._top, train, validation, seed)
+        top.take(trees)
+        # The loss is only logged, because a report would disclose information about labels to the
+        # server before the evaluation.
         log.info(
             "phase %s: %d of at most %d boosting rounds, training loss %.4g; share of the gain: %s",
             self.name,
-            len(grown.roots),
+            len(trees.roots),
             self._top.trees,
-            self._loss(train),
-            ", ".join(f"{name} {share:.1%}" for name, share in self._shares(grown).items()),
+            self._compute_loss(train),
+            ", ".join(
+                f"{name} {share:.1%}" for name, share in self._compute_gain_shares(trees).items()
+            ),
             extra={"event": "importance"},
         )
         return RoundReport(0)
 
-    def _shares(self, grown: TreeArrays) -> dict[str, float]:
-        """Returns the share of each party's columns in the gain of all splits, then the largest
-        shares of this party's own columns.
+    def _compute_gain_shares(self, trees: TreeArrays) -> dict[str, float]:
+        """Returns the share of the gain of all splits that each party's columns have, followed by
+        the largest shares of this party's own columns.
         """
         party, start, shares = self._party, 0, {}
-        sizes = self._columns()
-        gain_F = grown.gains(sum(sizes.values()))
+        sizes = self._count_columns()
+        gain_F = trees.gains(sum(sizes.values()))
         gain_F /= gain_F.sum() or 1.0
         for name, count in sizes.items():
             shares[name] = float(gain_F[start : start + count].sum())
@@ -97,22 +100,22 @@ class TreesHead(Phase):
         make = party.make_encoder
         if make is None or not isinstance(make.settings, RawSettings):
             return shares
-        own = {
-            f"{party.name}.{name}": float(gain_F[place.numbers].sum())
-            for name, place in party.need_features().columns.items()
+        own_shares = {
+            f"{party.name}.{name}": float(gain_F[column.numbers].sum())
+            for name, column in party.need_features().columns.items()
         }
-        largest = sorted(own.items(), key=lambda item: -item[1])[:_SHOWN]
+        largest = sorted(own_shares.items(), key=lambda item: -item[1])[:_SHOWN]
         return shares | {name: share for name, share in largest if share}
 
-    def _columns(self) -> dict[str, int]:
-        """Returns {party: its number of columns in the matrix}, in their order."""
+    def _count_columns(self) -> dict[str, int]:
+        """Returns {party: the number of its columns in the matrix}, in the matrix's order."""
         party = self._party
         own = {party.name: party.embedding_size} if party.features is not None else {}
         return own | party.widths
 
-    def _matrix(self, split: str) -> Matrix:
-        """Returns the rows of a split: this party's own columns, then the others' representations
-        in the recipe's order, with missing numbers where a party does not hold a row.
+    def _make_matrix(self, split: str) -> Matrix:
+        """Returns the matrix of a split: this party's own columns, then the passive parties'
+        representations in the recipe's order. Values are missing where a party does not hold a row.
         """
         party, rows = self._party, self._party.rows(split)
         own = [embed(party, rows)] if party.features is not None else []
@@ -127,31 +130,31 @@ class TreesHead(Phase):
 
     def _get_received(self, name: str, split: str) -> Tensor:
         """Returns a party's representations of the rows of a split, [N, D]."""
-        party, held, start = self._party, self._party.data.held, 0
+        party, held_rows, start = self._party, self._party.data.held, 0
         for uploaded_split in get_upload_splits(party.recipe):
             rows = party.rows(uploaded_split)
-            at = np.arange(len(rows)) if held is None else held.of(name, rows)
+            places = np.arange(len(rows)) if held_rows is None else held_rows.of(name, rows)
             if uploaded_split == split:
                 break
-            start += len(at)
-        r_RD = self._uploads.of[name][start : start + len(at)]
-        whole_ND = r_RD.new_full((len(rows), r_RD.shape[1]), torch.nan)
-        whole_ND[torch.from_numpy(at).to(r_RD.device)] = r_RD
+            start += len(places)
+        r_RD = self._uploads.by_party[name][start : start + len(places)]
+        all_rows_ND = r_RD.new_full((len(rows), r_RD.shape[1]), torch.nan)
+        all_rows_ND[torch.from_numpy(places).to(r_RD.device)] = r_RD
         if split == "train":
-            whole_ND[self._draw_left_out(name, rows)] = torch.nan
-        return whole_ND
+            all_rows_ND[self._draw_left_out(name, rows)] = torch.nan
+        return all_rows_ND
 
     def _draw_left_out(self, name: str, rows: Rows) -> Tensor:
-        """Returns in which training rows ``party_dropout`` leaves a party out, bool [N]."""
+        """Draws the training rows in which ``party_dropout`` leaves a party out, bool [N]."""
         seed = derive_seed(self._party.recipe.seed, self.name, "party_dropout", name)
-        # Converts 64 random bits into a number from 0 to 1.
+        # Each 64 random bits become a number from 0 to 1.
         drawn_N = np.random.Philox(key=seed).random_raw(len(rows)) / 2.0**64
         is_out_N = torch.from_numpy(drawn_N < self._settings.party_dropout)
         return is_out_N.to(self._party.device)
 
     @torch.no_grad()
-    def _loss(self, train: Matrix) -> float:
-        """Returns the task's loss of the training rows, as all top models report it."""
+    def _compute_loss(self, train: Matrix) -> float:
+        """Returns the task's loss on the training rows, as all top models report it."""
         party, rows = self._party, self._party.rows("train")
         x_NF = torch.from_numpy(train.x).float().to(party.device)
         parts = [outputs_of(party, party.take(x_NF, at)) for at in chunks(np.arange(len(rows)))]

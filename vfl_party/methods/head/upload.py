@@ -1,5 +1,5 @@
-"""The single upload: a party's representations up; once they are in a checkpoint, an
-acknowledgement down.
+"""The single upload: a party sends its representations, and the active party acknowledges them once
+a checkpoint contains them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from vfl_party.outbound.declared import NOTHING, Exchange, Sent, Traffic, f32, n
 from vfl_party.phases.context import Party
 
 
-def upload(settings: HeadSettings, how: str) -> Exchange:
-    """Declares a party's representations of the ``uploaded`` rows up, and with a deadline the
-    answer whether they are used down. ``how``: see ``Sent``.
+def declare_upload(settings: HeadSettings, how: str) -> Exchange:
+    """Declares the upload of a party's representations. With a deadline, the active party answers
+    whether it uses them. ``how``: see ``Sent``.
     """
     up = Sent(
         Kind.EMBEDDING,
@@ -39,38 +39,38 @@ def upload(settings: HeadSettings, how: str) -> Exchange:
 
 def get_upload_splits(recipe: Recipe) -> tuple[str, ...]:
     """Returns the splits whose representations are uploaded, in order: the training rows, and the
-    validation rows if they decide when trees stop early.
+    validation rows if the trees' early stopping needs them.
     """
     top = recipe.model.top
-    stops = isinstance(top, GbdtTop) and top.early_stopping is not None
-    return ("train", "validation") if stops else ("train",)
+    stops_early = isinstance(top, GbdtTop) and top.early_stopping is not None
+    return ("train", "validation") if stops_early else ("train",)
 
 
 def traffic(party: Party, name: str, settings: HeadSettings) -> Traffic:
-    """See ``Method.traffic``."""
-    once, step = upload(settings, party.course.protected), StepKey(name, UPLOAD, 0)
+    """Returns the exchanges of the phase; see ``Method.traffic``."""
+    exchange, step = declare_upload(settings, party.course.protected), StepKey(name, UPLOAD, 0)
     rows = np.concatenate([party.joint_rows(split) for split in get_upload_splits(party.recipe)])
-    return Traffic(party.joint_occurrences(once, step, rows), bound=party.bound)
+    return Traffic(party.joint_occurrences(exchange, step, rows), bound=party.bound)
 
 
 @torch.no_grad()
 def zero_late_weights(top: nn.Module, recipe: Recipe, late: Sequence[str]) -> None:
-    """Zeroes the weights with which a top model reads the representations of the ``late`` parties
-    in the concatenation.
+    """Sets to zero the weights of a top model's first layer for the representations of the ``late``
+    parties.
     """
     if not late:
         return
-    first = next(module for module in top.modules() if isinstance(module, nn.Linear))
+    first_layer = next(module for module in top.modules() if isinstance(module, nn.Linear))
     order = [
         *([recipe.active.name] if recipe.active.features else []),
         *(party.name for party in recipe.passives),
     ]
     for name in late:
-        at = sum(recipe.embedding_size(party) for party in order[: order.index(name)])
-        first.weight[:, at : at + recipe.embedding_size(name)] = 0.0
+        start = sum(recipe.embedding_size(party) for party in order[: order.index(name)])
+        first_layer.weight[:, start : start + recipe.embedding_size(name)] = 0.0
 
 
-def zeros(late: Sequence[str], n: int, party: Party) -> dict[str, Tensor]:
+def make_zeros(late: Sequence[str], n: int, party: Party) -> dict[str, Tensor]:
     """Returns {late party: zeros [n, D]} on the device of ``party``."""
     widths = party.widths
     return {name: torch.zeros(n, widths[name], device=party.device) for name in late}
@@ -79,24 +79,25 @@ def zeros(late: Sequence[str], n: int, party: Party) -> dict[str, Tensor]:
 class Uploads:
     """The active party's side of the upload.
 
-    ``of``: {passive party: its representations of the rows that it holds of the ``uploaded``
-    splits, [N, D]}. ``late``: the parties whose upload came after the deadline; zeros replace it.
+    ``by_party``: {passive party: its representations [N, D] of the rows that it holds of the
+    uploaded splits}. ``late``: the parties whose upload came after the deadline; their
+    representations are zeros.
     """
 
     def __init__(self, party: Party, name: str, settings: HeadSettings) -> None:
-        self.of: dict[str, Tensor] = {}
+        self.by_party: dict[str, Tensor] = {}
         self.late: list[str] = []
         self._party, self._phase, self._deadline_s = party, name, settings.deadline_s
         self._side = party.answering(
             name,
-            upload(settings, party.course.protected),
+            declare_upload(settings, party.course.protected),
             width=party.widths or party.embedding_size,
         )
-        # Whether the acknowledgement is still to be sent.
-        self._owed = False
+        # Whether the acknowledgement has not been sent yet.
+        self._owes_acknowledgement = False
 
     def collect(self) -> RoundReport:
-        """Collects one upload from each passive party: FedOnce's Alg. 1, line 19."""
+        """Collects one upload from each passive party (FedOnce, Alg. 1, line 19)."""
         party, deadline_s = self._party, self._deadline_s
         rows = np.concatenate([party.rows(split) for split in get_upload_splits(party.recipe)])
         received = self._side.collect(
@@ -108,9 +109,9 @@ class Uploads:
         self.late = [
             passive.name for passive in party.recipe.passives if passive.name not in received
         ]
-        self.of = {name: tensors["z"] for name, tensors in received.items()}
-        self.of |= zeros(self.late, len(rows), party)
-        self._owed = True
+        self.by_party = {name: tensors["z"] for name, tensors in received.items()}
+        self.by_party |= make_zeros(self.late, len(rows), party)
+        self._owes_acknowledgement = True
         late = (
             f"trained without {', '.join(self.late)}, which did not answer within {deadline_s} s"
             if self.late
@@ -119,12 +120,12 @@ class Uploads:
         return RoundReport(0, note=late, checkpoint=True, without=tuple(self.late))
 
     def acknowledge(self) -> None:
-        """Answers the upload once a checkpoint contains the representations, after which a party
-        may leave. Does nothing in a generation that began after the upload.
+        """Answers the upload once a checkpoint contains the representations. A party may leave
+        after the answer. Does nothing in a generation that began after the upload.
         """
-        if not self._owed:
+        if not self._owes_acknowledgement:
             return
-        self._owed, step = False, StepKey(self._phase, UPLOAD, 0)
+        self._owes_acknowledgement, step = False, StepKey(self._phase, UPLOAD, 0)
         names = [passive.name for passive in self._party.recipe.passives]
         if self._deadline_s is None:
             self._side.acknowledge(step, names)
@@ -134,10 +135,10 @@ class Uploads:
 
     def state(self) -> dict[str, Any]:
         """Returns the state for a checkpoint."""
-        return {"representations": self.of, "late": self.late}
+        return {"representations": self.by_party, "late": self.late}
 
     def load_state(self, tree: dict[str, Any]) -> None:
         """Restores a state that ``state`` returned."""
         device = self._party.device
-        self.of = {name: r_ND.to(device) for name, r_ND in tree["representations"].items()}
+        self.by_party = {name: r_ND.to(device) for name, r_ND in tree["representations"].items()}
         self.late = list(tree["late"])

@@ -1,5 +1,5 @@
-"""Probes frozen features of rows that different parties hold, with a linear model and with a vote
-of the nearest neighbours.
+"""Probes frozen features of rows that different parties hold, with a linear model and with a
+nearest-neighbour vote.
 """
 
 from vfl_party.methods.probe.active import ActiveProbe
@@ -13,7 +13,7 @@ from vfl_party.phases.method import WHOLE_TASK, Method
 
 
 class Probe(Method[ProbeSettings]):
-    """Passive parties send frozen features, and the active party learns from them."""
+    """Probe: passive parties send frozen features, and the active party trains a head on them."""
 
     def follows(self, settings: ProbeSettings) -> frozenset[str]:
         _ = settings
@@ -23,7 +23,7 @@ class Probe(Method[ProbeSettings]):
         return traffic(party, phase, settings)
 
     def scores_own_rows(self, settings: ProbeSettings) -> bool:
-        # A head with hidden layers ends with the phase.
+        # A head with hidden layers is discarded after the phase.
         return not settings.hidden
 
     def scores(self, party: Party, phase: str, settings: ProbeSettings) -> ProbeScorer | None:

@@ -1,5 +1,5 @@
-"""Rows that different parties hold, embedded by a network cut in two: its lower half at the party
-that holds a row, its upper one, the tail, at the active party.
+"""Computes features with a network that is split in two: the party that holds a row has the bottom
+model, and the active party has the upper half, called the tail.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from vfl_party.phases.context import Party
 
 
 def latent_of(party: Party) -> tuple[int, ...]:
-    """Returns C, H and W of what a passive party sends."""
+    """Returns the shape (C, H, W) of the latent, that is, of the bottom model's output for a
+    row.
+    """
     tail = party.models.get("tail")
     if isinstance(tail, Tail):
         return tail.latent
@@ -25,8 +27,8 @@ def latent_of(party: Party) -> tuple[int, ...]:
 
 
 @torch.no_grad()
-def latents_of(party: Party, rows: Rows) -> Tensor:
-    """Returns the latents of a party's own rows, [B, C, H, W]."""
+def compute_latents(party: Party, rows: Rows) -> Tensor:
+    """Returns the latents of some of this party's rows, [B, C, H, W]."""
     bottom = party.models["encoder"]
     bottom.eval()
     return in_blocks(
@@ -35,7 +37,7 @@ def latents_of(party: Party, rows: Rows) -> Tensor:
 
 
 def features_of(party: Party, tail: Tail, z: Tensor) -> Tensor:
-    """Returns the tail's features [B, E] of latents, computed in blocks; see
+    """Computes the tail's features [B, E] of latents, in blocks; see
     ``vfl_party.models.row_blocks``.
     """
     return in_blocks(tail.features, party.scores.blocks.get("tail"), z)

@@ -1,5 +1,5 @@
-"""The exchange of the probe: latents of all rows, with digests of their ids, with which the active
-party finds their labels.
+"""Declares the probe's exchange: latents of all rows, with digests of their ids, by which the
+active party finds the labels.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ LATENTS = Exchange(
 )
 
 
-def digests(recipe: Recipe, ids: Sequence[str]) -> Tensor:
-    """Returns a keyed digest of each id, uint8 [N, 16]. The parties share the key, and can check a
-    guessed id.
+def compute_digests(recipe: Recipe, ids: Sequence[str]) -> Tensor:
+    """Returns a keyed digest of each id, uint8 [N, 16]. All parties have the key, so they can check
+    a guessed id.
     """
     key = recipe.digest().encode()
     rows = [
@@ -50,45 +50,50 @@ def digests(recipe: Recipe, ids: Sequence[str]) -> Tensor:
     )
 
 
-def rows_per_message(latent: Sequence[int]) -> int:
-    """Returns the number of rows in a message."""
+def compute_message_rows(latent: Sequence[int]) -> int:
+    """Returns the maximum number of rows in a message."""
     return int(max(1, min(_MAX_ROWS, _CHUNK_BYTES // (4 * int(np.prod(latent))))))
 
 
-def parts_of(rows: Rows, size: int) -> list[Rows]:
-    """Divides rows into the parts that are sent in one message."""
+def divide_rows(rows: Rows, size: int) -> list[Rows]:
+    """Divides rows into parts, each of which is sent in one message."""
     return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
-def parts_in(split: str, holdings: Mapping[str, Mapping[str, int]], size: int) -> int:
-    """Returns the number of parts of a split, which is that of the party with the most rows."""
-    return max(-(-held[split] // size) for held in holdings.values())
+def count_parts(split: str, holdings: Mapping[str, Mapping[str, int]], size: int) -> int:
+    """Returns the number of messages for a split: the number that the party with the most rows
+    sends.
+    """
+    return max(-(-counts[split] // size) for counts in holdings.values())
 
 
-def steps(
+def yield_steps(
     phase: str, splits: Sequence[str], holdings: Mapping[str, Mapping[str, int]], size: int
 ) -> Iterator[tuple[str, StepKey, int]]:
-    """Yields, for each step: the split, the key, and the number of the part.
+    """Yields the split, the step key and the message's number for each step.
 
-    It is an iterator, because peers decide how many rows they have.
+    Steps are not listed in advance, because peers report how many rows they have, which may be a
+    huge number.
     """
     batch = 0
     for split in splits:
-        for part in range(parts_in(split, holdings, size)):
+        for part in range(count_parts(split, holdings, size)):
             yield split, StepKey(phase, 0, batch), part
             batch += 1
 
 
-def senders_of(
+def list_senders(
     holdings: Mapping[str, Mapping[str, int]], split: str, part: int, size: int
 ) -> dict[str, int]:
-    """Returns {sender: its number of rows in a part}."""
-    left = {party: min(size, held[split] - part * size) for party, held in holdings.items()}
-    return {party: count for party, count in left.items() if count > 0}
+    """Returns {sender: the number of its rows in message ``part`` of a split}."""
+    remaining = {
+        party: min(size, counts[split] - part * size) for party, counts in holdings.items()
+    }
+    return {party: count for party, count in remaining.items() if count > 0}
 
 
 def check_bottom(recipe: Recipe, phase: str) -> None:
-    """Raises InputError if a probe comes before the phase that gives the parties their bottom
+    """Raises InputError if a probe comes before the phase that sends the parties their bottom
     model.
     """
     if recipe.start is None or recipe.start.held_by != "active":
@@ -100,25 +105,33 @@ def check_bottom(recipe: Recipe, phase: str) -> None:
         raise InputError(
             Code.CONFIG_INVALID,
             f'recipe: phases: {phase}: start.held_by = "active" sends the bottom model to the '
-            'others in a phase of kind "mocosfl", but there is none before this phase. Put one '
-            "there (it may be frozen).",
+            'passive parties in a phase of kind "mocosfl", but no such phase comes before this '
+            "one. Add one (it may be frozen).",
         )
 
 
-def sizes_of(latent: Sequence[int]) -> dict[str, int]:
-    """Returns the sizes in the shapes of ``LATENTS`` that are the same at every step."""
+def get_latent_sizes(latent: Sequence[int]) -> dict[str, int]:
+    """Returns the sizes of ``LATENTS`` that are the same at every step, by the words in its
+    shapes.
+    """
     return dict(zip(("channels", "height", "width"), latent, strict=True))
 
 
 def traffic(party: Party, name: str, settings: ProbeSettings) -> Traffic:
-    """See ``Method.traffic``. The party is one that has features or the tail."""
+    """Returns the exchanges of the phase; see ``Method.traffic``. ``party`` must have features or
+    the tail.
+    """
     if not party.recipe.passives:
         return Traffic()
     latent = latent_of(party)
-    size, sizes, splits = rows_per_message(latent), sizes_of(latent), (TRAINING, *settings.splits)
+    size, sizes, splits = (
+        compute_message_rows(latent),
+        get_latent_sizes(latent),
+        (TRAINING, *settings.splits),
+    )
     occurrences = [
         replace(Occurrence.of(LATENTS, step, rows=rows, **sizes), party=sender)
-        for split, step, part in steps(name, splits, party.data.holdings, size)
-        for sender, rows in senders_of(party.data.holdings, split, part, size).items()
+        for split, step, part in yield_steps(name, splits, party.data.holdings, size)
+        for sender, rows in list_senders(party.data.holdings, split, part, size).items()
     ]
     return Traffic(occurrences)

@@ -1,4 +1,4 @@
-"""The head that is trained on frozen features, and the labelled rows for its training."""
+"""Trains the head on frozen features, and selects the labelled rows for its training."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from vfl_party.phases.context import Party
 
 @dataclass(frozen=True)
 class KnownRows:
-    """The rows of a split whose labels the active party knows: its own row numbers [N], and
-    features [N, E].
+    """The rows of a split whose labels the active party knows: the active party's row numbers [N],
+    and features [N, E].
     """
 
     rows: Rows
@@ -31,79 +31,81 @@ class KnownRows:
 def select_labelled(
     party: Party, phase: str, known: KnownRows, settings: ProbeSettings
 ) -> KnownRows:
-    """Returns a stratified sample of the training rows, drawn by the recipe's seed, whose labels
-    the head learns from.
+    """Returns a stratified sample of the training rows, drawn by the recipe's seed, from whose
+    labels the head learns.
 
-    A larger share contains the rows of a smaller one. Raises InputError if no row is left, or only
-    one for a hidden layer.
+    The sample of a larger share contains the sample of a smaller share. Raises InputError if no row
+    remains, or only one row with hidden layers.
     """
-    chosen, share = known, settings.labelled
+    selected, share = known, settings.labelled
     if share < 1.0:
         targets = party.need_labels()[1][torch.from_numpy(known.rows)].cpu()
         order = stratify_order(party.recipe.seed, targets.long().reshape(-1).numpy())
-        some = np.sort(order[: round(share * len(known.rows))])
-        chosen = KnownRows(
-            known.rows[some], known.features[torch.from_numpy(some).to(party.device)]
+        positions = np.sort(order[: round(share * len(known.rows))])
+        selected = KnownRows(
+            known.rows[positions], known.features[torch.from_numpy(positions).to(party.device)]
         )
     min_rows = 2 if settings.hidden else 1
-    if len(chosen.rows) < min_rows:
+    if len(selected.rows) < min_rows:
         raise InputError(
             Code.DATA_INVALID,
-            f"phase {phase}: labelled = {share:g} of {len(known.rows):,} training rows with "
-            f"labels leaves too few (got {len(chosen.rows)}, need {min_rows}). Increase labelled.",
+            f"phase {phase}: labelled = {share:g} of {len(known.rows):,} training rows with labels "
+            f"leaves too few (got {len(selected.rows)}, need {min_rows}). Increase labelled.",
         )
-    return chosen
+    return selected
 
 
 class ProbeHead:
-    """The top model or, with ``hidden``, a model that ends with the phase."""
+    """Trains the head: the top model or, with ``hidden``, a model that is discarded after the
+    phase.
+    """
 
     def __init__(self, party: Party, phase: str, settings: ProbeSettings) -> None:
         self._party, self._phase, self._settings = party, phase, settings
-        self._own: nn.Module | None = None
+        self._hidden_head: nn.Module | None = None
         if settings.hidden:
             with seed_torch(derive_seed(party.own_seed, "init", party.name, phase)):
-                made = layers(
+                head_layers = layers(
                     party.embedding_size,
                     settings.hidden,
                     party.recipe.task.outputs,
                     batch_norm=True,
                 )
-            self._own = nn.Sequential(*made).to(party.device)
-        self._model = self._own if self._own is not None else party.models["top"]
+            self._hidden_head = nn.Sequential(*head_layers).to(party.device)
+        self._model = self._hidden_head if self._hidden_head is not None else party.models["top"]
 
-    def _logits(self, features_NE: Tensor) -> Tensor:
-        if self._own is None:
+    def _compute_logits(self, features_NE: Tensor) -> Tensor:
+        if self._hidden_head is None:
             return self._party.outputs(features_NE)
-        return forward(self._own, features_NE, precision=self._party.recipe.model.precision)
+        return forward(self._hidden_head, features_NE, precision=self._party.recipe.model.precision)
 
     @torch.no_grad()
-    def outputs(self, features_NE: Tensor) -> Tensor:
+    def compute_outputs(self, features_NE: Tensor) -> Tensor:
         """Returns the head's outputs for features, [N, O]."""
         self._model.eval()
-        return self._logits(features_NE)
+        return self._compute_logits(features_NE)
 
     def train(self, train: KnownRows, y_N: Tensor) -> tuple[int, float]:
-        """Trains the head on frozen features; returns the number of steps, and the last epoch's
-        loss.
+        """Trains the head on frozen features and returns the number of steps and the mean loss of
+        the last epoch.
         """
         party, settings, phase, model = self._party, self._settings, self._phase, self._model
         optimizer = build_optimizer(settings.optimizer, model.parameters())
         positions = np.arange(len(train.rows), dtype=np.int64)
-        per = len(batches(party.own_seed, phase, 0, positions, settings.batch_size))
-        epochs = max(settings.epochs, -(-settings.least_steps // per))
+        steps_per_epoch = len(batches(party.own_seed, phase, 0, positions, settings.batch_size))
+        epochs = max(settings.epochs, -(-settings.least_steps // steps_per_epoch))
         schedule = build_schedule(settings.optimizer, optimizer, epochs)
         weights = party.row_weights(train.rows)
         w_N = None if weights is None else party.take(weights, train.rows)
-        loss_of = loss_fn(party.recipe.task)
-        steps, mean = 0, 0.0
+        loss_function = loss_fn(party.recipe.task)
+        steps, mean_loss = 0, 0.0
         model.train()
         for epoch in range(epochs):
             total = torch.zeros((), device=party.device)
-            parts = batches(party.own_seed, phase, epoch, positions, settings.batch_size)
-            for rows in parts:
-                loss = loss_of(
-                    self._logits(party.take(train.features, rows)),
+            epoch_batches = batches(party.own_seed, phase, epoch, positions, settings.batch_size)
+            for rows in epoch_batches:
+                loss = loss_function(
+                    self._compute_logits(party.take(train.features, rows)),
                     party.take(y_N, rows),
                     None if w_N is None else party.take(w_N, rows),
                 )
@@ -113,5 +115,5 @@ class ProbeHead:
                 optimizer.step()
                 total += loss.detach()
             schedule.step()
-            steps, mean = steps + len(parts), total.item() / len(parts)
-        return steps, mean
+            steps, mean_loss = steps + len(epoch_batches), total.item() / len(epoch_batches)
+        return steps, mean_loss

@@ -1,21 +1,21 @@
-"""The passive side: the latents of all of its rows, once."""
+"""A passive party's side: sends the latents of all its rows, once."""
 
 from __future__ import annotations
 
 from vfl_party.base.phase import Phase, RoundReport
 from vfl_party.methods.probe.exchanges import TRAINING, check_bottom
-from vfl_party.methods.probe.latents import Sender
+from vfl_party.methods.probe.latents import LatentSender
 from vfl_party.methods.probe.settings import ProbeSettings
 from vfl_party.phases.context import Party
 
 
 class PassiveProbe(Phase):
-    """One round: sends the latents of the rows of each split."""
+    """Runs one round, in which it sends the latents of the rows of each split."""
 
     def __init__(self, party: Party, name: str, settings: ProbeSettings) -> None:
         self.name, self.rounds, self._party, self._settings = name, 1, party, settings
         check_bottom(party.recipe, name)
-        self._latents = Sender(party, name)
+        self._latents = LatentSender(party, name)
 
     def run_round(self, round_: int) -> RoundReport:
         party, splits = self._party, (TRAINING, *self._settings.splits)

@@ -1,5 +1,5 @@
-"""The recipe's settings for the probe. Defaults: MocoSFL, appendix A.1, and Wu et al. 2018 for the
-neighbours.
+"""The recipe's settings for the probe. The defaults are from MocoSFL, appendix A.1, and from Wu et
+al. 2018 for the neighbours.
 """
 
 from __future__ import annotations
@@ -14,38 +14,40 @@ from vfl_common.config.models import PositiveInt as Width
 
 
 class ProbeSettings(Section):
-    """A linear model, or a small MLP, on frozen features, and a vote of the nearest neighbours. The
-    last epoch counts, and not the best. The paper's 100 epochs of 50,000 rows are 39,100 steps;
-    100 epochs of a few hundred rows leave the linear model far from its best.
+    """A linear model, or a small MLP, on frozen features, and a vote of the nearest neighbours.
+
+    The model of the last epoch is used, not the best. The paper's 100 epochs of 50,000 rows are
+    39,100 steps. With a few hundred rows, 100 epochs are too few steps for the linear model to
+    converge.
     """
 
     hidden: tuple[Width, ...] = ()
-    """Widths of hidden layers, each with batch normalisation and ReLU (MocoSFL, appendix B.6, has
-    ``[512]`` in its code). Then the head is the phase's own and not kept. Default: none, the top
-    model.
+    """The widths of hidden layers, each with batch normalisation and ReLU (``[512]`` in the code of
+    MocoSFL, appendix B.6). With hidden layers, the head is discarded after the phase. Default: no
+    hidden layers; the head is the top model.
     """
     labelled: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """For experiments: the share of the training rows with known labels that are learnt from, and
-    that vote.
+    """For experiments: the share of the training rows with known labels that are used for training
+    and voting.
     """
     epochs: PositiveInt = 100
-    """Epochs over the training rows."""
+    """The number of epochs over the training rows."""
     least_steps: PositiveInt = 4000
-    """With few rows, epochs are added until there are this many steps."""
+    """The minimum number of steps. With few rows, epochs are added until it is reached."""
     batch_size: PositiveInt = 128
-    """Rows of a batch."""
+    """The number of rows in a batch."""
     optimizer: UnjudgedOptimizer = OptimizerSettings(kind="adam", lr=1e-3, schedule="cosine")
     """The optimizer of the linear model."""
     neighbours: PositiveInt = 200
-    """How many training rows vote on a row."""
+    """The number of nearest training rows that vote on the class of a row."""
     temperature: Temperature = 0.1
-    """A neighbour's vote weighs exp(cosine / temperature)."""
+    """The temperature of votes. The weight of a neighbour's vote is exp(cosine / temperature)."""
     splits: tuple[Literal["validation", "test"], ...] = ("validation", "test")
     """The splits to evaluate."""
 
     @field_validator("splits")
     @classmethod
-    def _each_once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_distinct(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if len(set(value)) < len(value):
             raise ValueError(f"contains a split twice (got {value}). Name each split once.")
         return value

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vfl_common.config.recipe import Recipe
 from vfl_party.data import Features
-from vfl_party.methods.fedonce.nat import Nat, match, nat_loss, on_sphere
+from vfl_party.methods.fedonce.nat import Nat, draw_targets, match_targets, nat_loss
 from vfl_party.methods.fedonce.pca import principal_components
 from vfl_party.methods.fedonce.settings import FedOnceSettings
 from vfl_party.phases.context import Party, PartyData
@@ -21,30 +21,30 @@ ROWS, WIDTH, BATCH = 300, 3, 100
 
 
 def test_targets_lie_on_the_sphere_and_point_everywhere() -> None:
-    targets = on_sphere(20_000, WIDTH, 7)
+    targets = draw_targets(20_000, WIDTH, 7)
     assert torch.allclose(targets.norm(dim=1), torch.ones(20_000))
     assert targets.mean(dim=0).abs().max() < 0.02
-    assert torch.equal(targets, on_sphere(20_000, WIDTH, 7))
-    assert not torch.equal(targets, on_sphere(20_000, WIDTH, 8))
+    assert torch.equal(targets, draw_targets(20_000, WIDTH, 7))
+    assert not torch.equal(targets, draw_targets(20_000, WIDTH, 8))
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 100])
 def test_a_matching_is_a_permutation_that_does_not_cost_more(n: int) -> None:
     torch.manual_seed(n)
     for _ in range(5):
-        z, c = torch.randn(n, WIDTH).tanh(), on_sphere(n, WIDTH, n)
-        order = match(z, c)
+        z, c = torch.randn(n, WIDTH).tanh(), draw_targets(n, WIDTH, n)
+        order = match_targets(z, c)
         assert sorted(order.tolist()) == list(range(n))
         assert nat_loss(z, c[order]) <= nat_loss(z, c) + 1e-7
         again = c[order]
         # It is the best one already.
-        assert match(z, again).tolist() == list(range(n))
+        assert match_targets(z, again).tolist() == list(range(n))
 
 
 def test_a_matching_finds_what_was_shuffled() -> None:
-    c = on_sphere(BATCH, WIDTH, 1)
+    c = draw_targets(BATCH, WIDTH, 1)
     shuffle = torch.randperm(BATCH, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(c[match(c[shuffle] + 1e-4, c)], c[shuffle])
+    assert torch.equal(c[match_targets(c[shuffle] + 1e-4, c)], c[shuffle])
 
 
 def learner(x: Tensor, **settings: Any) -> Nat:

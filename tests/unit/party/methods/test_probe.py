@@ -18,7 +18,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_party.assembly.trial import try_parties
 from vfl_party.methods.probe.active import ActiveProbe
-from vfl_party.methods.probe.exchanges import digests
+from vfl_party.methods.probe.exchanges import compute_digests
 from vfl_party.methods.probe.settings import ProbeSettings
 
 
@@ -77,7 +77,7 @@ class Answers:
 def test_one_id_for_several_rows_is_refused(tmp_path: Path) -> None:
     probe = probe_of(tmp_path)
     party = probe._party
-    every = digests(party.recipe, party.data.ids)
+    every = compute_digests(party.recipe, party.data.ids)
     probe._latents._latents = Answers({"p1": every[:1].expand(60, -1), "p2": every})  # type: ignore[assignment]
     with raises(PeerError, Code.MALFORMED_MESSAGE, names="p1") as caught:
         probe._collect(0)
