@@ -44,7 +44,7 @@ from vfl_party.methods.secureboost.tree.forest import Forest, Tree, TreeSplit
 from vfl_party.methods.secureboost.tree.gains import BestSplit
 from vfl_party.methods.secureboost.tree.growing_tree import GrowingTree
 from vfl_party.methods.secureboost.tree.objective import Fixed
-from vfl_party.methods.secureboost.tree.positions import SETTLED, to_sum
+from vfl_party.methods.secureboost.tree.positions import SETTLED, choose_summed_nodes
 from vfl_party.methods.secureboost.tree.sampling import by_gradient, count_parts
 from vfl_party.outbound.exchange import Answering, Asking
 from vfl_party.outbound.policies.encrypted import Encrypted
@@ -554,21 +554,21 @@ def test_an_interruption_is_no_new_question(tmp_path: Path) -> None:
     """
     first = guard.AnswerLog()
     first.keep(tmp_path)
-    assert first.same("secureboost/tree-0/0", b"rows", b"bits")
-    assert first.same("secureboost/tree-0/1", b"rows", b"bits")
+    assert first.is_repeated("secureboost/tree-0/0", b"rows", b"bits")
+    assert first.is_repeated("secureboost/tree-0/1", b"rows", b"bits")
     file = tmp_path / guard.FILE
     assert file.stat().st_mode & 0o777 == 0o600
     file.write_text(file.read_text()[:-9])
     again = guard.AnswerLog()
     again.keep(tmp_path)
-    assert again.same("secureboost/tree-0/0", b"rows", b"bits")
-    assert not again.same("secureboost/tree-0/0", b"rows", b"others")
-    assert not again.same("secureboost/tree-0/0", b"rowsb", b"its")
+    assert again.is_repeated("secureboost/tree-0/0", b"rows", b"bits")
+    assert not again.is_repeated("secureboost/tree-0/0", b"rows", b"others")
+    assert not again.is_repeated("secureboost/tree-0/0", b"rowsb", b"its")
     # That line was torn: nobody knows it any more.
-    assert again.same("secureboost/tree-0/1", b"rows", b"others")
+    assert again.is_repeated("secureboost/tree-0/1", b"rows", b"others")
     once_more = guard.AnswerLog()
     once_more.keep(tmp_path)
-    assert not once_more.same("secureboost/tree-0/1", b"rows", b"bits")
+    assert not once_more.is_repeated("secureboost/tree-0/1", b"rows", b"bits")
 
 
 @pytest.mark.parametrize(
@@ -827,14 +827,14 @@ def test_entries_sum_prefixes_with_and_without_missing_and_single_categories() -
 
 def test_of_two_brothers_the_one_with_fewer_rows_is_summed() -> None:
     nodes = np.array([0, 0, 1, 2, 3, 3, 5, SETTLED], np.uint8)
-    assert to_sum(nodes, np.ones(8, bool)) == [1, 2, 5]
+    assert choose_summed_nodes(nodes, np.ones(8, bool)) == [1, 2, 5]
 
 
 def test_fixed_point_leaves_room_for_all_rows() -> None:
     g = np.full(100_000, -3.7)
     fixed = Fixed.of(g, np.ones(100_000))
-    assert abs(int(fixed.integers(g).sum())) < 1 << 62
-    assert fixed.doubles(fixed.integers(g))[0] == pytest.approx(-3.7, abs=1e-12)
+    assert abs(int(fixed.to_integers(g).sum())) < 1 << 62
+    assert fixed.to_doubles(fixed.to_integers(g))[0] == pytest.approx(-3.7, abs=1e-12)
 
 
 def test_a_forest_is_its_state() -> None:

@@ -37,7 +37,9 @@ def divide_by_holders(
 
 
 def select_common(rows: Rows, chunks: Sequence[Chunk]) -> tuple[Rows, list[Chunk]]:
-    """Returns the rows that all parties hold, and their embeddings."""
+    """Returns the rows that all parties hold, and their embeddings. ``chunks``: the embeddings of
+    ``rows``, in order.
+    """
     common, common_chunks, start = [], list[Chunk](), 0
     for chunk in chunks:
         for part, places in chunk.by_holders():

@@ -1,9 +1,9 @@
 """SecureBoost (Cheng et al. 2021): gradient-boosted trees on the columns of all parties, with
 encrypted gradients.
 
-The active party encrypts g and h of each row. Passive parties sum them for the splits that their
-columns offer, and return the sums in a secret order. Splits and thresholds stay at the party that
-owns the columns.
+The active party encrypts the gradients g and h of each row. Passive parties sum them for each
+possible split of their columns, and return the sums in a secret order. Splits and thresholds stay
+at the party that owns the columns.
 """
 
 from torch import nn
@@ -21,7 +21,9 @@ from vfl_party.phases.method import Method
 
 
 class SecureBoost(Method[SecureBoostSettings]):
-    """Every party keeps its own part of one forest, through which all walk together."""
+    """SecureBoost: each party has its own part of one forest, and all parties compute predictions
+    jointly.
+    """
 
     def own_models(self) -> dict[str, nn.Module]:
         return {NAME: Forest()}

@@ -1,5 +1,5 @@
-"""A party's own columns as trees see them: a small code for each cell, learned from the party's
-training rows.
+"""Converts a party's columns to small integer codes for trees: one code for each cell, learned from
+the training rows.
 """
 
 from __future__ import annotations
@@ -15,18 +15,20 @@ from vfl_party.base.seeds import Rows, derive_seed, permutation
 from vfl_party.methods.secureboost.settings import MAX_CODES
 from vfl_party.phases.context import Party
 
-# The code of a cell that does not occur in training: it goes where most rows go.
+# The code of a cell whose value does not occur in training. At a split, it follows the majority of
+# rows.
 ELSEWHERE = -1
 Codes = npt.NDArray[np.int8]
 
 
 @dataclass(frozen=True)
 class Column:
-    """How a column's cells become codes.
+    """Converts the cells of a column to codes.
 
-    ``cuts``: a number's code is the number of cuts below it; None: the column has categories.
-    ``categories``: the codes of the preprocessing that occur, ascending; a category's index here is
-    its code. ``missing``: whether a number was missing in training; its code is then the last.
+    ``cuts``: the thresholds of a numeric column, where a number's code is the number of cuts below
+    it; None for a categorical column. ``categories``: the preprocessing codes that occur in
+    training, ascending, where a category's index is its code. ``missing``: whether numbers are
+    missing in training; the last code then stands for a missing number.
     """
 
     name: str
@@ -36,7 +38,7 @@ class Column:
 
     @property
     def size(self) -> int:
-        """Returns the number of codes."""
+        """The number of codes."""
         return len(self.categories) if self.cuts is None else len(self.cuts) + 1 + self.missing
 
     def codes(self, cells_N: npt.NDArray[Any]) -> Codes:
@@ -51,21 +53,21 @@ class Column:
 
 
 def cells(party: Party) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], tuple[str, ...]]:
-    """Returns the party's numbers [N, F], NaN if missing, its categories' codes [N, K], and all
-    names.
+    """Returns the party's numbers [N, F], with NaN for missing ones, the preprocessing codes of its
+    categories [N, K], and all column names. Raises InputError without columns.
     """
     if party.data.columns is None:
         raise InputError(
             Code.DATA_INVALID,
-            f"{party.name}: has no features. Add a [data] table to its party file.",
+            f"{party.name}: has no features. Add a [data] table to the party file.",
         )
     return party.data.columns()
 
 
-def learn(party: Party, bins: int, rows: Rows) -> list[Column]:
-    """Learns the codes of the columns from ``rows``, numbers first.
+def learn_columns(party: Party, bins: int, rows: Rows) -> list[Column]:
+    """Learns the codes of the columns from ``rows``, numeric columns first.
 
-    Raises InputError if a column has too many categories, or if no column has two different cells.
+    Raises InputError if a column has too many categories, or if all columns are constant.
     """
     numbers_NF, codes_NK, names = cells(party)
     width, columns = numbers_NF.shape[1], []
@@ -99,11 +101,11 @@ def cuts(values: npt.NDArray[np.float64], bins: int) -> list[float]:
     more different values than bins.
     """
     ordered = np.sort(values)
-    distinct, first = np.unique(ordered, return_index=True)
+    distinct, first_places = np.unique(ordered, return_index=True)
     if len(distinct) > bins:
-        # Cut before these places, or the next value.
-        wanted = np.arange(1, bins) * len(ordered) // bins
-        ends = np.unique(np.searchsorted(first, wanted, side="left"))
+        # Quantiles are cut at these positions, or at the next different value.
+        quantile_places = np.arange(1, bins) * len(ordered) // bins
+        ends = np.unique(np.searchsorted(first_places, quantile_places, side="left"))
         ends = ends[(ends > 0) & (ends < len(distinct))]
     else:
         ends = np.arange(1, len(distinct))
@@ -113,23 +115,24 @@ def cuts(values: npt.NDArray[np.float64], bins: int) -> list[float]:
 def encode_rows(party: Party, columns: list[Column]) -> Codes:
     """Returns the codes of all rows, [N, columns]."""
     numbers_NF, codes_NK, _ = cells(party)
-    return codes_of(columns, numbers_NF, codes_NK)
+    return encode_cells(columns, numbers_NF, codes_NK)
 
 
-def codes_of(
+def encode_cells(
     columns: list[Column], numbers_NF: npt.NDArray[np.float32], codes_NK: npt.NDArray[np.int64]
 ) -> Codes:
-    """Returns the codes of rows with these numbers and categories, [N, columns]."""
-    cells_ = [*numbers_NF.T, *codes_NK.T]
+    """Returns the codes [N, columns] of rows with these numbers and categories."""
+    columns_of_cells = [*numbers_NF.T, *codes_NK.T]
     return np.stack(
-        [column.codes(cells_N) for column, cells_N in zip(columns, cells_, strict=True)], axis=1
+        [column.codes(cells_N) for column, cells_N in zip(columns, columns_of_cells, strict=True)],
+        axis=1,
     )
 
 
 def sample_columns(
     seed: int, phase: str, party: str, round_: int, count: int, share: float
 ) -> list[int]:
-    """Returns the columns that a round's trees see, ascending; at least one."""
+    """Draws the columns that a round's trees use, ascending; at least one."""
     if share == 1.0:
         return list(range(count))
     order = permutation(derive_seed(seed, phase, "columns", party, round_), count)

@@ -1,4 +1,4 @@
-"""Functions that both sides of the phase share: the rows in the trees, checks, exchanges, splits
+"""Functions that both sides of the phase share: the rows of the trees, checks, exchanges, splits
 and log messages.
 """
 
@@ -24,7 +24,7 @@ from vfl_party.methods.secureboost.exchanges import (
     gradients,
     sums,
 )
-from vfl_party.methods.secureboost.guard import check_asked
+from vfl_party.methods.secureboost.guard import check_limits
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
 from vfl_party.methods.secureboost.tree.entries import Layout
 from vfl_party.methods.secureboost.tree.forest import TreeSplit
@@ -39,15 +39,15 @@ def get_routed_rows(party: Party, settings: SecureBoostSettings) -> Rows:
     """Returns the rows that pass through the growing trees: the training rows, then the validation
     rows if early stopping needs them.
     """
-    parts = [party.rows("train")]
+    rows_by_split = [party.rows("train")]
     if settings.early_stopping is not None:
-        parts.append(party.rows("validation"))
-    return np.concatenate(parts)
+        rows_by_split.append(party.rows("validation"))
+    return np.concatenate(rows_by_split)
 
 
-def begin(party: Party, phase: str, settings: SecureBoostSettings) -> None:
+def check_phase(party: Party, phase: str, settings: SecureBoostSettings) -> None:
     """Checks the recipe and the data before joining, and warns of unencrypted gradients. Raises
-    InputError.
+    InputError if a check fails.
     """
     where = f"recipe: phases: {phase}"
     check(settings.encryption, where)
@@ -63,7 +63,7 @@ def begin(party: Party, phase: str, settings: SecureBoostSettings) -> None:
             f"{where}: early_stopping needs validation rows (got none). Set rows.validation or "
             "data.split.",
         )
-    check_asked(party, phase, settings)
+    check_limits(party, phase, settings)
     if settings.encryption == "none" and party.recipe.passives:
         log.warning(
             '%s: encryption = "none": the passive parties can read every gradient, and therefore '
@@ -75,8 +75,8 @@ def begin(party: Party, phase: str, settings: SecureBoostSettings) -> None:
 
 @dataclass(frozen=True)
 class OpenExchanges(Generic[T]):
-    """This side of the phase's exchanges; ``sample`` and ``verdict`` only if the settings have
-    them.
+    """One side's exchanges of the phase. ``sample`` and ``verdict`` are None unless the settings
+    need them.
     """
 
     key: T
@@ -90,10 +90,12 @@ class OpenExchanges(Generic[T]):
 def open_exchanges(
     open_: Callable[..., T], phase: str, settings: SecureBoostSettings
 ) -> OpenExchanges[T]:
-    """Opens the exchanges with ``party.asking`` or ``party.answering``, in the same order at both
+    """Opens the exchanges with ``party.asking`` or ``party.answering``, in the same order on both
     sides.
     """
-    width, room = (of(settings.encryption, settings.key_bits) for of in (cipher_bytes, key_room))
+    width, room = (
+        size(settings.encryption, settings.key_bits) for size in (cipher_bytes, key_room)
+    )
     return OpenExchanges(
         open_(phase, KEY, room=room),
         open_(phase, gradients(settings), bytes=width),
@@ -104,10 +106,10 @@ def open_exchanges(
     )
 
 
-def check_offered(
+def check_num_splits(
     party: Party, phase: str, settings: SecureBoostSettings, columns: list[Column]
 ) -> None:
-    """Raises InputError if the columns can offer a tree more splits than allowed."""
+    """Raises InputError if the columns have more possible splits for a tree than allowed."""
     counts = sorted((len(Layout.of([column], [0]).entries) for column in columns), reverse=True)
     offered = sum(counts[: max(1, round(settings.column_sample * len(columns)))])
     if offered > MAX_ENTRIES:
@@ -119,8 +121,8 @@ def check_offered(
         )
 
 
-def note_constant(party: Party, phase: str, columns: list[Column]) -> None:
-    """Writes the columns that trees cannot use to this party's log."""
+def log_constant_columns(party: Party, phase: str, columns: list[Column]) -> None:
+    """Writes the names of constant columns, which trees cannot use, to this party's log."""
     names = [repr(column.name) for column in columns if column.size < 2]
     if names:
         log.warning(
@@ -133,8 +135,8 @@ def note_constant(party: Party, phase: str, columns: list[Column]) -> None:
         )
 
 
-def note_importance(party: Party, phase: str, importance: Mapping[str, float], unit: str) -> None:
-    """Writes the importance of each own column to this party's log."""
+def log_importance(party: Party, phase: str, importance: Mapping[str, float], unit: str) -> None:
+    """Writes the importance of each of this party's columns to its log."""
     text = ", ".join(f"{name} {value:.6g}" for name, value in importance.items()) or "none"
     log.info(
         "phase %s: %s of the columns of %s: %s",
@@ -147,21 +149,21 @@ def note_importance(party: Party, phase: str, importance: Mapping[str, float], u
 
 
 def make_split(columns: list[Column], layout: Layout, flags: Bools, codes_NF: Codes) -> TreeSplit:
-    """Makes a split from the ``flags`` of its entries. ``codes_NF``: the codes of the node's rows
-    in the sample.
+    """Makes a split from the ``flags`` of the chosen entries. ``codes_NF``: the codes of the node's
+    rows in the sample.
 
-    Cells with other codes go where most rows go, and left in a tie. Raises ValueError if no flag is
-    set.
+    Cells with other codes follow the majority of rows, and go left in a tie. Raises ValueError if
+    no flag is set.
     """
     column, left = layout.choose_left(columns, flags)
     codes_N = codes_NF[:, column]
     known_N = codes_N[codes_N != ELSEWHERE]
     counts = np.bincount(known_N, minlength=len(left))
     to_left = int(counts[np.array(left)].sum())
-    default = 2 * to_left >= len(known_N)
+    majority_left = 2 * to_left >= len(known_N)
     if columns[column].cuts is None:
         left = [
-            default if not count else goes
+            majority_left if not count else goes
             for goes, count in zip(left, counts.tolist(), strict=True)
         ]
-    return TreeSplit(column, tuple(left), default)
+    return TreeSplit(column, tuple(left), majority_left)

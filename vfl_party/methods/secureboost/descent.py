@@ -1,5 +1,5 @@
-"""The walk of rows down all trees, level by level, of which each party computes its part: the same
-in training, prediction and serving.
+"""Moves rows down all trees, level by level, where each party computes its part. Training,
+prediction and serving share this code.
 """
 
 from __future__ import annotations
@@ -15,57 +15,59 @@ from vfl_party.methods.secureboost.tree.positions import SETTLED, Bools, Nodes
 
 Places = npt.NDArray[np.int64]
 Doubles = npt.NDArray[np.float64]
-# The type of a node's number in the whole tree.
+# The dtype of a node's number in the whole tree.
 PLACE = np.int16
-# Marks a node that has no split of this party, or no owner.
+# Marks a node that has no split of this party, or a node without an owner.
 _NO_SPLIT = -1
 
 
-def _place(level: int, node: int) -> int:
-    """Returns a node's number in the whole tree: the root is 1, the children of n are 2n and 2n +
-    1.
+def _number_node(level: int, node: int) -> int:
+    """Returns a node's number in the whole tree, where the root is 1 and the children of n are 2n
+    and 2n + 1.
     """
     return (1 << level) + node
 
 
 def _entrance(tree: Tree, level: int, node: int) -> int:
-    """Returns the node to which the party's own answers have sent a row that reaches ``node``; 1
-    without answers.
+    """Returns the number of the node to which this party's last answer has sent a row that reaches
+    ``node``; 1 without earlier answers.
 
-    It is the child, on the path to ``node``, of the nearest ancestor that the party has split.
+    This node is the child, on the path to ``node``, of the nearest ancestor that the party has
+    split.
     """
-    for above in range(level - 1, -1, -1):
-        if (above, node >> (level - above)) in tree.splits:
-            return _place(above + 1, node >> (level - above - 1))
+    for ancestor_level in range(level - 1, -1, -1):
+        if (ancestor_level, node >> (level - ancestor_level)) in tree.splits:
+            return _number_node(ancestor_level + 1, node >> (level - ancestor_level - 1))
     return 1
 
 
 class FlatForest:
-    """A party's own splits of a forest as arrays, to move many rows at once."""
+    """A party's own splits of a forest as arrays, which move many rows at once."""
 
     def __init__(self, forest: Forest, depth: int) -> None:
         self.trees = len(forest.trees)
         splits: list[tuple[int, Node, TreeSplit, int]] = [
-            (number, node, split, _entrance(tree, *node))
-            for number, tree in enumerate(forest.trees)
+            (tree_number, node, split, _entrance(tree, *node))
+            for tree_number, tree in enumerate(forest.trees)
             for node, split in tree.splits.items()
         ]
         codes = max((len(split.left) for _, _, split, _ in splits), default=0)
-        # The number of a split, by level, tree and node.
+        # One array per level: the number of the split of each tree and node.
         self._number = [np.full((self.trees, 1 << level), _NO_SPLIT) for level in range(depth)]
         self._column_S = np.array([split.column for _, _, split, _ in splits], np.int64)
         self._entrance_S = np.array([entrance for *_, entrance in splits], np.int64)
-        # The index is the code plus 1: index 0 is for cells that do not occur in training.
+        # The second index is the code plus 1. Index 0 is for values that do not occur in training.
         self._left_SC = np.zeros((len(splits), 1 + codes), bool)
-        for at, (number, (level, node), split, _) in enumerate(splits):
-            self._number[level][number, node] = at
-            self._left_SC[at, 0] = split.default
-            self._left_SC[at, 1 : 1 + len(split.left)] = split.left
+        for split_number, (tree_number, (level, node), split, _) in enumerate(splits):
+            self._number[level][tree_number, node] = split_number
+            self._left_SC[split_number, 0] = split.default
+            self._left_SC[split_number, 1 : 1 + len(split.left)] = split.left
 
-    def lefts(self, level: int, at_BT: Places, here_BT: Bools, codes_BF: Codes) -> Bools:
-        """Returns whether each row goes left at this party's split, [B, T]; false elsewhere.
+    def find_left(self, level: int, at_BT: Places, here_BT: Bools, codes_BF: Codes) -> Bools:
+        """Returns whether each row goes left at a split of this party, bool [B, T]; false
+        elsewhere.
 
-        ``at_BT``: each row's node of the level. ``here_BT``: whether a row stands at a split of
+        ``at_BT``: each row's node in the level. ``here_BT``: whether a row has reached a split of
         this party.
         """
         rows, trees = np.nonzero(here_BT)
@@ -77,23 +79,23 @@ class FlatForest:
     def answer(
         self, level: int, nodes_BT: Nodes, codes_BF: Codes, path_BT: npt.NDArray[np.int16]
     ) -> Bools:
-        """Returns a bit for each row and tree: whether it goes left at this party's split; false
+        """Returns whether each row goes left at a split of this party, bool [B, T]; false
         elsewhere.
 
-        ``path_BT``: the number in the whole tree (see ``_place``) of the node to which this party's
-        last answer has sent each row, 1 before any; it is updated. Raises ValueError if a row
-        cannot have reached its node.
+        ``path_BT``: the node to which this party's last answer has sent each row, as a number in
+        the whole tree (``_number_node``), or 1 before the first answer. The method updates it.
+        Raises ValueError if a row cannot have reached its node.
         """
         rows, trees = np.nonzero(nodes_BT != SETTLED)
         nodes = nodes_BT[rows, trees].astype(np.int64)
         inside = nodes < 1 << level
         splits = np.where(inside, self._number[level][trees, np.where(inside, nodes, 0)], _NO_SPLIT)
         if (splits == _NO_SPLIT).any():
-            raise ValueError("for a split of another party")
+            raise ValueError("a row is not at a split of this party")
         if (path_BT[rows, trees] != self._entrance_S[splits]).any():
-            raise ValueError("for a split that the row cannot have reached")
+            raise ValueError("a row cannot have reached its split")
         left = self._goes_left(splits, rows, codes_BF)
-        path_BT[rows, trees] = 2 * _place(level, 0) + 2 * nodes + ~left
+        path_BT[rows, trees] = 2 * _number_node(level, 0) + 2 * nodes + ~left
         bits_BT = np.zeros(nodes_BT.shape, bool)
         bits_BT[rows, trees] = left
         return bits_BT
@@ -105,43 +107,47 @@ class FlatForest:
 
 
 class ForestMap:
-    """The active party's part of all trees, as arrays: leaves, and the owner of each split."""
+    """The active party's part of all trees as arrays: the leaves and the owner of each split."""
 
     def __init__(self, forest: Forest, depth: int, active: str, passives: Sequence[str]) -> None:
         self.flat, self.base = FlatForest(forest, depth), forest.base
         self.depth, self.passives = depth, tuple(passives)
-        numbers = {name: number for number, name in enumerate((active, *passives))}
+        number_by_party = {
+            name: tree_number for tree_number, name in enumerate((active, *passives))
+        }
         shapes = [(self.flat.trees, 1 << level) for level in range(depth + 1)]
         self.leaves = [np.full(shape, np.nan) for shape in shapes]
         self.owners = [np.full(shape, _NO_SPLIT) for shape in shapes]
-        for number, tree in enumerate(forest.trees):
+        for tree_number, tree in enumerate(forest.trees):
             for (level, node), value in tree.leaves.items():
-                self.leaves[level][number, node] = value
+                self.leaves[level][tree_number, node] = value
             for (level, node), owner in tree.owners.items():
-                self.owners[level][number, node] = numbers[owner]
+                self.owners[level][tree_number, node] = number_by_party[owner]
 
 
 class Descent:
-    """The active party's side of the walk of B rows.
+    """The active party's side of moving B rows down all trees.
 
-    ``codes_BF``: its own codes of these rows.
+    ``codes_BF``: the active party's codes of these rows.
     """
 
-    def __init__(self, of: ForestMap, codes_BF: Codes, count: int) -> None:
-        self._map, self._codes_BF, self.level = of, codes_BF, 0
-        shape = (count, of.flat.trees)
+    def __init__(self, forest_map: ForestMap, codes_BF: Codes, count: int) -> None:
+        self._map, self._codes_BF, self.level = forest_map, codes_BF, 0
+        shape = (count, forest_map.flat.trees)
         self._at_BT, self._values_BT = np.zeros(shape, np.int64), np.zeros(shape)
-        self._settled_BT, self._trees_T = np.zeros(shape, bool), np.arange(of.flat.trees)
+        self._settled_BT, self._trees_T = np.zeros(shape, bool), np.arange(forest_map.flat.trees)
         self._owner_BT = np.full(shape, _NO_SPLIT)
-        self._arrive()
+        self._update_positions()
 
     @property
-    def done(self) -> bool:
-        """Whether the rows have come to the last level."""
+    def is_done(self) -> bool:
+        """Whether the rows have reached the last level."""
         return self.level == self._map.depth
 
-    def _arrive(self) -> None:
-        """Updates the owners of the splits that rows have reached, and the rows in leaves."""
+    def _update_positions(self) -> None:
+        """Updates the owner of the split that each row has reached, and the rows that are in
+        leaves.
+        """
         leaves, owners = self._map.leaves[self.level], self._map.owners[self.level]
         value_BT = leaves[self._trees_T, self._at_BT]
         new_BT = ~self._settled_BT & ~np.isnan(value_BT)
@@ -149,40 +155,47 @@ class Descent:
         self._settled_BT |= new_BT
         self._owner_BT = np.where(self._settled_BT, _NO_SPLIT, owners[self._trees_T, self._at_BT])
 
-    def here(self, party: str) -> Bools:
-        """Returns whether each row is at a split of a passive party, in each tree, [B, T]."""
-        here_BT: Bools = self._owner_BT == 1 + self._map.passives.index(party)
-        return here_BT
+    def find_at_splits(self, party: str) -> Bools:
+        """Returns whether each row is at a split of a passive party in each tree, bool [B, T]."""
+        at_splits_BT: Bools = self._owner_BT == 1 + self._map.passives.index(party)
+        return at_splits_BT
 
-    def nodes(self, party: str) -> Nodes:
-        """Returns the nodes of rows at splits of a passive party, ``SETTLED`` elsewhere, [B, T]."""
-        return np.where(self.here(party), self._at_BT, SETTLED).astype(np.uint8)
+    def get_nodes(self, party: str) -> Nodes:
+        """Returns the nodes of rows at splits of a passive party, uint8 [B, T]; ``SETTLED``
+        elsewhere.
+        """
+        return np.where(self.find_at_splits(party), self._at_BT, SETTLED).astype(np.uint8)
 
     def stop(self, rows_B: Bools) -> None:
-        """Stops rows where they are; no party is asked about them any more."""
+        """Stops rows at their current nodes, so that no party is asked about them any more."""
         self._settled_BT[rows_B] = True
         self._owner_BT[rows_B] = _NO_SPLIT
 
     def move(self, lefts: Mapping[str, Bools]) -> None:
-        """Moves the rows to the next level. ``lefts``: {passive party: its answers [B, T]}."""
-        left_BT = self._map.flat.lefts(self.level, self._at_BT, self._owner_BT == 0, self._codes_BF)
-        for party, said_BT in lefts.items():
-            left_BT |= said_BT & self.here(party)
-        # Where a row has settled, any node of the level does.
+        """Moves the rows to the next level. ``lefts``: {passive party: whether each row goes left,
+        [B, T]}.
+        """
+        left_BT = self._map.flat.find_left(
+            self.level, self._at_BT, self._owner_BT == 0, self._codes_BF
+        )
+        for party, answer_BT in lefts.items():
+            left_BT |= answer_BT & self.find_at_splits(party)
+        # The node of a row that is already in a leaf has no effect.
         self._at_BT = np.where(self._settled_BT, 0, 2 * self._at_BT + ~left_BT)
         self.level += 1
-        self._arrive()
+        self._update_positions()
 
-    def scores(self) -> Doubles:
-        """Returns the scores of the rows, [B, K], when they have come to the last level."""
+    def compute_scores(self) -> Doubles:
+        """Returns the scores of the rows, [B, K], after they have reached the last level."""
         base = self._map.base
         scores_BK = np.tile(np.array(base), (len(self._values_BT), 1))
-        # In the order in which they grew, as while training.
+        # Trees are added in the order in which they grew, so that rounding is the same as in
+        # training.
         for number in range(self._values_BT.shape[1]):
             scores_BK[:, number % len(base)] += self._values_BT[:, number]
         return scores_BK
 
 
 def unpack_bits(packed: npt.NDArray[np.uint8], rows: int, trees: int) -> Bools:
-    """Returns the bits of an answer, [rows, trees]."""
+    """Unpacks the bits of an answer, [rows, trees]."""
     return np.unpackbits(packed, count=rows * trees).astype(bool).reshape(rows, trees)

@@ -1,5 +1,5 @@
-"""The exchanges while trees grow and when rows walk through them; all tensors contain integers or
-ciphertexts.
+"""Declares the exchanges for growing trees and for moving rows down the trees. All tensors contain
+integers or ciphertexts.
 """
 
 from __future__ import annotations
@@ -8,11 +8,12 @@ from vfl_common.bundle import Kind
 from vfl_party.methods.secureboost.settings import MAX_CODES, SecureBoostSettings
 from vfl_party.outbound.declared import NOTHING, Exchange, Sent, i64, u8
 
-# Bits of the active party's verdict on a round.
+# The bits of the active party's verdict on a round: it is the best so far, or it is the last.
 BEST, STOP = 1, 2
-# The most entries of a party in a tree.
+# The maximum number of a party's entries (possible splits) in a tree.
 MAX_ENTRIES = 1 << 17
-# Columns of numbers, their splits, columns of categories by their number of entries.
+# The length of an ``Offer`` on the wire: the number of numeric columns, the number of their splits,
+# and the number of categorical columns for each number of entries.
 FACTS = 2 + MAX_CODES + 1
 
 KEY = Exchange(
@@ -32,8 +33,8 @@ VERDICT = Exchange("verdict", NOTHING, Sent(Kind.VERDICT, {"verdict": u8(1)}), w
 
 
 def gradients(settings: SecureBoostSettings) -> Exchange:
-    """Declares the sizes of a party's entries up, and g and h of each row down. The tensor's name
-    says whether they are encrypted.
+    """Declares the exchange of gradients: each passive party sends the numbers of its entries, and
+    the active party sends g and h of each row. The tensor's name says whether they are encrypted.
     """
     name = "unencrypted" if settings.encryption == "none" else "ciphertexts"
     down = Sent(Kind.GRADIENT, {name: u8("rows", "bytes")}, how=settings.protection)
@@ -41,10 +42,10 @@ def gradients(settings: SecureBoostSettings) -> Exchange:
 
 
 def sums(settings: SecureBoostSettings) -> Exchange:
-    """Declares the sums of the entries up, in an order that only the sender knows, and the chosen
-    entries down.
+    """Declares the exchange of sums: each passive party sends the sums for its entries, in an order
+    that only the sender knows. The active party returns the chosen entries.
 
-    A ciphertext carries several sums.
+    A ciphertext contains several sums.
     """
     name = "unencrypted" if settings.encryption == "none" else "ciphertexts"
     up = Sent(Kind.GRADIENT, {name: u8("sums", "bytes")}, how=settings.protection)
@@ -57,8 +58,9 @@ def sums(settings: SecureBoostSettings) -> Exchange:
 
 
 def walk(when: str = "after the last tree") -> Exchange:
-    """Declares one bit for each row and tree up, and the nodes at which the rows stand down: a
-    level a step.
+    """Declares the exchange that moves rows down the trees, one level per step. Each passive party
+    sends one bit for each row and tree. The active party sends the nodes that the rows have
+    reached.
     """
     up = Sent(Kind.ROWS, {"left": u8("packed")})
     return Exchange(

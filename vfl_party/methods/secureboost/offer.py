@@ -1,5 +1,5 @@
-"""The splits that a party's columns can offer to trees, declared before the first gradients are
-sent; this limits the entries of each tree.
+"""The number of possible splits of a party's columns, which the party declares before the first
+gradients are sent. The declaration limits the entries of each tree.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from vfl_party.methods.secureboost.tree.entries import Layout
 
 @dataclass(frozen=True)
 class Offer:
-    """The number of numeric columns and of all their splits, and the numbers of categorical columns
-    with 0, 1, … entries.
+    """The number of numeric columns, the number of all their possible splits, and the number of
+    categorical columns that have 0, 1, … entries.
 
-    It discloses neither an order nor the number of splits of a single numeric column.
+    The offer discloses neither the order of columns nor the number of splits of a single numeric
+    column.
     """
 
     numbers: int
@@ -38,30 +39,30 @@ class Offer:
         )
 
     def facts(self) -> list[int]:
-        """Returns the numbers for the wire."""
+        """Returns the offer as a list of numbers for the wire."""
         return [self.numbers, self.splits, *self.sets]
 
     @classmethod
     def read(cls, facts: list[int], settings: SecureBoostSettings) -> Offer | None:
-        """Returns the offer that a peer has declared; None if no columns have it."""
+        """Returns the offer that a peer has declared; None if no columns can have these numbers."""
         numbers, splits, *sets = facts
-        cannot = (
+        impossible = (
             min(facts) < 0 or len(facts) != FACTS or sets[1] or numbers + sum(sets) > MAX_ENTRIES
         )
-        if cannot or splits > numbers * (2 * settings.bins - 1) or numbers + sum(sets) < 1:
+        if impossible or splits > numbers * (2 * settings.bins - 1) or numbers + sum(sets) < 1:
             return None
         return cls(numbers, splits, tuple(sets))
 
     @property
     def columns(self) -> int:
-        """Returns the number of columns of categories."""
+        """The number of categorical columns."""
         return sum(self.sets)
 
     def allows(self, sizes: Integers, settings: SecureBoostSettings) -> bool:
-        """Whether a tree may have entries of these ``sizes``: of the numbers, then of each column
-        of categories.
+        """Whether a tree may have entries of these ``sizes``: the number of numeric entries, then
+        the number of entries of each categorical column.
 
-        All columns offer all they have, unless ``column_sample`` draws some.
+        A tree uses the entries of all columns, unless ``column_sample`` draws some columns.
         """
         sets = sizes[1:]
         if min(sizes) < 0 or max(sets, default=0) > MAX_CODES or sum(sizes.tolist()) > MAX_ENTRIES:
@@ -69,13 +70,13 @@ class Offer:
         counts = np.bincount(sets, minlength=MAX_CODES + 1)
         if settings.column_sample == 1.0:
             return bool(sizes[0] == self.splits and (counts == self.sets).all())
-        drawn = max(1, round(settings.column_sample * (self.numbers + self.columns)))
-        fits = (
-            sizes[0] <= min(self.splits, drawn * (2 * settings.bins - 1))
-            and (sets > 0).sum() <= drawn
+        num_drawn = max(1, round(settings.column_sample * (self.numbers + self.columns)))
+        is_possible = (
+            sizes[0] <= min(self.splits, num_drawn * (2 * settings.bins - 1))
+            and (sets > 0).sum() <= num_drawn
         )
-        return bool(fits and (counts[1:] <= np.array(self.sets[1:])).all())
+        return bool(is_possible and (counts[1:] <= np.array(self.sets[1:])).all())
 
     def __str__(self) -> str:
-        sets = f", and {self.columns:,} columns of categories" if self.columns else ""
-        return f"{self.splits:,} splits of {self.numbers:,} columns of numbers{sets}"
+        sets = f", and {self.columns:,} categorical columns" if self.columns else ""
+        return f"{self.splits:,} splits of {self.numbers:,} numeric columns{sets}"

@@ -1,4 +1,4 @@
-"""The recipe's settings for trees between parties."""
+"""The recipe's settings for trees that several parties grow jointly."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from pydantic import Field, PositiveInt
 from vfl_common.config.base import Section
 from vfl_party.homomorphic import SCHEMES, Encryption
 
-# The most bins or categories of a column, including the missing one: HEU uses seven bits.
+# The maximum number of bins or categories of a column, including the bin for missing values. HEU
+# uses seven bits for them.
 MAX_CODES = 120
-# A node's number in its level, and one more, fit into a byte.
+# The maximum depth of a tree: the nodes of its last level and ``SETTLED`` must fit into a byte.
 MAX_DEPTH = 7
 Share = Annotated[float, Field(gt=0, le=1)]
 NotNegative = Annotated[float, Field(ge=0)]
 
 
 class GossSettings(Section):
-    """Gradient-based one-side sampling."""
+    """The settings of gradient-based one-side sampling (GOSS)."""
 
     top: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """The share of the training rows that is kept, those with the largest gradients."""
+    """The share of the training rows that is kept because of the largest gradients."""
     rest: Annotated[float, Field(gt=0, lt=1)] = 0.1
-    """The share of the training rows that is drawn from the others."""
+    """The share of the training rows that is drawn at random from the remaining rows."""
 
     def model_post_init(self, _context: Any) -> None:
         if self.top + self.rest > 1.0:
@@ -37,43 +38,47 @@ class SecureBoostSettings(Section):
     """Boosted trees by histograms, with XGBoost's second-order gain, grown level by level."""
 
     trees: PositiveInt = 100
-    """Rounds of boosting. Each grows a tree, in a multi-class task one for each class."""
+    """The number of boosting rounds. Each round grows one tree, or one per class in a multi-class
+    task.
+    """
     depth: Annotated[int, Field(ge=1, le=MAX_DEPTH)] = 3
-    """The depth of a tree."""
+    """The maximum depth of a tree."""
     leaves: Annotated[int, Field(ge=2)] | None = None
-    """The most leaves of a tree; the splits with the most gain of a level come first. Default: as
-    many as ``depth`` gives.
+    """The maximum number of leaves of a tree. In a level, the splits with the largest gain are used
+    first. Default: as many as ``depth`` allows.
     """
     bins: Annotated[int, Field(ge=2, le=MAX_CODES - 1)] = 32
-    """Bins of a column of numbers, at quantiles of the party's own training rows."""
+    """The number of bins of a numeric column, at quantiles of the party's own training rows."""
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 0.1
     """The learning rate."""
     lambda_: NotNegative = Field(default=1.0, alias="lambda")
-    """The penalty on the squares of the leaves."""
+    """The L2 penalty on the values of leaves."""
     min_child_weight: NotNegative = 1.0
-    """The least sum of second derivatives on either side of a split."""
+    """The minimum sum of second derivatives on each side of a split."""
     min_gain: NotNegative = 0.0
-    """A split must gain more than this."""
+    """The minimum gain: a split must gain more than this."""
     row_sample: Share = 1.0
-    """The share of the training rows that a round sees."""
+    """The share of the training rows that a round uses."""
     column_sample: Share = 1.0
-    """The share of each party's columns that a round sees."""
+    """The share of each party's columns that a round uses."""
     goss: GossSettings | None = None
-    """A round sees the rows with the largest gradients, and some of the others. Default: off."""
+    """Gradient-based sampling: a round uses the rows with the largest gradients, and a random share
+    of the remaining rows. Default: off.
+    """
     early_stopping: PositiveInt | None = None
-    """Ends after this number of rounds without a lower loss on the validation rows, and keeps the
-    trees up to the best. Default: off.
+    """The number of rounds without a lower validation loss after which growth stops. The trees up
+    to the best round are kept. Default: off.
     """
     first_tree_own: bool = False
-    """Whether the first round uses the active party's columns alone, so that later gradients tell
-    less of the labels.
+    """Whether the first round uses only the active party's columns, so that later gradients reveal
+    less about the labels.
     """
     encryption: Encryption = "paillier"
     """How gradients are encrypted: Paillier, Okamoto-Uchiyama (``ou``), or not at all (``none``,
     for trials).
     """
     key_bits: Literal[1024, 2048, 3072, 4096] = 2048
-    """Bits of the key; 1024 is for trials."""
+    """The number of bits of the key; 1024 is for trials."""
     splits: tuple[Literal["train", "validation", "test"], ...] = ("validation", "test")
     """The splits to evaluate after the last tree."""
 
@@ -90,7 +95,7 @@ class SecureBoostSettings(Section):
 
     @property
     def protection(self) -> str:
-        """How gradients are encrypted, for notes, the summary and the report."""
+        """A text about how gradients are encrypted, for notes, the summary and the report."""
         if self.encryption == "none":
             return "NOT encrypted"
         return f"encrypted by {SCHEMES[self.encryption]}, {self.key_bits:,} bits"

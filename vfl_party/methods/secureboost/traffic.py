@@ -1,8 +1,8 @@
-"""Lists the exchanges of trees before they grow.
+"""Lists the exchanges of the phase before the trees grow.
 
-The recipe determines the sizes of keys, gradients, verdicts and the walk. The number of a tree's
-nodes and the owners of its splits depend on the data, so the sizes of sums and of the rows' sides
-are the maximum for depth and leaves.
+The recipe determines the sizes of keys, gradients and verdicts, and of the exchanges after the last
+tree. The number of a tree's nodes and the owners of its splits depend on the data. So the sizes of
+sums and of the rows' sides are the maximum for the depth and the number of leaves.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import cached_property
 
 from vfl_common.bundle import StepKey
 from vfl_party.homomorphic import cipher_bytes, ciphers_for, key_room, together
-from vfl_party.methods.secureboost.columns import Column, learn, sample_columns
+from vfl_party.methods.secureboost.columns import Column, learn_columns, sample_columns
 from vfl_party.methods.secureboost.common import get_routed_rows
 from vfl_party.methods.secureboost.exchanges import (
     KEY,
@@ -39,35 +39,41 @@ UPPER_BOUND = (
 
 
 def traffic(party: Party, name: str, settings: SecureBoostSettings) -> Traffic:
-    """See ``Method.traffic``. Another party's sums are left out, and ``bound`` says so, if its
-    columns are not here.
+    """Returns the exchanges of the phase; see ``Method.traffic``. A party's sums are left out, and
+    ``bound`` says so, if its columns are unknown here.
     """
-    known = {
-        holder.name: learn(holder, settings.bins, holder.rows("train"))
+    columns_by_party = {
+        holder.name: learn_columns(holder, settings.bins, holder.rows("train"))
         for holder in (party, *party.others.values())
         if holder.role == "passive" and holder.data.columns is not None
     }
-    unknown = [passive.name for passive in party.recipe.passives if passive.name not in known]
-    growth = Growth(party, name, settings, known)
+    unknown = [
+        passive.name for passive in party.recipe.passives if passive.name not in columns_by_party
+    ]
+    growth = Growth(party, name, settings, columns_by_party)
     bound = UPPER_BOUND
     if unknown:
         max_bytes = -(
-            -sum(growth.count_summed(level) for level in range(settings.depth))
+            -sum(growth.count_summed_nodes(level) for level in range(settings.depth))
             * growth.width
             // growth.together
         )
         bound = (
             f"{UPPER_BOUND}; the sums of {', '.join(unknown)} are not counted, because they depend "
-            "on columns that are not here (a recipe with [simulate] has them): about "
-            f"{max_bytes:,} bytes a tree for each split offered"
+            "on columns that this party does not have (a recipe with [simulate] has them): about "
+            f"{max_bytes:,} bytes per tree for each possible split"
         )
-    stops = settings.early_stopping is not None
-    return Traffic(growth.rounds(), stops, step="gradients", after=growth.walk, bound=bound)
+    stops_early = settings.early_stopping is not None
+    return Traffic(
+        growth.yield_rounds(), stops_early, step="gradients", after=growth.walk, bound=bound
+    )
 
 
 @dataclass
 class Growth:
-    """The exchanges of a phase. ``known``: {passive party: its columns}, of those that are here."""
+    """Yields the exchanges of a phase. ``known``: {passive party: its columns}, for the parties
+    whose columns are known here.
+    """
 
     party: Party
     name: str
@@ -82,61 +88,69 @@ class Growth:
             sums(self.settings),
             walk(),
         )
-        self._at = StepKey(self.name, 0, 0)
+        self._next_step_key = StepKey(self.name, 0, 0)
 
-    def count_summed(self, level: int) -> int:
-        """Returns the maximum number of nodes of a level with sums: one of two siblings."""
-        return max(1, min(1 << level, 2 * (self._leaves - 1)) // 2)
+    def count_summed_nodes(self, level: int) -> int:
+        """Returns the maximum number of nodes of a level whose sums are sent: one of two
+        siblings.
+        """
+        return max(1, min(1 << level, 2 * (self._max_leaves - 1)) // 2)
 
     @property
-    def _leaves(self) -> int:
+    def _max_leaves(self) -> int:
         return self.settings.leaves or 1 << self.settings.depth
 
     @cached_property
-    def _routed(self) -> int:
+    def _num_routed(self) -> int:
         return len(get_routed_rows(self.party, self.settings))
 
-    def rounds(self) -> Iterator[Occurrence]:
-        """Yields the exchanges of all rounds, without the walk."""
+    def yield_rounds(self) -> Iterator[Occurrence]:
+        """Yields the exchanges of all rounds, except the evaluation after the last tree."""
         settings = self.settings
         for round_ in range(settings.trees):
-            self._at = StepKey(self.name, round_, 0)
+            self._next_step_key = StepKey(self.name, round_, 0)
             if round_ == 0:
-                yield self._next(KEY, room=key_room(settings.encryption, settings.key_bits))
+                yield self._make_next(KEY, room=key_room(settings.encryption, settings.key_bits))
             if round_ or not settings.first_tree_own:
-                yield from self._trees(round_)
+                yield from self._yield_trees(round_)
             if settings.early_stopping is not None:
-                yield self._next(VERDICT)
+                yield self._make_next(VERDICT)
 
-    def _trees(self, round_: int) -> Iterator[Occurrence]:
+    def _yield_trees(self, round_: int) -> Iterator[Occurrence]:
         """Yields the exchanges of the trees of one round."""
-        settings, count = self.settings, self._routed
+        settings, count = self.settings, self._num_routed
         train = len(self.party.rows("train"))
         rows = count_drawn(train, settings)
         if settings.goss is not None:
-            yield self._next(SAMPLE, packed=bytes_for_bits(train))
+            yield self._make_next(SAMPLE, packed=bytes_for_bits(train))
         offered = {
-            passive.name: self._entry_sizes(passive.name, round_)
+            passive.name: self._get_entry_sizes(passive.name, round_)
             for passive in self.party.recipe.passives
         }
         for _ in range(self.party.recipe.task.outputs):
             parts = {name: {"parts": len(sizes)} for name, sizes in offered.items()}
-            yield from self._each(self._gradients, parts, rows=rows, bytes=self.width)
+            yield from self._yield_for_each(self._gradients, parts, rows=rows, bytes=self.width)
             for level in range(settings.depth):
                 entries = {
                     name: {
-                        "sums": ciphers_for(self.count_summed(level) * sum(sizes), self.together),
+                        "sums": ciphers_for(
+                            self.count_summed_nodes(level) * sum(sizes), self.together
+                        ),
                         "entries": sum(sizes),
                     }
                     for name, sizes in offered.items()
                 }
-                nodes = min(1 << level, 2 * (self._leaves - 1))
-                yield from self._each(self._sums, entries, nodes=nodes, bytes=self.width)
+                nodes = min(1 << level, 2 * (self._max_leaves - 1))
+                yield from self._yield_for_each(self._sums, entries, nodes=nodes, bytes=self.width)
                 last = level + 1 == settings.depth
-                yield self._next(PARTITION, packed=bytes_for_bits(count), rows=0 if last else count)
+                yield self._make_next(
+                    PARTITION, packed=bytes_for_bits(count), rows=0 if last else count
+                )
 
-    def _entry_sizes(self, party: str, round_: int) -> tuple[int, ...]:
-        """Returns the sizes of a party's entries in a round; (0,) if its columns are not here."""
+    def _get_entry_sizes(self, party: str, round_: int) -> tuple[int, ...]:
+        """Returns the numbers of a party's entries in a round; (0,) if its columns are unknown
+        here.
+        """
         if party not in self.known:
             return (0,)
         columns, share = self.known[party], self.settings.column_sample
@@ -146,15 +160,15 @@ class Growth:
         return Layout.of(columns, chosen).sizes
 
     def walk(self, rounds: int | None) -> Iterator[Occurrence]:
-        """Yields the exchanges after the last tree. ``rounds``: the round after which early
-        stopping ends the phase, if known.
+        """Yields the exchanges after the last tree. ``rounds``: the number of rounds after which
+        early stopping has ended the phase, if known.
         """
         settings = self.settings
         ended = settings.trees if rounds is None else min(rounds, settings.trees)
         stopped = ended < settings.trees and settings.early_stopping is not None
         remaining = max(0, ended - (settings.early_stopping or 0)) if stopped else ended
         trees = remaining * self.party.recipe.task.outputs
-        self._at = StepKey(self.name, ended - 1, self._steps(ended - 1))
+        self._next_step_key = StepKey(self.name, ended - 1, self._count_steps(ended - 1))
         chunk = rows_at_once(trees)
         for split in settings.splits:
             count = len(self.party.rows(split))
@@ -163,30 +177,32 @@ class Growth:
                 for level in range(settings.depth + 1):
                     packed = bytes_for_bits(rows * trees) if level else 0
                     down = 0 if level == settings.depth else rows
-                    yield self._next(self._walk, packed=packed, rows=down, trees=trees)
+                    yield self._make_next(self._walk, packed=packed, rows=down, trees=trees)
 
-    def _steps(self, round_: int) -> int:
-        """Returns the maximum number of steps of a round before the walk."""
+    def _count_steps(self, round_: int) -> int:
+        """Returns the maximum number of steps in a round that come before the evaluation."""
         settings = self.settings
-        own = settings.first_tree_own and round_ == 0
-        grown = (
+        without_passives = settings.first_tree_own and round_ == 0
+        growth_steps = (
             0
-            if own
+            if without_passives
             else self.party.recipe.task.outputs * (1 + 2 * settings.depth)
             + (settings.goss is not None)
         )
-        return (round_ == 0) + grown + (settings.early_stopping is not None)
+        return (round_ == 0) + growth_steps + (settings.early_stopping is not None)
 
-    def _next(self, exchange: Exchange, **sizes: int) -> Occurrence:
-        """Returns ``exchange`` at the next step."""
-        step = self._at
-        self._at = StepKey(step.phase, step.round, step.batch + 1)
+    def _make_next(self, exchange: Exchange, **sizes: int) -> Occurrence:
+        """Returns the occurrence of ``exchange`` at the next step."""
+        step = self._next_step_key
+        self._next_step_key = StepKey(step.phase, step.round, step.batch + 1)
         return Occurrence.of(exchange, step, **sizes)
 
-    def _each(
-        self, exchange: Exchange, sizes: Mapping[str, Mapping[str, int]], **all_: int
+    def _yield_for_each(
+        self, exchange: Exchange, sizes: Mapping[str, Mapping[str, int]], **common_sizes: int
     ) -> Iterator[Occurrence]:
-        """Yields ``exchange`` at the next step, with the sizes of each passive party."""
-        step = self._next(exchange).step
-        for party, own in sizes.items():
-            yield Occurrence(step, exchange, tuple({**all_, **own}.items()), party)
+        """Yields the occurrences of ``exchange`` at the next step, with the sizes of each passive
+        party.
+        """
+        step = self._make_next(exchange).step
+        for party, party_sizes in sizes.items():
+            yield Occurrence(step, exchange, tuple({**common_sizes, **party_sizes}.items()), party)

@@ -22,14 +22,14 @@ from vfl_common.errors import Code, InputError, PeerError
 from vfl_party.assembly.party import Assembled, assemble, expect_rows, open_party
 from vfl_party.forecast.count import forecast, outlook_of
 from vfl_party.methods.fedcvt.active import ActiveFedCVT
-from vfl_party.methods.fedcvt.batches import CrossViewStep, FedCVTBatches, own_rows
+from vfl_party.methods.fedcvt.batches import CrossViewStep, FedCVTBatches, make_own_cycle
 from vfl_party.methods.fedcvt.losses import (
     Representations,
     attend,
-    distance,
-    estimate,
+    mean_distance,
+    estimate_view,
     make_pseudo_labels,
-    overlap,
+    mean_overlap,
 )
 from vfl_party.methods.fedcvt.settings import FedCVTSettings
 from vfl_party.phases.context import Party
@@ -80,26 +80,26 @@ def test_a_missing_view_is_made_of_the_others_rows() -> None:
     """
     ours = Representations(torch.ones(1, 4), torch.zeros(2, 4))
     theirs = Representations(torch.tensor([[1.0, 2.0, 3.0, 4.0]]), torch.empty(0, 4))
-    found = estimate(ours.own, ours, theirs, 1.0)
+    found = estimate_view(ours.own, ours, theirs, 1.0)
     torch.testing.assert_close(found, theirs.aligned.expand(2, 4))
     more = Representations(theirs.aligned, torch.tensor([[9.0, 9.0, 5.0, 6.0]]))
-    found = estimate(ours.own, ours, more, 1.0)
+    found = estimate_view(ours.own, ours, more, 1.0)
     # Queries of zeros: the mean.
     torch.testing.assert_close(found, torch.tensor([[1.0, 2.0, 4.0, 5.0]]).expand(2, 4))
 
 
 def test_terms_of_both_presets() -> None:
     a, b = torch.tensor([[1.0, 0.0, 2.0, 0.0], [0.0, 3.0, 0.0, 1.0]]), torch.zeros(2, 4)
-    assert distance(a, b, "paper").item() == pytest.approx((5 + 10) / 2)
-    assert distance(a, b, "released").item() == pytest.approx((5 + 10) / 8)
-    assert overlap(a, "paper").item() == pytest.approx((2**2 + 3**2) / 2)
-    assert overlap(a, "released").item() == pytest.approx((2**2 + 3**2) ** 0.5 / 2)
+    assert mean_distance(a, b, "paper").item() == pytest.approx((5 + 10) / 2)
+    assert mean_distance(a, b, "released").item() == pytest.approx((5 + 10) / 8)
+    assert mean_overlap(a, "paper").item() == pytest.approx((2**2 + 3**2) / 2)
+    assert mean_overlap(a, "released").item() == pytest.approx((2**2 + 3**2) ** 0.5 / 2)
 
 
 @pytest.mark.parametrize("preset", ["paper", "released"])
 def test_representations_that_do_not_overlap_have_finite_gradients(preset: Any) -> None:
     r = torch.zeros(3, 4, requires_grad=True)
-    overlap(r, preset).backward()
+    mean_overlap(r, preset).backward()
     assert r.grad is not None
     assert torch.equal(r.grad, torch.zeros(3, 4))
 
@@ -166,7 +166,7 @@ def steps_of(name: str, **settings: Any) -> tuple[Party, list[list[CrossViewStep
     )
     batches = FedCVTBatches(made, "fedcvt", own)
     return made, [
-        batches.of(round_, own_rows(made, "fedcvt", own)) for round_ in range(batches.rounds)
+        batches.get_round_steps(round_, make_own_cycle(made, "fedcvt", own)) for round_ in range(batches.rounds)
     ]
 
 

@@ -1,1 +1,1 @@
-"""One tree: the splits that columns offer, the best of them, the rows of each node."""
+"""One tree: the possible splits of columns, the best split, and the rows of each node."""

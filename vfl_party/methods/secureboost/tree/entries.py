@@ -1,9 +1,10 @@
-"""The splits that a party's columns offer, in one order, and the sums for them.
+"""The entries of a party's columns, that is, their possible splits in a fixed order, and the sums
+for these.
 
-An entry is a set of codes of one column. An entry of a numeric column is a prefix of its bins; if
+An entry is a set of codes of one column. An entry of a numeric column is a prefix of its bins. If
 values are missing, each prefix has two entries, with the missing values on the right and on the
-left. An entry of a categorical column is a single category: the active party combines them into
-sets.
+left. An entry of a categorical column is a single category. The active party combines categories
+into sets.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from vfl_party.methods.secureboost.columns import Column
 
 @dataclass(frozen=True)
 class SplitEntry:
-    """An entry: the codes of ``column`` (its index) below ``below``, and with ``missing`` also the
-    code for missing values.
+    """An entry: the codes of ``column`` (an index) that are less than ``below``, and with
+    ``missing`` also the code for missing values.
 
-    For a category ``below`` is its code.
+    In a categorical column, ``below`` is the code of the category.
     """
 
     column: int
@@ -32,8 +33,8 @@ class SplitEntry:
 
 @dataclass(frozen=True)
 class Layout:
-    """The entries of a round's columns: ``numbers``, then one list for each column of
-    categories.
+    """The entries of a round's columns: the numeric entries ``numbers``, then one tuple of ``sets``
+    for each categorical column.
     """
 
     numbers: tuple[SplitEntry, ...]
@@ -41,16 +42,16 @@ class Layout:
 
     @classmethod
     def of(cls, columns: list[Column], chosen: list[int]) -> Layout:
-        """Returns the entries of the ``chosen`` columns; a set for each column of categories, empty
-        if not chosen.
+        """Returns the entries of the ``chosen`` columns. A categorical column that is not chosen
+        has an empty set.
         """
         numbers: list[SplitEntry] = []
         sets: list[tuple[SplitEntry, ...]] = []
         for place, column in enumerate(columns):
             if column.cuts is None:
-                used = place in chosen and column.size > 1
+                is_used = place in chosen and column.size > 1
                 sets.append(
-                    tuple(SplitEntry(place, code) for code in range(column.size)) if used else ()
+                    tuple(SplitEntry(place, code) for code in range(column.size)) if is_used else ()
                 )
             elif place in chosen:
                 bins = len(column.cuts) + 1
@@ -62,21 +63,22 @@ class Layout:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Returns the number of entries of the numbers, then of each set."""
+        """The number of numeric entries, then the number of entries in each set."""
         return len(self.numbers), *map(len, self.sets)
 
     @property
     def entries(self) -> list[SplitEntry]:
-        """Returns all entries in order."""
+        """All entries, in order."""
         return [*self.numbers, *(entry for entries in self.sets for entry in entries)]
 
     def choose_left(
         self, columns: list[Column], flags: npt.NDArray[np.bool_]
     ) -> tuple[int, list[bool]]:
-        """Returns the column of a split, and for each of its codes whether it goes left.
+        """Returns the column of a split, and whether each of its codes goes left.
 
-        ``flags``: the chosen entries, in order. The first numeric entry counts; without one, the
-        entries of the first column of categories. Raises ValueError if no entry is chosen.
+        ``flags``: whether each entry is chosen, in order. The first chosen numeric entry is used
+        or, without one, the chosen entries of the first categorical column that has any. Raises
+        ValueError if no entry is chosen.
         """
         numbers = len(self.numbers)
         for place in np.flatnonzero(flags[:numbers])[:1].tolist():
@@ -85,12 +87,12 @@ class Layout:
             return entry.column, [
                 code < entry.below or (entry.missing and code > len(cuts)) for code in range(size)
             ]
-        at = numbers
+        start = numbers
         for entries in self.sets:
-            own = flags[at : at + len(entries)]
-            if own.any():
-                return entries[0].column, own.tolist()
-            at += len(entries)
+            set_flags = flags[start : start + len(entries)]
+            if set_flags.any():
+                return entries[0].column, set_flags.tolist()
+            start += len(entries)
         raise ValueError("no entry is chosen")
 
 

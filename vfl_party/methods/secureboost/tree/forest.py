@@ -1,8 +1,8 @@
-"""The trees as one party knows them: its own splits, and at the active party the leaves and the
-owners of splits.
+"""The part of the trees that one party knows: its own splits, and at the active party also the
+leaves and the owners of splits.
 
-They are the state of a module, so that checkpoints, prediction and exported models treat them like
-weights.
+Trees are the state of a torch module, so that checkpoints, prediction and exported models treat
+them like weights.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from torch import Tensor, nn
 from vfl_common.errors import Code, InputError
 from vfl_party.methods.secureboost.columns import ELSEWHERE, Codes, Column
 
-# (level, number in the level); the children of n are 2n and 2n + 1 in the next level.
+# A node: (level, number in the level). The children of n are 2n and 2n + 1 in the next level.
 Node = tuple[int, int]
-# The key in ``Party.models``.
+# The key of the forest in ``Party.models``.
 NAME = "trees"
 
 
 @dataclass(frozen=True)
 class TreeSplit:
-    """A split on one of the party's own columns: the codes that go left, and where others go."""
+    """A split on one of the party's own columns. ``left``: whether each code goes left."""
 
     column: int
     left: tuple[bool, ...]
-    # Whether cells with another code go left.
+    # Whether cells with any other code go left.
     default: bool
 
     def goes_left(self, codes_BF: Codes) -> npt.NDArray[np.bool_]:
         """Returns whether each row goes left."""
         codes_B = codes_BF[:, self.column]
-        known = np.array(self.left, bool)[codes_B.clip(min=0)]
-        left: npt.NDArray[np.bool_] = np.where(codes_B == ELSEWHERE, self.default, known)
+        left_by_code = np.array(self.left, bool)[codes_B.clip(min=0)]
+        left: npt.NDArray[np.bool_] = np.where(codes_B == ELSEWHERE, self.default, left_by_code)
         return left
 
 
 @dataclass
 class Tree:
-    """``splits``: this party's own. ``owners``, ``gains``, ``leaves``: of all, at the active party
-    alone.
+    """One tree. ``splits``: this party's own splits. ``owners``, ``gains``, ``leaves``: of all
+    nodes, only at the active party.
     """
 
     splits: dict[Node, TreeSplit] = field(default_factory=dict)
@@ -64,8 +64,8 @@ class Forest(nn.Module):
         self.trees: list[Tree] = []
 
     def importance(self) -> dict[str, float]:
-        """Returns the gain of each own column; at a passive party, which does not know gains, its
-        number of splits.
+        """Returns the gain of each of this party's columns. A passive party, which does not know
+        gains, gets the number of splits instead.
         """
         gains: dict[str, float] = {}
         for tree in self.trees:
@@ -87,7 +87,9 @@ class Forest(nn.Module):
         return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Any) -> None:
-        """Restores what ``get_extra_state`` returned. Raises InputError if it cannot be read."""
+        """Restores the trees that ``get_extra_state`` returned. Raises InputError if they cannot be
+        read.
+        """
         try:
             tree = json.loads(bytes(state.numpy()))
             self.columns = [
@@ -102,14 +104,14 @@ class Forest(nn.Module):
             self.base = tree["base"]
             self.trees = []
             for splits, owners, gains, leaves in tree["trees"]:
-                own = {
+                own_splits = {
                     (a, b): TreeSplit(s["column"], tuple(s["left"]), s["default"])
                     for a, b, s in splits
                 }
-                others = (
+                node_values = (
                     {(a, b): value for a, b, value in part} for part in (owners, gains, leaves)
                 )
-                self.trees.append(Tree(own, *others))
+                self.trees.append(Tree(own_splits, *node_values))
         except (ValueError, TypeError, KeyError, AttributeError):
             raise InputError(
                 Code.CHECKPOINT_INVALID,

@@ -1,4 +1,6 @@
-"""The loss of the trees: initial scores, derivatives, and their representation as integers."""
+"""The loss of the trees: initial scores, derivatives, and the representation of derivatives as
+integers.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,15 @@ from vfl_common.config.models import TaskSettings
 from vfl_party.homomorphic import Integers
 
 Doubles = npt.NDArray[np.float64]
-# The most bits after the binary point.
+# The maximum number of bits after the binary point.
 MAX_FRACTION = 50
-# Bits of a sum of g or h, below the limit of packing.
+# The number of bits for a sum of g or h, below the limit of packing.
 SUM_BITS = 61
 
 
-def base(task: TaskSettings, y_N: Doubles) -> Doubles:
-    """Returns the scores [K] before the first tree: log-odds, logarithms of the classes' shares, or
-    the mean.
+def compute_base(task: TaskSettings, y_N: Doubles) -> Doubles:
+    """Returns the scores [K] before the first tree: the log-odds, the logarithms of the class
+    shares, or the mean target.
     """
     if task.kind == "binary":
         share = float(y_N.mean())
@@ -42,28 +44,28 @@ def derivatives(
         return p_N - y_N, p_N * (1.0 - p_N)
     powers_NK = np.exp(scores_NK - scores_NK.max(axis=1, keepdims=True))
     p_N = powers_NK[:, k] / powers_NK.sum(axis=1)
-    # Twice the second derivative, as in XGBoost.
+    # h is twice the second derivative, as in XGBoost.
     return p_N - (y_N == k), 2.0 * p_N * (1.0 - p_N)
 
 
 @dataclass(frozen=True)
 class Fixed:
-    """Fixed point: a number is represented as an integer, times 2^``fraction``, so that sums are
-    exact in any order.
+    """Converts numbers to fixed point: integers that are 2^``fraction`` times as large, so that
+    sums are exact in any order.
     """
 
     fraction: int
 
     @classmethod
     def of(cls, g_N: Doubles, h_N: Doubles) -> Fixed:
-        """Returns the largest fraction that leaves room for the sums of all rows."""
+        """Chooses the largest ``fraction`` for which the sums over all rows fit."""
         largest = max(float(np.abs(g_N).max(initial=0.0)), float(h_N.max(initial=0.0)), 2.0**-20)
         return cls(min(MAX_FRACTION, SUM_BITS - math.frexp(largest * max(1, len(g_N)))[1]))
 
-    def integers(self, values_N: Doubles) -> Integers:
-        """Returns the integers that represent values, rounded."""
+    def to_integers(self, values_N: Doubles) -> Integers:
+        """Returns the values as integers in fixed point, rounded."""
         return np.rint(np.ldexp(values_N, self.fraction)).astype(np.int64)
 
-    def doubles(self, values_N: Integers) -> Doubles:
-        """Returns the numbers that integers represent."""
+    def to_doubles(self, values_N: Integers) -> Doubles:
+        """Returns the numbers that integers in fixed point represent."""
         return np.ldexp(values_N.astype(np.float64), -self.fraction)

@@ -1,5 +1,5 @@
-"""The positions of rows while a tree grows, which all parties know: each row's node in the current
-level.
+"""The positions of rows while a tree grows, that is, each row's node in the current level. All
+parties know them.
 """
 
 from __future__ import annotations
@@ -9,23 +9,23 @@ import numpy.typing as npt
 
 from vfl_party.base.seeds import Rows
 
-# Marks, instead of a node, a row that is in a leaf.
+# The value that marks a row in a leaf, instead of a node.
 SETTLED = 255
 Nodes = npt.NDArray[np.uint8]
 Bools = npt.NDArray[np.bool_]
 
 
-def open_nodes(nodes_N: Nodes) -> list[int]:
-    """Returns the nodes of the level that may be split, ascending."""
+def list_open_nodes(nodes_N: Nodes) -> list[int]:
+    """Returns the nodes of a level that may be split, ascending."""
     return [node for node in np.unique(nodes_N).tolist() if node != SETTLED]
 
 
-def to_sum(nodes_N: Nodes, in_sample_N: Bools) -> list[int]:
-    """Returns the open nodes whose sums are computed: of two siblings, the one with fewer rows in
-    the sample, or the left one. The other's sums are those of the parent minus these.
+def choose_summed_nodes(nodes_N: Nodes, in_sample_N: Bools) -> list[int]:
+    """Returns the open nodes whose sums are computed: of two siblings, the node with fewer rows in
+    the sample, or the left one if equal. The sums of its sibling are the parent's sums minus these.
     """
     counts = np.bincount(nodes_N[in_sample_N], minlength=256)
-    present = open_nodes(nodes_N)
+    present = list_open_nodes(nodes_N)
     return [
         node
         for node in present
@@ -41,5 +41,5 @@ def rows_of_nodes(nodes_N: Nodes, nodes: list[int]) -> Rows:
 
 
 def bytes_for_bits(bits: int) -> int:
-    """Returns the bytes that ``bits`` bits need."""
+    """Returns the number of bytes for ``bits`` bits."""
     return -(-bits // 8)
