@@ -441,7 +441,7 @@ def test_numbers_too_large_are_told_by_whose_they_are(huge: bool, tmp_path: Path
     answers = Answers(z)
     phase._latents = answers  # type: ignore[assignment]
     with raises(PeerError if huge else InputError, Code.NON_FINITE) as caught:
-        phase._step(StepKey("mocosfl", 0, 0))
+        phase._run_step(StepKey("mocosfl", 0, 0))
     assert ("p2" if huge else "p0") in str(caught.value)
     assert not answers.replied
 

@@ -1,9 +1,9 @@
-"""MocoSFL (Li et al. 2023): momentum contrast over rows that different parties hold, by split
+"""MocoSFL (Li et al. 2023): momentum contrast on rows that different parties hold, by split
 federated learning.
 
-The parties hold different rows of the same columns. Each has a bottom model; the active party has
-the tail, the memory of keys, and labels for a probe; the aggregation server averages the bottom
-models. These are SplitFed's two servers.
+The parties hold different rows of the same columns. Each party has a bottom model. The active party
+has the tail (the upper half of the network), the memory of keys, and labels for a probe. The
+aggregation server averages the bottom models. Together they are the two servers of SplitFed.
 """
 
 from __future__ import annotations
@@ -19,27 +19,29 @@ from vfl_party.methods.mocosfl.active import ActiveMocoSFL
 from vfl_party.methods.mocosfl.check import other_encoder_error
 from vfl_party.methods.mocosfl.passive import PassiveMocoSFL
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
-from vfl_party.methods.mocosfl.single_party import AloneMocoSFL
-from vfl_party.methods.mocosfl.steps import build_bottom, build_tail, hands_out
+from vfl_party.methods.mocosfl.single_party import SinglePartyMocoSFL
+from vfl_party.methods.mocosfl.steps import build_bottom, build_tail, sends_initial_bottom
 from vfl_party.methods.mocosfl.traffic import traffic
 from vfl_party.outbound.declared import Traffic
 from vfl_party.phases.context import MakeEncoder, Party
 from vfl_party.phases.method import Method
 
 
-def _active(party: Party, name: str, settings: MocoSFLSettings) -> Phase:
+def _make_active(party: Party, name: str, settings: MocoSFLSettings) -> Phase:
     parties = len(party.recipe.passives)
     if not parties:
-        return AloneMocoSFL(party, name, settings)
+        return SinglePartyMocoSFL(party, name, settings)
     return ActiveMocoSFL(party, name, settings.adjust(parties))
 
 
-def _passive(party: Party, name: str, settings: MocoSFLSettings) -> Phase:
+def _make_passive(party: Party, name: str, settings: MocoSFLSettings) -> Phase:
     return PassiveMocoSFL(party, name, settings.adjust(len(party.recipe.passives)))
 
 
 class MocoSFL(Method[MocoSFLSettings]):
-    """The encoder is the bottom model of a network whose tail the active party has."""
+    """MocoSFL: each party's encoder is the bottom model of a network whose tail the active party
+    has.
+    """
 
     def follows(self, settings: MocoSFLSettings) -> frozenset[str] | None:
         _ = settings
@@ -52,7 +54,9 @@ class MocoSFL(Method[MocoSFLSettings]):
 
     def upper(self, settings: MocoSFLSettings, recipe: Recipe, seed: int) -> dict[str, nn.Module]:
         models: dict[str, nn.Module] = {"tail": build_tail(recipe, settings, seed)}
-        return models | ({"bottom": build_bottom(recipe, settings)} if hands_out(recipe) else {})
+        return models | (
+            {"bottom": build_bottom(recipe, settings)} if sends_initial_bottom(recipe) else {}
+        )
 
     def traffic(self, party: Party, phase: str, settings: MocoSFLSettings) -> Traffic:
         return traffic(party, phase, settings.adjust(len(party.recipe.passives)))
@@ -62,4 +66,4 @@ class MocoSFL(Method[MocoSFLSettings]):
         return True
 
 
-METHOD = MocoSFL(MocoSFLSettings, _active, _passive, rows="own", protocol=8)
+METHOD = MocoSFL(MocoSFLSettings, _make_active, _make_passive, rows="own", protocol=8)

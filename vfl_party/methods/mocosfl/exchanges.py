@@ -1,5 +1,5 @@
-"""The exchanges of MocoSFL: latents of both views up, the gradient of one down, and the bottoms to
-the server.
+"""Declares MocoSFL's exchanges: the latents of two views and the gradient of one, and the bottom
+models that the server averages.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from vfl_party.methods.mocosfl.settings import MocoSFLSettings
 from vfl_party.outbound.declared import NOTHING, Exchange, Sent, f32
 
 
-def latents(settings: MocoSFLSettings) -> Exchange:
-    """Declares the latents q (online bottom) and k (momentum bottom) of two views up, and the
-    gradient of q down.
+def declare_latents(settings: MocoSFLSettings) -> Exchange:
+    """Declares the exchange of latents. A passive party sends the latents of two views: q from the
+    bottom model, and k from its moving average. The active party returns the gradient of q.
     """
     shape = ("rows", "channels", "height", "width")
     up = Sent(Kind.EMBEDDING, {"q": f32(*shape), "k": f32(*shape)})
@@ -25,8 +25,10 @@ def latents(settings: MocoSFLSettings) -> Exchange:
     return Exchange("latents", up, NOTHING if settings.frozen else down)
 
 
-def handout(bottom: nn.Module) -> Exchange:
-    """Declares the bottom model that the active party sends to all at the beginning."""
+def declare_handout(bottom: nn.Module) -> Exchange:
+    """Declares the exchange in which the active party sends its bottom model to all passive parties
+    at the beginning.
+    """
     sent = Sent(
         Kind.WEIGHTS,
         {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in bottom.state_dict().items()},
@@ -35,9 +37,9 @@ def handout(bottom: nn.Module) -> Exchange:
     return Exchange("handout", NOTHING, sent, when="once")
 
 
-def bottoms(shared: Mapping[str, Tensor], draw: Draw | None) -> Exchange:
-    """Declares the bottom models of the drawn passive parties up, and their mean down to the
-    parties that are drawn next. ``shared``: {name: tensor}.
+def declare_bottoms(shared: Mapping[str, Tensor], draw: Draw | None) -> Exchange:
+    """Declares the exchange of bottom models. The drawn passive parties send theirs, and the
+    parties that are drawn next get the mean. ``shared``: {name: tensor} of the weights.
     """
     sent = Sent(
         Kind.WEIGHTS, {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in shared.items()}

@@ -1,4 +1,4 @@
-"""The training of the tail: its moving average, the memory of keys, and the update of both."""
+"""Trains the tail, and updates its moving average and the memory of keys."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ from vfl_party.base.phase import Tree
 from vfl_party.base.seeds import derive_seed
 from vfl_party.methods.mocosfl.contrast import contrast
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
-from vfl_party.methods.mocosfl.steps import momentum_of
+from vfl_party.methods.mocosfl.steps import make_moving_average
 from vfl_party.methods.mocosfl.training import TrainedHalf
 from vfl_party.phases.context import Party
 from vfl_party.selfsup.losses import KeyQueue, ema_update
 
 
-class Memory:
-    """Earlier keys, which are the negatives: of all parties together, or of each party."""
+class KeyMemory:
+    """A memory of earlier keys, which are the negatives: one for all parties, or one for each
+    party.
+    """
 
     def __init__(self, party: Party, phase: str, settings: MocoSFLSettings) -> None:
         seed, size = derive_seed(party.own_seed, "queue", phase), settings.queue
-        self._whole: KeyQueue | None = None
-        self._each: dict[str, KeyQueue] = {}
+        self._shared_queue: KeyQueue | None = None
+        self._queues: dict[str, KeyQueue] = {}
         if settings.shared_memory:
-            self._whole = KeyQueue(size, settings.width, seed, party.device)
+            self._shared_queue = KeyQueue(size, settings.width, seed, party.device)
             return
         names = [passive.name for passive in party.recipe.passives]
         if size < len(names):
@@ -37,82 +39,92 @@ class Memory:
                 f"{len(names):,} (got {size}). Set a larger queue, or shared_memory = true.",
             )
         for name in names:
-            own = derive_seed(seed, name)
-            self._each[name] = KeyQueue(size // len(names), settings.width, own, party.device)
+            party_seed = derive_seed(seed, name)
+            self._queues[name] = KeyQueue(
+                size // len(names), settings.width, party_seed, party.device
+            )
 
     def keys(self, parties: Sequence[str]) -> list[Tensor]:
-        """Returns the keys for rows of ``parties``, [Q, P]: one memory, or one per party."""
-        if self._whole is not None:
-            return [self._whole.keys]
-        return [self._each[name].keys for name in parties]
+        """Returns the keys for rows of ``parties``, each a tensor [Q, P]: one for all parties, or
+        one per party.
+        """
+        if self._shared_queue is not None:
+            return [self._shared_queue.keys]
+        return [self._queues[name].keys for name in parties]
 
-    def push(self, fresh: Tensor, parties: Sequence[str]) -> None:
-        """Remembers new keys [2B, P]: those of the first views, then those of the second ones."""
-        if self._whole is not None:
-            self._whole.push(fresh)
+    def push(self, new_keys: Tensor, parties: Sequence[str]) -> None:
+        """Stores new keys [2B, P]: first the keys of the first views, then the keys of the second
+        views.
+        """
+        if self._shared_queue is not None:
+            self._shared_queue.push(new_keys)
             return
-        first, second = (half.chunk(len(parties)) for half in fresh.chunk(2))
-        for name, *own in zip(parties, first, second, strict=True):
-            self._each[name].push(torch.cat(own))
+        first_parts, second_parts = (half.chunk(len(parties)) for half in new_keys.chunk(2))
+        for name, *party_keys in zip(parties, first_parts, second_parts, strict=True):
+            self._queues[name].push(torch.cat(party_keys))
 
     def state(self) -> Tree:
         """Returns the state for a checkpoint."""
-        if self._whole is not None:
-            return self._whole.state()
-        return {name: queue.state() for name, queue in self._each.items()}
+        if self._shared_queue is not None:
+            return self._shared_queue.state()
+        return {name: queue.state() for name, queue in self._queues.items()}
 
     def load_state(self, tree: Tree) -> None:
         """Restores a state that ``state`` returned."""
-        if self._whole is not None:
-            self._whole.load_state(tree)
-        for name, queue in self._each.items():
+        if self._shared_queue is not None:
+            self._shared_queue.load_state(tree)
+        for name, queue in self._queues.items():
             queue.load_state(tree[name])
 
 
 class TrainedTail:
-    """The tail, one of the active party's models, with everything that its training needs."""
+    """The tail, which is one of the active party's models, with its optimizer, moving average and
+    memory.
+    """
 
     def __init__(self, party: Party, phase: str, settings: MocoSFLSettings) -> None:
         self._party, self._phase, self._settings = party, phase, settings
         self._tail = party.models["tail"]
-        self._half = TrainedHalf(self._tail, settings.of_tail, settings.epochs)
-        self._momentum = momentum_of(self._tail)
-        self._memory = Memory(party, phase, settings)
-        # The parties whose rows the last loss used, and the new keys of these rows.
-        self._of: Sequence[str] = ()
+        self._half = TrainedHalf(self._tail, settings.tail_optimizer, settings.epochs)
+        self._momentum = make_moving_average(self._tail)
+        self._memory = KeyMemory(party, phase, settings)
+        # The parties whose rows the last loss used.
+        self._loss_parties: Sequence[str] = ()
         self._halved = party.recipe.preset == "paper"
-        self._fresh: Tensor | None = None
+        self._new_keys: Tensor | None = None
 
-    def begin(self) -> None:
+    def start_from_tail(self) -> None:
         """Copies the tail of an earlier run into the moving average."""
         self._momentum.load_state_dict(self._tail.state_dict())
 
     def loss(self, q: Tensor, k: Tensor, parties: Sequence[str] = ()) -> Tensor:
-        """Updates the moving average and returns the loss on the latents [B, C, H, W] of two
-        views, of which ``parties`` have equal parts.
+        """Updates the moving average and returns the loss on the latents [B, C, H, W] of two views.
+        Each of ``parties`` has an equal part of the rows.
         """
         ema_update(self._momentum, self._tail, self._settings.momentum)
         self._half.zero_grad()
-        tails, keys = (self._tail, self._momentum), self._memory.keys(parties)
-        self._of = parties
-        loss, self._fresh = contrast(
-            *tails, q, k, keys, self._settings.temperature, halved=self._halved
+        models, keys = (self._tail, self._momentum), self._memory.keys(parties)
+        self._loss_parties = parties
+        loss, self._new_keys = contrast(
+            *models, q, k, keys, self._settings.temperature, halved=self._halved
         )
         return loss
 
     def step(self) -> None:
         """Updates the tail with its gradients, and stores the new keys."""
-        assert self._fresh is not None  # noqa: S101 - loss comes first
+        assert self._new_keys is not None  # noqa: S101 - loss comes first
         self._half.step()
-        self._memory.push(self._fresh, self._of)
-        self._fresh = None
+        self._memory.push(self._new_keys, self._loss_parties)
+        self._new_keys = None
 
     def end_epoch(self) -> None:
-        """Steps the schedule."""
+        """Steps the schedule of the learning rate."""
         self._half.end_epoch()
 
-    def mean(self, total: Tensor, steps: int) -> float:
-        """Returns the mean loss of a round. Raises InputError if it is NaN or infinite."""
+    def compute_mean(self, total: Tensor, steps: int) -> float:
+        """Returns the mean loss of a round, from the ``total`` loss of its steps. Raises InputError
+        if the mean is NaN or infinite.
+        """
         loss = total.item() / steps
         if not math.isfinite(loss):
             raise InputError(
@@ -137,6 +149,6 @@ class TrainedTail:
         self._memory.load_state(tree["queue"])
 
 
-def zero(party: Party) -> Tensor:
-    """Returns a zero on the party's device, to sum losses."""
+def make_zero(party: Party) -> Tensor:
+    """Returns a zero on the party's device, to which losses are added."""
     return torch.zeros((), device=party.device)

@@ -1,5 +1,5 @@
-"""The passive side, the paper's client: sends the latents of two views, receives the gradient of
-one, and averages its bottom model.
+"""A passive party's side, which is the paper's client: sends the latents of two views, receives the
+gradient of one, and averages its bottom model with other parties.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import torch
 from vfl_common.bundle import StepKey
 from vfl_party.base.phase import Phase, RoundReport, Tree
 from vfl_party.base.seeds import Rows
-from vfl_party.methods.mocosfl.exchanges import bottoms, handout, latents
+from vfl_party.methods.mocosfl.exchanges import declare_bottoms, declare_handout, declare_latents
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
 from vfl_party.methods.mocosfl.steps import (
     StepPlan,
     get_averaged_parameters,
     halves_of,
-    momentum_of,
+    make_moving_average,
 )
 from vfl_party.methods.mocosfl.training import TrainedHalf
 from vfl_party.methods.mocosfl.views import AugmentedViews
@@ -31,66 +31,66 @@ from vfl_party.selfsup.losses import ema_update
 
 
 class PassiveMocoSFL(Phase):
-    """One round is the part of an epoch up to the next average. The bottom model is the party's
-    encoder.
+    """Trains the bottom model, which is the party's encoder. One round is the part of an epoch up
+    to the next average.
     """
 
     def __init__(self, party: Party, name: str, settings: MocoSFLSettings) -> None:
         self.name, self.rounds = name, settings.rounds
         self._party, self._settings = party, settings
         self._views = AugmentedViews(party, name, settings)
-        self._course = StepPlan.of(party, name, settings)
+        self._plan = StepPlan.of(party, name, settings)
         released = party.recipe.preset == "released"
         self._bottom = party.models["encoder"]
         self._half = TrainedHalf(
             self._bottom, settings.of_bottoms, settings.epochs, by_batch=released
         )
-        self._momentum = momentum_of(self._bottom)
+        self._momentum = make_moving_average(self._bottom)
         self._averaged = get_averaged_parameters(self._bottom, None if released else self._momentum)
         channels, height, width = halves_of(party.recipe, settings).latent
         self._sizes = {"channels": channels, "height": height, "width": width}
         self._latents = party.asking(
-            name, latents(settings), rows=settings.batch_size, **self._sizes
+            name, declare_latents(settings), rows=settings.batch_size, **self._sizes
         )
         self._handout = (
-            party.asking(name, handout(self._bottom)) if self._course.hands_out else None
+            party.asking(name, declare_handout(self._bottom)) if self._plan.hands_out else None
         )
         self._bottoms = (
             None
             if settings.frozen
-            else party.asking(name, bottoms(self._averaged, self._course.draw))
+            else party.asking(name, declare_bottoms(self._averaged, self._plan.draw))
         )
-        self.skippable = self._course.idle(party.name)
+        self.skippable = self._plan.idle(party.name)
 
     def run_round(self, round_: int) -> RoundReport:
-        course, drawn = self._course, self._party.name in self._course.participants(round_)
-        report = RoundReport(len(course.numbers(round_)) if drawn else 0)
-        # Start from the bottom model of earlier phases or of another run.
+        plan, is_drawn = self._plan, self._party.name in self._plan.participants(round_)
+        report = RoundReport(len(plan.numbers(round_)) if is_drawn else 0)
+        # Start with the bottom model of earlier phases or of another run.
         if round_ == 0:
             if self._handout is not None:
                 self._bottom.load_state_dict(self._handout.swap(StepKey(self.name, 0, 0), {}))
             self._momentum.load_state_dict(self._bottom.state_dict())
-            advise(self._party.show, course.warn_of_long_epoch(self._party.name))
-        if drawn:
+            advise(self._party.show, plan.warn_of_long_epoch(self._party.name))
+        if is_drawn:
             if not self._settings.frozen:
                 self._half.catch_up(round_ // self._settings.averages_per_epoch)
-            self._steps(round_, report.steps)
+            self._run_steps(round_, report.steps)
         if self._bottoms is not None:
-            self._average(self._bottoms, report, round_, gives=drawn)
+            self._average(self._bottoms, report, round_, gives=is_drawn)
         return report
 
-    def _steps(self, round_: int, steps: int) -> None:
+    def _run_steps(self, round_: int, steps: int) -> None:
         party = self._party
-        for done, (step, number) in enumerate(self._course.steps(round_), 1):
-            rows, (v1, v2) = self._views.rows(number), self._views.of(number)
+        for num_done, (step, number) in enumerate(self._plan.steps(round_), 1):
+            rows, (v1, v2) = self._views.rows(number), self._views.make_views(number)
             if self._settings.frozen:
                 with torch.no_grad():
-                    latents = {"q": self._bottom(*v1), "k": self._bottom(*v2)}
-                check_own(party, step, latents)
-                self._latents.swap(step, latents, rows)
+                    views_latents = {"q": self._bottom(*v1), "k": self._bottom(*v2)}
+                check_own(party, step, views_latents)
+                self._latents.swap(step, views_latents, rows)
             else:
                 self._train(step, rows, v1, v2)
-            party.tick(self.name, round_, self.rounds, done, steps)
+            party.tick(self.name, round_, self.rounds, num_done, steps)
 
     def _train(self, step: StepKey, rows: Rows, v1: Inputs, v2: Inputs) -> None:
         with torch.no_grad():
@@ -104,19 +104,23 @@ class PassiveMocoSFL(Phase):
         self._half.step()
 
     @torch.no_grad()
-    def _average(self, bottoms: Asking, report: RoundReport, round_: int, *, gives: bool) -> None:
-        """Sends the bottom model to the server if it was trained, and loads the mean if this party
-        takes part in the next round. The optimizer's state stays here.
+    def _average(self, weights: Asking, report: RoundReport, round_: int, *, gives: bool) -> None:
+        """Sends the bottom model to the server if this party has trained it, and loads the mean if
+        this party takes part in the next round. The optimizer's state is not averaged.
         """
-        step, takes = StepKey(self.name, round_, 0), self._party.name in self._course.takers(round_)
+        step, receives = (
+            StepKey(self.name, round_, 0),
+            self._party.name in self._plan.takers(round_),
+        )
         if gives:
             check_own(self._party, step, self._averaged)
-        if gives and not takes:
-            # The others need nothing more from this party and may be far ahead when it returns.
-            bottoms.give(step, self._averaged, partial(self._party.settled, report))
-        if not takes:
+        if gives and not receives:
+            # The other parties need nothing more from this party, and may be far ahead when it
+            # returns.
+            weights.give(step, self._averaged, partial(self._party.settled, report))
+        if not receives:
             return
-        mean = bottoms.swap(step, self._averaged) if gives else bottoms.take(step)
+        mean = weights.swap(step, self._averaged) if gives else weights.take(step)
         for name, parameter in self._averaged.items():
             parameter.copy_(mean[name])
 

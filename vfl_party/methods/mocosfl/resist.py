@@ -1,5 +1,5 @@
-"""Resistance to model inversion, trained by a single party in pretraining: TAResSFL (MocoSFL,
-appendix A.4).
+"""Trains a bottom model to resist model inversion, at a single party in pretraining: TAResSFL
+(MocoSFL, appendix A.4).
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from vfl_party.models.optim import build_optimizer
 
 
 class ResistSettings(Section):
-    """The penalty on the bottom model for what a decoder reconstructs."""
+    """Settings of the penalty on the bottom model for images that a decoder can reconstruct."""
 
     weight: Annotated[float, Field(gt=0.0, le=1e6)] = 2.0
     """The weight of the penalty."""
     ssim: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.6
-    """The similarity (SSIM) of reconstructions up to which there is no penalty."""
+    """The similarity (SSIM) of reconstructions above which there is a penalty."""
     lr: Rate = 1e-3
     """The learning rate of the decoder, which Adam trains."""
 
 
 class Resistance:
-    """The decoder that is trained along with a bottom model, and its penalty.
+    """A decoder that is trained along with a bottom model, and the penalty for its reconstructions.
 
     Args:
-        latent, image: C, H and W of the outputs and inputs of the bottom model.
-        seed: the seed of the decoder's initial weights.
-        by_ssim: the decoder maximises the similarity, as in the released code; else it minimises
-            the squared error, as in the paper.
+        latent, image: The shapes (C, H, W) of the outputs and the inputs of the bottom model.
+        seed: The seed of the decoder's initial weights.
+        by_ssim: Whether the decoder maximises the SSIM, as in the released code, instead of
+            minimising the squared error, as in the paper.
     """
 
     def __init__(
@@ -60,18 +60,19 @@ class Resistance:
         )
 
     def gradient(self, z: Tensor, images: Tensor) -> tuple[Tensor | None, float]:
-        """Trains the decoder for one step, then computes the penalty; leaves z unchanged.
+        """Trains the decoder for one step, then computes the penalty. ``z`` stays unchanged.
 
         Args:
-            z: latents [B, C, H, W], at least two.
-            images: the inputs of the bottom model, [B, C, H, W], from 0 to 1.
+            z: The latents [B, C, H, W] of at least two rows.
+            images: The inputs of the bottom model, [B, C, H, W], with pixels from 0 to 1.
 
         Returns the gradient of the penalty with respect to z, None without a penalty, and the SSIM
         of the reconstructions.
         """
         settings = self._settings
-        self._step(z.detach(), images)
-        # In eval mode, as an attacker uses it: a reconstruction does not depend on other rows.
+        self._train_decoder(z.detach(), images)
+        # An attacker uses a decoder in eval mode, in which a reconstruction does not depend on
+        # other rows.
         self._decoder.eval()
         leaf = z.detach().requires_grad_()
         loss, similarity = penalty(self._decoder, leaf, images, settings.weight, settings.ssim)
@@ -80,7 +81,7 @@ class Resistance:
         (dz,) = torch.autograd.grad(loss, leaf)
         return dz, similarity
 
-    def _step(self, z: Tensor, images: Tensor) -> None:
+    def _train_decoder(self, z: Tensor, images: Tensor) -> None:
         self._decoder.train()
         self._optimizer.zero_grad()
         reconstructed = self._decoder(z)
@@ -111,8 +112,8 @@ def penalty(
     """Returns weight · (SSIM - threshold) of a decoder's reconstructions, a scalar with gradient,
     and the SSIM.
 
-    ``z``: latents [B, C, H, W]. ``images``: the originals. The penalty is None if the SSIM is at
-    most the threshold.
+    ``z``: the latents [B, C, H, W]. ``images``: the original images. The penalty is None if the
+    SSIM is at most the threshold.
     """
     similarity = ssim(decoder(z), images)
     value = similarity.item()

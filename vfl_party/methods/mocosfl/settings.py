@@ -1,4 +1,4 @@
-"""The recipe's settings for MocoSFL. Defaults: MocoSFL, appendix A.1 and A.4."""
+"""The recipe's settings for MocoSFL. The defaults are from the paper's appendices A.1 and A.4."""
 
 from __future__ import annotations
 
@@ -15,87 +15,104 @@ from vfl_party.models.halves import Bottleneck
 from vfl_party.selfsup.augment.settings import AugmentSettings
 
 _MAX_PIXELS = 1 << 26
-# The most bytes of all keys.
-_MAX_BYTES = 64 << 30
-# The released code aims at this many rows of all parties in a step, and between two averages.
+# The maximum number of bytes of all keys.
+_MAX_KEY_BYTES = 64 << 30
+# The number of rows of all parties in a step, and between two averages, at which the released code
+# aims.
 _ROWS_A_STEP, _ROWS_AN_AVERAGE = 100, 1000
-# The smallest crops in the released code, and the share of blurred images in both papers.
-_SMALLEST, _BLURRED = 0.08, 0.5
-# Learning rates of the tail: appendix A.1, and A.4 for a bottom model that is not trained.
+# The minimum area of a crop in the released code, and the share of blurred images in both papers.
+_MIN_CROP, _BLURRED = 0.08, 0.5
+# The learning rates of the tail: from appendix A.1, and from A.4 for a bottom model that is not
+# trained.
 _RATE, _FROZEN_RATE = 0.06, 0.001
 
 
 class BottleneckSettings(Section):
-    """TAResSFL's bottleneck at the cut: C4S2 is ``channels = 4, stride = 2``."""
+    """Settings of TAResSFL's bottleneck at the cut layer. C4S2 means ``channels = 4, stride =
+    2``.
+    """
 
     channels: Annotated[int, Field(gt=0, le=4096)] = 4
-    """The channels that cross the cut."""
+    """The number of channels at the cut layer."""
     stride: Annotated[int, Field(ge=1, le=8)] = 2
-    """The stride that narrows height and width at the cut."""
+    """The stride that reduces height and width at the cut layer."""
 
     def __str__(self) -> str:
         return f"C{self.channels}S{self.stride}"
 
 
 class MocoSFLSettings(Section):
-    """A step is one batch of ``batch_size`` rows at each passive party; a round ends with an
-    average of the bottoms.
+    """A step is one batch of ``batch_size`` rows at each passive party. A round ends with an
+    average of the bottom models.
 
-    A party with fewer rows than the largest begins its rows again within an epoch. Each of K
-    parties gets its rows' part of the gradient of one mean loss, so averaged bottoms move 1/K as
-    far as in one process with the same learning rate. K times the rate in ``bottom_optimizer``
-    makes up for that; the released code has a rate for clients, too (``c_lr``).
+    A party with fewer rows than the largest party repeats its rows within an epoch. The loss is one
+    mean over the rows of all K parties, and each party gets only the gradient for its rows. So
+    averaged bottom models move 1/K as far as in one process with the same learning rate. A rate
+    that is K times as large in ``bottom_optimizer`` compensates for that. The released code also
+    has a separate rate for clients (``c_lr``).
     """
 
     epochs: PositiveInt = 200
-    """Epochs; one has as many steps as the party with most rows has full batches."""
+    """The number of epochs. An epoch has as many steps as the party with the most rows has full
+    batches.
+    """
     batch_size: PositiveInt = 20
-    """Rows of a batch at each passive party."""
+    """The number of rows in a batch at each passive party."""
     averages_per_epoch: PositiveInt = 1
-    """How often in an epoch the server averages the bottoms. Each time is a round."""
+    """The number of times in an epoch that the server averages the bottom models. Each average ends
+    a round.
+    """
     sample: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """The share of the passive parties that take part in an epoch; others are drawn for the next
-    one. One party at least is drawn.
+    """The share of the passive parties that take part in an epoch. New parties are drawn for each
+    epoch, at least one.
     """
     auto_adjust: bool = False
-    """Whether ``batch_size``, ``averages_per_epoch`` and ``sample``, where they are not written,
-    follow from the number of passive parties, as in the released code.
+    """Whether ``batch_size``, ``averages_per_epoch`` and ``sample``, unless they are set, are
+    derived from the number of passive parties, as in the released code.
     """
     image: tuple[Width, Width, Width] = (3, 32, 32)
-    """Channels, height and width of a row, because the active party has no images."""
+    """The channels, height and width of a row. The active party, which has no images, needs
+    them.
+    """
     cut: Width = 3
-    """The convolutions of the bottom (MocoSFL-1, MocoSFL-3)."""
+    """The number of convolutions in the bottom model (1 in MocoSFL-1, 3 in MocoSFL-3)."""
     bottleneck: BottleneckSettings | None = None
-    """A narrow layer at the cut (TAResSFL). Default: none."""
+    """A narrow layer at the cut layer (TAResSFL's bottleneck). Default: none."""
     queue: Annotated[int, Field(gt=0, le=10_000_000)] = 6000
-    """Keys of all parties together; fewer than the rows, or a row's own keys become negatives."""
+    """The number of keys of all parties together. It should be less than the number of rows, or a
+    row's own keys become negatives.
+    """
     shared_memory: bool = True
-    """Whether all parties' rows have all keys as negatives; else each party's rows have those of
-    the same party, a part of ``queue`` (MocoSFL, Fig. 12).
+    """Whether all keys are negatives for every party's rows. Otherwise only the keys of the same
+    party are, which has an equal part of ``queue`` (MocoSFL, Fig. 12).
     """
     temperature: Temperature = 0.1
-    """The number by which cosines are divided."""
+    """The temperature, by which cosine similarities are divided."""
     momentum: Probability = 0.99
-    """How much the moving averages of bottoms and tail keep in each step."""
+    """The share of their weights that the moving averages of bottom models and tail keep in each
+    step.
+    """
     width: Annotated[int, Field(gt=0, le=16_384)] = 1024
-    """The width of the two layers above the features, which only pretraining has."""
+    """The width of the two layers above the features, which are only used in pretraining."""
     frozen: bool = False
-    """Whether the bottoms stay as they are, without gradient and average (TAResSFL's transfer)."""
+    """Whether the bottom models stay unchanged, without gradients and averages (TAResSFL's
+    transfer).
+    """
     resist: ResistSettings | None = None
-    """Resistance to inversion, learnt by a party that is alone. Default: none."""
+    """Settings for training resistance to model inversion, at a single party. Default: none."""
     optimizer: UnjudgedOptimizer | None = None
-    """The optimizer of bottoms and tail. Default: SGD, 0.06, momentum 0.9, weight decay 5e-4,
-    cosine; with ``frozen`` 0.001.
+    """The optimizer of bottom models and tail. Default: SGD with learning rate 0.06 (0.001 with
+    ``frozen``), momentum 0.9, weight decay 5e-4 and a cosine schedule.
     """
     bottom_optimizer: UnjudgedOptimizer | None = None
-    """The optimizer of the bottoms. Default: ``optimizer``."""
+    """The optimizer of the bottom models. Default: ``optimizer``."""
     augment: AugmentSettings = AugmentSettings()
     """How a view of a row is made. Default: half of all images are blurred; with ``preset =
-    "released"`` crops have 0.08 of an image or more.
+    "released"``, crops cover at least 0.08 of an image.
     """
     query: Literal["raw", "view"] | None = None
-    """What the bottom sees, while its moving average sees one view of a row: the row as it is, or
-    another view of it. Default: ``raw`` with ``preset = "paper"``, else ``view``.
+    """The input of the bottom model: the row as it is (``raw``), or a view of it. Its moving
+    average always gets another view. Default: ``raw`` with ``preset = "paper"``, else ``view``.
     """
 
     def model_post_init(self, _context: Any) -> None:
@@ -116,10 +133,10 @@ class MocoSFLSettings(Section):
                 f"image must have at most {_MAX_PIXELS:,} numbers (got "
                 f"{math.prod(self.image):,}). Correct image."
             )
-        if 4 * self.queue * self.width > _MAX_BYTES:
+        if 4 * self.queue * self.width > _MAX_KEY_BYTES:
             raise ValueError(
                 f"queue = {self.queue:,} keys of width = {self.width:,} need more than "
-                f"{_MAX_BYTES >> 30} GiB. Lower queue or width."
+                f"{_MAX_KEY_BYTES >> 30} GiB. Lower queue or width."
             )
         if self.resist is not None and (self.frozen or self.batch_size < 2):
             raise ValueError(
@@ -128,8 +145,8 @@ class MocoSFLSettings(Section):
             )
 
     def adjust(self, parties: int) -> MocoSFLSettings:
-        """Returns the settings for this number of passive parties: ``auto_adjust`` of the released
-        code, which keeps about 100 rows in a step, and averages after about 1,000.
+        """Returns the settings for this number of passive parties. ``auto_adjust`` follows the
+        released code, which has about 100 rows in a step and averages after about 1,000 rows.
         """
         if not self.auto_adjust or not parties:
             return self
@@ -143,10 +160,12 @@ class MocoSFLSettings(Section):
         return self.model_copy(update={k: v for k, v in adjusted.items() if k not in written})
 
     def views(self, preset: Literal["paper", "released"]) -> tuple[AugmentSettings, bool]:
-        """Returns how a view is made, and whether the bottom sees rows as they are."""
+        """Returns how a view is made, and whether the bottom model gets rows without
+        augmentation.
+        """
         defaults: dict[str, Any] = {"blur": _BLURRED}
         if preset == "released":
-            defaults["crop_scale"] = (_SMALLEST, self.augment.crop_scale[1])
+            defaults["crop_scale"] = (_MIN_CROP, self.augment.crop_scale[1])
         written = self.augment.model_fields_set
         augment = self.augment.model_copy(
             update={key: value for key, value in defaults.items() if key not in written}
@@ -156,7 +175,7 @@ class MocoSFLSettings(Section):
 
     @property
     def neck(self) -> Bottleneck | None:
-        """The bottleneck at the cut."""
+        """The bottleneck at the cut layer; None without one."""
         return (
             Bottleneck(self.bottleneck.channels, self.bottleneck.stride)
             if self.bottleneck is not None
@@ -165,17 +184,17 @@ class MocoSFLSettings(Section):
 
     @property
     def rounds(self) -> int:
-        """How many rounds the phase has."""
+        """The number of rounds of the phase."""
         return self.epochs * self.averages_per_epoch
 
     @property
     def of_bottoms(self) -> OptimizerSettings:
-        """The optimizer of the bottoms."""
-        return self.bottom_optimizer if self.bottom_optimizer is not None else self.of_tail
+        """The optimizer of the bottom models: ``bottom_optimizer``, or ``tail_optimizer``."""
+        return self.bottom_optimizer if self.bottom_optimizer is not None else self.tail_optimizer
 
     @property
-    def of_tail(self) -> OptimizerSettings:
-        """The optimizer of the tail."""
+    def tail_optimizer(self) -> OptimizerSettings:
+        """The optimizer of the tail: ``optimizer``, or its default."""
         if self.optimizer is not None:
             return self.optimizer
         rate = _FROZEN_RATE if self.frozen else _RATE

@@ -1,4 +1,6 @@
-"""MoCo at a single party that has both halves: TAResSFL's pretraining, and MocoSFL's baseline."""
+"""Runs MoCo at a single party that has both halves of the network: TAResSFL's pretraining, and
+MocoSFL's baseline.
+"""
 
 from __future__ import annotations
 
@@ -8,34 +10,36 @@ from vfl_common.errors import Code, InputError
 from vfl_party.base.phase import Phase, RoundReport, Tree
 from vfl_party.base.seeds import derive_seed
 from vfl_party.methods.mocosfl.check import check_phase
-from vfl_party.methods.mocosfl.memory import TrainedTail, zero
+from vfl_party.methods.mocosfl.memory import TrainedTail, make_zero
 from vfl_party.methods.mocosfl.resist import Resistance
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
-from vfl_party.methods.mocosfl.steps import halves_of, momentum_of
+from vfl_party.methods.mocosfl.steps import halves_of, make_moving_average
 from vfl_party.methods.mocosfl.training import TrainedHalf
 from vfl_party.methods.mocosfl.views import AugmentedViews
 from vfl_party.phases.context import Party
 from vfl_party.selfsup.losses import ema_update
 
-# Rows that are checked together.
-_AT_ONCE = 1024
-# The tolerance for scaled pixels.
+# The number of rows that are checked together.
+_CHECKED_ROWS = 1024
+# The tolerance for scaled pixels outside the range from 0 to 1.
 _ROUNDING = 1e-4
 
 
-class AloneMocoSFL(Phase):
-    """One round is an epoch. Nothing is exchanged or averaged."""
+class SinglePartyMocoSFL(Phase):
+    """Trains both halves at a single party. One round is an epoch. Nothing is exchanged or
+    averaged.
+    """
 
     alone_from = 0
 
     def __init__(self, party: Party, name: str, settings: MocoSFLSettings) -> None:
-        _check_alone(party, name, settings)
+        _check_single_party(party, name, settings)
         self.name, self.rounds = name, settings.epochs
         self._party, self._settings = party, settings
         self._views = AugmentedViews(party, name, settings)
         self._bottom = party.models["encoder"]
         self._half = TrainedHalf(self._bottom, settings.of_bottoms, settings.epochs)
-        self._momentum = momentum_of(self._bottom)
+        self._momentum = make_moving_average(self._bottom)
         self._tail = TrainedTail(party, name, settings)
         self._resistance: Resistance | None = None
         if settings.resist is not None:
@@ -49,13 +53,13 @@ class AloneMocoSFL(Phase):
             )
 
     def run_round(self, round_: int) -> RoundReport:
-        party, per = self._party, self._views.batches
+        party, batches_per_epoch = self._party, self._views.batches
         if round_ == 0:
-            self._tail.begin()
+            self._tail.start_from_tail()
             self._momentum.load_state_dict(self._bottom.state_dict())
-        total, similar = zero(party), 0.0
-        for batch in range(per):
-            v1, v2 = self._views.of(round_ * per + batch)
+        total, total_ssim = make_zero(party), 0.0
+        for batch in range(batches_per_epoch):
+            v1, v2 = self._views.make_views(round_ * batches_per_epoch + batch)
             with torch.no_grad():
                 ema_update(self._momentum, self._bottom, self._settings.momentum)
                 k = self._momentum(*v2)
@@ -64,22 +68,26 @@ class AloneMocoSFL(Phase):
             loss = self._tail.loss(q, k)
             if self._resistance is not None:
                 dz, similarity = self._resistance.gradient(q, v1[0].clamp(0, 1))
-                similar += similarity
-                # Adds its gradient, and nothing to the value.
+                total_ssim += similarity
+                # This adds the penalty's gradient to the loss, but nothing to its value.
                 if dz is not None:
-                    paid = (q * dz).sum()
-                    loss = loss + paid - paid.detach()
+                    term = (q * dz).sum()
+                    loss = loss + term - term.detach()
             loss.backward()  # type: ignore[no-untyped-call]
             self._half.step()
             self._tail.step()
             total += loss.detach()
-            party.tick(self.name, round_, self.rounds, batch + 1, per)
+            party.tick(self.name, round_, self.rounds, batch + 1, batches_per_epoch)
         self._half.end_epoch()
         self._tail.end_epoch()
-        metrics = {"loss": self._tail.mean(total, per)}
+        metrics = {"loss": self._tail.compute_mean(total, batches_per_epoch)}
         return RoundReport(
-            per,
-            {"train": metrics if self._resistance is None else metrics | {"ssim": similar / per}},
+            batches_per_epoch,
+            {
+                "train": metrics
+                if self._resistance is None
+                else metrics | {"ssim": total_ssim / batches_per_epoch}
+            },
         )
 
     def state(self) -> Tree:
@@ -98,9 +106,9 @@ class AloneMocoSFL(Phase):
             self._resistance.load_state(tree["resistance"])
 
 
-def _check_alone(party: Party, phase: str, settings: MocoSFLSettings) -> None:
-    """Raises InputError if a setting is for several parties, or if images are scaled so that
-    ``resist`` cannot work.
+def _check_single_party(party: Party, phase: str, settings: MocoSFLSettings) -> None:
+    """Raises InputError if a setting needs several parties, or if ``resist`` cannot work because of
+    the range of pixels.
     """
     check_phase(party.recipe, phase, settings)
     where = f"recipe: phases: {phase}"
@@ -116,7 +124,7 @@ def _check_alone(party: Party, phase: str, settings: MocoSFLSettings) -> None:
                 Code.CONFIG_INVALID,
                 (f"{where}: {key} needs several parties, but {party.name} is alone. Remove {key}."),
             )
-    if settings.resist is not None and not _is_unit(party):
+    if settings.resist is not None and not _has_unit_pixels(party):
         raise InputError(
             Code.CONFIG_INVALID,
             f"{where}: resist compares reconstructions with pixels from 0 to 1, but the pixels of "
@@ -124,13 +132,15 @@ def _check_alone(party: Party, phase: str, settings: MocoSFLSettings) -> None:
         )
 
 
-def _is_unit(party: Party) -> bool:
-    """Whether all pixels that the bottom gets are from 0 to 1."""
+def _has_unit_pixels(party: Party) -> bool:
+    """Whether all pixels that the bottom model gets are from 0 to 1."""
     rows = party.rows("local")
     # Other rows come from data.unaligned and are scaled in the same way.
     rows = rows[rows < len(party.data.ids)]
-    for start in range(0, len(rows), _AT_ONCE):
-        low, high = torch.aminmax(party.need_features().inputs(rows[start : start + _AT_ONCE])[0])
+    for start in range(0, len(rows), _CHECKED_ROWS):
+        low, high = torch.aminmax(
+            party.need_features().inputs(rows[start : start + _CHECKED_ROWS])[0]
+        )
         if low.item() < -_ROUNDING or high.item() > 1.0 + _ROUNDING:
             return False
     return True

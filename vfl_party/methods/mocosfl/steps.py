@@ -1,4 +1,6 @@
-"""The schedule of a phase, the same at all parties: its steps, and the network with its cut."""
+"""The plan of a phase, which is the same at all parties: its steps, and the network with its cut
+layer.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +16,19 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.stages import Draw
 from vfl_party.base.seeds import derive_seed
-from vfl_party.methods.mocosfl.check import check_phase, first_phase
+from vfl_party.methods.mocosfl.check import check_phase, find_first_phase
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
 from vfl_party.models.halves import Halves, Tail
 from vfl_party.models.init import seed_torch
 from vfl_party.phases.context import Party
 
-# An epoch that goes this many times over a party's rows causes a warning.
-_LONGER = 100
+# The number of times that an epoch may repeat a party's rows before a warning.
+_MAX_REPEATS = 100
 
 
 def halves_of(recipe: Recipe, settings: MocoSFLSettings) -> Halves:
-    """Returns the network of a recipe. Raises InputError if it does not match ``embedding_size`` or
-    ``image``.
+    """Returns the network of a recipe, with its two halves. Raises InputError if the network does
+    not match ``embedding_size`` or ``image``.
     """
     halves = Halves(recipe.model.encoder, settings.image, settings.cut, settings.neck)
     if halves.features != recipe.model.embedding_size:
@@ -45,9 +47,9 @@ def halves_of(recipe: Recipe, settings: MocoSFLSettings) -> Halves:
     return halves
 
 
-def hands_out(recipe: Recipe) -> bool:
-    """Whether the active party sends the others their initial bottom model in the first phase of
-    MocoSFL.
+def sends_initial_bottom(recipe: Recipe) -> bool:
+    """Whether the active party sends the passive parties their initial bottom model in the first
+    MocoSFL phase.
     """
     return recipe.start is not None and recipe.start.held_by == "active"
 
@@ -59,13 +61,13 @@ def build_bottom(recipe: Recipe, settings: MocoSFLSettings) -> nn.Sequential:
 
 
 def build_tail(recipe: Recipe, settings: MocoSFLSettings, seed: int) -> Tail:
-    """Builds the tail with its initial weights. ``seed``: the active party's own."""
+    """Builds the tail with its initial weights. ``seed``: the active party's secret seed."""
     with seed_torch(derive_seed(seed, "init", "tail")):
         return halves_of(recipe, settings).tail(settings.width)
 
 
 def get_averaged_parameters(bottom: nn.Module, momentum: nn.Module | None) -> dict[str, Tensor]:
-    """Returns {name: parameter} of the parameters that the server averages. ``momentum``: the
+    """Returns {name: parameter} for the parameters that the server averages. ``momentum``: the
     moving average, if it is averaged too.
     """
     parameters: dict[str, Tensor] = {
@@ -78,13 +80,15 @@ def get_averaged_parameters(bottom: nn.Module, momentum: nn.Module | None) -> di
     return parameters
 
 
-def momentum_of(module: nn.Module) -> nn.Module:
-    """Makes the moving average of ``module`` as it is at first: a copy without gradient."""
+def make_moving_average(module: nn.Module) -> nn.Module:
+    """Makes the initial moving average of ``module``: a copy without gradients."""
     return deepcopy(module).requires_grad_(False)
 
 
-def _draw(recipe: Recipe, phase: str, settings: MocoSFLSettings) -> Draw | None:
-    """Returns the draw of the parties of each epoch, as in the released code; None for all."""
+def _make_draw(recipe: Recipe, phase: str, settings: MocoSFLSettings) -> Draw | None:
+    """Returns the random choice of parties for each epoch, as in the released code; None for all
+    parties.
+    """
     parties = len(recipe.passives)
     number = max(1, round(settings.sample * parties))
     if number == parties:
@@ -94,11 +98,11 @@ def _draw(recipe: Recipe, phase: str, settings: MocoSFLSettings) -> Draw | None:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """The plan of a phase, which all parties know.
+    """The plan of a phase, which is the same at all parties.
 
-    ``holdings``: {party: {split: rows}} of the passive parties. ``hands_out``: the phase begins
+    ``holdings``: {passive party: {split: number of rows}}. ``hands_out``: whether the phase begins
     with the active party's bottom model. ``untrained``: whether the bottom models are untrained.
-    ``draw``: the parties of each round; None: all.
+    ``draw``: the choice of parties for each round; None: all.
     """
 
     phase: str
@@ -110,14 +114,14 @@ class StepPlan:
 
     @classmethod
     def of(cls, party: Party, phase: str, settings: MocoSFLSettings) -> StepPlan:
-        """Returns the plan as ``party`` knows it. Raises InputError if a party has fewer rows than
-        a batch.
+        """Makes the plan from the data of ``party``. Raises InputError if a party has fewer rows
+        than a batch needs.
         """
         if settings.resist is not None:
             raise InputError(
                 Code.CONFIG_INVALID,
                 f"recipe: phases: {phase}: resist is for a party that trains both halves alone, "
-                "before the others get its bottom model. Remove resist.",
+                "before other parties get its bottom model. Remove resist.",
             )
         for name, rows in party.data.holdings.items():
             if rows["local"] < settings.batch_size:
@@ -128,15 +132,15 @@ class StepPlan:
                     "smaller batch_size.",
                 )
         check_phase(party.recipe, phase, settings)
-        first = first_phase(party.recipe) == phase
-        begins = first and hands_out(party.recipe)
+        is_first = find_first_phase(party.recipe) == phase
+        sends_bottom = is_first and sends_initial_bottom(party.recipe)
         plan = cls(
             phase,
             settings,
             party.data.holdings,
-            begins,
-            first and party.recipe.start is None,
-            _draw(party.recipe, phase, settings),
+            sends_bottom,
+            is_first and party.recipe.start is None,
+            _make_draw(party.recipe, phase, settings),
         )
         if party.data.holdings and settings.averages_per_epoch > plan.steps_per_epoch:
             raise InputError(
@@ -149,7 +153,7 @@ class StepPlan:
 
     @property
     def note(self) -> str:
-        """Notes on settings that work but are perhaps unintended, or ''."""
+        """A note on settings that work but may be unintended; '' without one."""
         rows, notes = sum(rows["local"] for rows in self.holdings.values()), list[str]()
         if self.settings.queue > rows:
             notes.append(
@@ -161,13 +165,11 @@ class StepPlan:
         return "; ".join(notes)
 
     def warn_of_long_epoch(self, party: str) -> str:
-        """Returns a warning that an epoch is far longer than a party's own rows; '' if it is
-        not.
-        """
+        """Returns a warning that an epoch repeats a party's rows many times; '' if it does not."""
         name = max(self.holdings, key=lambda holder: self.holdings[holder]["local"])
         largest = self.holdings[name]["local"]
         times = largest // self.holdings[party]["local"]
-        if times < _LONGER:
+        if times < _MAX_REPEATS:
             return ""
         return (
             f"phase {self.phase}: an epoch goes {times:,} times over the rows of {party}, because "
@@ -176,12 +178,12 @@ class StepPlan:
 
     @cached_property
     def steps_per_epoch(self) -> int:
-        """The number of steps of an epoch: full batches of the party with most rows."""
+        """The number of steps of an epoch: the full batches of the party with the most rows."""
         return max(rows["local"] for rows in self.holdings.values()) // self.settings.batch_size
 
     @cached_property
     def parties(self) -> tuple[str, ...]:
-        """The passive parties."""
+        """The names of the passive parties."""
         return tuple(self.holdings)
 
     def participants(self, round_: int) -> tuple[str, ...]:
@@ -189,13 +191,13 @@ class StepPlan:
         return self.parties if self.draw is None else self.draw.of(round_, self.parties)
 
     def takers(self, round_: int) -> tuple[str, ...]:
-        """Returns the passive parties that get the average of a round: those of the next one;
-        after the last round, all.
+        """Returns the passive parties that get the average of a round: the participants of the next
+        round, or all parties after the last round.
         """
         return self.parties if round_ + 1 == self.settings.rounds else self.participants(round_ + 1)
 
     def idle(self, party: str) -> tuple[int, ...]:
-        """Returns the rounds in which a passive party does nothing at all."""
+        """Returns the rounds in which a passive party neither trains nor gets the average."""
         if self.draw is None:
             return ()
         return tuple(
@@ -205,16 +207,18 @@ class StepPlan:
         )
 
     def numbers(self, round_: int) -> range:
-        """Returns the numbers, counted through the phase, of the steps of a round."""
+        """Returns the numbers of the steps of a round, counted through the phase."""
         epoch, part = divmod(round_, self.settings.averages_per_epoch)
-        per, parts = self.steps_per_epoch, self.settings.averages_per_epoch
-        return range(epoch * per + per * part // parts, epoch * per + per * (part + 1) // parts)
+        steps, parts = self.steps_per_epoch, self.settings.averages_per_epoch
+        return range(
+            epoch * steps + steps * part // parts, epoch * steps + steps * (part + 1) // parts
+        )
 
     def steps(self, round_: int) -> Iterator[tuple[StepKey, int]]:
-        """Yields the key and the number of each step of a round; an iterator, because peers decide
-        how many there are.
+        """Yields the key and the number of each step of a round. Steps are not listed in advance,
+        because peers report how many rows they have, which may be a huge number.
         """
-        # Step 0 of the phase is the hand-out.
+        # Step 0 of the phase sends the initial bottom model.
         first = 1 if self.hands_out and round_ == 0 else 0
         for batch, number in enumerate(self.numbers(round_), first):
             yield StepKey(self.phase, round_, batch), number

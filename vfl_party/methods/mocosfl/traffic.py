@@ -1,4 +1,4 @@
-"""Lists MocoSFL's exchanges before it begins."""
+"""Lists MocoSFL's exchanges before the phase begins."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from vfl_common.bundle import StepKey
-from vfl_party.methods.mocosfl.exchanges import bottoms, handout, latents
+from vfl_party.methods.mocosfl.exchanges import declare_bottoms, declare_handout, declare_latents
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
 from vfl_party.methods.mocosfl.steps import (
     StepPlan,
@@ -19,7 +19,7 @@ from vfl_party.phases.context import Party
 
 
 def traffic(party: Party, name: str, settings: MocoSFLSettings) -> Traffic:
-    """See ``Method.traffic``."""
+    """Returns the exchanges of the phase; see ``Method.traffic``."""
     if not party.recipe.passives:
         return Traffic()
     weights = None
@@ -28,39 +28,41 @@ def traffic(party: Party, name: str, settings: MocoSFLSettings) -> Traffic:
         shared = get_averaged_parameters(
             bottom, None if party.recipe.preset == "released" else bottom
         )
-        weights = bottoms(shared, StepPlan.of(party, name, settings).draw)
-    return Traffic(_occurrences(party, name, settings, weights))
+        weights = declare_bottoms(shared, StepPlan.of(party, name, settings).draw)
+    return Traffic(_yield_occurrences(party, name, settings, weights))
 
 
-def _occurrences(
+def _yield_occurrences(
     party: Party, name: str, settings: MocoSFLSettings, weights: Exchange | None
 ) -> Iterator[Occurrence]:
-    course, of = StepPlan.of(party, name, settings), latents(settings)
+    plan, latents_exchange = StepPlan.of(party, name, settings), declare_latents(settings)
     channels, height, width = halves_of(party.recipe, settings).latent
     sizes = {"rows": settings.batch_size, "channels": channels, "height": height, "width": width}
-    if course.hands_out:
-        yield Occurrence.of(handout(build_bottom(party.recipe, settings)), StepKey(name, 0, 0))
+    if plan.hands_out:
+        yield Occurrence.of(
+            declare_handout(build_bottom(party.recipe, settings)), StepKey(name, 0, 0)
+        )
     for round_ in range(settings.rounds):
-        drawn, takers = course.participants(round_), course.takers(round_)
-        for step, _ in course.steps(round_):
-            yield replace(Occurrence.of(of, step, **sizes), party=drawn)
+        drawn, takers = plan.participants(round_), plan.takers(round_)
+        for step, _ in plan.steps(round_):
+            yield replace(Occurrence.of(latents_exchange, step, **sizes), party=drawn)
         if weights is None:
             continue
-        yield from _averages(Occurrence.of(weights, StepKey(name, round_, 0)), drawn, takers)
+        yield from _yield_averages(Occurrence.of(weights, StepKey(name, round_, 0)), drawn, takers)
 
 
-def _averages(
-    swap: Occurrence, drawn: Sequence[str], takers: Sequence[str]
+def _yield_averages(
+    occurrence: Occurrence, drawn: Sequence[str], takers: Sequence[str]
 ) -> Iterator[Occurrence]:
     """Yields the average that ends a round, for the parties that send their bottom models and for
-    those that receive the mean.
+    the parties that receive the mean.
     """
-    both = tuple(holder for holder in drawn if holder in takers)
-    if both:
-        yield replace(swap, party=both)
+    senders_and_takers = tuple(holder for holder in drawn if holder in takers)
+    if senders_and_takers:
+        yield replace(occurrence, party=senders_and_takers)
     only_give = tuple(holder for holder in drawn if holder not in takers)
     if only_give:
-        yield replace(swap, party=only_give, empty="down")
+        yield replace(occurrence, party=only_give, empty="down")
     only_take = tuple(holder for holder in takers if holder not in drawn)
     if only_take:
-        yield replace(swap, party=only_take, empty="up")
+        yield replace(occurrence, party=only_take, empty="up")

@@ -1,4 +1,4 @@
-"""The update of a party's own half: its optimizer and schedule."""
+"""Updates a party's half of the network with an optimizer and a schedule."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from vfl_party.models.optim import build_optimizer, build_schedule, clip
 
 
 class TrainedHalf:
-    """A half of the network with its optimizer.
+    """A half of the network with its optimizer and schedule.
 
     Args:
-        epochs: the epochs of the schedule.
-        by_batch: steps the schedule of epochs after every batch, so that the rate oscillates
-            between its largest value and zero, like the clients of MocoSFL's released code.
+        epochs: The number of epochs of the schedule.
+        by_batch: Whether the schedule is stepped after every batch instead of every epoch. The
+            learning rate then oscillates between its maximum and zero, as at the clients of
+            MocoSFL's released code.
     """
 
     def __init__(
@@ -64,14 +65,14 @@ class TrainedHalf:
             self._schedule.step()
 
     def end_epoch(self) -> None:
-        """Steps the schedule, if it goes by epochs."""
+        """Steps the schedule, if it counts epochs."""
         if not self._by_batch:
             self._schedule.step()
 
     def catch_up(self, epoch: int) -> None:
-        """Moves the schedule on to an epoch, if it goes by epochs."""
+        """Steps the schedule until it has reached ``epoch``, if it counts epochs."""
         with warnings.catch_warnings():
-            # torch warns of epochs without a step, which a party has while it is not drawn.
+            # Torch warns of epochs without a step, which are normal for a party that is not drawn.
             warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler\.step", UserWarning)
             while not self._by_batch and self._schedule.last_epoch < epoch:
                 self._schedule.step()

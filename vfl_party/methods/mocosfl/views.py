@@ -1,5 +1,5 @@
-"""The batches of a party that has rows, as two views each: one for the bottom model and one for
-its moving average.
+"""Makes the batches of a party that has rows, with two views of each: one for the bottom model and
+one for its moving average.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from vfl_party.selfsup.local import require_rows
 
 
 class AugmentedViews:
-    """Makes two views of the batch of each step, in this party's own order.
+    """Makes two views of the batch of each step, in an order that only this party knows.
 
-    Raises InputError if the party's rows are not images of ``settings.image``, or fewer than a
-    batch.
+    Raises InputError if the party's rows do not have the shape ``settings.image``, or if there are
+    fewer than a batch.
     """
 
     def __init__(self, party: Party, phase: str, settings: MocoSFLSettings) -> None:
@@ -35,7 +35,7 @@ class AugmentedViews:
         augment, self._raw = settings.views(party.recipe.preset)
         check_keys(party, phase, settings.augment)
         self._augment = make_augment(augment, self._features, self._rows)
-        # The number of the pass over the rows, and its batches.
+        # The number of the current pass over the rows, and its batches.
         self._pass: tuple[int, list[Rows]] = (-1, [])
 
     @property
@@ -44,8 +44,8 @@ class AugmentedViews:
         return len(self._rows) // self._size
 
     def rows(self, number: int) -> Rows:
-        """Returns the rows of a step's batch, [B]; after the last batch, the rows begin again.
-        ``number``: of the step.
+        """Returns the rows of a step's batch, [B]. After the last batch, the rows begin again.
+        ``number``: the number of the step, counted through the phase.
         """
         seed, (pass_, batch) = self._party.own_seed, divmod(number, self.batches)
         if self._pass[0] != pass_:
@@ -54,13 +54,13 @@ class AugmentedViews:
             self._pass = pass_, batches
         return self._pass[1][batch]
 
-    def of(self, number: int) -> tuple[Inputs, Inputs]:
+    def make_views(self, number: int) -> tuple[Inputs, Inputs]:
         """Returns two views of the rows of a step. ``number``: see ``rows``."""
         inputs = self._features.inputs(self.rows(number))
         name, batch = self._party.name, number % self.batches
         random = generator(derive_seed(self._party.own_seed, "augment", self._phase, name, number))
-        for following in self._pass[1][batch + 1 : batch + 2]:
-            self._features.expect(following)
+        for next_rows in self._pass[1][batch + 1 : batch + 2]:
+            self._features.expect(next_rows)
         if self._raw:
             return inputs, self._augment.one_view(inputs, random)
         return self._augment.two_views(inputs, random)

@@ -1,8 +1,9 @@
-"""A solo student: after joint training, the active party trains a model on its own columns, with
-the joint model as its teacher; it then predicts without other parties (knowledge distillation).
+"""A student that predicts without other parties (knowledge distillation). After joint training, the
+active party trains a model on its own columns, with the joint model as its teacher.
 
-APC-VFL (arXiv 2410.17648) and joint privileged learning (Semi-VFL, arXiv 2209.15635), in one form:
-the other parties embed the common rows once more, and the active party does the rest.
+This combines APC-VFL (arXiv 2410.17648) and joint privileged learning (Semi-VFL, arXiv 2209.15635).
+The passive parties send embeddings of the common rows once more, and the active party does the
+rest.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from vfl_party.phases.method import WHOLE_TASK, Method
 
 
 class SoloStudent(Method[StudentSettings]):
-    """One pass of embeddings, then training at the active party."""
+    """Student: the passive parties send embeddings once, then the active party trains alone."""
 
     def follows(self, settings: StudentSettings) -> frozenset[str]:
         _ = settings
-        # The losses of these two compare rows, and a teacher's answer is for one row.
+        # The losses of survival and ranking tasks compare rows, but a teacher's output is for a
+        # single row.
         return WHOLE_TASK - {"survival", "ranking"}
 
     def own_sizes(self, settings: StudentSettings) -> bool:

@@ -1,8 +1,9 @@
-"""The distance between the outputs of student and teacher, which distillation minimizes.
+"""Computes the distance between the outputs of student and teacher, which distillation minimizes.
 
-Hinton, Vinyals and Dean 2015 (arXiv 1503.02531, section 2), with the joint model as the teacher: it
-has seen columns that the student never has, which is learning with privileged information
-(Lopez-Paz et al. 2015, arXiv 1511.03643; Semi-VFL, arXiv 2209.15635; APC-VFL, arXiv 2410.17648).
+The method is from Hinton, Vinyals and Dean 2015 (arXiv 1503.02531, section 2). The teacher is the
+joint model, which uses columns that the student never has. This is learning with privileged
+information (Lopez-Paz et al. 2015, arXiv 1511.03643; Semi-VFL, arXiv 2209.15635; APC-VFL, arXiv
+2410.17648).
 """
 
 from __future__ import annotations
@@ -14,16 +15,18 @@ from vfl_common.config.task import TaskSettings
 
 
 def distance(task: TaskSettings, temperature: float, s_BO: Tensor, t_BO: Tensor) -> Tensor:
-    """Returns the distance of each row's output from the teacher's, float32 [B].
+    """Returns the distance of each row's output from the teacher's output, float32 [B].
 
-    Classes: T² · KL(softmax(t/T) ‖ softmax(s/T)). Two classes, or several labels: the same of
-    sigmoids, as a mean over the labels. Regression: (s − t)², both scaled; of logarithms if the
-    task counts. T² keeps the gradient's size when T changes.
+    Multiclass: T² · KL(softmax(t/T) ‖ softmax(s/T)). Binary and multilabel: the same with sigmoids
+    instead of softmax, as a mean over the labels. Regression: (s − t)², on scaled values, or on
+    logarithms if the task predicts counts. The factor T² keeps the size of the gradient when T
+    changes.
 
     Args:
-        task: multiclass, binary, multilabel or regression.
-        temperature: T.
-        s_BO: the student's outputs; ``t_BO``: the teacher's; logits, or values.
+        task: A multiclass, binary, multilabel or regression task.
+        temperature: The temperature T.
+        s_BO: The student's outputs [B, O]: logits, or values.
+        t_BO: The teacher's outputs [B, O]: logits, or values.
     """
     if task.kind == "regression":
         return (s_BO - t_BO).square().mean(dim=1)

@@ -1,4 +1,6 @@
-"""The student: an encoder of the active party's own columns, and a model on its embedding."""
+"""The student: an encoder of the active party's own columns, and a top model on the encoder's
+embedding.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ from vfl_party.phases.context import MakeEncoder
 
 
 class Student(nn.Module):
-    """A student, with outputs [B, O]. ``match``: a linear map of its embedding to the joint
-    representation, only for training; None without ``StudentSettings.match``.
+    """A student, with outputs [B, O]. ``match``: a linear map of the student's embedding to the
+    joint representation, only for training; None without ``StudentSettings.match``.
     """
 
     def __init__(self, encoder: nn.Module, top: nn.Module, match: nn.Module | None) -> None:
@@ -28,9 +30,9 @@ class Student(nn.Module):
         outputs: Tensor = self.top(self.encoder(*inputs))
         return outputs
 
-    def parts(self, precision: Precision, *inputs: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Returns the outputs [B, O] and the mapped embedding [B, D] or None, both in
-        ``precision``.
+    def compute_parts(self, precision: Precision, *inputs: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Returns the outputs [B, O] and the mapped embedding [B, D], or None without ``match``,
+        both in ``precision``.
         """
         z_BD = forward(self.encoder, *inputs, precision=precision)
         mapped = None if self.match is None else forward(self.match, z_BD, precision=precision)
@@ -38,8 +40,9 @@ class Student(nn.Module):
 
 
 def build_student(settings: StudentSettings, make: MakeEncoder) -> Student:
-    """Makes a student on the CPU, with initial weights that follow from the party's seeds. Raises
-    InputError if the encoder does not fit the party's inputs, or if nothing can be matched.
+    """Makes a student on the CPU, with initial weights derived from the party's seeds. Raises
+    InputError if the encoder does not fit the party's inputs, or if there is no joint
+    representation to match.
     """
     recipe = make.recipe
     if settings.encoder is not None:

@@ -1,4 +1,4 @@
-"""The recipe's settings for a student."""
+"""The recipe's settings for the student."""
 
 from __future__ import annotations
 
@@ -16,47 +16,48 @@ from vfl_common.config.models import (
 )
 from vfl_party.models.training import EarlyStopping, TrainingSettings
 
-# Round 0 collects embeddings. In all later rounds the active party works alone.
+# The number of the round that collects embeddings. In all later rounds the active party trains
+# alone.
 ASK = 0
-# How much a part of the loss counts.
+# The weight of a term of the loss.
 Weight = Annotated[float, Field(ge=0.0, le=1e6)]
 
 
 class StudentSettings(TrainingSettings):
-    """Training of the active party's own model, with the joint model as its teacher. A round is
-    ``validate_every`` epochs, then validation and a checkpoint.
+    """Settings for training the active party's own model, with the joint model as its teacher. A
+    round is ``validate_every`` epochs, followed by validation and a checkpoint.
 
-    The loss of a batch is the mean over its rows of: the task's loss, if the row's label is known;
-    plus ``weight`` times the distance from the teacher's answer, and ``match`` times that from its
-    representation, if all parties hold the row.
+    The loss of a batch is a mean over its rows. A row with a known label adds the task's loss. A
+    row that all parties hold adds ``weight`` times the distance from the teacher's output, and
+    ``match`` times the distance from the joint representation.
     """
 
     encoder: EncoderSettings | None = None
-    """The student's encoder. Default: one like the active party's."""
+    """The student's encoder. Default: the same kind as the active party's encoder."""
     embedding_size: PositiveInt | None = None
-    """The width of the student's embedding. Default: that of the active party's."""
+    """The width of the student's embedding. Default: the width of the active party's embedding."""
     top: TopKinds = TopSettings()
-    """The student's model on its embedding."""
+    """The student's top model, on its embedding."""
     weight: Weight = 1.0
-    """How much the distance from the teacher's answer counts (λ)."""
+    """The weight λ of the distance from the teacher's output."""
     temperature: Temperature = 1.0
-    """The number by which logits are divided before they are compared (T). A regression has
-    none.
+    """The temperature T, by which logits are divided before they are compared. It has no effect in
+    a regression task.
     """
     match: Weight = 0.0
-    """How much the distance from the joint representation counts (μ)."""
+    """The weight μ of the distance from the joint representation."""
     validate_every: Annotated[int, Field(gt=0, le=1000)] = 1
-    """Epochs between two validations; together they are one round."""
+    """The number of epochs between two validations, which form one round."""
     early_stopping: EarlyStopping | None = None
-    """When training ends before its last epoch. Default: off."""
+    """When training ends before its last epoch (early stopping). Default: off."""
     alone: bool = False
-    """Whether the same model is also trained without a teacher, to compare."""
+    """Whether the same model is also trained without a teacher, for comparison."""
     together: bool = False
-    """Whether the joint model is also evaluated, to compare: then the others embed the rows of
-    ``splits``, too.
+    """Whether the joint model is also evaluated, for comparison. The passive parties then also send
+    embeddings of the rows of ``splits``.
     """
     splits: tuple[Literal["train", "validation", "test"], ...] = ("validation", "test")
-    """The splits to evaluate; one without rows is skipped."""
+    """The splits to evaluate; a split without rows is skipped."""
 
     @field_validator("top")
     @classmethod

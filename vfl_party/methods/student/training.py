@@ -1,4 +1,4 @@
-"""The training of one model on the active party's own columns, with or without a teacher."""
+"""Trains one model on the active party's own columns, with or without a teacher."""
 
 from __future__ import annotations
 
@@ -23,21 +23,25 @@ from vfl_party.phases.context import Party
 from vfl_party.phases.stopping import get_monitored_value, is_better
 
 
-def epochs_of(party: Party, settings: StudentSettings) -> int:
-    """Returns the epochs of the phase, which all parties can compute from the common rows."""
+def count_epochs(party: Party, settings: StudentSettings) -> int:
+    """Returns the number of epochs of the phase, which all parties can compute from the common
+    rows.
+    """
     return settings.epochs_over(len(party.rows("aligned")))
 
 
-def rounds_of(party: Party, settings: StudentSettings) -> int:
-    """Returns the maximum number of rounds: one for the embeddings, and those of the training."""
-    return 1 + -(-epochs_of(party, settings) // settings.validate_every)
+def count_rounds(party: Party, settings: StudentSettings) -> int:
+    """Returns the maximum number of rounds: one for the embeddings, and then the training
+    rounds.
+    """
+    return 1 + -(-count_epochs(party, settings) // settings.validate_every)
 
 
 class TeacherAnswers:
-    """The teacher: the outputs of the joint model for the rows that all parties hold.
+    """The teacher's answers: the outputs of the joint model for the rows that all parties hold.
 
-    ``rows``: ascending, [N]; ``outputs``: [N, O]; ``joint``: the joint representations [N, D] if
-    the student matches them, else None.
+    ``rows``: the row numbers, ascending, [N]. ``outputs``: the joint model's outputs [N, O].
+    ``joint``: the joint representations [N, D] if the student matches them, else None.
     """
 
     def __init__(self, rows: Rows, outputs: Tensor, joint: Tensor | None) -> None:
@@ -45,12 +49,13 @@ class TeacherAnswers:
 
 
 class Learner:
-    """Trains ``model`` on ``rows``, epoch by epoch.
+    """Trains ``model`` on ``rows``, epoch by epoch, with the teacher's ``answers``, or without a
+    teacher if these are None.
 
     Args:
-        labelled: the rows whose labels count, ascending.
-        answers: the teacher's; None: there is none, and all ``rows`` are labelled.
-        passes: how often an epoch goes over ``rows``.
+        labelled: The rows whose labels are used, ascending.
+        answers: The teacher's answers; None: there is no teacher, and all ``rows`` are labelled.
+        passes: The number of times that an epoch goes over ``rows``.
     """
 
     def __init__(
@@ -76,30 +81,31 @@ class Learner:
             )
         self._params = list(model.parameters())
         self._optimizer = build_optimizer(settings.optimizer, self._params)
-        self._epochs = epochs_of(party, settings)
+        self._epochs = count_epochs(party, settings)
         self._schedule = build_schedule(settings.optimizer, self._optimizer, self._epochs)
         self._loss = loss_fn(party.recipe.task)
         self.answers: TeacherAnswers | None = None
-        # The number of finished epochs; the value of the best validation, and the epochs before it.
+        # ``done``: the number of finished epochs. ``_best``: the metric of the best validation, and
+        # the number of epochs before it.
         self.done, self._best_weights = 0, dict[str, Tensor]()
         self._best: dict[str, Any] = {}
         self._stopped = False
 
     @property
-    def over(self) -> bool:
-        """Whether the training has ended, by its epochs or early."""
+    def has_ended(self) -> bool:
+        """Whether the training has ended, after all epochs or by early stopping."""
         return self._stopped or self.done >= self._epochs
 
     def run(self, tick: Callable[[], None]) -> tuple[int, float]:
-        """Trains the next ``validate_every`` epochs, or fewer at the end. Returns the number of
+        """Trains for the next ``validate_every`` epochs, or fewer at the end. Returns the number of
         steps and their mean loss.
         """
         steps, total = 0, torch.zeros((), device=self._party.device)
         self.model.train()
         for _ in range(min(self._settings.validate_every, self._epochs - self.done)):
-            # Dropout depends only on the epoch, not on other random draws.
+            # The seed makes dropout depend only on the epoch, not on other random draws.
             with seed_torch(derive_seed(self._party.own_seed, self._phase, "dropout", self.done)):
-                for batch in self._batches():
+                for batch in self._make_batches():
                     total += self._step(batch)
                     steps += 1
             self.done += 1
@@ -107,11 +113,13 @@ class Learner:
             tick()
         return steps, total.item() / max(1, steps)
 
-    def _batches(self) -> list[Rows]:
-        root, first = self._party.own_seed, self.done * self._passes
+    def _make_batches(self) -> list[Rows]:
+        seed, first_epoch = self._party.own_seed, self.done * self._passes
         size = self._settings.batch_size
-        epochs = range(first, first + self._passes)
-        return [rows for e in epochs for rows in batches(root, self._phase, e, self._rows, size)]
+        epochs = range(first_epoch, first_epoch + self._passes)
+        return [
+            rows for epoch in epochs for rows in batches(seed, self._phase, epoch, self._rows, size)
+        ]
 
     def _step(self, batch: Rows) -> Tensor:
         loss = self.loss(batch)
@@ -122,34 +130,38 @@ class Learner:
         return loss.detach()
 
     def loss(self, batch: Rows) -> Tensor:
-        """Returns the loss of a batch of rows: see ``StudentSettings``."""
+        """Returns the loss of a batch of rows; see ``StudentSettings``."""
         party, settings = self._party, self._settings
         inputs = party.need_features().inputs(batch)
-        outputs, mapped = self.model.parts(party.recipe.model.precision, *inputs)
+        outputs, mapped = self.model.compute_parts(party.recipe.model.precision, *inputs)
         total = outputs.new_zeros(())
-        at = np.flatnonzero(np.isin(batch, self._labelled))
-        if len(at):
+        positions = np.flatnonzero(np.isin(batch, self._labelled))
+        if len(positions):
             _, targets = party.need_labels()
-            w_B = None if self._weights is None else party.take(self._weights, batch[at])
-            loss = self._loss(party.take(outputs, at), party.take(targets, batch[at]), w_B)
-            total = total + loss * (len(at) / len(batch))
+            w_B = None if self._weights is None else party.take(self._weights, batch[positions])
+            loss = self._loss(
+                party.take(outputs, positions), party.take(targets, batch[positions]), w_B
+            )
+            total = total + loss * (len(positions) / len(batch))
         if self.answers is None:
             return total
-        at = np.flatnonzero(np.isin(batch, self.answers.rows))
-        places = np.searchsorted(self.answers.rows, batch[at])
+        positions = np.flatnonzero(np.isin(batch, self.answers.rows))
+        places = np.searchsorted(self.answers.rows, batch[positions])
         if settings.weight:
-            teacher = party.take(self.answers.outputs, places)
-            task, mine = party.recipe.task, party.take(outputs, at)
-            distance_B = distance(task, settings.temperature, mine, teacher)
+            teacher_outputs = party.take(self.answers.outputs, places)
+            task, student_outputs = party.recipe.task, party.take(outputs, positions)
+            distance_B = distance(task, settings.temperature, student_outputs, teacher_outputs)
             total = total + settings.weight * distance_B.sum() / len(batch)
         if mapped is not None and self.answers.joint is not None:
             joint = party.take(self.answers.joint, places)
-            distance_B = (party.take(mapped, at) - joint).square().mean(dim=1)
+            distance_B = (party.take(mapped, positions) - joint).square().mean(dim=1)
             total = total + settings.match * distance_B.sum() / len(batch)
         return total
 
-    def judge(self, metrics: Mapping[str, float]) -> None:
-        """Judges a validation, whose metrics are ``found``, and keeps the best weights."""
+    def record_validation(self, metrics: Mapping[str, float]) -> None:
+        """Compares a validation with the best one so far, keeps the best weights, and decides on
+        early stopping.
+        """
         rule = self._settings.early_stopping
         if rule is None:
             return
@@ -160,8 +172,10 @@ class Learner:
             self._best_weights = {
                 name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()
             }
-        waited = -(-(self.done - self._best["epochs"]) // self._settings.validate_every)
-        self._stopped = waited >= rule.patience
+        validations_since_best = -(
+            -(self.done - self._best["epochs"]) // self._settings.validate_every
+        )
+        self._stopped = validations_since_best >= rule.patience
 
     def restore_best(self) -> int:
         """Loads the best weights. Returns the number of epochs after which they were reached."""
