@@ -1,5 +1,5 @@
-"""Supervised split training: every party has an encoder; the active party has the labels and the
-top model.
+"""Supervised split training: every party has an encoder, and the active party has the labels and
+the top model.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 from torch import nn
 
 from vfl_party.methods.splitnn.active import ActiveSplitNN
-from vfl_party.methods.splitnn.mid import describe_protection, stochastic_encoder
+from vfl_party.methods.splitnn.mid import describe_protection, make_stochastic_encoder
 from vfl_party.methods.splitnn.passive import PassiveSplitNN
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.methods.splitnn.traffic import traffic
@@ -19,7 +19,7 @@ from vfl_party.phases.sets import Learnt
 
 
 class SplitNN(Method[SplitNNSettings]):
-    """Passive parties send embeddings and receive gradients, step by step."""
+    """Split training: passive parties send embeddings and receive gradients, step by step."""
 
     def follows(self, settings: SplitNNSettings) -> frozenset[str]:
         _ = settings
@@ -30,7 +30,7 @@ class SplitNN(Method[SplitNNSettings]):
         return True
 
     def encoder(self, settings: SplitNNSettings, make: MakeEncoder) -> nn.Module | None:
-        return stochastic_encoder(settings, make)
+        return make_stochastic_encoder(settings, make)
 
     def protects(self, settings: SplitNNSettings) -> str:
         return describe_protection(settings)

@@ -1,4 +1,4 @@
-"""The active side: receives embeddings, computes one joint loss, and returns gradients."""
+"""The active party's side: receives embeddings, computes one joint loss, and returns gradients."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from vfl_common.bundle import StepKey
 from vfl_common.errors import Code, InputError
 from vfl_party.base.phase import Phase, RoundReport, Tree
 from vfl_party.base.seeds import Rows
-from vfl_party.methods.splitnn.dcor import with_labels
+from vfl_party.methods.splitnn.dcor import add_label_gradients
 from vfl_party.methods.splitnn.exchanges import LABELS, embedding, validation
-from vfl_party.methods.splitnn.local import ActiveLocalUpdates, Swapped
+from vfl_party.methods.splitnn.local import ActiveLocalUpdates, ExchangedBatch
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.methods.splitnn.stopping import StoppingJudge
 from vfl_party.methods.splitnn.training import OwnTraining
@@ -32,11 +32,12 @@ from vfl_party.phases.sets import Sets, Weighed, sum_losses
 
 
 class ActiveSplitNN(Phase):
-    """One round is ``validate_every`` epochs, or ``checkpoint_steps`` steps of them.
+    """Runs split training. One round is ``validate_every`` epochs, or ``checkpoint_steps`` steps of
+    these.
 
-    A step is one batch: the parties' embeddings, one loss, each party's own update (Gupta and
-    Raskar 2018; as Algorithm 1 of FedBCD, arXiv 1912.11187, with Q = 1). Each optional feature of a
-    recipe is an object, which is None by default.
+    A step is one batch: the parties send embeddings, the active party computes one loss, and each
+    party updates its models (Gupta and Raskar 2018; Algorithm 1 of FedBCD, arXiv 1912.11187, with Q
+    = 1). Each optional feature of a recipe is an attribute, which is None by default.
     """
 
     def __init__(self, party: Party, name: str, settings: SplitNNSettings) -> None:
@@ -47,8 +48,8 @@ class ActiveSplitNN(Phase):
         self._embedding = party.answering(
             name, embedding(settings), width=party.widths or party.embedding_size
         )
-        partly = party.data.held is not None
-        policy = None if settings.learns or partly else settings.late_policy
+        is_partial = party.data.held is not None
+        policy = None if settings.learns or is_partial else settings.late_policy
         self._scorer = SplitScorer(party, name, validation(settings), policy=policy)
         self._sets = Sets(party, name, settings)
         self._loss = loss_fn(party.recipe.task)
@@ -68,14 +69,14 @@ class ActiveSplitNN(Phase):
                 f"recipe: phases: {name}: micro_batches and cache use the loss of each row, but "
                 f"the loss of a {kind} task compares the rows of a batch. Remove them.",
             )
-        # Some defences of gradients depend on the labels of their rows.
-        self._tells = LABELS in self._embedding.chains.down.knows
-        # A late policy goes on without a passive party.
+        # Some transforms of gradients, such as Marvell, need the labels of the rows.
+        self._passes_labels = LABELS in self._embedding.chains.down.knows
+        # With a late policy, training continues without a late party.
         self._absent = (
             AbsentParties(party, name, settings) if settings.late_policy != "wait" else None
         )
         self.lenient = self._absent is not None
-        # Further updates of a batch without an exchange: FedBCD and CELU-VFL.
+        # More updates of a batch without an exchange: FedBCD and CELU-VFL.
         self._local = (
             ActiveLocalUpdates(party, settings, self._training, self._sets)
             if settings.local
@@ -85,105 +86,114 @@ class ActiveSplitNN(Phase):
         self._judge = (
             StoppingJudge(party, name, stopping, self._training) if stopping is not None else None
         )
-        # With ``mid`` two draws always differ, so their distance has no meaning.
+        # With ``mid``, embeddings of the same row always differ, so their distance has no meaning.
         self._drift = Drift(party.name, compares=not settings.mid)
-        # Without validation, the drift is measured in training steps.
+        # Without validation rows, the drift of embeddings is measured in training steps.
         validates = len(party.rows("validation")) > 0
-        self._watch = None if validates or settings.mid else self._drift
+        self._training_drift = None if validates or settings.mid else self._drift
 
     def run_round(self, round_: int) -> RoundReport:
         party, training = self._party, self._training
         training.train_mode()
-        batches, exchanges = training.batches.plan(round_), 0
+        batches, num_exchanges = training.batches.plan(round_), 0
         loss = torch.zeros((), device=party.device)
         for number, batch in enumerate(batches, 1):
             training.zero_grad()
             training.expect(batches, number)
-            swapped = []
-            # The losses of a batch's parts add to the mean over the batch; one part is the rule.
+            exchanged_parts = []
+            # The losses of a batch's parts add up to the mean over the batch. Usually there is only
+            # one part.
             for rows in batch.parts:
-                step, place = StepKey(self.name, round_, exchanges), (round_, number - 1)
+                step, place = StepKey(self.name, round_, num_exchanges), (round_, number - 1)
                 part_loss, part = self._exchange(step, place, rows, len(rows) / len(batch.rows))
-                swapped.append(part)
+                exchanged_parts.append(part)
                 loss += part_loss
-                exchanges += 1
+                num_exchanges += 1
             training.step()
             if self._local is not None:
-                self._local.update(batch.rows, swapped)
+                self._local.update(batch.rows, exchanged_parts)
             if batch.last:
                 training.end_epoch()
             party.tick(self.name, round_, self.rounds, number, len(batches))
         metrics = {"train": {"loss": loss.item() / max(1, len(batches))}}
-        return self._report(StepKey(self.name, round_, exchanges), len(batches), metrics)
+        return self._report(StepKey(self.name, round_, num_exchanges), len(batches), metrics)
 
     def _exchange(
         self, step: StepKey, place: tuple[int, int], rows: Rows, share: float
-    ) -> tuple[Tensor, Swapped]:
-        """Runs one exchange: takes embeddings, adds the gradient of the loss to the parameters',
-        and answers with that of each party's embeddings.
+    ) -> tuple[Tensor, ExchangedBatch]:
+        """Runs one exchange: receives embeddings, adds the gradient of the loss to the parameters'
+        gradients, and answers with the gradient of each party's embeddings.
 
-        ``place``: the round and the number of the batch. Returns the loss, of which ``share``
-        counts, and what was exchanged.
+        ``place``: the round and the number of the batch. Returns the loss, multiplied by ``share``,
+        and the exchanged tensors.
         """
         party = self._party
         _, targets = party.need_labels()
         y_B = party.take(targets, rows)
-        own = []
+        own_embeddings = []
         if party.features is not None:
-            own = [party.encode(*self._training.inputs(rows, step.round, step.batch))]
+            own_embeddings = [party.encode(*self._training.inputs(rows, step.round, step.batch))]
         lenience = self._absent.lenience if self._absent is not None else None
-        sizes, held = party.sizes_of(rows), party.data.held
+        sizes, held_rows = party.sizes_of(rows), party.data.held
         received = self._embedding.collect(step, lenience=lenience, each=sizes, rows=len(rows))
         z_BD = {name: tensors["z"] for name, tensors in received.items()}
-        others = z_BD
+        filled_BD = z_BD
         if self._absent is not None:
-            others = self._absent.fill(step, rows, own, z_BD)
-        rule = party.recipe.model.combine
+            filled_BD = self._absent.fill(step, rows, own_embeddings, z_BD)
+        combine_rule = party.recipe.model.combine
         sets: Sequence[Weighed] | None
         parts: list[Pass] | None = None
-        if held is None:
-            sets = drawn = self._sets.draw(others, *place)
-            embeddings = self._sets.embeddings(drawn, own, others)
+        if held_rows is None:
+            sets = drawn = self._sets.draw(filled_BD, *place)
+            embeddings = self._sets.embeddings(drawn, own_embeddings, filled_BD)
         else:
-            # The passes take rows of these tensors, which then get gradients.
+            # The forward passes use rows of these tensors, so these must get gradients.
             for z in z_BD.values():
                 z.requires_grad_()
-            at = {name: held.of(name, rows) for name in z_BD}
-            batch = HeldBatch(len(rows), own, z_BD, at, place, party.widths)
-            sets = parts = passes(rule, self._sets, batch)
+            places_by_party = {name: held_rows.of(name, rows) for name in z_BD}
+            batch = HeldBatch(len(rows), own_embeddings, z_BD, places_by_party, place, party.widths)
+            sets = parts = passes(combine_rule, self._sets, batch)
             embeddings = [part.embeddings for part in parts]
-        combined = CombinedEmbeddings(rule, [*own, *others.values()], z_BD, embeddings)
-        outputs = [party.outputs(embeddings_) for embeddings_ in combined.values]
-        weights = self._weights_of(rows)
+        combined = CombinedEmbeddings(
+            combine_rule, [*own_embeddings, *filled_BD.values()], z_BD, embeddings
+        )
+        outputs = [party.outputs(combined_embeddings) for combined_embeddings in combined.values]
+        weights = self._take_weights(rows)
 
         loss = sum_losses(losses_of(self._loss, outputs, y_B, weights, parts), sets)
         loss = loss if share == 1.0 else loss * share
         labels: Mapping[str, Tensors] = {}
-        if self._tells:
+        if self._passes_labels:
             labels = {
-                name: {LABELS: y_B if held is None else party.take(y_B, held.of(name, rows))}
+                name: {
+                    LABELS: y_B if held_rows is None else party.take(y_B, held_rows.of(name, rows))
+                }
                 for name in z_BD
             }
         backward(loss)
-        # The parties proceed while the top model is updated: each gradient is of the weights before
-        # the update.
+        # The reply comes before the update, so that the parties continue meanwhile. Each gradient
+        # belongs to the weights before the update.
         dz_BD = combined.gradients()
         if self._settings.dcor:
-            dz_BD = with_labels(dz_BD, z_BD, y_B, self._settings.dcor)
+            dz_BD = add_label_gradients(dz_BD, z_BD, y_B, self._settings.dcor)
         replies = {name: {"dz": dz} for name, dz in dz_BD.items()}
-        about = rows if held is None else {name: rows[held.of(name, rows)] for name in dz_BD}
-        self._embedding.reply(step, replies, labels, about)
-        if self._watch is not None:
-            self._watch.batch(own, z_BD)
-        return loss.detach(), Swapped(rows, z_BD, dz_BD, place)
+        described_rows = (
+            rows if held_rows is None else {name: rows[held_rows.of(name, rows)] for name in dz_BD}
+        )
+        self._embedding.reply(step, replies, labels, described_rows)
+        if self._training_drift is not None:
+            self._training_drift.batch(own_embeddings, z_BD)
+        return loss.detach(), ExchangedBatch(rows, z_BD, dz_BD, place)
 
-    def _weights_of(self, rows: Rows) -> Tensor | None:
+    def _take_weights(self, rows: Rows) -> Tensor | None:
         return None if self._weights is None else self._party.take(self._weights, rows)
 
     def _report(
         self, step: StepKey, steps: int, metrics: dict[str, dict[str, float]]
     ) -> RoundReport:
-        """Ends a round of ``steps`` steps, with validation if it is due; ``step``: the next one."""
+        """Ends a round of ``steps`` steps, with validation if it is due. ``step``: the next
+        step.
+        """
         report = RoundReport(steps, metrics)
         validates = self._training.batches.validates(step.round)
         if validates:
@@ -197,7 +207,9 @@ class ActiveSplitNN(Phase):
         return report
 
     def _validate(self, first: StepKey, metrics: dict[str, dict[str, float]]) -> StepKey:
-        """Adds the metrics of the validation rows, if there are any; returns the next step."""
+        """Adds the metrics of the validation rows, if there are any, to ``metrics``. Returns the
+        next step.
+        """
         party, rows = self._party, self._party.rows("validation")
         lenience = self._absent.lenience if self._absent is not None else None
         embedded = self._drift.chunks(self._scorer.embeddings(rows, first, lenience))
@@ -210,14 +222,14 @@ class ActiveSplitNN(Phase):
         absent = self._absent.state() if self._absent is not None else None
         local = self._local.state() if self._local is not None else {}
         best = self._judge.best if self._judge is not None else None
-        watched = {"drift": self._drift.state()}
-        return self._training.state() | {"best_epoch": best, "absent": absent} | watched | local
+        drift = {"drift": self._drift.state()}
+        return self._training.state() | {"best_epoch": best, "absent": absent} | drift | local
 
     def load_state(self, tree: Tree) -> None:
         self._training.load_state(tree)
         if self._judge is not None:
             self._judge.best = tree["best_epoch"]
-        # Checkpoints of earlier versions have no drift.
+        # Checkpoints of earlier releases have no ``drift``.
         if "drift" in tree:
             self._drift.load_state(tree["drift"])
         if self._local is not None:

@@ -1,9 +1,10 @@
-"""Distance correlation in the loss, so that embeddings disclose less of columns (NoPeek) or labels.
+"""Adds distance correlation to the loss, so that embeddings disclose less about columns (NoPeek) or
+labels.
 
-For a batch of B rows, a_ij is the distance of the embeddings of rows i and j, and b_ij that of
-their columns or labels. Both are centred: A_ij = a_ij − (mean of row i) − (mean of column j) +
-(mean of all). With V²(z, x) = Σ A_ij B_ij / B², the distance correlation is dCor(z, x) = V(z, x) /
-√(V(z, z) V(x, x)), from 0 to 1; it is larger in small batches (Székely et al. 2007).
+For a batch of B rows, a_ij is the distance between the embeddings of rows i and j, and b_ij is the
+distance between their columns or labels. Both are centred: A_ij = a_ij − (mean of row i) − (mean of
+column j) + (mean of all). With V²(z, x) = Σ A_ij B_ij / B², the distance correlation is dCor(z, x)
+= V(z, x) / √(V(z, z) V(x, x)), from 0 to 1. It is larger in small batches (Székely et al. 2007).
 
 - Columns: a passive party adds λ · log dCor(z, x) to its own loss (NoPeek, Vepakomma et al., ICDMW
   2020). This does not change the exchanges.
@@ -21,22 +22,20 @@ from torch.nn import functional
 
 from vfl_party.base.dtypes import real
 
-# Below this V² counts as 0.
+# Values of V² below this count as 0.
 _TINY = 1e-12
 
 
-def columns_of(inputs: tuple[Tensor, ...]) -> Tensor:
-    """Returns an encoder's inputs as numbers [B, F]; a category is as many numbers as its column
-    has at most.
-    """
-    hot = [
+def encode_columns(inputs: tuple[Tensor, ...]) -> Tensor:
+    """Returns an encoder's inputs as numbers [B, F], with categories as one-hot vectors."""
+    parts = [
         tensor if tensor.is_floating_point() else functional.one_hot(tensor) for tensor in inputs
     ]
-    return torch.cat([tensor.flatten(1).to(real()) for tensor in hot], dim=1)
+    return torch.cat([tensor.flatten(1).to(real()) for tensor in parts], dim=1)
 
 
-def labels_of(y_B: Tensor) -> Tensor:
-    """Returns targets as numbers [B, C]: classes one-hot, others as they are."""
+def encode_labels(y_B: Tensor) -> Tensor:
+    """Returns targets as numbers [B, C]: classes as one-hot vectors, other targets unchanged."""
     return (
         y_B.to(real()).view(len(y_B), -1)
         if y_B.is_floating_point()
@@ -45,37 +44,41 @@ def labels_of(y_B: Tensor) -> Tensor:
 
 
 def log_dcor(z_BD: Tensor, x_BF: Tensor) -> Tensor:
-    """Returns log dCor(z, x), a scalar with a graph to z: 0 if distances are equal up to their
-    scale, otherwise negative.
+    """Returns log dCor(z, x), a scalar with a graph to z. It is 0 if the two sets of distances are
+    proportional, otherwise negative.
 
-    It is a constant 0 if z and x are independent, and if all rows have the same embedding or the
-    same x (one class).
+    The result is a constant 0 if z and x are independent, or if all rows have the same embedding or
+    the same x (one class).
     """
-    a_BB, b_BB = _centre(z_BD), _centre(x_BF)
+    a_BB, b_BB = _centre_distances(z_BD), _centre_distances(x_BF)
     squares = torch.stack(
-        [(one * other).mean() for one, other in ((a_BB, b_BB), (a_BB, a_BB), (b_BB, b_BB))]
+        [(left * right).mean() for left, right in ((a_BB, b_BB), (a_BB, a_BB), (b_BB, b_BB))]
     )
-    both, of_z, of_x = squares.clamp_min(_TINY).log()
-    value = 0.5 * (both - 0.5 * (of_z + of_x))
+    log_cross, log_z, log_x = squares.clamp_min(_TINY).log()
+    value = 0.5 * (log_cross - 0.5 * (log_z + log_x))
     return torch.where(squares.min() > _TINY, value, torch.zeros_like(value))
 
 
-def gradient(z_BD: Tensor, x_BF: Tensor, weight: float) -> Tensor:
+def log_dcor_gradient(z_BD: Tensor, x_BF: Tensor, weight: float) -> Tensor:
     """Returns the gradient [B, D] of ``weight`` · log dCor(z, x) with respect to z."""
     leaf_BD = z_BD.detach().requires_grad_()
     (gradient_BD,) = torch.autograd.grad(weight * log_dcor(leaf_BD.to(real()), x_BF), leaf_BD)
     return gradient_BD
 
 
-def with_labels(
+def add_label_gradients(
     dz_BD: Mapping[str, Tensor], z_BD: Mapping[str, Tensor], y_B: Tensor, weight: float
 ) -> dict[str, Tensor]:
-    """Returns {party: its gradient [B, D] and that of ``weight`` · log dCor(z, y)}."""
-    labels_BC = labels_of(y_B)
-    return {name: dz + gradient(z_BD[name], labels_BC, weight) for name, dz in dz_BD.items()}
+    """Returns {party: the sum of its gradient [B, D] and the gradient of ``weight`` · log dCor(z,
+    y)}.
+    """
+    labels_BC = encode_labels(y_B)
+    return {
+        name: dz + log_dcor_gradient(z_BD[name], labels_BC, weight) for name, dz in dz_BD.items()
+    }
 
 
-def _centre(rows: Tensor) -> Tensor:
+def _centre_distances(rows: Tensor) -> Tensor:
     distances = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
     return (
         distances

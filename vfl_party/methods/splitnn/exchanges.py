@@ -1,5 +1,5 @@
-"""The exchanges of split training: embeddings and gradients of each batch, embeddings for
-validation. The verdicts of early stopping are in ``stopping``.
+"""Declares the exchanges of split training: embeddings and gradients of each batch, and embeddings
+for validation. The exchange of early stopping is in ``stopping``.
 """
 
 from __future__ import annotations
@@ -10,14 +10,17 @@ from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.outbound.declared import Exchange, Sent, f32, noise
 from vfl_party.phases.scoring import scoring
 
-# What a defence of the gradients may know of their rows: the targets.
+# The name of the targets, which the active party passes to its transforms of gradients and does not
+# send.
 LABELS = "labels"
 
 
 def embedding(settings: SplitNNSettings) -> Exchange:
-    """Declares a batch's embeddings up, and the gradients of the loss with respect to them down."""
-    learnt = f"learnt with NoPeek, λ = {settings.nopeek:g}" if settings.nopeek else ""
-    how = "; ".join(text for text in (describe_protection(settings), learnt) if text)
+    """Declares the exchange of a batch: each passive party sends embeddings, and the active party
+    returns the gradients of the loss with respect to these.
+    """
+    nopeek_text = f"learnt with NoPeek, λ = {settings.nopeek:g}" if settings.nopeek else ""
+    how = "; ".join(text for text in (describe_protection(settings), nopeek_text) if text)
     up = Sent(Kind.EMBEDDING, {"z": f32("rows", "width")}, how=how)
     through = noise("iso", amplifier=settings.iso)
     how = f"with that of dCor(z, y), λ = {settings.dcor:g}" if settings.dcor else ""
@@ -28,5 +31,5 @@ def embedding(settings: SplitNNSettings) -> Exchange:
 
 
 def validation(settings: SplitNNSettings) -> Exchange:
-    """Declares the embeddings of validation rows."""
+    """Declares the exchange of embeddings of validation rows."""
     return scoring(name="validation", how=describe_protection(settings))

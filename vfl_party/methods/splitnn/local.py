@@ -1,5 +1,5 @@
-"""Updates between two exchanges: on the same batch again (FedBCD), or on a ring of earlier batches
-(CELU-VFL).
+"""Updates models between two exchanges: on the same batch again (FedBCD), or on a ring of earlier
+batches (CELU-VFL).
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from vfl_party.phases.sets import Sets, sum_losses
 
 
 @dataclass(frozen=True)
-class Swapped:
-    """An exchange of a batch that has ended: rows, {party: its embeddings}, {party: their
-    gradients}, [B, D] each; at the active party also the batch's round and number.
+class ExchangedBatch:
+    """A batch whose exchange has ended.
+
+    ``rows``: its rows. ``z``, ``dz``: {party: embeddings [B, D]} and {party: their gradients [B,
+    D]}. ``place``: the batch's round and number, only at the active party.
     """
 
     rows: Rows
@@ -35,44 +37,50 @@ class Swapped:
 
 
 class ExchangeRing:
-    """The last W exchanges. Exchange t is in slot t mod W; local update j uses slot j mod W.
+    """Stores the last W exchanges. Exchange t is in slot t mod W, and local update j uses slot j
+    mod W.
 
-    R local updates follow each exchange, so each exchange is used R times, at equal distances,
-    before another one takes its slot. An empty slot is skipped.
+    R local updates follow each exchange. So each exchange is used R times, at equal distances,
+    before a later exchange replaces it. An empty slot is skipped.
     """
 
     def __init__(self, settings: CacheSettings) -> None:
         self._size, self._uses = settings.batches, settings.uses
-        self._slots: dict[int, Swapped] = {}
-        self._exchanges = 0
+        self._slots: dict[int, ExchangedBatch] = {}
+        self._num_exchanges = 0
 
-    def put(self, swapped: Swapped) -> list[Swapped]:
-        """Adds an exchange; returns those to use now, in order."""
-        self._slots[self._exchanges % self._size] = swapped
-        first, self._exchanges = self._exchanges * self._uses, self._exchanges + 1
-        ticks = range(first, first + self._uses)
+    def put(self, exchanged: ExchangedBatch) -> list[ExchangedBatch]:
+        """Adds an exchange. Returns the exchanges for the next local updates, in order."""
+        self._slots[self._num_exchanges % self._size] = exchanged
+        first_update, self._num_exchanges = (
+            self._num_exchanges * self._uses,
+            self._num_exchanges + 1,
+        )
+        updates = range(first_update, first_update + self._uses)
         return [
-            self._slots[tick % self._size] for tick in ticks if tick % self._size in self._slots
+            self._slots[update % self._size]
+            for update in updates
+            if update % self._size in self._slots
         ]
 
     def state(self) -> dict[str, Any]:
         """Returns the state for a checkpoint."""
         slots = {
             str(slot): {
-                "rows": torch.from_numpy(swapped.rows),
-                "z": dict(swapped.z),
-                "dz": dict(swapped.dz),
-                "place": list(swapped.place),
+                "rows": torch.from_numpy(exchanged.rows),
+                "z": dict(exchanged.z),
+                "dz": dict(exchanged.dz),
+                "place": list(exchanged.place),
             }
-            for slot, swapped in self._slots.items()
+            for slot, exchanged in self._slots.items()
         }
-        return {"exchanges": self._exchanges, "slots": slots}
+        return {"exchanges": self._num_exchanges, "slots": slots}
 
     def load_state(self, tree: dict[str, Any]) -> None:
         """Restores a state that ``state`` returned."""
-        self._exchanges = tree["exchanges"]
+        self._num_exchanges = tree["exchanges"]
         self._slots = {
-            int(slot): Swapped(
+            int(slot): ExchangedBatch(
                 slot_tree["rows"].cpu().numpy(),
                 slot_tree["z"],
                 slot_tree["dz"],
@@ -83,37 +91,39 @@ class ExchangeRing:
 
 
 class LocalUpdates(ABC):
-    """The updates without an exchange, on one side."""
+    """Base class of both sides. Makes updates without an exchange."""
 
     def __init__(self, party: Party, settings: SplitNNSettings, training: OwnTraining) -> None:
         self._party, self._training, self._settings = party, training, settings
         self._ring = ExchangeRing(settings.cache) if settings.cache is not None else None
 
-    def update(self, rows: Rows, parts: Sequence[Swapped]) -> None:
-        """Makes the updates that follow the exchange of a batch, which had these parts."""
-        swapped = Swapped(
+    def update(self, rows: Rows, parts: Sequence[ExchangedBatch]) -> None:
+        """Makes the updates that follow the exchange of a batch. ``parts``: the exchanged parts of
+        the batch.
+        """
+        exchanged = ExchangedBatch(
             rows,
-            {name: z.detach() for name, z in _join([part.z for part in parts]).items()},
-            _join([part.dz for part in parts]),
+            {name: z.detach() for name, z in _concatenate([part.z for part in parts]).items()},
+            _concatenate([part.dz for part in parts]),
             parts[0].place,
         )
         if self._ring is None:
             for _ in range(self._settings.local_updates - 1):
-                self._again(swapped, None)
+                self._update_once(exchanged, None)
             return
         assert self._settings.cache is not None  # noqa: S101 - there is a ring
-        for earlier in self._ring.put(swapped):
-            self._again(earlier, self._settings.cache.threshold)
+        for earlier in self._ring.put(exchanged):
+            self._update_once(earlier, self._settings.cache.threshold)
 
-    def _again(self, swapped: Swapped, threshold: float | None) -> None:
+    def _update_once(self, exchanged: ExchangedBatch, threshold: float | None) -> None:
         self._training.zero_grad()
-        self._gradient(swapped, threshold)
+        self._add_gradient(exchanged, threshold)
         self._training.step()
 
     @abstractmethod
-    def _gradient(self, swapped: Swapped, threshold: float | None) -> None:
-        """Adds the gradient of an exchange, with rows weighted if there is a ``threshold``, to the
-        parameters'.
+    def _add_gradient(self, exchanged: ExchangedBatch, threshold: float | None) -> None:
+        """Adds the gradient of an exchanged batch to the parameters' gradients. With a
+        ``threshold``, rows are weighted.
         """
 
     def state(self) -> dict[str, Any]:
@@ -125,22 +135,22 @@ class LocalUpdates(ABC):
 
 
 class PassiveLocalUpdates(LocalUpdates):
-    """The passive side: updates its encoder with the stored gradient. Row weights compare present
-    with stored embeddings.
+    """A passive party's side: updates its encoder with the stored gradient. Row weights compare
+    current with stored embeddings.
     """
 
-    def _gradient(self, swapped: Swapped, threshold: float | None) -> None:
-        z_BD = self._party.encode(*self._party.need_features().inputs(swapped.rows))
-        (dz_BD,) = swapped.dz.values()
+    def _add_gradient(self, exchanged: ExchangedBatch, threshold: float | None) -> None:
+        z_BD = self._party.encode(*self._party.need_features().inputs(exchanged.rows))
+        (dz_BD,) = exchanged.dz.values()
         if threshold is not None:
-            (stale_BD,) = swapped.z.values()
-            dz_BD = row_weights(z_BD.detach(), stale_BD, threshold) * dz_BD
+            (stale_BD,) = exchanged.z.values()
+            dz_BD = compute_row_weights(z_BD.detach(), stale_BD, threshold) * dz_BD
         backward(z_BD, dz_BD)
 
 
 class ActiveLocalUpdates(LocalUpdates):
-    """The active side: computes the loss with the stored embeddings. Row weights compare present
-    with stored gradients.
+    """The active party's side: computes the loss with the stored embeddings. Row weights compare
+    current with stored gradients.
     """
 
     def __init__(
@@ -149,55 +159,59 @@ class ActiveLocalUpdates(LocalUpdates):
         super().__init__(party, settings, training)
         self._weights, self._sets = party.row_weights(party.rows("train")), sets
 
-    def _gradient(self, swapped: Swapped, threshold: float | None) -> None:
+    def _add_gradient(self, exchanged: ExchangedBatch, threshold: float | None) -> None:
         party = self._party
-        y_B = party.take(party.need_labels()[1], swapped.rows)
-        own = party.own_embeddings(swapped.rows)
-        others = {name: z.detach() for name, z in swapped.z.items()}
-        sets = self._sets.draw(others, *swapped.place)
-        rule, z_BD = party.recipe.model.combine, [*others.values()]
+        y_B = party.take(party.need_labels()[1], exchanged.rows)
+        own_embeddings = party.own_embeddings(exchanged.rows)
+        stored_BD = {name: z.detach() for name, z in exchanged.z.items()}
+        sets = self._sets.draw(stored_BD, *exchanged.place)
+        rule, z_BD = party.recipe.model.combine, [*stored_BD.values()]
         if threshold is not None:
             for z in z_BD:
                 z.requires_grad_()
         combined = [
             combine(rule, embeddings)
-            for embeddings in self._sets.embeddings(sets, own, others) or [[*own, *z_BD]]
+            for embeddings in self._sets.embeddings(sets, own_embeddings, stored_BD)
+            or [[*own_embeddings, *z_BD]]
         ]
         outputs = [party.outputs(value) for value in combined]
-        loss_of = loss_fn(party.recipe.task)
-        weights = None if self._weights is None else party.take(self._weights, swapped.rows)
-        loss = sum_losses([loss_of(output, y_B, weights) for output in outputs], sets)
+        loss_function = loss_fn(party.recipe.task)
+        weights = None if self._weights is None else party.take(self._weights, exchanged.rows)
+        loss = sum_losses([loss_function(output, y_B, weights) for output in outputs], sets)
         if threshold is None:
             loss.backward()  # type: ignore[no-untyped-call]
             return
-        # The loss is a sum over rows: to weight a row's loss is to weight its row of this gradient.
-        of_outputs = torch.autograd.grad(loss, outputs)
-        now = torch.autograd.grad(
-            outputs, z_BD, of_outputs, retain_graph=True, materialize_grads=True
+        # The loss is a sum over rows, so a weight for a row's loss is a weight for the row of this
+        # gradient.
+        output_gradients = torch.autograd.grad(loss, outputs)
+        current_gradients = torch.autograd.grad(
+            outputs, z_BD, output_gradients, retain_graph=True, materialize_grads=True
         )
-        w_B1 = row_weights(
-            torch.cat(now, dim=1), torch.cat(list(swapped.dz.values()), dim=1), threshold
+        w_B1 = compute_row_weights(
+            torch.cat(current_gradients, dim=1),
+            torch.cat(list(exchanged.dz.values()), dim=1),
+            threshold,
         )
-        backward(torch.cat(outputs), torch.cat([w_B1 * gradient for gradient in of_outputs]))
+        backward(torch.cat(outputs), torch.cat([w_B1 * gradient for gradient in output_gradients]))
 
 
-def _join(parts: Sequence[Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
-    """Returns {party: its rows of all parts}."""
-    first, *others = parts
-    if not others:
-        return first
-    return {name: torch.cat([part[name] for part in parts]) for name in first}
+def _concatenate(parts: Sequence[Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
+    """Returns {party: the concatenation of its tensors over all parts}."""
+    first_part, *other_parts = parts
+    if not other_parts:
+        return first_part
+    return {name: torch.cat([part[name] for part in parts]) for name in first_part}
 
 
-def row_weights(now_BD: Tensor, stale_BD: Tensor, threshold: float) -> Tensor:
-    """Returns each row's weight, float32 [B, 1]: the cosine of its two vectors, 0 if it is below
-    ``threshold``.
+def compute_row_weights(current_BD: Tensor, stale_BD: Tensor, threshold: float) -> Tensor:
+    """Returns the weight of each row, float32 [B, 1]: the cosine of its current and stored vectors,
+    or 0 if the cosine is below ``threshold``.
 
-    It is also 0 if a vector is zero. Computed in float64, because squares of small gradients vanish
-    in float32.
+    The weight is also 0 if a vector is zero. It is computed in float64, because squares of small
+    gradients underflow in float32.
     """
-    a_BD, b_BD = now_BD.double(), stale_BD.double()
+    a_BD, b_BD = current_BD.double(), stale_BD.double()
     norms_B = a_BD.norm(dim=1) * b_BD.norm(dim=1)
     cosine_B = (a_BD * b_BD).sum(dim=1) / norms_B.clamp_min(torch.finfo(torch.float64).tiny)
     kept_B = (norms_B > 0) & (cosine_B >= threshold)
-    return torch.where(kept_B, cosine_B, 0.0).to(now_BD.dtype)[:, None]
+    return torch.where(kept_B, cosine_B, 0.0).to(current_BD.dtype)[:, None]

@@ -1,4 +1,6 @@
-"""MID: the encoder of a passive party draws its embeddings (``vfl_party.models.stochastic``)."""
+"""MID: the encoder of a passive party draws embeddings at random
+(``vfl_party.models.stochastic``).
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ from vfl_party.models import StochasticEncoder
 from vfl_party.phases.context import MakeEncoder, Party
 
 
-def stochastic_encoder(settings: SplitNNSettings, make: MakeEncoder) -> nn.Module | None:
-    """Makes a passive party's encoder if the phase has ``mid``, else None; see
+def make_stochastic_encoder(settings: SplitNNSettings, make: MakeEncoder) -> nn.Module | None:
+    """Makes a passive party's encoder if the phase has ``mid``, else returns None; see
     ``Method.encoder``.
     """
     if not settings.mid or make.party == make.recipe.active.name:
@@ -20,12 +22,12 @@ def stochastic_encoder(settings: SplitNNSettings, make: MakeEncoder) -> nn.Modul
 
 
 def describe_protection(settings: SplitNNSettings) -> str:
-    """Says how embeddings are protected; see ``Method.protects``."""
+    """Returns a text about how embeddings are protected; see ``Method.protects``."""
     return f"drawn by MID, λ = {settings.mid:g}" if settings.mid else ""
 
 
 def check_encoder(party: Party, phase: str, settings: SplitNNSettings) -> None:
-    """Raises InputError if the encoder of a passive party is not the one that ``mid`` asks for."""
+    """Raises InputError if the encoder of a passive party does not match the setting ``mid``."""
     encoder = party.models.get("encoder")
     if encoder is None:
         return
@@ -34,7 +36,7 @@ def check_encoder(party: Party, phase: str, settings: SplitNNSettings) -> None:
         return
     raise InputError(
         Code.CONFIG_INVALID,
-        f"recipe: phases: {phase}: mid = {settings.mid:g}: all phases share one encoder, but that "
-        f"of {party.name} {f'has mid = {weight:g}' if weight else 'is not stochastic'}. Set the "
-        "same mid in all splitnn phases, also in those of a run to start from, or remove it.",
+        f"recipe: phases: {phase}: mid = {settings.mid:g}: all phases share one encoder, but the "
+        f"encoder of {party.name} {f'has mid = {weight:g}' if weight else 'is not stochastic'}. "
+        "Set the same mid in all splitnn phases, also in the run to start from, or remove mid.",
     )

@@ -1,4 +1,4 @@
-"""The passive side: sends embeddings and receives their gradients."""
+"""A passive party's side: sends embeddings and receives their gradients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vfl_common.bundle import StepKey
 from vfl_common.link import StepPassed
 from vfl_party.base.phase import Phase, RoundReport, Tree
 from vfl_party.base.seeds import Rows
-from vfl_party.methods.splitnn.dcor import columns_of, gradient
+from vfl_party.methods.splitnn.dcor import encode_columns, log_dcor_gradient
 from vfl_party.methods.splitnn.exchanges import embedding, validation
 from vfl_party.methods.splitnn.mid import check_encoder
 from vfl_party.methods.splitnn.pipe import Pipe
@@ -25,10 +25,11 @@ from vfl_party.phases.sets import check as check_sets
 
 
 class PassiveSplitNN(Phase):
-    """One round is ``validate_every`` epochs, or ``checkpoint_steps`` steps of them.
+    """Runs split training. One round is ``validate_every`` epochs, or ``checkpoint_steps`` steps of
+    these.
 
-    A step is one batch: this party's embeddings go out, their gradients come back, and it updates
-    its encoder. Each optional feature of a recipe is an object, which is None by default.
+    A step is one batch: this party sends embeddings, receives their gradients, and updates its
+    encoder. Each optional feature of a recipe is an attribute, which is None by default.
     """
 
     def __init__(self, party: Party, name: str, settings: SplitNNSettings) -> None:
@@ -39,61 +40,62 @@ class PassiveSplitNN(Phase):
         self.name, self.rounds = name, self._training.batches.rounds
         self.epochs = self._training.batches.epochs
         self._embedding = party.asking(name, embedding(settings), width=party.embedding_size)
-        # With a late policy the others may go on without this party.
+        # With a late policy, the other parties may continue without this party.
         self.lenient = self._embedding.lenient = settings.late_policy != "wait"
         order = [phase.name for phase in party.recipe.phases]
         self._following = Following(order, party.recipe.active.name) if self.lenient else None
         self._scorer = SplitScorer(party, name, validation(settings), following=self._following)
-        self._judged = (
+        self._verdicts = (
             VerdictReceiver(party, name, self._training) if settings.early_stopping else None
         )
-        # Several exchanges under way, batches in parts, or updates between exchanges.
+        # The pipe handles several batches in flight, batches in parts, and updates between
+        # exchanges.
         self._pipe: Pipe | None = None
         if not settings.plain:
             self._pipe = Pipe(party, name, settings, self._training, self._embedding)
-        # The inputs of the next batch, which are made while the active party computes.
-        self._ready: tuple[Tensor, ...] = ()
+        # The inputs of the next batch, which are prepared while the active party computes.
+        self._next_inputs: tuple[Tensor, ...] = ()
 
     def run_round(self, round_: int) -> RoundReport:
         self._training.train_mode()
         if self._pipe is not None:
             steps, exchanges = self._pipe.run(round_, self.rounds)
             return self._report(StepKey(self.name, round_, exchanges), RoundReport(steps))
-        party, training, done = self._party, self._training, 0
+        party, training, num_steps = self._party, self._training, 0
         training.catch_up(round_)
         batches = training.batches.of(round_)
-        self._ready = ()
+        self._next_inputs = ()
         for number, (rows, last) in enumerate(batches):
             following = batches[number + 1][0] if number + 1 < len(batches) else None
-            # With rows.partial this party may hold no row of a batch.
+            # With ``rows.partial``, this party may hold no row of a batch.
             if len(rows):
-                done += self._step(StepKey(self.name, round_, number), rows, following)
+                num_steps += self._step(StepKey(self.name, round_, number), rows, following)
             if last:
                 training.end_epoch()
             party.tick(self.name, round_, self.rounds, number + 1, len(batches))
-        mine = sum(len(rows) > 0 for rows, _ in batches)
-        report = RoundReport(done, passed=mine - done)
+        num_own_batches = sum(len(rows) > 0 for rows, _ in batches)
+        report = RoundReport(num_steps, passed=num_own_batches - num_steps)
         return self._report(StepKey(self.name, round_, len(batches)), report)
 
     def _step(self, step: StepKey, rows: Rows, following: Rows | None) -> bool:
-        """Runs one step; returns whether this party took part in it. ``following``: the rows of the
-        next one.
+        """Runs one step. Returns whether this party took part in the step. ``following``: the rows
+        of the next step.
         """
         party, training = self._party, self._training
         if self._following is not None and self._following.is_over(step):
-            self._ready = ()
+            self._next_inputs = ()
             return False
-        x = self._ready or training.inputs(rows, step.round, step.batch)
+        x = self._next_inputs or training.inputs(rows, step.round, step.batch)
         z_BD = party.encode(*x)
         self._embedding.send(step, {"z": z_BD}, rows)
-        # The active party computes meanwhile:
+        # While the active party computes, this party prepares the update and the next batch.
         training.zero_grad()
-        own_BD = None
+        penalty_gradient_BD = None
         if self._settings.nopeek:
-            own_BD = gradient(z_BD, columns_of(x), self._settings.nopeek)
-        self._ready = ()
+            penalty_gradient_BD = log_dcor_gradient(z_BD, encode_columns(x), self._settings.nopeek)
+        self._next_inputs = ()
         if following is not None and len(following):
-            self._ready = training.inputs(following, step.round, step.batch + 1)
+            self._next_inputs = training.inputs(following, step.round, step.batch + 1)
         try:
             dz_BD = self._embedding.receive(step, rows=z_BD.shape[0])["dz"]
         except StepPassed as passed:
@@ -101,19 +103,21 @@ class PassiveSplitNN(Phase):
                 raise
             self._following.skip(step, passed)
             return False
-        backward(z_BD, dz_BD if own_BD is None else dz_BD + own_BD)
+        backward(z_BD, dz_BD if penalty_gradient_BD is None else dz_BD + penalty_gradient_BD)
         training.step()
         return True
 
     def _report(self, step: StepKey, report: RoundReport) -> RoundReport:
-        """Ends a round, with validation if it is due; ``step``: the next one."""
+        """Ends a round, with validation if it is due. ``step``: the next step."""
         if not self._training.batches.validates(step.round):
             return report
         steps = self._scorer.answer(self._party.joint_rows("validation"), step)
-        if self._judged is None:
+        if self._verdicts is None:
             return report
-        ends = self._judged.ends(StepKey(step.phase, step.round, step.batch + steps))
-        return replace(report, done=ends)
+        is_last = self._verdicts.receive_verdict(
+            StepKey(step.phase, step.round, step.batch + steps)
+        )
+        return replace(report, done=is_last)
 
     def state(self) -> Tree:
         return self._training.state() | (self._pipe.state() if self._pipe is not None else {})

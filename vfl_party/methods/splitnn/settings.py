@@ -18,91 +18,97 @@ from vfl_party.selfsup.augment.settings import SupervisedAugment
 
 
 class CacheSettings(Section):
-    """Local updates on earlier batches. A row's weight is the cosine between exchanged and present
-    values. The defaults are those of CELU-VFL (arXiv 2207.14628): W = R = 5, ξ = 60°.
+    """Settings of local updates on earlier batches. A row's weight is the cosine between exchanged
+    and current values. The defaults are from CELU-VFL (arXiv 2207.14628): W = R = 5, ξ = 60°.
     """
 
     batches: Annotated[int, Field(ge=1, le=100)] = 5
-    """How many of the last batches are kept (W)."""
+    """The number W of last batches that are kept."""
     uses: Annotated[int, Field(ge=1, le=100)] = 5
-    """Updates on kept batches between two exchanges (R)."""
+    """The number R of updates on kept batches between two exchanges."""
     threshold: Annotated[float, Field(ge=-1.0, le=1.0)] = 0.5
-    """The least cosine between exchanged and present values with which a row counts (cos ξ)."""
+    """The minimum cosine between exchanged and current values for a row to be used (cos ξ)."""
 
 
 class SplitNNSettings(TrainingSettings, OwnOptimizers, SetSettings):
-    """A step is one batch; a round is ``validate_every`` epochs, then validation and a checkpoint.
+    """A step is one batch. A round is ``validate_every`` epochs, followed by validation and a
+    checkpoint.
 
-    ``max_bytes`` counts the payload over all passive parties, and may end the phase within an epoch
-    (SplitNN-Comm of FedOnce's section 5.2). With a ``late_policy`` other than ``wait``, the step
-    goes on without the late party, and its encoder gets no update. Decision 0025 defines
+    ``max_bytes`` limits the payload of all passive parties together, and may end the phase within
+    an epoch (SplitNN-Comm in FedOnce, section 5.2). With a ``late_policy`` other than ``wait``, a
+    step continues without a late party, whose encoder is then not updated. Decision 0025 defines
     ``in_flight``, ``predict_weights`` (SpecTrain, arXiv 1809.02839), ``micro_batches``,
     ``local_updates`` (FedBCD-p, arXiv 1912.11187) and ``cache``.
     """
 
-    # Early stopping tells all parties what a schedule of plateaus needs.
+    # A plateau schedule is allowed here, because early stopping sends its verdicts to all parties.
     optimizer: OptimizerSettings = OptimizerSettings()
     """The optimizer of each party."""
     optimizers: dict[str, OptimizerSettings] = Field(default_factory=dict)
-    """The optimizers of single parties, by the party's name, each in place of ``optimizer``."""
+    """The optimizers of individual parties, by the party's name, each instead of ``optimizer``."""
     validate_every: Annotated[int, Field(gt=0, le=1000)] = 1
-    """Epochs between two validations; together they are one round."""
+    """The number of epochs between two validations, which form one round."""
     checkpoint_steps: PositiveInt = 2000
-    """The most steps of a round. More steps are several rounds, and only the last of them ends with
-    validation.
+    """The maximum number of steps in a round. More steps become several rounds, and only the last
+    of these ends with validation.
     """
     max_bytes: PositiveInt | None = None
-    """Bytes of embeddings and gradients, over all passive parties, at which the phase ends.
-    Validation does not count. Default: no limit.
+    """The number of bytes of embeddings and gradients, over all passive parties, after which the
+    phase ends. Validation does not count. Default: no limit.
     """
     iso: Amplifier = 0.0
     """The amplifier λ of isotropic noise on the gradients that the active party sends."""
     nopeek: Amplifier = 0.0
-    """λ: each passive party adds λ · log dCor(embeddings, columns) to its loss, so that embeddings
-    tell less of its columns.
+    """The weight λ of NoPeek: each passive party adds λ · log dCor(embeddings, columns) to its
+    loss, so that embeddings reveal less about its columns.
     """
     dcor: Amplifier = 0.0
-    """λ: the active party adds λ · log dCor(embeddings, labels) to its loss, so that embeddings
-    tell less of the labels.
+    """The weight λ of distance correlation: the active party adds λ · log dCor(embeddings, labels)
+    to its loss, so that embeddings reveal less about the labels.
     """
     mid: Amplifier = 0.0
-    """λ: passive encoders draw their embeddings, and λ · KL to N(0, 1) is added to their loss."""
+    """The weight λ of MID: passive parties' encoders draw embeddings at random, and λ times the KL
+    divergence from N(0, 1) is added to their loss.
+    """
     augment: SupervisedAugment | None = None
-    """Random changes of the rows of each batch, at each party by itself. Default: none."""
+    """Random augmentation of the rows of each batch, independently at each party. Default: none."""
     early_stopping: EarlyStopping | None = None
-    """When the phase ends before its last epoch. Default: off."""
+    """When the phase ends before its last epoch (early stopping). Default: off."""
     late_policy: LatePolicy = "wait"
-    """What replaces the embeddings of a party that is late: the others ``wait``; ``zeros``; the
-    last embeddings of the same rows (``cached``); or the others are combined alone (``skip``).
+    """What happens if a party is late: the other parties ``wait``, its embeddings are replaced by
+    ``zeros`` or by its last embeddings of the same rows (``cached``), or they are left out
+    (``skip``).
     """
     deadline_s: Seconds | None = None
-    """Seconds that a step waits for a party; every ``late_policy`` but ``wait`` needs it."""
+    """The time in seconds that a step waits for a party. Required with every ``late_policy`` except
+    ``wait``.
+    """
     in_flight: Annotated[int, Field(ge=1, le=64)] = 1
-    """Batches that are under way at the same time (D)."""
+    """The number D of batches that are in flight at the same time."""
     predict_weights: bool = False
-    """With several batches in flight: whether embeddings are computed with predicted weights
-    (SpecTrain).
+    """Whether embeddings are computed with predicted weights (SpecTrain), if several batches are in
+    flight.
     """
     micro_batches: Annotated[int, Field(ge=1, le=64)] = 1
-    """Parts in which a batch is exchanged (M)."""
+    """The number M of parts in which a batch is exchanged."""
     local_updates: Annotated[int, Field(ge=1, le=100)] = 1
-    """Updates on each batch, all but the first without an exchange (Q, FedBCD)."""
+    """The number Q of updates on each batch, all but the first without an exchange (FedBCD)."""
     cache: CacheSettings | None = None
-    """Updates on earlier batches between two exchanges (CELU-VFL). Default: off."""
+    """Settings of updates on earlier batches between two exchanges (CELU-VFL). Default: off."""
 
     @property
     def under_way(self) -> int:
-        """The number of exchanges of one passive party that may be under way."""
+        """The maximum number of a passive party's exchanges that are in flight at the same time."""
         return self.in_flight * self.micro_batches
 
     @property
     def plain(self) -> bool:
-        """Whether each batch is exchanged whole and on its own, and gives one update."""
+        """Whether each batch is exchanged as a whole, one at a time, and gives one update."""
         return self.under_way == 1 and not self.local
 
     @property
     def no_partial(self) -> str:
-        """See ``Method.no_partial``."""
+        """The reason why the phase does not support ``rows.partial``; see ``Method.no_partial``."""
         if self.late_policy != "wait":
             return "late_policy needs parties that hold all rows"
         if self.max_bytes is not None:
@@ -114,7 +120,7 @@ class SplitNNSettings(TrainingSettings, OwnOptimizers, SetSettings):
 
     @property
     def local(self) -> bool:
-        """Whether there are updates without an exchange."""
+        """Whether the settings add updates without an exchange."""
         return self.local_updates > 1 or self.cache is not None
 
     def model_post_init(self, context: Any) -> None:
@@ -172,7 +178,9 @@ class SplitNNSettings(TrainingSettings, OwnOptimizers, SetSettings):
             )
 
     def _check_plateaus(self) -> None:
-        """Raises ValueError if a schedule waits for verdicts that never come, or come too late."""
+        """Raises ValueError if a plateau schedule needs verdicts that are never sent, or sent too
+        late.
+        """
         for optimizer in (self.optimizer, *self.optimizers.values()):
             if optimizer.schedule != "plateau":
                 continue

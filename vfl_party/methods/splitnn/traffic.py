@@ -1,4 +1,4 @@
-"""Lists split training's exchanges before it begins."""
+"""Lists split training's exchanges before the phase begins."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from vfl_party.phases.scoring import chunks, scoring_traffic
 
 
 def traffic(party: Party, name: str, settings: SplitNNSettings) -> Traffic:
-    """See ``Method.traffic``."""
-    stops = settings.early_stopping is not None
+    """Returns the exchanges of the phase; see ``Method.traffic``."""
+    stops_early = settings.early_stopping is not None
     batches = Batches(party, name, settings)
-    # Nothing crosses from and to a party that is away.
-    may_end_early = stops or settings.late_policy != "wait"
-    occurrences = _occurrences(party, name, batches, settings)
-    # A part has at least one row.
+    # Nothing is sent to or by an absent party.
+    may_end_early = stops_early or settings.late_policy != "wait"
+    occurrences = _yield_occurrences(party, name, batches, settings)
+    # Each part has at least one row, so there are at most as many parts as rows.
     parts = min(settings.micro_batches, settings.batch_size)
     return Traffic(
         occurrences,
@@ -32,24 +32,24 @@ def traffic(party: Party, name: str, settings: SplitNNSettings) -> Traffic:
     )
 
 
-def _occurrences(
+def _yield_occurrences(
     party: Party, name: str, batches: Batches, settings: SplitNNSettings
 ) -> Iterator[Occurrence]:
-    swap, scores = embedding(settings), validation(settings)
+    exchange, validation_exchange = embedding(settings), validation(settings)
     for round_ in range(batches.rounds):
         sizes = batches.sizes(round_)
         if party.data.held is None:
             for batch, rows in enumerate(sizes):
-                yield from party.occurrences(swap, StepKey(name, round_, batch), rows=rows)
+                yield from party.occurrences(exchange, StepKey(name, round_, batch), rows=rows)
         else:
             for batch, part in enumerate(batches.exchange_rows(round_)):
-                yield from party.joint_occurrences(swap, StepKey(name, round_, batch), part)
+                yield from party.joint_occurrences(exchange, StepKey(name, round_, batch), part)
         if not batches.validates(round_):
             continue
-        scored = scoring_traffic(
-            party, name, scores, round_, len(sizes), party.joint_rows("validation")
+        validation_occurrences = scoring_traffic(
+            party, name, validation_exchange, round_, len(sizes), party.joint_rows("validation")
         )
-        yield from scored
+        yield from validation_occurrences
         steps = len(sizes) + len(chunks(party.joint_rows("validation")))
         if settings.early_stopping is not None:
             yield Occurrence.of(VERDICT, StepKey(name, round_, steps))

@@ -1,4 +1,4 @@
-"""The part that both sides of split training share: the optimizer of a party's models, and their
+"""Code that both sides of split training share: the optimizer of a party's models, and the models'
 best weights.
 """
 
@@ -23,7 +23,9 @@ from vfl_party.selfsup.augment.supervised import BatchViews
 
 
 class OwnTraining:
-    """The party's optimizer and schedule over all its models, and a copy of their best weights."""
+    """A party's optimizer and schedule for all its models, and a copy of the models' best
+    weights.
+    """
 
     def __init__(self, party: Party, phase: str, settings: SplitNNSettings) -> None:
         timeout_s = party.recipe.run.step_timeout_s
@@ -48,9 +50,9 @@ class OwnTraining:
                 Code.CONFIG_INVALID,
                 f"party {party.name}: batch normalization needs batches of at least 2 rows, but "
                 "with rows.partial a batch may have only one. Choose an encoder and a top model "
-                "without it.",
+                "without batch normalization.",
             )
-        if norms and (kind := _of_row(party, phase)):
+        if norms and (kind := _find_row_transform(party, phase)):
             raise InputError(
                 Code.CONFIG_INVALID,
                 f"recipe: phases: {phase}: transforms: {kind}: {party.name} uses batch "
@@ -58,7 +60,7 @@ class OwnTraining:
                 "epsilon does not hold. Choose an encoder without it.",
             )
         corrupts = settings.augment is not None and settings.augment.corruption
-        if corrupts and (kind := _of_row(party, phase)):
+        if corrupts and (kind := _find_row_transform(party, phase)):
             raise InputError(
                 Code.CONFIG_INVALID,
                 f"recipe: phases: {phase}: transforms: {kind}: augment.corruption copies numbers "
@@ -71,8 +73,8 @@ class OwnTraining:
                 "whose statistics need the whole batch. Set micro_batches = 1, or choose an "
                 "encoder without it.",
             )
-        several = party.features is not None and not party.encodes_here
-        if settings.under_way > 1 and party.role == "passive" and several:
+        has_processes = party.features is not None and not party.encodes_here
+        if settings.under_way > 1 and party.role == "passive" and has_processes:
             raise InputError(
                 Code.CONFIG_INVALID,
                 f"recipe: phases: {phase}: in_flight and micro_batches: {party.name} has several "
@@ -83,20 +85,22 @@ class OwnTraining:
         self._views = BatchViews(party, phase, augment) if augment is not None else None
         self._params = list(self._models.parameters())
         self._stand_ins = learnt_stand_ins(party.models)
-        own = own_optimizer(party.recipe, phase, party.name, settings.optimizers)
-        self._settings = settings.optimizer if own is None else own
+        party_optimizer = own_optimizer(party.recipe, phase, party.name, settings.optimizers)
+        self._settings = settings.optimizer if party_optimizer is None else party_optimizer
         self._optimizer = build_optimizer(self._settings, self._params)
         self._schedule = build_schedule(self._settings, self._optimizer, self.batches.epochs)
         self._best: dict[str, Tensor] | None = None
 
     def inputs(self, rows: Rows, *place: int) -> tuple[Tensor, ...]:
-        """Returns the encoder's arguments for a batch, [B, …]. ``place``: its round and number."""
+        """Returns the encoder's arguments for a batch, [B, …]. ``place``: the batch's round and
+        number.
+        """
         if self._views is not None:
             return self._views.inputs(rows, *place)
         return self._party.need_features().inputs(rows)
 
     def expect(self, batches: Sequence[Batch], number: int) -> None:
-        """Prefetches this party's rows of batch ``number``, if this batch exists and has a single
+        """Prefetches this party's rows of batch ``number``, if the batch exists and has only one
         part.
         """
         features = self._party.features
@@ -109,19 +113,20 @@ class OwnTraining:
 
     def zero_grad(self) -> None:
         """Clears the gradients."""
-        # The same as Optimizer.zero_grad, which takes 80 µs if its code is not in the cache.
+        # This has the same effect as Optimizer.zero_grad, which takes 80 µs if its code is not in
+        # the CPU cache.
         for parameter in self._params:
             parameter.grad = None
         if self._stand_ins is not None:
             self._stand_ins.zero_gradients()
 
     def step(self) -> None:
-        """Clips this party's own gradient if the recipe says so, and updates."""
+        """Clips this party's gradient if the recipe sets ``clip_norm``, and updates the models."""
         clip(self._settings, self._params)
         self._optimizer.step()
 
     def end_epoch(self) -> None:
-        """Steps the schedule."""
+        """Steps the schedule of the learning rate."""
         self._schedule.step()
 
     def catch_up(self, round_: int) -> None:
@@ -130,7 +135,7 @@ class OwnTraining:
             self._schedule.step()
 
     def note_validation(self, *, best: bool) -> None:
-        """Keeps the present weights if a validation was the ``best`` one so far."""
+        """Keeps a copy of the current weights if a validation was the ``best`` one so far."""
         if best:
             self._best = {
                 name: value.detach().clone() for name, value in self._models.state_dict().items()
@@ -139,7 +144,7 @@ class OwnTraining:
             self._schedule.note_validation(best=best)
 
     def restore_best(self) -> None:
-        """Loads the weights of the best validation, if there are any."""
+        """Loads the weights of the best validation, if there was one."""
         if self._best is not None:
             self._models.load_state_dict(self._best)
 
@@ -158,9 +163,9 @@ class OwnTraining:
         self._best = tree["best"]
 
 
-def _of_row(party: Party, phase: str) -> str:
-    """Returns the transform of this party's embeddings that is meant for messages of one row each;
-    '' if none is.
+def _find_row_transform(party: Party, phase: str) -> str:
+    """Returns the kind of a transform of this party's embeddings whose privacy guarantee is for one
+    row; '' without one.
     """
     where = f"recipe: phases: {phase}: transforms"
     uses = [
@@ -169,9 +174,9 @@ def _of_row(party: Party, phase: str) -> str:
         if settings.name == phase
         for transform in settings.transforms
     ]
-    mine = [
+    kinds = [
         transform.kind
         for transform in uses
         if transform.sent_by == party.role == "passive" and transform.exchange == "embedding"
     ]
-    return next((kind for kind in mine if transforms.load(kind, where).of_row), "")
+    return next((kind for kind in kinds if transforms.load(kind, where).of_row), "")

@@ -1,4 +1,4 @@
-"""Continues the active side without passive parties that are late or absent."""
+"""Continues training at the active party without passive parties that are late or absent."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from vfl_party.models.top.stand_ins import learnt_stand_ins
 from vfl_party.phases.absence import Absences, Cache, others
 from vfl_party.phases.context import Party
 
-# Seconds between two messages about a party, after the first five messages.
-_SHOW_S, _SHOWN = 1.0, 5
+# The minimum number of seconds between two messages about a party, and the number of messages
+# before this limit applies.
+_MIN_INTERVAL_S, _NUM_UNLIMITED = 1.0, 5
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ class AbsentParties:
         )
         self._names = [passive.name for passive in party.recipe.passives]
         self._widths, self._stand_ins = party.widths, learnt_stand_ins(party.models)
-        # An active party without features needs at least one passive party.
+        # An active party without features needs the embeddings of at least one passive party.
         self._allowed = Lenience(
             settings.deadline_s or 0.0, at_least=0 if party.features is not None else 1
         )
@@ -53,18 +54,19 @@ class AbsentParties:
             )
             self._cache = Cache(party.widths, n, party.device)
         self._absences = Absences(phase)
-        self._shows = Rate(_SHOW_S, _SHOWN)
-        # The number of missed steps of each party in the current round.
+        self._shows = Rate(_MIN_INTERVAL_S, _NUM_UNLIMITED)
+        # {party: the number of steps that it has missed in the current round}.
         self._missed: Counter[str] = Counter()
-        # The parties that were absent in the round before.
+        # The parties that were absent in the previous round.
         self._reported: frozenset[str] = frozenset()
 
     def fill(
         self, step: StepKey, rows: Rows, own: Sequence[Tensor], z_BD: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
-        """Returns {passive party: its embeddings [B, D] of a batch, or their replacement}.
+        """Returns {passive party: its embeddings [B, D] of a batch, or the replacement of these}.
 
-        All parties have taken part in the first step, so from now on they may be absent.
+        This is called after each step. All parties have taken part in the first step, so from then
+        on they may be absent.
         """
         if self.lenience is None:
             self.lenience = self._allowed
@@ -72,39 +74,44 @@ class AbsentParties:
         embeddings: dict[str, Tensor | None] = {name: z_BD.get(name) for name in self._names}
         missing = [name for name, z in embeddings.items() if z is None]
         self._missed.update(missing)
-        gone, back = self._absences.note(step, missing)
-        for name in gone:
+        newly_absent, returned = self._absences.note(step, missing)
+        for name in newly_absent:
             log.warning(
                 "going on without %s at %s",
                 name,
-                _place(step),
+                _describe_step(step),
                 extra={"event": "away", "away": name},
             )
             self._show("away", name, step)
-        for name in back:
-            log.info("%s is back at %s", name, _place(step), extra={"event": "back", "back": name})
+        for name in returned:
+            log.info(
+                "%s is back at %s",
+                name,
+                _describe_step(step),
+                extra={"event": "back", "back": name},
+            )
             self._show("back", name, step)
         if self._cache is not None:
             embeddings = self._cache.fill(embeddings, rows)
         return others(self._policy, self._rule, own, embeddings, self._widths, self._stand_ins)
 
     def _show(self, event: str, name: str, step: StepKey) -> None:
-        """Shows that a party leaves or returns, with a limited rate for each party."""
+        """Shows that a party has left or returned, with a limited rate for each party."""
         if self._shows.passes(name, time.monotonic()) is not None:
-            self._party.show(event, party=name, at=_place(step))
+            self._party.show(event, party=name, at=_describe_step(step))
 
     def describe_round(self, round_: int, steps: int) -> str:
-        """Returns a sentence about the absent parties of the round that has ended; '' if there were
-        none, or the same ones as in the round before.
+        """Returns a sentence about the parties that were absent in the round that has ended; '' if
+        there were none, or the same parties as in the previous round.
         """
         missed, self._missed = self._missed, Counter()
-        before, self._reported = self._reported, frozenset(missed)
-        parts = [
+        reported_before, self._reported = self._reported, frozenset(missed)
+        texts = [
             f"{name} for {missed[name]} of {steps} steps" for name in self._names if missed[name]
         ]
-        if not parts or before == self._reported:
+        if not texts or reported_before == self._reported:
             return ""
-        return f"round {round_ + 1} went on without {', '.join(parts)}"
+        return f"round {round_ + 1} went on without {', '.join(texts)}"
 
     @property
     def absences(self) -> tuple[Absence, ...]:
@@ -123,6 +130,6 @@ class AbsentParties:
             self._cache.load_state(tree["cache"])
 
 
-def _place(step: StepKey) -> str:
-    """Returns a step in words, counted from 1."""
+def _describe_step(step: StepKey) -> str:
+    """Returns a text about a step, with numbers that start at 1."""
     return f"phase {step.phase}, round {step.round + 1}, batch {step.batch + 1}"

@@ -13,7 +13,13 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError
 from vfl_party.assembly.party import assemble, expect_rows, open_party
 from vfl_party.methods.splitnn import METHOD
-from vfl_party.methods.splitnn.dcor import columns_of, gradient, labels_of, log_dcor, with_labels
+from vfl_party.methods.splitnn.dcor import (
+    encode_columns,
+    log_dcor_gradient,
+    encode_labels,
+    log_dcor,
+    add_label_gradients,
+)
 
 
 def some(*shape: int, seed: int = 1) -> torch.Tensor:
@@ -27,7 +33,7 @@ def test_the_value_and_its_gradient_are_those_of_the_definition() -> None:
     wanted.backward()
     assert 0.7 * log_dcor(z, x).item() == pytest.approx(wanted.item(), abs=1e-6)
     assert exact.grad is not None
-    assert (gradient(z, x, 0.7).double() - exact.grad).abs().max().item() < 1e-6
+    assert (log_dcor_gradient(z, x, 0.7).double() - exact.grad).abs().max().item() < 1e-6
 
 
 def test_equal_up_to_turning_and_scale_is_one_and_independent_is_small() -> None:
@@ -44,16 +50,16 @@ def test_the_gradient_lowers_it() -> None:
     start = x + 0.1 * some(100, 4, seed=5)
     z = start.clone()
     for _ in range(100):
-        z -= 5.0 * gradient(z, x, 1.0)
+        z -= 5.0 * log_dcor_gradient(z, x, 1.0)
     assert log_dcor(z, x).item() < log_dcor(start, x).item() - 0.05
 
 
 def test_equal_embeddings_have_no_gradient() -> None:
-    assert gradient(torch.ones(6, 2), some(6, 3), 1.0).abs().max().item() == 0.0
+    assert log_dcor_gradient(torch.ones(6, 2), some(6, 3), 1.0).abs().max().item() == 0.0
 
 
 def test_categories_count_as_different_or_equal() -> None:
-    found = columns_of((some(3, 2), torch.tensor([[0, 2], [1, 2], [0, 1]])))
+    found = encode_columns((some(3, 2), torch.tensor([[0, 2], [1, 2], [0, 1]])))
     assert found.shape == (3, 2 + 2 * 3)
     assert (found[0, 2:] - found[1, 2:]).norm().item() == pytest.approx(2**0.5)
 
@@ -68,13 +74,13 @@ def test_it_is_refused_where_a_batch_is_not_whole(defence: str, other: dict[str,
 
 
 def test_classes_are_equal_or_different_and_numbers_have_distances() -> None:
-    classes = labels_of(torch.tensor([0, 2, 2]))
+    classes = encode_labels(torch.tensor([0, 2, 2]))
     assert (torch.cdist(classes, classes) ** 2).round().tolist() == [
         [0, 2, 2],
         [2, 0, 0],
         [2, 0, 0],
     ]
-    numbers = labels_of(torch.tensor([0.5, 2.0]))
+    numbers = encode_labels(torch.tensor([0.5, 2.0]))
     assert numbers.tolist() == [[0.5], [2.0]]
 
 
@@ -84,16 +90,19 @@ def test_each_party_gets_the_gradient_of_its_own_embeddings() -> None:
         some(12, 3, seed=3),
         torch.arange(12) % 3,
     )
-    found = with_labels({"p1": dz, "p2": torch.zeros(12, 2)}, z, y, 0.7)
-    assert torch.equal(found["p1"], dz + gradient(z["p1"], labels_of(y), 0.7))
-    assert torch.equal(found["p2"], gradient(z["p2"], labels_of(y), 0.7))
+    found = add_label_gradients({"p1": dz, "p2": torch.zeros(12, 2)}, z, y, 0.7)
+    assert torch.equal(found["p1"], dz + log_dcor_gradient(z["p1"], encode_labels(y), 0.7))
+    assert torch.equal(found["p2"], log_dcor_gradient(z["p2"], encode_labels(y), 0.7))
     assert found["p2"].abs().max().item() > 0.0
 
 
 def test_a_batch_of_one_class_has_no_gradient() -> None:
     z = {"p1": some(6, 2)}
     assert (
-        with_labels({"p1": torch.zeros(6, 2)}, z, torch.ones(6), 1.0)["p1"].abs().max().item()
+        add_label_gradients({"p1": torch.zeros(6, 2)}, z, torch.ones(6), 1.0)["p1"]
+        .abs()
+        .max()
+        .item()
         == 0.0
     )
 

@@ -166,7 +166,8 @@ def steps_of(name: str, **settings: Any) -> tuple[Party, list[list[CrossViewStep
     )
     batches = FedCVTBatches(made, "fedcvt", own)
     return made, [
-        batches.get_round_steps(round_, make_own_cycle(made, "fedcvt", own)) for round_ in range(batches.rounds)
+        batches.get_round_steps(round_, make_own_cycle(made, "fedcvt", own))
+        for round_ in range(batches.rounds)
     ]
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from tests.harness.errors import raises
 from vfl_common.errors import Code, InputError
-from vfl_party.methods.splitnn.local import ExchangeRing, Swapped, row_weights
+from vfl_party.methods.splitnn.local import ExchangeRing, ExchangedBatch, compute_row_weights
 from vfl_party.methods.splitnn.pipe import WeightCopies
 from vfl_party.methods.splitnn.settings import CacheSettings
 
@@ -23,14 +23,14 @@ def test_a_row_weighs_its_cosine_or_nothing() -> None:
     )
     stale = torch.tensor([[1e-30, 0.0]]).expand(6, 2)
     want = torch.tensor([1.0, math.cos(math.pi / 6), math.cos(59.9 * math.pi / 180), 0.0, 0.0, 0.0])
-    assert torch.allclose(row_weights(now, stale, 0.5), want[:, None], atol=1e-6)
-    assert row_weights(now, stale, -1.0)[5].item() == pytest.approx(-1.0)
+    assert torch.allclose(compute_row_weights(now, stale, 0.5), want[:, None], atol=1e-6)
+    assert compute_row_weights(now, stale, -1.0)[5].item() == pytest.approx(-1.0)
 
 
 def test_a_row_of_zeros_weighs_nothing() -> None:
     zeros, ones = torch.zeros(1, 3), torch.ones(1, 3)
     for a, b in ((zeros, ones), (ones, zeros), (zeros, zeros)):
-        assert row_weights(a, b, -1.0).item() == 0.0
+        assert compute_row_weights(a, b, -1.0).item() == 0.0
 
 
 def used(batches: int, uses: int, exchanges: int, *, saved: int = -1) -> list[list[int]]:
@@ -39,7 +39,7 @@ def used(batches: int, uses: int, exchanges: int, *, saved: int = -1) -> list[li
     for t in range(exchanges):
         rows = np.array([t])
         found.append(
-            [int(each.rows[0]) for each in ring.put(Swapped(rows, {"p": torch.ones(1)}, {}))]
+            [int(each.rows[0]) for each in ring.put(ExchangedBatch(rows, {"p": torch.ones(1)}, {}))]
         )
         if t == saved:
             tree, ring = ring.state(), ExchangeRing(CacheSettings(batches=batches, uses=uses))
