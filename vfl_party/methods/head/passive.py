@@ -6,8 +6,8 @@ import numpy as np
 
 from vfl_common.bundle import StepKey
 from vfl_party.base.phase import Phase, RoundReport
-from vfl_party.methods.head.declare_upload import declare_upload, get_upload_splits
 from vfl_party.methods.head.settings import TRAIN, UPLOAD, HeadSettings
+from vfl_party.methods.head.upload import declare_upload, get_upload_splits
 from vfl_party.phases.context import Party
 from vfl_party.phases.scoring import embed
 from vfl_party.phases.sets import check as check_sets

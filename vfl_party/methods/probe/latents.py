@@ -18,7 +18,7 @@ from vfl_party.methods.probe.exchanges import (
     count_parts,
     get_latent_sizes,
     list_senders,
-    steps,
+    yield_steps,
 )
 from vfl_party.methods.probe.head import KnownRows
 from vfl_party.models.halves import Tail
@@ -63,7 +63,7 @@ class LatentCollector:
             for row, digest in enumerate(compute_digests(party.recipe, ids).numpy())
         }
         seen = {holder: np.zeros(len(ids), bool) for holder in holdings}
-        for split, step, part in steps(self._phase, splits, holdings, self._size):
+        for split, step, part in yield_steps(self._phase, splits, holdings, self._size):
             senders = list_senders(holdings, split, part, self._size)
             received = self._latents.collect(
                 step, each={sender: {"rows": rows} for sender, rows in senders.items()}
@@ -107,7 +107,7 @@ class LatentSender:
     def send(self, splits: Mapping[str, Rows]) -> Iterator[None]:
         """Sends the rows of each split, and yields after each step."""
         party = self._party
-        plan = steps(self._phase, [*splits], party.data.holdings, self._size)
+        plan = yield_steps(self._phase, [*splits], party.data.holdings, self._size)
         for split, step, part in plan:
             rows = splits[split][part * self._size : (part + 1) * self._size]
             if len(rows):

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from vfl_common.bundle import StepKey
 from vfl_common.errors import Code, InputError, PeerError
-from vfl_party.compute_base.devices import count_threads
-from vfl_party.compute_base.phase import Phase, RoundReport
-from vfl_party.compute_base.phase import Tree as State
-from vfl_party.compute_base.seeds import Rows, derive_seed
+from vfl_party.base.devices import count_threads
+from vfl_party.base.phase import Phase, RoundReport
+from vfl_party.base.phase import Tree as State
+from vfl_party.base.seeds import Rows, derive_seed
 from vfl_party.homomorphic import (
     CipherError,
     Integers,

@@ -14,11 +14,11 @@ from vfl_common.errors import InputError
 from vfl_party.assembly.party import assemble, expect_rows, open_party
 from vfl_party.methods.splitnn import METHOD
 from vfl_party.methods.splitnn.dcor import (
+    add_label_gradients,
     encode_columns,
-    log_dcor_gradient,
     encode_labels,
     log_dcor,
-    add_label_gradients,
+    log_dcor_gradient,
 )
 
 

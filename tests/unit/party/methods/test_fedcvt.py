@@ -26,9 +26,9 @@ from vfl_party.methods.fedcvt.batches import CrossViewStep, FedCVTBatches, make_
 from vfl_party.methods.fedcvt.losses import (
     Representations,
     attend,
-    mean_distance,
     estimate_view,
     make_pseudo_labels,
+    mean_distance,
     mean_overlap,
 )
 from vfl_party.methods.fedcvt.settings import FedCVTSettings

@@ -11,7 +11,7 @@ from torch import nn
 
 from tests.harness.errors import raises
 from vfl_common.errors import Code, InputError
-from vfl_party.methods.splitnn.local import ExchangeRing, ExchangedBatch, compute_row_weights
+from vfl_party.methods.splitnn.local import ExchangedBatch, ExchangeRing, compute_row_weights
 from vfl_party.methods.splitnn.pipe import WeightCopies
 from vfl_party.methods.splitnn.settings import CacheSettings
 
