@@ -31,7 +31,7 @@ def _set(dtype: torch.dtype) -> None:
     WIRE.update({each: wire for wire, each in TORCH.items()})
     torch.set_default_dtype(dtype)
     # It holds specs with sizes in bytes.
-    declared._spec.cache_clear()
+    declared._make_spec.cache_clear()
 
 
 def is_on() -> bool:
