@@ -483,7 +483,10 @@ REGISTRY = [SETTLED] * 8
         ([0] * 4 + [1] * 4 + [2] * 4 + [3] * 4, ""),
         (REGISTRY + [SETTLED] * 3 + [3] * 5, ""),
         ([0] * 4 + [1] * 4 + [2] * 4 + [1] * 4, "a row is not in a child of its node"),
-        ([0] * 3 + [1] * 5 + [2] * 4 + [3] * 4, "a row is not where its split sent it"),
+        (
+            [0] * 3 + [1] * 5 + [2] * 4 + [3] * 4,
+            "a row is not on the side to which its split sent it",
+        ),
         ([*REGISTRY, *[3] * 8], "the rows of a node do not go to two children"),
         (
             REGISTRY + [2] * 3 + [3] * 3 + [SETTLED] * 2,

@@ -53,7 +53,9 @@ def test_a_cold_vote_is_that_of_float64(temperature: float, tmp_path: Path) -> N
     weights = ((near.values - 1) / temperature).exp()
     votes = torch.zeros(20, 10, dtype=torch.float64).scatter_add_(1, y[near.indices], weights)
     want = (votes / votes.sum(1, keepdim=True)).clamp_min(1e-12).log()
-    torch.testing.assert_close(probe._compute_votes(x, bank, y).double(), want, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(
+        probe._compute_votes(x, bank, y).double(), want, rtol=1e-3, atol=1e-3
+    )
 
 
 class Answers:
