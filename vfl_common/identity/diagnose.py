@@ -296,11 +296,12 @@ def _explain_alert(probe: _Probe, error: OSError) -> InputError | None:
     our_certificate = f"our certificate, for {probe.credentials.name!r}"
     expiry = pem.utc(probe.credentials.not_after)
     sentences = {
-        "unknown_ca": f"{subject} does not trust the CA of {our_certificate}. Give both sides the same ca.pem.",
-        "certificate_expired": f"{subject} considers {our_certificate}, expired (it ends at {expiry}). Issue a new "
-        "one, or correct the clocks.",
-        "bad_certificate": f"{subject} does not accept {our_certificate}. Check its clock: the certificate is "
-        f"{_format_validity(probe.credentials.certificate)}.",
+        "unknown_ca": f"{subject} does not trust the CA of {our_certificate}. Give both sides the "
+        "same ca.pem.",
+        "certificate_expired": f"{subject} considers {our_certificate}, expired (it ends at "
+        f"{expiry}). Issue a new one, or correct the clocks.",
+        "bad_certificate": f"{subject} does not accept {our_certificate}. Check its clock: the "
+        f"certificate is {_format_validity(probe.credentials.certificate)}.",
         "certificate_required": f"{subject} got no certificate from us. Check the port.",
     }
     if alert in sentences:
