@@ -259,7 +259,7 @@ def test_a_peer_that_hangs_is_noticed_at_both_ends_though_its_kernel_acknowledge
         # gRPC's own timeout would take a minute more.
         assert isinstance(asked.exception(35.0), LostError)
         found.service.wait_until_idle(5.0)
-        assert found.service._open == 0
+        assert found.service._num_attached == 0
 
 
 def test_a_party_that_reconnects_while_its_step_is_computed_gets_the_reply(

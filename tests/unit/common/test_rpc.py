@@ -353,7 +353,7 @@ def test_a_host_that_is_not_known_has_no_name() -> None:
     meter = TcpMeter()
     with mock.patch("socket.getaddrinfo", side_effect=socket.gaierror):
         meter.name_address("nowhere.invalid:80", "active")
-    assert meter._names == {}
+    assert meter._dialled_peers == {}
 
 
 def test_an_ipv4_address_looks_the_same_on_an_ipv6_socket() -> None:
