@@ -150,7 +150,7 @@ class Keyring:
                 if self._record_path is None
                 else f"{count(missing, 'revoked certificate')} no longer in any list of revoked "
                 "certificates; this process still refuses them. To accept one again, remove its "
-                f"line from {self._note}.",
+                f"line from {self._record_path}.",
             )
         else:
             self._warned.pop("shorter", None)

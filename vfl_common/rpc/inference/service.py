@@ -80,7 +80,7 @@ class InferenceBackend(Protocol):
         ...
 
 
-RequestMessage = TypeVar("Asks", bound=Message)
+RequestMessage = TypeVar("RequestMessage", bound=Message)
 AnswerFunction = Callable[[RequestMessage, str], Awaitable[Message]]
 
 
