@@ -61,7 +61,7 @@ class InterfaceCount:
     received_bytes: int
 
 
-def fields_of(line: Entry | TcpCount | InterfaceCount) -> dict[str, Any]:
+def get_fields(line: Entry | TcpCount | InterfaceCount) -> dict[str, Any]:
     """Returns {field: value} of a count. It is ten times as fast as ``asdict``, which copies
     recursively.
     """
@@ -116,8 +116,8 @@ class Ledger:
         """Writes ``{"entries": […], "tcp": […]}`` atomically."""
         # The layout is that of json.dumps(…, indent=1), which is slow because its encoder is not
         # written in C.
-        entries = ",\n ".join(json.dumps(fields_of(entry)) for entry in self.entries())
-        counts = ",\n ".join(json.dumps(fields_of(count)) for count in tcp)
+        entries = ",\n ".join(json.dumps(get_fields(entry)) for entry in self.entries())
+        counts = ",\n ".join(json.dumps(get_fields(count)) for count in tcp)
         text = f'"entries": [\n {entries}\n],\n"tcp": [\n {counts}\n]'
         write_atomic(path, f"{{{text}}}\n")
 

@@ -38,7 +38,7 @@ def hide_passwords(source: str) -> str:
     )
 
 
-def secrets(source: str) -> list[str]:
+def find_passwords(source: str) -> list[str]:
     """Returns the passwords in ``source``, the longest first; an empty list if it does not look
     like a URL.
     """
@@ -56,7 +56,7 @@ def secrets(source: str) -> list[str]:
 def hide_passwords_of(text: str, source: str) -> str:
     """Returns ``text``, such as a database's error message, without the passwords in ``source``."""
     text = text.replace(source, hide_passwords(source))
-    for secret in secrets(source):
+    for secret in find_passwords(source):
         text = text.replace(secret, "***")
     return text
 

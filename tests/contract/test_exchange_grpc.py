@@ -40,7 +40,7 @@ from vfl_common.errors import (
     PeerError,
 )
 from vfl_common.identity.credentials import BOTH, load_credentials
-from vfl_common.identity.diagnose import certificate_of, diagnose
+from vfl_common.identity.diagnose import fetch_certificate, diagnose
 from vfl_common.identity.keyring import Keyring
 from vfl_common.identity.members import Members
 from vfl_common.identity.pem import pin_of
@@ -508,7 +508,7 @@ def test_a_look_needs_no_key_and_leaves_no_file(
         return real(path, *rest, **more)
 
     monkeypatch.setattr("os.open", noting)
-    shown = certificate_of(found.address, keyless, ACTIVE, WAIT_S)
+    shown = fetch_certificate(found.address, keyless, ACTIVE, WAIT_S)
     assert shown == credentials(ACTIVE).certificate
     assert_names(
         str(diagnose(found.address, credentials("north"), ACTIVE, WAIT_S)), "active", "127.0.0.1"

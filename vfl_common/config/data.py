@@ -25,14 +25,14 @@ from vfl_common.config.sources import (
     SETS,
     URL,
     Format,
-    format_of,
+    get_format,
     resolve_source,
 )
 from vfl_common.config.sources import TEXT_FILES as TEXT_FILES
 from vfl_common.config.sources import is_database as is_database
 from vfl_common.config.sources import is_excel as is_excel
 from vfl_common.config.sources import is_path as is_path
-from vfl_common.config.sources import reader_of as reader_of
+from vfl_common.config.sources import get_reader as get_reader
 from vfl_common.config.view import ViewSettings as ViewSettings
 from vfl_common.passwords import hide_passwords
 
@@ -348,7 +348,7 @@ class DataSettings(Section):
         """The format of the source's file, from ``format`` or else from its name; None if the
         source is not a file.
         """
-        return self.format or (format_of(self.source) if is_path(self.source) else None)
+        return self.format or (get_format(self.source) if is_path(self.source) else None)
 
     @property
     def first(self) -> int | None:
@@ -457,7 +457,7 @@ class DataSettings(Section):
         """Whether the source is a data set of scikit-learn or torchvision. Its label is always
         ``target``.
         """
-        return reader_of(self.source) in SETS
+        return get_reader(self.source) in SETS
 
 
 def _has_images(source: str) -> bool:

@@ -31,7 +31,7 @@ from vfl_common.config.recipe_tables import (
     StartSettings,
     WireSettings,
 )
-from vfl_common.config.spelling import Spelling, leaves, without_newer
+from vfl_common.config.spelling import Spelling, flatten_tables, drop_newer_keys
 from vfl_common.errors import Code, InputError, VflError
 from vfl_common.text import MEASURES, method_of
 
@@ -355,7 +355,7 @@ class Recipe(Section):
         """See ``canonical_json``."""
         full = self.model_dump(mode="json", exclude={"simulate"})
         own = self.model_dump(mode="json", exclude={"simulate"}, exclude_defaults=True)
-        return json.dumps(without_newer(full, own), sort_keys=True, separators=(",", ":"))
+        return json.dumps(drop_newer_keys(full, own), sort_keys=True, separators=(",", ":"))
 
     def spelling(self, defaults: Mapping[str, Any] = MappingProxyType({})) -> Spelling:
         """Returns the recipe in the form in which it is compared with a recipe of another release:
@@ -367,7 +367,8 @@ class Recipe(Section):
         without_defaults = self.own_spelling
         return (
             Spelling(
-                leaves(dict(defaults)) | dict(without_defaults.filled), without_defaults.written
+                flatten_tables(dict(defaults)) | dict(without_defaults.filled),
+                without_defaults.written,
             )
             if defaults
             else without_defaults
@@ -378,7 +379,7 @@ class Recipe(Section):
         """The result of ``spelling`` without the defaults of methods and transforms."""
         full = self.model_dump(mode="json", exclude={"simulate"})
         written = self.model_dump(mode="json", exclude={"simulate"}, exclude_unset=True)
-        return Spelling(leaves(full), frozenset(leaves(written)))
+        return Spelling(flatten_tables(full), frozenset(flatten_tables(written)))
 
     def digest(self) -> str:
         """Returns the SHA-256 of the canonical form, hexadecimal."""

@@ -50,7 +50,7 @@ IMAGES = "index.csv"
 _EXCEL_SUFFIXES = (".xlsx", ".xlsm", ".xls", ".xlsb")
 
 
-def reader_of(source: str) -> str | None:
+def get_reader(source: str) -> str | None:
     """Returns the NAME of a source ``NAME:…``: sklearn, torchvision, or a plug-in; None for all
     other sources.
     """
@@ -78,7 +78,7 @@ def is_excel(source: str) -> bool:
 
 def is_path(source: str) -> bool:
     """Returns whether a source is a file or a folder."""
-    return reader_of(source) is None and not is_database(source) and not source.startswith(FRAME)
+    return get_reader(source) is None and not is_database(source) and not source.startswith(FRAME)
 
 
 def resolve_source(source: str, base: Path) -> str:
@@ -105,7 +105,7 @@ def folder_and_query(source: str) -> tuple[str | None, str]:
     return (None if folder is None else folder.replace("''", "'")), query
 
 
-def format_of(source: str) -> Format | None:
+def get_format(source: str) -> Format | None:
     """Returns the format of a file from its suffix, ignoring a suffix of compression; None if the
     suffix is not known.
     """

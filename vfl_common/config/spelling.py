@@ -67,14 +67,14 @@ class Spelling:
         return None
 
 
-def without_newer(full: Any, own: Any, table: str = "") -> Any:
+def drop_newer_keys(full: Any, own: Any, table: str = "") -> Any:
     """Returns the settings ``full`` without keys of later releases that have their default values.
     ``own``: the same settings without defaults.
     """
     if isinstance(full, list):
         items = own if isinstance(own, list) else [{}] * len(full)
         return [
-            without_newer(item, non_default, table)
+            drop_newer_keys(item, non_default, table)
             for item, non_default in zip(full, items, strict=True)
         ]
     if not isinstance(full, dict):
@@ -84,7 +84,7 @@ def without_newer(full: Any, own: Any, table: str = "") -> Any:
         _ALWAYS_WRITTEN.get(table, frozenset()),
     )
     keys = (key for key in full if key in non_default or key in always)
-    return {key: without_newer(full[key], non_default.get(key), key) for key in keys}
+    return {key: drop_newer_keys(full[key], non_default.get(key), key) for key in keys}
 
 
 def _list_tables(keys: Mapping[str, Any], others: Mapping[str, Any]) -> list[str]:
@@ -98,7 +98,7 @@ def _list_tables(keys: Mapping[str, Any], others: Mapping[str, Any]) -> list[str
     ]
 
 
-def leaves(value: Mapping[str, Any]) -> dict[str, Any]:
+def flatten_tables(value: Mapping[str, Any]) -> dict[str, Any]:
     """Flattens nested tables into {dotted key: value}. A list without tables stays one value."""
     return _flatten(value, whole=True)
 

@@ -104,11 +104,11 @@ def load_credentials(
     if revoked.late:
         raise _invalid(revoked.late)
     credentials = replace(pair, revoked=revoked.serials)
-    require_own(credentials)
+    require_own_unrevoked(credentials)
     return credentials
 
 
-def require_own(credentials: Credentials) -> None:
+def require_own_unrevoked(credentials: Credentials) -> None:
     """Raises InputError if the party's own certificate is revoked."""
     if credentials.certificate.serial_number in credentials.revoked:
         raise _invalid(
@@ -172,7 +172,7 @@ def load_pair(
             "party's own."
         )
     for use in uses:
-        if not pem.may(certificate, use):
+        if not pem.allows_use(certificate, use):
             raise _invalid(
                 f"{certificate_path}: the certificate may not {_USE_WORDS[use]}, because its "
                 "extended key usage does not include it. Have it signed for both clientAuth and "

@@ -90,7 +90,7 @@ def diagnose(address: str, credentials: Credentials, peer: str, timeout_s: float
     )
 
 
-def certificate_of(
+def fetch_certificate(
     address: str, credentials: Credentials, peer: str, timeout_s: float
 ) -> x509.Certificate:
     """Connects once and returns the peer's certificate, after checking that it names ``peer`` and

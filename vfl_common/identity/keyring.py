@@ -25,10 +25,10 @@ from vfl_common.identity.credentials import (
     ends_soon,
     load_credentials,
     load_pair,
-    require_own,
+    require_own_unrevoked,
 )
 from vfl_common.identity.members import Members
-from vfl_common.identity.revoked import note_text, read_revoked, read_seen
+from vfl_common.identity.revoked import format_record, read_revoked, read_seen
 from vfl_common.text import count
 
 # The CA's name among the certificates; no party may have it.
@@ -79,7 +79,7 @@ class Keyring:
         )
         self._credentials = replace(credentials, revoked=self._recorded)
         self._add_revoked(credentials.revoked)
-        require_own(self._credentials)
+        require_own_unrevoked(self._credentials)
 
     def current(self) -> Credentials:
         """Returns the credentials for the next connection: the files as they are now, or their last
@@ -160,7 +160,7 @@ class Keyring:
             return
         try:
             self._record_path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(self._record_path, note_text(revoked))
+            write_atomic(self._record_path, format_record(revoked))
             self._recorded = revoked
         except (InputError, OSError) as error:
             self._warn_once(

@@ -29,7 +29,7 @@ class Members:
 
     def stands_for(self, certificate: x509.Certificate, name: str) -> bool:
         """Returns whether the certificate is for ``name`` and for no other member."""
-        return name in pem.dns_names(certificate) and not self._find_other_members(
+        return name in pem.list_dns_names(certificate) and not self._find_other_members(
             certificate, name
         )
 
@@ -40,7 +40,7 @@ class Members:
         Raises PeerError (IDENTITY_MISMATCH) if the certificate has no name, or several names that
         do not include exactly one member.
         """
-        names = pem.dns_names(certificate)
+        names = pem.list_dns_names(certificate)
         members = sorted(self.names.intersection(names))
         if len(names) == 1 and not members:
             return names[0]
@@ -53,7 +53,7 @@ class Members:
         return members[0]
 
     def _find_other_members(self, certificate: x509.Certificate, name: str) -> list[str]:
-        names = {_normalise_name(dns_name) for dns_name in pem.dns_names(certificate)}
+        names = {_normalise_name(dns_name) for dns_name in pem.list_dns_names(certificate)}
         return [other for other in self.names if other != name and _normalise_name(other) in names]
 
     def words(self, certificate: x509.Certificate, name: str) -> str:
@@ -61,7 +61,7 @@ class Members:
         alone.
         """
         other_members = self._find_other_members(certificate, name)
-        if name in pem.dns_names(certificate) and other_members:
+        if name in pem.list_dns_names(certificate) and other_members:
             return f"for {name!r} and also for {pem.quote_names(tuple(sorted(other_members)))}"
         return f"for {pem.quote_names(pem.names(certificate))}"
 

@@ -192,7 +192,7 @@ def names(document: x509.Certificate | x509.CertificateSigningRequest) -> tuple[
     )
 
 
-def dns_names(document: x509.Certificate | x509.CertificateSigningRequest) -> tuple[str, ...]:
+def list_dns_names(document: x509.Certificate | x509.CertificateSigningRequest) -> tuple[str, ...]:
     """Returns the DNS names among the subject alternative names. A party's name must be one of
     them.
     """
@@ -321,7 +321,7 @@ def _may_sign(intermediate: x509.Certificate, below: int) -> bool:
     return is_authority
 
 
-def may(certificate: x509.Certificate, use: x509.ObjectIdentifier) -> bool:
+def allows_use(certificate: x509.Certificate, use: x509.ObjectIdentifier) -> bool:
     """Returns whether a certificate allows ``use`` (extended key usage). A certificate without that
     extension allows every use.
     """

@@ -177,6 +177,6 @@ def read_seen(path: Path) -> frozenset[int]:
     return frozenset(parse(content, path))
 
 
-def note_text(serials: frozenset[int]) -> str:
+def format_record(serials: frozenset[int]) -> str:
     """Returns the content of the file that ``read_seen`` reads."""
     return _NOTE + "".join(f"{serial:x}\n" for serial in sorted(serials))

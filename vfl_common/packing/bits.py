@@ -15,7 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from vfl_common.packing.dither import Dither
-from vfl_common.packing.halves import WRONG, Floats, bfloat16_above, bfloat16_below
+from vfl_common.packing.halves import (
+    NOT_REPRESENTABLE,
+    Floats,
+    round_up_to_bfloat16,
+    round_down_to_bfloat16,
+)
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -155,15 +160,15 @@ def _compute_ranges(
     if not (np.isfinite(low_R).all() and np.isfinite(high_R).all()):
         raise ValueError("holds NaN or infinity")
     if halves:
-        low_R = bfloat16_below(low_R)
+        low_R = round_down_to_bfloat16(low_R)
     range_R = high_R.astype(np.float64) - low_R
     step_R = range_R / ((1 << bits) - 1)
     scale_R = step_R.astype(np.float32)
     scale_R = np.where(scale_R < step_R, np.nextafter(scale_R, np.float32(np.inf)), scale_R)
     if halves:
-        scale_R = bfloat16_above(scale_R)
+        scale_R = round_up_to_bfloat16(scale_R)
         if not (np.isfinite(low_R).all() and np.isfinite(scale_R).all()):
-            raise ValueError(WRONG)
+            raise ValueError(NOT_REPRESENTABLE)
     usual_R = (range_R > _MIN_RANGE) & (np.maximum(range_R, np.abs(low_R)) < _MAX_RANGE)
     inverse_R = np.zeros(len(low_R), np.float32)
     inverse_R[usual_R] = 1.0 / scale_R[usual_R].astype(np.float64)

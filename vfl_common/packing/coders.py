@@ -137,9 +137,9 @@ class TopK:
         x_RW = x.reshape(rows_of(x.shape))
         k = self.count(x_RW.shape[1])
         if self.alpha:
-            places = sparse.largest_at_random(x_RW, k, self.alpha, Dither(seed))
+            places = sparse.draw_places(x_RW, k, self.alpha, Dither(seed))
         else:
-            places = sparse.largest(x_RW, k)
+            places = sparse.find_largest(x_RW, k)
         values = np.take_along_axis(x_RW, places, axis=1)
         index = sparse.pack_places(places, x_RW.shape[1])
         return {"index": index, "value": halves.to_float16(values) if self.half else values}

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float32]
 
-WRONG = "holds a number that is too large for two bytes, NaN or infinity"
+NOT_REPRESENTABLE = "holds a number that is too large for two bytes, NaN or infinity"
 
 
 def to_float16(x: Floats) -> npt.NDArray[np.float16]:
@@ -19,7 +19,7 @@ def to_float16(x: Floats) -> npt.NDArray[np.float16]:
     with np.errstate(over="ignore"):
         rounded = x.astype(np.float16)
     if not np.isfinite(rounded).all():
-        raise ValueError(WRONG)
+        raise ValueError(NOT_REPRESENTABLE)
     return rounded
 
 
@@ -30,11 +30,11 @@ def to_bfloat16(x: Floats) -> npt.NDArray[np.uint16]:
     raw = x.view(np.uint32)
     rounded = ((raw + (np.uint32(0x7FFF) + ((raw >> 16) & 1))) >> 16).astype(np.uint16)
     if not (np.isfinite(x).all() and np.isfinite(from_bfloat16(rounded)).all()):
-        raise ValueError(WRONG)
+        raise ValueError(NOT_REPRESENTABLE)
     return rounded
 
 
-def bfloat16_below(x: Floats) -> Floats:
+def round_down_to_bfloat16(x: Floats) -> Floats:
     """Rounds down to the nearest bfloat16 value, as float32; -inf below the smallest value."""
     raw = x.view(np.uint32)
     return (
@@ -42,9 +42,9 @@ def bfloat16_below(x: Floats) -> Floats:
     ).view(np.float32)
 
 
-def bfloat16_above(x: Floats) -> Floats:
+def round_up_to_bfloat16(x: Floats) -> Floats:
     """Rounds up to the nearest bfloat16 value, as float32; inf above the largest value."""
-    return -bfloat16_below(-x)
+    return -round_down_to_bfloat16(-x)
 
 
 def truncate_to_bfloat16(x: Floats) -> npt.NDArray[np.uint16]:

@@ -24,7 +24,7 @@ def place_bits(width: int) -> int:
     return (width - 1).bit_length()
 
 
-def largest(x_RW: Floats, k: int) -> Places:
+def find_largest(x_RW: Floats, k: int) -> Places:
     """Returns the positions [R, k] of the k largest |x| of each row [R, W], ascending. Among equal
     values the first positions are chosen.
 
@@ -33,13 +33,13 @@ def largest(x_RW: Floats, k: int) -> Places:
     return _mask_to_places(_mask_largest(x_RW, k), k)
 
 
-def largest_at_random(x_RW: Floats, k: int, alpha: float, dither: Dither) -> Places:
+def draw_places(x_RW: Floats, k: int, alpha: float, dither: Dither) -> Places:
     """Returns k positions of each row [R, W], ascending, [R, k]. Each is drawn from the k largest
     values, or with probability ``alpha`` from the other values.
 
     Within each group every position has the same probability, and no position is drawn twice. The
     number of positions from the other values is binomial (k, ``alpha``), limited to W - k. Raises
-    ValueError as ``largest`` does.
+    ValueError as ``find_largest`` does.
     """
     top_RW = _mask_largest(x_RW, k)
     rows, width = x_RW.shape

@@ -244,7 +244,7 @@ class _Ids:
     run_id = ""
 
     def generate_trace_id(self) -> int:
-        return trace_id(self.run_id) if self.run_id else secrets.randbits(128) | 1
+        return derive_trace_id(self.run_id) if self.run_id else secrets.randbits(128) | 1
 
     def generate_span_id(self) -> int:
         return secrets.randbits(64) | 1
@@ -253,7 +253,7 @@ class _Ids:
         return False
 
 
-def trace_id(run_id: str) -> int:
+def derive_trace_id(run_id: str) -> int:
     """Returns the id of a run's trace, which is the same in all programs of the run."""
     return int.from_bytes(hashlib.sha256(run_id.encode()).digest()[:16]) | 1
 

@@ -292,11 +292,11 @@ def when_began(run_id: str, written_s: float) -> tuple[float, float, str]:
     its copy of the recipe was written (which copying the folder changes). Runs with the same time
     are sorted by ``written_s``, then by id.
     """
-    time_in_id = time_of_id(run_id)
+    time_in_id = parse_time(run_id)
     return (written_s if time_in_id is None else time_in_id, written_s, run_id)
 
 
-def time_of_id(run_id: str) -> float | None:
+def parse_time(run_id: str) -> float | None:
     """Returns the time in a run's id, in seconds since 1970; None if a person has chosen the id."""
     try:
         return datetime.strptime(run_id[:15] + "+0000", "%Y%m%d-%H%M%S%z").timestamp()
@@ -304,7 +304,7 @@ def time_of_id(run_id: str) -> float | None:
         return None
 
 
-def user() -> str:
+def get_user_name() -> str:
     """Returns the name of the user who runs this program, or the numeric user id if the user has no
     name.
     """
@@ -315,7 +315,7 @@ def user() -> str:
 
 
 def _make_change(act: Act, run: str, recipe: str) -> Change:
-    return Change(act, run, recipe, utc(time.time()), user())
+    return Change(act, run, recipe, utc(time.time()), get_user_name())
 
 
 def _parse_changes(content: object) -> list[Change]:

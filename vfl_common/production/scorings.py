@@ -18,7 +18,7 @@ from typing import Any
 from vfl_common.errors import Code, InputError
 from vfl_common.files import lock_folder, private_file, write_error
 from vfl_common.process.logs import utc
-from vfl_common.production.registry import user
+from vfl_common.production.registry import get_user_name
 from vfl_common.text import to_json
 
 FILE = "predictions.jsonl"
@@ -55,7 +55,7 @@ def note(out: Path, **facts: Any) -> None:
     ``facts``: the fields of ``Scoring`` except ``at`` and ``who``. Raises InputError.
     """
     path = out / FILE
-    line = to_json(asdict(Scoring(utc(time.time()), user(), **facts))) + "\n"
+    line = to_json(asdict(Scoring(utc(time.time()), get_user_name(), **facts))) + "\n"
     with lock_folder(out):
         try:
             with os.fdopen(

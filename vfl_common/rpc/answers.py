@@ -65,12 +65,12 @@ def check_start(
     )
 
 
-def missing_of(waiting: control_pb2.Waiting) -> list[str]:
+def read_missing(waiting: control_pb2.Waiting) -> list[str]:
     """Returns the names of the parties for which the run waits."""
     return [clean(name, 64) for name in waiting.missing[:_MAX_NAMES]]
 
 
-def refusals_of(waiting: control_pb2.Waiting) -> str:
+def format_refusals(waiting: control_pb2.Waiting) -> str:
     """Returns the reasons why missing parties were refused, in this program's words; '' if the
     server reports no refusal.
     """
@@ -82,19 +82,19 @@ def refusals_of(waiting: control_pb2.Waiting) -> str:
     return "; ".join(reasons)
 
 
-def interruption(interrupt: control_pb2.Interrupt) -> InterruptedRun:
+def make_interruption(interrupt: control_pb2.Interrupt) -> InterruptedRun:
     """Returns the error with which the server ends a generation."""
     return InterruptedRun(clean(interrupt.reason or f"{', '.join(interrupt.lost)} was lost"))
 
 
-def stop_error(stop: failure_pb2.Failure, *, server: str, me: str) -> VflError:
+def make_stop_error(stop: failure_pb2.Failure, *, server: str, me: str) -> VflError:
     """Returns the error with which the server ends the run."""
     error = from_failure(stop, sender=server, me=me)
     # A stop ends the run, even if its code is that of an interruption.
     return AbortedError(str(error)) if isinstance(error, InterruptedRun) else error
 
 
-def why_broken(error: Exception, server: str) -> VflError | None:
+def explain_end(error: Exception, server: str) -> VflError | None:
     """Returns the error for a session that ended and cannot be reopened; None if the session may be
     opened again.
     """

@@ -20,9 +20,9 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from vfl_common.errors import Code, InputError, PeerError, VflError
 from vfl_common.identity.credentials import Credentials
-from vfl_common.identity.diagnose import certificate_of, diagnose
+from vfl_common.identity.diagnose import fetch_certificate, diagnose
 from vfl_common.identity.keyring import Keyring
-from vfl_common.rpc.guard.limits import connection_limit, raise_file_limit
+from vfl_common.rpc.guard.limits import compute_connection_limit, raise_file_limit
 from vfl_common.rpc.guard.newcomers import Door
 from vfl_common.rpc.guard.rate import Rate
 from vfl_common.text import host_and_port
@@ -172,7 +172,7 @@ def _read_certificate(address: str, credentials: Credentials, peer: str) -> byte
     certificate with several names, for ``server``. So this function reads the certificate over a
     separate connection. The channel then accepts only that certificate.
     """
-    certificate = certificate_of(address, credentials, peer, _CERTIFICATE_S)
+    certificate = fetch_certificate(address, credentials, peer, _CERTIFICATE_S)
     credentials.admit(peer, certificate)
     return certificate.public_bytes(Encoding.PEM)
 
@@ -221,7 +221,7 @@ def listening(
     """
     check_address(address)
     host = address.rpartition(":")[0]
-    max_connections = connection_limit(threads, raise_file_limit())
+    max_connections = compute_connection_limit(threads, raise_file_limit())
     door = Door(max_connections, threads)
     server = grpc.server(
         ThreadPoolExecutor(max_workers=threads, thread_name_prefix="rpc"),

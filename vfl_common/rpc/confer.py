@@ -96,11 +96,11 @@ class LogHeads:
         )
 
 
-Conferring = Callable[[str, LogHeads], LogHeads]
+AnswerHeads = Callable[[str, LogHeads], LogHeads]
 
 
-def conferring(
-    keyring: Keyring, place: Callable[[str], None], ledger: Ledger, confer: Conferring
+def make_confer_method(
+    keyring: Keyring, place: Callable[[str], None], ledger: Ledger, confer: AnswerHeads
 ) -> Callable[[Iterator[bytes], Context], Iterator[bytes]]:
     """Returns the gRPC method that answers with the result of ``confer`` for the caller's name and
     head, or with the error that ``confer`` raises.

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
 from vfl_common.errors import VflError
-from vfl_common.ledger import Ledger, fields_of
+from vfl_common.ledger import Ledger, get_fields
 from vfl_common.link import OLDEST, PROTOCOL
 from vfl_common.packing.coding import PLAIN
 from vfl_common.pb.vfl.v1 import control_pb2
@@ -239,11 +239,11 @@ class PartyReport:
         if self.peak_memory_bytes is not None:
             report.peak_memory_bytes = self.peak_memory_bytes
         for entry in ledger.entries():
-            report.ledger.add(**fields_of(entry))
+            report.ledger.add(**get_fields(entry))
         for count in meter.counts():
-            report.tcp.add(**fields_of(count))
+            report.tcp.add(**get_fields(count))
         for interface_count in meter.interfaces():
-            report.interfaces.add(**fields_of(interface_count))
+            report.interfaces.add(**get_fields(interface_count))
         return control_pb2.PartyMessage(report=report)
 
 

@@ -17,7 +17,13 @@ from vfl_common.identity.keyring import Keyring
 from vfl_common.ledger import Ledger
 from vfl_common.link import OLDEST, PROTOCOL
 from vfl_common.pb.vfl.v1 import control_pb2
-from vfl_common.rpc.answers import check_start, interruption, missing_of, refusals_of, stop_error
+from vfl_common.rpc.answers import (
+    check_start,
+    make_interruption,
+    read_missing,
+    format_refusals,
+    make_stop_error,
+)
 from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.failures import to_failure
 from vfl_common.rpc.inbox import Inbox
@@ -170,9 +176,11 @@ class Session:
                     has_answered = True
                     left_s = max(0.0, min(answer.waiting.deadline_s, _MAX_S))
                     patience_s = left_s + self.wait_s
-                    missing = missing_of(answer.waiting)
+                    missing = read_missing(answer.waiting)
                     remaining_s = max(0.0, self._deadline_end_s - time.monotonic())
-                    self.on_waiting(missing, min(left_s, remaining_s), refusals_of(answer.waiting))
+                    self.on_waiting(
+                        missing, min(left_s, remaining_s), format_refusals(answer.waiting)
+                    )
                 elif answer.HasField("start"):
                     return check_start(
                         answer.start,
@@ -375,11 +383,11 @@ class Session:
         message = control_pb2.ServerMessage.FromString(data)
         body = message.WhichOneof("body")
         if body == "stop":
-            return stop_error(message.stop, server=self.server, me=self.me)
+            return make_stop_error(message.stop, server=self.server, me=self.me)
         if body == "interrupt":
             with self._uplink.lock:
                 self._server_away.note_interruption()
-            error = interruption(message.interrupt)
+            error = make_interruption(message.interrupt)
             self._end_generation(error)
             # If the server was stopped, it waits until this party ends the session.
             return error if message.interrupt.leaving else None

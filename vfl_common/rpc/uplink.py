@@ -16,7 +16,7 @@ from vfl_common.errors import Code, InternalError, InterruptedRun, PeerError, Vf
 from vfl_common.identity.keyring import Keyring
 from vfl_common.ledger import CONTROL, Ledger
 from vfl_common.pb.vfl.v1 import control_pb2
-from vfl_common.rpc.answers import why_broken
+from vfl_common.rpc.answers import explain_end
 from vfl_common.rpc.channel import connect
 from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.server_away import Loss, SearchStep, ServerAway
@@ -185,7 +185,7 @@ class Uplink:
                     end_error = server_error
                     break
         except (PeerError, DecodeError, grpc.RpcError) as error:
-            end_error = why_broken(error, self.server) or end_error
+            end_error = explain_end(error, self.server) or end_error
         if self.closed.is_set():
             return
         search = self._handle_loss(end_error, channel)

@@ -219,14 +219,14 @@ def parse_frame(data: bytes, *, party: str) -> Received:
                 memoryview(data)[data_range[1] :],
             )
     except DecodeError:
-        raise message_error(f"{party} sent bytes that are not a frame", party) from None
+        raise make_message_error(f"{party} sent bytes that are not a frame", party) from None
     for phase in (received.envelope.step.phase, received.envelope.passed.phase):
         if len(phase) > MAX_PHASE:
-            raise message_error(
+            raise make_message_error(
                 f"{party} sent a frame whose phase has a name of {len(phase)} characters", party
             )
         if not phase.isprintable():
-            raise message_error(
+            raise make_message_error(
                 f"{party} sent a frame whose phase has a name with control characters", party
             )
     return received
@@ -272,17 +272,17 @@ def _find_data(frame: bytes) -> tuple[int, int] | None:
     return None
 
 
-def step_of(frame: exchange_pb2.Frame) -> StepKey:
+def get_step(frame: exchange_pb2.Frame) -> StepKey:
     """Returns the step in the first frame of a bundle."""
     return StepKey(frame.step.phase, frame.step.round, frame.step.batch)
 
 
-def label(frame: exchange_pb2.Frame) -> str:
+def get_kind_label(frame: exchange_pb2.Frame) -> str:
     """Returns the ledger's name for the kind of a bundle, given its first frame."""
     return LABELS.get(frame.header.kind, "unknown")
 
 
-def message_error(message: str, party: str) -> PeerError:
+def make_message_error(message: str, party: str) -> PeerError:
     """Returns the error for a message that is not valid."""
     return PeerError(Code.MALFORMED_MESSAGE, message, party=party)
 
@@ -307,7 +307,7 @@ class Assembly:
         self, first: Received, expect: BundleSpec, *, party: str, allocate: Allocate | None = None
     ) -> None:
         header = first.envelope.header
-        self.step = step_of(first.envelope)
+        self.step = get_step(first.envelope)
         self._party = party
         specs = expect.tensors
         # If the announcement differs, ``check`` finds the difference and raises an error.
@@ -351,7 +351,7 @@ class Assembly:
         if not last:
             return None
         if self._unfilled:
-            raise message_error(
+            raise make_message_error(
                 f"{self._party} at {self.step}: sent fewer bytes than announced", self._party
             )
         return self._bundle
@@ -362,7 +362,7 @@ def parse_header(header: tensor_pb2.BundleHeader, party: str) -> tuple[Kind, dic
     (MALFORMED_MESSAGE).
     """
     if len(header.tensors) > MAX_TENSORS:
-        raise message_error(
+        raise make_message_error(
             f"{party} announced more than {MAX_TENSORS} tensors (got {len(header.tensors)})",
             party,
         )
@@ -373,13 +373,15 @@ def parse_header(header: tensor_pb2.BundleHeader, party: str) -> tuple[Kind, dic
             for tensor in header.tensors
         }
     except ValueError:
-        raise message_error(
+        raise make_message_error(
             f"{party} announced a bundle of an unknown kind or dtype", party
         ) from None
     if len(specs) < len(header.tensors):
-        raise message_error(f"{party} announced two tensors of the same name", party)
+        raise make_message_error(f"{party} announced two tensors of the same name", party)
     if any(len(spec.shape) > MAX_RANK for spec in specs.values()):
-        raise message_error(f"{party} announced a tensor of more than {MAX_RANK} dimensions", party)
+        raise make_message_error(
+            f"{party} announced a tensor of more than {MAX_RANK} dimensions", party
+        )
     return kind, specs
 
 

@@ -22,7 +22,7 @@ _SIOCGIFADDR = 0x8915
 Counters = dict[str, tuple[int, int]]
 
 
-def counters() -> Counters:
+def read_counters() -> Counters:
     """Returns {interface: (bytes sent, bytes received)} since the interface came up; an empty dict
     without /proc.
     """
@@ -36,7 +36,7 @@ def counters() -> Counters:
     return counts
 
 
-def carrying(addresses: Collection[str]) -> set[str]:
+def find_interfaces(addresses: Collection[str]) -> set[str]:
     """Returns the names of the interfaces that have one of these local addresses, without
     loopback.
     """

@@ -46,7 +46,7 @@ class TcpMeter:
         self._closed_counts: dict[str, tuple[int, int]] = {}
         # The local addresses of connections to peers.
         self._local_addresses: set[str] = set()
-        self._initial_counts = interfaces.counters()
+        self._initial_counts = interfaces.read_counters()
 
     def name_address(self, address: str, peer: str) -> None:
         """Registers ``address`` (host:port) as the address of ``peer``."""
@@ -57,13 +57,13 @@ class TcpMeter:
             # The code that connects to the address reports the error.
             return
         with self._lock:
-            self._dialled_peers.update({plain(entry[4]): peer for entry in entries})
+            self._dialled_peers.update({normalise_address(entry[4]): peer for entry in entries})
 
     def name_caller(self, grpc_peer: str, peer: str) -> None:
         """Registers a caller's name. ``grpc_peer``: its address as gRPC gives it: see
-        ``endpoint``.
+        ``parse_endpoint``.
         """
-        caller = endpoint(grpc_peer)
+        caller = parse_endpoint(grpc_peer)
         if caller is not None:
             with self._lock:
                 self._callers[caller] = peer
@@ -124,7 +124,10 @@ class TcpMeter:
             for endpoints in self._counts:
                 self._add_to_peer({}, endpoints, (0, 0))
             local_addresses = self._local_addresses.copy()
-        current_counts, names = interfaces.counters(), interfaces.carrying(local_addresses)
+        current_counts, names = (
+            interfaces.read_counters(),
+            interfaces.find_interfaces(local_addresses),
+        )
         counts = []
         for name in sorted(names & current_counts.keys()):
             initial_count = self._initial_counts.get(name, (0, 0))
@@ -150,20 +153,23 @@ def _open_connections() -> dict[tuple[Endpoint, Endpoint], tuple[int, int]] | No
     """
     connections = {}
     try:
-        descriptors = [fd for _, fd in open_sockets()]
+        descriptors = [fd for _, fd in yield_sockets()]
     except OSError:
         # There is no /proc, or there are too many open files. Counting must not end a run.
         return None
     for fd in descriptors:
         try:
-            with duplicate(fd) as copy:
+            with duplicate_socket(fd) as copy:
                 if copy.type != socket.SOCK_STREAM or copy.family not in (
                     socket.AF_INET,
                     socket.AF_INET6,
                 ):
                     continue
-                endpoints = (plain(copy.getsockname()), plain(copy.getpeername()))
-                counts = counts_of(copy)
+                endpoints = (
+                    normalise_address(copy.getsockname()),
+                    normalise_address(copy.getpeername()),
+                )
+                counts = read_counts(copy)
         except OSError:
             # The socket was closed meanwhile, or is not connected.
             continue
@@ -172,16 +178,16 @@ def _open_connections() -> dict[tuple[Endpoint, Endpoint], tuple[int, int]] | No
     return connections
 
 
-def open_files() -> list[str]:
+def list_descriptors() -> list[str]:
     """Returns the descriptors of this process, as text. Raises OSError if they cannot be listed."""
     return os.listdir(_DESCRIPTORS)  # noqa: PTH208 - paths would cost more, ten times a second
 
 
-def open_sockets() -> Iterator[tuple[str, int]]:
+def yield_sockets() -> Iterator[tuple[str, int]]:
     """Yields (the socket's name in the kernel, its descriptor) for each open socket. Raises OSError
-    as ``open_files`` does.
+    as ``list_descriptors`` does.
     """
-    for entry in open_files():
+    for entry in list_descriptors():
         try:
             name = os.readlink(f"{_DESCRIPTORS}/{entry}")  # noqa: PTH115
         except OSError:
@@ -190,7 +196,7 @@ def open_sockets() -> Iterator[tuple[str, int]]:
             yield name, int(entry)
 
 
-def counts_of(connection: socket.socket) -> tuple[int, int] | None:
+def read_counts(connection: socket.socket) -> tuple[int, int] | None:
     """Returns (acknowledged bytes, received bytes) of a connection, without FINs; None if an old
     kernel does not count them. If this process opened the connection, the acknowledged bytes
     include its SYN.
@@ -204,7 +210,7 @@ def counts_of(connection: socket.socket) -> tuple[int, int] | None:
     return sent - (info[0] in _OUR_FIN_STATES), received - (info[0] in _PEER_FIN_STATES)
 
 
-def duplicate(fd: int) -> socket.socket:
+def duplicate_socket(fd: int) -> socket.socket:
     """Returns a duplicate socket for a descriptor; the caller must close it. Raises OSError if the
     descriptor is no longer a socket.
     """
@@ -216,17 +222,17 @@ def duplicate(fd: int) -> socket.socket:
         raise
 
 
-def endpoint(grpc_peer: str) -> Endpoint | None:
+def parse_endpoint(grpc_peer: str) -> Endpoint | None:
     """Parses a caller's address as gRPC gives it, such as ``ipv4:10.0.0.7:4711`` or
     ``ipv6:%5B::1%5D:4711``. Returns None for other forms.
     """
     host, _, port = (
         grpc_peer.partition(":")[2].replace("%5B", "").replace("%5D", "").rpartition(":")
     )
-    return plain((host, int(port))) if port.isdigit() else None
+    return normalise_address((host, int(port))) if port.isdigit() else None
 
 
-def plain(address: tuple[object, ...]) -> Endpoint:
+def normalise_address(address: tuple[object, ...]) -> Endpoint:
     """Normalises an address, so that an IPv4 address is the same on IPv4 and IPv6 sockets."""
     # gRPC appends an IPv6 scope id, which the kernel does not.
     host = str(address[0]).partition("%")[0]

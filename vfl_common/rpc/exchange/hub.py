@@ -20,7 +20,7 @@ from vfl_common.bundle import Bundle, BundleSpec, StepKey
 from vfl_common.errors import Code, InternalError, LostError, PeerError, VflError
 from vfl_common.link import Lenience
 from vfl_common.rpc.exchange.pipe import BundlePipe, Delivery, Incoming
-from vfl_common.wire.frames import message_error
+from vfl_common.wire.frames import make_message_error
 
 # The maximum time between two decisions whether to wait longer.
 _MAX_WAIT_S = 3600.0
@@ -367,7 +367,7 @@ class ExchangeHub(Generic[AnyPipe]):
         party, incoming = delivery.party, delivery.incoming
         self.pipe.read(party)
         if incoming is None:
-            raise message_error(f"{party} sent a frame that belongs to no bundle", party)
+            raise make_message_error(f"{party} sent a frame that belongs to no bundle", party)
         if not self.pipe.is_current(party, incoming):
             return False
         if delivery.begins:
@@ -377,7 +377,7 @@ class ExchangeHub(Generic[AnyPipe]):
                 self._catch_up(party, incoming)
             return False
         if incoming.assembly is None:
-            raise message_error(f"{party} sent a frame that belongs to no bundle", party)
+            raise make_message_error(f"{party} sent a frame that belongs to no bundle", party)
         bundle = incoming.assembly.feed(delivery.part)
         if bundle is None:
             return False

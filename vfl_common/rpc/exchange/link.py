@@ -28,10 +28,10 @@ from vfl_common.wire.frames import (
     Encoded,
     Received,
     encode,
-    label,
-    message_error,
+    get_kind_label,
+    make_message_error,
     parse_frame,
-    step_of,
+    get_step,
 )
 
 _RETRY_S = 0.2
@@ -204,11 +204,11 @@ class ExchangeLink(Link):
             frame = self._parse(data).envelope
             self._ledger.add(self._peer, CONTROL, CONTROL, "received", 0, len(data))
             if not frame.HasField("resume"):
-                raise message_error(
+                raise make_message_error(
                     f"{self._peer} did not report how many frames it has received", self._peer
                 )
             if frame.resume.frames > total:
-                raise message_error(
+                raise make_message_error(
                     f"{self._peer} reports more frames than were sent (got {frame.resume.frames}, "
                     f"sent {total})",
                     self._peer,
@@ -326,17 +326,17 @@ class ExchangeLink(Link):
                 passed = frame.envelope.passed
                 raise StepPassed(StepKey(passed.phase, passed.round, passed.batch))
             if frame.envelope.HasField("header"):
-                kind = label(frame.envelope)
-                if step_of(frame.envelope) != step:
+                kind = get_kind_label(frame.envelope)
+                if get_step(frame.envelope) != step:
                     raise PeerError(
                         Code.STEP_OUT_OF_ORDER,
-                        f"{self._peer} answered {step_of(frame.envelope)} instead of {step}",
+                        f"{self._peer} answered {get_step(frame.envelope)} instead of {step}",
                         party=self._peer,
                     )
                 assembly = Assembly(frame, expect, party=self._peer, allocate=self._allocate)
             self._ledger.add(self._peer, step.phase, kind, "received", frame.data.nbytes, len(data))
             if assembly is None:
-                raise message_error(
+                raise make_message_error(
                     f"{self._peer} sent a frame that belongs to no bundle", self._peer
                 )
             bundle = assembly.feed(frame)

@@ -28,7 +28,7 @@ from vfl_common.pb.vfl.v1 import control_pb2, exchange_pb2
 from vfl_common.rpc.agreement import require_alike
 from vfl_common.rpc.ask import answering
 from vfl_common.rpc.channel import Context, Handler, caller_name, stream_handler
-from vfl_common.rpc.confer import Conferring, LogHeads, conferring
+from vfl_common.rpc.confer import AnswerHeads, LogHeads, make_confer_method
 from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.exchange.hub import ExchangeHub
 from vfl_common.rpc.exchange.pipe import BundlePipe, Delivery, PartyStream
@@ -42,10 +42,10 @@ from vfl_common.wire.frames import (
     Received,
     encode,
     encode_passed,
-    label,
-    message_error,
+    get_kind_label,
+    make_message_error,
     parse_frame,
-    step_of,
+    get_step,
 )
 
 SERVICE = exchange_pb2.DESCRIPTOR.services_by_name["Exchange"].full_name
@@ -114,7 +114,7 @@ class FramePipe(BundlePipe[Received, list[Encoded]]):
         envelope = frame.envelope
         begins = envelope.HasField("header")
         if begins:
-            self.note_begin(stream, step_of(envelope), label(envelope))
+            self.note_begin(stream, get_step(envelope), get_kind_label(envelope))
         self.put(stream, frame, begins=begins, ends=envelope.last)
 
     def resume(self, stream: FrameStream, step: StepKey) -> exchange_pb2.Resume:
@@ -161,7 +161,7 @@ class ExchangeService:
         phases: Collection[str],
         attach_timeout_s: float,
         joining: Joining | None = None,
-        confer: Conferring | None = None,
+        confer: AnswerHeads | None = None,
     ) -> None:
         self._confer_callback = confer
         self._joining = joining
@@ -185,7 +185,7 @@ class ExchangeService:
         if self._joining is not None:
             methods["Ask"] = answering(self._keyring, self._require_place, self._ask)
         if self._confer_callback is not None:
-            methods["Confer"] = conferring(
+            methods["Confer"] = make_confer_method(
                 self._keyring, self._require_place, self._ledger, self._confer
             )
         return stream_handler(SERVICE, **methods)
@@ -337,7 +337,7 @@ class ExchangeService:
         data = next(requests, b"")
         frame = parse_frame(data, party=party).envelope
         if not frame.HasField("attach"):
-            raise message_error(f"{party} opened a stream without attaching", party)
+            raise make_message_error(f"{party} opened a stream without attaching", party)
         attach = frame.attach
         self._ledger.add(party, CONTROL, CONTROL, "received", 0, len(data))
         if not OLDEST <= attach.protocol <= PROTOCOL:
@@ -440,7 +440,7 @@ class ExchangeService:
             frame = parse_frame(data, party=party)
             envelope = frame.envelope
             if envelope.HasField("header"):
-                phase, kind = envelope.step.phase, label(envelope)
+                phase, kind = envelope.step.phase, get_kind_label(envelope)
             counted_phase = phase if phase in self._phases else _UNKNOWN
             self._ledger.add(party, counted_phase, kind, "received", frame.data.nbytes, len(data))
             pipe.deliver(stream, frame)

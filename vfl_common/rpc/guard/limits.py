@@ -56,7 +56,7 @@ def share_arenas() -> None:
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
 
 
-def connection_limit(streams: int, files: int) -> int:
+def compute_connection_limit(streams: int, files: int) -> int:
     """Returns the maximum number of connections to accept at once. Each of the parties' ``streams``
     may need a connection.
 

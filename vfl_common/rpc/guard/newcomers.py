@@ -23,12 +23,12 @@ import grpc
 
 from vfl_common.rpc.counters.tcp import (
     Endpoint,
-    counts_of,
-    duplicate,
-    endpoint,
-    open_files,
-    open_sockets,
-    plain,
+    read_counts,
+    duplicate_socket,
+    parse_endpoint,
+    list_descriptors,
+    yield_sockets,
+    normalise_address,
 )
 from vfl_common.rpc.guard.rate import Rate
 
@@ -108,7 +108,7 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
         self, serve: Callable[[Any, grpc.ServicerContext], Any]
     ) -> Callable[[Any, grpc.ServicerContext], Any]:
         def serve_and_record(request: Any, context: grpc.ServicerContext) -> Any:
-            peer = endpoint(context.peer())
+            peer = parse_endpoint(context.peer())
             if peer is not None:
                 with self._lock:
                     self._callers.add(peer)
@@ -120,7 +120,7 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
         last_examined_s, last_num_files = 0.0, 0
         while not self._stop.wait(_LOOK_S):
             try:
-                now_s, num_files = time.monotonic(), len(open_files())
+                now_s, num_files = time.monotonic(), len(list_descriptors())
                 is_quiet = (
                     num_files <= self._max_strangers and len(self._callers) <= self._max_connections
                 )
@@ -143,7 +143,7 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
             # The set is copied before the sockets are listed, because a caller that comes in
             # between may not be among the sockets.
             previous_callers = self._callers.copy()
-        sockets = dict(open_sockets())
+        sockets = dict(yield_sockets())
         for name in self._endpoints.keys() - sockets.keys():
             del self._endpoints[name], self._since_s[name]
         self._closed &= sockets.keys()
@@ -162,7 +162,7 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
         strangers = [name for name in callers if self._endpoints[name] not in current_callers]
         room = 3 * (self._max_connections - len(callers) + len(strangers)) // 4
         excess = strangers[: max(0, len(strangers) - self._max_strangers)]
-        silent_s = patience_s(len(strangers), self._max_strangers)
+        silent_s = compute_patience_s(len(strangers), self._max_strangers)
         late = [
             name
             for name in excess
@@ -187,8 +187,8 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
         if not silent_s <= age_s < _CALL_S:
             return age_s >= _CALL_S
         try:
-            with duplicate(fd) as copy:
-                counts = counts_of(copy)
+            with duplicate_socket(fd) as copy:
+                counts = read_counts(copy)
         except OSError:
             # The connection was closed meanwhile.
             return False
@@ -199,12 +199,12 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
         Raises OSError.
         """
         try:
-            with duplicate(fd) as copy:
+            with duplicate_socket(fd) as copy:
                 if (
                     copy.family in (socket.AF_INET, socket.AF_INET6)
-                    and plain(copy.getsockname())[1] == self._port
+                    and normalise_address(copy.getsockname())[1] == self._port
                 ):
-                    return plain(copy.getpeername())
+                    return normalise_address(copy.getpeername())
         except OSError as error:
             if error.errno == errno.EMFILE:
                 raise
@@ -216,8 +216,8 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
         gRPC may close its own socket at any moment, and the descriptor may then be reused.
         """
         try:
-            with duplicate(fd) as copy:
-                if self._endpoints[name] == plain(copy.getpeername()):
+            with duplicate_socket(fd) as copy:
+                if self._endpoints[name] == normalise_address(copy.getpeername()):
                     copy.shutdown(socket.SHUT_RDWR)
                     return True
         except OSError:
@@ -225,7 +225,7 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
         return False
 
 
-def patience_s(strangers: int, few: int) -> float:
+def compute_patience_s(strangers: int, few: int) -> float:
     """Returns how long a caller may be silent: the more strangers beyond ``few``, the shorter.
 
     Each open connection slows down every poll.

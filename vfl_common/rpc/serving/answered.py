@@ -135,7 +135,7 @@ class CachePolicy:
     features: str = ""
 
 
-def read_keeping(present: serving_pb2.Present) -> CachePolicy:
+def read_cache_policy(present: serving_pb2.Present) -> CachePolicy:
     """Reads the permission to cache embeddings from a party's message."""
     keeping = present.keeping
     # NaN or a number out of range means no permission.

@@ -28,7 +28,7 @@ from vfl_common.rpc.serving.answered import (
     ServingAnswer,
     Step,
     read_answer,
-    read_keeping,
+    read_cache_policy,
 )
 from vfl_common.rpc.serving.stream import (
     ANSWER,
@@ -38,7 +38,7 @@ from vfl_common.rpc.serving.stream import (
     Question,
     Stream,
     describe_question,
-    question_bytes,
+    encode_question,
 )
 from vfl_common.text import clean
 
@@ -140,7 +140,7 @@ class ServingService:
             self._number += 1
             number = self._number
             # Without steps, all parties that are asked about all ids get the same bytes.
-            shared_data = question_bytes(number, ids, left_ms, None) if steps is None else b""
+            shared_data = encode_question(number, ids, left_ms, None) if steps is None else b""
             for name, party_ids in ids_by_party.items():
                 stream = self._streams.get(name)
                 if stream is None or stream.full:
@@ -158,7 +158,7 @@ class ServingService:
                 step = steps[name] if steps is not None else None
                 is_shared = party_ids is ids and step is None
                 data = (
-                    shared_data if is_shared else question_bytes(number, party_ids, left_ms, step)
+                    shared_data if is_shared else encode_question(number, party_ids, left_ms, step)
                 )
                 if self._writes is not None:
                     self._writes(describe_question(name, number, party_ids, step, len(data)))
@@ -260,7 +260,7 @@ class ServingService:
                 "with --run.",
                 party=party,
             )
-        return Stream(party, read_keeping(present), clean(present.program, _MAX_PROGRAM_CHARS))
+        return Stream(party, read_cache_policy(present), clean(present.program, _MAX_PROGRAM_CHARS))
 
     def _send_questions(
         self, stream: Stream, requests: Iterator[bytes], certificate: bytes
@@ -368,7 +368,7 @@ class ServingService:
         if message.HasField("present"):
             # The party sends this message again when its features have changed.
             self._ledger.add(party, CONTROL, CONTROL, "received", 0, len(data))
-            stream.keeping = read_keeping(message.present)
+            stream.keeping = read_cache_policy(message.present)
             return
         answer = message.answer
         payload = len(answer.embeddings) + len(answer.answered)

@@ -55,7 +55,7 @@ class Stream:
         return len(self.open) >= _MAX_OPEN or self.outbox.qsize() >= _MAX_UNSENT
 
 
-def question_bytes(number: int, ids: Sequence[str], left_ms: int, step: Step | None) -> bytes:
+def encode_question(number: int, ids: Sequence[str], left_ms: int, step: Step | None) -> bytes:
     """Returns the message of a question. Only the first question of a scoring contains the ids."""
     asked = serving_pb2.Question(number=number, left_ms=left_ms)
     if step is None or not step.first:
