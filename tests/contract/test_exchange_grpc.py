@@ -40,7 +40,7 @@ from vfl_common.errors import (
     PeerError,
 )
 from vfl_common.identity.credentials import BOTH, load_credentials
-from vfl_common.identity.diagnose import fetch_certificate, diagnose
+from vfl_common.identity.diagnose import diagnose, fetch_certificate
 from vfl_common.identity.keyring import Keyring
 from vfl_common.identity.members import Members
 from vfl_common.identity.pem import pin_of

@@ -29,10 +29,10 @@ from vfl_common.config.sources import (
     resolve_source,
 )
 from vfl_common.config.sources import TEXT_FILES as TEXT_FILES
+from vfl_common.config.sources import get_reader as get_reader
 from vfl_common.config.sources import is_database as is_database
 from vfl_common.config.sources import is_excel as is_excel
 from vfl_common.config.sources import is_path as is_path
-from vfl_common.config.sources import get_reader as get_reader
 from vfl_common.config.view import ViewSettings as ViewSettings
 from vfl_common.passwords import hide_passwords
 

@@ -31,7 +31,7 @@ from vfl_common.config.recipe_tables import (
     StartSettings,
     WireSettings,
 )
-from vfl_common.config.spelling import Spelling, flatten_tables, drop_newer_keys
+from vfl_common.config.spelling import Spelling, drop_newer_keys, flatten_tables
 from vfl_common.errors import Code, InputError, VflError
 from vfl_common.text import MEASURES, method_of
 

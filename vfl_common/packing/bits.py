@@ -18,8 +18,8 @@ from vfl_common.packing.dither import Dither
 from vfl_common.packing.halves import (
     NOT_REPRESENTABLE,
     Floats,
-    round_up_to_bfloat16,
     round_down_to_bfloat16,
+    round_up_to_bfloat16,
 )
 
 Bytes = npt.NDArray[np.uint8]

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from vfl_common.errors import Code, InputError, PeerError, VflError
 from vfl_common.identity.credentials import Credentials
-from vfl_common.identity.diagnose import fetch_certificate, diagnose
+from vfl_common.identity.diagnose import diagnose, fetch_certificate
 from vfl_common.identity.keyring import Keyring
 from vfl_common.rpc.guard.limits import compute_connection_limit, raise_file_limit
 from vfl_common.rpc.guard.newcomers import Door

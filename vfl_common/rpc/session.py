@@ -19,10 +19,10 @@ from vfl_common.link import OLDEST, PROTOCOL
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.rpc.answers import (
     check_start,
-    make_interruption,
-    read_missing,
     format_refusals,
+    make_interruption,
     make_stop_error,
+    read_missing,
 )
 from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.failures import to_failure

@@ -30,10 +30,10 @@ from vfl_common.wire.frames import (
     MAX_PHASE,
     Assembly,
     encode,
+    get_step,
     parse_frame,
     parse_header,
     sizes,
-    get_step,
 )
 
 STEP = StepKey("train", 2, 7)

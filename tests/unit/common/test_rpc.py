@@ -37,7 +37,7 @@ from vfl_common.ledger import TcpCount
 from vfl_common.pb.vfl.v1 import failure_pb2
 from vfl_common.rpc.channel import check_address
 from vfl_common.rpc.counters import tcp
-from vfl_common.rpc.counters.tcp import TcpMeter, parse_endpoint, normalise_address
+from vfl_common.rpc.counters.tcp import TcpMeter, normalise_address, parse_endpoint
 from vfl_common.rpc.exchange.hub import KeepWaiting, Patience, Proceed, TimedOut, decide
 from vfl_common.rpc.failures import from_failure, to_failure
 from vfl_common.rpc.guard.limits import compute_connection_limit

@@ -20,7 +20,7 @@ from tests.harness.errors import raises
 from vfl_common.errors import Code, InputError, VflError
 from vfl_common.process.logs import Console
 from vfl_common.process.signals import Stopped
-from vfl_common.process.tracing import ASKS, export_run, derive_trace_id, trace_run
+from vfl_common.process.tracing import ASKS, derive_trace_id, export_run, trace_run
 
 log = logging.getLogger("vfl_party.test")
 DEPTHS = ("run", "phase", "round")

@@ -29,9 +29,9 @@ from vfl_common.wire.frames import (
     Received,
     encode,
     get_kind_label,
+    get_step,
     make_message_error,
     parse_frame,
-    get_step,
 )
 
 _RETRY_S = 0.2

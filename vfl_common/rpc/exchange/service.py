@@ -43,9 +43,9 @@ from vfl_common.wire.frames import (
     encode,
     encode_passed,
     get_kind_label,
+    get_step,
     make_message_error,
     parse_frame,
-    get_step,
 )
 
 SERVICE = exchange_pb2.DESCRIPTOR.services_by_name["Exchange"].full_name

@@ -23,12 +23,12 @@ import grpc
 
 from vfl_common.rpc.counters.tcp import (
     Endpoint,
-    read_counts,
     duplicate_socket,
-    parse_endpoint,
     list_descriptors,
-    yield_sockets,
     normalise_address,
+    parse_endpoint,
+    read_counts,
+    yield_sockets,
 )
 from vfl_common.rpc.guard.rate import Rate
 

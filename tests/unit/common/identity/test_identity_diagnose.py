@@ -381,7 +381,7 @@ def test_diagnosis_itself_never_raises(bank: Credentials, monkeypatch: pytest.Mo
     def full(credentials: Credentials) -> ssl.SSLContext:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module, "_context", full)
+    monkeypatch.setattr(module, "_make_context", full)
     with listener() as address:
         error: VflError = diagnose(address, bank, "server", TIMEOUT_S)
     assert_names(str(error), "server", "127.0.0.1")
