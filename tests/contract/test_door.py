@@ -32,7 +32,7 @@ SOON_S = 2.0
 @pytest.fixture
 def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A process that accepts few connections."""
-    monkeypatch.setattr(channel, "connection_limit", lambda *_: REGISTRY)
+    monkeypatch.setattr(channel, "compute_connection_limit", lambda *_: REGISTRY)
     with listening(
         "127.0.0.1:0", keyring(ME), [Health({}, keyring(ME), may_ask=["north", "south"])], 4
     ) as (_, found):

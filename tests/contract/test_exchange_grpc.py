@@ -406,7 +406,7 @@ def test_a_link_that_has_looked_at_one_certificate_accepts_no_other(
     revoked certificate.
     """
     another = credentials("north").certificate
-    monkeypatch.setattr("vfl_common.rpc.channel.certificate_of", lambda *_: another)
+    monkeypatch.setattr("vfl_common.rpc.channel.fetch_certificate", lambda *_: another)
     knowing = replace(credentials("north"), revoked=frozenset({1}))
     with dial(found.address, knowing, ACTIVE) as made, pytest.raises(grpc.FutureTimeoutError):
         grpc.channel_ready_future(made).result(1.0)
