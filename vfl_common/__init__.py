@@ -1,3 +1,3 @@
-"""Shared by the parties and the server: errors, configuration, bundles, the wire, identity, the
-ledger.
+"""The modules that the parties and the server share: errors, configuration, bundles, the wire,
+identity and the ledger.
 """

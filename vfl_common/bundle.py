@@ -1,5 +1,5 @@
-"""Bundles: named tensors, which are all that an exchange sends from one process to another; and
-specs that check them.
+"""Bundles: named tensors that an exchange sends from one process to another, and the specs that
+check them.
 
 This module does not use torch: a tensor is a dtype, a shape and a contiguous little-endian buffer.
 """
@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 from vfl_common.errors import Code, PeerError
 
-# Numbers above this are suspect: their squares approach the limit of float32.
+# Numbers above this limit are suspect: their squares approach the limit of float32.
 HUGE = 1e18
 
 
 class DType(IntEnum):
-    """The dtype of a tensor. Names and numbers are those of ``vfl.v1.DType``."""
+    """The dtype of a tensor. Names and numbers are the same as in ``vfl.v1.DType``."""
 
     FLOAT32 = 1
     FLOAT16 = 2
@@ -43,7 +43,9 @@ ITEM_BYTES: dict[DType, int] = {
 
 
 class Kind(IntEnum):
-    """The kind of a bundle's content. Names and numbers are those of ``vfl.v1.BundleKind``."""
+    """The kind of a bundle's content. Names and numbers are the same as in
+    ``vfl.v1.BundleKind``.
+    """
 
     EMBEDDING = 1
     GRADIENT = 2
@@ -74,7 +76,7 @@ class StepKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """One tensor: ``data`` is a flat, contiguous view of ``nbytes`` bytes."""
+    """One tensor. ``data`` is a flat, contiguous view of its bytes."""
 
     dtype: DType
     shape: tuple[int, ...]
@@ -90,7 +92,7 @@ class Bundle:
 
     @property
     def payload_bytes(self) -> int:
-        """The bytes of all tensors."""
+        """The size of all tensors, in bytes."""
         return sum(buffer.data.nbytes for buffer in self.tensors.values())
 
     def spec(self) -> BundleSpec:
@@ -109,7 +111,7 @@ class TensorSpec:
     # Cached, because every step uses it.
     @cached_property
     def nbytes(self) -> int:
-        """The bytes of the tensor."""
+        """The size of the tensor, in bytes."""
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
     def __str__(self) -> str:
@@ -129,7 +131,7 @@ class BundleSpec:
 
     @property
     def payload_bytes(self) -> int:
-        """The bytes of all tensors."""
+        """The size of all tensors, in bytes."""
         return sum(spec.nbytes for spec in self.tensors.values())
 
     def check(
@@ -155,12 +157,12 @@ class BundleSpec:
                 party,
             )
         for name in [*self.tensors, *announced]:
-            want, got = self.tensors.get(name), announced.get(name)
-            if want != got:
+            expected_spec, announced_spec = self.tensors.get(name), announced.get(name)
+            if expected_spec != announced_spec:
                 raise _mismatch(
                     Code.TENSOR_MISMATCH,
-                    f"{party} at {step}: tensor {name[:40]!r} must be {want or 'absent'} (got "
-                    f"{got or 'nothing'})",
+                    f"{party} at {step}: tensor {name[:40]!r} must be "
+                    f"{expected_spec or 'absent'} (got {announced_spec or 'nothing'})",
                     party,
                 )
 

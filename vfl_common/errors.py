@@ -1,13 +1,11 @@
 """All errors that a person or a peer can see.
 
-    VflError
-    ├── InputError      the input cannot be used: file, recipe, certificate, address          exit 2
-    │   └── UnwritableError  the disk is full, so that a file cannot be written             exit 6
-    ├── PeerError       a peer sent what the recipe does not allow, or refused us             exit 2
-    ├── LostError       a party did not come or answer before a deadline                      exit 3
-    ├── AbortedError    another party stopped the run                                         exit 4
-    ├── InterruptedRun  this generation of the run ended; rejoin and resume (no person sees it)
-    └── InternalError   a defect of this program                                              exit 1
+    VflError ├── InputError the input cannot be used: file, recipe, certificate, address exit 2 │
+    └── UnwritableError the disk is full, so that a file cannot be written exit 6 ├── PeerError a
+    peer sent what the recipe does not allow, or refused us exit 2 ├── LostError a party did not
+    come or answer before a deadline exit 3 ├── AbortedError another party stopped the run exit 4
+    ├── InterruptedRun this generation of the run ended; rejoin and resume (caught internally) └──
+    InternalError a defect of this program exit 1
 
 A person sees ``str(error)``: what happened, where, and what to do. A peer sees only
 ``error.public``. An exception's text can hold paths, column names or values, so the public text is
@@ -23,7 +21,7 @@ from typing import ClassVar, Self
 
 
 class Code(IntEnum):
-    """The code of an error. Names and numbers are those of ``vfl.v1.FailureCode``."""
+    """The code of an error. Names and numbers are the same as in ``vfl.v1.FailureCode``."""
 
     INTERNAL = 1
     CONFIG_INVALID = 2
@@ -63,7 +61,7 @@ class Meaning:
     """The meaning of a code for a peer (``public``), a shell (``exit_code``) and a retry loop
     (``retryable``).
 
-    ``own``: the error is about one party alone, its files, data or program.
+    ``own``: whether the error concerns only one party: its files, data or program.
     """
 
     public: str
@@ -126,16 +124,17 @@ CATALOGUE: dict[Code, Meaning] = {
 
 
 class VflError(Exception):
-    """Base of all errors above.
+    """The base class of all errors in this module.
 
     The type decides what a peer may read. The text of most types can hold paths, column names or
-    values, so a peer reads the catalogue's sentence for the code. A type with ``shared`` says only
-    what both sides know (names in the recipe, steps, shapes), so a peer reads its text.
+    values, so a peer reads the catalogue's sentence for the code. The text of a type with
+    ``shared`` contains only facts that both sides know (names in the recipe, steps, shapes), so a
+    peer reads that text.
 
     Args:
-        code: the entry of the catalogue.
-        message: what happened, where, and what to do.
-        party: the party that the error is about, if any.
+        code: The key of the error in the catalogue.
+        message: The text for a person: what happened, where, and what to do.
+        party: The party that the error is about, or ''.
     """
 
     shared: ClassVar[bool] = False
@@ -180,7 +179,8 @@ class UnwritableError(InputError):
     """A file of this process cannot be written, because the disk is full. Peers learn the system's
     reason, but no path.
 
-    The condition can pass: in a run the others wait for this process, as for one that was stopped.
+    The condition can pass: the other parties of a run wait for this process, as if it had been
+    stopped.
     """
 
     shared = True
@@ -233,7 +233,7 @@ class InternalError(VflError):
 
 
 def stops(error: BaseException) -> bool:
-    """Whether a process that ends with ``error`` was stopped, by a signal or a full disk: the same
-    command resumes the run, and the others wait for it.
+    """Returns whether ``error`` means that the process was stopped by a signal or a full disk. The
+    same command then resumes the run, and the other parties wait for it.
     """
     return isinstance(error, UnwritableError) or not isinstance(error, Exception)

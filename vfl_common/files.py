@@ -1,9 +1,7 @@
-"""Writes files so that a process that crashes leaves the old file or the new one, never half of
-one.
+"""Writes files atomically: after a crash, a file has either its old or its new content.
 
-Checkpoints (``checkpoint.py``), and ``run.json``, which they need, must also survive a power
-failure. Waiting for the disk takes milliseconds, so the files that are written often are not
-flushed.
+Checkpoints (``checkpoint.py``) and ``run.json`` must also survive a power failure, so they are
+flushed to disk. Files that are written often are not flushed, because a flush takes milliseconds.
 """
 
 from __future__ import annotations
@@ -23,18 +21,19 @@ from typing import BinaryIO
 
 from vfl_common.errors import Code, InputError, UnwritableError
 
-# The size at which a file that grows with the run is full: ``.1`` is then appended to its name.
+# The maximum size of a file that grows with the run. A full file is renamed: ``.1`` is appended to
+# its name.
 MAX_FILE_BYTES = 50_000_000
-# The number of full files that are kept; ``.1`` is the newest.
+# The number of full files that are kept. The newest is ``.1``.
 OLDER = 5
 
-# The name of a run or a checkpoint, which is not a path.
+# The allowed names of runs and checkpoints, which cannot be paths.
 PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
-# The size of a trial write: more than the longest line of a record (some hundred ids).
+# The size of a test write, which is larger than the longest line of a record (some hundred ids).
 _TRIAL_BYTES = 1 << 16
-# The time between two trials of a full disk.
+# The time between two attempts to write to a full disk.
 _TRY_AGAIN_S = 1.0
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
@@ -47,7 +46,9 @@ def is_full(error: OSError) -> bool:
 def write_error(
     path: Path, error: OSError, what: str = "cannot be written", code: Code = Code.FILE_INVALID
 ) -> InputError:
-    """Returns the error of a failed write. Peers do not learn the path."""
+    """Returns the error for a failed write to ``path``. Its public text, which peers see, has no
+    path.
+    """
     if not is_full(error):
         return InputError(
             code,
@@ -60,8 +61,8 @@ def write_error(
 
 
 def require_folder(path: Path) -> None:
-    """Creates the folder for a command's files, if it is missing. Raises InputError about ``out``
-    if it cannot.
+    """Creates the folder for a command's files if it is missing. Raises InputError that names
+    ``out`` if the folder cannot be created or written to.
     """
     try:
         if path.exists() and not path.is_dir():
@@ -79,9 +80,9 @@ def require_folder(path: Path) -> None:
 
 
 def require_writable(folder: Path, room: int = 0) -> Path:
-    """Writes and removes a small file in a folder, or in its nearest ancestor that exists, and
-    returns that folder. Raises InputError if it cannot be written, or if the file system has less
-    than ``room`` bytes.
+    """Tests whether files can be written to a folder, or to its nearest ancestor that exists.
+    Returns the tested folder. Raises InputError if a test file cannot be written, or if the file
+    system has less than ``room`` free bytes.
     """
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
@@ -100,30 +101,31 @@ def require_writable(folder: Path, room: int = 0) -> Path:
 def await_room(
     folders: Iterable[Path], wait_s: float, say: Callable[[str], None], room: int = 0
 ) -> None:
-    """Returns once all folders have room for a file of ``room`` bytes, as ``require_room`` tests
-    it; ``say`` gets one sentence if that takes time. Raises UnwritableError after ``wait_s``.
+    """Waits until all folders have room for a file of ``room`` bytes, which ``require_writable``
+    tests. Calls ``say`` with one sentence if it must wait. Raises UnwritableError after ``wait_s``
+    seconds.
     """
-    by_s, quiet = time.monotonic() + wait_s, True
+    deadline_s, is_first_attempt = time.monotonic() + wait_s, True
     for folder in dict.fromkeys(folders):
         while True:
             try:
                 require_writable(folder, room)
                 break
             except UnwritableError as error:
-                if time.monotonic() >= by_s:
+                if time.monotonic() >= deadline_s:
                     raise
-                if quiet:
-                    quiet = False
+                if is_first_attempt:
+                    is_first_attempt = False
                     say(f"{error} This process waits {wait_s:.0f} s for space.")
             time.sleep(_TRY_AGAIN_S)
 
 
 def write_atomic(path: Path, text: str, *, durable: bool = False) -> None:
-    """Replaces the content of ``path`` with ``text``; the folder must exist. Raises InputError
-    (FILE_INVALID) if that fails.
+    """Replaces the content of ``path`` with ``text``. The folder must exist. Raises InputError
+    (FILE_INVALID) if the file cannot be written.
 
-    ``durable``: returns when the text is on the disk, so that a power failure cannot leave an empty
-    file.
+    ``durable``: whether to flush the text to disk before returning, so that a power failure cannot
+    leave an empty file.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -143,8 +145,8 @@ def write_atomic(path: Path, text: str, *, durable: bool = False) -> None:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replaces the content of ``path`` with ``text``; only the owner may read it, also while it is
-    written. Raises InputError (FILE_INVALID) if that fails.
+    """Replaces the content of ``path`` with ``text``. Only the owner can ever read the file. Raises
+    InputError (FILE_INVALID) if the file cannot be written.
     """
     with private_file(path) as file:
         file.write(text.encode())
@@ -152,15 +154,15 @@ def write_private(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def private_file(path: Path) -> Iterator[BinaryIO]:
-    """Yields a new file, which only its owner may read; at the end of the block it replaces
-    ``path``, on the disk.
+    """Yields a new file that only its owner may read. At the end of the block the file is flushed
+    to disk and replaces ``path``.
 
     If the block fails, ``path`` stays as it was. Raises InputError (FILE_INVALID) if the file
     cannot be written.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        # A killed process with the same process id may have left the file.
+        # An earlier process with the same process id may have been killed and left the file.
         temporary.unlink(missing_ok=True)
         with os.fdopen(
             os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "wb"
@@ -181,15 +183,16 @@ def private_file(path: Path) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Locks a folder while the block runs; waits until no other program holds the lock. Raises
-    InputError if the folder cannot be opened.
+    """Holds an exclusive lock on a folder while the block runs; first waits until no other program
+    holds the lock. Raises InputError if the folder cannot be opened.
     """
     try:
         lock = os.open(folder, os.O_RDONLY)
     except OSError as error:
         raise write_error(folder, error) from None
     try:
-        # On a file system without locks, only one process may write, as with runs.
+        # A file system without locks is accepted; there, users must make sure that only one process
+        # writes.
         with contextlib.suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -198,11 +201,11 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 
 def load_or_create_secret(path: Path, own: bytes) -> bytes:
-    """Returns the secret in a file; writes ``own`` into the file, and returns it, if the file does
-    not exist.
+    """Returns the secret in a file. If the file does not exist, writes the secret ``own`` to it and
+    returns ``own``.
 
-    Only the owner may read the file, and it is flushed to disk. Raises InputError if it cannot be
-    read or written, or does not have the length of ``own``.
+    Only the owner may read the file, which is flushed to disk. Raises InputError if the file cannot
+    be read or written, or does not have the length of ``own``.
     """
     try:
         secret = path.read_bytes()
@@ -223,7 +226,7 @@ def load_or_create_secret(path: Path, own: bytes) -> bytes:
 
 
 def fsync_folder(folder: Path) -> None:
-    """Flushes the names in ``folder`` to disk. Raises OSError."""
+    """Flushes the directory entries of ``folder`` to disk. Raises OSError."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -233,9 +236,9 @@ def fsync_folder(folder: Path) -> None:
 
 def append(path: Path, text: str) -> None:
     """Appends ``text`` to ``path``, which is created if missing. Raises InputError (FILE_INVALID)
-    if that fails.
+    if the file cannot be written.
 
-    A full file gets ``.1`` at the end of its name, older ones the next number; the oldest is
+    A full file is renamed to end in ``.1``. Older files get the next number, and the oldest is
     removed.
     """
     try:
@@ -248,7 +251,7 @@ def append(path: Path, text: str) -> None:
 
 
 def _make_room(path: Path) -> None:
-    """Renames a full file and the older ones; if that fails, the caller goes on with the same
+    """Renames a full file and its older parts. If that fails, the caller continues with the same
     file.
     """
     names = part_names(path)
@@ -259,7 +262,7 @@ def _make_room(path: Path) -> None:
 
 
 def part_names(path: Path) -> list[Path]:
-    """Returns the possible names of a file that grows with the run, and of its older parts, the
+    """Returns the possible paths of a file that grows with the run and of its older parts, the
     newest first.
     """
     return [path, *(path.with_name(f"{path.name}.{number}") for number in range(1, OLDER + 1))]
@@ -273,26 +276,26 @@ def read_lines(path: Path) -> list[str]:
 
 @dataclass
 class GrowingFile:
-    """Reads a file that another process appends to, and its older parts, as they grow.
+    """Reads new lines of a file that another process appends to, including its older parts.
 
-    ``path``: as in ``append``. ``max_bytes``: the first reading reads at most this many bytes, from
-    the end of the newest file; None: all.
+    ``path``: The path that is passed to ``append``. ``max_bytes``: The maximum number of bytes of
+    the first read, from the end of the newest file; None to read everything.
     """
 
     path: Path
     max_bytes: int | None = None
-    # The inode of the file that was read last; the file's name changes when it is full.
+    # The inode of the file that was read last. Its name changes when it is full.
     _part: int = 0
     _offset: int = 0
 
     def new(self) -> Iterator[tuple[bytes, float]]:
-        """Yields (new complete lines, time of writing) of each file, the oldest first. Raises
-        OSError, FileNotFoundError if there is no file.
+        """Yields (new complete lines, time of the last write) for each file, the oldest first.
+        Raises OSError; FileNotFoundError if no file exists.
         """
         with contextlib.ExitStack() as stack:
             files = {}
-            # The newest is opened first: a file that is renamed meanwhile is opened twice, and none
-            # is missed.
+            # The newest file is opened first. Then no file is missed if files are renamed
+            # meanwhile: one of them is opened twice.
             for part in part_names(self.path):
                 with contextlib.suppress(FileNotFoundError):
                     file = stack.enter_context(part.open("rb"))
@@ -312,12 +315,12 @@ class GrowingFile:
                     self._part = inode
                 file.seek(self._offset)
                 data = file.read()
-                whole = data[: data.rfind(b"\n") + 1]
-                self._offset += len(whole)
-                yield whole, os.fstat(file.fileno()).st_mtime
+                complete_lines = data[: data.rfind(b"\n") + 1]
+                self._offset += len(complete_lines)
+                yield complete_lines, os.fstat(file.fileno()).st_mtime
 
     def was_replaced(self) -> bool:
-        """Returns whether the file that was read last is gone, or shorter than what was read."""
+        """Returns whether the file that was read last is gone or became shorter."""
         for part in part_names(self.path) if self._part else ():
             with contextlib.suppress(OSError):
                 status = part.stat()

@@ -1,4 +1,4 @@
-"""The ledger: each process counts the bytes that it sends and receives, by peer, phase, kind and
+"""The ledger: the counts of bytes that a process sends and receives, by peer, phase, kind and
 direction.
 """
 
@@ -18,31 +18,31 @@ from vfl_common.files import write_atomic, write_error
 log = logging.getLogger(__name__)
 
 Direction = Literal["sent", "received"]
-# The phase and kind of the runner's own exchanges.
+# The phase and the kind under which the runner's own messages are counted.
 CONTROL = "control"
-# The largest count in a file; a party's report has 64 bits for a count.
+# The largest count in a file, because a party's report has 64 bits for a count.
 _MAX_COUNT = 2**62
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line: the bytes sent to ``peer`` or received from it."""
+    """The counts of one kind of messages to or from ``peer`` in one phase."""
 
     peer: str
     phase: str
     kind: str
     direction: Direction
-    # The raw tensor data.
+    # The bytes of the raw tensor data.
     payload_bytes: int
-    # The serialised protobuf messages; gRPC's 5-byte prefix, HTTP/2 and TLS come on top.
+    # The bytes of the serialised protobuf messages, without gRPC's 5-byte prefix, HTTP/2 and TLS.
     message_bytes: int
     messages: int
 
 
 @dataclass(frozen=True, slots=True)
 class TcpCount:
-    """The kernel's count on the connections to ``peer``: with TLS and HTTP/2, without TCP/IP
-    headers.
+    """The kernel's byte counts for the connections to ``peer``, including TLS and HTTP/2 but not
+    TCP/IP headers.
     """
 
     peer: str
@@ -52,8 +52,8 @@ class TcpCount:
 
 @dataclass(frozen=True, slots=True)
 class InterfaceCount:
-    """The kernel's count on a network interface while the program ran: all programs, headers of
-    every layer.
+    """The kernel's byte counts for a network interface while the program ran. They include the
+    traffic of all programs and the headers of every layer.
     """
 
     interface: str
@@ -61,17 +61,19 @@ class InterfaceCount:
     received_bytes: int
 
 
-def fields_of(line: Entry | TcpCount | InterfaceCount) -> dict[str, Any]:
-    """Returns a line's fields; ``asdict`` copies them recursively, and takes ten times as long."""
+def get_fields(line: Entry | TcpCount | InterfaceCount) -> dict[str, Any]:
+    """Returns {field: value} of a count. It is ten times as fast as ``asdict``, which copies
+    recursively.
+    """
     return {name: getattr(line, name) for name in line.__slots__}
 
 
 class Ledger:
-    """Counts bytes and messages. It is thread-safe, because gRPC's threads count, too."""
+    """Counts bytes and messages. It is thread-safe, because gRPC's threads also count."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # The three counts are payload bytes, message bytes and messages.
+        # The list has three counts: payload bytes, message bytes and messages.
         self._counts: dict[tuple[str, str, str, Direction], list[int]] = {}
 
     def add(
@@ -84,7 +86,7 @@ class Ledger:
         message_bytes: int,
         messages: int = 1,
     ) -> None:
-        """Counts one message, or several at once."""
+        """Counts one message, or several messages of the same kind."""
         key = (peer, phase, kind, direction)
         with self._lock:
             count = self._counts.get(key)
@@ -106,24 +108,28 @@ class Ledger:
                 count[2] += entry.messages
 
     def entries(self) -> list[Entry]:
-        """Returns all lines so far, sorted."""
+        """Returns all counts so far, sorted by peer, phase, kind and direction."""
         with self._lock:
             return [Entry(*key, *count) for key, count in sorted(self._counts.items())]
 
     def save(self, path: Path, tcp: Iterable[TcpCount] = ()) -> None:
         """Writes ``{"entries": […], "tcp": […]}`` atomically."""
-        # Laid out like json.dumps(…, indent=1), which is not written in C, and slow.
-        entries = ",\n ".join(json.dumps(fields_of(entry)) for entry in self.entries())
-        counts = ",\n ".join(json.dumps(fields_of(count)) for count in tcp)
+        # The layout is that of json.dumps(…, indent=1), which is slow because its encoder is not
+        # written in C.
+        entries = ",\n ".join(json.dumps(get_fields(entry)) for entry in self.entries())
+        counts = ",\n ".join(json.dumps(get_fields(count)) for count in tcp)
         text = f'"entries": [\n {entries}\n],\n"tcp": [\n {counts}\n]'
         write_atomic(path, f"{{{text}}}\n")
 
 
 def read_entries(path: Path) -> list[Entry]:
-    """Reads the entries of a saved ledger. Raises InputError (FILE_INVALID) if that fails."""
+    """Reads the entries of a saved ledger. Raises InputError (FILE_INVALID) if the file is not
+    readable.
+    """
     try:
         return [
-            _entry(**entry) for entry in json.loads(path.read_text(encoding="utf-8"))["entries"]
+            _check_entry(**entry)
+            for entry in json.loads(path.read_text(encoding="utf-8"))["entries"]
         ]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise InputError(
@@ -132,8 +138,8 @@ def read_entries(path: Path) -> list[Entry]:
 
 
 def load_entries(path: Path) -> list[Entry]:
-    """Reads the entries of a saved ledger, to go on counting from them; returns none if the file
-    does not exist.
+    """Reads the entries of a saved ledger, to continue its counts. Returns an empty list if the
+    file does not exist.
 
     A damaged ledger does not end a run: it is renamed to ``ledger.json.damaged``.
     """
@@ -142,28 +148,30 @@ def load_entries(path: Path) -> list[Entry]:
     try:
         return read_entries(path)
     except InputError as error:
-        aside = path.with_name(f"{path.name}.damaged")
+        damaged_path = path.with_name(f"{path.name}.damaged")
         try:
-            path.replace(aside)
-        except OSError as refused:
-            raise write_error(path, refused, "is a damaged ledger, and cannot be renamed") from None
+            path.replace(damaged_path)
+        except OSError as rename_error:
+            raise write_error(
+                path, rename_error, "is a damaged ledger, and cannot be renamed"
+            ) from None
         log.warning(
             "%s It was renamed to %s; the counts restart at 0.",
             error,
-            aside.name,
+            damaged_path.name,
             extra={"event": "damaged"},
         )
         return []
 
 
-def _entry(peer: str, phase: str, kind: str, direction: Direction, **counts: int) -> Entry:
-    """Returns an entry of a file. Raises TypeError or ValueError if ``Ledger.save`` cannot have
+def _check_entry(peer: str, phase: str, kind: str, direction: Direction, **counts: int) -> Entry:
+    """Checks an entry of a file. Raises TypeError or ValueError if ``Ledger.save`` cannot have
     written it.
     """
     entry = Entry(peer, phase, kind, direction, **counts)
     names = (peer, phase, kind)
     if not all(isinstance(name, str) for name in names) or direction not in get_args(Direction):
-        raise ValueError(entry)
+        raise ValueError(f"peer, phase, kind or direction is not valid (got {entry})")
     if not all(type(count) is int and 0 <= count <= _MAX_COUNT for count in counts.values()):
-        raise ValueError(entry)
+        raise ValueError(f"a count must be an integer from 0 to {_MAX_COUNT} (got {entry})")
     return entry

@@ -1,5 +1,5 @@
-"""Link and Hub: the two sides of an exchange, as a method sees them. ``rpc`` implements them over
-gRPC.
+"""Defines Link and Hub, the interfaces of the two sides of an exchange that methods use. ``rpc``
+implements them over gRPC.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Protocol
 from vfl_common.bundle import Bundle, BundleSpec, StepKey
 
 # The version of the protocol between parties and server. Increase it with any change that an older
-# peer misreads, and declare it in the method or the alignment that changes (``Method.protocol``).
+# peer would misread, and declare it in the method or alignment that changed (``Method.protocol``).
 PROTOCOL = 8
-# The oldest version that this release speaks, for parties and servers of the previous release.
+# The oldest protocol version that this release supports: that of the previous release.
 OLDEST = PROTOCOL - 1
 
 
@@ -22,12 +22,13 @@ OLDEST = PROTOCOL - 1
 class Lenience:
     """Lets a step go on without parties that are late or away.
 
-    A party whose bundle has not arrived after ``deadline_s`` seconds is away; later steps do not
-    wait for it. When it sends a step that has passed, it learns the current step, and takes part
-    again; steps wait for it again, unless it is late too often: see ``Patience`` in
+    A party whose bundle has not arrived after ``deadline_s`` seconds is away, and later steps do
+    not wait for it. When it sends a bundle for a past step, it is told the current step and takes
+    part again. Steps then wait for it again, unless it is late too often: see ``Patience`` in
     ``vfl_common.rpc.exchange.hub``.
 
-    ``at_least``: the number of parties that a step needs, and waits for as other steps do.
+    ``at_least``: the minimum number of parties that a step needs. For these the deadline does not
+    apply.
     """
 
     deadline_s: float
@@ -35,7 +36,7 @@ class Lenience:
 
 
 class StepPassed(Exception):  # noqa: N818 - an event of the run, not a fault
-    """A step was computed without this party; ``now`` is the current step."""
+    """A step was computed without this party. ``now``: the current step."""
 
     def __init__(self, now: StepKey) -> None:
         super().__init__(f"the step has passed; {now} is under way")
@@ -43,12 +44,12 @@ class StepPassed(Exception):  # noqa: N818 - an event of the run, not a fault
 
 
 class Link(Protocol):
-    """The asking side: ``swap``, or ``send`` and later ``receive`` if there is work to do
-    meanwhile.
+    """The asking side of an exchange: call ``swap``, or ``send`` and later ``receive`` to do other
+    work meanwhile.
 
-    Several bundles may be in flight, up to the hub's ``in_flight``: ``send`` is called for later
-    steps before ``receive`` is called for the first of them. Replies come in the order in which the
-    bundles were sent.
+    Several bundles may be in flight, up to the hub's ``in_flight``: ``send`` may be called for
+    later steps before ``receive`` is called for the first one. Replies come in the order in which
+    the bundles were sent.
     """
 
     def swap(self, step: StepKey, bundle: Bundle, expect: BundleSpec) -> Bundle:
@@ -57,8 +58,8 @@ class Link(Protocol):
         return self.receive(step, expect)
 
     def send(self, step: StepKey, bundle: Bundle) -> None:
-        """Sends ``bundle``, which is encoded before this returns. A step that is sent again is
-        computed only once.
+        """Sends ``bundle``, which is encoded before this method returns. A step that is sent again
+        is computed only once.
 
         Raises InterruptedRun if this generation has ended.
         """
@@ -79,9 +80,10 @@ class Link(Protocol):
 
 
 class Hub(Protocol):
-    """The computing side. Steps strictly follow one another: collect, reply, collect, reply, …
+    """The computing side of an exchange. Steps follow one another strictly: collect, reply,
+    collect, reply, …
 
-    A hub accepts up to ``in_flight`` bundles of one party. Those of later steps wait until their
+    A hub accepts up to ``in_flight`` bundles of one party. Bundles of later steps wait until their
     step is collected.
     """
 
@@ -93,14 +95,14 @@ class Hub(Protocol):
         deadline_s: float = math.inf,
         lenience: Lenience | None = None,
     ) -> dict[str, Bundle]:
-        """Waits until every party has sent its bundle of ``step``; returns {party: bundle}, in
+        """Waits until every party has sent its bundle for ``step``. Returns {party: bundle}, in
         roster order.
 
-        ``expect``: the spec of every party's bundle, or {party: the spec of its bundle}; a party
-        without an entry sends nothing at this step, and may be at a later one. ``arrived`` is
-        called in this thread with each bundle as soon as it has arrived. Bundles that are
-        incomplete after ``deadline_s`` are late and left out; their parties get a reply when the
-        bundle arrives. With ``lenience`` they get no reply, but learn the current step.
+        ``expect``: the spec of every party's bundle, or {party: spec}. A party without an entry
+        sends nothing at this step, and may be at a later step already. ``arrived`` is called in
+        this thread with each bundle as soon as it arrives. Bundles that are incomplete after
+        ``deadline_s`` are left out; their parties get a reply when the bundle arrives. With
+        ``lenience``, late parties get no reply but are told the current step.
 
         Raises PeerError if a bundle does not match ``expect``, InterruptedRun if this generation
         has ended, LostError if a party takes longer than the recipe's ``run.step_timeout_s``.
@@ -108,25 +110,25 @@ class Hub(Protocol):
         ...
 
     def reply(self, step: StepKey, replies: Mapping[str, Bundle]) -> None:
-        """Answers every party's bundle of ``step``; returns at once. A late party gets its reply
-        when its bundle arrives.
+        """Sends every party its reply for ``step``, and returns at once. A late party gets its
+        reply when its bundle arrives.
 
         With ``lenience`` only the parties whose bundle arrived in time get a reply.
         """
         ...
 
     def ask_again(self, step: StepKey) -> None:
-        """Makes a party that returns repeat its bundle of the current step as its bundle of
-        ``step``.
+        """Lets a returning party prove that its rows are unchanged: the party must repeat, at
+        ``step``, its bundle of the current step.
 
-        It then learns the current step. If its bundle differs, the next ``collect`` raises
+        The party is then told the current step. If its bundle differs, the next ``collect`` raises
         PeerError.
         """
         ...
 
     def settle(self) -> None:
-        """Ends a phase with ``lenience``: waits until each party that is away has returned, and
-        learned that the phase is over.
+        """Ends a phase with ``lenience``: waits until each party that is away has returned and was
+        told that the phase is over.
 
         Raises InterruptedRun if this generation has ended, LostError after ``run.step_timeout_s``.
         """

@@ -1,8 +1,8 @@
-"""Serves metrics for Prometheus, and the run's state, on a separate port.
+"""Serves metrics for Prometheus and the run's state on a separate port.
 
-It reads existing counts at each scrape and does nothing between scrapes, so training is as fast
-with the port as without it. The metrics have names of parties, phases and metrics, and sums over
-many rows; never an id, a feature or a label.
+Counts are read only when Prometheus scrapes them, so the port does not slow down training. The
+metrics contain names of parties, phases and metrics, and sums over many rows, but never an id, a
+feature or a label.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from vfl_common.process.program import do_afterwards
 from vfl_common.rpc.channel import check_address, split_address
 
 LOOPBACK = "127.0.0.1"
-# The time for a scrape.
+# The time limit of one scrape.
 REQUEST_S = 5.0
-# The time between two checks whether to end.
+# The time between two checks whether the server must end.
 _POLL_S = 0.1
 _CLOSE_S = 1.0
 
@@ -37,7 +37,8 @@ Families = Callable[[], Iterable[Metric]]
 
 
 def listen_address(text: str) -> str:
-    """Returns the ``host:port`` of ``--metrics``; a port alone means the loopback interface.
+    """Returns the value of ``--metrics`` as ``host:port``. A port alone means the loopback
+    interface.
 
     Raises InputError (ADDRESS_INVALID, ADDRESS_IN_USE) if this machine cannot listen there.
     """
@@ -50,9 +51,10 @@ def listen_address(text: str) -> str:
 
 
 class Port:
-    """The port of metrics. ``address``: host:port.
+    """The open port of the metrics. ``address``: its host:port.
 
-    ``linger_s``: how long it stays open after the run; 0 if another run is served on it.
+    ``linger_s``: the number of seconds for which the port stays open after the run; 0 to close it
+    at once.
     """
 
     def __init__(self, server: _Server, address: str, linger_s: float) -> None:
@@ -78,11 +80,12 @@ def serve_metrics(
     """Serves metrics at http://<address>/metrics and the run's state at /healthz.
 
     Args:
-        address: host:port; port 0 is a free one.
-        families: returns the metrics; memory and CPU time of this process are added.
-        state: returns the run's state, one of ``STATES``; the program is unhealthy if it is failed.
-        linger_s: how long the port stays open after the program has done all else; 0: it closes
-            with the block.
+        address: The host:port; port 0 takes a free port.
+        families: Returns the metrics, to which the memory and CPU time of this process are added.
+        state: Returns the run's state, one of ``STATES``. The program is unhealthy if the state is
+            failed.
+        linger_s: The number of seconds for which the port stays open after the program has done
+            everything else; 0 to close it at the end of the block.
 
     Raises InputError (ADDRESS_IN_USE).
     """
@@ -129,9 +132,9 @@ class _Handler(MetricsHandler):
         if path in ("/", "/metrics"):
             super().do_GET()
         elif path == "/healthz":
-            now = self.state()
-            status = HTTPStatus.SERVICE_UNAVAILABLE if now == "failed" else HTTPStatus.OK
-            body = f"{now}\n".encode()
+            run_state = self.state()
+            status = HTTPStatus.SERVICE_UNAVAILABLE if run_state == "failed" else HTTPStatus.OK
+            body = f"{run_state}\n".encode()
             self.send_response(status)
             self.send_header("Content-Type", "text/plain; charset=utf-8")
             self.send_header("Content-Length", str(len(body)))
@@ -142,10 +145,9 @@ class _Handler(MetricsHandler):
 
 
 class _Server(socketserver.TCPServer):
-    """Serves one caller after the other, so that many callers, or slow ones, use only one "
-    "thread."""
+    """Serves one caller after another, so that many or slow callers use only one thread."""
 
-    # A port that was just closed can be used again, as with the other ports.
+    # A port that was just closed can be used again at once, as with the other ports.
     allow_reuse_address = True
 
     def __init__(
@@ -173,7 +175,7 @@ class _Server(socketserver.TCPServer):
 
 
 def _hang_up(request: socket.socket) -> None:
-    # The caller may have closed it.
+    # An error means that the caller has closed the connection already.
     with suppress(OSError):
         request.shutdown(socket.SHUT_RDWR)
 
@@ -199,7 +201,7 @@ def counter(name: str, text: str, values: Mapping[Labels, float], labels: Labels
 
 
 def state(now: str, states: Iterable[str]) -> Metric:
-    """Returns ``vfl_run_state{state="running"} 1``, and 0 for the other states."""
+    """Returns a gauge such as ``vfl_run_state{state="running"} 1``, with 0 for all other states."""
     return gauge(
         "vfl_run_state",
         "1 for the state that the run is in.",
@@ -209,7 +211,9 @@ def state(now: str, states: Iterable[str]) -> Metric:
 
 
 def traffic_counters(ledger: Ledger, tcp: Iterable[TcpCount]) -> Iterator[Metric]:
-    """Yields the counts of the ledger now, and the kernel's as of the last heartbeat."""
+    """Yields counters of the ledger's current counts and of the kernel's counts at the last
+    heartbeat.
+    """
     labels: Labels = ("peer", "phase", "kind", "direction")
     payload: dict[Labels, float] = {}
     message: dict[Labels, float] = {}
@@ -236,7 +240,9 @@ def traffic_counters(ledger: Ledger, tcp: Iterable[TcpCount]) -> Iterator[Metric
 
 
 def certificate_gauge(ends: Mapping[str, datetime]) -> Metric:
-    """Returns a gauge of when the certificates end, by their names; ``ca`` is the CA's."""
+    """Returns a gauge of the times at which certificates end. ``ends``: {name of the certificate's
+    owner: time}; ``ca`` is the CA.
+    """
     return gauge(
         "vfl_certificate_not_after_timestamp_seconds",
         "When the certificate ends (Unix time).",
@@ -246,7 +252,9 @@ def certificate_gauge(ends: Mapping[str, datetime]) -> Metric:
 
 
 def make_awaited_gauge(roster: Iterable[str], names: Iterable[str]) -> Metric:
-    """Returns a gauge of which of ``roster`` this process waits for now (``names``)."""
+    """Returns a gauge that is 1 for the parties of ``roster`` for which this process waits now
+    (``names``).
+    """
     waited_for = frozenset(names)
     return gauge(
         "vfl_awaited",

@@ -1,7 +1,7 @@
 """A party's or the server's folder of one run: ``<out>/<run id>/<name>/``.
 
-One process at a time uses it: it locks the file ``lock`` in it, and writes its name there. Readers
-need no lock.
+Only one process at a time may use the folder: it locks the file ``lock`` in the folder and writes
+its name into that file. Readers need no lock.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from vfl_common.config.recipe import Recipe
     from vfl_common.stages import Planned
 
-# The results of a search, in its folder.
+# The file with the results of a hyperparameter search, in the folder of the search.
 SEARCH = "search.json"
 LOCK = "lock"
-# The other files of a run's folder.
-_WRITTEN = ("checkpoints", "recipe.json", "ledger.json")
-# The most bytes of the name of the lock's holder.
+# The files that a run's folder has in addition to run.json.
+_OTHER_FILES = ("checkpoints", "recipe.json", "ledger.json")
+# The maximum length of the name of the lock's holder, in bytes.
 _MAX_HOLDER_BYTES = 300
-# In run.json; "true " has the same length as "false", and replaces it.
+# The text in run.json in which "true " replaces "false", which has the same length.
 _UNFINISHED = '"finished": false'
 
 
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 
 class CheckpointFiles(Protocol):
-    """The checkpoints of one party and run, as ``CheckpointStore`` keeps them."""
+    """The interface of ``CheckpointStore``: the checkpoints of one party in one run."""
 
     def save(self, label: str, tree: Any) -> object: ...
     def save_later(self, label: str, tree: Any) -> object: ...
@@ -58,9 +58,10 @@ class CheckpointFiles(Protocol):
 
 @dataclass
 class RunFolder:
-    """The folder; ``run.json`` in it says which recipe the run has and whether it is finished.
+    """The folder of one run. Its ``run.json`` records the recipe of the run and whether the run is
+    finished.
 
-    ``checkpoints`` is None if this process has none (the server, predictions).
+    ``checkpoints``: the checkpoints, or None if the process has none (the server, predictions).
     """
 
     path: Path
@@ -71,17 +72,18 @@ class RunFolder:
     )
 
     def lock(self) -> None:
-        """Keeps all other processes out of the run until this one ends, however it ends, or this
-        object is deleted.
+        """Locks the run for this process, until the process ends in any way or this object is
+        deleted.
 
-        Raises InputError, which names the holder, if another process uses the run. On a file system
-        without locks it only warns.
+        Raises InputError that names the holder if another process uses the run. On a file system
+        without locks, it only logs a warning.
         """
         if self._unlock is not None:
             return
         path = self.path / LOCK
         try:
-            # Not truncated: the name of the holder is read if the lock is taken.
+            # The file is not truncated, because the name of the holder is read if the lock is
+            # taken.
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             raise write_error(path, error) from None
@@ -108,7 +110,7 @@ class RunFolder:
             )
             return
         who = f"process {os.getpid()} on {socket.gethostname()}, since {utc(time.time())},"
-        # If the disk is full, the lock holds without a name.
+        # If the disk is full, the run is locked without the name of the holder.
         with contextlib.suppress(OSError):
             os.ftruncate(file, 0)
             os.write(file, who.encode())
@@ -121,66 +123,71 @@ class RunFolder:
             self._unlock = None
 
     def set_aside(self, why: str) -> None:
-        """Marks this run as one that is not resumed. ``why``: a sentence that everybody may "
-        "read."""
+        """Marks this run so that it is not resumed. ``why``: the reason, as a sentence without
+        private facts.
+        """
         self.note(set_aside={"why": why, "at": utc(time.time())})
 
     @property
     def set_aside_reason(self) -> str:
-        """Why this run is not resumed; '' if it was not set aside. Raises InputError as ``facts``
-        does.
+        """The reason why this run is not resumed; '' if it was not set aside. Raises InputError as
+        ``facts`` does.
         """
         note = self.facts().get("set_aside")
         return str(note.get("why", "")) or "it was set aside" if isinstance(note, dict) else ""
 
     def note(self, **facts: Any) -> None:
-        """Adds facts to ``run.json`` and flushes it to disk, because checkpoints need it."""
-        text = _json(self.facts() | facts)
+        """Adds facts to ``run.json`` and flushes the file to disk, because checkpoints need it."""
+        text = _format_facts(self.facts() | facts)
         try:
-            # Removes what a process left that was killed while it wrote.
-            for left in self.path.glob(".run.json.*"):
-                left.unlink()
+            # Temporary files remain if a process was killed while it wrote run.json. They are
+            # removed.
+            for leftover in self.path.glob(".run.json.*"):
+                leftover.unlink()
         except OSError as error:
             raise write_error(self.path, error) from None
         write_atomic(self.path / "run.json", text, durable=True)
 
     def prepare_finished_note(self) -> Callable[[], None]:
-        """Prepares the note that the run is finished. Returns a function that writes it: it changes
-        a few bytes of ``run.json`` in mapped memory.
+        """Prepares ``run.json`` for the mark that the run is finished. Returns a function that sets
+        the mark by changing a few bytes of the file in mapped memory.
 
-        A process that is killed after the note and before its exit begins another run when it is
-        started again. So the note must be the last step, and fast: a call of the file system may
-        have to wait for its journal. If a power failure undoes the note, the process that is
-        started again finds that nothing is left to do.
+        If a process is killed after it has set the mark and before its exit, the same command would
+        begin another run. So setting the mark must be the last step and must be fast; a file system
+        call could wait for the journal. If a power failure undoes the mark, the same command finds
+        nothing left to do.
         """
-        path, text = self.path / "run.json", _json(self.facts() | {"finished": False})
+        path, text = self.path / "run.json", _format_facts(self.facts() | {"finished": False})
         write_atomic(path, text, durable=True)
         try:
             with path.open("r+b") as file:
                 content = mmap.mmap(file.fileno(), 0)
         except OSError as error:
             raise write_error(path, error) from None
-        place = text.rindex(_UNFINISHED) + len(_UNFINISHED) - len("false")
-        # The first write to the page makes the file system allocate it now.
-        content[place] = content[place]
+        offset = text.rindex(_UNFINISHED) + len(_UNFINISHED) - len("false")
+        # This first write makes the file system allocate the page now, not when the mark is set.
+        content[offset] = content[offset]
 
         def note() -> None:
-            content[place : place + len("false")] = b"true "
+            content[offset : offset + len("false")] = b"true "
 
         return note
 
     @property
     def written_ns(self) -> int:
-        """When ``run.json`` was written last, in nanoseconds since the epoch."""
+        """The time at which ``run.json`` was last written, in nanoseconds since 1970."""
         return (self.path / "run.json").stat().st_mtime_ns
 
     def facts(self) -> dict[str, Any]:
-        """Reads ``run.json``; empty before it is written. Raises InputError if it is damaged."""
-        return _facts(self.path / "run.json")
+        """Reads ``run.json``. Returns an empty dict if it was not written yet. Raises InputError if
+        it is damaged.
+        """
+        return _read_facts(self.path / "run.json")
 
     def recipe(self) -> Recipe:
-        """Reads the run's recipe. Raises InputError if the copy of it is missing or damaged."""
-        # Imported here, because a command that lists runs needs neither pydantic models nor numpy.
+        """Reads the run's copy of the recipe. Raises InputError if it is missing or damaged."""
+        # The import is here because a command that only lists runs should not load pydantic models
+        # and numpy.
         from vfl_common.config.recipe import read_recorded_recipe
 
         path = self.path / "recipe.json"
@@ -193,7 +200,8 @@ class RunFolder:
         return read_recorded_recipe(value, str(path))
 
 
-_OVER = {
+# {key of run.json that ends a run: the words for it in a message}.
+_END_WORDS = {
     "trained": "has been finished",
     "finished": "has been finished",
     "set_aside": "has been set aside",
@@ -201,46 +209,47 @@ _OVER = {
 
 
 def create(out: Path, run_id: str, name: str, recipe: Recipe) -> RunFolder:
-    """Creates the folder, or opens that of an unfinished run of the same recipe; locks it, and
-    writes the recipe into it.
+    """Creates the folder of a run, or opens the folder of an unfinished run with the same recipe.
+    Locks the folder and writes the recipe into it.
 
-    Raises InputError if it cannot be written, if another process uses it, or if it holds a run that
-    is finished or set aside, or another recipe: nothing is overwritten.
+    Raises InputError if the folder cannot be written, if another process uses it, or if it has
+    another recipe or a run that is finished or set aside. Nothing is overwritten.
     """
     path = out / run_id / name
     folder = RunFolder(path, run_id)
     try:
         facts = folder.facts()
-        over = next((what for key, what in _OVER.items() if facts.get(key)), None)
-        if over or (facts and facts.get("recipe_digest") != recipe.digest()):
+        end = next((what for key, what in _END_WORDS.items() if facts.get(key)), None)
+        if end or (facts and facts.get("recipe_digest") != recipe.digest()):
             raise InputError(
                 Code.FILE_INVALID,
-                f"{path}: this run {over or 'has another recipe'}. Give the new run another name.",
+                f"{path}: this run {end or 'has another recipe'}. Give the new run another name.",
             )
         path.mkdir(parents=True, exist_ok=True)
         folder.lock()
-        # Written first, because without it a folder with other files counts as damaged.
+        # run.json is written first, because a folder with other files but without run.json counts
+        # as damaged.
         folder.note(run_id=run_id, recipe_digest=recipe.digest())
-        write_atomic(path / "recipe.json", _text(recipe))
+        write_atomic(path / "recipe.json", _format_recipe(recipe))
     except OSError as error:
         raise write_error(path, error) from None
     return folder
 
 
 def find_unfinished(out: Path, name: str, recipe: Recipe) -> RunFolder | None:
-    """Finds the newest unfinished run of ``name`` under ``out`` with the same recipe, unless it was
-    set aside.
+    """Finds the newest unfinished run of the party ``name`` under ``out`` with the same recipe.
+    Runs that were set aside are ignored.
 
-    A server's runs that have started are preferred to those that have not: a second server that is
-    started by mistake, and cannot listen or is stopped, leaves a run that has not started. With it,
-    the parties leave the run in which they train.
+    A server's started runs are preferred to runs that have not started. Otherwise a second server
+    that was started by mistake would leave a newer, unstarted run, and the parties would leave the
+    run that they train.
 
-    Raises InputError if a ``run.json`` is damaged that may be this run's: without it, all parties
-    begin again.
+    Raises InputError if a damaged ``run.json`` may belong to this run, because otherwise all
+    parties would begin again.
     """
 
     def raise_if_ours(path: Path, error: InputError) -> None:
-        if _may_be(path, recipe):
+        if _may_have_recipe(path, recipe):
             raise error
 
     folders = _find_unfinished(out, name, recipe, raise_if_ours)
@@ -252,28 +261,28 @@ def find_unfinished(out: Path, name: str, recipe: Recipe) -> RunFolder | None:
 
 
 def set_all_aside(out: Path, name: str, recipe: Recipe, why: str, *, but: str) -> list[str]:
-    """Sets aside all unfinished runs that ``find_unfinished`` can find, except one; returns their
-    ids.
+    """Sets aside all unfinished runs that ``find_unfinished`` could find, except the run ``but``.
+    Returns their ids.
 
-    It leaves out those that another process uses, and those whose ``run.json`` is damaged, which
-    nobody can resume.
+    Runs that another process uses are left out, and so are runs with a damaged ``run.json``, which
+    cannot be resumed.
     """
-    aside = []
+    run_ids = []
     for folder in list(_find_unfinished(out, name, recipe, lambda _path, _error: None)):
         with contextlib.suppress(InputError):
             if folder.run_id != but:
                 folder.lock()
                 folder.set_aside(why)
-                aside.append(folder.run_id)
+                run_ids.append(folder.run_id)
         folder.unlock()
-    return aside
+    return run_ids
 
 
 def _find_unfinished(
     out: Path, name: str, recipe: Recipe, damaged: Callable[[Path, InputError], None]
 ) -> Iterator[RunFolder]:
-    """Yields all unfinished runs; calls ``damaged`` with each folder whose ``run.json`` is damaged,
-    and the error.
+    """Yields all unfinished runs. For each folder with a damaged ``run.json``, calls ``damaged``
+    with the folder and the error.
     """
     digest = recipe.digest()
     for path in (path for path in out.glob(f"*/{name}") if path.is_dir()):
@@ -283,14 +292,14 @@ def _find_unfinished(
         except InputError as error:
             damaged(path, error)
             continue
-        over = facts.get("finished") or facts.get("set_aside")
-        if facts.get("recipe_digest") == digest and not over and facts.get("job") == "train":
+        has_ended = facts.get("finished") or facts.get("set_aside")
+        if facts.get("recipe_digest") == digest and not has_ended and facts.get("job") == "train":
             yield folder
 
 
 def find_finished(out: Path, run_id: str, name: str, recipe: Recipe) -> RunFolder | None:
-    """Finds the run of ``name`` with that id under ``out``, if it is finished and has the same
-    recipe.
+    """Returns the run ``run_id`` of the party ``name`` under ``out`` if it is finished and has the
+    same recipe; otherwise None.
     """
     folder = RunFolder(out / run_id / name, run_id)
     if not PLAIN_NAME.fullmatch(run_id):
@@ -301,21 +310,21 @@ def find_finished(out: Path, run_id: str, name: str, recipe: Recipe) -> RunFolde
     )
 
 
-def _json(facts: dict[str, Any]) -> str:
+def _format_facts(facts: dict[str, Any]) -> str:
     return json.dumps(facts, indent=1) + "\n"
 
 
-def _facts(path: Path) -> dict[str, Any]:
+def _read_facts(path: Path) -> dict[str, Any]:
     why = "is not a JSON object"
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(facts, dict):
             return facts
     except FileNotFoundError:
-        others = [name for name in _WRITTEN if (path.parent / name).exists()]
-        if not others:
+        other_files = [name for name in _OTHER_FILES if (path.parent / name).exists()]
+        if not other_files:
             return {}
-        why = f"is missing, but its folder has {list_names(others)}"
+        why = f"is missing, but its folder has {list_names(other_files)}"
     except OSError as error:
         why = f"cannot be read ({error.strerror})"
     except (ValueError, RecursionError):
@@ -338,24 +347,24 @@ def _damage_error(path: Path, why: str) -> InputError:
     )
 
 
-def _may_be(folder: Path, recipe: Recipe) -> bool:
-    """Returns whether a folder whose ``run.json`` is damaged may hold a run of the recipe."""
+def _may_have_recipe(folder: Path, recipe: Recipe) -> bool:
+    """Returns whether a folder with a damaged ``run.json`` may contain a run of the recipe."""
     try:
         text = (folder / "recipe.json").read_text(encoding="utf-8")
-        return text == _text(recipe) or not isinstance(json.loads(text), dict)
+        return text == _format_recipe(recipe) or not isinstance(json.loads(text), dict)
     except FileNotFoundError:
-        return any((folder / name).exists() for name in _WRITTEN)
+        return any((folder / name).exists() for name in _OTHER_FILES)
     except (OSError, ValueError, RecursionError):
         return True
 
 
-def _text(recipe: Recipe) -> str:
+def _format_recipe(recipe: Recipe) -> str:
     return recipe.canonical_json() + "\n"
 
 
 def read_plan(folder: RunFolder | None) -> list[Planned]:
-    """Returns the phases that an unfinished run has planned; empty if it ended before planning.
-    Raises InputError.
+    """Returns the planned phases of an unfinished run; an empty list if the run ended before
+    planning. Raises InputError.
     """
     from vfl_common.stages import Planned
 

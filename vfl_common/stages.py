@@ -1,9 +1,9 @@
-"""The stages of a run, shared by parties and server: planned phases, labels of checkpoints,
-averaged weights.
+"""The stages of a run, which parties and server share: planned phases, labels of checkpoints and
+plans of aggregations.
 
 A position numbers the rounds of all phases consecutively. A checkpoint's label is
-``<position>.<phase>.<round>`` with the position zero-padded, so that labels sort, and parties can
-compare labels without knowing each other's phases.
+``<position>.<phase>.<round>``. The position is zero-padded, so that labels sort correctly and
+parties can compare labels without knowing each other's phases.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from vfl_common.packing.dither import derive
 # The purpose of a run.
 Job = Literal["train", "predict"]
 
-# The most rounds of a run: a label has six digits for the position.
+# The maximum number of rounds of a run, because a label has six digits for the position.
 MAX_ROUNDS = 999_999
-# The most labels without a checkpoint that a party offers to resume at.
+# The maximum number of labels without a checkpoint from which a party offers to resume.
 MAX_OFFERED = 1000
-# The most labels that a party may skip to: about 1 MB.
+# The maximum number of labels to which a party may skip, which take about 1 MB.
 MAX_AHEAD = 50_000
 
 
 @dataclass(frozen=True)
 class Draw:
-    """Selects the parties that take part in a round: ``number`` of them, drawn again every
-    ``rounds`` rounds.
+    """Selects ``number`` parties that take part in a round. They are drawn again every ``rounds``
+    rounds.
 
-    Everybody with ``seed`` can compute them, so they need not be announced (decision 38).
+    Every process with ``seed`` can compute the draw, so it need not be announced (decision 38).
     """
 
     number: int
@@ -43,25 +43,25 @@ class Draw:
     seed: int
 
     def of(self, round_: int, parties: Sequence[str]) -> tuple[str, ...]:
-        """Returns those of ``parties`` that take part in a round, in their order."""
+        """Returns the parties that take part in a round, in the order of ``parties``."""
         return _draw(self.seed, round_ // self.rounds, self.number, tuple(parties))
 
 
 # Cached, because the parties of one process ask for the same round one after the other.
 @lru_cache(maxsize=64)
 def _draw(seed: int, turn: int, number: int, parties: tuple[str, ...]) -> tuple[str, ...]:
-    first = set(sorted(parties, key=lambda party: (derive(seed, turn, party), party))[:number])
-    return tuple(party for party in parties if party in first)
+    drawn = set(sorted(parties, key=lambda party: (derive(seed, turn, party), party))[:number])
+    return tuple(party for party in parties if party in drawn)
 
 
 @dataclass(frozen=True)
 class AggregationPlan:
-    """The weights that every party exchanges with the aggregation server: by ``spec``, once per
-    round, at batch 0.
+    """A plan to average weights at the aggregation server: every party sends weights of ``spec``
+    once per round, at batch 0.
 
-    ``passive``: only the passive parties exchange them; the active party declares the plan, too,
-    because it knows the shapes. ``up`` and ``down``: the encodings of the weights and of the
-    average. ``draw``: selects the parties of each round; None: all in each.
+    ``passive``: whether only the passive parties exchange weights. The active party also declares
+    such a plan, because it knows the shapes. ``up`` and ``down``: the encodings of the weights and
+    of the average. ``draw``: selects the parties of each round; None for all parties.
     """
 
     phase: str
@@ -73,12 +73,12 @@ class AggregationPlan:
     draw: Draw | None = None
 
     def givers(self, round_: int, parties: Sequence[str]) -> tuple[str, ...]:
-        """Returns those of ``parties`` whose weights enter the average of a round."""
+        """Returns the parties whose weights are averaged in a round."""
         return tuple(parties) if self.draw is None else self.draw.of(round_, parties)
 
     def takers(self, round_: int, parties: Sequence[str]) -> tuple[str, ...]:
-        """Returns those of ``parties`` that get the average of a round: those of the next round,
-        and all after the last round.
+        """Returns the parties that get the average of a round: the parties of the next round, or
+        all parties after the last round.
         """
         last = round_ + 1 == self.rounds
         return tuple(parties) if last else self.givers(round_ + 1, parties)
@@ -91,10 +91,11 @@ class AggregationPlan:
 
 @dataclass(frozen=True)
 class Planned:
-    """A phase before it is created: the facts that its checkpoints' labels refer to.
+    """A planned phase: the facts that are needed to compute the labels of its checkpoints.
 
-    ``alone_from``: the round from which this party exchanges nothing; None: it always does.
-    ``lenient``: this party may miss any rounds of it; never true at the active party.
+    ``alone_from``: the round from which this party exchanges nothing; None if it exchanges
+    something in every round. ``skippable``: the rounds that this party may skip. ``lenient``:
+    whether this party may miss any round; never true at the active party.
     """
 
     name: str
@@ -105,32 +106,34 @@ class Planned:
 
 
 def reachable(label: str, plan: Sequence[Planned]) -> list[str]:
-    """Returns the earlier labels, newest first, after which a party at ``label`` has exchanged
-    nothing; '' is the beginning of the run.
+    """Returns the labels before ``label``, newest first, from which up to ``label`` a party
+    exchanges nothing. '' is the beginning of the run.
 
-    If the run resumes from one of them, the party resumes from ``label``, and repeats nothing.
+    If the run resumes from one of them, the party can resume from ``label`` without repeating work.
     """
     name, done = rounds_done(label)
     names = [phase.name for phase in plan]
     labels: list[str] = []
-    for at in range(names.index(name) if name in names else -1, -1, -1):
-        free = plan[at].alone_from
-        if free is None:
+    for index in range(names.index(name) if name in names else -1, -1, -1):
+        alone_from = plan[index].alone_from
+        if alone_from is None:
             break
-        begin = sum(phase.rounds for phase in plan[:at])
+        begin = sum(phase.rounds for phase in plan[:index])
         labels += [
-            label_of(begin + round_, plan[at].name, round_)
-            for round_ in range(done - 1, max(free, 1) - 1, -1)
+            label_of(begin + round_, plan[index].name, round_)
+            for round_ in range(done - 1, max(alone_from, 1) - 1, -1)
         ]
-        if free > 0:
+        if alone_from > 0:
             break
-        labels.append(label_of(begin, plan[at - 1].name, plan[at - 1].rounds) if at else "")
-        done = plan[at - 1].rounds
+        labels.append(
+            label_of(begin, plan[index - 1].name, plan[index - 1].rounds) if index else ""
+        )
+        done = plan[index - 1].rounds
     return labels[:MAX_OFFERED]
 
 
 def ahead(label: str, plan: Sequence[Planned]) -> list[str]:
-    """Returns the later labels, oldest first, to which a party at ``label`` may skip."""
+    """Returns the labels after ``label``, oldest first, to which a party at ``label`` may skip."""
     position, begin, labels = position_of(label), 0, []
     for phase in plan:
         while begin <= position < begin + phase.rounds and (
@@ -157,21 +160,22 @@ def label_of(position: int, phase: str, rounds_done: int) -> str:
 
 
 def rounds_done(label: str) -> tuple[str, int]:
-    """Returns (phase, its finished rounds) of a label. Raises InputError if ``label`` is "
-    "invalid."""
-    position, _, rest = label.partition(".")
-    phase, _, done = rest.rpartition(".")
+    """Returns (phase, number of its finished rounds) of a label. Raises InputError if ``label`` is
+    not valid.
+    """
+    position, _, phase_and_rounds = label.partition(".")
+    phase, _, done = phase_and_rounds.rpartition(".")
     if not (position.isdigit() and phase and done.isascii() and done.isdigit() and len(done) < 10):
         raise _invalid(label)
     return phase, int(done)
 
 
 def position_of(label: str) -> int:
-    """Returns the position in a label. Raises InputError if ``label`` is invalid."""
-    head = label.partition(".")[0]
-    if not head.isdigit():
+    """Returns the position in a label. Raises InputError if ``label`` is not valid."""
+    digits = label.partition(".")[0]
+    if not digits.isdigit():
         raise _invalid(label)
-    return int(head)
+    return int(digits)
 
 
 def _invalid(label: str) -> InputError:

@@ -1,6 +1,7 @@
-"""``summary.json``: the results of a run, which the server makes from the parties' reports.
+"""The data model of ``summary.json``, the results of a run, which the server computes from the
+parties' reports.
 
-Its texts are printable, and its numbers are valid JSON: NaN is written as null, and read as NaN.
+Its texts are printable. NaN, which JSON does not have, is written as null and read as NaN.
 """
 
 from __future__ import annotations
@@ -17,18 +18,19 @@ from vfl_common.text import Number, Words
 
 
 class _Model(BaseModel):
-    # A loss may have become NaN.
+    # NaN is written as null, because a loss may have become NaN.
     model_config = ConfigDict(frozen=True, ser_json_inf_nan="null")
 
 
 class PhaseTimes(_Model):
-    """How a party's main thread spent the time of a phase's rounds, in seconds, in the process that
-    reported.
+    """The time that a party's main thread spent in a phase's rounds, in seconds, in the process
+    that reported.
 
-    ``encode_s``: the chain of transforms, and frames. ``wait_s``: waiting for the other parties and
-    the network. ``decode_s``: frames, checks, and the inverse of the chain. ``compute_s``: the
-    rest, mainly the models. ``cpu_s``: the CPU time of all threads in these rounds, including
-    gRPC's; ``busy_s`` if all parties are in one process; 0 in summaries of older versions.
+    ``encode_s``: transforms, codec and serialisation. ``wait_s``: waiting for other parties and the
+    network. ``decode_s``: deserialisation, checks and decoding. ``compute_s``: everything else,
+    mainly the models. ``cpu_s``: the CPU time of all threads in these rounds, including gRPC's
+    threads; equal to ``busy_s`` if all parties are in one process; 0 in summaries of older
+    versions.
     """
 
     phase: Words
@@ -46,9 +48,9 @@ class PhaseTimes(_Model):
 
 
 class ArithmeticChange(_Model):
-    """A party's resume with other arithmetic than in the process that wrote the checkpoint.
+    """A party resumed with other arithmetic than that of the process that wrote the checkpoint.
 
-    ``checkpoint``: its label. ``differs``: a text for each difference, such as
+    ``checkpoint``: the label of the checkpoint. ``differs``: a text for each difference, such as
     ``threads: 2, was 1``.
     """
 
@@ -57,14 +59,15 @@ class ArithmeticChange(_Model):
 
 
 class Arithmetic(_Model):
-    """What determines the last bits of a party's numbers, in its first process if it had several.
+    """The hardware and software that determine the last bits of a party's results, in the party's
+    first process.
 
     ``device``: ``cpu``, or the vendor's name of a GPU. ``instructions``: the instruction set of
-    torch's own kernels on the CPU. ``threads``: those of an operation. ``libraries``: {name:
-    version}. ``settings``: {environment variable: value}, for the variables with which libraries
-    choose instruction sets. ``digests``: {group of operations: digest of the bits of fixed
-    results}. ``changes``: the resumes at which any of these differed; before the first of them the
-    run equals an uninterrupted one bit for bit, and after it only up to rounding.
+    torch's CPU kernels. ``threads``: the number of threads of an operation. ``libraries``: {name:
+    version}. ``settings``: {environment variable: value}, for variables with which libraries choose
+    instruction sets. ``digests``: {group of operations: digest of the bits of their results for
+    fixed inputs}. ``changes``: the resumes at which any of these differed. Up to the first change,
+    the run equals an uninterrupted run bit for bit; after it, only up to rounding.
     """
 
     device: Words
@@ -87,17 +90,17 @@ class Arithmetic(_Model):
 
 
 class PartySummary(_Model):
-    """One process of the run: a party, or the server.
+    """The results of one process of the run: a party or the server.
 
     ``device_name``: the vendor's name of the device; empty for the server. ``version``: the version
     of the program; empty in summaries of older versions. ``peak_memory_bytes``: the peak memory of
-    this process's tensors on its GPU; None on a CPU. ``skipped_rounds``: the rounds that this
-    party's bottom model has missed in whole or in part, because the others resumed at a later
-    checkpoint than it had, or because it came back while they went on; ``returns``: how often it
-    came back. ``rows``, ``common_rows``: the number of its rows (in a baseline, those of the party
-    with the labels), and of those that all parties hold; 0 if these were known before. ``times``:
-    how its steps spent their time; empty in summaries of older versions. ``arithmetic``: what
-    determines the last bits of its numbers; None for the server, and in summaries of older
+    the process's tensors on its GPU; None on a CPU. ``skipped_rounds``: the number of rounds that
+    the party's bottom model has missed in whole or in part, because the other parties resumed at a
+    later checkpoint or went on without it. ``returns``: how often the party came back while the
+    other parties went on. ``rows``, ``common_rows``: the number of the party's rows (in a baseline,
+    of the active party's rows), and of the rows that all parties hold; 0 if they were known before
+    the run. ``times``: the time that each part of a step took; empty in summaries of older
+    versions. ``arithmetic``: see ``Arithmetic``; None for the server and in summaries of older
     versions.
     """
 
@@ -119,7 +122,9 @@ class PartySummary(_Model):
 
 
 class LinkBytes(_Model):
-    """The sender's count of the bytes from one process to another, in one phase and of one kind."""
+    """The bytes of one kind that one process sent to another in one phase, as the sender counted
+    them.
+    """
 
     sender: Words
     receiver: Words
@@ -130,27 +135,27 @@ class LinkBytes(_Model):
     messages: int
 
 
-# Separates a split from the parties that hold some of its rows.
+# The separator between a split and the parties that hold some of its rows, in names of metrics.
 _HELD_BY = " with "
 
 
 def name_holders(split: str, parties: Iterable[str]) -> str:
-    """Returns the name in ``Summary.metrics`` of the rows of a split that exactly these parties
+    """Returns the key in ``Summary.metrics`` for the rows of a split that exactly these parties
     hold.
     """
     return f"{split}{_HELD_BY}{', '.join(parties)}"
 
 
 def parse_holders(split: str, name: str) -> list[str]:
-    """Returns the parties in a name that ``held_by`` returned for ``split``; none for other
-    names.
+    """Returns the parties in a key that ``name_holders`` returned for ``split``; an empty list for
+    other keys.
     """
-    of, with_, parties = name.partition(_HELD_BY)
-    return parties.split(", ") if with_ and of == split else []
+    found_split, separator, parties = name.partition(_HELD_BY)
+    return parties.split(", ") if separator and found_split == split else []
 
 
 class ByteCount(_Model):
-    """A sum of links."""
+    """The sum of the bytes and messages of several links."""
 
     payload_bytes: int = 0
     message_bytes: int = 0
@@ -158,7 +163,7 @@ class ByteCount(_Model):
 
 
 class TcpBytes(_Model):
-    """The kernel's count of the connections between two processes, as ``party`` sees them."""
+    """The kernel's byte counts of the connections between two processes, read at ``party``."""
 
     party: Words
     peer: Words
@@ -167,8 +172,8 @@ class TcpBytes(_Model):
 
 
 class InterfaceBytes(_Model):
-    """The kernel's count on a network interface while the party ran: all programs, headers of every
-    layer.
+    """The kernel's byte counts of a network interface while the party ran. They include the traffic
+    of all programs and the headers of every layer.
     """
 
     party: Words
@@ -178,12 +183,12 @@ class InterfaceBytes(_Model):
 
 
 class Bytes(_Model):
-    """All counts of bytes. ``interfaces``: without the loopback interface. ``disagreements``: the
-    links whose ends counted different bytes.
+    """All byte counts of a run. ``interfaces``: the network interfaces without loopback.
+    ``disagreements``: the links whose two ends counted different bytes.
 
-    ``agrees``: whether both ends of each link counted the same bytes. They differ in two cases: a
-    killed process loses its counts since its last checkpoint, and only the sender counts the bytes
-    in flight at an interruption.
+    ``agrees``: whether both ends of every link counted the same bytes. Counts may differ for two
+    reasons: a killed process loses its counts since its last checkpoint, and only the sender counts
+    bytes that were in flight at an interruption.
     """
 
     total: ByteCount
@@ -198,7 +203,8 @@ class Bytes(_Model):
 class Privacy(_Model):
     """The joint privacy budget of all parties' training.
 
-    ``noise_multiplier``: the smallest of all parties; with moments division all use the same one.
+    ``noise_multiplier``: the smallest noise multiplier of all parties. With moments division all
+    parties use the same one.
     """
 
     epsilon: Number
@@ -206,7 +212,7 @@ class Privacy(_Model):
     mode: Words
     division: Words
     noise_multiplier: Number
-    # One sentence about what the budget covers and what it does not.
+    # A sentence that says what the budget covers and what it does not cover.
     statement: Words
 
 
@@ -221,18 +227,18 @@ _ABOUT_LABELS = {
 AboutLabels = Literal["", "none", "randomised", "possible"]
 
 
-# Separates the steps of ``ExchangeSummary.chain``.
+# The separator between the steps of ``ExchangeSummary.chain``.
 ARROW = " -> "
 
 
 class ExchangeSummary(_Model):
     """The tensors of a phase in one direction of one exchange, and the chain that transforms them.
 
-    ``sender``, ``receiver``: a name of the recipe, "passive parties" or "every party". ``sent``:
-    kind and tensors, with words for sizes. ``how``: how the method itself has transformed them, if
-    it has. ``chain``: the steps applied to them, in order. ``when``: in words. ``labels``: whether
-    the tensors of the active party depend on labels; empty for all other senders, None in the
-    summary of an older version.
+    ``sender``, ``receiver``: a name in the recipe, "passive parties" or "every party". ``sent``:
+    the kind and the tensors, with words for their sizes. ``how``: the method's own transformation
+    of the tensors, if any. ``chain``: the transforms and codec that are applied, in order.
+    ``when``: the time of the exchange, in words. ``labels``: whether the tensors of the active
+    party depend on labels; empty for other senders, None in summaries of older versions.
     """
 
     phase: Words
@@ -247,21 +253,23 @@ class ExchangeSummary(_Model):
 
     @property
     def about_labels(self) -> str:
-        """Whether the tensors depend on labels, in words; empty unless the active party sends
-        them.
+        """Words that say whether the tensors depend on labels; empty if the active party does not
+        send them.
         """
         return _ABOUT_LABELS[self.labels or ""]
 
     @property
     def carries(self) -> str:
-        """The tensors, how the method has transformed them, and whether they depend on labels."""
+        """Words that name the tensors, their transformation by the method, and whether they depend
+        on labels.
+        """
         sent = f"{self.sent} ({self.how})" if self.how else self.sent
         return f"{sent}, {self.about_labels}" if self.labels else sent
 
 
 def label_statement(exchanges: Iterable[ExchangeSummary]) -> str:
-    """Returns a statement whether messages of the active party depend on the labels; empty without
-    exchanges, and for those of an older version.
+    """Returns a sentence that says whether messages of the active party depend on labels; ''
+    without exchanges and for summaries of older versions.
     """
     lines = list(exchanges)
     if not lines or any(line.labels is None for line in lines):
@@ -288,7 +296,7 @@ def label_statement(exchanges: Iterable[ExchangeSummary]) -> str:
 
 
 class Absence(_Model):
-    """Consecutive training steps of a phase that were computed without a party, because it was late
+    """Consecutive training steps of a phase that were computed without a party because it was late
     or away.
     """
 
@@ -302,10 +310,11 @@ class Absence(_Model):
 
 
 class SetQuality(_Model):
-    """The metric with the embeddings of some parties, and a constant for those of the others.
+    """The metric when only the parties ``parties`` contribute their embeddings, and a constant
+    replaces the embeddings of all other parties.
 
-    ``parties``: those with their embeddings, in the order of the recipe. ``validation``, ``test``:
-    None if the split was not evaluated, or if the metric is undefined for its rows.
+    ``parties``: in the order of the recipe. ``validation``, ``test``: the metric of the split; None
+    if the split was not evaluated or the metric is undefined for its rows.
     """
 
     parties: list[Words]
@@ -314,7 +323,7 @@ class SetQuality(_Model):
 
 
 class PartyValue(_Model):
-    """A Shapley value, and its standard error."""
+    """A party's Shapley value and its standard error."""
 
     value: float
     error: float
@@ -323,11 +332,12 @@ class PartyValue(_Model):
 class Worth(_Model):
     """The contribution of each party to the trained model, in the unit of ``metric``.
 
-    ``lower_is_better``: whether a party that helps has a negative value. ``absent``: the stand-in
-    for an absent party's embeddings, ``mean`` or ``zero``. ``split``: the rows of the Shapley
-    values. ``permutations``: how many orders of the parties were drawn; 0: the values are exact.
-    ``shapley``: {party: its value}; their sum is the metric with all parties minus that with none.
-    Empty if the metric is undefined for the rows.
+    ``lower_is_better``: whether a helpful party has a negative value. ``absent``: the replacement
+    of an absent party's embeddings, ``mean`` or ``zero``. ``split``: the split on whose rows the
+    Shapley values are computed. ``permutations``: the number of orders of the parties that were
+    drawn; 0 if the values are exact. ``shapley``: {party: Shapley value}; the values add up to the
+    metric with all parties minus the metric without parties. It is empty if the metric is undefined
+    for the rows.
     """
 
     metric: Words
@@ -340,9 +350,10 @@ class Worth(_Model):
 
 
 class Summary(_Model):
-    """The whole run.
+    """The summary of a whole run.
 
-    ``method``: the kinds of the phases that train. ``preset``: empty if none of them depends on it.
+    ``method``: the kinds of the phases that train. ``preset``: the recipe's preset; empty if no
+    phase depends on it.
     """
 
     run_id: Words
@@ -357,16 +368,16 @@ class Summary(_Model):
     bytes: Bytes
     parties: list[PartySummary]
     steps: int
-    # From the first start of training to the last report.
+    # The time from the first start of training to the last report, in seconds.
     wall_s: Number
     interruptions: int = 0
-    # The count of restarts of the server.
+    # The number of restarts of the server.
     server_restarts: int = 0
-    # Parties that came too late, so that the model was trained without their data.
+    # The parties that came too late, so that the model was trained without their data.
     without: list[Words] = []
-    # Training steps that were computed without a party.
+    # The training steps that were computed without a party.
     absences: list[Absence] = []
-    # The phases' exchanges, as the active party reports them.
+    # The exchanges of all phases, as the active party reports them.
     exchanges: list[ExchangeSummary] = []
     # None unless a phase trains with differential privacy.
     privacy: Privacy | None = None
@@ -375,7 +386,9 @@ class Summary(_Model):
 
 
 def load_summary(path: Path) -> Summary:
-    """Reads a summary. Raises OSError, or ValueError if the file is not one."""
+    """Reads a summary. Raises OSError if the file cannot be read, and ValueError if it is not a
+    summary.
+    """
     return Summary.model_validate_json(path.read_bytes())
 
 
@@ -387,11 +400,12 @@ def gather_bytes(
     phases: Sequence[str],
     interfaces: Mapping[str, Iterable[InterfaceCount]] = MappingProxyType({}),
 ) -> Bytes:
-    """Merges the ledgers of all processes ({process: its entries}), with phases in the given order.
+    """Merges the ledgers of all processes, {process: entries of its ledger}, with the phases in the
+    given order.
 
-    It compares both ends of each link, except for the server's sessions (phase ``control``): these
-    continue while the reports are made, so the server's later count is used. Both ends' ledger
-    files agree once all processes have ended.
+    It compares the counts at both ends of each link. The server's sessions (phase ``control``) are
+    an exception: they continue while the reports are made, so only the server's later count is
+    used. The ledger files of both ends agree once all processes have ended.
     """
     sent: dict[tuple[str, str, str, str], Entry] = {}
     received: dict[tuple[str, str, str, str], Entry] = {}
@@ -404,16 +418,17 @@ def gather_bytes(
     links: list[LinkBytes] = []
     disagreements: list[str] = []
     by_phase: dict[str, ByteCount] = {}
-    place = {phase: number for number, phase in enumerate(phases)}
+    phase_order = {phase: number for number, phase in enumerate(phases)}
     for key in sorted(
-        sent.keys() | received.keys(), key=lambda key: (place.get(key[2], len(place)), key)
+        sent.keys() | received.keys(),
+        key=lambda key: (phase_order.get(key[2], len(phase_order)), key),
     ):
-        ours, theirs = sent.get(key), received.get(key)
+        sent_entry, received_entry = sent.get(key), received.get(key)
         sender, receiver, phase, kind = key
-        session = phase == CONTROL and server in (sender, receiver)
-        if not session and _counts(ours) != _counts(theirs):
+        is_session = phase == CONTROL and server in (sender, receiver)
+        if not is_session and _get_counts(sent_entry) != _get_counts(received_entry):
             disagreements.append(f"{sender} -> {receiver}, {phase}, {kind}")
-        payload_bytes, message_bytes, messages = _counts(ours or theirs)
+        payload_bytes, message_bytes, messages = _get_counts(sent_entry or received_entry)
         links.append(
             LinkBytes(
                 sender=sender,
@@ -460,7 +475,7 @@ def gather_bytes(
     )
 
 
-def _counts(entry: Entry | None) -> tuple[int, int, int]:
+def _get_counts(entry: Entry | None) -> tuple[int, int, int]:
     return (
         (0, 0, 0) if entry is None else (entry.payload_bytes, entry.message_bytes, entry.messages)
     )

@@ -20,7 +20,7 @@ from tests.contract.exchanges import WAIT_S, credentials, keyring
 from vfl_common.rpc import channel
 from vfl_common.rpc.channel import connect, listening, split_address
 from vfl_common.rpc.guard import newcomers
-from vfl_common.rpc.guard.newcomers import patience_s
+from vfl_common.rpc.guard.newcomers import compute_patience_s
 from vfl_common.rpc.health import Health
 
 ME, REGISTRY = "active", 64
@@ -32,7 +32,7 @@ SOON_S = 2.0
 @pytest.fixture
 def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A process that accepts few connections."""
-    monkeypatch.setattr(channel, "connection_limit", lambda *_: REGISTRY)
+    monkeypatch.setattr(channel, "compute_connection_limit", lambda *_: REGISTRY)
     with listening(
         "127.0.0.1:0", keyring(ME), [Health({}, keyring(ME), may_ask=["north", "south"])], 4
     ) as (_, found):
@@ -81,7 +81,7 @@ def test_few_strangers_are_left_to_their_deadline(address: str) -> None:
     ("strangers", "want"), [(0, 2.0), (80, 2.0), (100, 1.28), (160, 0.5), (100_000, 0.5)]
 )
 def test_of_many_strangers_each_has_less_time(strangers: int, want: float) -> None:
-    assert patience_s(strangers, few=80) == pytest.approx(want)
+    assert compute_patience_s(strangers, few=80) == pytest.approx(want)
 
 
 def test_who_has_begun_a_handshake_has_its_time_while_silent_strangers_are_closed(

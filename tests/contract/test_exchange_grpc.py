@@ -40,7 +40,7 @@ from vfl_common.errors import (
     PeerError,
 )
 from vfl_common.identity.credentials import BOTH, load_credentials
-from vfl_common.identity.diagnose import certificate_of, diagnose
+from vfl_common.identity.diagnose import diagnose, fetch_certificate
 from vfl_common.identity.keyring import Keyring
 from vfl_common.identity.members import Members
 from vfl_common.identity.pem import pin_of
@@ -259,7 +259,7 @@ def test_a_peer_that_hangs_is_noticed_at_both_ends_though_its_kernel_acknowledge
         # gRPC's own timeout would take a minute more.
         assert isinstance(asked.exception(35.0), LostError)
         found.service.wait_until_idle(5.0)
-        assert found.service._open == 0
+        assert found.service._num_attached == 0
 
 
 def test_a_party_that_reconnects_while_its_step_is_computed_gets_the_reply(
@@ -406,7 +406,7 @@ def test_a_link_that_has_looked_at_one_certificate_accepts_no_other(
     revoked certificate.
     """
     another = credentials("north").certificate
-    monkeypatch.setattr("vfl_common.rpc.channel.certificate_of", lambda *_: another)
+    monkeypatch.setattr("vfl_common.rpc.channel.fetch_certificate", lambda *_: another)
     knowing = replace(credentials("north"), revoked=frozenset({1}))
     with dial(found.address, knowing, ACTIVE) as made, pytest.raises(grpc.FutureTimeoutError):
         grpc.channel_ready_future(made).result(1.0)
@@ -508,7 +508,7 @@ def test_a_look_needs_no_key_and_leaves_no_file(
         return real(path, *rest, **more)
 
     monkeypatch.setattr("os.open", noting)
-    shown = certificate_of(found.address, keyless, ACTIVE, WAIT_S)
+    shown = fetch_certificate(found.address, keyless, ACTIVE, WAIT_S)
     assert shown == credentials(ACTIVE).certificate
     assert_names(
         str(diagnose(found.address, credentials("north"), ACTIVE, WAIT_S)), "active", "127.0.0.1"

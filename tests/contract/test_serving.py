@@ -34,7 +34,7 @@ from vfl_common.rpc.serving.answered import (
     ServingAnswer,
     Step,
     WithheldError,
-    read_keeping,
+    read_cache_policy,
 )
 from vfl_common.rpc.serving.attendance import AttendanceHooks, AttendedRun, ServingClient
 from vfl_common.rpc.serving.patience import MAX_LATE
@@ -73,8 +73,8 @@ def embedded(width: int, ids: Sequence[str]) -> ServingAnswer:
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("inf"), float("nan"), 1e9])
 def test_a_number_that_is_none_lets_nothing_be_kept(seconds: float) -> None:
     given = serving_pb2.Present(keeping=serving_pb2.Keeping(seconds=seconds, features="v"))
-    assert read_keeping(given) == CachePolicy(0.0, "v")
-    assert read_keeping(serving_pb2.Present()) == CachePolicy()
+    assert read_cache_policy(given) == CachePolicy(0.0, "v")
+    assert read_cache_policy(serving_pb2.Present()) == CachePolicy()
 
 
 def attend(

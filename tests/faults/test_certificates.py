@@ -32,7 +32,7 @@ from tests.integration.test_resume import recipe as resumed
 from vfl.certs.authority import create_authority, issue, revoke
 from vfl_common.config.party import TlsSettings
 from vfl_common.identity.credentials import Credentials, load_credentials
-from vfl_common.identity.diagnose import certificate_of
+from vfl_common.identity.diagnose import fetch_certificate
 from vfl_common.identity.pem import pin_of
 from vfl_common.rpc.channel import split_address
 
@@ -58,7 +58,7 @@ def of_p1(federation: Federation) -> Credentials:
 
 def shown_by_server(federation: Federation) -> int:
     """Returns the serial number of the certificate that a new connection gets."""
-    return certificate_of(federation.address, of_p1(federation), "server", WAIT_S).serial_number
+    return fetch_certificate(federation.address, of_p1(federation), "server", WAIT_S).serial_number
 
 
 def renew(federation: Federation) -> None:

@@ -32,7 +32,7 @@ from vfl_common.errors import Code, InputError, InternalError, PeerError, VflErr
 from vfl_common.ledger import Entry, Ledger
 from vfl_common.link import PROTOCOL
 from vfl_common.pb.vfl.v1 import control_pb2, exchange_pb2, failure_pb2
-from vfl_common.process.logs import _sentence
+from vfl_common.process.logs import _describe_event
 from vfl_common.rpc import session as sessions
 from vfl_common.rpc.channel import dial, listening
 from vfl_common.rpc.counters.tcp import TcpMeter
@@ -391,7 +391,7 @@ def take_frames(outcomes: Outcomes, chance: Random) -> None:
 def shown(event: str, **facts: Any) -> None:
     """Words an event as both kinds of console do."""
     to_json({"event": event, **facts})
-    _sentence("vfl-server", event, facts)
+    _describe_event("vfl-server", event, facts)
 
 
 def coordinator(*, restarted: bool = False) -> Coordinator:

@@ -23,7 +23,7 @@ from tests.harness import cases
 from tests.harness.federation import Federation, Program
 from tests.harness.scrape import key, scrape
 from tests.harness.waiting import wait_until
-from vfl_common.process.tracing import ASKS, trace_id
+from vfl_common.process.tracing import ASKS, derive_trace_id
 
 # Nobody waits for it: a signal ends it.
 LINGER = ("--metrics", "127.0.0.1:0", "--metrics-linger", "600")
@@ -263,7 +263,9 @@ def test_all_programs_of_a_run_give_their_spans_to_a_collector(
     assert counts["p0", "phase"] == counts["p1", "phase"] == counts["server", "phase"] == 1
     assert counts["p0", "round"] == counts["p1", "round"] == EPOCHS
     assert 1 <= counts["server", "round"] <= EPOCHS
-    assert {int.from_bytes(span.trace_id) for _, _, span in collector.spans} == {trace_id(run_id)}
+    assert {int.from_bytes(span.trace_id) for _, _, span in collector.spans} == {
+        derive_trace_id(run_id)
+    }
     assert {service for service, _, _ in collector.spans} == {"vfl-server", "vfl-party"}
     parents = {span.span_id: span.name for _, _, span in collector.spans}
     within = {(span.name, parents.get(span.parent_span_id, "")) for _, _, span in collector.spans}

@@ -1,3 +1,3 @@
-"""Reads recipes and party files (TOML) into frozen models; refuses unknown keys and names the
-nearest known one.
+"""Reads recipes and party files (TOML) into frozen models; unknown keys are refused with a
+suggestion of the most similar key.
 """

@@ -1,4 +1,6 @@
-"""``[policy.account]`` of the party file: what may be spent on the same people over all runs."""
+"""``[policy.account]`` of the party file: the limits of what this party may release about the same
+people over all runs.
+"""
 
 from __future__ import annotations
 
@@ -12,44 +14,46 @@ Limit = Annotated[int, Field(ge=0, le=2**62)]
 
 
 class AccountLimits(Section):
-    """What may be spent on one data set at one peer, over all runs. Tables that have people in
-    common are one data set, whatever their files are called. A run that would spend more is refused
-    before it starts; and what would go beyond a limit does not leave.
+    """The limits of what one peer may receive from one data set, over all runs. Tables that have
+    people in common count as one data set, whatever their files are called. A run that would exceed
+    a limit is refused before it starts. A message that would exceed a limit is not sent.
     """
 
     epsilon: Annotated[float, Field(ge=0.0, le=1e6)] | None = None
-    """The most ε of differential privacy for a person: of training with ``dp`` and of the transform
-    ``clipped_gaussian``, composed by Rényi divergences, and of ``task.label_epsilon``. Default: no
-    limit.
+    """The maximum ε of differential privacy for one person. It adds up training with ``dp``, the
+    transform ``clipped_gaussian`` (both composed by Rényi divergences) and ``task.label_epsilon``.
+    Default: no limit.
     """
     delta: Annotated[float, Field(gt=0.0, lt=1.0)] = 1e-5
-    """The δ at which ε is counted; keep it far below 1 / people."""
+    """The δ for which ε is computed. Keep it far below 1 / (number of people)."""
     numbers_of_a_person: Limit | None = None
-    """The most numbers about one person. Default: no limit."""
+    """The maximum number of values about one person that are sent. Default: no limit."""
     bytes_of_a_person: Limit | None = None
-    """The most bytes about one person. Default: no limit."""
+    """The maximum number of bytes about one person that are sent. Default: no limit."""
     bytes: Limit | None = None
-    """The most bytes in all. Default: no limit."""
+    """The maximum number of bytes that are sent in all. Default: no limit."""
     split_bits: Limit | None = None
-    """The most bits about one person that the sides of trees' splits tell. Default: no limit."""
+    """The maximum number of bits about one person that the splits of trees reveal: one bit for each
+    split whose side the peer learns. Default: no limit.
+    """
     alignments: Limit | None = None
-    """How often rows may be aligned by psi. Default: no limit."""
+    """The maximum number of alignments by psi. Default: no limit."""
     predictions: Limit | None = None
-    """The most rows that are predicted jointly. Default: no limit."""
+    """The maximum number of rows in joint predictions. Default: no limit."""
     predictions_of_a_person: Limit | None = None
-    """How often one person may be predicted jointly. Default: no limit."""
+    """The maximum number of joint predictions about one person. Default: no limit."""
     asked: Limit | None = None
-    """For how many ids the active party may ask this party's served models, whether they are
+    """The maximum number of ids that the active party may request from this party's served models,
     answered or not. Default: no limit.
     """
 
     together: bool = False
-    """Hold all peers to the limits together, as if one peer had what all of them got: peers may
-    collude. A message to several peers counts once for each.
+    """Whether all peers together must stay within the limits, as if one peer received everything.
+    Set it if peers may collude. A message to several peers counts once for each peer.
     """
 
     @property
     def amounts(self) -> dict[str, float]:
-        """{key: the limit}, of those that there are."""
+        """{key: limit} for each limit that is set."""
         limits = self.model_dump(exclude={"delta", "together"}, exclude_none=True)
         return {name: limits[name] for name in limits}

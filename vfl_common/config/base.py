@@ -1,4 +1,6 @@
-"""The base of every section of a TOML file: frozen, strict about keys, errors in one sentence."""
+"""The base of every section of a TOML file: frozen, strict about keys, with errors of one
+sentence.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,10 @@ from vfl_common.text import clean
 
 S = TypeVar("S", bound="Section")
 
-# Characters of a wrong value in a message.
+# The maximum length of a wrong value in a message, in characters.
 _MAX_SHOWN = 60
-# Pydantic's types, for a person.
-_WORDS = {
+# {pydantic's name of a type: the words for it in a message}.
+_TYPE_WORDS = {
     "int": "a whole number",
     "float": "a number",
     "bool": "true or false",
@@ -32,8 +34,8 @@ _WORDS = {
     "model": "a table",
     "model_attributes": "a table",
 }
-# A file has them without quotes.
-_BARE = ("int", "float", "bool")
+# The types whose values are written without quotes in TOML.
+_UNQUOTED_TYPES = ("int", "float", "bool")
 _UNQUOTED = re.compile(r"true|false|[-+]?\d+(\.\d+)?([eE][-+]?\d+)?")
 
 
@@ -45,41 +47,43 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _check_as_written(cls, value: Any) -> Any:
-        """Refuses unknown keys, and "3" or 3.0 where 3 is meant, which pydantic would take for
-        it.
+        """Refuses unknown keys and values of a similar type: pydantic would accept "3" or 3.0 in
+        place of the integer 3.
         """
         if isinstance(value, dict):
-            known = {field.alias or name: field for name, field in cls.model_fields.items()}
+            fields = {field.alias or name: field for name, field in cls.model_fields.items()}
             for key, item in value.items():
-                if key not in known:
-                    within = [
+                if key not in fields:
+                    tables_with_key = [
                         f"{name}.{key}"
-                        for name, field in known.items()
-                        if _holds(field.annotation, key)
+                        for name, field in fields.items()
+                        if _has_key(field.annotation, key)
                     ]
-                    near = within or difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
+                    suggestions = tables_with_key or difflib.get_close_matches(
+                        str(key), fields, n=1, cutoff=0.5
+                    )
                     hint = (
-                        f"did you mean {near[0]!r}?"
-                        if near
-                        else f"known keys: {', '.join(sorted(known))}"
+                        f"did you mean {suggestions[0]!r}?"
+                        if suggestions
+                        else f"known keys: {', '.join(sorted(fields))}"
                     )
                     raise ValueError(f"unknown key {key!r}; {hint}")
-                wrong = _other_type(_kinds(known[key].annotation), item)
-                if wrong is not None:
+                type_error = _find_type_error(_find_types(fields[key].annotation), item)
+                if type_error is not None:
                     raise ValidationError.from_exception_data(
-                        key, [{**wrong, "loc": (key, *wrong["loc"])}]
+                        key, [{**type_error, "loc": (key, *type_error["loc"])}]
                     )
         return value
 
 
-def _holds(annotation: Any, key: Any) -> bool:
-    """Returns whether a field is a table with this key, or one of several tables of which one has
-    it.
+def _has_key(annotation: Any, key: Any) -> bool:
+    """Returns whether a field's type is a table that has this key, or a union of which one table
+    has it.
     """
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return key in annotation.model_fields
     return get_origin(annotation) in (Union, UnionType) and any(
-        _holds(part, key) for part in get_args(annotation)
+        _has_key(part, key) for part in get_args(annotation)
     )
 
 
@@ -102,8 +106,8 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def has_form(pattern: str, words: str) -> AfterValidator:
-    """Makes the check that a text has a form. Its message says in ``words`` what to write, and
-    shows no pattern.
+    """Returns a pydantic validator that checks a text against a regular expression. The error
+    message shows ``words``, which say what to write, instead of the pattern.
     """
     form = re.compile(pattern)
 
@@ -118,48 +122,56 @@ def has_form(pattern: str, words: str) -> AfterValidator:
 
 
 def parse(model: type[S], value: Any, where: str) -> S:
-    """Returns ``value`` as ``model``. Raises InputError with the first mistake: ``where: key:
-    what``.
+    """Validates ``value`` as ``model``. Raises InputError with the first mistake, in the form
+    ``where: key: problem``.
     """
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        first = _first(error.errors(include_url=False))
-        key = ".".join(_keys(value, first["loc"], missing=first["type"] == "missing"))
+        details = _select_error(error.errors(include_url=False))
+        key = ".".join(
+            _find_written_keys(value, details["loc"], missing=details["type"] == "missing")
+        )
         raise InputError(
-            Code.CONFIG_INVALID, f"{where}: {key + ': ' if key else ''}{_sentence(first)}"
+            Code.CONFIG_INVALID, f"{where}: {key + ': ' if key else ''}{_describe_error(details)}"
         ) from None
 
 
-def _first(errors: list[ErrorDetails]) -> ErrorDetails:
-    """Returns the first mistake; in a table that may also be text, one of the table's."""
+def _select_error(errors: list[ErrorDetails]) -> ErrorDetails:
+    """Returns the first mistake. If a value may be a table or text, and a table was written,
+    returns a mistake in the table.
+    """
     for error in errors:
         *place, last = error["loc"] or ("",)
-        # Pydantic also says of a table with a mistake that it is no text: of one that is checked,
-        # at function-after[check(), str].
-        beside = str(last).split(", ")[-1] in ("str", "str]") and isinstance(error["input"], dict)
-        others = (other["loc"][: len(place)] for other in errors if other is not error)
-        if not beside or (*place,) not in others:
+        # For a wrong table that could also be text, pydantic adds the error "not a string". Its
+        # location is 'str', or 'function-after[check(), str]' if the text has a validator.
+        is_text_error = str(last).split(", ")[-1] in ("str", "str]") and isinstance(
+            error["input"], dict
+        )
+        other_places = (other["loc"][: len(place)] for other in errors if other is not error)
+        if not is_text_error or (*place,) not in other_places:
             return error
     return errors[0]
 
 
-def _keys(value: Any, place: Sequence[int | str], *, missing: bool) -> list[str]:
-    """Returns the keys that people wrote on the way to a mistake, without the kind of a table or
-    of a value, which pydantic puts between them. ``missing``: the last key is not there.
+def _find_written_keys(value: Any, place: Sequence[int | str], *, missing: bool) -> list[str]:
+    """Returns the path of keys from the top of the file to a mistake, without the tags of types
+    that pydantic inserts. ``missing``: the mistake is that the last key is absent.
     """
-    keys, at = list[str](), value
+    keys, node = list[str](), value
     for number, part in enumerate(place, 1):
-        # Nobody wrote it.
-        unwritten = part not in at if isinstance(at, dict) else isinstance(at, str | float | int)
+        # Pydantic inserted this part of the path: the file does not have it.
+        unwritten = (
+            part not in node if isinstance(node, dict) else isinstance(node, str | float | int)
+        )
         if unwritten and not (missing and number == len(place)):
             continue
         keys.append(str(part))
-        if isinstance(at, dict):
-            at = at.get(part)
+        if isinstance(node, dict):
+            node = node.get(part)
         else:
-            inside = isinstance(at, list | tuple) and isinstance(part, int) and part < len(at)
-            at = at[part] if inside else None
+            is_index = isinstance(node, list | tuple) and isinstance(part, int) and part < len(node)
+            node = node[part] if is_index else None
     return keys
 
 
@@ -168,21 +180,25 @@ KindName = Annotated[
 ]
 
 
-def gather_settings(value: Any, own: tuple[str, ...]) -> Any:
-    """Turns ``{own…, rest…}``, as people write it, into ``{own…, settings: {rest…}}``."""
+def gather_settings(value: Any, own_keys: tuple[str, ...]) -> Any:
+    """Moves all keys of a table except ``own_keys`` into a table ``settings``, where the model
+    expects the settings of a plug-in or method.
+    """
     if not isinstance(value, dict) or "kind" not in value or "settings" in value:
         return value
-    own_items = {key: value[key] for key in own if key in value}
-    return own_items | {"settings": {key: item for key, item in value.items() if key not in own}}
+    own_items = {key: value[key] for key in own_keys if key in value}
+    return own_items | {
+        "settings": {key: item for key, item in value.items() if key not in own_keys}
+    }
 
 
 class OfPlugIn(Section):
-    """A table whose ``kind`` names a plug-in, which checks its own ``settings``: the keys beside
+    """A table whose ``kind`` names a plug-in, which checks its own ``settings``: all keys except
     ``kind``.
     """
 
     kind: KindName
-    """The name of what a plug-in brings."""
+    """The name under which the plug-in is registered."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """The plug-in's own settings."""
 
@@ -192,8 +208,8 @@ class OfPlugIn(Section):
         return gather_settings(value, ("kind",))
 
 
-def _sentence(error: ErrorDetails) -> str:
-    """Says what is wrong with a value, with the value that was found."""
+def _describe_error(error: ErrorDetails) -> str:
+    """Describes an error of pydantic in one sentence, with the wrong value."""
     kind, text, context = error["type"], error["msg"], error.get("ctx", {})
     if kind == "value_error":
         return text.removeprefix("Value error, ")
@@ -201,58 +217,64 @@ def _sentence(error: ErrorDetails) -> str:
         return "missing. Add it."
     if kind == "union_tag_invalid":
         known = context["expected_tags"].replace("'", "")
-        return f"there is no kind {context['tag']!r}. Take one of {known}."
+        return f"there is no kind {context['tag']!r}. Choose one of {known}."
     if kind == "too_short":
         return f"needs at least {context['min_length']} (got {context['actual_length']})."
     if kind == "union_tag_not_found":
         return "has no 'kind'. Add it."
-    if kind.endswith("_type") and kind.removesuffix("_type") in _WORDS:
-        return _wrong(kind.removesuffix("_type"), error["input"])
-    # A choice, or a bound.
+    if kind.endswith("_type") and kind.removesuffix("_type") in _TYPE_WORDS:
+        return _describe_wrong_type(kind.removesuffix("_type"), error["input"])
+    # The value must be one of several choices, or is out of range.
     if text.startswith("Input should be "):
         bound = text.removeprefix("Input should be ")
         return f"must be {bound} (got {_format_value(error['input'])})."
     return text
 
 
-def _wrong(wanted: str, value: Any) -> str:
-    """Says that a value has another type than ``wanted``, a key of ``_WORDS``."""
-    bare = wanted in _BARE and isinstance(value, str) and _UNQUOTED.fullmatch(value)
-    quotes = " Write it without quotes." if bare else ""
-    return f"must be {_WORDS[wanted]} (got {_format_value(value)}).{quotes}"
+def _describe_wrong_type(wanted: str, value: Any) -> str:
+    """Returns the sentence that a value does not have the type ``wanted``, which is a key of
+    ``_TYPE_WORDS``.
+    """
+    is_quoted = wanted in _UNQUOTED_TYPES and isinstance(value, str) and _UNQUOTED.fullmatch(value)
+    advice = " Write it without quotes." if is_quoted else ""
+    return f"must be {_TYPE_WORDS[wanted]} (got {_format_value(value)}).{advice}"
 
 
-def _kinds(annotation: Any) -> set[Any]:
-    """Returns the types in a field's annotation: int and None of ``tuple[PositiveInt, ...] |
+def _find_types(annotation: Any) -> set[Any]:
+    """Returns the basic types in a field's annotation: int and None for ``tuple[PositiveInt, ...] |
     None``.
     """
     if get_origin(annotation) is Annotated:
-        return _kinds(get_args(annotation)[0])
+        return _find_types(get_args(annotation)[0])
     parts = [part for part in get_args(annotation) if part is not Ellipsis]
-    return set[Any]().union(*map(_kinds, parts)) if parts else {annotation}
+    return set[Any]().union(*map(_find_types, parts)) if parts else {annotation}
 
 
-def _other_type(kinds: set[Any], value: Any) -> InitErrorDetails | None:
-    """Returns pydantic's error if a field of numbers has a value of another type; None if it may be
-    right.
+def _find_type_error(kinds: set[Any], value: Any) -> InitErrorDetails | None:
+    """Returns pydantic's error if a numeric or boolean field has a value of another type; None if
+    the type may be right.
 
-    A whole number may stand for any other. What is neither text nor number is left to pydantic.
+    An int is accepted for a float. Values that are neither text nor numbers are left to pydantic.
     """
     if not kinds <= {int, float, bool, type(None)}:
         return None
-    wanted = "bool_type" if bool in kinds else "float_type" if float in kinds else "int_type"
-    right = (kinds - {type(None)}) | ({int} if float in kinds else set())
-    several = isinstance(value, list | tuple)
-    for place, item in enumerate(value if several else [value]):
-        # True is an int to Python, and no number to a person.
-        fits = isinstance(item, tuple(right)) and (bool in right or not isinstance(item, bool))
+    error_type = "bool_type" if bool in kinds else "float_type" if float in kinds else "int_type"
+    allowed_types = (kinds - {type(None)}) | ({int} if float in kinds else set())
+    is_list = isinstance(value, list | tuple)
+    for place, item in enumerate(value if is_list else [value]):
+        # In Python True is an int, but in a file it is not a number.
+        fits = isinstance(item, tuple(allowed_types)) and (
+            bool in allowed_types or not isinstance(item, bool)
+        )
         if isinstance(item, str | int | float) and not fits:
-            return {"type": wanted, "loc": (place,) if several else (), "input": item}
+            return {"type": error_type, "loc": (place,) if is_list else (), "input": item}
     return None
 
 
 def _format_value(value: Any) -> str:
-    """Returns a value as a TOML file has it; lists and tables only by these words."""
+    """Formats a value as in a TOML file. A list or a table becomes the words 'a list' or 'a
+    table'.
+    """
     if isinstance(value, dict | list | tuple):
         return "a table" if isinstance(value, dict) else "a list"
     if isinstance(value, str):

@@ -1,6 +1,4 @@
-"""Settings of a party's own data: where it lies, which columns it has, and how they are
-prepared.
-"""
+"""Settings of a party's own data: its source, its columns and how they are prepared."""
 
 from __future__ import annotations
 
@@ -20,25 +18,26 @@ from pydantic import (
 
 from vfl_common.config.base import Section, has_form
 
-# For those who have a source.
+# Callers import these names from this module.
 from vfl_common.config.sources import FRAME as FRAME
 from vfl_common.config.sources import IMAGES as IMAGES
 from vfl_common.config.sources import (
     SETS,
     URL,
     Format,
-    format_of,
+    get_format,
     resolve_source,
 )
 from vfl_common.config.sources import TEXT_FILES as TEXT_FILES
+from vfl_common.config.sources import get_reader as get_reader
 from vfl_common.config.sources import is_database as is_database
 from vfl_common.config.sources import is_excel as is_excel
 from vfl_common.config.sources import is_path as is_path
-from vfl_common.config.sources import reader_of as reader_of
 from vfl_common.config.view import ViewSettings as ViewSettings
 from vfl_common.passwords import hide_passwords
 
-# A step that spells an id as the other parties do; ``vfl_party.data.ids.spelling`` has them.
+# A rule that normalises an id, so that all parties spell it the same; implemented in
+# ``vfl_party.data.ids.spelling``.
 IdRule = Annotated[
     str,
     has_form(
@@ -49,32 +48,35 @@ IdRule = Annotated[
 ]
 Duplicates = Literal["error", "first", "drop"]
 Unlabelled = Literal["refuse", "drop"]
-# More make no sensible input of a dense encoder.
+# The maximum number of columns that a dense encoder can sensibly take as input.
 MAX_COLUMNS = 1 << 16
-# More are no help against many categories: a column of text may have as many values.
+# The number of hash buckets of a categorical column; above the limit, hashing no longer reduces the
+# number of categories.
 Buckets = Annotated[int, Field(ge=1, le=1 << 20)]
-# As ``data.id``: the row's number, if no column has this name.
+# The value of ``data.id`` that means the row's number, if no column has this name.
 ROW = "row"
 
 
 def id_columns(value: Any) -> Any:
-    """Returns the columns of an id as people write them: one name, a list of names, or None."""
+    """Turns the setting ``id`` (one name, a list of names, or None) into a sequence of column
+    names.
+    """
     return () if value is None else (value,) if isinstance(value, str) else value
 
 
-def _both(value: Any) -> Any:
-    """Returns height and width, if one number is given for both."""
+def _expand_size(value: Any) -> Any:
+    """Turns one number into (height, width); leaves any other value unchanged."""
     return (value, value) if isinstance(value, int) else value
 
 
-# In pixels; more is a typing mistake.
+# The height or width of an image, in pixels. A larger number is a typing mistake.
 Side = Annotated[int, Field(gt=0, le=16_384)]
-ImageSize = Annotated[tuple[Side, Side], BeforeValidator(_both)]
+ImageSize = Annotated[tuple[Side, Side], BeforeValidator(_expand_size)]
 
 
 class DataSettings(Section):
-    """One party's data. ``vfl.simulation.baselines`` and predictions make settings that no person
-    writes: ``parts``, ``in_common``, ``as_trained``.
+    """One party's data. The settings ``parts``, ``in_common`` and ``as_trained`` are set by the
+    program (baselines, predictions), not by people.
     """
 
     source: str
@@ -86,20 +88,20 @@ class DataSettings(Section):
     ``./NAME:REST`` for a file whose name looks so.
     """
     format: Format | None = None
-    """What the file is, if its name does not say: ``text`` (separated cells), ``libsvm`` (svmlight,
-    too), ``idx`` (MNIST's), ``mat`` (MATLAB's, to version 7).
+    """The file's format, if its name does not show it: ``text`` (separated cells), ``libsvm``
+    (svmlight, too), ``idx`` (MNIST's), ``mat`` (MATLAB's, to version 7).
     """
     sheet: str | None = None
     """The sheet of an Excel workbook. Default: the only visible sheet with rows."""
     query: str | None = None
     """The SELECT whose rows are the table. A database needs it; other sources refuse it."""
     id: tuple[str, ...] = ()
-    """The id column, or several columns that are one id together. Tables need it; named sets and
-    NPZ without it take the row's number. ``row``, if no column is called so, is the row's number in
-    every source: it aligns only tables whose rows are the same, in the same order.
+    """The id column, or several columns that together form the id. Tables need it. Named sets and
+    NPZ files use the row number if it is not given. ``row`` means the row number, if no column has
+    this name; use it only if all parties have the same rows in the same order.
     """
     id_rules: tuple[IdRule, ...] | None = None
-    """How this party spells its ids alike, in order, before they are compared. Default:
+    """The rules that normalise this party's ids, in order, before ids are compared. Default:
     ``rows.id_rules`` of the recipe.
     """
     duplicates: Duplicates = "error"
@@ -107,33 +109,33 @@ class DataSettings(Section):
     row of the source, ``drop`` keeps no such row.
     """
     expect_common: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
-    """With psi: the share of this party's rows that should be common to all. With less the party
-    gets a warning.
+    """With psi: the expected share of this party's rows that all parties hold. A smaller share
+    gives a warning.
     """
     label: str | None = None
     """The label column. The active party needs it, except for named sets, whose label is
-    ``target``. At a passive party it takes the column out of the features.
+    ``target``. At a passive party, this column is removed from the features.
     """
     labels: tuple[str, ...] = ()
     """The label columns of a ``multilabel`` task, in place of ``label``: each holds 0 and 1, or
     true and false. Only for the active party.
     """
     weight: str | None = None
-    """The active party's column of how much each row counts in the loss of training: numbers of 0
-    or more, of which only the proportions matter. It is no feature. Only for the active party.
+    """The active party's column with the weight of each row in the training loss: numbers of 0 or
+    more, of which only the proportions matter. It is no feature. Only for the active party.
     """
     event: str | None = None
-    """Of a ``survival`` task: the column that says whether ``label`` is the time at which it
-    happened (1 or true), or until which it had not (0 or false). Only for the active party.
+    """The event column of a ``survival`` task: 1 or true if the event happened at the time in
+    ``label``, 0 or false if the row was censored at that time. Only for the active party.
     """
     group: str | None = None
-    """The active party's column of what belongs together: the query of each row of a ``ranking``
-    task, or what ``rows.split = "grouped"`` keeps in one split. It is no feature. Only for the
-    active party.
+    """The active party's column with the group of each row: the query in a ``ranking`` task, or the
+    group that ``rows.split = "grouped"`` keeps in one split. It is no feature. Only for the active
+    party.
     """
     unlabelled: Unlabelled = "refuse"
     """What happens to rows whose label is missing: ``refuse`` refuses the table, ``drop`` leaves
-    them out of training. They can be predicted as all others.
+    them out of training. They can be predicted like all other rows.
     """
     split: str | None = None
     """The column with each row's split (``train``, ``validation``, ``test``), for ``rows.split =
@@ -145,20 +147,20 @@ class DataSettings(Section):
     drop: tuple[str, ...] = ()
     """Columns to leave out."""
     numeric: tuple[str, ...] = ()
-    """Columns that must be numbers. The type of the others is found."""
+    """Columns that must be numbers. The types of the other columns are detected."""
     categorical: tuple[str, ...] = ()
     """Columns that are categories even if they hold numbers."""
     categorical_buckets: Buckets | dict[str, Buckets] | None = None
-    """Into how many buckets the values of categorical columns are hashed, so that a column may have
-    any number of values: one number for all, or a table {column: number}. Values of one bucket are
-    one category.
+    """The number of buckets into which the values of categorical columns are hashed, so that a
+    column may have any number of values: one number for all columns, or a table {column: number}.
+    Values in the same bucket become one category.
     """
     missing: Literal["error", "mean", "median", "zero"] = "error"
-    """What a missing number becomes: an error, the mean or median of this party's training rows, or
-    zero. A missing category is a category.
+    """How missing numbers are handled: refused (``error``), or replaced with the mean or median of
+    this party's training rows or with zero. A missing category becomes a category of its own.
     """
     na: tuple[str, ...] = ()
-    """Texts that mean an empty cell, such as ``unknown``, in every column. Capitals count; white
+    """Texts that mean an empty cell, such as ``unknown``, in every column. Case matters; white
     space at the ends does not.
     """
     scale: Literal["standard", "minmax", "quantile", "none"] = "standard"
@@ -173,56 +175,62 @@ class DataSettings(Section):
     image_shape: Annotated[tuple[PositiveInt, PositiveInt, PositiveInt], Field()] | None = None
     """Channels, height and width, if a row of numbers is an image."""
     resize: ImageSize | None = None
-    """Height and width to which images are brought, or one number for both. Images of one folder
-    may then have several sizes. Default: as they are.
+    """The height and width to which images are resized, or one number for both. Then the images of
+    a folder may differ in size. Default: images keep their size.
     """
     channels: Literal[1, 3] | None = None
-    """What images become: grey (1) or coloured (3). Default: as they are, and all alike."""
+    """The number of channels to which images are converted: 1 (grey) or 3 (colour). Default: images
+    keep their channels, which must be the same for all.
+    """
     download: bool = False
-    """Whether torchvision may fetch a set that is not in ``download_dir``."""
+    """Whether torchvision may download a data set that is not in ``download_dir``."""
     download_dir: str = "data"
-    """The folder of torchvision's sets."""
+    """The folder with torchvision's data sets."""
     view: ViewSettings | None = None
-    """The part of the source that this party holds, for experiments in which one file has all
-    parts.
+    """The part of the source that this party holds, for experiments in which one file holds the
+    data of all parties.
     """
     names: tuple[str, ...] | Annotated[int, Field(ge=1, le=MAX_COLUMNS)] | None = None
-    """The columns' names of a text file without a line that names them, or how many columns it has:
-    they are then ``f1``, ``f2`` and so on. Of a libsvm file: of the columns beside the label.
-    Default: the first line names them; libsvm: as many as the largest index.
+    """The column names of a text file without a header line, or the number of its columns, which
+    are then called ``f1``, ``f2`` and so on. For a libsvm file, the label is not counted. Default:
+    the first line is the header; a libsvm file has as many columns as its largest index.
     """
     separator: Annotated[str, Field(min_length=1, max_length=16)] | None = None
-    """The character between the cells of a text file, or several, such as ``::``, or
-    ``whitespace`` for runs of spaces and tabs. Default: found, if it is one character.
+    """The character between the cells of a text file, or several, such as ``::``, or ``whitespace``
+    for runs of spaces and tabs. Default: detected, if it is one character.
     """
     decimal: Literal[".", ","] | None = None
-    """The decimal point of numbers that are written as text. Default: found."""
+    """The decimal point of numbers that are written as text. Default: detected."""
     thousands: Literal["", ".", ",", " ", "'"] | None = None
-    """The thousands sign of numbers that are written as text; ``""`` for none. Default: found."""
+    """The thousands sign of numbers that are written as text; ``""`` for none. Default: detected.
+    """
     encoding: str | None = None
-    """The encoding of a text file, such as ``cp1252``. Default: found, UTF-8 or Windows-1252."""
+    """The encoding of a text file, such as ``cp1252``. Default: detected (UTF-8 or Windows-1252).
+    """
     skip_lines: NonNegativeInt = 0
-    """Lines of a text file, or rows of a sheet, before the line with the columns' names."""
+    """The number of lines of a text file, or rows of a sheet, to skip before the line with the
+    column names.
+    """
     dates: str | dict[str, str] | None = None
-    """The form of dates that are written as text, in the notation of ``strptime``, such as
-    ``%d/%m/%Y``; or a table with the form of each column that needs it. Default: found, if only one
-    form fits a column.
+    """The format of dates that are written as text, as in ``strptime``, such as ``%d/%m/%Y``; or a
+    table {column: format}. Default: detected, if only one format fits a column.
     """
     memory_mib: NonNegativeInt = 256
-    """The largest array of rows that stays in memory, in MiB. A larger array lies in a file in
+    """The largest array of rows that is kept in memory, in MiB. A larger array is kept in a file in
     ``scratch``.
     """
     scratch: str | None = None
-    """The folder of arrays that are larger than ``memory_mib``. Default: the party's ``out``."""
+    """The folder for arrays that are larger than ``memory_mib``. Default: the party's ``out``."""
     unaligned: str | None = None
     """A source of the same kind with more rows, without labels, that only this party has. Local
     self-supervised learning uses them.
     """
     limit: PositiveInt | None = None
-    """How many of the source's rows are used. Default: all."""
+    """The maximum number of rows of the source that are used. Default: all."""
     limit_by: Literal["first", "random"] = "first"
-    """Which rows ``limit`` takes: the source's first ones, or some at random, which the digests of
-    their ids choose: parties that hold the same ids take the same ones, in every run.
+    """Which rows ``limit`` takes: ``first``, the first rows of the source; or ``random``, rows that
+    are chosen by the digests of their ids, so that parties with the same ids choose the same rows
+    in every run.
     """
     parts: dict[str, DataSettings] = Field(default_factory=dict)
     """Set by baselines: each party's data, joined by id. Each part is read by its own settings, and
@@ -231,21 +239,22 @@ class DataSettings(Section):
     in_common: bool = False
     """Set by baselines: whether rows that not all parts hold are left out."""
     as_trained: bool = False
-    """Set by a prediction: whether columns and their kinds must be those of the trained run."""
+    """Set by a prediction: whether columns and their types must be the same as in the trained run.
+    """
     _like: tuple[str, str] | None = PrivateAttr(default=None)
     _keeps_rows: bool = PrivateAttr(default=False)
     _spelt_by_recipe: bool = PrivateAttr(default=False)
 
     @property
     def like(self) -> tuple[str, str] | None:
-        """The decimal point and the thousands sign of the table of training, for rows to predict;
-        else None.
+        """The decimal point and the thousands sign of the training table, for a table of rows to
+        predict; else None.
         """
         return self._like
 
     def copy_layout_of(self, style: tuple[str, str] | None) -> DataSettings:
-        """Returns the same settings for a table that is written as that of training, if it can be
-        read in two ways.
+        """Returns a copy of the settings that reads ambiguous numbers in the style of the training
+        table: its decimal point and thousands sign.
         """
         settings = self.model_copy()
         settings._like = style
@@ -253,14 +262,14 @@ class DataSettings(Section):
 
     @property
     def keeps_rows(self) -> bool:
-        """Whether the table keeps which rows the source has, and how it spells their ids: for
-        results.
+        """Whether the table remembers the source's rows and the original spelling of their ids,
+        which result files need.
         """
         return self._keeps_rows
 
     def keeping_rows(self) -> DataSettings:
-        """Returns the same settings for a table that keeps its source's rows; of ``parts``, the
-        first one does.
+        """Returns a copy of the settings with ``keeps_rows`` set; with ``parts``, it is set for the
+        first part.
         """
         name = next(iter(self.parts), "")
         parts = {name: self.parts[name].keeping_rows()} if name else {}
@@ -279,12 +288,12 @@ class DataSettings(Section):
     def _columns(cls, value: Any) -> Any:
         columns = id_columns(value)
         if not isinstance(columns, list | tuple):
-            raise ValueError("must be the name of a column, or a list of names")
+            raise ValueError("must be the name of a column or a list of names")
         return columns
 
     def model_post_init(self, _context: Any) -> None:
         if self.decimal is not None and self.decimal == self.thousands:
-            raise ValueError("decimal and thousands are two signs; both are the same here")
+            raise ValueError("decimal and thousands must be different characters. Change one.")
         text_only = [key for key in ("separator", "encoding", "names") if getattr(self, key)]
         if text_only and is_excel(self.source):
             raise ValueError(
@@ -298,21 +307,21 @@ class DataSettings(Section):
             )
         if self.format is not None and not is_path(self.source):
             raise ValueError(
-                f"format is for files, and {hide_passwords(self.source)} is none. Remove it."
+                f"format is for files, and {hide_passwords(self.source)} is not a file. Remove it."
             )
         if self.limit_by == "random" and self.limit is None:
-            raise ValueError("limit_by chooses among rows. Set limit, too, or remove it.")
+            raise ValueError("limit_by needs limit. Add limit, or remove limit_by.")
         if len(self.labels) == 1:
-            raise ValueError("labels names two columns or more; for one, give label")
+            raise ValueError("labels must name at least 2 columns (got 1). Use label instead.")
         if self.labels and self.event is not None:
             raise ValueError("event is for a survival task, which has one label. Remove it.")
         if self.labels and self.label not in (None, self.labels[0]):
-            raise ValueError("give label or labels, and not both")
+            raise ValueError("label and labels are both set. Remove label.")
         roles = [name for name in (*self.id, *self.roles) if name is not None]
         if len(set(roles)) < len(roles):
             raise ValueError(
-                "id, label, event, group, weight and split are columns of their own; two of them "
-                "have the same name"
+                "id, label, event, group, weight and split must be different columns (two of "
+                "them have the same name). Change one."
             )
         if self.query is not None and not self.is_database:
             raise ValueError(
@@ -328,7 +337,7 @@ class DataSettings(Section):
     @model_validator(mode="before")
     @classmethod
     def _first_label(cls, value: Any) -> Any:
-        """Makes the first of ``labels`` the label, too."""
+        """Sets ``label`` to the first of ``labels``."""
         labels = value.get("labels") if isinstance(value, dict) else None
         if isinstance(labels, list | tuple) and labels and value.get("label") is None:
             return {**value, "label": labels[0]}
@@ -336,8 +345,10 @@ class DataSettings(Section):
 
     @property
     def kind(self) -> Format | None:
-        """What the source's file is: by ``format``, else by its name; None of all other sources."""
-        return self.format or (format_of(self.source) if is_path(self.source) else None)
+        """The format of the source's file, from ``format`` or else from its name; None if the
+        source is not a file.
+        """
+        return self.format or (get_format(self.source) if is_path(self.source) else None)
 
     @property
     def first(self) -> int | None:
@@ -345,36 +356,42 @@ class DataSettings(Section):
         return self.limit if self.limit_by == "first" else None
 
     def buckets(self, name: str) -> int | None:
-        """Returns into how many buckets a column's categories are hashed; None: they are not."""
+        """Returns the number of buckets into which a column's categories are hashed; None if they
+        are not hashed.
+        """
         buckets_ = self.categorical_buckets
         return buckets_.get(name) if isinstance(buckets_, dict) else buckets_
 
     @property
     def beside(self) -> tuple[str, ...]:
-        """The columns that the active party reads beside its label."""
-        others = (role for role in (self.event, self.group, self.weight) if role is not None)
-        return (*self.labels[1:], *others)
+        """The columns that the active party reads besides its label and features: further labels,
+        event, group and weight.
+        """
+        columns = (role for role in (self.event, self.group, self.weight) if role is not None)
+        return (*self.labels[1:], *columns)
 
     def role_beside(self, name: str) -> str:
-        """Returns what one of ``beside`` is: ``event``, ``group`` or ``weight``, or else a
+        """Returns the role of one of the columns ``beside``: ``event``, ``group``, ``weight`` or
         ``label``.
         """
-        named = {getattr(self, key): key for key in ("event", "group", "weight")}
-        return named.get(name, "label")
+        role_of = {getattr(self, key): key for key in ("event", "group", "weight")}
+        return role_of.get(name, "label")
 
     @property
     def roles(self) -> tuple[str | None, ...]:
-        """The columns that are neither ids nor features; None for one that is not given."""
+        """The columns that are neither ids nor features; None for a column that is not set."""
         return (self.label, *self.beside, self.split)
 
     def date_form(self, name: str) -> str | None:
-        """Returns the form that ``dates`` gives for a column; None if it is to be found."""
+        """Returns the date format that ``dates`` gives for a column; None if the format must be
+        detected.
+        """
         return self.dates.get(name) if isinstance(self.dates, dict) else self.dates
 
     @property
     def is_table(self) -> bool:
-        """Whether the source is a file of a table, a database, a table in memory, or what a plug-in
-        reads.
+        """Whether the source is a table: a table file, a database, a table in memory or a plug-in's
+        source.
         """
         if is_path(self.source):
             arrays = self.kind in ("idx", "mat") or self.source.lower().endswith(".npz")
@@ -383,15 +400,17 @@ class DataSettings(Section):
 
     @property
     def is_database(self) -> bool:
-        """Whether the source is the URL of a database: of a known one, or of any if there is a
-        query.
+        """Whether the source is the URL of a database: a known one, or any URL if ``query`` is
+        set.
         """
         return is_database(self.source) or (
             self.query is not None and URL.match(self.source) is not None
         )
 
     def absolute(self, base: Path) -> DataSettings:
-        """Returns the same settings, with relative paths taken from ``base``."""
+        """Returns a copy of the settings in which relative paths start at ``base`` and are
+        absolute.
+        """
         if self.parts:
             return self.model_copy(
                 update={"parts": {name: part.absolute(base) for name, part in self.parts.items()}}
@@ -407,10 +426,12 @@ class DataSettings(Section):
         return self.model_copy(update=paths)
 
     def with_id_rules(self, rules: tuple[str, ...]) -> DataSettings:
-        """Returns the same settings with the recipe's rules for ids, unless they have their own."""
+        """Returns a copy of the settings with the recipe's rules for ids, unless the party has its
+        own rules.
+        """
         parts = {name: part.with_id_rules(rules) for name, part in self.parts.items()}
-        own = rules if self.id_rules is None else self.id_rules
-        settings = self.model_copy(update={"parts": parts, "id_rules": own})
+        id_rules = rules if self.id_rules is None else self.id_rules
+        settings = self.model_copy(update={"parts": parts, "id_rules": id_rules})
         settings._spelt_by_recipe = (
             any(part.spelt_by_recipe for part in parts.values())
             if parts
@@ -420,12 +441,12 @@ class DataSettings(Section):
 
     @property
     def spelt_by_recipe(self) -> bool:
-        """Whether rules of the recipe change the ids, and none of the party's own."""
+        """Whether the recipe's rules change the ids, because the party has no rules of its own."""
         return self._spelt_by_recipe
 
     def with_missing(self) -> DataSettings:
-        """Returns the same settings for a method that takes missing numbers as they are, unless
-        they refuse them.
+        """Returns a copy of the settings for a method that handles missing numbers itself:
+        ``missing`` no longer defaults to ``error``.
         """
         parts = {name: part.with_missing() for name, part in self.parts.items()}
         missing = self.missing if "missing" in self.model_fields_set else "mean"
@@ -433,21 +454,21 @@ class DataSettings(Section):
 
     @property
     def is_named(self) -> bool:
-        """Whether the source is one of scikit-learn's or torchvision's sets, whose label is always
+        """Whether the source is a data set of scikit-learn or torchvision. Its label is always
         ``target``.
         """
-        return reader_of(self.source) in SETS
+        return get_reader(self.source) in SETS
 
 
 def _has_images(source: str) -> bool:
     try:
         return (Path(source) / IMAGES).is_file()
     except OSError:
-        # A name that is too long, a folder that may not be looked into: told when it is read.
+        # The name is too long, or the folder is not readable. The reader reports that later.
         return False
 
 
-# Changes of settings with which any rows are read as ids only.
+# An update of DataSettings with which only the ids of rows are read.
 NO_FEATURES: dict[str, Any] = {
     **dict.fromkeys(("columns", "drop", "numeric", "categorical"), ()),
     **dict.fromkeys(("image_shape", "resize", "channels")),
@@ -455,16 +476,20 @@ NO_FEATURES: dict[str, Any] = {
 
 
 def ids_only(settings: DataSettings) -> DataSettings:
-    """Returns the same data without features, for an active party that holds only labels."""
+    """Returns a copy of the settings without features, for an active party that holds only
+    labels.
+    """
     if settings.is_named:
         return settings
     return settings.model_copy(update=NO_FEATURES)
 
 
 def get_unaligned_settings(settings: DataSettings) -> DataSettings | None:
-    """Returns the same settings with ``unaligned`` as source; None if that is not set."""
+    """Returns a copy of the settings with ``unaligned`` as the source; None if ``unaligned`` is not
+    set.
+    """
     if settings.unaligned is None:
         return None
-    without = dict.fromkeys(("unaligned", "label", "split", "limit"))
-    update = {**without, "limit_by": "first", "source": settings.unaligned}
+    cleared = dict.fromkeys(("unaligned", "label", "split", "limit"))
+    update = {**cleared, "limit_by": "first", "source": settings.unaligned}
     return settings.model_copy(update=update)

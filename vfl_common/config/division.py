@@ -1,4 +1,6 @@
-"""Finds each party's data if all run on one machine: its own, or its part of one data set."""
+"""Finds each party's data when all parties run on one machine: its own source, or its part of one
+data set.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from vfl_common.errors import Code, InputError
 
 
 def settings_of(recipe: Recipe) -> SimulateSettings:
-    """Returns the recipe's [simulate]. Raises InputError if it has none."""
+    """Returns the recipe's table [simulate]. Raises InputError if the recipe has none."""
     if recipe.simulate is None:
         raise InputError(
             Code.CONFIG_INVALID,
@@ -25,49 +27,55 @@ def settings_of(recipe: Recipe) -> SimulateSettings:
 
 
 def divide(recipe: Recipe, base: Path) -> dict[str, DataSettings]:
-    """Returns each party's data: its own, or its part of the one data set. Relative paths start at
-    ``base``.
+    """Returns each party's data: its own source, or its part of the shared data set. Relative paths
+    start at ``base``.
 
-    The parts go to the parties that have features, in roster order. An active party without
-    features reads only the label. Raises InputError if a party has no data, or if the scheme does
-    not fit the number of parties.
+    The parts are assigned to the parties that have features, in the order of the recipe. An active
+    party without features reads only the label. Raises InputError if a party has no data, or if the
+    scheme does not fit the number of parties.
     """
     simulate = settings_of(recipe)
     roster = [party.name for party in recipe.parties]
-    for key, named in (
+    for key, settings in (
         ("parties", simulate.parties),
         ("devices", simulate.devices),
         ("policies", simulate.policies),
     ):
-        for name in named:
+        for name in settings:
             if name not in roster:
-                near = difflib.get_close_matches(name, roster, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"parties: {', '.join(roster)}"
-                raise _invalid(recipe, f"{key}.{name}: no party of the recipe; {hint}")
+                suggestions = difflib.get_close_matches(name, roster, n=1)
+                hint = (
+                    f"did you mean {suggestions[0]!r}?"
+                    if suggestions
+                    else f"parties: {', '.join(roster)}"
+                )
+                raise _invalid(recipe, f"{key}.{name}: not a party of the recipe; {hint}")
     data = {}
     for party in recipe.parties:
-        own = simulate.parties.get(party.name)
-        if own is None and simulate.data is None:
+        own_data = simulate.parties.get(party.name)
+        if own_data is None and simulate.data is None:
             raise _invalid(
                 recipe,
-                f"parties.{party.name}: missing. Give every party its own data, or all a part.",
+                f"parties.{party.name}: missing. Add it, or add simulate.data for all parties.",
             )
-        data[party.name] = (own or _part(recipe, simulate, party)).absolute(base.resolve())
+        data[party.name] = (own_data or _select_part(recipe, simulate, party)).absolute(
+            base.resolve()
+        )
     return data
 
 
-def _part(recipe: Recipe, simulate: SimulateSettings, party: PartySettings) -> DataSettings:
-    """Returns one party's part of the one data set."""
-    whole = simulate.data
-    assert whole is not None  # noqa: S101 - checked by the caller
-    if whole.view is not None:
+def _select_part(recipe: Recipe, simulate: SimulateSettings, party: PartySettings) -> DataSettings:
+    """Returns one party's part of the shared data set."""
+    shared_data = simulate.data
+    assert shared_data is not None  # noqa: S101 - checked by the caller
+    if shared_data.view is not None:
         raise _invalid(recipe, "data.view: simulate.scheme divides the data set. Remove the view.")
     if not party.features:
-        return whole.model_copy(update=NO_FEATURES)
-    sharing = recipe.sharing
-    view = {"scheme": simulate.scheme, "part": sharing.index(party.name), "parts": len(sharing)}
-    where = f"recipe {recipe.name}: simulate.scheme ({len(sharing)} parties share the data set)"
-    return whole.model_copy(update={"view": parse(ViewSettings, view, where)})
+        return shared_data.model_copy(update=NO_FEATURES)
+    sharers = recipe.sharing
+    view = {"scheme": simulate.scheme, "part": sharers.index(party.name), "parts": len(sharers)}
+    where = f"recipe {recipe.name}: simulate.scheme ({len(sharers)} parties share the data set)"
+    return shared_data.model_copy(update={"view": parse(ViewSettings, view, where)})
 
 
 def _invalid(recipe: Recipe, what: str) -> InputError:

@@ -1,4 +1,4 @@
-"""Settings of where a serving party's features come from: ``serve.store`` of the party file."""
+"""Settings of a serving party's feature store: ``serve.store`` of the party file."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from vfl_common.config.base import Section, has_form
 from vfl_common.config.sources import is_database, resolve_source
 from vfl_common.passwords import hide_passwords
 
-# A question of a served model has at most 1,024 ids.
+# The maximum number of open connections to a feature store.
 Connections = Annotated[int, Field(gt=0, le=64)]
 
 
 class DatabaseStore(Section):
-    """A database, which is asked for the rows of each question."""
+    """A database that is queried for the rows of each request."""
 
     kind: Literal["database"]
-    """A database that is asked for the rows of each question."""
+    """A database that is queried for the rows of each request."""
     source: str | None = None
     """The URL of the database. Default: ``data.source``."""
     query: str
-    """The SELECT that gives the rows of the ids ``:ids``, with the columns of the id and of
-    training. PostgreSQL: ``WHERE id = ANY(:ids)``; every other database: ``WHERE id IN :ids``.
+    """The SELECT that returns the rows with the ids ``:ids``: the id columns and the training
+    columns. PostgreSQL: ``WHERE id = ANY(:ids)``; every other database: ``WHERE id IN :ids``.
     """
     connections: Connections = 4
-    """How many connections are open at most; as many questions are answered at the same time."""
+    """The maximum number of open connections, and so of requests at the same time."""
 
     @field_validator("source")
     @classmethod
@@ -41,31 +41,34 @@ class DatabaseStore(Section):
 
 
 class ServiceStore(Section):
-    """A feature service, which is asked over HTTP for the rows of each question."""
+    """A feature service that is called over HTTP for the rows of each request."""
 
     kind: Literal["service"]
     """An HTTP service with SecretFlow-Serving's interface ``BatchFetchFeature``."""
     url: Annotated[str, has_form(r"https?://[^\s/@?#]+(/[^\s?#]*)?", "http(s)://HOST:PORT/PATH")]
-    """Where it is asked: ``https://HOST:PORT/BatchFeatureService/BatchFetchFeature``."""
+    """The URL of the service: ``https://HOST:PORT/BatchFeatureService/BatchFetchFeature``."""
     service_id: str | None = None
-    """What it gets as ``model_service_id``. Default: the recipe's name."""
+    """The ``model_service_id`` of each request. Default: the recipe's name."""
     context: str = ""
-    """What it gets as ``query_context``."""
+    """The ``query_context`` of each request."""
     ca: str | None = None
-    """The PEM file of the CA that its certificate must be of. Default: the CAs of the machine."""
+    """The PEM file of the CA that must have issued the service's certificate. Default: the
+    machine's CAs.
+    """
     certificate: str | None = None
-    """The PEM file of this party's certificate, for a service that asks for one."""
+    """The PEM file of this party's certificate, for a service that requires a client certificate.
+    """
     key: str | None = None
     """The PEM file of that certificate's key, with mode 0600."""
     connections: Connections = 4
-    """How many connections are open at most; as many questions are answered at the same time."""
+    """The maximum number of open connections, and so of requests at the same time."""
 
 
 StoreSettings = Annotated[DatabaseStore | ServiceStore, Field(discriminator="kind")]
 
 
 def absolute_store(store: DatabaseStore | ServiceStore, base: Path) -> DatabaseStore | ServiceStore:
-    """Returns the same settings, with relative paths taken from ``base``."""
+    """Returns a copy of the settings in which relative paths start at ``base``."""
     update: dict[str, str] = {}
     if isinstance(store, DatabaseStore) and store.source is not None:
         update = {"source": resolve_source(store.source, base)}

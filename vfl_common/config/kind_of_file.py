@@ -1,5 +1,5 @@
-"""Reads a file of tables, and refuses one of another kind: a party file is soon given where its
-recipe is wanted.
+"""Reads a TOML file and refuses it if it is of another kind, such as a party file given in place of
+its recipe.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from vfl_common.config.base import read_toml
 from vfl_common.errors import Code, InputError
 
 Kind = Literal["recipe", "party file", "study"]
-_OF_STUDY = ("seeds", "methods", "finetune", "search")
+_STUDY_KEYS = ("seeds", "methods", "finetune", "search")
 
 
 def kind_of(tables: dict[str, Any]) -> Kind | None:
-    """Returns of which kind of file the tables are; None if they have no key that tells."""
+    """Returns the kind of file that has these tables; None if no key shows it."""
     if "phases" in tables:
         return "recipe"
     if "recipe" not in tables:
         return None
-    return "study" if any(key in tables for key in _OF_STUDY) else "party file"
+    return "study" if any(key in tables for key in _STUDY_KEYS) else "party file"
 
 
 def read_tables(path: Path, wanted: Kind) -> dict[str, Any]:
-    """Reads the tables of a file. Raises InputError if it is missing, is not TOML, or is of another
-    kind.
+    """Reads the tables of a file of the kind ``wanted``. Raises InputError if the file is missing,
+    is not TOML, or is of another kind.
     """
     tables = read_toml(path)
     kind = kind_of(tables)
@@ -38,7 +38,7 @@ def read_tables(path: Path, wanted: Kind) -> dict[str, Any]:
 
 
 def _advice(path: Path, tables: dict[str, Any], wanted: Kind) -> str:
-    named = tables.get("recipe")
-    if wanted == "recipe" and isinstance(named, str):
-        return f"Give the recipe that it names: {normpath(path.parent / named)}."
+    recipe_path = tables.get("recipe")
+    if wanted == "recipe" and isinstance(recipe_path, str):
+        return f"Give the recipe that it names: {normpath(path.parent / recipe_path)}."
     return f"Give a {wanted} instead."

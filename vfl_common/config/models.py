@@ -15,17 +15,17 @@ from pydantic import (
 
 from vfl_common.config.base import KindName, OfPlugIn, Section, has_form
 
-# For those who have models.
+# Callers import these names from this module.
 from vfl_common.config.task import TaskSettings as TaskSettings
 from vfl_common.config.task import class_text as class_text
 
-# Widths and sizes: more is a typing mistake.
+# A width or size. A larger number is a typing mistake.
 PositiveInt = Annotated[int, Field(gt=0, le=1_000_000)]
 # A learning rate.
 Rate = Annotated[float, Field(gt=0.0, le=1e3)]
 # The norm to which gradients are clipped.
 Norm = Annotated[float, Field(ge=1e-6, le=1e6)]
-# Cosines are divided by it.
+# The number by which cosine similarities are divided.
 Temperature = Annotated[float, Field(ge=1e-3, le=1e3)]
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -48,13 +48,13 @@ class MlpSettings(Section):
 
 
 class TabularSettings(Section):
-    """One embedding table a categorical column, concatenated with the numeric columns, then an
-    MLP.
+    """One embedding table for each categorical column, concatenated with the numeric columns, then
+    an MLP.
     """
 
     kind: Literal["tabular"]
-    """An embedding for each categorical column beside the numeric columns, then fully connected
-    layers.
+    """An embedding for each categorical column, concatenated with the numeric columns, then fully
+    connected layers.
     """
     hidden: tuple[PositiveInt, ...] = (128,)
     """The widths of the hidden layers."""
@@ -78,15 +78,17 @@ class CnnSettings(Section):
     batch_norm: bool = True
     """Whether each block has batch normalisation."""
     shared: Literal["all", "blocks"] = "all"
-    """The layers above the first block that FedHSSL averages: ``all``, or ``blocks``, without the
-    linear layer, whose weights belong to positions of the image.
+    """The layers above the first block that FedHSSL averages: ``all`` averages all of them;
+    ``blocks`` leaves out the linear layer, whose weights belong to positions of the image.
     """
 
     @model_validator(mode="after")
     def _something_shared(self) -> Self:
         if self.shared == "blocks" and len(self.channels) < 2:
             raise ValueError(
-                'shared = "blocks" needs two channels or more: the first block is never shared'
+                'shared = "blocks" needs at least 2 blocks, because the first block is never '
+                "shared. "
+                "Add a number to channels."
             )
         return self
 
@@ -109,33 +111,35 @@ class Cnn1Settings(Section):
 
     kind: Literal["cnn1"]
     """FedOnce's CNN1, for images of 14 pixels or more: convolutions of 8×8, 16 channels, and of
-    4×4, 32 channels, each of stride 2 with ReLU and a 2×2 max pooling of stride 1, as the released
-    code has them, then fully connected layers. It has no layer that depends on a batch.
+    4×4, 32 channels, each of stride 2 with ReLU and a 2×2 max pooling of stride 1 as in the
+    released code, then fully connected layers. No layer depends on the other rows of a batch.
     """
     hidden: tuple[PositiveInt, ...] = ()
     """The widths of the hidden layers after the convolutions."""
 
 
-# torchvision's, in one description.
+# The networks of torchvision, which share the class NetworkSettings.
 NETWORKS = ("resnet18", "resnet50", "mobilenet_v2", "vgg13")
 
 
 class NetworkSettings(Section):
-    """A network of torchvision without weights from outside."""
+    """A network of torchvision without pretrained weights."""
 
     kind: Literal["resnet18", "resnet50", "mobilenet_v2", "vgg13"]
     """torchvision's ResNet-18, ResNet-50, MobileNetV2, or VGG-13 with batch normalisation, with
     random weights; for images.
     """
     small_images: bool = True
-    """Whether the network is changed for images below 64 pixels, as is usual for CIFAR. ResNet: the
-    stem is a 3×3 convolution of stride 1 without pooling. MobileNetV2: the first two strides of 2
-    are 1. VGG: the mean over positions and one layer take the place of the three last layers.
+    """Whether the network is adapted to images smaller than 64 pixels, as is usual for CIFAR.
+    ResNet: the stem is a 3×3 convolution of stride 1 without pooling. MobileNetV2: the first two
+    strides of 2 are 1. VGG: the mean over positions and one linear layer replace the last three
+    layers.
     """
     last_layer: bool = True
-    """Whether a last linear layer makes the embedding. Without it the embedding is what that layer
-    would get, and ``embedding_size`` must be its width: 512 (``resnet18``, ``vgg13``), 2,048
-    (``resnet50``), 1,280 (``mobilenet_v2``), or 4,096 (``vgg13`` for large images).
+    """Whether a last linear layer computes the embedding. Without that layer, the embedding is the
+    output of the layer before it, and ``embedding_size`` must be its width: 512 (``resnet18``,
+    ``vgg13``), 2,048 (``resnet50``), 1,280 (``mobilenet_v2``), or 4,096 (``vgg13`` for large
+    images).
     """
 
 
@@ -154,7 +158,7 @@ class CustomSettings(Section):
     """
 
     kind: Literal["custom"]
-    """An encoder that a function of yours makes."""
+    """An encoder that your own function creates."""
     factory: Annotated[str, has_form(r"[\w.]+:\w+", "module:callable")]
     """The function: ``factory(input_spec, embedding_size, **options)`` returns a
     ``torch.nn.Module``.
@@ -172,13 +176,13 @@ class PluginSettings(OfPlugIn):
     """The name of a plug-in's encoder."""
 
 
-# Ours; any other kind is a plug-in's.
+# The built-in encoders. Any other kind is a plug-in's.
 ENCODERS = ("mlp", "tabular", "cnn", "cnn0", "cnn1", *NETWORKS, "raw", "custom")
 
 
-def _whose(value: Any) -> str | None:
-    """Returns which settings an encoder has: its kind, ``network`` or ``plugin``; None if it names
-    no kind.
+def _tag_of_encoder(value: Any) -> str | None:
+    """Returns the tag of an encoder's settings class: its kind, ``network`` or ``plugin``; None if
+    the settings have no kind.
     """
     kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
     if kind in NETWORKS:
@@ -196,7 +200,7 @@ EncoderSettings = Annotated[
     | Annotated[RawSettings, Tag("raw")]
     | Annotated[CustomSettings, Tag("custom")]
     | Annotated[PluginSettings, Tag("plugin")],
-    Discriminator(_whose),
+    Discriminator(_tag_of_encoder),
 ]
 
 
@@ -217,7 +221,7 @@ class CustomTop(Section):
     """The user's own top model: ``factory(in_features, outputs, **options) -> torch.nn.Module``."""
 
     kind: Literal["custom"]
-    """A top model that a function of yours makes."""
+    """A top model that your own function creates."""
     factory: Annotated[str, has_form(r"[\w.]+:\w+", "module:callable")]
     """The function: ``factory(in_features, outputs, **options)`` returns a ``torch.nn.Module``. The
     active party imports it.
@@ -236,7 +240,7 @@ class PluginTop(OfPlugIn):
 
 
 class GbdtTop(Section):
-    """Gradient-boosted trees on the embeddings side by side, which the phase ``head`` grows."""
+    """Gradient-boosted trees on the concatenated embeddings, which the phase ``head`` grows."""
 
     kind: Literal["gbdt"]
     """Gradient-boosted trees, grown by the phase ``head``. Unless the recipe or the party file
@@ -247,8 +251,8 @@ class GbdtTop(Section):
     needs the extra ``gbdt``.
     """
     trees: Annotated[int, Field(ge=1, le=10_000)] = 200
-    """The maximum number of boosting rounds. A round grows a tree; of several classes, one for each
-    class.
+    """The maximum number of boosting rounds. A round grows one tree, or one tree for each class of
+    a multiclass task.
     """
     lr: Rate = 0.05
     """The learning rate."""
@@ -257,19 +261,22 @@ class GbdtTop(Section):
     min_rows: PositiveInt = 20
     """The minimum number of training rows in a leaf."""
     l2: Annotated[float, Field(ge=0.0, le=1e9)] = 0.0
-    """The L2 regularisation of the values of leaves."""
+    """The L2 regularisation of the leaf values."""
     early_stopping: PositiveInt | None = None
     """Ends after this number of rounds without a lower loss on the validation rows, and keeps the
-    rounds up to the best. The upload then has the validation rows, too. Default: off.
+    rounds up to the best. Passive parties then also send their embeddings of the validation rows.
+    Default: off.
     """
 
 
-# Ours; any other kind is a plug-in's.
+# The built-in top models. Any other kind is a plug-in's.
 TOPS = ("mlp", "custom", "gbdt")
 
 
-def _whose_top(value: Any) -> str:
-    """Returns which settings a top model has: its kind, or ``plugin``; ``mlp`` if it names none."""
+def _tag_of_top(value: Any) -> str:
+    """Returns the tag of a top model's settings class: its kind or ``plugin``; ``mlp`` if the
+    settings have no kind.
+    """
     kind = value.get("kind", "mlp") if isinstance(value, dict) else getattr(value, "kind", "mlp")
     return kind if kind in TOPS else "plugin"
 
@@ -279,11 +286,11 @@ TopKinds = Annotated[
     | Annotated[CustomTop, Tag("custom")]
     | Annotated[GbdtTop, Tag("gbdt")]
     | Annotated[PluginTop, Tag("plugin")],
-    Discriminator(_whose_top),
+    Discriminator(_tag_of_top),
 ]
 
 
-# Ours; any other rule is a plug-in's.
+# The built-in rules of combination. Any other name is a plug-in's.
 COMBINATIONS = ("concat", "sum", "mean", "max", "attention")
 
 
@@ -304,14 +311,14 @@ def _expand_combination(value: Any) -> Any:
     return {"kind": value} if isinstance(value, str) and value not in COMBINATIONS else value
 
 
-def _whose_combination(value: Any) -> str:
+def _tag_of_combination(value: Any) -> str:
     return "plugin" if isinstance(value, dict | PluginCombination) else "ours"
 
 
 Combine = Annotated[
     Annotated[Literal["concat", "sum", "mean", "max", "attention"], Tag("ours")]
     | Annotated[PluginCombination, Tag("plugin")],
-    Discriminator(_whose_combination),
+    Discriminator(_tag_of_combination),
     BeforeValidator(_expand_combination),
 ]
 
@@ -322,17 +329,17 @@ class ModelSettings(Section):
     embedding_size: PositiveInt
     """The width of each party's embedding: the numbers that a party sends for each row."""
     combine: Combine = "concat"
-    """How the active party combines embeddings: side by side, its own first (``concat``); element
-    by element (``sum``, ``mean``, ``max``); as a sum with weights that it learns (``attention``);
-    or by a plug-in, as a name, or as a table with its settings.
+    """How the active party combines embeddings: concatenated, its own first (``concat``); element
+    by element (``sum``, ``mean``, ``max``); as a sum with learned weights (``attention``); or with
+    a plug-in, which is given as a name or as a table with its settings.
     """
     encoder: EncoderSettings = MlpSettings()
-    """The encoder of all parties that have none of their own."""
+    """The encoder of all parties without an encoder of their own."""
     top: TopKinds = TopSettings()
     """The active party's model on the combined embeddings."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """The type in which forward and backward passes multiply. Tensors are stored and sent as
-    float32.
+    """The dtype of matrix multiplications in forward and backward passes. Tensors are stored and
+    sent as float32.
     """
 
 
@@ -346,46 +353,55 @@ class OptimizerSettings(Section):
     momentum: Probability = 0.0
     """The momentum; only for ``sgd``."""
     weight_decay: Annotated[float, Field(ge=0.0, le=1e3)] = 0.0
-    """Weight decay. It is added to the gradient; ``adamw`` shrinks the weights instead."""
+    """The weight decay. It is added to the gradient; ``adamw`` decouples it from the gradient."""
     schedule: Literal["constant", "cosine", "step", "plateau"] = "constant"
     """How the learning rate changes after an epoch. ``cosine``: it falls to zero over the phase.
     ``step``: it is multiplied by ``factor`` after each ``step_epochs`` epochs. ``plateau``: it is
     multiplied by ``factor`` after ``plateau_patience`` validations without a better value.
     """
     warmup_epochs: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    """Epochs in which the learning rate rises evenly to ``lr``, before the schedule begins."""
+    """The number of epochs in which the learning rate rises linearly to ``lr`` before the schedule
+    begins.
+    """
     step_epochs: PositiveInt | None = None
-    """Epochs between two steps; only for ``step``, which needs it."""
+    """The number of epochs between two reductions of the learning rate; only for ``step``, which
+    needs it.
+    """
     factor: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
     """The number by which ``step`` and ``plateau`` multiply the learning rate."""
     plateau_patience: PositiveInt = 3
-    """Validations without a better value of early stopping's metric; only for ``plateau``."""
+    """The number of validations without a better value of early stopping's metric; only for
+    ``plateau``.
+    """
     clip_norm: Norm | None = None
-    """The largest L2 norm of a party's own gradient; a longer one is shortened. Default: no limit.
+    """The maximum L2 norm of a party's own gradient. A larger gradient is scaled down. Default: no
+    limit.
     """
 
     def model_post_init(self, _context: Any) -> None:
         if self.momentum and self.kind != "sgd":
-            raise ValueError(f"momentum is for sgd; {self.kind} has none")
+            raise ValueError(f"momentum is for sgd (got {self.kind}). Remove it.")
         schedules = {
             "step_epochs": ("step",),
             "factor": ("step", "plateau"),
             "plateau_patience": ("plateau",),
         }
-        for key, fitting in schedules.items():
-            if key in self.model_fields_set and self.schedule not in fitting:
-                wanted = " or ".join(f'"{schedule}"' for schedule in fitting)
+        for key, allowed_schedules in schedules.items():
+            if key in self.model_fields_set and self.schedule not in allowed_schedules:
+                wanted = " or ".join(f'"{schedule}"' for schedule in allowed_schedules)
                 raise ValueError(f"{key} is for schedule = {wanted}. Remove it, or set that.")
         if self.schedule == "step" and self.step_epochs is None:
-            raise ValueError('schedule = "step" needs step_epochs')
+            raise ValueError('schedule = "step" needs step_epochs. Add it.')
 
 
-def _without_plateau(value: OptimizerSettings) -> OptimizerSettings:
+def _refuse_plateau(value: OptimizerSettings) -> OptimizerSettings:
     if value.schedule == "plateau":
-        text = 'schedule = "plateau" is for splitnn, whose early_stopping tells all parties'
-        raise ValueError(f'{text} what improves. Take "step" or "cosine".')
+        raise ValueError(
+            'schedule = "plateau" is for splitnn, in which all parties learn the validation '
+            'metric. Use "step" or "cosine".'
+        )
     return value
 
 
 # The optimizer of a method whose parties do not learn the validation metric.
-UnjudgedOptimizer = Annotated[OptimizerSettings, AfterValidator(_without_plateau)]
+UnjudgedOptimizer = Annotated[OptimizerSettings, AfterValidator(_refuse_plateau)]

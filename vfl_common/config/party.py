@@ -1,4 +1,4 @@
-"""The party file: an organisation's private settings, and the addresses of the others."""
+"""The party file: an organisation's private settings and its peers' addresses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _address(text: str) -> str:
 
 
 AllowedCode = Annotated[str, has_form(r"[\w.]+(:\w+)?", "module or module:callable")]
-# An address, host:port.
+# The address of a process, host:port.
 Address = Annotated[str, AfterValidator(_address)]
 Init = Literal["secret", "recipe"]
 
@@ -48,146 +48,155 @@ class TlsSettings(Section):
     """
     revoked: str | None = None
     """The list of revoked certificates, plain or signed. Default: ``revoked.txt`` and
-    ``revoked.crl`` beside the CA, if they exist.
+    ``revoked.crl`` in the folder of the CA, if they exist.
     """
 
 
 class PredictionLimits(Section):
-    """What this party asks of a joint prediction."""
+    """This party's limits for joint predictions."""
 
     at_least: PositiveInt = 1
-    """How many rows must be common so that this party answers in a joint prediction."""
+    """The minimum number of common rows with which this party takes part in a joint prediction."""
     deadline_s: Annotated[float, Field(gt=0.0, le=1e6)] | None = None
-    """How long a prediction waits, in all, for the server and the other parties. The active party
-    then writes what it has without them. Default: as long as the server waits, and then nothing is
-    written.
+    """The number of seconds that a prediction waits, in all, for the server and the other parties.
+    After that the active party writes the predictions that it can make without them. Default: as
+    long as the server waits; after that nothing is written.
     """
     alone: str | None = None
-    """Active party: the folder of its run of ``--baseline alone``, whose model gives the scores
-    that are written without the others. Default: none, and the rows have no score.
+    """Active party: the folder of its run of ``--baseline alone``, whose model gives the scores if
+    the other parties do not answer. Default: none; the rows then have no score.
     """
 
 
 class TreeLimits(Section):
-    """What a party asks of recipes with secureboost: a recipe that gives less is refused before the
-    party joins.
+    """This party's limits for recipes with secureboost. A recipe that exceeds a limit is refused
+    before the party joins.
     """
 
     least_rows: PositiveInt = 1
-    """Passive party: the least rows on each side of a split. A recipe that allows fewer is refused.
+    """Passive party: the minimum number of rows on each side of a split. A recipe that allows fewer
+    is refused.
     """
     most_bits: PositiveInt | None = None
-    """Passive party: the most bits that the sides of splits may tell of one row in a run. A recipe
-    that asks for more is refused. Default: no limit.
+    """Passive party: the maximum number of bits about one row that splits may reveal in a run. A
+    recipe that could reveal more is refused. Default: no limit.
     """
     least_key_bits: Literal[1024, 2048, 3072, 4096] = 2048
-    """The shortest key that may encrypt gradients, in bits; 1024 is for trials."""
+    """The shortest key that may encrypt gradients, in bits; use 1024 only for tests."""
 
 
 class ServeSettings(Section):
     """How this party serves a trained model: ``vfl-party serve``."""
 
     listen: Address | None = None
-    """Active party: where it waits for passive parties while it serves. A party that trains at the
-    same time needs another port here. Default: the party file's ``listen``.
+    """Active party: the address on which it waits for passive parties while it serves. A party that
+    trains at the same time needs another port here. Default: the party file's ``listen``.
     """
     active: Address | None = None
     """Passive party: the address at which the active party serves. Default: the party file's
     ``active``.
     """
     http: Address = "127.0.0.1:8080"
-    """Active party: where it answers HTTP; port 0 takes a free port."""
+    """Active party: the address for HTTP requests; port 0 takes a free port."""
     grpc: Address | None = None
-    """Active party: where it answers the Open Inference Protocol over gRPC, with the tokens and the
-    certificate of HTTP; port 0 takes a free port. Default: nowhere.
+    """Active party: the address for the Open Inference Protocol over gRPC, with the same tokens and
+    certificate as HTTP; port 0 takes a free port. Default: gRPC is off.
     """
     tokens: str | None = None
     """Active party: the file of the callers' tokens, which ``vfl-party token`` writes. Default: no
-    token is asked for, and ``http`` must be an address of this machine alone.
+    token is required, and ``http`` must be a loopback address.
     """
     certificate: str | None = None
-    """Active party: the PEM file of the certificate for HTTPS, with intermediate ones. Default:
-    plain HTTP.
+    """Active party: the PEM file of the certificate for HTTPS, with intermediate certificates.
+    Default: plain HTTP.
     """
     key: str | None = None
     """Active party: the PEM file of that certificate's key, with mode 0600."""
     access_log: bool = True
-    """Active party: write a line for each request into ``serve-access-NAME.jsonl`` in ``out``:
-    when, by whose token, which model, how many rows, with which status, and how long it took. It
-    never has ids.
+    """Active party: whether to write a line for each request into ``serve-access-NAME.jsonl`` in
+    ``out``: the time, the token's name, the model, the number of rows, the status and the duration.
+    The file never has ids.
     """
     party_timeout_ms: Annotated[int, Field(gt=0, le=600_000)] = 500
-    """Active party: how long a request waits for the passive parties. It is answered without those
-    that are later.
+    """Active party: the number of milliseconds that a request waits for the passive parties. It is
+    answered without the parties that are late.
     """
     max_batch: Annotated[int, Field(gt=0, le=1024)] = 256
-    """Active party: the most rows that are scored at once; requests that wait are put together."""
+    """Active party: the maximum number of rows that are scored at once; waiting requests are joined
+    into one batch.
+    """
     max_wait_ms: Annotated[float, Field(ge=0.0, le=1000.0)] = 0.0
-    """Active party: how long a request waits for others to be scored with."""
+    """Active party: the maximum number of milliseconds that a request waits for other requests to
+    form a batch.
+    """
     most_rows: Annotated[int, Field(gt=0, le=100_000)] = 10_000
-    """Active party: the most rows of a request."""
+    """Active party: the maximum number of rows in a request."""
     refresh_s: Annotated[float, Field(ge=0.0, le=86_400.0)] | None = None
-    """How often this party looks whether its table has changed, and reads it again if it has. 0:
-    never. Default: 5 for files and folders. A database is read whole each time, and by default
-    never again.
+    """The number of seconds between two checks whether this party's table has changed; a changed
+    table is read again. 0: never. Default: 5 for files and folders; never for databases, which are
+    read completely each time.
     """
     store: StoreSettings | None = None
-    """What is asked for the features of ids. Default: the table of ``[data]``, in memory."""
+    """The feature store from which the features of ids are read. Default: the table of ``[data]``,
+    in memory.
+    """
     answers_a_day: PositiveInt | None = None
-    """Passive party: how often a day it answers for one id, for all models together. Default: no
-    limit.
+    """Passive party: the maximum number of answers for one id per day, for all models together.
+    Default: no limit.
     """
     asked_a_day: PositiveInt | None = None
-    """Passive party: how many ids a day (UTC) it may be asked for, known or not, for all models
-    together. Further ones are not answered. Default: twice the rows of this party's table, at least
-    10,000; with ``store``, of the table of training.
+    """Passive party: the maximum number of ids per day (UTC) that may be requested, known or not,
+    for all models together. Requests beyond it are not answered. Default: twice the number of rows
+    of this party's table (with ``store``: of the training table), at least 10,000.
     """
     ids: Literal["aligned", "all"] | None = None
-    """Passive party: the ids for which it answers. ``aligned``: those that private set intersection
-    has found for the run and for joint predictions with it, which both parties know already; they
-    are read when the run is loaded. ``all``: all of its table. Default: ``aligned`` for a run with
-    ``rows.align = "psi"``, else ``all``.
+    """Passive party: the ids for which it answers. ``aligned``: the ids that private set
+    intersection found for the run and its joint predictions, which both parties know already; they
+    are read when the run is loaded. ``all``: all ids of its table. Default: ``aligned`` for a run
+    with ``rows.align = "psi"``, else ``all``.
     """
     cache_s: Annotated[float, Field(ge=0.0, le=86_400.0)] = 0.0
-    """Passive party: for how long the active party may keep its embeddings, and use them again
-    without asking. It forgets them when this party's table changes. 0: not at all.
+    """Passive party: the number of seconds for which the active party may cache its embeddings.
+    They are discarded when this party's table changes. 0: no caching.
     """
     cache_mib: Annotated[int, Field(ge=0, le=65_536)] = 64
-    """Active party: how much memory the kept embeddings of one run may take; 0 for none."""
+    """Active party: the maximum memory for the cached embeddings of one run, in MiB; 0 for no
+    cache.
+    """
     keep: Annotated[int, Field(ge=1, le=10)] = 1
-    """With ``--run production``: how many earlier runs of each model stay ready, so that a rollback
-    takes no time.
+    """With ``--run production``: the number of earlier runs of each model that stay loaded, so that
+    a rollback takes no time.
     """
     shadow: tuple[RunName, ...] = ()
-    """Active party: runs, at most one of a model, that score a copy of what the model is asked. The
-    answers do not show it; the metrics compare both.
+    """Active party: runs that score a copy of each request in the background, at most one for each
+    model. Answers do not contain their scores; the metrics compare the two runs.
     """
     weights: dict[RunName, Annotated[float, Field(gt=0.0, le=1.0)]] = Field(default_factory=dict)
-    """Active party: {run: its share of the ids}; the run that answers its model has the rest. An id
-    always has the same run.
+    """Active party: {run: its share of the ids}. The model's current run answers for the rest. An
+    id is always answered by the same run.
     """
 
     def model_post_init(self, _context: Any) -> None:
         if self.answers_a_day is not None and self.cache_s:
             raise ValueError(
-                "an embedding that the active party keeps is not counted as an answer. Set "
-                "cache_s = 0, or remove answers_a_day."
+                "the use of an embedding that the active party caches is not counted as an answer. "
+                "Set cache_s = 0, or remove answers_a_day."
             )
 
 
 class RecordSettings(Section):
-    """How this party writes down what leaves it."""
+    """How this party records the messages that it sends."""
 
     digest: Literal["sample", "whole"] = "sample"
-    """What the digest of a large tensor is of: 1 KiB of it, or all its bytes. The digest of all
-    bytes takes a tenth of a step or more.
+    """Whether the digest of a large tensor covers 1 KiB of it (``sample``) or all its bytes
+    (``whole``), which takes a tenth of a step's time or more.
     """
     folder: str | None = None
-    """Where the folder of the record, ``.record-NAME``, is. Default: ``out``."""
+    """The folder that contains the record's folder, ``.record-NAME``. Default: ``out``."""
 
 
 class PartyFile(Section):
-    """The party file. Relative paths start at the file's own folder."""
+    """The settings in a party file. Relative paths start at the file's own folder."""
 
     name: Name
     """This party's name, as in the recipe and in its certificate."""
@@ -196,29 +205,29 @@ class PartyFile(Section):
     server: Address
     """The address of the aggregation server."""
     active: Address | None = (
-        # Passive: the active party's address, if the one that the server relays is not reachable.
+        # A passive party sets it if it cannot reach the address that the server passes on.
         None
     )
     """Passive party: the active party's address. Default: the address that the server passes on."""
     listen: Address = "127.0.0.1:0"
-    """Active party: where it waits for passive parties; port 0 takes a free port."""
+    """Active party: the address on which it waits for passive parties; port 0 takes a free port."""
     advertise: Address | None = None
-    """Active party: the address that the server passes on to the others. Needed if ``listen`` means
-    all addresses. Default: ``listen`` with its real port.
+    """Active party: the address that the server passes on to the other parties. Needed if
+    ``listen`` means all addresses. Default: ``listen`` with its real port.
     """
     device: Annotated[str, has_form(r"cpu|cuda(:\d+)?", "'cpu', 'cuda' or 'cuda:N'")] = "cpu"
-    """Where this party computes."""
+    """The torch device on which this party computes."""
     threads: Annotated[int, Field(gt=0, le=1024)] = 1
-    """Threads of torch; with psi, processes that mask ids; with trees, processes that encrypt and
-    add up, unless HEU does.
+    """The number of torch threads; with psi, of processes that mask ids; with trees, of processes
+    that encrypt and add, unless HEU is used.
     """
     out: str = "runs"
     """The folder of this party's runs."""
     tls: TlsSettings
     """The files of mutual TLS."""
     pins: dict[str, Pin] = Field(default_factory=dict)
-    """The only key that the server or a party may have. A member without a pin may have any key of
-    the CA.
+    """{name: pin of the only key that this server or party may use}. A member without a pin may use
+    any key that the CA has certified.
     """
     data: DataSettings | None = None
     """This party's table."""
@@ -227,36 +236,39 @@ class PartyFile(Section):
     or a table.
     """
     alignments_a_day: PositiveInt = 24
-    """How often a day a table may be aligned by psi. Somebody who may ask often can guess ids."""
+    """The maximum number of psi alignments per day with one table. A peer that may align often can
+    guess ids.
+    """
     peer_rows_at_most: PositiveInt | None = None
-    """The most rows of another party: with psi, for which this party masks ids; without alignment,
-    that the other party may announce. Default: with psi, ten times the rows of this party's table,
-    from 100,000 to 10,000,000; without alignment, and for the rows that the active party has
-    predicted, 10,000,000.
+    """The maximum number of rows of another party: with psi, the ids that this party masks for it;
+    without alignment, the rows that it may announce. Default: with psi, ten times the rows of this
+    party's table, from 100,000 to 10,000,000; without alignment, and for the rows that the active
+    party has predicted, 10,000,000.
     """
     predict: PredictionLimits = PredictionLimits()
-    """What this party asks of a joint prediction."""
+    """This party's limits for joint predictions."""
     serve: ServeSettings = ServeSettings()
     """How this party serves a trained model."""
     record: RecordSettings = RecordSettings()
-    """How this party writes down what leaves it."""
+    """How this party records the messages that it sends."""
     trees: TreeLimits = TreeLimits()
-    """What this party asks of recipes with ``secureboost``."""
+    """This party's limits for recipes with ``secureboost``."""
     init: Init = "secret"
-    """What this party's initial weights, dropout, orders and views follow from: a secret of its
-    own, or the recipe's seed, so that all parties can compute them.
+    """The source of this party's random numbers (initial weights, dropout, order of rows, augmented
+    views): ``secret``, its own secret; or ``recipe``, the recipe's seed, with which all parties can
+    compute them.
     """
     allow_code: tuple[AllowedCode, ...] = ()
-    """Modules, or callables, that the recipe may have this party import and call."""
+    """The modules or callables that the recipe may make this party import and call."""
     encoder: EncoderSettings | None = None
-    """This party's encoder, in place of the recipe's. It must give the recipe's ``embedding_size``;
-    the others do not see it.
+    """This party's encoder, in place of the recipe's. Its output must have the recipe's
+    ``embedding_size``. The other parties do not see this setting.
     """
 
 
-def _with_level(party: PartyFile, path: Path) -> PartyFile:
-    """Adds what the policy's level sets in other tables, where the file says nothing. Raises
-    InputError if that does not fit what it says.
+def _apply_policy_level(party: PartyFile, path: Path) -> PartyFile:
+    """Adds the settings of the policy's level to the other tables, except for keys that the file
+    sets. Raises InputError if the result is not valid.
     """
     if not isinstance(party.policy, PolicySettings):
         return party
@@ -271,18 +283,21 @@ def _with_level(party: PartyFile, path: Path) -> PartyFile:
 
 def load_party(path: Path) -> PartyFile:
     """Reads a party file and makes its paths absolute. Raises InputError."""
-    party = _with_level(parse(PartyFile, read_tables(path, "party file"), str(path)), path)
+    party = _apply_policy_level(parse(PartyFile, read_tables(path, "party file"), str(path)), path)
     base = path.resolve().parent
 
-    def absolute(text: str) -> str:
+    def make_absolute(text: str) -> str:
         return str(base / text)
 
     data = party.data.absolute(base) if party.data is not None else None
     tls = TlsSettings(
-        **{name: absolute(value) for name, value in party.tls.model_dump(exclude_none=True).items()}
+        **{
+            name: make_absolute(value)
+            for name, value in party.tls.model_dump(exclude_none=True).items()
+        }
     )
     files = {
-        key: absolute(path)
+        key: make_absolute(path)
         for key in ("tokens", "certificate", "key")
         if (path := getattr(party.serve, key)) is not None
     }
@@ -290,22 +305,26 @@ def load_party(path: Path) -> PartyFile:
     return party.model_copy(
         update={
             "serve": party.serve.model_copy(update={**files, "store": store}),
-            "recipe": absolute(party.recipe),
-            "out": absolute(party.out),
+            "recipe": make_absolute(party.recipe),
+            "out": make_absolute(party.out),
             "record": party.record.model_copy(
-                update={"folder": absolute(party.record.folder) if party.record.folder else None}
+                update={
+                    "folder": make_absolute(party.record.folder) if party.record.folder else None
+                }
             ),
             "tls": tls,
             "data": data,
             "predict": party.predict.model_copy(
-                update={"alone": absolute(party.predict.alone) if party.predict.alone else None}
+                update={
+                    "alone": make_absolute(party.predict.alone) if party.predict.alone else None
+                }
             ),
         }
     )
 
 
 def code_named(recipe: Recipe, name: str, *, own_encoder: bool = False) -> list[str]:
-    """Returns each ``module:callable`` that a recipe has a party import: for its encoder, and for
+    """Returns each ``module:callable`` that a recipe makes a party import: for its encoder, and for
     the active party's top model.
 
     ``own_encoder``: the party file names the encoder, so the recipe's is not imported.
@@ -320,17 +339,18 @@ def code_named(recipe: Recipe, name: str, *, own_encoder: bool = False) -> list[
 
 
 def check_code(path: Path, file: PartyFile, recipe: Recipe) -> None:
-    """Raises InputError if the recipe would have this party run code that its own file does not
+    """Raises InputError if the recipe makes this party run code that the party file does not
     allow.
     """
-    for named in code_named(recipe, file.name, own_encoder=file.encoder is not None):
-        module = named.partition(":")[0]
-        if {named, module} & set(file.allow_code):
+    for factory in code_named(recipe, file.name, own_encoder=file.encoder is not None):
+        module = factory.partition(":")[0]
+        if {factory, module} & set(file.allow_code):
             continue
-        is_top = isinstance(recipe.model.top, CustomTop) and named == recipe.model.top.factory
+        is_top = isinstance(recipe.model.top, CustomTop) and factory == recipe.model.top.factory
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{path}: the recipe has this party run {named}, which the party file does not allow. "
+            f"{path}: the recipe makes this party run {factory}, which the party file does not "
+            "allow. "
             f'Read that code, and set allow_code = ["{module}"], or '
             f"{'agree on another model.top' if is_top else 'set an encoder in this file'}.",
         )

@@ -1,4 +1,4 @@
-"""``[policy]`` of the party file: what may leave this party, in words that others may read."""
+"""``[policy]`` of the party file: what this party may send. Its peers may read the refusals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ Pin = Annotated[
         r"sha256:[0-9a-f]{64}", "a pin as `vfl certs show` prints it, 'sha256:' and 64 digits"
     ),
 ]
-# The author of two recipes finds a pair with the same first 16 digits in minutes.
+# The whole digest is required: an attacker can make two recipes whose digests share the first 16
+# digits within minutes.
 Digest = Annotated[
     str,
     has_form(
@@ -27,7 +28,7 @@ Digest = Annotated[
     ),
 ]
 
-# What each level sets; the keys that it lacks have their own defaults.
+# {level: {key of the policy: value}}. A key that is absent here has its own default.
 LEVELS: dict[str, dict[str, Any]] = {
     "open": {},
     "careful": {
@@ -47,7 +48,7 @@ LEVELS: dict[str, dict[str, Any]] = {
         "most_bytes": 10_000_000_000,
     },
 }
-# What each level sets in other tables of the party file, where the file says nothing.
+# {level: {other table of the party file: {key: value}}}, unless the file sets the key itself.
 ELSEWHERE: dict[str, dict[str, dict[str, Any]]] = {
     "open": {},
     "careful": {},
@@ -60,33 +61,35 @@ ELSEWHERE: dict[str, dict[str, dict[str, Any]]] = {
 
 
 class Demand(Section):
-    """A transform that must be applied to what leaves, and its least strength."""
+    """A transform that must be applied to the bundles that this party sends, and its minimum
+    strength.
+    """
 
     kind: KindOfBundle
-    """What it is demanded for."""
+    """The kind of bundle to which the transform must be applied."""
     transform: str
     """The transform's name."""
     at_least: dict[str, float] = Field(default_factory=dict)
-    """{setting of the transform: its least value}, such as ``sigma``."""
+    """{setting of the transform: its minimum}, such as ``sigma``."""
     at_most: dict[str, float] = Field(default_factory=dict)
-    """{setting of the transform: its greatest value}, such as ``epsilon``, ``clip`` or
-    ``max_norm``.
-    """
+    """{setting of the transform: its maximum}, such as ``epsilon``, ``clip`` or ``max_norm``."""
 
 
 class PolicySettings(Section):
     """What may leave this party."""
 
     level: Level = "careful"
-    """The defaults of the other keys, as the table of levels says."""
+    """The level, which sets the defaults of the other keys: see the table of levels."""
     plugin: str | None = None
-    """A policy by name that must agree, too: ``encrypted``, or a plug-in's. Default: none."""
+    """The name of a policy that must also allow a message: ``encrypted``, or a plug-in's policy.
+    Default: none.
+    """
     phases: tuple[str, ...] | None = None
     """The kinds of phases that may run, such as ``splitnn``. Default: all."""
     kinds: tuple[KindOfBundle, ...] | None = None
-    """What this party may send. Default: all."""
+    """The kinds of bundles that this party may send. Default: all."""
     encrypted: tuple[KindOfBundle, ...] = ()
-    """What this party may send as ciphertexts alone."""
+    """The kinds of bundles that this party may send only as ciphertexts."""
     peers: tuple[Pin, ...] | None = None
     """The only keys that the server and the other parties may have. Each of them then needs a pin
     in ``pins``. Default: any.
@@ -97,41 +100,44 @@ class PolicySettings(Section):
     """The digests of the recipes that may be run, all 64 digits. Default: any."""
     plugins: tuple[str, ...] | None = None
     """The plug-ins that a recipe may have this party use: ``vfl.codecs:mine = sha256:…`` with the
-    digest of all files of the plug-in's package, as a refusal prints it; without a digest, whatever
-    is in them. What the plug-in imports from other packages is not in the digest. Default: any.
+    digest of all files of the plug-in's package, as a refusal prints it. Without a digest, any
+    version is allowed. The digest does not cover other packages that the plug-in imports. Default:
+    any.
     """
     demands: tuple[Demand, ...] = ()
-    """The transforms that are demanded."""
+    """The transforms that must be applied."""
     least_rows: PositiveInt = 1
-    """The least rows in a batch of which something leaves row by row; of a served model, the least
-    people of a question that is answered.
+    """The minimum number of rows in a batch whose rows are sent one by one; for a served model, the
+    minimum number of people in a request that is answered.
     """
     most_epochs: PositiveInt | None = None
-    """The most epochs of a phase; of trees, the most of them. Default: no limit."""
+    """The maximum number of epochs of a phase, or of trees. Default: no limit."""
     most_numbers: PositiveInt | None = None
-    """The most numbers about one person that one peer may get in a run. Default: no limit."""
+    """The maximum number of values about one person that one peer may receive in a run. Default: no
+    limit.
+    """
     most_bytes: PositiveInt | None = None
-    """The most bytes that this party may send in a run, with those that find the rows in common.
-    Default: no limit.
+    """The maximum number of bytes that this party may send in a run, including alignment. Default:
+    no limit.
     """
     most_bits: Annotated[int, Field(gt=0, le=64)] | None = None
-    """The most bits of a number in embeddings and gradients, as they cross the wire. Default: no
+    """The maximum number of bits per value of embeddings and gradients on the wire. Default: no
     limit.
     """
     approval: Literal["none", "each"] = "none"
     """Whether each recipe needs a grant before it is run."""
     account: AccountLimits = AccountLimits()
-    """What may be spent over all runs."""
+    """The limits over all runs."""
 
     @model_validator(mode="before")
     @classmethod
     def _with_level(cls, value: Any) -> Any:
-        """Adds what the level sets and the file does not."""
+        """Adds the settings of the level for keys that the file does not set."""
         if not isinstance(value, dict):
             return value
         return {**LEVELS.get(str(value.get("level", "careful")), {}), **value}
 
     @property
     def elsewhere(self) -> dict[str, dict[str, Any]]:
-        """{table of the party file: {key: what the level sets there}}."""
+        """{other table of the party file: {key: value that the level sets}}."""
         return ELSEWHERE[self.level]

@@ -1,4 +1,6 @@
-"""The recipe: the settings on which all parties agree. It is compared when a party joins."""
+"""The recipe: the settings on which all parties agree. The server compares the recipes when a party
+joins.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +31,13 @@ from vfl_common.config.recipe_tables import (
     StartSettings,
     WireSettings,
 )
-from vfl_common.config.spelling import Spelling, leaves, without_newer
+from vfl_common.config.spelling import Spelling, drop_newer_keys, flatten_tables
 from vfl_common.errors import Code, InputError, VflError
 from vfl_common.text import MEASURES, method_of
 
-# The runner's own, in step keys and the ledger.
+# The phase names that the runner itself uses in step keys and in the ledger.
 RESERVED_PHASES = frozenset({"open", "align", "control", "predict", "serve"})
-# Beside the parties' folders of a simulated run.
+# Names in the folder of a simulated run, next to the parties' folders.
 RESERVED_FOLDERS = frozenset({"federation", "summary.json"})
 
 
@@ -45,34 +47,34 @@ class Recipe(Section):
     The active party may be the only one: a baseline for one party, or for all columns in one place
     (Solo, Combine).
 
-    ``model``: a recipe of one phase may lack it. Whether that phase can do without encoders, only
-    the parties know: see ``vfl_party.phases.course``.
+    A recipe of one phase may lack ``model``. Only the parties can check whether that phase works
+    without encoders: see ``vfl_party.phases.course``.
     """
 
     name: Name
     """The recipe's name, which begins the id of each run."""
     preset: Literal["paper", "released"] = "paper"
-    """What a method follows if its paper and its released code differ."""
+    """Which of the two a method follows where its paper and its released code differ."""
     seed: Annotated[int, Field(ge=0, lt=2**63, strict=True)] = 0
     """The seed of the split and the batches. In ``vfl simulate``, and at a party whose file says
-    ``init = "recipe"``, also the seed of initial weights, dropout and all else that a party draws
-    alone.
+    ``init = "recipe"``, it is also the seed of initial weights, dropout and every other random
+    number of a party.
     """
     server: Name = "server"
     """The name in the server's certificate."""
     task: TaskSettings
     """The kind of labels."""
     parties: tuple[PartySettings, ...]
-    """The parties. Exactly one is active; it may be alone."""
+    """The parties. Exactly one is active; it may be the only party."""
     rows: RowsSettings = RowsSettings()
     """How the parties find and divide their rows."""
     model: ModelSettings = ModelSettings(embedding_size=1)
-    """The model. Only a single phase that trains no encoder can do without it."""
+    """The model. It can be left out only if the single phase trains no encoder."""
     phases: Annotated[tuple[PhaseSettings, ...], Field(min_length=1)]
-    """What the run does, in this order."""
+    """The phases of the run, in order."""
     wire: tuple[WireSettings, ...] = ()
-    """Codecs of what crosses, by phase, exchange and direction. If several tables fit, the one that
-    names the phase counts; if that leaves several, the one that names the exchange; then the one
+    """The codecs of messages, by phase, exchange and direction. If several tables match, the one
+    that names the phase applies; if several remain, the one that names the exchange; then the one
     that names the direction.
     """
     start: StartSettings | None = None
@@ -80,18 +82,20 @@ class Recipe(Section):
     run: RunSettings = RunSettings()
     """Deadlines and intervals."""
     predict: PredictSettings = PredictSettings()
-    """What a prediction with a run of this recipe refuses."""
+    """Limits for predictions with a run of this recipe."""
     report: ReportSettings = ReportSettings()
-    """What the passive parties learn of the result."""
+    """The results that passive parties receive."""
     simulate: SimulateSettings | None = None
-    """The data of each party if all run on one machine. Not part of the digest."""
+    """The data of each party when all run on one machine. Not part of the digest."""
     _modelled: tuple[PartySettings, ...] = PrivateAttr(())
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_method(cls, value: Any) -> Any:
         if isinstance(value, dict) and "method" in value:
-            raise ValueError("remove the key 'method': the phases say what the recipe does")
+            raise ValueError(
+                "the key 'method' is not used: the phases define the method. Remove it."
+            )
         return value
 
     @model_validator(mode="before")
@@ -109,134 +113,152 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _check(self) -> Recipe:
         names = [party.name for party in self.parties] + [self.server]
-        doubles = sorted({name for name in names if names.count(name) > 1})
-        if doubles:
+        duplicate_names = sorted({name for name in names if names.count(name) > 1})
+        if duplicate_names:
             raise ValueError(
-                f"the name {doubles[0]!r} is used twice among the parties and the server"
+                f"the name {duplicate_names[0]!r} is used twice among the parties and the server. "
+                "Rename one."
             )
-        plain = [name.lower() for name in names]
-        alike = sorted(name for name in names if plain.count(name.lower()) > 1)
-        if alike:
-            text = (
-                f"the names {alike[0]!r} and {alike[1]!r} differ by capitals alone, which TLS "
-                "takes for the same"
+        lower_names = [name.lower() for name in names]
+        similar_names = sorted(name for name in names if lower_names.count(name.lower()) > 1)
+        if similar_names:
+            raise ValueError(
+                f"the names {similar_names[0]!r} and {similar_names[1]!r} differ only in case, "
+                "which TLS ignores. Rename one."
             )
-            raise ValueError(f"{text}. Take other names.")
         if sum(party.role == "active" for party in self.parties) != 1:
             raise ValueError('parties: exactly one party has role = "active"')
         for party in self.parties:
             if party.role == "passive" and not party.features:
-                raise ValueError(f"parties: {party.name} is passive and must have features")
+                raise ValueError(
+                    f"parties: {party.name} is passive and must have features. Remove features = "
+                    "false."
+                )
             if party.embedding_size is not None:
                 self._check_own_size(party)
         if not any(party.features for party in self.parties):
             raise ValueError(
-                f"parties: {self.active.name} is alone and must have features, or add a "
-                "passive party"
+                f"parties: {self.active.name} is the only party and must have features. Add "
+                "features, or a passive party."
             )
         if self.rows.validation + self.rows.share_for_tests >= 1.0:
             tests = "test" if self.rows.folds is None else "the fold for testing"
-            raise ValueError(f"rows: validation + {tests} leave no training rows")
+            raise ValueError(f"rows: validation + {tests} leave no training rows. Reduce them.")
         if self.rows.align == "none":
             self._check_own_rows()
         if self.start is not None and self.start.held_by == "active" and self.rows.align != "none":
-            raise ValueError(
-                'start: held_by = "active" is for parties that hold rows of their own. Remove it.'
-            )
-        self._check_found_rows()
+            raise ValueError('start: held_by = "active" needs rows.align = "none". Remove it.')
+        self._check_alignment_settings()
         if self.task.label_epsilon is not None and self.rows.split != "random":
-            text = f'needs rows.split = "random" (got "{self.rows.split}")'
             raise ValueError(
-                f"task.label_epsilon: {text}. A division by the active party may tell labels."
+                'task.label_epsilon: needs rows.split = "random", because a split that the active '
+                f'party chooses may reveal labels (got "{self.rows.split}"). Change rows.split.'
             )
         if self.task.kind == "ranking" and self.rows.split not in ("grouped", "column"):
-            text = f'a ranking compares the rows of a query, and split = "{self.rows.split}"'
-            raise ValueError(f'rows: {text} divides them. Set split = "grouped".')
+            raise ValueError(
+                "rows: a ranking needs all rows of a query in one split (got split = "
+                f'"{self.rows.split}"). Set split = "grouped".'
+            )
         for name in names:
             if name in RESERVED_FOLDERS:
                 raise ValueError(
-                    f"parties: {name!r} is reserved in a run's folder. Take another name."
+                    f"parties: {name!r} is reserved in a run's folder. Use another name."
                 )
         phase_names = [phase.name for phase in self.phases]
         if len(set(phase_names)) < len(phase_names):
-            raise ValueError("phases: two phases have the same name; rename one")
+            raise ValueError("phases: two phases have the same name. Rename one.")
         for name in phase_names:
             if name in RESERVED_PHASES:
-                raise ValueError(f"phases: the name {name!r} is reserved. Take another.")
+                raise ValueError(f"phases: the name {name!r} is reserved. Use another name.")
         self._check_wire(phase_names)
-        self._check_told()
+        self._check_reported_metrics()
         return self
 
-    def _check_found_rows(self) -> None:
-        """Raises ValueError if the recipe says how rows are found, and does not have them found."""
+    def _check_alignment_settings(self) -> None:
+        """Raises ValueError if the recipe has settings of an alignment by psi, but does not use
+        psi.
+        """
         rows = self.rows
         if rows.align != "psi" and (rows.alignment is not None or rows.at_least != 1):
             raise ValueError(
-                'rows: alignment and at_least are for align = "psi". Add that, or remove them.'
+                'rows: alignment and at_least need align = "psi". Set it, or remove them.'
             )
         if rows.partial and rows.align != "psi":
-            raise ValueError('rows: partial = true is for align = "psi". Add that, or remove it.')
+            raise ValueError('rows: partial = true needs align = "psi". Set it, or remove partial.')
         if rows.partial and not self.passives:
-            text = f"{self.active.name} is alone, and no other party can hold some of its rows"
-            raise ValueError(f"rows: partial: {text}. Remove it, or add a passive party.")
+            raise ValueError(
+                f"rows: partial: {self.active.name} is the only party, so no other party can hold "
+                "some of its rows. Remove it, or add a passive party."
+            )
 
-    def _check_told(self) -> None:
-        """Raises ValueError if the passive parties could not be told what they are to be."""
+    def _check_reported_metrics(self) -> None:
+        """Raises ValueError if ``report.tell_passives`` names metrics that cannot be reported to
+        the passive parties.
+        """
         metrics, known = self.report.tell_passives, self.task.all_metrics
         where = "report: tell_passives"
         for name in metrics:
             if name not in known:
-                text = f"a {self.task.kind} task has no {name}"
-                raise ValueError(f"{where}: {text} (it has {', '.join(known)})")
+                raise ValueError(
+                    f"{where}: a {self.task.kind} task has no {name}. Choose from: "
+                    f"{', '.join(known)}."
+                )
         if len(set(metrics)) < len(metrics):
             raise ValueError(f"{where}: a metric is named twice. Remove one.")
         if metrics and all(phase.kind != MEASURES for phase in self.phases):
-            raise ValueError(f'{where}: add a phase of kind = "{MEASURES}", which tells them')
+            raise ValueError(
+                f'{where}: needs a phase of kind = "{MEASURES}", which reports them. Add it.'
+            )
 
     def _check_own_size(self, party: PartySettings) -> None:
-        """Raises ValueError if the party cannot have embeddings of a width of its own."""
+        """Raises ValueError if the party may not set its own ``embedding_size``."""
         if not party.features:
-            text = f"{party.name} has no features, so it gives no embeddings"
-            raise ValueError(f"parties: {text}. Remove embedding_size.")
-        if self.model.combine != "concat":
-            text = f'model.combine = "{self.model.combine}" needs embeddings of one width'
             raise ValueError(
-                f'parties: {text}. Remove {party.name}\'s embedding_size, or take "concat".'
+                f"parties: {party.name} has no features, so it sends no embeddings. Remove its "
+                "embedding_size."
+            )
+        if self.model.combine != "concat":
+            raise ValueError(
+                f'parties: model.combine = "{self.model.combine}" needs embeddings of one width. '
+                f'Remove the embedding_size of {party.name}, or use "concat".'
             )
 
     def _check_wire(self, phases: list[str]) -> None:
-        """Raises ValueError if a table of ``wire`` names no phase, or two say something of the
-        same.
+        """Raises ValueError if a table of ``wire`` names an unknown phase, or if two tables are for
+        the same messages.
         """
         seen: list[tuple[str | None, str | None, str | None]] = []
         seen += [(phase.name, None, None) for phase in self.phases if phase.codec != "identity"]
         for number, table in enumerate(self.wire, 1):
             if table.phase is not None and table.phase not in phases:
-                near = difflib.get_close_matches(table.phase, phases, n=1)
+                suggestions = difflib.get_close_matches(table.phase, phases, n=1)
                 hint = (
-                    f"did you mean {near[0]!r}?" if near else f"the recipe has {', '.join(phases)}"
+                    f"did you mean {suggestions[0]!r}?"
+                    if suggestions
+                    else f"the recipe has {', '.join(phases)}"
                 )
                 raise ValueError(f"wire: table {number}: there is no phase {table.phase!r}; {hint}")
             if table.named in seen:
-                text = (
-                    "another table, or the phase's codec, is for the same phase, exchange and "
-                    "direction"
+                raise ValueError(
+                    f"wire: table {number}: another table, or the phase's codec, is for the same "
+                    "phase, exchange and direction. Remove one."
                 )
-                raise ValueError(f"wire: table {number}: {text}. Remove one.")
             seen.append(table.named)
 
     def _check_own_rows(self) -> None:
-        """Raises ValueError if something else in the recipe needs rows that all parties hold."""
+        """Raises ValueError if another setting of the recipe needs rows that all parties hold."""
         rows = self.rows
-        shared = rows.split in ("stratified", "grouped")
-        if rows.aligned < 1.0 or rows.labelled is not None or shared:
-            split = rows.split if shared else "stratified"
-            text = f'aligned, labelled and split = "{split}" are of rows that all parties hold'
-            raise ValueError(f'rows: align = "none": {text}. Remove them.')
-        if self.active.features or not self.passives:
-            text = "the active party has labels, and no rows of its own"
+        is_joint_split = rows.split in ("stratified", "grouped")
+        if rows.aligned < 1.0 or rows.labelled is not None or is_joint_split:
+            split = rows.split if is_joint_split else "stratified"
             raise ValueError(
-                f'rows: align = "none": {text}. Give it features = false, and add passive parties.'
+                f'rows: align = "none": aligned, labelled and split = "{split}" need rows that all '
+                "parties hold. Remove them."
+            )
+        if self.active.features or not self.passives:
+            raise ValueError(
+                'rows: align = "none": the active party must have no features, and there must be '
+                "passive parties. Set its features = false, and add passive parties."
             )
 
     @property
@@ -248,40 +270,42 @@ class Recipe(Section):
     def active(self) -> PartySettings:
         return next(party for party in self.parties if party.role == "active")
 
-    # A recipe never changes, and with a thousand parties each of these takes a while.
+    # Cached, because a recipe never changes and computing it is slow with a thousand parties.
     @cached_property
     def passives(self) -> tuple[PartySettings, ...]:
         return tuple(party for party in self.parties if party.role == "passive")
 
     @property
     def own_rows(self) -> bool:
-        """Whether the parties hold different rows, and not columns of the same ones."""
+        """Whether the parties hold different rows, not different columns of the same rows."""
         return self.rows.align == "none" and bool(self.passives)
 
     @property
     def sharing(self) -> tuple[str, ...]:
         """The parties among whom ``simulate.data`` is divided, in the order of its parts."""
-        own = self.simulate.parties if self.simulate is not None else {}
+        own_data = self.simulate.parties if self.simulate is not None else {}
         return tuple(
-            party.name for party in self.parties if party.features and party.name not in own
+            party.name for party in self.parties if party.features and party.name not in own_data
         )
 
     @property
     def modelled(self) -> tuple[PartySettings, ...]:
-        """The parties of the model: ``parties``, and those without which a prediction is made."""
+        """All parties with which the model was trained: ``parties``, and the parties that a
+        prediction leaves out.
+        """
         return self._modelled or self.parties
 
     def without(self, names: Collection[str]) -> Recipe:
-        """Returns the recipe of a prediction in which some passive parties take no part; its model
-        stays the one of all. Raises InputError.
+        """Returns the recipe of a prediction without the passive parties ``names``; the model stays
+        the model of all parties. Raises InputError if such a prediction is not possible.
         """
         passives = [party.name for party in self.passives]
         for name in names:
             if name == self.active.name:
                 raise InputError(
                     Code.CONFIG_INVALID,
-                    f"--without {name}: the active party has the model, and no prediction can do "
-                    "without it. Give passive parties.",
+                    f"--without {name}: the active party has the model, so every prediction needs "
+                    "it. Give passive parties.",
                 )
             if name not in passives:
                 raise InputError(
@@ -289,21 +313,21 @@ class Recipe(Section):
                     f"--without {name}: is not a passive party of recipe {self.name}. Choose from: "
                     f"{', '.join(passives)}.",
                 )
-        there = tuple(party for party in self.parties if party.name not in names)
-        if not any(party.features for party in there):
+        remaining = tuple(party for party in self.parties if party.name not in names)
+        if not any(party.features for party in remaining):
             raise InputError(
                 Code.CONFIG_INVALID,
                 f"--without {', '.join(names)}: no party with columns is left. Give fewer parties.",
             )
-        changed = self.model_copy(update={"parties": there})
-        changed._modelled = self.modelled
-        return changed
+        reduced_recipe = self.model_copy(update={"parties": remaining})
+        reduced_recipe._modelled = self.modelled
+        return reduced_recipe
 
     def embedding_size(self, name: str) -> int:
         """Returns the width of a party's embedding."""
-        place = self._modelled_by_name.get(name)
-        own = place.embedding_size if place is not None else None
-        return self.model.embedding_size if own is None else own
+        party = self._modelled_by_name.get(name)
+        own_size = party.embedding_size if party is not None else None
+        return self.model.embedding_size if own_size is None else own_size
 
     def party(self, name: str) -> PartySettings | None:
         return self.by_name.get(name)
@@ -318,11 +342,11 @@ class Recipe(Section):
         return {party.name: party for party in reversed(self.modelled)}
 
     def canonical_json(self) -> str:
-        """Returns the recipe without ``simulate``, with sorted keys and defaults: equal for equal
-        recipes.
+        """Returns the recipe as JSON with sorted keys and defaults, without ``simulate``: the same
+        text for the same settings.
 
-        Equal from release to release, too: it leaves out keys that not all releases know, unless
-        they are set.
+        The text is also the same in every release, because keys that some releases do not know are
+        left out unless they are set.
         """
         return self.canonical
 
@@ -331,31 +355,40 @@ class Recipe(Section):
         """See ``canonical_json``."""
         full = self.model_dump(mode="json", exclude={"simulate"})
         own = self.model_dump(mode="json", exclude={"simulate"}, exclude_defaults=True)
-        return json.dumps(without_newer(full, own), sort_keys=True, separators=(",", ":"))
+        return json.dumps(drop_newer_keys(full, own), sort_keys=True, separators=(",", ":"))
 
     def spelling(self, defaults: Mapping[str, Any] = MappingProxyType({})) -> Spelling:
-        """Returns the recipe for a comparison with that of another release. See
-        ``Spelling.difference``.
+        """Returns the recipe in the form in which it is compared with a recipe of another release:
+        see ``Spelling.difference``.
 
-        ``defaults``: tables like the recipe's, with defaults of methods and filters, if the caller
-        knows these.
+        ``defaults``: tables in the layout of the recipe, with the defaults of methods and
+        transforms, if the caller knows them.
         """
-        own = self.own_spelling
-        return Spelling(leaves(dict(defaults)) | dict(own.filled), own.written) if defaults else own
+        without_defaults = self.own_spelling
+        return (
+            Spelling(
+                flatten_tables(dict(defaults)) | dict(without_defaults.filled),
+                without_defaults.written,
+            )
+            if defaults
+            else without_defaults
+        )
 
     @cached_property
     def own_spelling(self) -> Spelling:
-        """``spelling`` without defaults of methods and filters."""
+        """The result of ``spelling`` without the defaults of methods and transforms."""
         full = self.model_dump(mode="json", exclude={"simulate"})
         written = self.model_dump(mode="json", exclude={"simulate"}, exclude_unset=True)
-        return Spelling(leaves(full), frozenset(leaves(written)))
+        return Spelling(flatten_tables(full), frozenset(flatten_tables(written)))
 
     def digest(self) -> str:
         """Returns the SHA-256 of the canonical form, hexadecimal."""
         return hashlib.sha256(self.canonical.encode()).hexdigest()
 
     def __copy__(self) -> Recipe:
-        """Copies the recipe without what it has computed: the copy may get other values."""
+        """Copies the recipe without its cached properties, because the copy may get other
+        settings.
+        """
         copied = super().__copy__()
         for name in [name for name in copied.__dict__ if name not in type(self).model_fields]:
             del copied.__dict__[name]
@@ -371,21 +404,21 @@ def load_recipe(path: Path, *, seed: int | None = None) -> Recipe:
 
 
 def read_recorded_recipe(value: Any, where: str) -> Recipe:
-    """Reads the copy of a recipe that a run keeps, also one of before, with the key ``method``.
-    Raises InputError.
+    """Reads the copy of a recipe in a run's folder. A copy from an early release may have the key
+    ``method``, which is ignored. Raises InputError.
     """
-    known = (
+    tables = (
         {key: item for key, item in value.items() if key != "method"}
         if isinstance(value, dict)
         else value
     )
-    return parse(Recipe, known, where)
+    return parse(Recipe, tables, where)
 
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Names the recipe's file in errors of the block: code that has only the recipe begins them
-    with ``recipe: ``.
+    """Replaces the prefix ``recipe: `` of errors in the block with the path of the recipe's file.
+    Code that does not know the path uses this prefix.
     """
     try:
         yield

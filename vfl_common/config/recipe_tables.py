@@ -40,12 +40,12 @@ def _count_or_share(value: int | float) -> int | float:
     return value
 
 
-# 0.8 is a share, 1000 a count.
+# A float such as 0.8 is a share of the rows, an int such as 1000 a number of rows.
 CountOrShare = Annotated[int | float, AfterValidator(_count_or_share)]
 
 
 class PartySettings(Section):
-    """A place in the roster."""
+    """The settings of one party in the recipe."""
 
     name: Name
     """The party's name. Its certificate has the same name."""
@@ -62,93 +62,99 @@ class PartySettings(Section):
 
 
 class RowsSettings(Section):
-    """How the parties find the rows that all of them hold, and how these are divided, alike at
-    every party.
+    """How the parties find the rows that all of them hold, and how they divide these rows, in the
+    same way at every party.
 
-    If the active party divides the rows (``stratified``, ``grouped``, ``column``), it tells the
-    others the split of each row. ``aligned`` and ``labelled`` are for experiments with few aligned,
-    and fewer labelled, rows. The other training rows are treated as rows that a party cannot match
-    with the others' rows, or as rows whose labels nobody knows.
+    If the active party divides the rows (``stratified``, ``grouped``, ``column``), it sends the
+    split of each row to the other parties. ``aligned`` and ``labelled`` are for experiments with
+    few aligned or labelled rows. All further training rows are treated as not aligned, or as not
+    labelled.
     """
 
     align: Literal["digest", "psi", "none"] = "digest"
-    """How the parties find their common rows. ``digest``: all hold the same ids, and verify it.
+    """How the parties find their common rows. ``digest``: all hold the same ids, which they verify.
     ``psi``: they find the ids in common by private set intersection. ``none``: each passive party
     holds other rows of the same columns.
     """
     at_least: CountOrShare = 1
-    """With psi: how many rows must be common, as a number, or as a share of each party's rows. If
-    there are fewer, the run ends before any party learns which rows are common. With ``partial``,
-    each party has so many rows that count.
+    """With psi: the minimum number of common rows, or their minimum share of each party's rows.
+    With fewer, the run ends before any party learns which rows are common. With ``partial``, the
+    minimum applies to each party's rows that are used.
     """
     alignment: RunName | None = None
-    """With psi: the id of an earlier run of the same parties and tables. This run takes its common
-    rows, and aligns nothing.
+    """With psi: the id of an earlier run of the same parties and tables, whose common rows are used
+    instead of a new alignment.
     """
     partial: bool = False
-    """With psi: whether rows count that the active party and at least one passive party hold. Each
-    row is trained and scored with the parties that hold it. Default: only rows that all hold.
+    """With psi: whether to use all rows that the active party and at least one passive party hold.
+    Each row is trained and scored with the parties that hold it. Default: only rows that all
+    parties hold.
     """
     split: Literal["random", "stratified", "grouped", "column"] = "random"
-    """How rows are divided. ``random``: every party draws it from the seed. ``stratified``: the
-    active party draws it, with each class's share in every split. ``grouped``: it draws it so that
-    rows with one value of ``data.group`` are in one split; shares are of groups. ``column``: a
-    column of the active party's data says it.
+    """How rows are divided. ``random``: every party derives the split from the seed.
+    ``stratified``: the active party draws the split, with the same share of each class in every
+    split. ``grouped``: the active party draws it so that rows with the same ``data.group`` are in
+    one split; the shares are shares of groups. ``column``: a column of the active party's data
+    contains it.
     """
     validation: Fraction = 0.1
     """The share of all rows for validation."""
     test: Fraction = 0.2
-    """The share of all rows for testing. With ``folds``, one fold takes its place."""
+    """The share of all rows for testing; not used with ``folds``."""
     folds: Annotated[int, Field(ge=2, le=1000)] | None = None
-    """For cross-validation: into how many parts the rows are divided, alike in all runs of a seed.
-    The parts are of one size, give or take a row.
+    """For cross-validation: the number of folds into which the rows are divided, in the same way in
+    all runs with one seed. The sizes of folds differ by at most one row.
     """
     fold: Annotated[int, Field(ge=1)] | None = None
-    """Which part is for testing, from 1 to ``folds``. Validation rows are drawn from the others."""
+    """The fold for testing, from 1 to ``folds``. Validation rows are drawn from the other folds."""
     aligned: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """For experiments: the share of the training rows that counts as held by all parties. The
-    others are each party's own.
+    """For experiments: the share of the training rows that is treated as held by all parties. The
+    other rows are treated as each party's own.
     """
     labelled: PositiveInt | None = None
-    """For experiments: how many of the aligned training rows have a label. Default: all."""
+    """For experiments: the number of aligned training rows whose labels are used. Default: all."""
     id_rules: tuple[IdRule, ...] = ()
-    """How every party spells its ids alike, in order, before they are compared."""
+    """The rules that normalise every party's ids, in order, before ids are compared."""
 
     def model_post_init(self, _context: Any) -> None:
         if (self.folds is None) != (self.fold is None):
-            raise ValueError("give folds together with fold, or neither")
-        if self.labelled is not None and self.split == "grouped":
             raise ValueError(
-                'labelled counts rows, and split = "grouped" divides groups. Remove one.'
+                "folds and fold must be set together. Add the missing key, or remove both."
             )
+        if self.labelled is not None and self.split == "grouped":
+            raise ValueError('labelled cannot be used with split = "grouped". Remove one.')
         if self.folds is None or self.fold is None:
             return
         if self.fold > self.folds:
             raise ValueError(
-                f"fold = {self.fold}, but folds = {self.folds}. Take 1 to {self.folds}."
+                f"fold must be at most folds = {self.folds} (got {self.fold}). Correct it."
             )
         if self.split == "column":
-            raise ValueError('folds divide the rows, and so does split = "column". Remove one.')
+            raise ValueError('folds cannot be used with split = "column". Remove one.')
         if self.test != type(self).model_fields["test"].default:
-            raise ValueError("with folds, one fold is for testing. Remove test.")
+            raise ValueError(
+                "test cannot be used with folds, because one fold is for testing. Remove test."
+            )
 
     @property
     def share_for_tests(self) -> float:
-        """The share of all rows for testing, without the rounding to whole rows."""
+        """The share of all rows for testing, before rounding to whole rows."""
         return self.test if self.folds is None else 1 / self.folds
 
 
 class TransformSettings(Section):
-    """A transform of tensors that a phase sends, beside its method's transforms."""
+    """A transform of tensors that a phase sends, in addition to its method's transforms."""
 
     kind: KindName
     """The transform's name."""
     exchange: str
-    """The name of the exchange, as ``vfl-party check`` prints it. ``prediction``: the embeddings of
-    joint predictions and of a served model; in any phase.
+    """The name of the exchange, as ``vfl-party check`` prints it. ``prediction`` means the
+    embeddings of joint predictions and of a served model, in any phase.
     """
     sent_by: Literal["passive", "active"] = "passive"
-    """Who applies it: passive parties to what they send, or the active party to its answers."""
+    """The role that applies the transform: passive parties to what they send, or the active party
+    to its answers.
+    """
     settings: dict[str, Any] = Field(default_factory=dict)
     """The transform's own settings."""
 
@@ -159,7 +165,7 @@ class TransformSettings(Section):
 
 
 class PhaseSettings(Section):
-    """One phase. The method checks ``settings``. Transforms are applied before the codec."""
+    """One phase. The method validates ``settings``. Transforms are applied before the codec."""
 
     kind: KindName
     """The method: a folder of ``vfl_party/methods``, or a plug-in that all parties have."""
@@ -167,19 +173,19 @@ class PhaseSettings(Section):
         str,
         has_form(r"[a-z][a-z0-9_-]*", "lower-case letters, digits, '_' and '-', a letter first"),
     ]
-    """The phase's name, if two phases have the same kind. Default: its kind."""
+    """The phase's name; needed if two phases have the same kind. Default: its kind."""
     codec: KindName = "identity"
-    """How the phase's float32 tensors are written between parties."""
+    """The codec that encodes the phase's float32 tensors between parties."""
     transforms: tuple[TransformSettings, ...] = ()
-    """What is done to tensors before they leave, beside the method's own noise."""
+    """The transforms of tensors before they are sent, in addition to the method's own noise."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """The method's own settings."""
 
     @model_validator(mode="before")
     @classmethod
     def _gather(cls, value: Any) -> Any:
-        """Turns ``{kind, name?, rest…}``, as people write it, into ``{kind, name, settings:
-        {rest…}}``.
+        """Moves the method's own settings into the table ``settings``, and adds the default
+        name.
         """
         if isinstance(value, dict) and "kind" in value:
             value = {"name": value["kind"], **value}
@@ -187,10 +193,10 @@ class PhaseSettings(Section):
 
 
 class WireSettings(Section):
-    """The codec of what crosses, for one phase, exchange and direction, or for all.
+    """The codec of messages, for one phase, exchange and direction, or for all of them.
 
-    Of the tables that hold for a direction of an exchange, one that names the phase goes before one
-    that does not, then one that names the exchange, then one that names the direction.
+    If several tables match, the one that names the phase applies; if several remain, the one that
+    names the exchange; then the one that names the direction.
     """
 
     codec: KindName
@@ -198,11 +204,11 @@ class WireSettings(Section):
     phase: str | None = None
     """The phase. Default: every phase."""
     exchange: str | None = None
-    """The exchange. Default: every exchange between parties. What the server averages must be
-    named.
+    """The exchange. Default: every exchange between parties. Exchanges that the server averages
+    must be named.
     """
     direction: Literal["up", "down"] | None = None
-    """``up``: what the asking side sends (embeddings, weights to the server); ``down``: the
+    """``up``: messages to the computing side (embeddings, or weights to the server); ``down``: its
     answers. Default: both.
     """
     settings: dict[str, Any] = Field(default_factory=dict)
@@ -228,21 +234,21 @@ class WireSettings(Section):
 
 
 class StartSettings(Section):
-    """The finished run whose encoders every party starts with."""
+    """The finished run whose encoders are the initial encoders of this run."""
 
     run: RunName
     """The id of a finished run. Every party starts with its encoder of that run, from its own
     folder of runs.
     """
     held_by: Literal["every party", "active"] = "every party"
-    """Who has that run. ``active``: only the active party, and it gives the others what it has
-    trained (mocosfl).
+    """The parties that have that run. ``active``: only the active party, which sends its trained
+    encoder to the other parties (mocosfl).
     """
     phases: tuple[PhaseSettings, ...] = ()
     """The phases of that run's recipe. Needed if they decide the encoder's structure."""
     tower: Literal["cross", "local"] | None = None
-    """Take only this one of FedHSSL's two encoders. Default: what FedHSSL hands to the phase after
-    it.
+    """Which of FedHSSL's two encoders to use. Default: the one that FedHSSL passes to the next
+    phase.
     """
 
 
@@ -250,63 +256,67 @@ class RunSettings(Section):
     """Deadlines and intervals of a run."""
 
     rejoin_deadline_s: Seconds = 900.0
-    """Seconds for which the others wait for a lost party. ``vfl simulate`` and ``vfl study`` take
-    60.
+    """Seconds for which the other parties wait for a lost party. ``vfl simulate`` and ``vfl study``
+    use 60.
     """
     join_deadline_s: Seconds = 300.0
     """Seconds for which a new server waits until all parties have joined."""
     step_timeout_s: Seconds = 600.0
-    """Seconds that a living party may take for one step. If the server averages weights, the time
-    starts when the first party arrives.
+    """The maximum number of seconds that a connected party may take for one step. If the server
+    averages weights, the time starts when the first party's weights arrive.
     """
     heartbeat_s: Seconds = 2.0
     """Seconds between two heartbeats."""
     lost_after_s: Seconds = 15.0
     """Seconds of silence after which a party counts as lost; at least twice ``heartbeat_s``."""
     server_absent_s: Annotated[float, Field(ge=0.0, le=1e6)] = 0.0
-    """Seconds for which training goes on without the server. No effect if the server averages
-    weights.
+    """Seconds for which training continues without the server. It has no effect if the server
+    averages weights.
     """
     resume_within_s: Annotated[float, Field(ge=0.0, le=1e8)] = 86_400.0
-    """If rows or columns have changed since a run was interrupted, the run is refused for so many
-    seconds after its last training. After that the same commands begin a new run.
+    """If rows or columns have changed since a run was interrupted, the same commands are refused
+    until this number of seconds has passed since the run's last training. After that they begin a
+    new run.
     """
     checkpoint_every: PositiveInt = 1
-    """Rounds between two checkpoints, beside those at the ends of phases."""
+    """The number of rounds between two checkpoints. A phase always ends with a checkpoint."""
     kept_checkpoints: Annotated[int, Field(ge=2)] = 2
-    """How many checkpoints are kept beside the newest."""
+    """The number of checkpoints that are kept in addition to the newest."""
 
     def model_post_init(self, _context: Any) -> None:
         if self.lost_after_s < 2 * self.heartbeat_s:
             raise ValueError(
-                "lost_after_s must be at least twice heartbeat_s, or living parties count as lost"
+                "lost_after_s must be at least twice heartbeat_s, or connected parties count as "
+                "lost. Raise it."
             )
         if self.server_absent_s and self.step_timeout_s <= self.lost_after_s:
-            text = "with server_absent_s, step_timeout_s must be above lost_after_s"
-            raise ValueError(f"{text}, after which a party that has died is reported")
+            raise ValueError(
+                "with server_absent_s, step_timeout_s must be greater than lost_after_s, so that a "
+                "lost party is reported first. Raise it."
+            )
 
 
 class PredictSettings(Section):
-    """What a prediction with a run of this recipe refuses."""
+    """Limits for predictions with a run of this recipe."""
 
     refuse_outside: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
-    """The share of a column's rows that may lie far outside the numbers of training. With more, the
-    party that has the column does not predict. Default: any share, with a warning.
+    """The maximum share of a column's rows that lie far outside the training values. With more, the
+    column's party refuses the prediction. Default: no limit, only a warning.
     """
 
 
 class ReportSettings(Section):
-    """What the passive parties learn of the result."""
+    """The results that passive parties receive."""
 
     tell_passives: tuple[KindName, ...] = ()
-    """Metrics that the active party tells every passive party at the end of a phase of kind
-    ``evaluate``, for its own report, such as ``["auc"]``. Default: it tells them nothing.
+    """Metrics, such as ``["auc"]``, that the active party sends to every passive party at the end
+    of a phase of kind ``evaluate``. Default: none.
     """
 
 
 class SimulateSettings(Section):
-    """The data of each party, if all run on one machine. For ``vfl simulate`` only; not part of the
-    digest.
+    """The data of each party when all run on one machine. It is only for ``vfl simulate``, and not
+    part of the digest.
     """
 
     data: DataSettings | None = None
@@ -320,4 +330,4 @@ class SimulateSettings(Section):
     policies: dict[str, KindName | PolicySettings] = Field(default_factory=dict)
     """Each party's policy, as in its party file: a name, or a table. Default: ``allow_all``."""
     threads: Annotated[int, Field(gt=0, le=1024)] = 1
-    """Threads of each party."""
+    """The number of threads of each party."""

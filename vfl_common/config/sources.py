@@ -1,4 +1,6 @@
-"""What a ``data.source`` is by its spelling: a file of some format, a database, a named set."""
+"""Recognises the kind of a ``data.source`` from its text: a file of some format, a database, a
+named data set.
+"""
 
 from __future__ import annotations
 
@@ -7,28 +9,31 @@ from os.path import normpath
 from pathlib import Path
 from typing import Literal
 
-# Before a party's name: the source is a table in memory, which the library was given.
+# The prefix of a source that is a table in memory, passed to the Python API; the party's name
+# follows.
 FRAME = "frame of "
-# Before the rest of a source that is no path; C:\ is one.
-_NAMED = re.compile(r"([a-z][a-z0-9_]+):")
+# The prefix of a source that is not a path. A single letter is not a prefix, because C:\ begins a
+# path.
+_NAME_PREFIX = re.compile(r"([a-z][a-z0-9_]+):")
 SETS = ("sklearn", "torchvision")
-# With the folder of relative paths, once that is known. ``duckdb://…`` is a URL of SQLAlchemy's.
+# A query of DuckDB, with the folder of its relative paths once that is known. ``duckdb://…`` is a
+# URL of SQLAlchemy instead.
 _DUCKDB = re.compile(r"duckdb:(?!//)(?:SET file_search_path = '((?:[^']|'')*)'; )?(.*)", re.DOTALL)
-# A URL of SQLAlchemy, DIALECT+DRIVER://.
+# The beginning of a URL of SQLAlchemy, DIALECT+DRIVER://.
 URL = re.compile(r"([a-z][a-z0-9_]*)(\+[a-z0-9_]+)?://", re.IGNORECASE)
 _SQLITE = re.compile(r"(sqlite(?:\+[a-z0-9_]+)?:///)([^?]+)(.*)", re.DOTALL | re.IGNORECASE)
-# Databases that are known without +DRIVER.
-_DATABASES = ("postgresql", "postgres", "sqlite", "mysql", "mariadb", "oracle", "mssql")
-# Endings of files that hold one other file.
+# The dialects that are recognised without +DRIVER.
+_DIALECTS = ("postgresql", "postgres", "sqlite", "mysql", "mariadb", "oracle", "mssql")
+# Suffixes of compressed files.
 PACKED = (".gz", ".bz2")
 TEXT_FILES = tuple(
     ending + packed for packed in ("", *PACKED) for ending in (".csv", ".tsv", ".txt")
 )
-# Endings of files that hold several files.
-_ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
-# What a file is that its name does not say.
+# Suffixes of archives with several files.
+_ARCHIVE_SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz")
+# The file formats that ``data.format`` can name.
 Format = Literal["text", "libsvm", "idx", "mat"]
-_ENDINGS: dict[str, Format] = {
+_FORMAT_OF_SUFFIX: dict[str, Format] = {
     ".csv": "text",
     ".tsv": "text",
     ".txt": "text",
@@ -39,26 +44,26 @@ _ENDINGS: dict[str, Format] = {
     ".idx": "idx",
     ".mat": "mat",
 }
-# In a folder of images: lists them.
+# The file in a folder of images that lists them.
 IMAGES = "index.csv"
-# The last two are old formats, and are refused in a sentence.
-_EXCEL = (".xlsx", ".xlsm", ".xls", ".xlsb")
+# Suffixes of Excel workbooks. The last two are old formats, which are refused with an explanation.
+_EXCEL_SUFFIXES = (".xlsx", ".xlsm", ".xls", ".xlsb")
 
 
-def reader_of(source: str) -> str | None:
+def get_reader(source: str) -> str | None:
     """Returns the NAME of a source ``NAME:…``: sklearn, torchvision, or a plug-in; None for all
     other sources.
     """
-    named = None if is_database(source) else _NAMED.match(source)
-    return named[1] if named else None
+    prefix = None if is_database(source) else _NAME_PREFIX.match(source)
+    return prefix[1] if prefix else None
 
 
 def is_database(source: str) -> bool:
-    """Returns whether a source is the URL of a database by its spelling; ``data.query`` makes any
-    URL one.
+    """Returns whether a source is the URL of a known database. With ``data.query``, any other URL
+    is also treated as a database.
     """
     url = URL.match(source)
-    return url is not None and (url[2] is not None or url[1].lower() in _DATABASES)
+    return url is not None and (url[2] is not None or url[1].lower() in _DIALECTS)
 
 
 def is_duckdb(source: str) -> bool:
@@ -68,17 +73,17 @@ def is_duckdb(source: str) -> bool:
 
 def is_excel(source: str) -> bool:
     """Returns whether a source is an Excel workbook, by its name."""
-    return is_path(source) and source.lower().endswith(_EXCEL)
+    return is_path(source) and source.lower().endswith(_EXCEL_SUFFIXES)
 
 
 def is_path(source: str) -> bool:
     """Returns whether a source is a file or a folder."""
-    return reader_of(source) is None and not is_database(source) and not source.startswith(FRAME)
+    return get_reader(source) is None and not is_database(source) and not source.startswith(FRAME)
 
 
 def resolve_source(source: str, base: Path) -> str:
-    """Returns a source; if it is a path, or a file of SQLite, it is absolute, and a relative one
-    starts at ``base``. A query of DuckDB gets ``base`` as the folder of its relative paths.
+    """Makes the path of a source absolute; relative paths start at ``base``. A query of DuckDB gets
+    ``base`` as the folder of its relative paths. Other sources stay unchanged.
     """
     if is_duckdb(source):
         folder, query = folder_and_query(source)
@@ -91,8 +96,8 @@ def resolve_source(source: str, base: Path) -> str:
 
 
 def folder_and_query(source: str) -> tuple[str | None, str]:
-    """Returns the folder of relative paths, None if it is not known, and the SELECT of a source of
-    DuckDB, without a semicolon at its end.
+    """Returns the folder of relative paths (None if it is not known) and the SELECT of a DuckDB
+    source, without a final semicolon.
     """
     match = _DUCKDB.fullmatch(source)
     folder, query = match.groups() if match else (None, source)
@@ -100,20 +105,24 @@ def folder_and_query(source: str) -> tuple[str | None, str]:
     return (None if folder is None else folder.replace("''", "'")), query
 
 
-def format_of(source: str) -> Format | None:
-    """Returns what a file is by its name, without the ending of what packs it; None of others."""
+def get_format(source: str) -> Format | None:
+    """Returns the format of a file from its suffix, ignoring a suffix of compression; None if the
+    suffix is not known.
+    """
     name = source.lower()
     for packed in PACKED:
         name = name.removesuffix(packed)
-    return next((kind for ending, kind in _ENDINGS.items() if name.endswith(ending)), None)
+    return next((kind for ending, kind in _FORMAT_OF_SUFFIX.items() if name.endswith(ending)), None)
 
 
 def split_member(source: str) -> tuple[str, str | None]:
-    """Returns a path, and the member that it names of an archive (``archive.zip/member.csv``); None
-    of a path that names none.
+    """Splits a path such as ``archive.zip/member.csv`` into the path of the archive and the member.
+    The member is None if the path is not in an archive.
     """
     low = source.lower()
-    ends = [low.find(f"{ending}/") + len(ending) for ending in _ARCHIVES if f"{ending}/" in low]
+    ends = [
+        low.find(f"{ending}/") + len(ending) for ending in _ARCHIVE_SUFFIXES if f"{ending}/" in low
+    ]
     end = min(ends, default=0)
     if not end or Path(source[:end]).is_dir():
         return source, None
@@ -121,5 +130,5 @@ def split_member(source: str) -> tuple[str, str | None]:
 
 
 def is_archive(source: str) -> bool:
-    """Returns whether a file holds several others, by its name."""
-    return source.lower().endswith(_ARCHIVES)
+    """Returns whether a file is an archive, by its suffix."""
+    return source.lower().endswith(_ARCHIVE_SUFFIXES)

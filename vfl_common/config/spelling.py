@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-# {table: the keys that the canonical form has at their defaults, too}. A key that is added later is
-# in none of them: it stands in the canonical form only with another value than its default, so that
-# digests stay what they were. If its default ever changes, it is added here: a run that began with
-# the former default is then not resumed with the other.
-_FIRST = {
+# {table: keys that are in the canonical form even with their default values}. A key of a later
+# release is not listed: it is in the canonical form only if its value is not the default, so that
+# the digests of older recipes do not change. If its default ever changes, add the key here, so that
+# a run with the former default is not resumed with the new one.
+_ALWAYS_WRITTEN = {
     table: frozenset(keys.split())
     for table, keys in {
         "": "name preset seed server task parties rows model phases start run",
@@ -37,8 +37,8 @@ _FIRST = {
 
 @dataclass(frozen=True)
 class Spelling:
-    """A recipe as one side has it. ``filled``: {dotted key: value}, with defaults. ``written``:
-    keys of its file.
+    """One party's recipe, for a comparison. ``filled``: {dotted key: value}, including defaults.
+    ``written``: the dotted keys that the recipe's file sets.
     """
 
     filled: Mapping[str, Any]
@@ -46,11 +46,11 @@ class Spelling:
 
     def difference(self, theirs: Spelling) -> tuple[str, Any, Any] | None:
         """Finds a key by which the recipes of two releases differ: (dotted key, our value, theirs).
-        None: they agree.
+        Returns None if they agree.
 
-        A key that both know must have one value, written or not. A key that only one of them knows
-        must not be written there: its default is what the other does. What is missing on one side
-        is ``None`` in the result.
+        A key that both releases know must have the same value on both sides, written or not. A key
+        that only one release knows must not be written there, because its default is the behaviour
+        of the other release. A value that is missing on one side is ``None`` in the result.
         """
         ours, others = self.filled, theirs.filled
         for key in sorted(ours.keys() | others.keys()):
@@ -59,30 +59,36 @@ class Spelling:
                     return key, ours[key], others[key]
             elif key in (self.written if key in ours else theirs.written):
                 return key, ours.get(key), others.get(key)
-        # A default that is a table in one release alone.
-        for key in _tables(ours, others):
+        # A key may be a table in one release and a plain value in the other.
+        for key in _list_tables(ours, others):
             return key, ours[key], "a table"
-        for key in _tables(others, ours):
+        for key in _list_tables(others, ours):
             return key, "a table", others[key]
         return None
 
 
-def without_newer(full: Any, own: Any, table: str = "") -> Any:
-    """Returns ``full`` without the keys that ``own``, which has no defaults, and ``_FIRST`` both
-    lack.
+def drop_newer_keys(full: Any, own: Any, table: str = "") -> Any:
+    """Returns the settings ``full`` without keys of later releases that have their default values.
+    ``own``: the same settings without defaults.
     """
     if isinstance(full, list):
         items = own if isinstance(own, list) else [{}] * len(full)
-        return [without_newer(item, few, table) for item, few in zip(full, items, strict=True)]
+        return [
+            drop_newer_keys(item, non_default, table)
+            for item, non_default in zip(full, items, strict=True)
+        ]
     if not isinstance(full, dict):
         return full
-    few, first = own if isinstance(own, dict) else {}, _FIRST.get(table, frozenset())
-    keys = (key for key in full if key in few or key in first)
-    return {key: without_newer(full[key], few.get(key), key) for key in keys}
+    non_default, always = (
+        own if isinstance(own, dict) else {},
+        _ALWAYS_WRITTEN.get(table, frozenset()),
+    )
+    keys = (key for key in full if key in non_default or key in always)
+    return {key: drop_newer_keys(full[key], non_default.get(key), key) for key in keys}
 
 
-def _tables(keys: Mapping[str, Any], others: Mapping[str, Any]) -> list[str]:
-    """Returns those of ``keys``, sorted, that are tables in ``others``."""
+def _list_tables(keys: Mapping[str, Any], others: Mapping[str, Any]) -> list[str]:
+    """Returns the keys, sorted, that are tables in ``others``."""
     known = sorted(others)
     after = {key: bisect.bisect_left(known, f"{key}.") for key in sorted(keys)}
     return [
@@ -92,8 +98,8 @@ def _tables(keys: Mapping[str, Any], others: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def leaves(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Flattens tables as ``_flatten`` does; a list without tables stays one value."""
+def flatten_tables(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Flattens nested tables into {dotted key: value}. A list without tables stays one value."""
     return _flatten(value, whole=True)
 
 
@@ -108,7 +114,7 @@ def _flatten(value: Any, prefix: str = "", *, whole: bool = False) -> dict[str, 
         return {prefix: value}
     flat: dict[str, Any] = {}
     for key, item in items:
-        # People write no "settings".
+        # A recipe's file does not contain the key "settings".
         path = prefix if key == "settings" else f"{prefix}.{key}" if prefix else str(key)
         flat |= _flatten(item, path, whole=whole)
     return flat

@@ -1,3 +1,3 @@
-"""A party's identity: its certificate and key, their checks, and the diagnosis of failed
+"""A party's identity: its certificate and key, the checks of both, and the diagnosis of failed
 connections.
 """

@@ -1,5 +1,5 @@
-"""Checks a party's credentials before the first connection: a mistake is easiest to explain at its
-source.
+"""Reads and checks a party's credentials before the first connection, where mistakes are easiest to
+explain.
 """
 
 from __future__ import annotations
@@ -20,27 +20,29 @@ from vfl_common.identity.members import Members
 from vfl_common.identity.revoked import read_revoked, require_unrevoked
 
 PASSPHRASE = "VFL_TLS_PASSPHRASE"  # noqa: S105 - the name of a variable
-# The extended key usage that a program needs which only connects, only listens, or does both.
+# The extended key usages for a program that only connects, only listens, or does both.
 DIALS = (ExtendedKeyUsageOID.CLIENT_AUTH,)
 ANSWERS = (ExtendedKeyUsageOID.SERVER_AUTH,)
 BOTH = DIALS + ANSWERS
-_WORDS = {
+# {extended key usage: its words in a message}.
+_USE_WORDS = {
     ExtendedKeyUsageOID.CLIENT_AUTH: "dial (clientAuth)",
     ExtendedKeyUsageOID.SERVER_AUTH: "answer (serverAuth)",
 }
 
+# A certificate that ends within this time gives a warning.
 _SOON = timedelta(days=30)
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """The federation's CA and a party's certificate and key, in PEM; ``name`` is the member whom
-    the certificate names.
+    """The federation's CA and a party's certificate and key, in PEM. ``name``: the member that the
+    certificate names.
 
-    ``files``: the contents of the three files as they were read; the key may be encrypted there.
-    ``chain``: the certificate, the intermediates that lie in its file, and the authority of
-    ``ca_pem`` that ends it. ``members``: who has a part in the federation, and whose keys are
-    pinned. ``revoked``: serial numbers of certificates that are not accepted any more.
+    ``files``: the contents of the three files as they were read, with a key that may be encrypted.
+    ``chain``: the certificate, the intermediates from its file, and the authority in ``ca_pem`` at
+    its end. ``members``: the members of the federation and their pinned keys. ``revoked``: the
+    serial numbers of revoked certificates.
     """
 
     ca_pem: bytes
@@ -50,7 +52,7 @@ class Credentials:
     files: tuple[bytes, bytes, bytes] = field(repr=False)
     name: str
     chain: tuple[x509.Certificate, ...]
-    # The paths, for messages.
+    # The paths of the files, for messages.
     ca_file: str
     certificate_file: str
     members: Members = field(default_factory=Members)
@@ -68,7 +70,7 @@ class Credentials:
 
     @property
     def not_after(self) -> datetime:
-        """When the party's certificate ends, in UTC."""
+        """The time at which the party's certificate ends, in UTC."""
         return self.certificate.not_valid_after_utc
 
     @property
@@ -77,8 +79,8 @@ class Credentials:
         return self.ca_pem, self.certificate_pem, self.key_pem
 
     def admit(self, name: str, certificate: x509.Certificate) -> None:
-        """Raises PeerError if the certificate of the peer ``name`` is revoked, or if another key of
-        it is pinned.
+        """Raises PeerError if the certificate of the peer ``name`` is revoked, or if its key is not
+        the peer's pinned key.
         """
         self.members.require_pin(name, certificate)
         require_unrevoked(name, certificate, self.revoked)
@@ -91,22 +93,22 @@ def load_credentials(
     members: Members | None = None,
     uses: Sequence[x509.ObjectIdentifier] = DIALS,
 ) -> Credentials:
-    """Reads and checks the files for the party ``name``: those of ``load_pair``, and the list of
-    revoked certificates.
+    """Reads and checks the files of the party ``name``: the files that ``load_pair`` reads, and the
+    list of revoked certificates.
 
-    Raises InputError, also if the list cannot be read, is out of date, or has the party's own
-    certificate.
+    Raises InputError as ``load_pair`` does, and if the list cannot be read, is out of date, or
+    contains the party's own certificate.
     """
     pair = load_pair(tls, name=name, members=members, uses=uses)
     revoked = read_revoked(tls, pair.ca_pem)
     if revoked.late:
         raise _invalid(revoked.late)
     credentials = replace(pair, revoked=revoked.serials)
-    require_own(credentials)
+    require_own_unrevoked(credentials)
     return credentials
 
 
-def require_own(credentials: Credentials) -> None:
+def require_own_unrevoked(credentials: Credentials) -> None:
     """Raises InputError if the party's own certificate is revoked."""
     if credentials.certificate.serial_number in credentials.revoked:
         raise _invalid(
@@ -125,9 +127,9 @@ def load_pair(
     """Reads and checks the CA, the certificate and the key for the party ``name``.
 
     Args:
-        members: those of the federation; the certificate must not name another of them. None if
-            they are not known.
-        uses: what the certificate must be for (extended key usage).
+        members: The members of the federation. The certificate must not name another member. None
+            if the members are not known.
+        uses: The extended key usages that the certificate must allow.
 
     Raises InputError: CERTIFICATE_INVALID if a file cannot be read or is not PEM, if other users
     can read the key, if the key or the CA does not belong to the certificate, if gRPC cannot use
@@ -138,7 +140,7 @@ def load_pair(
     ca_path, certificate_path, key_path = Path(tls.ca), Path(tls.certificate), Path(tls.key)
     ca_pem, certificate_pem = pem.read(ca_path), pem.read(certificate_path)
     authorities = pem.parse_certificates(ca_pem, ca_path)
-    certificate, *others = pem.parse_certificates(certificate_pem, certificate_path)
+    certificate, *intermediates = pem.parse_certificates(certificate_pem, certificate_path)
     key_file = pem.read_secret(key_path, "the key")
     key, key_pem = pem.parse_key(key_file, key_path, _passphrase(tls))
 
@@ -162,7 +164,7 @@ def load_pair(
             f"(got {pem.pin_of(certificate)}). Correct the pin, or give the certificate of the "
             "pinned key.",
         )
-    chain = pem.chain_of(certificate, others, authorities)
+    chain = pem.chain_of(certificate, intermediates, authorities)
     if not chain:
         raise _invalid(
             f"{certificate_path}: the certificate is not signed by the CA in {ca_path}. Give the "
@@ -170,10 +172,11 @@ def load_pair(
             "party's own."
         )
     for use in uses:
-        if not pem.may(certificate, use):
+        if not pem.allows_use(certificate, use):
             raise _invalid(
-                f"{certificate_path}: the certificate may not {_WORDS[use]}, because its extended "
-                "key usage does not include it. Have it signed for both clientAuth and serverAuth."
+                f"{certificate_path}: the certificate may not {_USE_WORDS[use]}, because its "
+                "extended key usage does not include it. Have it signed for both clientAuth and "
+                "serverAuth."
             )
     now = datetime.now(UTC)
     for document, path, remedy in (
@@ -210,8 +213,8 @@ def load_pair(
 
 
 def _passphrase(tls: TlsSettings) -> bytes | None:
-    """Returns the key's passphrase, from the file that is named or else from the variable. Raises
-    InputError.
+    """Returns the key's passphrase from ``passphrase_file``, or else from the environment variable;
+    None if neither is set. Raises InputError.
     """
     if tls.passphrase_file is not None:
         return pem.read_secret(Path(tls.passphrase_file), "the passphrase").rstrip(b"\r\n")
@@ -220,10 +223,11 @@ def _passphrase(tls: TlsSettings) -> bytes | None:
 
 
 def ends_soon(certificate: x509.Certificate, now: datetime) -> str:
-    """Returns '' until 30 days before the end; then a warning such as ``ends at 2026-01-31 12:00
-    UTC, in 12 days. …``.
+    """Returns a warning such as ``ends at 2026-01-31 12:00 UTC, in 12 days. …`` if the certificate
+    ends within 30 days; otherwise ''.
 
-    A certificate with a life of less than 90 days gets the warning in the last third of it.
+    A certificate that is valid for less than 90 days gets the warning in the last third of that
+    time.
     """
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now < end - min(_SOON, (end - begin) / 3):

@@ -1,8 +1,8 @@
-"""Finds why a connection fails. gRPC says "failed to connect to all addresses"; this gives a
-sentence to act on.
+"""Finds why a connection fails. gRPC only reports "failed to connect to all addresses"; this module
+reports the cause and a fix.
 
-It repeats the connection with Python's own TLS, step by step: resolve, connect, shake hands, first
-words of HTTP/2.
+It repeats the connection with Python's own TLS, step by step: resolve the name, connect, shake
+hands, begin HTTP/2.
 """
 
 from __future__ import annotations
@@ -25,20 +25,22 @@ from vfl_common.identity.credentials import Credentials
 # The client's first bytes in HTTP/2: the preface and an empty SETTINGS frame.
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 
-# The errors of a connection that the peer has closed; Python 3.11.2 raises the last one.
+# The exceptions for a connection that the peer has closed. Python 3.11.2 raises the last one.
 _HUNG_UP = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
-# The limits of a handshake; the peer's side of it takes a few kilobytes.
+# The limits of one read and of the number of reads in a handshake. The peer sends only a few
+# kilobytes.
 _READ_BYTES, _MAX_READS = 16_384, 64
-# OpenSSL's codes X509_V_ERR_….
+# OpenSSL's codes X509_V_ERR_CERT_HAS_EXPIRED and X509_V_ERR_CERT_NOT_YET_VALID.
 _EXPIRED, _NOT_YET_VALID = 10, 9
-# Its codes for: wrong signature; self-signed, alone or in a chain; issuer unknown; no signature.
+# OpenSSL's codes for a certificate of another CA: wrong signature, self-signed (alone or in a
+# chain), unknown issuer, unverifiable first certificate.
 _OTHER_CA = (7, 18, 19, 20, 21)
 
 
 @dataclass(frozen=True)
 class _Probe:
-    """One attempt: the address, the credentials, the expected peer and the deadline
-    (``deadline_s``, monotonic).
+    """One attempt to connect. ``deadline_s``: the time at which it must end, on the monotonic
+    clock.
     """
 
     address: str
@@ -48,7 +50,7 @@ class _Probe:
     deadline_s: float
 
     @property
-    def left_s(self) -> float:
+    def remaining_s(self) -> float:
         return max(self.deadline_s - time.monotonic(), 0.01)
 
     def error(self, message: str, code: Code = Code.UNREACHABLE) -> InputError:
@@ -56,28 +58,28 @@ class _Probe:
 
 
 def diagnose(address: str, credentials: Credentials, peer: str, timeout_s: float) -> VflError:
-    """Finds out why gRPC cannot connect, and returns (does not raise) the error for the person at
+    """Finds out why gRPC cannot connect. Returns, and does not raise, the error for the person at
     this machine.
 
     Args:
-        address: ``host:port`` as it was dialled.
-        credentials: those that were used.
-        peer: the name that the peer's certificate must have.
-        timeout_s: for the whole diagnosis, except the resolver's own time.
+        address: The ``host:port`` to which gRPC tried to connect.
+        credentials: The credentials that gRPC used.
+        peer: The name that the peer's certificate must have.
+        timeout_s: The time limit of the whole diagnosis, not counting name resolution.
 
     Returns an InputError whose ``party`` is ``peer``: CERTIFICATE_INVALID if one side does not
-    accept the other's certificate, IDENTITY_MISMATCH if another party answers, else UNREACHABLE,
-    even if TLS works.
+    accept the other's certificate, IDENTITY_MISMATCH if another party answers, otherwise
+    UNREACHABLE (even if TLS works).
     """
     probe = _Probe(address, peer, credentials, timeout_s, time.monotonic() + timeout_s)
     try:
         with _dial(probe) as raw, _shake_hands(probe, raw) as tls:
             _check_peer(probe, tls)
-            _first_words(probe, tls)
+            _check_acceptance(probe, tls)
     except InputError as error:
         return error
     except (OSError, ValueError) as error:
-        # No memory for the key; a certificate that cannot be parsed.
+        # The in-memory file for the key could not be created, or a certificate could not be parsed.
         return probe.error(
             f"{peer!r} at {address} does not answer, and the diagnosis failed ({error}). Check the "
             "address and the certificates."
@@ -88,13 +90,15 @@ def diagnose(address: str, credentials: Credentials, peer: str, timeout_s: float
     )
 
 
-def certificate_of(
+def fetch_certificate(
     address: str, credentials: Credentials, peer: str, timeout_s: float
 ) -> x509.Certificate:
-    """Connects once, and returns the peer's certificate, which names ``peer`` and no other member.
+    """Connects once and returns the peer's certificate, after checking that it names ``peer`` and
+    no other member.
 
-    In TLS 1.3 the peer sends its certificate first. So this needs no key, and closes the connection
-    before it is asked for one. Raises InputError, as ``diagnose`` returns it.
+    In TLS 1.3 the peer sends its certificate first. So this function does not need this party's
+    key, and closes the connection before the peer asks for a certificate. Raises the InputError
+    that ``diagnose`` would return.
     """
     probe = _Probe(address, peer, credentials, timeout_s, time.monotonic() + timeout_s)
     try:
@@ -114,7 +118,7 @@ def _dial(probe: _Probe) -> socket.socket:
             f"{probe.address!r} is not an address. Write host:port, with a port from 1 to 65535."
         )
     try:
-        return socket.create_connection((host, int(port)), timeout=probe.left_s)
+        return socket.create_connection((host, int(port)), timeout=probe.remaining_s)
     except (socket.gaierror, UnicodeError) as error:
         raise probe.error(
             f"the host name {host!r} of {probe.peer!r} cannot be resolved. Check the address "
@@ -137,25 +141,27 @@ def _dial(probe: _Probe) -> socket.socket:
 
 
 def _shake_hands(probe: _Probe, raw: socket.socket) -> ssl.SSLSocket:
-    context = _with_key(probe.credentials)
-    raw.settimeout(probe.left_s)
+    context = _make_mutual_context(probe.credentials)
+    raw.settimeout(probe.remaining_s)
     with _explain_errors(probe):
-        return context.wrap_socket(raw, server_hostname=_sni(probe.peer))
+        return context.wrap_socket(raw, server_hostname=_server_name(probe.peer))
 
 
 def _receive_certificate(probe: _Probe, raw: socket.socket) -> ssl.SSLObject:
-    """Performs the handshake up to the peer's certificate, without sending our own."""
-    context = _context(probe.credentials)
+    """Performs the handshake until the peer's certificate has arrived, without sending our own
+    certificate.
+    """
+    context = _make_context(probe.credentials)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     received, to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
-    tls = context.wrap_bio(received, to_send, server_hostname=_sni(probe.peer))
+    tls = context.wrap_bio(received, to_send, server_hostname=_server_name(probe.peer))
     with _explain_errors(probe):
         for _ in range(_MAX_READS):
             try:
                 tls.do_handshake()
                 return tls
             except ssl.SSLWantReadError:
-                raw.settimeout(probe.left_s)
+                raw.settimeout(probe.remaining_s)
                 raw.sendall(to_send.read())
                 data = raw.recv(_READ_BYTES)
                 if not data:
@@ -166,7 +172,7 @@ def _receive_certificate(probe: _Probe, raw: socket.socket) -> ssl.SSLObject:
 
 @contextmanager
 def _explain_errors(probe: _Probe) -> Iterator[None]:
-    """Raises InputError that explains what goes wrong in a handshake."""
+    """Turns an exception of a handshake in the block into an InputError that explains it."""
     try:
         yield
     except ssl.SSLCertVerificationError as error:
@@ -182,7 +188,7 @@ def _explain_errors(probe: _Probe) -> Iterator[None]:
             f"{probe.peer!r}, and that it does not have too many connections."
         ) from error
     except OSError as error:
-        # An SSLError is an OSError, too.
+        # This also catches SSLError, which is a subclass of OSError.
         raise _explain_alert(probe, error) or probe.error(
             f"{probe.address} does not speak TLS. Check that it is the port of {probe.peer!r}."
         ) from error
@@ -203,16 +209,17 @@ def _check_peer(probe: _Probe, tls: ssl.SSLSocket | ssl.SSLObject) -> x509.Certi
     return certificate
 
 
-def _first_words(probe: _Probe, tls: ssl.SSLSocket) -> None:
-    """Reads whether the peer accepts our certificate: in TLS 1.3 its alert comes after our side of
-    the handshake.
+def _check_acceptance(probe: _Probe, tls: ssl.SSLSocket) -> None:
+    """Checks whether the peer accepts our certificate. In TLS 1.3 the peer's alert arrives only
+    after our side of the handshake has finished.
 
-    A gRPC server that accepts it sends its SETTINGS at once. One that refuses it closes without an
-    alert (grpcio 1.85); other servers and proxies send the alert.
+    A gRPC server that accepts the certificate sends its SETTINGS at once. A gRPC server that
+    refuses it closes the connection without an alert (grpcio 1.85). Other servers and proxies send
+    an alert.
     """
-    tls.settimeout(probe.left_s)
+    tls.settimeout(probe.remaining_s)
     try:
-        # Already closed: the alert can still be read.
+        # If the peer has closed the connection, its alert can still be read below.
         with suppress(*_HUNG_UP):
             tls.sendall(_HELLO)
         answer = tls.recv(9)
@@ -238,13 +245,13 @@ def _explain_distrust(probe: _Probe, error: ssl.SSLCertVerificationError) -> Inp
         )
     elif error.verify_code == _EXPIRED:
         text = (
-            f"the certificate of {peer!r} at {address} has expired{_dates(probe)}. Issue a new one "
-            "for it."
+            f"the certificate of {peer!r} at {address} has expired{_format_peer_validity(probe)}. "
+            "Issue a new one for it."
         )
     elif error.verify_code == _NOT_YET_VALID:
         text = (
-            f"the certificate of {peer!r} at {address} is not valid yet{_dates(probe)}. Correct "
-            "the clock of the machine that is wrong."
+            f"the certificate of {peer!r} at {address} is not valid "
+            f"yet{_format_peer_validity(probe)}. Correct the clock of the machine that is wrong."
         )
     else:
         text = (
@@ -254,51 +261,57 @@ def _explain_distrust(probe: _Probe, error: ssl.SSLCertVerificationError) -> Inp
     return probe.error(text, Code.CERTIFICATE_INVALID)
 
 
-def _dates(probe: _Probe) -> str:
-    """Returns when the peer's certificate is valid, and this machine's time; '' if the peer does
-    not show its certificate.
+def _format_peer_validity(probe: _Probe) -> str:
+    """Returns the validity of the peer's certificate and this machine's time, as text; '' if the
+    peer does not send its certificate.
     """
-    context = _context(probe.credentials)
-    # Nothing but the dates is read.
+    context = _make_context(probe.credentials)
+    # Verification is off because only the dates of the certificate are read.
     context.verify_mode = ssl.CERT_NONE
     try:
-        with _dial(probe) as raw, context.wrap_socket(raw, server_hostname=_sni(probe.peer)) as tls:
+        with (
+            _dial(probe) as raw,
+            context.wrap_socket(raw, server_hostname=_server_name(probe.peer)) as tls,
+        ):
             certificate = x509.load_der_x509_certificate(tls.getpeercert(binary_form=True) or b"")
     except (InputError, OSError, ValueError):
         return ""
-    return f" ({_valid(certificate)})"
+    return f" ({_format_validity(certificate)})"
 
 
-def _valid(certificate: x509.Certificate) -> str:
+def _format_validity(certificate: x509.Certificate) -> str:
     begin, end = pem.utc(certificate.not_valid_before_utc), pem.utc(certificate.not_valid_after_utc)
     return f"valid from {begin} to {end}; here it is {pem.utc(datetime.now(UTC))}"
 
 
 def _explain_alert(probe: _Probe, error: OSError) -> InputError | None:
-    """Explains the peer's alert, if it sent one: usually it does not accept our certificate."""
+    """Explains the peer's TLS alert; returns None if there was none. Usually the peer does not
+    accept our certificate.
+    """
     alert = (error.reason or "") if isinstance(error, ssl.SSLError) else ""
     if "_ALERT_" not in alert:
         return None
     alert = alert.partition("_ALERT_")[2].lower()
-    at = f"{probe.peer!r} at {probe.address}"
-    ours = f"our certificate, for {probe.credentials.name!r}"
+    subject = f"{probe.peer!r} at {probe.address}"
+    our_certificate = f"our certificate, for {probe.credentials.name!r}"
     expiry = pem.utc(probe.credentials.not_after)
     sentences = {
-        "unknown_ca": f"{at} does not trust the CA of {ours}. Give both sides the same ca.pem.",
-        "certificate_expired": f"{at} considers {ours}, expired (it ends at {expiry}). Issue a new "
-        "one, or correct the clocks.",
-        "bad_certificate": f"{at} does not accept {ours}. Check its clock: the certificate is "
-        f"{_valid(probe.credentials.certificate)}.",
-        "certificate_required": f"{at} got no certificate from us. Check the port.",
+        "unknown_ca": f"{subject} does not trust the CA of {our_certificate}. Give both sides the "
+        "same ca.pem.",
+        "certificate_expired": f"{subject} considers {our_certificate}, expired (it ends at "
+        f"{expiry}). Issue a new one, or correct the clocks.",
+        "bad_certificate": f"{subject} does not accept {our_certificate}. Check its clock: the "
+        f"certificate is {_format_validity(probe.credentials.certificate)}.",
+        "certificate_required": f"{subject} got no certificate from us. Check the port.",
     }
     if alert in sentences:
         return probe.error(sentences[alert], Code.CERTIFICATE_INVALID)
     if "certificate" in alert:
         return probe.error(
-            f"{at} does not accept {ours} (TLS alert {alert}). Issue a new one.",
+            f"{subject} does not accept {our_certificate} (TLS alert {alert}). Issue a new one.",
             Code.CERTIFICATE_INVALID,
         )
-    return probe.error(f"{at} refuses the TLS connection (TLS alert {alert}). Check the port.")
+    return probe.error(f"{subject} refuses the TLS connection (TLS alert {alert}). Check the port.")
 
 
 def _explain_closing(probe: _Probe) -> InputError:
@@ -313,28 +326,29 @@ def _explain_closing(probe: _Probe) -> InputError:
         text = (
             f"{peer!r} at {address} closes the connection: most likely it does not trust the CA of "
             f"our certificate, for {credentials.name!r}, or its clock is wrong (the certificate is "
-            f"{_valid(credentials.certificate)}). Give both sides the same ca.pem."
+            f"{_format_validity(credentials.certificate)}). Give both sides the same ca.pem."
         )
     return probe.error(text, Code.CERTIFICATE_INVALID)
 
 
-def _context(credentials: Credentials) -> ssl.SSLContext:
-    """Sets up TLS as gRPC does; the peer's name is compared later, so that the error can name "
-    "it."""
+def _make_context(credentials: Credentials) -> ssl.SSLContext:
+    """Sets up TLS as gRPC does. The peer's name is checked later, so that the error message can
+    contain it.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
-    # Each certificate of ca.pem is trusted, an intermediate too.
+    # Every certificate in ca.pem is trusted, including intermediate certificates.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.set_alpn_protocols(["h2"])
     context.load_verify_locations(cadata=credentials.ca_pem.decode("ascii", "ignore"))
     return context
 
 
-def _with_key(credentials: Credentials) -> ssl.SSLContext:
-    """Sets up mutual TLS. ssl reads certificates and keys only from files, so this file exists only
+def _make_mutual_context(credentials: Credentials) -> ssl.SSLContext:
+    """Sets up mutual TLS. The ssl module reads keys only from files, so the key is put into a file
     in memory.
     """
-    context = _context(credentials)
+    context = _make_context(credentials)
     with os.fdopen(os.memfd_create("own.pem"), "wb") as file:
         file.write(credentials.certificate_pem + b"\n" + credentials.key_pem)
         file.flush()
@@ -342,9 +356,9 @@ def _with_key(credentials: Credentials) -> ssl.SSLContext:
     return context
 
 
-def _sni(peer: str) -> str | None:
-    """Returns the server name to send; None if a party's name is not a valid host name (64
-    characters, two dots in a row).
+def _server_name(peer: str) -> str | None:
+    """Returns the server name to send in the handshake (SNI); None if the peer's name is not a
+    valid host name, such as one of 64 characters or with two dots in a row.
     """
     try:
         peer.encode("idna")

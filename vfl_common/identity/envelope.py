@@ -1,5 +1,5 @@
-"""Signed statements in envelopes of DSSE (Dead Simple Signing Envelope, v1.0.2), with the signer's
-certificates.
+"""Signs statements and checks them, in DSSE envelopes (Dead Simple Signing Envelope, v1.0.2) with
+the signer's certificates.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from vfl_common.text import to_json
 
 @dataclass(frozen=True)
 class Envelope:
-    """A statement of a payload type, with the signature over it and the signer's chain in PEM."""
+    """A signed statement: its type, its bytes, the signature, and the signer's certificate chain in
+    PEM.
+    """
 
     payload_type: str
     payload: bytes
@@ -46,25 +48,27 @@ class Envelope:
     def read(cls, value: Any, payload_type: str) -> Envelope:
         """Reads ``value``. Raises ValueError if it is not an envelope of this type."""
         try:
-            first = value["signatures"][0]
+            signature = value["signatures"][0]
             envelope = cls(
                 str(value["payloadType"]),
                 base64.b64decode(value["payload"], validate=True),
-                base64.b64decode(first["sig"], validate=True),
+                base64.b64decode(signature["sig"], validate=True),
                 str(value["certificates"]),
-                str(first.get("keyid", "")),
+                str(signature.get("keyid", "")),
             )
             # Raises UnicodeEncodeError for a lone surrogate, which JSON can hold.
             envelope.chain.encode()
         except (KeyError, TypeError, IndexError, AttributeError, binascii.Error) as error:
-            raise ValueError("no envelope") from error
+            raise ValueError("the value is not a DSSE envelope") from error
         if envelope.payload_type != payload_type:
-            raise ValueError(envelope.payload_type)
+            raise ValueError(
+                f"the envelope must have type {payload_type} (got {envelope.payload_type})"
+            )
         return envelope
 
     @property
     def value(self) -> dict[str, Any]:
-        """The envelope as JSON; ``certificates`` is an addition to the fields of DSSE."""
+        """The envelope as a JSON object. The key ``certificates`` is not part of DSSE."""
         return {
             "payloadType": self.payload_type,
             "payload": base64.b64encode(self.payload).decode(),
@@ -80,19 +84,20 @@ class Envelope:
         except RecursionError:
             statement = None
         if not isinstance(statement, dict):
-            raise ValueError("not an object")
+            raise ValueError("the statement is not a JSON object")
         return statement
 
     def verify_stored(self, path: Path, party: str, credentials: Credentials) -> x509.Certificate:
-        """Returns the certificate with which ``party`` has signed. It may have expired since.
+        """Returns the certificate with which ``party`` has signed. A certificate that has expired
+        since is accepted.
 
-        Raises InputError that names ``path`` if the CA has not issued the signer's certificate for
+        Raises InputError that names ``path`` if the CA has not issued the signer's certificate to
         this party, or if the statement was changed.
         """
         authorities = pem.parse_certificates(credentials.ca_pem, Path(credentials.ca_file))
         try:
-            certificate, *others = x509.load_pem_x509_certificates(self.chain.encode())
-            chained = pem.chain_of(certificate, others[: pem.MAX_INTERMEDIATES], authorities)
+            certificate, *intermediates = x509.load_pem_x509_certificates(self.chain.encode())
+            chained = pem.chain_of(certificate, intermediates[: pem.MAX_INTERMEDIATES], authorities)
         except ValueError:
             raise InputError(
                 Code.CERTIFICATE_INVALID,
@@ -112,10 +117,12 @@ class Envelope:
         return certificate
 
     def require_shown(self, party: str, credentials: Credentials, what: str) -> x509.Certificate:
-        """Returns the certificate with which a peer has signed a statement that it sends now.
+        """Returns the certificate with which a peer has signed a statement that it has just sent.
+        The certificate must be valid now.
 
-        ``what``: the statement, for the error: "the grant". Raises PeerError as ``signing.shown``
-        does, or IDENTITY_MISMATCH if the peer has not signed it.
+        ``what``: the words for the statement in an error, such as "the grant". Raises PeerError as
+        ``signing.verify_chain`` does, or with IDENTITY_MISMATCH if the peer has not signed the
+        statement.
         """
         certificate = verify_chain(self.chain.encode(), credentials, party, what)
         if not self._is_signed_by(certificate):

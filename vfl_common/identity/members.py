@@ -1,4 +1,4 @@
-"""The members of a federation: which certificate stands for which member, and the pinned keys."""
+"""The members of a federation: the member for which a certificate stands, and the pinned keys."""
 
 from __future__ import annotations
 
@@ -15,33 +15,36 @@ from vfl_common.text import count
 
 @dataclass(frozen=True)
 class Members:
-    """The names of the server and of all parties, and the pins of some of them.
+    """The names of the server and all parties, and their pinned keys.
 
-    A certificate may have other DNS names besides a member's (a company's own host names), but
-    never the names of two members. Names are compared exactly; another member's name counts in any
+    A certificate may contain further DNS names, such as a company's host names, but never the names
+    of two members. The expected name must match exactly. Another member's name is recognised in any
     spelling (``SERVER``, ``server.``), because TLS treats these as equal.
     """
 
     # Empty if the members are not known.
     names: frozenset[str] = frozenset()
-    # {name: ``sha256:…`` of the public key}.
+    # {name: ``sha256:`` and the digest of the pinned public key}.
     pins: Mapping[str, str] = field(default_factory=dict)
 
     def stands_for(self, certificate: x509.Certificate, name: str) -> bool:
         """Returns whether the certificate is for ``name`` and for no other member."""
-        return name in pem.dns_names(certificate) and not self._others(certificate, name)
+        return name in pem.list_dns_names(certificate) and not self._find_other_members(
+            certificate, name
+        )
 
     def find_name(self, certificate: x509.Certificate) -> str:
-        """Returns the name that a caller's certificate is for: a member's, or its only name.
+        """Returns the name for which a caller's certificate stands: the member's name in it, or its
+        only name.
 
-        Raises PeerError (IDENTITY_MISMATCH) if it has no name, or several of which not exactly one
-        is a member's.
+        Raises PeerError (IDENTITY_MISMATCH) if the certificate has no name, or several names that
+        do not include exactly one member.
         """
-        names = pem.dns_names(certificate)
+        names = pem.list_dns_names(certificate)
         members = sorted(self.names.intersection(names))
         if len(names) == 1 and not members:
             return names[0]
-        if len(members) != 1 or self._others(certificate, members[0]):
+        if len(members) != 1 or self._find_other_members(certificate, members[0]):
             raise PeerError(
                 Code.IDENTITY_MISMATCH,
                 "a caller's certificate must have the name of exactly one member (got "
@@ -49,20 +52,22 @@ class Members:
             )
         return members[0]
 
-    def _others(self, certificate: x509.Certificate, name: str) -> list[str]:
-        names = {_plain(dns_name) for dns_name in pem.dns_names(certificate)}
-        return [other for other in self.names if other != name and _plain(other) in names]
+    def _find_other_members(self, certificate: x509.Certificate, name: str) -> list[str]:
+        names = {_normalise_name(dns_name) for dns_name in pem.list_dns_names(certificate)}
+        return [other for other in self.names if other != name and _normalise_name(other) in names]
 
     def words(self, certificate: x509.Certificate, name: str) -> str:
-        """Returns whom the certificate is for, if it does not stand for ``name`` alone."""
-        others = self._others(certificate, name)
-        if name in pem.dns_names(certificate) and others:
-            return f"for {name!r} and also for {pem.quote_names(tuple(sorted(others)))}"
+        """Returns the words for a message that a certificate stands for other names than ``name``
+        alone.
+        """
+        other_members = self._find_other_members(certificate, name)
+        if name in pem.list_dns_names(certificate) and other_members:
+            return f"for {name!r} and also for {pem.quote_names(tuple(sorted(other_members)))}"
         return f"for {pem.quote_names(pem.names(certificate))}"
 
     def require_pin(self, name: str, certificate: x509.Certificate) -> None:
-        """Raises PeerError (IDENTITY_MISMATCH) if the certificate of ``name`` has another key than
-        the pinned one.
+        """Raises PeerError (IDENTITY_MISMATCH) if the key in the certificate of ``name`` is not the
+        pinned key.
         """
         pinned, pin = self.pins.get(name), pem.pin_of(certificate)
         if pinned is not None and pinned != pin:
@@ -77,8 +82,8 @@ class Members:
 
 
 def members_of(*recipes: Recipe, pins: Mapping[str, str] | None = None) -> Members:
-    """Returns the members of recipes. Raises InputError (CONFIG_INVALID) if a pin is for a name
-    that is not a member's.
+    """Returns the members of the recipes. Raises InputError (CONFIG_INVALID) if a pin is for a name
+    that is not a member.
     """
     names = frozenset(
         name
@@ -96,5 +101,5 @@ def members_of(*recipes: Recipe, pins: Mapping[str, str] | None = None) -> Membe
     return Members(names, dict(pins or {}))
 
 
-def _plain(name: str) -> str:
+def _normalise_name(name: str) -> str:
     return name.lower().rstrip(".")

@@ -25,17 +25,18 @@ from cryptography.hazmat.primitives.serialization import (
 from vfl_common.errors import Code, InputError
 
 MIN_RSA_BITS = 2048
-# The most intermediates between a party's certificate and an authority of ``ca.pem``.
+# The maximum number of intermediate certificates between a party's certificate and an authority in
+# ``ca.pem``.
 MAX_INTERMEDIATES = 3
-# The curves of usable keys; a gRPC server accepts no signature by P-521 (1.85).
+# The elliptic curves of usable keys. A gRPC server accepts no P-521 signatures (grpcio 1.85).
 _CURVES = (ec.SECP256R1, ec.SECP384R1)
 
 
 def write_new(files: Mapping[Path, bytes], *, force: bool) -> None:
-    """Writes all files; writes none if one of them exists and ``force`` is not set.
+    """Writes all files, or none of them if one exists and ``force`` is not set.
 
-    A ``.key`` is created with mode 0600, so that others can never read it; the rest with 0644.
-    Raises InputError.
+    A ``.key`` file is created with mode 0600, so that other users can never read it. Other files
+    are created with mode 0644. Raises InputError.
     """
     existing = [path for path in files if path.exists()]
     if existing and not force:
@@ -73,7 +74,7 @@ def read(path: Path) -> bytes:
 
 
 def parse_certificates(content: bytes, path: Path) -> list[x509.Certificate]:
-    """Parses the certificates, at least one, of a PEM file. Raises InputError."""
+    """Parses the certificates of a PEM file. Raises InputError if it contains none."""
     try:
         return x509.load_pem_x509_certificates(content)
     except ValueError as error:
@@ -83,8 +84,8 @@ def parse_certificates(content: bytes, path: Path) -> list[x509.Certificate]:
 
 
 def parse_request(content: bytes, path: Path) -> x509.CertificateSigningRequest:
-    """Parses a request and checks by its signature that the sender holds the key. Raises
-    InputError.
+    """Parses a certificate request. Its signature proves that the sender holds the key. Raises
+    InputError if it is not valid.
     """
     try:
         request = x509.load_pem_x509_csr(content)
@@ -103,11 +104,11 @@ def parse_request(content: bytes, path: Path) -> x509.CertificateSigningRequest:
 
 
 def read_secret(path: Path, what: str) -> bytes:
-    """Reads a file that only its owner can read. Raises InputError, which calls the content
-    ``what``.
+    """Reads a secret file. Raises InputError if other users can read it. ``what``: the words for
+    its content in the message.
 
-    If root owns the file and this process is not root's, the file's group may read it too:
-    Kubernetes mounts a Secret this way. (PostgreSQL has the same rule.)
+    A file of root may also be readable by its group, if this process is not root's: Kubernetes
+    mounts a Secret this way. PostgreSQL has the same rule.
     """
     content = read(path)
     status = path.stat()
@@ -123,10 +124,9 @@ def read_secret(path: Path, what: str) -> bytes:
 def parse_key(
     content: bytes, path: Path, passphrase: bytes | None = None
 ) -> tuple[PrivateKeyTypes, bytes]:
-    """Parses a private key; returns it with its PEM text, which is not encrypted. Raises
-    InputError.
+    """Parses a private key. Returns the key and its unencrypted PEM text. Raises InputError.
 
-    ``passphrase``: decrypts the key; it is not used if the key is not encrypted.
+    ``passphrase``: The passphrase of an encrypted key; ignored if the key is not encrypted.
     """
     try:
         return load_pem_private_key(content, password=None), content
@@ -153,7 +153,9 @@ def parse_key(
 
 
 def key_problem(key: PublicKeyTypes) -> str:
-    """Returns '' if gRPC can use the key in a handshake; else what is wrong with it."""
+    """Returns '' if gRPC can use the key in a handshake; otherwise the problem and a fix, as the
+    end of a sentence.
+    """
     if isinstance(key, ec.EllipticCurvePublicKey):
         return (
             ""
@@ -179,10 +181,10 @@ def pin_of(certificate: x509.Certificate | x509.CertificateSigningRequest) -> st
 
 
 def names(document: x509.Certificate | x509.CertificateSigningRequest) -> tuple[str, ...]:
-    """Returns all subject alternative names; those that are not DNS names begin with their kind,
-    ``IPAddress:10.0.0.1``.
+    """Returns all subject alternative names. A name that is not a DNS name begins with its kind,
+    such as ``IPAddress:10.0.0.1``.
 
-    Empty if the document has none, or if they cannot be read.
+    Returns an empty tuple if the document has no readable names.
     """
     return tuple(
         value if kind is x509.DNSName else f"{kind.__name__}:{value}"
@@ -190,8 +192,8 @@ def names(document: x509.Certificate | x509.CertificateSigningRequest) -> tuple[
     )
 
 
-def dns_names(document: x509.Certificate | x509.CertificateSigningRequest) -> tuple[str, ...]:
-    """Returns the DNS names among the subject alternative names: a party's own name is one of
+def list_dns_names(document: x509.Certificate | x509.CertificateSigningRequest) -> tuple[str, ...]:
+    """Returns the DNS names among the subject alternative names. A party's name must be one of
     them.
     """
     return tuple(value for kind, value in _all_names(document) if kind is x509.DNSName)
@@ -236,9 +238,7 @@ def validity_problem(certificate: x509.Certificate, now: datetime) -> str:
 def issuer_of(
     certificate: x509.Certificate, authorities: Iterable[x509.Certificate]
 ) -> x509.Certificate | None:
-    """Finds the authority that signed the certificate directly; does not follow intermediate
-    authorities.
-    """
+    """Finds the authority that signed the certificate directly; None if none of them did."""
     for authority in authorities:
         try:
             certificate.verify_directly_issued_by(authority)
@@ -253,18 +253,22 @@ def chain_of(
     others: Sequence[x509.Certificate],
     authorities: Sequence[x509.Certificate],
 ) -> list[x509.Certificate]:
-    """Returns the chain from ``certificate`` over intermediates among ``others`` to an authority,
-    empty if no chain exists.
+    """Returns the chain from ``certificate`` over intermediates among ``others`` to an authority;
+    an empty list if no chain exists.
 
-    An intermediate must be an authority that may sign (basic constraints, key usage), with no more
-    certificates below it than its path length allows. One with name constraints is not followed,
+    An intermediate must be an authority that may sign (basic constraints, key usage), and its path
+    length must allow the certificates below it. An intermediate with name constraints is not used,
     because they are not evaluated here. Dates are not checked.
     """
     chain = [certificate]
     while len(chain) <= MAX_INTERMEDIATES + 1:
         trusted = issuer_of(
             chain[-1],
-            [authority for authority in authorities if _room_below(authority) >= len(chain) - 1],
+            [
+                authority
+                for authority in authorities
+                if _max_intermediates_below(authority) >= len(chain) - 1
+            ],
         )
         if trusted is not None:
             return [*chain, trusted]
@@ -280,8 +284,8 @@ def chain_of(
     return []
 
 
-def _room_below(authority: x509.Certificate) -> int:
-    """Returns how many intermediates may follow an authority."""
+def _max_intermediates_below(authority: x509.Certificate) -> int:
+    """Returns the maximum number of intermediates below an authority."""
     try:
         limit = authority.extensions.get_extension_for_class(
             x509.BasicConstraints
@@ -317,9 +321,9 @@ def _may_sign(intermediate: x509.Certificate, below: int) -> bool:
     return is_authority
 
 
-def may(certificate: x509.Certificate, use: x509.ObjectIdentifier) -> bool:
-    """Returns whether a certificate allows ``use`` (extended key usage); without that extension it
-    allows all.
+def allows_use(certificate: x509.Certificate, use: x509.ObjectIdentifier) -> bool:
+    """Returns whether a certificate allows ``use`` (extended key usage). A certificate without that
+    extension allows every use.
     """
     try:
         return use in certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value

@@ -1,11 +1,11 @@
-"""The lists of revoked certificates, which the CA administrator gives to the server and to every
+"""Reads the lists of revoked certificates, which the CA administrator gives to the server and every
 party.
 
-A list has one of two forms. A signed one is an X.509 CRL, PEM: it comes from an authority of
-``ca.pem``, and it must be replaced before its ``nextUpdate``. A plain one is a text file: one
-serial number a line, in hexadecimal digits, with or without colons; ``#`` begins a comment. They
-lie in the folder of the CA as ``revoked.crl`` and ``revoked.txt``, and both count, unless
-``tls.revoked`` or ``--revoked`` names another file.
+A list has one of two forms. A signed list is an X.509 CRL in PEM from an authority in ``ca.pem``,
+and must be replaced before its ``nextUpdate``. A plain list is a text file with one serial number
+per line, in hexadecimal digits, with or without colons; ``#`` begins a comment. Both
+``revoked.crl`` and ``revoked.txt`` in the folder of the CA are used, unless ``tls.revoked`` or
+``--revoked`` names another file.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _IS_CRL = b"-----BEGIN X509 CRL-----"
 
 @dataclass(frozen=True)
 class RevokedSerials:
-    """The serial numbers of all lists; ``late``: a warning if a signed list should have been
-    replaced by now, else ''.
+    """The serial numbers in all lists. ``late``: a warning if a signed list is out of date;
+    otherwise ''.
     """
 
     serials: frozenset[int] = frozenset()
@@ -39,12 +39,12 @@ class RevokedSerials:
 
 
 def read_revoked(tls: TlsSettings, ca_pem: bytes) -> RevokedSerials:
-    """Reads the lists: none if the settings name none and the folder of the CA has none.
+    """Reads all lists of revoked certificates. There may be none.
 
     ``ca_pem``: the authorities that may sign a list.
 
-    Raises InputError if a list cannot be read, or if none of them has signed it. A list that is out
-    of date is read, too.
+    Raises InputError if a list cannot be read, or if none of these authorities has signed it. A
+    list that is out of date is also read.
     """
     default = [Path(tls.ca).with_name(name) for name in (FILE, SIGNED)]
     serials: set[int] = set()
@@ -65,12 +65,12 @@ def read_revoked(tls: TlsSettings, ca_pem: bytes) -> RevokedSerials:
             continue
         for crl in parse_signed(content, path, pem.parse_certificates(ca_pem, Path(tls.ca))):
             serials.update(entry.serial_number for entry in crl)
-            late = late or _late(crl, path)
+            late = late or _warn_if_late(crl, path)
     return RevokedSerials(frozenset(serials), late)
 
 
 def parse(content: bytes, path: Path) -> list[int]:
-    """Parses a plain list. Raises InputError that names the first line without a serial number."""
+    """Parses a plain list. Raises InputError that names the first wrong line."""
     serials = []
     for number, line in enumerate(content.decode("utf-8", "replace").splitlines(), start=1):
         text = line.partition("#")[0].strip().replace(":", "")
@@ -88,13 +88,13 @@ def parse(content: bytes, path: Path) -> list[int]:
 def parse_signed(
     content: bytes, path: Path, authorities: list[x509.Certificate]
 ) -> list[x509.CertificateRevocationList]:
-    """Parses signed lists, one after the other in a file, with only comments between them.
+    """Parses the signed lists in a file, which may have comments between them.
 
-    Raises InputError if one is damaged or from another CA.
+    Raises InputError if a list is damaged or from another CA.
     """
     crls, blocks = [], _CRL.findall(content)
-    rest = _CRL.sub(b"", content).splitlines()
-    if not blocks or any(line.partition(b"#")[0].strip() for line in rest):
+    other_lines = _CRL.sub(b"", content).splitlines()
+    if not blocks or any(line.partition(b"#")[0].strip() for line in other_lines):
         raise InputError(
             Code.CERTIFICATE_INVALID,
             f"{path}: is damaged: it holds no complete signed list, or other lines. Get it again "
@@ -130,7 +130,7 @@ def _is_signed_by(crl: x509.CertificateRevocationList, authority: x509.Certifica
         return False
 
 
-def _late(crl: x509.CertificateRevocationList, path: Path) -> str:
+def _warn_if_late(crl: x509.CertificateRevocationList, path: Path) -> str:
     end = crl.next_update_utc
     if end is None or datetime.now(UTC) <= end:
         return ""
@@ -162,7 +162,7 @@ _NOTE = """\
 
 
 def read_seen(path: Path) -> frozenset[int]:
-    """Reads the serial numbers that were ever in a list; none if the file does not exist. Raises
+    """Reads the recorded serial numbers; an empty set if the file does not exist. Raises
     InputError.
     """
     try:
@@ -177,6 +177,6 @@ def read_seen(path: Path) -> frozenset[int]:
     return frozenset(parse(content, path))
 
 
-def note_text(serials: frozenset[int]) -> str:
+def format_record(serials: frozenset[int]) -> str:
     """Returns the content of the file that ``read_seen`` reads."""
     return _NOTE + "".join(f"{serial:x}\n" for serial in sorted(serials))

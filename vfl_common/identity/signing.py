@@ -1,4 +1,6 @@
-"""Signs with the key of a certificate, and checks a peer's certificates and signatures."""
+"""Signs messages with the key of a certificate, and verifies the certificates and signatures of
+peers.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def sign(credentials: Credentials, message: bytes) -> bytes:
 
 
 def is_signature_of(certificate: x509.Certificate, message: bytes, signature: bytes) -> bool:
-    """Returns whether ``signature`` over ``message`` was made with the key of a certificate."""
+    """Returns whether ``signature`` is a valid signature over ``message`` with the key of
+    ``certificate``.
+    """
     key = certificate.public_key()
     try:
         if isinstance(key, ec.EllipticCurvePublicKey):
@@ -54,34 +58,37 @@ def is_signature_of(certificate: x509.Certificate, message: bytes, signature: by
 
 
 def chain_pem(credentials: Credentials) -> bytes:
-    """Returns the certificate and the intermediates of its chain in PEM, without anything else that
-    its file may hold, such as the key.
+    """Returns the certificate and its intermediates in PEM, without other contents of its file,
+    such as the key.
     """
     chain = credentials.chain[:-1]
     return b"".join(certificate.public_bytes(Encoding.PEM) for certificate in chain)
 
 
 def verify_chain(chain: bytes, credentials: Credentials, party: str, what: str) -> x509.Certificate:
-    """Checks a peer's chain of certificates, and returns the peer's own certificate.
+    """Verifies a peer's certificate chain and returns the peer's own certificate.
 
     Args:
-        chain: the result of the peer's ``chain_pem``.
-        credentials: those of this process, with the CA and the list of revoked certificates.
-        party: the party whom the certificate must be for.
-        what: the message with the chain, for the error: "the introduction".
+        chain: The result of ``chain_pem`` at the peer.
+        credentials: This process's credentials, with the CA and the list of revoked certificates.
+        party: The party for which the certificate must stand.
+        what: The words in an error for the message that contains the chain, such as "the
+            introduction".
 
-    Raises PeerError: MALFORMED_MESSAGE if it cannot be read; IDENTITY_MISMATCH if it is another
-    party's, or has another key than is pinned; CERTIFICATE_INVALID if it is not from the CA, out of
-    date or revoked.
+    Raises PeerError: MALFORMED_MESSAGE if the chain cannot be read; IDENTITY_MISMATCH if the
+    certificate is another party's, or its key is not the pinned one; CERTIFICATE_INVALID if it is
+    from another CA, out of date or revoked.
     """
     authorities = pem.parse_certificates(credentials.ca_pem, Path(credentials.ca_file))
     try:
-        # A deprecated encoding, for which cryptography only warns today, is refused, too.
+        # A deprecated encoding, for which cryptography only warns, is refused as well.
         with warnings.catch_warnings():
             warnings.simplefilter("error", CryptographyDeprecationWarning)
-            certificate, *others = x509.load_pem_x509_certificates(chain)
+            certificate, *intermediates = x509.load_pem_x509_certificates(chain)
             certificate.public_key()
-            found_chain = pem.chain_of(certificate, others[: pem.MAX_INTERMEDIATES], authorities)
+            found_chain = pem.chain_of(
+                certificate, intermediates[: pem.MAX_INTERMEDIATES], authorities
+            )
     except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion, CryptographyDeprecationWarning):
         raise PeerError(
             Code.MALFORMED_MESSAGE,
@@ -103,7 +110,7 @@ def _require_chain(
     if not chain:
         raise PeerError(
             Code.CERTIFICATE_INVALID,
-            f"the certificate of {party} is from another CA than that of {credentials.name}. Use "
+            f"the certificate of {party} is not from the CA of {credentials.name}. Use "
             "certificates of one CA.",
             party=party,
         )
@@ -115,8 +122,8 @@ def _require_chain(
             party=party,
         )
     now = datetime.now(UTC)
-    for link in chain:
-        if problem := pem.validity_problem(link, now):
+    for chain_certificate in chain:
+        if problem := pem.validity_problem(chain_certificate, now):
             raise PeerError(
                 Code.CERTIFICATE_INVALID,
                 f"the certificate of {party} {problem} (by the clock of {credentials.name}, "

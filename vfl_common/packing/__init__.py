@@ -1,3 +1,3 @@
-"""Writes float32 numbers in fewer bytes: packed bits, the largest numbers of a row, 16-bit floats.
-It uses only numpy, and keeps no state.
+"""Encodes float32 tensors in fewer bytes: quantized to few bits, sparse (top-k), or as 16-bit
+floats. The package uses only numpy and keeps no state.
 """

@@ -1,10 +1,10 @@
-"""Quantization to 8, 4 or 2 bits: each row has a minimum and a step, and a number is stored as the
-count of steps above the minimum.
+"""Quantization to 8, 4 or 2 bits: each row has a minimum and a step, and a value is stored as the
+number of steps above the minimum.
 
 A row's step is (maximum - minimum) / (2^bits - 1), rounded up in float32. With ``halves`` the
-minimum is rounded down, and the step up, to a number of bfloat16, so that the steps still span the
-row. Rows are computed in blocks that fit a core's cache. Rows whose range float32 cannot multiply
-are computed again in float64.
+minimum is rounded down to bfloat16 and the step is rounded up, so that the steps still span the
+row. Rows are computed in blocks that fit into a core's cache. Rows whose range is too large or too
+small for float32 arithmetic are computed again in float64.
 """
 
 from __future__ import annotations
@@ -15,20 +15,25 @@ import numpy as np
 import numpy.typing as npt
 
 from vfl_common.packing.dither import Dither
-from vfl_common.packing.halves import WRONG, Floats, bfloat16_above, bfloat16_below
+from vfl_common.packing.halves import (
+    NOT_REPRESENTABLE,
+    Floats,
+    round_down_to_bfloat16,
+    round_up_to_bfloat16,
+)
 
 Bytes = npt.NDArray[np.uint8]
 
-# The count of numbers in a block.
+# The number of values in a block.
 BLOCK = 1 << 15
-# Rows of at most this many numbers are compared column by column.
-_NARROW_ROW = 100
+# The maximum width of rows whose minimum and maximum are computed column by column.
+_MAX_NARROW_WIDTH = 100
 LARGEST = float(np.finfo(np.float32).max)
-# Ranges between these can be computed in float32.
-_WIDE, _NARROW = 2.0**125, 2.0**-100
+# Rows with a range between these limits can be computed in float32.
+_MAX_RANGE, _MIN_RANGE = 2.0**125, 2.0**-100
 # The factor by which rounding to bfloat16 may raise the maximum of a row.
 _ROUNDED_UP = 1 + 2.0**-6
-_OF_16 = np.float32(2.0**-16)
+_UNIT_16 = np.float32(2.0**-16)
 
 
 class PackedRows(NamedTuple):
@@ -42,7 +47,7 @@ class PackedRows(NamedTuple):
 
 
 def bytes_per_row(width: int, bits: int) -> int:
-    """Returns the bytes of a packed row of ``width`` numbers."""
+    """Returns the size of a packed row of ``width`` values, in bytes."""
     return -(-width * bits // 8)
 
 
@@ -52,8 +57,9 @@ def pack(x_RW: Floats, bits: int, dither: Dither | None, *, halves: bool = False
     Args:
         x_RW: the rows [R, W], float32.
         bits: 8, 4 or 2.
-        dither: rounds at random, so that the mean is right; None: to the nearest step.
-        halves: whether minimum and step are rounded to numbers of bfloat16.
+        dither: The random numbers of stochastic rounding, which keeps the mean; None to round to
+            the nearest step.
+        halves: Whether minimum and step are rounded to bfloat16.
 
     Raises:
         ValueError: a number is NaN or infinite, or too large for bfloat16.
@@ -63,45 +69,51 @@ def pack(x_RW: Floats, bits: int, dither: Dither | None, *, halves: bool = False
         return PackedRows(
             np.empty((rows, 0), np.uint8), np.zeros(rows, np.float32), np.zeros(rows, np.float32)
         )
-    low_R, scale_R, inverse_R, odd_R = _ranges(x_RW, bits, halves=halves)
+    low_R, scale_R, inverse_R, odd_R = _compute_ranges(x_RW, bits, halves=halves)
     packed = np.empty((rows, bytes_per_row(width, bits)), np.uint8)
-    padded, block = -(-width // 4) * 4, max(1, BLOCK // width)
-    t_BP, d_BP = np.zeros((block, padded), np.float32), np.empty((block, padded), np.float32)
-    for at in range(0, rows, block):
-        part = slice(at, min(at + block, rows))
-        n = part.stop - at
-        t, d = t_BP[:n], d_BP[:n]
+    padded, rows_per_block = -(-width // 4) * 4, max(1, BLOCK // width)
+    t_BP, d_BP = (
+        np.zeros((rows_per_block, padded), np.float32),
+        np.empty((rows_per_block, padded), np.float32),
+    )
+    for start in range(0, rows, rows_per_block):
+        block_rows = slice(start, min(start + rows_per_block, rows))
+        count = block_rows.stop - start
+        t, d = t_BP[:count], d_BP[:count]
         # Rows that overflow here are computed again in float64 below.
         with np.errstate(over="ignore", invalid="ignore"):
-            np.subtract(x_RW[part], low_R[part, None], out=t[:, :width])
-            t[:, :width] *= inverse_R[part, None]
-        odd = np.flatnonzero(odd_R[part])
-        if odd.size:
-            x = x_RW[part][odd].astype(np.float64)
-            step = scale_R[part][odd, None].astype(np.float64)
-            t[odd, :width] = (x - low_R[part][odd, None]) / np.where(step > 0, step, 1.0)
+            np.subtract(x_RW[block_rows], low_R[block_rows, None], out=t[:, :width])
+            t[:, :width] *= inverse_R[block_rows, None]
+        overflowing = np.flatnonzero(odd_R[block_rows])
+        if overflowing.size:
+            x = x_RW[block_rows][overflowing].astype(np.float64)
+            step = scale_R[block_rows][overflowing, None].astype(np.float64)
+            t[overflowing, :width] = (x - low_R[block_rows][overflowing, None]) / np.where(
+                step > 0, step, 1.0
+            )
         if dither is None:
             t += np.float32(0.5)
         else:
-            np.copyto(d, dither.sixteenths(n, width))
+            np.copyto(d, dither.sixteenths(count, width))
             d += np.float32(0.5)
-            d *= _OF_16
+            d *= _UNIT_16
             t += d
         if bits == 8:
             np.minimum(t, np.float32(255), out=t)
             q = t.astype(np.uint8)
         else:
-            # A byte can hold the one step above the largest, and bytes compare faster than floats.
+            # A byte can also hold the value one above the largest, and bytes compare faster than
+            # floats.
             q = t.astype(np.uint8)
             np.minimum(q, np.uint8((1 << bits) - 1), out=q)
-        packed[part] = _compress(q, bits)[:, : packed.shape[1]]
+        packed[block_rows] = _compress(q, bits)[:, : packed.shape[1]]
         t[:, width:] = 0.0
     return PackedRows(packed, low_R, scale_R)
 
 
 def unpack(sent: PackedRows, width: int, bits: int) -> Floats:
-    """Returns the numbers [R, width], float32. Raises ValueError if ``pack`` cannot have returned
-    ``sent``.
+    """Undoes ``pack``: returns the values [R, width], float32. Raises ValueError if ``pack`` cannot
+    have returned ``sent``.
     """
     low_R, scale_R = sent.low, sent.scale
     if not (np.isfinite(low_R).all() and np.isfinite(scale_R).all()):
@@ -110,75 +122,79 @@ def unpack(sent: PackedRows, width: int, bits: int) -> Floats:
         raise ValueError("has a step below zero")
     top_R = low_R.astype(np.float64) + scale_R.astype(np.float64) * ((1 << bits) - 1)
     if bool((top_R > LARGEST * _ROUNDED_UP).any()):
-        raise ValueError("goes beyond float32")
+        raise ValueError("exceeds the range of float32")
     rows = len(low_R)
     x_RW = np.empty((rows, width), np.float32)
     if not width:
         return x_RW
-    odd_R = np.maximum(np.abs(low_R), top_R - low_R) > _WIDE
-    block = max(1, BLOCK // width)
-    for at in range(0, rows, block):
-        part = slice(at, min(at + block, rows))
-        q = _spread(sent.packed[part], bits)[:, :width]
-        x = x_RW[part]
+    odd_R = np.maximum(np.abs(low_R), top_R - low_R) > _MAX_RANGE
+    rows_per_block = max(1, BLOCK // width)
+    for start in range(0, rows, rows_per_block):
+        block_rows = slice(start, min(start + rows_per_block, rows))
+        q = _expand(sent.packed[block_rows], bits)[:, :width]
+        x = x_RW[block_rows]
         np.copyto(x, q)
         with np.errstate(over="ignore", invalid="ignore"):
-            x *= scale_R[part, None]
-            x += low_R[part, None]
-        odd = np.flatnonzero(odd_R[part])
-        if odd.size:
-            exact = q[odd] * scale_R[part][odd, None].astype(np.float64) + low_R[part][odd, None]
-            x[odd] = np.clip(exact, -LARGEST, LARGEST)
+            x *= scale_R[block_rows, None]
+            x += low_R[block_rows, None]
+        overflowing = np.flatnonzero(odd_R[block_rows])
+        if overflowing.size:
+            exact = (
+                q[overflowing] * scale_R[block_rows][overflowing, None].astype(np.float64)
+                + low_R[block_rows][overflowing, None]
+            )
+            x[overflowing] = np.clip(exact, -LARGEST, LARGEST)
     return x_RW
 
 
-def _ranges(
+def _compute_ranges(
     x_RW: Floats, bits: int, *, halves: bool
 ) -> tuple[Floats, Floats, Floats, npt.NDArray[np.bool_]]:
-    """Returns each row's minimum, step and 1 / step, and whether it must be computed in float64,
-    each [R].
+    """Returns the minimum, the step and 1 / step of each row, and whether the row must be computed
+    in float64, each [R].
     """
-    low_R, high_R = _ends(x_RW)
-    # Makes a negative zero positive, on every machine.
+    low_R, high_R = _compute_extremes(x_RW)
+    # Adding zero turns a negative zero into a positive one, so that all machines give the same
+    # bytes.
     low_R += np.float32(0)
     if not (np.isfinite(low_R).all() and np.isfinite(high_R).all()):
         raise ValueError("holds NaN or infinity")
     if halves:
-        low_R = bfloat16_below(low_R)
+        low_R = round_down_to_bfloat16(low_R)
     range_R = high_R.astype(np.float64) - low_R
     step_R = range_R / ((1 << bits) - 1)
     scale_R = step_R.astype(np.float32)
     scale_R = np.where(scale_R < step_R, np.nextafter(scale_R, np.float32(np.inf)), scale_R)
     if halves:
-        scale_R = bfloat16_above(scale_R)
+        scale_R = round_up_to_bfloat16(scale_R)
         if not (np.isfinite(low_R).all() and np.isfinite(scale_R).all()):
-            raise ValueError(WRONG)
-    usual_R = (range_R > _NARROW) & (np.maximum(range_R, np.abs(low_R)) < _WIDE)
+            raise ValueError(NOT_REPRESENTABLE)
+    usual_R = (range_R > _MIN_RANGE) & (np.maximum(range_R, np.abs(low_R)) < _MAX_RANGE)
     inverse_R = np.zeros(len(low_R), np.float32)
     inverse_R[usual_R] = 1.0 / scale_R[usual_R].astype(np.float64)
     return low_R, scale_R, inverse_R, ~usual_R & (range_R > 0)
 
 
-def _ends(x_RW: Floats) -> tuple[Floats, Floats]:
-    """Returns each row's minimum and maximum [R]. Narrow rows are compared column by column, many
-    rows at a time.
+def _compute_extremes(x_RW: Floats) -> tuple[Floats, Floats]:
+    """Returns the minimum and maximum of each row, [R]. Narrow rows are processed column by column,
+    many rows at a time.
     """
     rows, width = x_RW.shape
-    if width > _NARROW_ROW:
+    if width > _MAX_NARROW_WIDTH:
         return x_RW.min(axis=1), x_RW.max(axis=1)
     low_R, high_R = np.empty(rows, np.float32), np.empty(rows, np.float32)
-    block = BLOCK // width
-    for at in range(0, rows, block):
-        part = slice(at, min(at + block, rows))
-        x_WB = np.ascontiguousarray(x_RW[part].T)
-        np.minimum.reduce(x_WB, axis=0, out=low_R[part])
-        np.maximum.reduce(x_WB, axis=0, out=high_R[part])
+    rows_per_block = BLOCK // width
+    for start in range(0, rows, rows_per_block):
+        block_rows = slice(start, min(start + rows_per_block, rows))
+        x_WB = np.ascontiguousarray(x_RW[block_rows].T)
+        np.minimum.reduce(x_WB, axis=0, out=low_R[block_rows])
+        np.maximum.reduce(x_WB, axis=0, out=high_R[block_rows])
     return low_R, high_R
 
 
 def _compress(q_BP: Bytes, bits: int) -> Bytes:
-    """Joins bytes [B, P] of which only ``bits`` bits are used; the first goes to the lowest bits.
-    P is a multiple of 4.
+    """Packs bytes [B, P] that use only ``bits`` bits; the first value goes to the lowest bits. P is
+    a multiple of 4.
     """
     if bits == 8:
         return q_BP
@@ -189,7 +205,7 @@ def _compress(q_BP: Bytes, bits: int) -> Bytes:
     return joined.astype(np.uint8, copy=False)
 
 
-def _spread(packed_BC: Bytes, bits: int) -> Bytes:
+def _expand(packed_BC: Bytes, bits: int) -> Bytes:
     """Undoes ``_compress``."""
     if bits == 8:
         return packed_BC

@@ -11,34 +11,35 @@ from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.packing.coders import Array, Coder
 from vfl_common.packing.dither import derive
 
-_NUMPY: dict[DType, str] = {
+# {dtype: numpy's name of the type of its buffers}.
+_NUMPY_TYPES: dict[DType, str] = {
     DType.FLOAT32: "<f4",
     DType.FLOAT16: "<f2",
-    # The upper half of a float32's bits, because numpy has no bfloat16.
+    # numpy has no bfloat16, so its values are the upper 16 bits of float32 values.
     DType.BFLOAT16: "<u2",
     DType.UINT8: "<u1",
 }
 
 
 def seed_of(root: int, sender: str, step: StepKey, tensor: str) -> int:
-    """Returns the seed of the random numbers for a tensor at a step; ``root``: the seed of this
+    """Returns the seed of the random numbers for a tensor at a step. ``root``: the seed of this
     direction of the exchange.
     """
     return derive(root, sender, step.round, step.batch, tensor)
 
 
 def name_of(tensor: str, suffix: str) -> str:
-    """Returns the name of a tensor's part on the wire."""
+    """Returns the name on the wire of one part of a tensor."""
     return f"{tensor}.{suffix}" if suffix else tensor
 
 
 def parts_of(coder: Coder, spec: TensorSpec) -> dict[str, TensorSpec] | None:
-    """Returns the specs of a tensor's parts, {suffix: spec}; None if it is sent unchanged."""
+    """Returns {suffix: spec} of the parts of a tensor; None if the tensor is sent unchanged."""
     return coder.parts(spec.shape) if spec.dtype is DType.FLOAT32 else None
 
 
 def wire_spec(coder: Coder, spec: BundleSpec) -> BundleSpec:
-    """Returns the spec of a bundle on the wire. Raises InputError if two tensors get the same
+    """Returns the spec of the encoded bundle. Raises InputError if two tensors get the same
     name.
     """
     specs: dict[str, TensorSpec] = {}
@@ -56,7 +57,7 @@ def wire_spec(coder: Coder, spec: BundleSpec) -> BundleSpec:
 
 
 def encode(coder: Coder, bundle: Bundle, root: int, sender: str, step: StepKey) -> Bundle:
-    """Returns a bundle as it is sent. Raises InputError (NON_FINITE) if a number cannot be
+    """Encodes a bundle for the wire. Raises InputError (NON_FINITE) if a value cannot be
     encoded.
     """
     buffers: dict[str, Buffer] = {}
@@ -65,16 +66,17 @@ def encode(coder: Coder, bundle: Bundle, root: int, sender: str, step: StepKey) 
         if parts is None:
             buffers[name] = tensor
             continue
-        arrays = encode_tensor(coder, name, _array(tensor), seed_of(root, sender, step, name))
+        arrays = encode_tensor(coder, name, _to_array(tensor), seed_of(root, sender, step, name))
         buffers |= {
-            name_of(name, suffix): _buffer(part, arrays[suffix]) for suffix, part in parts.items()
+            name_of(name, suffix): _to_buffer(part, arrays[suffix])
+            for suffix, part in parts.items()
         }
     return Bundle(bundle.kind, buffers)
 
 
 def decode(coder: Coder, bundle: Bundle, spec: BundleSpec, *, party: str, step: StepKey) -> Bundle:
-    """Returns a bundle of ``spec``, undoing ``encode``. Raises PeerError if ``encode`` cannot have
-    returned such values.
+    """Decodes a bundle into one of ``spec``. Raises PeerError if ``encode`` cannot have returned
+    such values.
     """
     buffers: dict[str, Buffer] = {}
     for name, tensor in spec.tensors.items():
@@ -82,15 +84,15 @@ def decode(coder: Coder, bundle: Bundle, spec: BundleSpec, *, party: str, step: 
         if parts is None:
             buffers[name] = bundle.tensors[name]
             continue
-        arrays = {suffix: _array(bundle.tensors[name_of(name, suffix)]) for suffix in parts}
-        buffers[name] = _buffer(
+        arrays = {suffix: _to_array(bundle.tensors[name_of(name, suffix)]) for suffix in parts}
+        buffers[name] = _to_buffer(
             tensor, decode_tensor(coder, name, arrays, tensor.shape, party=party, step=step)
         )
     return Bundle(spec.kind, buffers)
 
 
 def encode_tensor(coder: Coder, name: str, x: Array, seed: int) -> dict[str, Array]:
-    """Returns the parts of a tensor, {suffix: array}. Raises InputError (NON_FINITE) if a number
+    """Encodes a tensor into its parts, {suffix: array}. Raises InputError (NON_FINITE) if a value
     cannot be encoded.
     """
     try:
@@ -112,8 +114,8 @@ def decode_tensor(
     party: str,
     step: StepKey,
 ) -> Array:
-    """Returns a tensor from its parts. Raises PeerError that names party, tensor and step if the
-    codec cannot have written them.
+    """Decodes a tensor from its parts. Raises PeerError that names the party, the tensor and the
+    step if the codec cannot have written the parts.
     """
     try:
         return coder.decode(parts, shape)
@@ -126,10 +128,10 @@ def decode_tensor(
         ) from None
 
 
-def _array(buffer: Buffer) -> Array:
-    return np.frombuffer(buffer.data, dtype=_NUMPY[buffer.dtype]).reshape(buffer.shape)
+def _to_array(buffer: Buffer) -> Array:
+    return np.frombuffer(buffer.data, dtype=_NUMPY_TYPES[buffer.dtype]).reshape(buffer.shape)
 
 
-def _buffer(spec: TensorSpec, values: Array) -> Buffer:
+def _to_buffer(spec: TensorSpec, values: Array) -> Buffer:
     raw = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
     return Buffer(spec.dtype, spec.shape, raw.data if raw.nbytes else memoryview(b""))

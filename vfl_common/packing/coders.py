@@ -1,8 +1,8 @@
-"""Coders: they encode a float32 tensor for the wire, and decode it. Rows are the first axis; a
-vector is one row.
+"""Encodes float32 tensors for the wire and decodes them. Rows are the first axis; a vector is one
+row.
 
-A tensor that does not become smaller is sent unchanged, such as rows of one number, which need a
-minimum and a step as well. Tensors of other dtypes are never changed.
+A tensor that would not become smaller is sent unchanged: rows of one value, for example, would also
+need a minimum and a step. Tensors of other dtypes are never changed.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ class Coder(Protocol):
         ...
 
     def parts(self, shape: Shape) -> dict[str, TensorSpec] | None:
-        """Returns the parts of a tensor of ``shape`` on the wire, {suffix of its name: spec}; None
-        if it is sent unchanged.
+        """Returns {suffix of the name: spec} of the parts into which a tensor of ``shape`` is
+        encoded; None if the tensor is sent unchanged.
         """
         ...
 
     def encode(self, x: Floats, seed: int) -> dict[str, Array]:
-        """Returns the parts of a tensor, as ``parts`` describes them. ``seed``: that of random
-        numbers. Raises ValueError if the tensor cannot be encoded.
+        """Returns the parts of a tensor, as ``parts`` describes them. ``seed``: the seed of the
+        coder's random numbers. Raises ValueError if the tensor cannot be encoded.
         """
         ...
 
     def decode(self, parts: Mapping[str, Array], shape: Shape) -> Floats:
-        """Returns the tensor of ``shape``, float32, up to the precision of its parts. Raises
-        ValueError if ``encode`` cannot have returned them.
+        """Returns the decoded tensor of ``shape``, float32. Raises ValueError if ``encode`` cannot
+        have returned these parts.
         """
         ...
 
@@ -55,8 +55,8 @@ class Coder(Protocol):
 class Bits:
     """Quantization to ``bits`` bits per number, with a minimum and a step per row.
 
-    ``stochastic``: rounds at random, so that the mean is right. ``half``: minimum and step take two
-    bytes each.
+    ``stochastic``: whether to use stochastic rounding, which keeps the mean. ``half``: whether
+    minimum and step take two bytes each.
     """
 
     bits: Literal[8, 4, 2]
@@ -65,19 +65,19 @@ class Bits:
 
     @property
     def text(self) -> str:
-        """See ``Coder``."""
+        """The coder's name in messages."""
         scales = ", scales of two bytes" if self.half else ""
         return f"{self.bits} bits ({'stochastic' if self.stochastic else 'nearest'}{scales})"
 
     def parts(self, shape: Shape) -> dict[str, TensorSpec] | None:
-        """See ``Coder``."""
+        """Returns the specs of the parts: see ``Coder.parts``."""
         rows, width = rows_of(shape)
         scale = TensorSpec(DType.BFLOAT16 if self.half else DType.FLOAT32, (rows,))
         packed = TensorSpec(DType.UINT8, (rows, bits.bytes_per_row(width, self.bits)))
-        return _if_smaller({"packed": packed, "low": scale, "scale": scale}, shape)
+        return _parts_if_smaller({"packed": packed, "low": scale, "scale": scale}, shape)
 
     def encode(self, x: Floats, seed: int) -> dict[str, Array]:
-        """See ``Coder``."""
+        """Encodes a tensor: see ``Coder.encode``."""
         dither = Dither(seed) if self.stochastic else None
         sent = bits.pack(x.reshape(rows_of(x.shape)), self.bits, dither, halves=self.half)
         low, scale = (
@@ -87,7 +87,7 @@ class Bits:
         return {"packed": sent.packed, "low": low, "scale": scale}
 
     def decode(self, parts: Mapping[str, Array], shape: Shape) -> Floats:
-        """See ``Coder``."""
+        """Decodes a tensor: see ``Coder.decode``."""
         low, scale = (
             halves.from_bfloat16(parts[name]) if self.half else parts[name]
             for name in ("low", "scale")
@@ -98,11 +98,11 @@ class Bits:
 
 @dataclass(frozen=True)
 class TopK:
-    """The ``keep`` largest numbers of each row (a share below 1, or a count); the others become
-    zero.
+    """Top-k sparsification: keeps the ``keep`` largest values of each row (a share below 1, or a
+    count). Other values become zero.
 
-    ``alpha``: the probability that a place is drawn from the others. ``half``: values take two
-    bytes.
+    ``alpha``: the probability with which a kept value is drawn from the values outside the top k.
+    ``half``: whether values take two bytes.
     """
 
     keep: int | float
@@ -111,7 +111,7 @@ class TopK:
 
     @property
     def text(self) -> str:
-        """See ``Coder``."""
+        """The coder's name in messages."""
         keep = f"{self.keep:g}" if isinstance(self.keep, float) else str(self.keep)
         random = f", alpha {self.alpha:g}" if self.alpha else ""
         return (
@@ -120,32 +120,32 @@ class TopK:
         )
 
     def count(self, width: int) -> int:
-        """Returns k for rows of ``width`` numbers."""
-        wanted = self.keep if isinstance(self.keep, int) else math.ceil(self.keep * width)
-        return min(max(1, wanted), width)
+        """Returns k for rows of ``width`` values."""
+        requested = self.keep if isinstance(self.keep, int) else math.ceil(self.keep * width)
+        return min(max(1, requested), width)
 
     def parts(self, shape: Shape) -> dict[str, TensorSpec] | None:
-        """See ``Coder``."""
+        """Returns the specs of the parts: see ``Coder.parts``."""
         rows, width = rows_of(shape)
         k = self.count(width)
         index = TensorSpec(DType.UINT8, (rows, -(-k * sparse.place_bits(width) // 8)))
         value = TensorSpec(DType.FLOAT16 if self.half else DType.FLOAT32, (rows, k))
-        return _if_smaller({"index": index, "value": value}, shape)
+        return _parts_if_smaller({"index": index, "value": value}, shape)
 
     def encode(self, x: Floats, seed: int) -> dict[str, Array]:
-        """See ``Coder``."""
+        """Encodes a tensor: see ``Coder.encode``."""
         x_RW = x.reshape(rows_of(x.shape))
         k = self.count(x_RW.shape[1])
         if self.alpha:
-            places = sparse.largest_at_random(x_RW, k, self.alpha, Dither(seed))
+            places = sparse.draw_places(x_RW, k, self.alpha, Dither(seed))
         else:
-            places = sparse.largest(x_RW, k)
+            places = sparse.find_largest(x_RW, k)
         values = np.take_along_axis(x_RW, places, axis=1)
         index = sparse.pack_places(places, x_RW.shape[1])
         return {"index": index, "value": halves.to_float16(values) if self.half else values}
 
     def decode(self, parts: Mapping[str, Array], shape: Shape) -> Floats:
-        """See ``Coder``."""
+        """Decodes a tensor: see ``Coder.decode``."""
         rows, width = rows_of(shape)
         values = parts["value"].astype(np.float32, copy=False)
         if not np.isfinite(values).all():
@@ -165,20 +165,20 @@ class Half:
 
     @property
     def text(self) -> str:
-        """See ``Coder``."""
+        """The coder's name in messages."""
         return self.dtype.name.lower()
 
     def parts(self, shape: Shape) -> dict[str, TensorSpec] | None:
-        """See ``Coder``."""
+        """Returns the specs of the parts: see ``Coder.parts``."""
         return {"": TensorSpec(self.dtype, shape)}
 
     def encode(self, x: Floats, seed: int) -> dict[str, Array]:
-        """See ``Coder``."""
+        """Encodes a tensor: see ``Coder.encode``."""
         _ = seed
         return {"": halves.to_float16(x) if self.dtype is DType.FLOAT16 else halves.to_bfloat16(x)}
 
     def decode(self, parts: Mapping[str, Array], shape: Shape) -> Floats:
-        """See ``Coder``."""
+        """Decodes a tensor: see ``Coder.decode``."""
         raw = parts[""]
         x = halves.from_bfloat16(raw) if self.dtype is DType.BFLOAT16 else raw.astype(np.float32)
         if not np.isfinite(x).all():
@@ -187,14 +187,14 @@ class Half:
 
 
 def rows_of(shape: Shape) -> tuple[int, int]:
-    """Returns (rows, width) of a tensor: its first axis, and the product of the others; a vector or
-    a single number is one row.
+    """Returns (rows, width) of a tensor: the size of the first axis and the product of the other
+    axes. A vector or a scalar is one row.
     """
     if len(shape) < 2:
         return 1, math.prod(shape)
     return shape[0], math.prod(shape[1:])
 
 
-def _if_smaller(parts: dict[str, TensorSpec], shape: Shape) -> dict[str, TensorSpec] | None:
+def _parts_if_smaller(parts: dict[str, TensorSpec], shape: Shape) -> dict[str, TensorSpec] | None:
     dense = math.prod(shape) * ITEM_BYTES[DType.FLOAT32]
     return parts if sum(part.nbytes for part in parts.values()) < dense else None

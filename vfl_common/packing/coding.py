@@ -1,4 +1,4 @@
-"""A coder by name and settings, as an aggregation plan describes it."""
+"""Describes a coder by its name and settings, as in an aggregation plan."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from vfl_common.packing.coders import Bits, Coder, Half
 Name = Literal["identity", "float16", "bfloat16", "bits"]
 Width = Literal[0, 2, 4, 8]
 NAMES: tuple[Name, ...] = ("identity", "float16", "bfloat16", "bits")
-# The choices of bits per number; 0 for codecs without that setting.
+# The possible numbers of bits per value; 0 for codecs without that setting.
 BITS: tuple[Width, ...] = (0, 2, 4, 8)
 
 
 @dataclass(frozen=True)
 class Coding:
-    """The encoding of one direction of an average. ``seed``: that of random numbers; 0 if the coder
-    draws none.
+    """The encoding of one direction of an average. ``seed``: the seed of the coder's random
+    numbers; 0 if it draws none.
 
-    Top-k is not offered for weights, because the other weights become zero.
+    Top-k cannot be chosen for weights, because it would set most weights to zero.
     """
 
     name: Name = "identity"
@@ -32,7 +32,7 @@ class Coding:
     def coder(self) -> Coder | None:
         """The coder; None if tensors are sent unchanged."""
         if self.name == "bits":
-            assert self.bits  # noqa: S101 - checked when a coding is read from outside
+            assert self.bits  # noqa: S101 - checked when a coding is read from a message
             return Bits(self.bits, self.stochastic)
         if self.name == "identity":
             return None

@@ -1,5 +1,5 @@
-"""Top-k sparsification: the k largest numbers of each row, or at random some of the others; their
-places are packed.
+"""Top-k sparsification: selects the k largest values of each row, or some other values at random,
+and packs their positions.
 
 Random top-k: Zheng et al., "Reducing communication for split learning by randomized top-k
 sparsification", IJCAI 2023 (arXiv 2305.18469).
@@ -18,58 +18,65 @@ Places = npt.NDArray[np.int64]
 
 
 def place_bits(width: int) -> int:
-    """Returns the bits of a place in a row of ``width`` numbers: 0 if the row has only one."""
+    """Returns the number of bits of a position in a row of ``width`` values; 0 if the row has one
+    value.
+    """
     return (width - 1).bit_length()
 
 
-def largest(x_RW: Floats, k: int) -> Places:
-    """Returns the places of the k largest |x| of each row [R, W], ascending, [R, k]; of equal
-    numbers the first ones.
+def find_largest(x_RW: Floats, k: int) -> Places:
+    """Returns the positions [R, k] of the k largest |x| of each row [R, W], ascending. Among equal
+    values the first positions are chosen.
 
     Raises ValueError if a number is NaN or infinite.
     """
-    return _places(_top(x_RW, k), k)
+    return _mask_to_places(_mask_largest(x_RW, k), k)
 
 
-def largest_at_random(x_RW: Floats, k: int, alpha: float, dither: Dither) -> Places:
-    """Returns k places of each row [R, W], ascending, [R, k]: each from the k largest, or with
-    probability ``alpha`` from the others.
+def draw_places(x_RW: Floats, k: int, alpha: float, dither: Dither) -> Places:
+    """Returns k positions of each row [R, W], ascending, [R, k]. Each is drawn from the k largest
+    values, or with probability ``alpha`` from the other values.
 
-    Within either group every place has the same probability, and none is drawn twice. So the count
-    of others is binomial (k, ``alpha``), limited to all of them. Raises as ``largest`` does.
+    Within each group every position has the same probability, and no position is drawn twice. The
+    number of positions from the other values is binomial (k, ``alpha``), limited to W - k. Raises
+    ValueError as ``find_largest`` does.
     """
-    top_RW = _top(x_RW, k)
+    top_RW = _mask_largest(x_RW, k)
     rows, width = x_RW.shape
-    # The upper 53 bits, which a float64 holds exactly.
+    # Only the upper 53 bits are used, because a float64 holds them exactly.
     draws = dither.keys(rows, k) >> np.uint64(11)
-    others_R = np.minimum((draws * 2.0**-53 < alpha).sum(axis=1), width - k)
-    # One sort puts the largest first, and orders both groups by their random bits; the lowest bits
-    # of a key are the place.
-    low = np.uint64((1 << place_bits(width)) - 1)
+    num_others_R = np.minimum((draws * 2.0**-53 < alpha).sum(axis=1), width - k)
+    # One sort puts the k largest first and orders each group at random. The lowest bits of a sort
+    # key are the position, the bits above are random, and the highest bit is the group.
+    place_mask = np.uint64((1 << place_bits(width)) - 1)
     keys = (dither.keys(rows, width) >> np.uint64(1)) | (~top_RW).astype(np.uint64) << np.uint64(63)
-    order_RW = np.sort(keys & ~low | np.arange(width, dtype=np.uint64), axis=1) & low
-    at_W = np.arange(width)
-    drawn_RW = (at_W < k - others_R[:, None]) | ((at_W >= k) & (at_W < k + others_R[:, None]))
+    order_RW = np.sort(keys & ~place_mask | np.arange(width, dtype=np.uint64), axis=1) & place_mask
+    positions_W = np.arange(width)
+    drawn_RW = (positions_W < k - num_others_R[:, None]) | (
+        (positions_W >= k) & (positions_W < k + num_others_R[:, None])
+    )
     return np.sort(order_RW[drawn_RW].reshape(rows, k).astype(np.int64), axis=1)
 
 
 def pack_places(places_RK: Places, width: int) -> Bytes:
-    """Packs places [R, k] with as many bits as ``width`` needs, the lowest bit first, into bytes
-    [R, ceil(k * bits / 8)].
+    """Packs positions [R, k] into bytes [R, ceil(k * bits / 8)], with ``place_bits(width)`` bits
+    each, the lowest bit first.
     """
     rows, k = places_RK.shape
     bits = place_bits(width)
-    ones = (places_RK[:, :, None] >> np.arange(bits)) & 1
-    return np.packbits(ones.astype(np.uint8).reshape(rows, k * bits), axis=1, bitorder="little")
+    bits_RKB = (places_RK[:, :, None] >> np.arange(bits)) & 1
+    return np.packbits(bits_RKB.astype(np.uint8).reshape(rows, k * bits), axis=1, bitorder="little")
 
 
 def unpack_places(packed: Bytes, k: int, width: int) -> Places:
-    """Undoes ``pack_places``. Raises ValueError if the places of a row are not ascending, or beyond
-    its end.
+    """Undoes ``pack_places``. Raises ValueError if the positions of a row are not ascending, or are
+    outside the row.
     """
     rows, bits = len(packed), place_bits(width)
-    ones = np.unpackbits(packed, axis=1, count=k * bits, bitorder="little").reshape(rows, k, bits)
-    places: Places = (ones.astype(np.int64) << np.arange(bits)).sum(axis=2)
+    bits_RKB = np.unpackbits(packed, axis=1, count=k * bits, bitorder="little").reshape(
+        rows, k, bits
+    )
+    places: Places = (bits_RKB.astype(np.int64) << np.arange(bits)).sum(axis=2)
     if bool((places >= width).any()):
         raise ValueError("has an index beyond its row")
     if bool((np.diff(places, axis=1) <= 0).any()):
@@ -77,9 +84,9 @@ def unpack_places(packed: Bytes, k: int, width: int) -> Places:
     return places
 
 
-def _top(x_RW: Floats, k: int) -> npt.NDArray[np.bool_]:
-    """Marks the k largest of each row [R, W]; of the numbers that equal the k-th largest, the first
-    ones.
+def _mask_largest(x_RW: Floats, k: int) -> npt.NDArray[np.bool_]:
+    """Returns a mask [R, W] of the k largest |x| of each row. Among values equal to the k-th
+    largest, the first ones are chosen.
     """
     if not np.isfinite(x_RW).all():
         raise ValueError("holds NaN or infinity")
@@ -91,5 +98,5 @@ def _top(x_RW: Floats, k: int) -> npt.NDArray[np.bool_]:
     return top_RW
 
 
-def _places(chosen_RW: npt.NDArray[np.bool_], k: int) -> Places:
+def _mask_to_places(chosen_RW: npt.NDArray[np.bool_], k: int) -> Places:
     return np.nonzero(chosen_RW)[1].reshape(len(chosen_RW), k)

@@ -1,1 +1,3 @@
-"""Shared by all programs: exit codes and signals, logs, traces, garbage collection, workers."""
+"""The parts that all programs share: exit codes, signals, logs, traces, garbage collection and
+worker processes.
+"""

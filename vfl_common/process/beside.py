@@ -1,4 +1,4 @@
-"""Serves the page of a run from a separate process, so that the run itself has no work with it."""
+"""Serves the page of a run from a separate process, so that the run itself does not slow down."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ WATCH = click.option(
     is_flag=True,
     help="Show the run in a browser; print the page's link.",
 )
-# How long the page may send its last news to browsers.
-_LAST_S = 5.0
+# The maximum time in which the page sends its last updates to browsers.
+_CLOSE_S = 5.0
 
 
 @contextlib.contextmanager
 def watch_page(path: Path, *, wanted: bool) -> Iterator[None]:
-    """Runs ``vfl watch`` on ``path`` while the block runs, if it is ``wanted``; prints the link of
-    the page on standard error.
+    """Runs ``vfl watch`` on ``path`` while the block runs, if ``wanted`` is true. Prints the link
+    of the page on standard error.
 
-    ``path``: a run's folder, or a folder of runs; it may be created later. Raises InputError if the
-    page cannot be served.
+    ``path``: the folder of a run or of several runs, which may be created later. Raises InputError
+    if the page cannot be served.
     """
     if not wanted:
         yield
         return
-    # The page ends when this process is gone: see ``vfl.watch.commands``.
+    # The page's process ends when this process ends: see ``vfl.watch.commands``.
     command = [sys.executable, "-P", "-m", "vfl", "watch", str(path), "--beside"]
     with (
         tempfile.TemporaryFile() as errors,
@@ -42,14 +42,14 @@ def watch_page(path: Path, *, wanted: bool) -> Iterator[None]:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
-            # Ctrl-C at the terminal then reaches only this process.
+            # In a separate session, Ctrl-C at the terminal reaches only this process.
             start_new_session=True,
         ) as page,
     ):
         try:
             link = page.stdout.readline().decode().strip() if page.stdout is not None else ""
             if not link:
-                page.wait(_LAST_S)
+                page.wait(_CLOSE_S)
                 errors.seek(0)
                 lines = errors.read().decode(errors="replace").strip().splitlines()
                 raise InputError(
@@ -64,6 +64,6 @@ def watch_page(path: Path, *, wanted: bool) -> Iterator[None]:
             if page.stdin is not None:
                 page.stdin.close()
             try:
-                page.wait(_LAST_S)
+                page.wait(_CLOSE_S)
             except subprocess.TimeoutExpired:
                 page.kill()

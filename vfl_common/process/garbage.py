@@ -1,6 +1,6 @@
-"""Reduces the work of Python's garbage collector, which searches for cycles of references.
+"""Reduces the work of Python's garbage collector, which searches for reference cycles.
 
-All other objects are freed as soon as nothing refers to them, as always.
+Objects that are not in cycles are freed by reference counting as before.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ import contextlib
 import gc
 from collections.abc import Iterator
 
-# New objects between two searches; a step makes thousands, and hardly any of them is in a cycle.
+# The number of new objects between two collections. A step creates thousands of objects, of which
+# hardly any are in cycles.
 YOUNG = 20_000
 
 
 def reduce_gc() -> None:
-    """Makes the collector search less often, and never among the existing objects, mainly torch's
-    modules.
+    """Makes the collector run less often, and exempts the existing objects, which are mainly
+    torch's modules.
     """
     gc.freeze()
     _raise_threshold()
@@ -23,9 +24,10 @@ def reduce_gc() -> None:
 
 @contextlib.contextmanager
 def gc_reduced() -> Iterator[None]:
-    """Makes the collector search less often during a block, in a process that runs other code, too.
+    """Makes the collector run less often during the block, for a process that also runs other code.
 
-    It freezes no objects: unfreezing them also unfreezes those that the other code has frozen.
+    It does not freeze objects, because unfreezing them would also unfreeze objects that other code
+    has frozen.
     """
     thresholds = gc.get_threshold()
     _raise_threshold()
@@ -36,7 +38,9 @@ def gc_reduced() -> Iterator[None]:
 
 
 def _raise_threshold() -> None:
-    """Raises the threshold to ``YOUNG``; a threshold of 0, which turns the search off, stays."""
+    """Raises the threshold to ``YOUNG``. A threshold of 0, which turns the collector off, is
+    kept.
+    """
     threshold, *others = gc.get_threshold()
     if threshold:
         gc.set_threshold(max(threshold, YOUNG), *others)
@@ -44,8 +48,8 @@ def _raise_threshold() -> None:
 
 @contextlib.contextmanager
 def gc_paused() -> Iterator[None]:
-    """Turns the collector off during a block of imports: torch's modules are a million objects, and
-    none of them is freed.
+    """Turns the collector off during a block of imports, because torch's modules have a million
+    objects and none of them can be freed.
     """
     was_on = gc.isenabled()
     gc.disable()

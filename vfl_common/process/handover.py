@@ -1,10 +1,10 @@
-"""Hands over to a new process of the same command on SIGHUP, so that an upgrade, a new key or
-another setting takes effect without a pause.
+"""On SIGHUP, replaces this process by a new one of the same command, so that an upgrade, a new key
+or a new setting takes effect without downtime.
 
-1. The old process starts the new one, which loads while the old one works.
-2. The new process reports that it has loaded. The old one answers its open requests, and ends.
-3. The new process serves. It has inherited the listening sockets, so new connections wait in the
-   kernel meanwhile.
+1. The old process starts the new one, which loads while the old one continues to work. 2. The new
+process reports that it has loaded. The old one answers its open requests, and ends. 3. The new
+process serves. It has inherited the listening sockets, so new connections wait in the kernel
+meanwhile.
 
 If the new process ends before it has loaded, the old one goes on.
 """
@@ -24,19 +24,22 @@ from typing import Any
 
 from vfl_common.errors import Code, InputError
 
-# The environment variable that tells the new process what it inherits.
+# The environment variable with the file descriptors that the new process inherits.
 _INHERITED = "VFL_HANDOVER"
 _LOADED = b"loaded"
-# How long the new process waits for the old one to end.
+# The maximum time for which the new process waits until the old one has ended.
 _END_S = 60.0
 _READ_BYTES = 1 << 16
 
-# Sockets to new processes, which stop waiting when this process is gone and the socket closes.
-_open: list[socket.socket] = []
+# Open sockets to new processes. A new process waits until the socket closes, which happens when
+# this process ends.
+_open_sockets: list[socket.socket] = []
 
 
 def on_hangup(act: Callable[[], object]) -> None:
-    """Makes SIGHUP call ``act`` in the main thread. Does nothing if called in another thread."""
+    """Makes SIGHUP call ``act`` in the main thread. Has no effect if it is called in another
+    thread.
+    """
     with suppress(ValueError):
         signal.signal(signal.SIGHUP, lambda _number, _frame: act())
 
@@ -52,23 +55,24 @@ def notify(text: str) -> None:
 
 
 def hand_over(sockets: Mapping[str, socket.socket], say: Callable[[], Mapping[str, Any]]) -> int:
-    """Starts a new process of this program's command. Returns its process id once it has loaded;
-    this process then ends. Raises InputError if the new process ends before.
+    """Starts a new process of this program's command, and returns its process id once it has
+    loaded. The caller must then end this process. Raises InputError if the new process ends before
+    it has loaded.
 
-    ``sockets``: {name: a listening socket to inherit}. ``say``: returns the state for the new
-    process.
+    ``sockets``: {name: listening socket that the new process inherits}. ``say``: returns the state
+    to send to the new process.
     """
-    ours, theirs = socket.socketpair()
-    numbers = {name: listener.fileno() for name, listener in sockets.items()}
-    inherited = json.dumps({"line": theirs.fileno(), "sockets": numbers})
-    with theirs:
+    our_end, new_end = socket.socketpair()
+    descriptors = {name: listener.fileno() for name, listener in sockets.items()}
+    inherited = json.dumps({"line": new_end.fileno(), "sockets": descriptors})
+    with new_end:
         process = subprocess.Popen(
             [sys.executable, *sys.orig_argv[1:]],
             env={**os.environ, _INHERITED: inherited},
-            pass_fds=[theirs.fileno(), *numbers.values()],
+            pass_fds=[new_end.fileno(), *descriptors.values()],
         )
     try:
-        loaded = ours.recv(len(_LOADED))
+        loaded = our_end.recv(len(_LOADED))
     except BaseException:
         process.kill()
         raise
@@ -79,29 +83,31 @@ def hand_over(sockets: Mapping[str, socket.socket], say: Callable[[], Mapping[st
             "goes on. Correct the error that it reported.",
         )
     notify(f"MAINPID={process.pid}")
-    ours.sendall(json.dumps(say()).encode())
-    _open.append(ours)
+    our_end.sendall(json.dumps(say()).encode())
+    _open_sockets.append(our_end)
     return process.pid
 
 
 @dataclass(frozen=True)
 class Predecessor:
-    """The process whose work this one takes over. ``sockets``: {name: its listening socket}."""
+    """The old process, which this process replaces. ``sockets``: {name: inherited listening
+    socket}.
+    """
 
     line: socket.socket
     sockets: Mapping[str, socket.socket]
 
     def wait(self) -> dict[str, Any]:
-        """Reports that this process has loaded, waits until the other one has ended, and returns
-        its state. Raises InputError if it does not end.
+        """Reports that this process has loaded, waits until the old process has ended, and returns
+        the old process's state. Raises InputError if it does not end.
         """
         data = b""
         self.line.settimeout(_END_S)
         try:
             self.line.sendall(_LOADED)
-            # The other end is closed when its process is gone.
-            while part := self.line.recv(_READ_BYTES):
-                data += part
+            # The other end of the socket closes when the old process ends.
+            while chunk := self.line.recv(_READ_BYTES):
+                data += chunk
         except OSError as error:
             raise InputError(
                 Code.ADDRESS_IN_USE,
@@ -109,7 +115,7 @@ class Predecessor:
                 "it, and start the program again.",
             ) from None
         if not data:
-            # The process was killed, and its sockets are as a crash leaves them.
+            # The old process was killed before it could send its state.
             raise InputError(
                 Code.ADDRESS_IN_USE,
                 "SIGHUP: the previous process ended without handing over. Start the program again.",
@@ -119,13 +125,15 @@ class Predecessor:
 
 
 def get_predecessor() -> Predecessor | None:
-    """Returns the process whose work this one takes over; None if it takes over from nobody."""
+    """Returns the old process that this process replaces; None if this process was not started by a
+    handover.
+    """
     inherited = os.environ.pop(_INHERITED, None)
     if inherited is None:
         return None
     fields = json.loads(inherited)
     sockets = {name: socket.socket(fileno=number) for name, number in fields["sockets"].items()}
-    before = Predecessor(socket.socket(fileno=fields["line"]), sockets)
-    for inherited_socket in (before.line, *sockets.values()):
+    predecessor = Predecessor(socket.socket(fileno=fields["line"]), sockets)
+    for inherited_socket in (predecessor.line, *sockets.values()):
         inherited_socket.set_inheritable(False)
-    return before
+    return predecessor

@@ -1,8 +1,9 @@
-"""Writes logs as JSON lines, and reports events to the person or program that started this one.
+"""Writes logs as JSON lines, and reports events to the person or program that started this process.
 
-A log line has time, level, version, run, party (its writer), event and message; never ids or values
-of rows. Events go to standard output: as sentences for a person at a terminal, as JSON lines for a
-program (``vfl simulate``, the tests). With ``log_to_stdout`` the log's lines go there instead.
+A log line has time, level, version, run, party (its writer), event and message, but never ids or
+values of rows. Events go to standard output: as sentences at a terminal, and as JSON lines to a
+program such as ``vfl simulate``. With ``log_to_stdout``, the log's lines are written there instead
+of events.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ from vfl_common.text import LINE, clean, list_names, percent, to_json
 
 log = logging.getLogger(__name__)
 
-# The most lines that wait for the log's file.
-_MAX_EARLY = 1_000
+# The maximum number of lines that wait for the log's file.
+_MAX_EARLY_LINES = 1_000
 
-_STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
-# The keys that every line of a log has, and those of an error.
-_ALWAYS = frozenset(
+_RECORD_KEYS = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+# The keys that every log line has, and the keys of an error.
+_STANDARD_KEYS = frozenset(
     {"time", "level", "version", "run", "party", "message", "event", "exception", "code"}
 )
 _WARNINGS = frozenset({"lost", "away", "interrupted", "server_away", "set_aside"})
 
 
 class JsonLines(logging.Formatter):
-    """Writes one JSON object a line, with the call's ``extra``.
+    """Formats a log record as one line of JSON, with the fields in ``extra``.
 
-    A fact with the name of a standard key gets a ``_`` at its end: ``party`` is the writer,
-    ``party_`` the party that the line is about.
+    A field with the name of a standard key gets a final ``_``: ``party`` is the writer of the line,
+    and ``party_`` the party that the line is about.
     """
 
     def __init__(self, **always: str) -> None:
@@ -56,7 +57,9 @@ class JsonLines(logging.Formatter):
             "message": record.getMessage()[:LINE],
         }
         facts = {
-            key: _cut_text(value) for key, value in record.__dict__.items() if key not in _STANDARD
+            key: _cut_text(value)
+            for key, value in record.__dict__.items()
+            if key not in _RECORD_KEYS
         }
         line |= {f"{key}_" if key in line else key: value for key, value in facts.items()}
         if record.exc_info:
@@ -66,29 +69,31 @@ class JsonLines(logging.Formatter):
 
 class _LogFile(RotatingFileHandler):
     def doRollover(self) -> None:  # noqa: N802 - logging's name
-        """Begins a new file; if the older ones cannot be renamed, goes on in the same file."""
+        """Begins a new file. If the older files cannot be renamed, continues in the same file."""
         with contextlib.suppress(OSError):
             super().doRollover()
 
-    # The count of lines that could not be written since the last one that was written.
+    # The number of lines that could not be written since the last written line.
     missing = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Writes a line, and before it how many lines are missing."""
-        before, self.missing = self.missing, 0
-        if before:
-            facts = {"msg": f"up to {before:,} lines are missing here: the disk was full"}
-            level = {"levelname": "WARNING", "event": "missing", "lines": before}
+        """Writes a line, preceded by a note if earlier lines are missing."""
+        num_missing, self.missing = self.missing, 0
+        if num_missing:
+            facts = {"msg": f"up to {num_missing:,} lines are missing here: the disk was full"}
+            level = {"levelname": "WARNING", "event": "missing", "lines": num_missing}
             super().emit(logging.makeLogRecord({**facts, **level}))
         if self.missing:
-            # The disk is still full; without the note, nobody would notice the gap before the line.
-            self.missing = before + 1
+            # The disk is still full. The line is dropped too, because without the note nobody would
+            # notice the gap before it.
+            self.missing = num_missing + 1
             return
         super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802, ARG002 - logging's name
-        """Drops a line if the disk is full: the run ends with an error at the next important "
-        "file."""
+        """Drops a line if the disk is full. The run ends with an error at the next important
+        file.
+        """
         self.missing += 1
 
 
@@ -101,37 +106,37 @@ class _StdoutLog(logging.StreamHandler[TextIO]):
         self.setFormatter(JsonLines(version=version()))
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        """Drops a line if the reader is gone: the log's file has it, too."""
+        """Drops a line if the reader is gone, because the log's file also contains it."""
 
 
 class LogOnce:
-    """Logs a warning only if its text differs from the last one about the same subject, so that a
-    lasting fault does not fill the disk with one line per request.
+    """Logs a warning only if its text differs from the last warning about the same subject, so that
+    a lasting fault does not fill the disk.
     """
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
-        self._told: dict[str, str] = {}
+        self._last_texts: dict[str, str] = {}
 
     def warning(self, about: str, text: str, *, exc_info: bool = False, **facts: str) -> None:
-        """Logs ``text`` about the subject ``about``. ``facts``: the line's other keys."""
-        if self._told.get(about) != text:
-            self._told[about] = text
+        """Logs ``text`` about the subject ``about``. ``facts``: further keys of the line."""
+        if self._last_texts.get(about) != text:
+            self._last_texts[about] = text
             self._log.warning("%s", text, exc_info=exc_info, extra=facts)
 
     def over(self, about: str) -> None:
-        """Notes that a fault is over: the next warning about it is logged."""
-        self._told.pop(about, None)
+        """Notes that a fault is over, so that the next warning about it is logged."""
+        self._last_texts.pop(about, None)
 
 
 class EarlyLog(logging.Handler):
-    """Keeps the first lines of a program until ``log_to`` has a file for them: the folder of a run
-    is known only with the run's name.
+    """Buffers the first log lines of a program until ``log_to`` opens a file. The folder of the
+    file is only known once the run has a name.
     """
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
-        self.records: deque[logging.LogRecord] = deque(maxlen=_MAX_EARLY)
+        self.records: deque[logging.LogRecord] = deque(maxlen=_MAX_EARLY_LINES)
 
     def emit(self, record: logging.LogRecord) -> None:
         self.records.append(record)
@@ -140,8 +145,8 @@ class EarlyLog(logging.Handler):
 def utc(seconds: float) -> str:
     """Formats seconds since the epoch as ``2026-01-02T03:04:05.678Z``."""
     milliseconds = int(seconds * 1000)
-    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(milliseconds // 1000))
-    return f"{whole}.{milliseconds % 1000:03d}Z"
+    whole_seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(milliseconds // 1000))
+    return f"{whole_seconds}.{milliseconds % 1000:03d}Z"
 
 
 @cache
@@ -158,10 +163,10 @@ def version() -> str:
 
 
 def buffer_early_lines() -> None:
-    """Keeps the log's lines from now on, until ``log_to`` has a file for them."""
+    """Buffers the log's lines from now on, until ``log_to`` opens a file."""
     root = logging.getLogger()
     root.addHandler(EarlyLog())
-    # The root drops what is below its level before any handler sees it.
+    # The root logger drops lines below its level before any handler sees them.
     root.setLevel(logging.INFO)
 
 
@@ -176,30 +181,30 @@ def log_to(path: Path, **always: str) -> logging.Handler:
     """Appends this program's log to ``path``, with ``always`` and the version in each line. Returns
     the handler.
 
-    Peers and strangers cause lines, so the log's size is limited: ``.1`` is appended to the name of
-    a full file, as in ``files.append``. Raises InputError if the file cannot be opened.
+    The log's size is limited, because peers and strangers can cause lines: a full file is renamed
+    to end in ``.1``, as in ``files.append``. Raises InputError if the file cannot be opened.
     """
     handler = _file_handler(path, always)
     root = logging.getLogger()
     root.addHandler(handler)
-    for other in root.handlers:
-        if isinstance(other, _StdoutLog):
-            other.setFormatter(handler.formatter)
-    for older in [
+    for root_handler in root.handlers:
+        if isinstance(root_handler, _StdoutLog):
+            root_handler.setFormatter(handler.formatter)
+    for previous in [
         h
         for h in root.handlers
         if isinstance(h, logging.FileHandler | EarlyLog) and h is not handler
     ]:
-        if isinstance(older, EarlyLog):
+        if isinstance(previous, EarlyLog):
             facts = {
                 "msg": f"vfl {version()}",
                 "levelname": "INFO",
                 "event": "program",
             }
             handler.handle(logging.makeLogRecord(facts))
-        root.removeHandler(older)
-        older.close()
-        for record in older.records if isinstance(older, EarlyLog) else ():
+        root.removeHandler(previous)
+        previous.close()
+        for record in previous.records if isinstance(previous, EarlyLog) else ():
             handler.handle(record)
     root.setLevel(logging.INFO)
     return handler
@@ -216,12 +221,12 @@ def _file_handler(path: Path, always: Mapping[str, str]) -> logging.Handler:
 
 
 def open_separate_log(path: Path, **always: str) -> logging.Logger:
-    """Returns a separate log, with the same format and limits as that of ``log_to``. Raises
-    InputError if the file cannot be opened.
+    """Opens a separate log with the same format and size limit as ``log_to``. Raises InputError if
+    the file cannot be opened.
     """
-    own = logging.Logger(path.name, logging.INFO)
-    own.addHandler(_file_handler(path, always))
-    return own
+    separate_log = logging.Logger(path.name, logging.INFO)
+    separate_log.addHandler(_file_handler(path, always))
+    return separate_log
 
 
 class Console:
@@ -230,17 +235,18 @@ class Console:
     def __init__(self, program: str, *, json_lines: bool | None = None) -> None:
         self.program = program
         self._json = not sys.stdout.isatty() if json_lines is None else json_lines
-        # Reentrant, because the handler of a signal may report an event, too.
-        self._one_line = threading.RLock()
-        # A file would grow with the run; metrics.jsonl has the progress.
+        # The lock is reentrant, because a signal handler may also report an event.
+        self._line_lock = threading.RLock()
+        # Progress is not written to a file, which would grow with the run: metrics.jsonl contains
+        # it.
         self._shows_progress = not _is_file(sys.stdout)
-        # With ``log_to_stdout`` the log's lines take the place of events.
+        # With ``log_to_stdout``, log lines are written instead of events.
         handlers = logging.getLogger().handlers
         self._silent = any(isinstance(handler, _StdoutLog) for handler in handlers)
 
     def emit(self, event: str, **facts: Any) -> None:
-        """Reports one event as a JSON line or a sentence, and logs it. Progress is logged for
-        traces only.
+        """Reports one event as a JSON line or a sentence, and logs it. Progress is logged only for
+        traces.
         """
         level = (
             logging.DEBUG
@@ -250,7 +256,10 @@ class Console:
             else logging.INFO
         )
         if log.isEnabledFor(level):
-            extra = {"event": event, **{_free(key): value for key, value in facts.items()}}
+            extra = {
+                "event": event,
+                **{_avoid_reserved_key(key): value for key, value in facts.items()},
+            }
             log.log(level, "%s", event, extra=extra)
         self.show(event, **facts)
 
@@ -261,9 +270,10 @@ class Console:
         if self._json:
             line = to_json({"event": event, "program": self.program, **facts})
         else:
-            line = clean(_sentence(self.program, event, facts), LINE)
-        # print() writes the text and the line break separately, so that lines of threads can mix.
-        with self._one_line:
+            line = clean(_describe_event(self.program, event, facts), LINE)
+        # print() is not used: it writes the text and the line break separately, so lines of threads
+        # could mix.
+        with self._line_lock:
             sys.stdout.write(f"{line}\n")
             sys.stdout.flush()
 
@@ -277,17 +287,17 @@ def _is_file(stream: TextIO) -> bool:
 
 
 def _cut_text(value: Any) -> Any:
-    """Cuts a long text: peers choose some of them."""
+    """Cuts a long text, because peers may have chosen it."""
     return value[:LINE] if isinstance(value, str) else value
 
 
-def _free(key: str) -> str:
-    """Returns a key that no log record uses itself."""
-    return f"{key}_" if key in _STANDARD else key
+def _avoid_reserved_key(key: str) -> str:
+    """Returns ``key``, with a final ``_`` if log records use that key themselves."""
+    return f"{key}_" if key in _RECORD_KEYS else key
 
 
 def interruption_text(facts: Mapping[str, Any]) -> str:
-    """Returns the sentence of an event ``interrupted``; at a party it has no deadline."""
+    """Returns the sentence for an event ``interrupted``. At a party the event has no deadline."""
     limit = (
         f"; the others wait at most {facts['deadline_s']:.0f} s" if "deadline_s" in facts else ""
     )
@@ -295,8 +305,9 @@ def interruption_text(facts: Mapping[str, Any]) -> str:
 
 
 def alignment_text(common: int, own: int, by: str = "") -> str:
-    """Returns how many of a party's ``own`` rows are common to all parties, or are as ``by`` "
-    "says."""
+    """Returns the sentence with the number of a party's ``own`` rows that are common to all
+    parties, or that fit the description ``by``.
+    """
     return (
         f"{common:,} of your {own:,} rows ({percent(common, own)}) are "
         f"{by or 'common to all parties'}"
@@ -304,42 +315,44 @@ def alignment_text(common: int, own: int, by: str = "") -> str:
 
 
 def arithmetic_text(checkpoint: str, differs: Sequence[str]) -> str:
-    """Returns the sentence of an event ``arithmetic``; ``differs``: see ``ArithmeticChange``."""
+    """Returns the sentence for an event ``arithmetic``. ``differs``: see ``ArithmeticChange``."""
     return (
         f"resuming from checkpoint {checkpoint} with other arithmetic ({'; '.join(differs)}): from "
         "here on the run equals an uninterrupted one only up to rounding, not bit for bit"
     )
 
 
-# Events of a party about its own table or machine.
+# The events of a party about its own table or machine.
 NOTE_EVENTS = ("left_out", "advice", "aligned", "unseen", "arithmetic")
 
 
 def note_event(party: str, event: str, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns an event ``note`` with one of ``NOTE_EVENTS``, for the person who runs all
-    parties on one machine.
+    """Wraps one of ``NOTE_EVENTS`` in an event ``note``, for a person who runs all parties on one
+    machine.
     """
     return {
         "event": "note",
         "party": party,
-        "note": f"{party}: {_sentence('vfl-party', event, dict(facts))}",
+        "note": f"{party}: {_describe_event('vfl-party', event, dict(facts))}",
     }
 
 
 def line_text(line: Mapping[str, Any]) -> str:
-    """Returns the text of a log's line for a person: its message, or the sentence of its event."""
+    """Returns a log line as text for a person: its message, or the sentence for its event."""
     event, message = str(line.get("event", "")), str(line.get("message", ""))
     if message != event:
         return message
     # ``JsonLines`` appends a ``_`` to some keys.
-    facts = {key.removesuffix("_"): value for key, value in line.items() if key not in _ALWAYS}
+    facts = {
+        key.removesuffix("_"): value for key, value in line.items() if key not in _STANDARD_KEYS
+    }
     try:
-        return _sentence("", event, facts).strip()
+        return _describe_event("", event, facts).strip()
     except (KeyError, TypeError, ValueError, AttributeError):
         return event
 
 
-def _sentence(program: str, event: str, facts: dict[str, Any]) -> str:
+def _describe_event(program: str, event: str, facts: dict[str, Any]) -> str:
     if event == "ready":
         return f"{program} listens on {facts['address']}"
     if event == "metrics":
@@ -388,8 +401,8 @@ def _sentence(program: str, event: str, facts: dict[str, Any]) -> str:
         metrics = "  ".join(
             f"{name} {value:.4g}" for name, value in facts.get("metrics", {}).items()
         )
-        within = f"  batch {facts['batch']}/{facts['batches']}" if facts.get("batches") else ""
-        done = f"{facts['phase']}  round {facts['round']}/{facts['rounds']}{within}"
-        return f"{done}  {metrics}  {facts.get('note', '')}".rstrip()
-    rest = "  ".join(f"{key} {value}" for key, value in facts.items() if value not in ("", None))
-    return f"{event}  {rest}"
+        batches = f"  batch {facts['batch']}/{facts['batches']}" if facts.get("batches") else ""
+        position = f"{facts['phase']}  round {facts['round']}/{facts['rounds']}{batches}"
+        return f"{position}  {metrics}  {facts.get('note', '')}".rstrip()
+    details = "  ".join(f"{key} {value}" for key, value in facts.items() if value not in ("", None))
+    return f"{event}  {details}"

@@ -1,4 +1,4 @@
-"""Old names of commands and flags, which still work and warn."""
+"""Adds deprecated names of commands and flags, which still work but print a warning."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ def _warn(old: str, new: str) -> None:
 
 
 def add_old_name(group: click.Group, command: click.Command, old: str, program: str) -> None:
-    """Adds a hidden command ``old`` to a group: it warns, and does what ``command`` does."""
+    """Adds a hidden alias ``old`` of a command to a group. The alias prints a warning and runs the
+    command.
+    """
     alias, run = copy.copy(command), command.callback
     if run is None:
-        raise ValueError(f"{command.name}: has no callback")
+        raise ValueError(f"command {command.name} has no callback")
 
     @wraps(run)
     def warn_and_run(*args: Any, **kwargs: Any) -> Any:
@@ -32,23 +34,28 @@ def add_old_name(group: click.Group, command: click.Command, old: str, program: 
 
 
 def flag_with_old_name(new: str, old: str, text: str) -> Callable[[Decorated], Decorated]:
-    """Returns a decorator that adds a flag, such as ``--student``, and a hidden one with its old
-    name, which warns. ``text``: the help.
+    """Returns a decorator that adds a flag, such as ``--student``, and a hidden flag with its old
+    name, which prints a warning. ``text``: the flag's help.
     """
 
-    def note(context: click.Context, _: click.Parameter, value: bool) -> None:
+    def read_old_flag(context: click.Context, _: click.Parameter, value: bool) -> None:
         if value:
             _warn(old, new)
             context.meta[f"vfl{old}"] = True
 
-    def read(context: click.Context, _: click.Parameter, value: bool) -> bool:
+    def read_flag(context: click.Context, _: click.Parameter, value: bool) -> bool:
         return value or bool(context.meta.get(f"vfl{old}"))
 
-    def add(command: Decorated) -> Decorated:
-        # The old one is read first.
+    def add_flags(command: Decorated) -> Decorated:
+        # The old flag is eager, so that click reads it before the new flag.
         hidden = click.option(
-            old, is_flag=True, hidden=True, is_eager=True, expose_value=False, callback=note
+            old,
+            is_flag=True,
+            hidden=True,
+            is_eager=True,
+            expose_value=False,
+            callback=read_old_flag,
         )
-        return click.option(new, is_flag=True, help=text, callback=read)(hidden(command))
+        return click.option(new, is_flag=True, help=text, callback=read_flag)(hidden(command))
 
-    return add
+    return add_flags

@@ -1,4 +1,6 @@
-"""Runs each of the three programs: exit codes, errors as one message, an orderly end on SIGTERM."""
+"""Runs a program: turns errors into one message and an exit code, and ends in an orderly way on
+SIGTERM.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ LINGER = click.option(
 )
 
 
-def _to_stdout(_context: click.Context, _option: click.Parameter, wanted: bool) -> None:
+def _read_log_stdout(_context: click.Context, _option: click.Parameter, wanted: bool) -> None:
     if wanted:
         log_to_stdout()
 
@@ -60,14 +62,14 @@ LOG_STDOUT = click.option(
     is_flag=True,
     is_eager=True,
     expose_value=False,
-    callback=_to_stdout,
+    callback=_read_log_stdout,
     help="Write the lines of log.jsonl, instead of events, to standard output.",
 )
 
-# The exit code after a signal.
+# The exit code of a program that a signal has stopped.
 STOPPED = 130
 
-# The context settings of each program, which make --output an alias of --out.
+# click's context settings of each program, which make --output an alias of --out.
 NAMES: dict[str, Any] = {
     "token_normalize_func": lambda name: "out" if name == "output" else name,
 }
@@ -82,7 +84,7 @@ log.addHandler(logging.NullHandler())
 
 @contextlib.contextmanager
 def add_stop_text(text: str) -> Iterator[None]:
-    """Adds ``text`` to a stop in the block that has no text."""
+    """Gives a stop exception in the block the message ``text``, if it has no message."""
     try:
         yield
     except (KeyboardInterrupt, Stopped) as stop:
@@ -92,20 +94,21 @@ def add_stop_text(text: str) -> Iterator[None]:
 
 
 def explain_resuming(*, fresh: bool) -> contextlib.AbstractContextManager[None]:
-    """Adds to a stop in the block how to resume the run. ``fresh``: the command begins a new "
-    "run."""
+    """Adds to a stop exception in the block how to resume the run. ``fresh``: whether the command
+    begins a new run.
+    """
     return add_stop_text(f"the same command{' without --fresh' if fresh else ''} resumes the run")
 
 
 def run_program(command: click.Command, name: str, *, private: bool = False) -> NoReturn:
-    """Runs a click command as a program and exits. An error becomes one message on standard error
+    """Runs a click command as a program, and exits. An error becomes one message on standard error
     and an exit code.
 
-    ``private``: no other user may read the files and folders that it makes, whatever the umask.
-    Core dumps are turned off, because they put keys and tables on the disk.
+    ``private``: whether only the owner may read the files and folders that the program creates, for
+    any umask. Core dumps are turned off, because they would put keys and tables on the disk.
 
-    The process exits without shutting the interpreter down: threads outside Python may still run,
-    and one that then uses the interpreter, for example to release a tensor, aborts the process.
+    The process exits without shutting down the interpreter. Otherwise a thread outside Python that
+    still uses the interpreter, for example to release a tensor, would abort the process.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if private:
@@ -120,44 +123,45 @@ def run_program(command: click.Command, name: str, *, private: bool = False) -> 
             buffer_early_lines()
             return command.main(prog_name=name, standalone_mode=False)
         finally:
-            # From here on a signal only ends the waits of ``do_afterwards``.
+            # From here on, a signal only ends the waits of functions that were registered with
+            # ``do_afterwards``.
             signals.set_on_signal(ended)
 
-    _leave(exit_status(run), ended)
+    _exit_process(exit_status(run), ended)
 
 
 def do_last(act: Callable[[], None]) -> None:
-    """Registers ``act`` to be called immediately before the process exits, if ``run_program`` runs
-    it.
+    """Registers ``act``, which ``run_program`` calls immediately before the process exits.
 
-    It is for the note that a run is finished: a process that is killed after that note begins
-    another run when it is started again.
+    It is used to mark a run as finished. This must be the last step, because a process that is
+    killed after it would begin another run when it is started again.
     """
     _last.append(act)
 
 
 def do_afterwards(act: Callable[[threading.Event], None]) -> None:
-    """Registers ``act`` to be called when all else is done, even ``do_last``; it must return when
-    the event is set, which a signal does.
+    """Registers ``act``, which is called after everything else, including functions of ``do_last``.
+    It must return when its event is set; a signal sets the event.
 
-    After a stop by a signal it is not called.
+    It is not called if a signal has stopped the program.
     """
     _afterwards.append(act)
 
 
-def _leave(status: int, ended: threading.Event) -> NoReturn:
-    """Flushes output and logs, then exits without shutting the interpreter down. A signal sets
-    ``ended``.
+def _exit_process(status: int, ended: threading.Event) -> NoReturn:
+    """Flushes output and logs, calls the registered functions, and exits without shutting down the
+    interpreter. ``ended``: an event that a signal sets.
     """
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
-        # The reader may be gone.
+        # The reader of the stream may be gone.
         with contextlib.suppress(OSError, ValueError):
             # A stream that was closed when the process started is None.
             if stream is not None:
                 stream.flush()
     for act in _last:
-        # If the note fails, the same command finds that nothing is left to do.
+        # An error is ignored: if the run is not marked as finished, the same command finds nothing
+        # left to do.
         with contextlib.suppress(OSError):
             act()
     for wait in _afterwards if status != STOPPED else ():
@@ -191,7 +195,7 @@ def exit_status(call: Callable[[], object]) -> int:
         return 2
     except Exception as error:
         if signals.is_stopping():
-            # A library has turned the stop into another error.
+            # A library has replaced the stop exception by this error.
             log.warning("stopped", exc_info=True, extra={"event": "stopped"})
             click.echo("stopped", err=True)
             return 130

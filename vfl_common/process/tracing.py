@@ -1,10 +1,10 @@
-"""Exports spans of a run, its phases and rounds, and of requests to a served model, to
-OpenTelemetry, if the environment asks for it.
+"""Exports traces to OpenTelemetry if the environment asks for it: spans of a run, its phases and
+rounds, and of requests to a served model.
 
-``OTEL_TRACES_EXPORTER=otlp`` turns it on; OpenTelemetry's other variables say where the spans go.
-The parties exchange nothing for it: the trace's id is derived from the run's, so that the spans of
-all programs of a run are in one trace. Spans have names of phases and parties, numbers of rounds
-and codes of errors; never a text, an id or a value of rows.
+``OTEL_TRACES_EXPORTER=otlp`` turns it on, and OpenTelemetry's other variables configure the
+exporter. The id of the trace is derived from the run id, so the spans of all programs of a run are
+in one trace without any extra message. Spans contain names of phases and parties, numbers of rounds
+and error codes, but never message texts, ids or values of rows.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import Span
 
+# The environment variable that turns traces on.
 ASKS = "OTEL_TRACES_EXPORTER"
-# How long to wait for the last spans to be sent: if the program ends by itself; if it is stopped.
+# The maximum time to send the last spans, if the program ends by itself and if it is stopped.
 _FLUSH_S, _STOP_S = 5.0, 1.0
-# Events of the log that become events of the run's span.
+# The log events that become events of the run's span.
 _SPAN_EVENTS = frozenset(
     {"aligned", "away", "back", "interrupted", "joined", "left", "lost", "resumed", "server_away"}
     | {"server_back", "set_aside", "skipped", "standstill"}
@@ -39,16 +40,16 @@ _SPAN_EVENTS = frozenset(
 
 @contextmanager
 def trace_run(program: str, party: str) -> Iterator[None]:
-    """Traces the block, a program's part in a run, if the environment asks for it.
+    """Traces the block, in which a program takes part in a run, if the environment asks for it.
 
     Args:
-        program: ``vfl-server`` or ``vfl-party``, which is OpenTelemetry's name of the service.
-        party: the name of this party or server.
+        program: ``vfl-server`` or ``vfl-party``, which becomes OpenTelemetry's service name.
+        party: The name of this party or server.
 
     Raises InputError (CONFIG_INVALID) if the environment asks for an exporter that is not
     available.
     """
-    exporter = _exporter(os.environ.get(ASKS, "").strip())
+    exporter = _make_exporter(os.environ.get(ASKS, "").strip())
     if exporter is None:
         yield
         return
@@ -58,14 +59,14 @@ def trace_run(program: str, party: str) -> Iterator[None]:
 
 @contextmanager
 def export_run(exporter: SpanExporter, program: str, party: str) -> Iterator[None]:
-    """Exports the spans of the block to ``exporter``; see ``traced``."""
+    """Exports the spans of the block to ``exporter``: see ``trace_run``."""
     ids = _Ids()
-    provider = _provider(exporter, program, party, ids)
+    provider = _make_provider(exporter, program, party, ids)
     spans = Spans(provider, ids)
-    root, ours = logging.getLogger(), logging.getLogger(logs.__name__)
-    # A server learns of rounds only from reports of progress, which are logged at this level.
-    before = ours.level
-    ours.setLevel(logging.DEBUG)
+    root, event_logger = logging.getLogger(), logging.getLogger(logs.__name__)
+    # A server learns of rounds only from events of progress, which are logged at level DEBUG.
+    previous_level = event_logger.level
+    event_logger.setLevel(logging.DEBUG)
     root.addHandler(spans)
     error: BaseException | None = None
     try:
@@ -75,16 +76,18 @@ def export_run(exporter: SpanExporter, program: str, party: str) -> Iterator[Non
         raise
     finally:
         root.removeHandler(spans)
-        ours.setLevel(before)
+        event_logger.setLevel(previous_level)
         spans.end(error)
-        stopped = error is not None and not isinstance(error, Exception)
-        _flush(provider, _STOP_S if stopped else _FLUSH_S)
+        was_stopped = error is not None and not isinstance(error, Exception)
+        _flush(provider, _STOP_S if was_stopped else _FLUSH_S)
 
 
 @contextmanager
 def trace_requests(program: str, party: str) -> Iterator[RequestSpans | None]:
-    """Yields a tracer of requests, if the environment asks for it, else None; see ``traced``."""
-    exporter = _exporter(os.environ.get(ASKS, "").strip())
+    """Yields a tracer of requests if the environment asks for it, otherwise None. Arguments and
+    errors are those of ``trace_run``.
+    """
+    exporter = _make_exporter(os.environ.get(ASKS, "").strip())
     if exporter is None:
         yield None
         return
@@ -95,7 +98,7 @@ def trace_requests(program: str, party: str) -> Iterator[RequestSpans | None]:
 @contextmanager
 def export_requests(exporter: SpanExporter, program: str, party: str) -> Iterator[RequestSpans]:
     """Yields a tracer that exports the spans of requests to ``exporter``."""
-    provider = _provider(exporter, program, party, _Ids())
+    provider = _make_provider(exporter, program, party, _Ids())
     try:
         yield RequestSpans(provider)
     finally:
@@ -103,7 +106,7 @@ def export_requests(exporter: SpanExporter, program: str, party: str) -> Iterato
 
 
 class RequestSpans:
-    """Makes spans of requests that have ended; any thread may call it."""
+    """Creates spans for requests that have ended. Any thread may call it."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._tracer = provider.get_tracer("vfl", logs.version())
@@ -116,13 +119,13 @@ class RequestSpans:
         stages: Sequence[tuple[str, int, int]],
         parent: str = "",
     ) -> None:
-        """Makes the span of a request, and those of its stages within it.
+        """Creates the span of a request, with a child span for each of its stages.
 
         Args:
-            times: when the request began and ended, in nanoseconds since 1970.
-            facts: the span's attributes; empty ones are left out.
-            stages: (name, when it began, when it ended) of each, in nanoseconds since 1970.
-            parent: W3C's ``traceparent`` of the caller; an empty or invalid one begins a trace.
+            times: The times at which the request began and ended, in nanoseconds since 1970.
+            facts: The span's attributes. Empty values are left out.
+            stages: (name, begin, end) of each stage, in nanoseconds since 1970.
+            parent: The caller's W3C ``traceparent``. If it is empty or invalid, a new trace begins.
         """
         from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -132,26 +135,26 @@ class RequestSpans:
         span = self._tracer.start_span(
             name, caller, kind=SpanKind.SERVER, start_time=times[0], attributes=attributes
         )
-        within = set_span_in_context(span)
+        request_context = set_span_in_context(span)
         for stage, began_ns, ended_ns in stages:
-            self._tracer.start_span(stage, within, start_time=began_ns).end(ended_ns)
+            self._tracer.start_span(stage, request_context, start_time=began_ns).end(ended_ns)
         if int(facts.get("status", 0)) >= 500:
             span.set_status(StatusCode.ERROR)
         span.end(times[1])
 
 
 class Spans(logging.Handler):
-    """Makes spans from the log's events: ``run``, within it ``phase``, and within that ``round``.
+    """Creates nested spans from the log's events: ``run``, its ``phase`` spans, and their ``round``
+    spans.
 
-    A round begins when the previous one ends, or when the run was started, resumed or aligned. A
-    server gets reports at a rate that people can read, so one of its spans may cover several
-    rounds.
+    A round begins when the previous round ends, or when the run was started, resumed or aligned. A
+    server gets progress at a limited rate, so one of its ``round`` spans may cover several rounds.
     """
 
     def __init__(self, provider: TracerProvider, ids: _Ids) -> None:
         super().__init__(logging.DEBUG)
         self._tracer, self._ids = provider.get_tracer("vfl", logs.version()), ids
-        # When the run, and the next span, began.
+        # The times at which the run and the next span began.
         self._began_ns = self._mark_ns = time.time_ns()
         self._generation = 0
         self._run_id, self._phase_name, self._round = "", "", 0
@@ -186,7 +189,7 @@ class Spans(logging.Handler):
         return self._run
 
     def _finish_rounds(self, phase: str, round_: int, rounds: int) -> None:
-        """Notes that ``round_`` rounds of the phase are done."""
+        """Creates a span for the rounds up to ``round_``, and a phase span if a phase begins."""
         if phase != self._phase_name:
             self._end_phase()
         if self._phase is None:
@@ -195,7 +198,7 @@ class Spans(logging.Handler):
                 "phase",
                 {"vfl.phase": phase, "vfl.generation": self._generation, "vfl.rounds": rounds},
             )
-            # A resumed run begins with a later round.
+            # A resumed run begins with a later round than the first.
             self._phase_name, self._round = phase, max(0, round_ - 1)
         if round_ > self._round:
             first = self._round + 1
@@ -207,7 +210,9 @@ class Spans(logging.Handler):
             self._round, self._mark_ns = round_, time.time_ns()
 
     def _start_within(self, parent: Span | None, name: str, facts: dict[str, str | int]) -> Span:
-        """Begins a span in another one, at the time of the last mark."""
+        """Begins a child span of ``parent`` that starts at the end of the previous round or
+        event.
+        """
         from opentelemetry.trace import set_span_in_context
 
         context = set_span_in_context(parent) if parent is not None else None
@@ -219,11 +224,11 @@ class Spans(logging.Handler):
         self._phase, self._phase_name, self._round = None, "", 0
 
     def end(self, error: BaseException | None) -> None:
-        """Ends all spans. ``error``: why the program failed, or None."""
+        """Ends all spans. ``error``: the exception with which the program ends, or None."""
         from opentelemetry.trace import StatusCode
 
         self._end_phase()
-        # A program that was refused has no run, and gets a separate trace.
+        # A program that was refused has no run id, so its span gets a separate trace.
         run = self._run if self._run is not None else self._open("")
         if isinstance(error, Exception):
             code = error.code if isinstance(error, VflError) else Code.INTERNAL
@@ -234,12 +239,12 @@ class Spans(logging.Handler):
 
 
 class _Ids:
-    """Makes ids of traces and spans. ``run_id``: the run of the next trace, or ''."""
+    """Generates ids of traces and spans. ``run_id``: the run of the next trace, or ''."""
 
     run_id = ""
 
     def generate_trace_id(self) -> int:
-        return trace_id(self.run_id) if self.run_id else secrets.randbits(128) | 1
+        return derive_trace_id(self.run_id) if self.run_id else secrets.randbits(128) | 1
 
     def generate_span_id(self) -> int:
         return secrets.randbits(64) | 1
@@ -248,12 +253,12 @@ class _Ids:
         return False
 
 
-def trace_id(run_id: str) -> int:
-    """Returns the id of a run's trace, the same in all its programs."""
+def derive_trace_id(run_id: str) -> int:
+    """Returns the id of a run's trace, which is the same in all programs of the run."""
     return int.from_bytes(hashlib.sha256(run_id.encode()).digest()[:16]) | 1
 
 
-def _provider(exporter: SpanExporter, program: str, party: str, ids: _Ids) -> TracerProvider:
+def _make_provider(exporter: SpanExporter, program: str, party: str, ids: _Ids) -> TracerProvider:
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -270,14 +275,17 @@ def _provider(exporter: SpanExporter, program: str, party: str, ids: _Ids) -> Tr
 
 
 def _flush(provider: TracerProvider, timeout_s: float) -> None:
-    # force_flush ignores its own timeout while the collector is away.
-    last = threading.Thread(target=provider.force_flush, name="traces", daemon=True)
-    last.start()
-    last.join(timeout_s)
+    # A thread is needed, because force_flush ignores its own timeout while the collector does not
+    # answer.
+    flusher = threading.Thread(target=provider.force_flush, name="traces", daemon=True)
+    flusher.start()
+    flusher.join(timeout_s)
 
 
-def _exporter(wanted: str) -> SpanExporter | None:
-    """Returns the exporter that the environment asks for, or None. Raises InputError."""
+def _make_exporter(wanted: str) -> SpanExporter | None:
+    """Creates the exporter that the environment asks for; None if it asks for none. Raises
+    InputError.
+    """
     if wanted in ("", "none"):
         return None
     if wanted != "otlp":

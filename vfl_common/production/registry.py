@@ -1,9 +1,10 @@
-"""The model registry: ``models.json`` in a party's folder of runs says which run is in production.
+"""The model registry: ``models.json`` in a party's folder of runs records which run is in
+production.
 
-The file lists all changes, the oldest first. A trained run is a candidate until it is promoted. One
-run of each recipe name is in production: a promotion retires the run before it. Each party keeps
-its own file; run ids are the same at all parties, so the server of a joint prediction notices if
-two parties have different runs in production.
+The file lists all changes, the oldest first. A trained run is a candidate until it is promoted. At
+most one run of each recipe name is in production; a promotion retires the previous run. Each party
+keeps its own file. Run ids are the same at all parties, so the server of a joint prediction notices
+if two parties have different runs in production.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from vfl_common.text import clean, list_names
 
 FILE = "models.json"
 LATEST, PRODUCTION = "latest", "production"
-# Words that a person may write in place of a run id.
+# The words that a person may write instead of a run id.
 WORDS = (LATEST, PRODUCTION)
 Stage = Literal["candidate", "production", "retired"]
 Act = Literal["promote", "rollback", "retire"]
@@ -48,14 +49,16 @@ class Change:
 
 @dataclass
 class RecipeRuns:
-    """The runs of one recipe name. ``before``: those that were in production, the newest last."""
+    """The stages of the runs with one recipe name. ``before``: earlier runs in production, the
+    newest last.
+    """
 
     current: str | None = None
     before: list[str] = field(default_factory=list)
     retired: set[str] = field(default_factory=set)
 
     def apply(self, change: Change) -> None:
-        """Applies one change."""
+        """Updates the stages with one change."""
         run = change.run
         if self.current is not None and change.act != "retire":
             self.retired.add(self.current)
@@ -84,10 +87,10 @@ class RecipeRuns:
 
 @dataclass(frozen=True)
 class RegisteredRun:
-    """A run that was trained to its end, by the folder of a party.
+    """A run that was trained to its end, read from a party's folder.
 
-    ``recipe``: the name of the recipe; ``began``: see ``when_began``; ``alone``: whether the run
-    had one party only, such as a baseline.
+    ``recipe``: the name of the recipe. ``began``: see ``when_began``. ``alone``: whether the run
+    had only one party, such as a baseline.
     """
 
     run_id: str
@@ -97,7 +100,9 @@ class RegisteredRun:
 
 
 class ModelRegistry:
-    """The registry of one folder of runs. ``party``: count only this party's runs; '': all."""
+    """The registry in one folder of runs. ``party``: the party whose runs are listed; '' for all
+    parties.
+    """
 
     def __init__(self, out: Path, party: str = "") -> None:
         self.out, self._party = out, party
@@ -106,7 +111,7 @@ class ModelRegistry:
         """Returns all changes, the oldest first. Raises InputError if the file is damaged."""
         path = self.out / FILE
         try:
-            return _changes(json.loads(path.read_text(encoding="utf-8")))
+            return _parse_changes(json.loads(path.read_text(encoding="utf-8")))
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
@@ -121,7 +126,9 @@ class ModelRegistry:
             ) from None
 
     def lines(self) -> dict[str, RecipeRuns]:
-        """Returns {recipe name: the stages of its runs}. Raises InputError."""
+        """Returns {recipe name: the stages of its runs}. Raises InputError if the file is
+        damaged.
+        """
         lines: dict[str, RecipeRuns] = {}
         for change in self.changes():
             lines.setdefault(change.recipe, RecipeRuns()).apply(change)
@@ -130,40 +137,44 @@ class ModelRegistry:
     def list_trained(self) -> list[RegisteredRun]:
         """Returns the runs in the folder that were trained to their end, the newest first."""
         paths = self.out.glob(f"*/{self._party or '*'}/run.json")
-        known: dict[str, RegisteredRun] = {}
+        runs_by_id: dict[str, RegisteredRun] = {}
         for run in filter(None, map(_read_trained, sorted(paths))):
-            known[run.run_id] = min(run, known.get(run.run_id, run), key=lambda one: one.began)
-        return sorted(known.values(), key=lambda run: run.began, reverse=True)
+            runs_by_id[run.run_id] = min(
+                run, runs_by_id.get(run.run_id, run), key=lambda registered: registered.began
+            )
+        return sorted(runs_by_id.values(), key=lambda run: run.began, reverse=True)
 
     def find(self, word: str, recipe: str = "") -> str:
-        """Returns the id of the run that ``latest`` or ``production`` means.
+        """Returns the id of the run that the word ``latest`` or ``production`` means.
 
-        A run of one party, such as a baseline, is the latest only if there is no other.
+        A run of one party, such as a baseline, is the latest run only if there is no other run.
 
         Args:
-            word: one of ``WORDS``.
-            recipe: the recipe name; '': that of the only runs here.
+            word: One of ``WORDS``.
+            recipe: The recipe name; '' if all runs have the same one.
 
-        Raises InputError if there is no such run, or if several recipes have one.
+        Raises InputError if there is no such run, or if several recipes have such a run.
         """
         runs = self.list_trained()
         if word == LATEST:
-            best_last = sorted(runs, key=lambda run: (not run.alone, run.began))
-            known = {run.recipe: run.run_id for run in best_last}
+            by_preference = sorted(runs, key=lambda run: (not run.alone, run.began))
+            run_ids = {run.recipe: run.run_id for run in by_preference}
         else:
-            known = {name: of.current for name, of in self.lines().items() if of.current}
-        if not recipe and len(known) > 1:
+            run_ids = {
+                name: stages.current for name, stages in self.lines().items() if stages.current
+            }
+        if not recipe and len(run_ids) > 1:
             raise InputError(
                 Code.CONFIG_INVALID,
                 f"{self.out}: {word}: several recipes have such a run "
-                f"({list_names(sorted(known))}). Give the folder of the run.",
+                f"({list_names(sorted(run_ids))}). Give the folder of the run.",
             )
-        run_id = known.get(recipe) if recipe else next(iter(known.values()), None)
+        run_id = run_ids.get(recipe) if recipe else next(iter(run_ids.values()), None)
         if run_id is None:
             where = f"{self.out}: recipe {recipe}" if recipe else f"{self.out}"
             raise InputError(
                 Code.FILE_INVALID,
-                f"{where}: has no trained run here. Train one first."
+                f"{where}: has no trained run. Train one first."
                 if word == LATEST
                 else f"{where}: has no run in production. Promote one: vfl models promote RUN.",
             )
@@ -178,64 +189,77 @@ class ModelRegistry:
     def folder(self, name: str, recipe: str = "") -> Path:
         """Returns the folder of a run. Raises InputError.
 
-        ``name``: a path, the id of a run in this folder of runs, or one of ``WORDS``, see ``find``.
+        ``name``: a path, the id of a run in this folder of runs, or one of ``WORDS`` (see
+        ``find``).
         """
         if name in WORDS:
             return self.out / self.find(name, recipe)
         by_id = self.out / name
-        known = PLAIN_NAME.fullmatch(name) is not None and by_id.is_dir()
-        return by_id if known and not Path(name).exists() else Path(name)
+        is_run_id = PLAIN_NAME.fullmatch(name) is not None and by_id.is_dir()
+        return by_id if is_run_id and not Path(name).exists() else Path(name)
 
     def stage(self, run_id: str) -> Stage:
-        """Returns the stage of a trained run. Raises InputError if none here has this id."""
+        """Returns the stage of a trained run. Raises InputError if no run in the folder has this
+        id.
+        """
         return self.lines().get(self._recipe_of(run_id), RecipeRuns()).stage(run_id)
 
     def promote(self, run_id: str) -> str | None:
-        """Puts a trained run into production; returns the run that was before. Raises InputError.
+        """Puts a trained run into production. Returns the run that was in production before, or
+        None. Raises InputError.
 
-        Nothing changes if it is in production already.
+        Nothing changes if the run is in production already.
         """
         recipe = self._recipe_of(run_id)
-        with self._changing() as changes:
+        with self._edit_changes() as changes:
             before = self.lines().get(recipe, RecipeRuns()).current
             if before != run_id:
-                changes.append(_change("promote", run_id, recipe))
+                changes.append(_make_change("promote", run_id, recipe))
         return before
 
     def retire(self, run_id: str) -> Stage:
-        """Retires a run; returns the stage that it had. Raises InputError."""
+        """Retires a run and returns its previous stage. Raises InputError."""
         recipe = self._recipe_of(run_id)
-        with self._changing() as changes:
+        with self._edit_changes() as changes:
             before = self.stage(run_id)
             if before != "retired":
-                changes.append(_change("retire", run_id, recipe))
+                changes.append(_make_change("retire", run_id, recipe))
         return before
 
     def rollback(self, recipe: str = "") -> tuple[str, str | None]:
-        """Puts the run back into production that was there before.
+        """Puts the previous run back into production.
 
-        ``recipe``: the recipe name, needed if runs of several recipes are in production. Returns
-        that run, and the one that was retired. Raises InputError if there is no earlier run.
+        ``recipe``: the recipe name; needed if several recipes have runs in production. Returns the
+        restored run and the retired run. Raises InputError if there is no earlier run.
         """
-        with self._changing() as changes:
-            lines = {name: of for name, of in self.lines().items() if of.current or of.before}
-            if not recipe and len(lines) > 1:
+        with self._edit_changes() as changes:
+            stages_by_recipe = {
+                name: stages
+                for name, stages in self.lines().items()
+                if stages.current or stages.before
+            }
+            if not recipe and len(stages_by_recipe) > 1:
                 raise InputError(
                     Code.CONFIG_INVALID,
-                    f"{self.out}: has models of several recipes ({list_names(sorted(lines))}). "
-                    "Choose one with --recipe.",
+                    f"{self.out}: has models of several recipes "
+                    f"({list_names(sorted(stages_by_recipe))}). Choose one with --recipe.",
                 )
-            name = recipe or next(iter(lines), "")
-            line, here = lines.get(name, RecipeRuns()), {run.run_id for run in self.list_trained()}
-            back = next((run_id for run_id in reversed(line.before) if run_id in here), None)
-            if back is None:
+            name = recipe or next(iter(stages_by_recipe), "")
+            runs, trained_ids = (
+                stages_by_recipe.get(name, RecipeRuns()),
+                {run.run_id for run in self.list_trained()},
+            )
+            restored = next(
+                (run_id for run_id in reversed(runs.before) if run_id in trained_ids), None
+            )
+            if restored is None:
                 raise InputError(
                     Code.FILE_INVALID,
                     f"{self.out}: no earlier run{f' of recipe {name}' if name else ''} was in "
                     "production. Promote another run.",
                 )
-            changes.append(_change("rollback", back, name))
-        return back, line.current
+            changes.append(_make_change("rollback", restored, name))
+        return restored, runs.current
 
     def _recipe_of(self, run_id: str) -> str:
         run = next(
@@ -250,60 +274,68 @@ class ModelRegistry:
         return run.recipe
 
     @contextlib.contextmanager
-    def _changing(self) -> Iterator[list[Change]]:
-        """Yields the list of changes to append to, and writes it, while others are locked out."""
+    def _edit_changes(self) -> Iterator[list[Change]]:
+        """Locks the file and yields the list of changes. At the end of the block, changes that the
+        block has appended are written.
+        """
         with lock_folder(self.out):
             changes = self.changes()
-            known = len(changes)
+            num_changes = len(changes)
             yield changes
-            if len(changes) > known:
+            if len(changes) > num_changes:
                 text = json.dumps([asdict(change) for change in changes], indent=1) + "\n"
                 write_atomic(self.out / FILE, text, durable=True)
 
 
 def when_began(run_id: str, written_s: float) -> tuple[float, float, str]:
-    """Returns the key by which runs are sorted: the second in the id, or otherwise the time at
-    which the oldest copy of the recipe was written, which copying the folder changes. Runs of the
-    same second are sorted by that time, then by id.
+    """Returns the sort key of a run: the time in its id, or else ``written_s``, the time at which
+    its copy of the recipe was written (which copying the folder changes). Runs with the same time
+    are sorted by ``written_s``, then by id.
     """
-    named = time_of_id(run_id)
-    return (written_s if named is None else named, written_s, run_id)
+    time_in_id = parse_time(run_id)
+    return (written_s if time_in_id is None else time_in_id, written_s, run_id)
 
 
-def time_of_id(run_id: str) -> float | None:
-    """Returns when a run began by its id, in seconds since 1970; None if a person has named it."""
+def parse_time(run_id: str) -> float | None:
+    """Returns the time in a run's id, in seconds since 1970; None if a person has chosen the id."""
     try:
         return datetime.strptime(run_id[:15] + "+0000", "%Y%m%d-%H%M%S%z").timestamp()
     except ValueError:
         return None
 
 
-def user() -> str:
-    """Returns the name of the user who runs this program, or the user id without a name."""
+def get_user_name() -> str:
+    """Returns the name of the user who runs this program, or the numeric user id if the user has no
+    name.
+    """
     try:
         return getpass.getuser()
     except (KeyError, OSError):
         return str(os.getuid())
 
 
-def _change(act: Act, run: str, recipe: str) -> Change:
-    return Change(act, run, recipe, utc(time.time()), user())
+def _make_change(act: Act, run: str, recipe: str) -> Change:
+    return Change(act, run, recipe, utc(time.time()), get_user_name())
 
 
-def _changes(content: object) -> list[Change]:
+def _parse_changes(content: object) -> list[Change]:
     """Parses changes. Raises ValueError or TypeError if they are invalid."""
     if not isinstance(content, list):
-        raise TypeError("no list")
+        raise TypeError("the content must be a list of changes")
     changes = [Change(**item) for item in content]
     for change in changes:
         is_text = all(isinstance(value, str) for value in asdict(change).values())
         if not is_text or change.act not in get_args(Act) or not PLAIN_NAME.fullmatch(change.run):
-            raise ValueError("no change")
+            raise ValueError(
+                f"a change has an unknown act, or a field that is not text (got {change})"
+            )
     return changes
 
 
 def _read_trained(path: Path) -> RegisteredRun | None:
-    """Reads ``run.json`` of a process; None if its training has not finished, or it is damaged."""
+    """Reads ``run.json`` of a process. Returns None if its training has not finished, or if the
+    file is damaged.
+    """
     folder = RunFolder(path.parent, path.parents[1].name)
     try:
         facts: dict[str, Any] = folder.facts()

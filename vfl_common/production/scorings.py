@@ -1,8 +1,8 @@
 """Reads and writes the log of predictions, ``predictions.jsonl`` in a party's folder of runs.
 
-A line says when rows were scored, with which model, and for whom. It has no id and no value of a
-row. ``data`` is a digest of the party's rows as its encoder received them: only a process that has
-the same rows can recognize it.
+A line records when rows were scored, with which model, and by whom. It contains no id and no value
+of a row. ``data`` is a digest of the party's rows as its encoder received them, which only a
+process with the same rows can recognise.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from vfl_common.errors import Code, InputError
 from vfl_common.files import lock_folder, private_file, write_error
 from vfl_common.process.logs import utc
-from vfl_common.production.registry import user
+from vfl_common.production.registry import get_user_name
 from vfl_common.text import to_json
 
 FILE = "predictions.jsonl"
@@ -26,12 +26,12 @@ FILE = "predictions.jsonl"
 
 @dataclass(frozen=True)
 class Scoring:
-    """One joint prediction, as one party has logged it.
+    """One line of the log: a joint prediction, as one party has recorded it.
 
-    ``run``: the run id of the prediction; '' if all parties were in one process. ``model``: the
-    trained run. ``rows``: the number of rows in this party's table, of which ``scored`` were
-    scored. ``output``: the file of scores at the active party. ``who``: the user of the system who
-    started it.
+    ``run``: the run id of the prediction; '' if all parties were in one process. ``model``: the id
+    of the trained run. ``rows``: the number of rows in this party's table. ``scored``: how many of
+    them were scored. ``output``: the active party's file of scores. ``who``: the operating system's
+    user who started the prediction.
     """
 
     at: str
@@ -50,12 +50,12 @@ _KINDS = {field.name: int if field.name in ("rows", "scored") else str for field
 
 
 def note(out: Path, **facts: Any) -> None:
-    """Appends a line and flushes it to disk.
+    """Appends a line to the log and flushes it to disk.
 
     ``facts``: the fields of ``Scoring`` except ``at`` and ``who``. Raises InputError.
     """
     path = out / FILE
-    line = to_json(asdict(Scoring(utc(time.time()), user(), **facts))) + "\n"
+    line = to_json(asdict(Scoring(utc(time.time()), get_user_name(), **facts))) + "\n"
     with lock_folder(out):
         try:
             with os.fdopen(
@@ -63,7 +63,7 @@ def note(out: Path, **facts: Any) -> None:
             ) as file:
                 if file.seek(0, os.SEEK_END):
                     file.seek(-1, os.SEEK_END)
-                    # A last line that a crash has cut must not damage this one.
+                    # If a crash has cut the last line, a line break must come before the new line.
                     line = line if file.read(1) == b"\n" else f"\n{line}"
                 file.write(line.encode())
                 file.flush()
@@ -73,31 +73,34 @@ def note(out: Path, **facts: Any) -> None:
 
 
 def read(out: Path) -> list[Scoring]:
-    """Returns all lines, the oldest first, without damaged ones. Raises InputError."""
-    return [scoring for line in _lines(out / FILE) if (scoring := _scoring(line)) is not None]
+    """Returns all lines of the log, the oldest first, without damaged lines. Raises InputError."""
+    return [
+        scoring for line in _read_lines(out / FILE) if (scoring := _parse_line(line)) is not None
+    ]
 
 
 def remove(out: Path, which: Callable[[Scoring], bool]) -> int:
-    """Removes lines and returns their number; the file is replaced as a whole.
+    """Removes the lines for which ``which`` returns true, and returns their number. The file is
+    replaced as a whole.
 
-    All other lines are unchanged, also damaged ones and fields that a later release has written.
-    Raises InputError.
+    All other lines stay unchanged, including damaged lines and fields of later releases. Raises
+    InputError.
     """
     path = out / FILE
     if not path.exists():
         return 0
     with lock_folder(out):
-        lines = _lines(path)
-        staying = [
-            line for line in lines if (scoring := _scoring(line)) is None or not which(scoring)
+        lines = _read_lines(path)
+        kept_lines = [
+            line for line in lines if (scoring := _parse_line(line)) is None or not which(scoring)
         ]
-        if len(staying) < len(lines):
+        if len(kept_lines) < len(lines):
             with private_file(path) as file:
-                file.writelines(line + b"\n" for line in staying)
-    return len(lines) - len(staying)
+                file.writelines(line + b"\n" for line in kept_lines)
+    return len(lines) - len(kept_lines)
 
 
-def _lines(path: Path) -> list[bytes]:
+def _read_lines(path: Path) -> list[bytes]:
     try:
         return [line for line in path.read_bytes().split(b"\n") if line]
     except FileNotFoundError:
@@ -109,13 +112,13 @@ def _lines(path: Path) -> list[bytes]:
         ) from None
 
 
-def _scoring(line: bytes) -> Scoring | None:
+def _parse_line(line: bytes) -> Scoring | None:
     """Reads a line; None if it is damaged."""
     try:
         facts = json.loads(line.decode(errors="replace"))
         scoring = Scoring(**{key: facts[key] for key in _KINDS.keys() & facts.keys()})
     except (ValueError, TypeError, AttributeError, RecursionError):
         return None
-    # A bool is an int for isinstance, but not a number of rows.
-    right = all(type(getattr(scoring, key)) is kind for key, kind in _KINDS.items())
-    return scoring if right else None
+    # The exact type is compared, because isinstance would accept a bool as a number of rows.
+    has_valid_types = all(type(getattr(scoring, key)) is kind for key, kind in _KINDS.items())
+    return scoring if has_valid_types else None

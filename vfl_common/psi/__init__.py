@@ -1,5 +1,5 @@
-"""Constants and checks of private entity alignment, for parties and server; the protocol is in
-``vfl_party.align.psi``.
+"""Constants and checks of private entity alignment that parties and server share. The protocol is
+in ``vfl_party.align.psi``.
 """
 
 from __future__ import annotations
@@ -11,26 +11,27 @@ from vfl_common.errors import Code, PeerError
 
 # The name of alignment in step keys, progress and ledger lines.
 PHASE = "align"
-# The exchange in which the parties mask each other's rows.
+# The name of the exchange in which the parties mask each other's ids.
 MASKED_IDS = "masked ids"
-# The length of a masked row's tag, which the server compares; see ``vfl_party.psi.curve.tags``.
+# The length of the tag of a masked id. The server compares tags: see ``vfl_party.psi.curve.tags``.
 TAG_BYTES = 12
-# The length of the random word that identifies an attempt to the server.
+# The length of the random value by which the server identifies an attempt.
 WORD_BYTES = 32
-# The number of rows whose tags go to the server in one batch.
+# The maximum number of tags that are sent to the server in one batch.
 TAG_BATCH = 1 << 20
-# The most rows of a party without a lower limit: row numbers are 64-bit integers.
+# The maximum number of rows of a party, unless a lower limit is set: row numbers are 64-bit
+# integers.
 MAX_ROWS = (1 << 63) - 1
 
 
 def min_common(minimum: int | float, own: int) -> int:
-    """Returns how many rows must be common.
+    """Returns the minimum number of common rows.
 
     Args:
-        at_least: the recipe's ``rows.at_least``: a number of rows, or a share of a party's rows.
-        own: the number of rows of the party that asks.
+        minimum: The recipe's ``rows.at_least``: a number of rows, or a share of a party's rows.
+        own: The number of rows of the party for which the minimum is computed.
     """
-    # Rounding first, because 0.07 * 100 is slightly more than 7 in floating point.
+    # The product is rounded first, because 0.07 * 100 is slightly more than 7 in floating point.
     return minimum if isinstance(minimum, int) else math.ceil(round(minimum * own, 6))
 
 
@@ -48,7 +49,7 @@ def too_few(minimum: int | float, common: int, *, partial: bool = False) -> Peer
 
 
 def tag_batches(rows: Iterable[int]) -> int:
-    """Returns in how many batches the tags go to the server. ``rows``: the numbers of rows of the
-    parties.
+    """Returns the number of batches in which tags are sent to the server. ``rows``: the number of
+    rows of each party.
     """
     return -(-max(rows) // TAG_BATCH)

@@ -1,5 +1,5 @@
-"""Compares the protocols, recipes with their defaults, and plug-ins of two parties that join. Pure
-functions.
+"""Compares the protocols, the recipes with their defaults, and the plug-ins of two parties that
+join. All functions are pure.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from vfl_common.errors import Code, PeerError
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.text import clean
 
-# The most characters by which a peer's recipe with all defaults may be longer than ours.
+# The maximum number of characters by which a peer's recipe with all defaults may be longer than
+# ours.
 MAX_FILLED = 262_144
 
 
 def require_alike(name: str, join: control_pb2.Join, other: str, theirs: control_pb2.Join) -> None:
-    """Raises PeerError (PROTOCOL_DIFFERS, RECIPE_DIFFERS, PLUGINS_DIFFER) if party ``name``, which
-    joins with ``join``, does not fit ``other``, which joined with ``theirs``.
+    """Raises PeerError (PROTOCOL_DIFFERS, RECIPE_DIFFERS, PLUGINS_DIFFER) if the party ``name`` is
+    not compatible with the party ``other``. ``join`` and ``theirs``: the messages with which they
+    joined.
     """
     _compare_protocols(name, join, other, theirs)
     _compare_plugins(name, join.plugins, other, theirs.plugins)
@@ -28,8 +30,8 @@ def require_alike(name: str, join: control_pb2.Join, other: str, theirs: control
 
 
 def digest_of_compared(join: control_pb2.Join) -> bytes:
-    """Returns a digest of all fields that are compared: parties with the same digest fit each
-    other, and the same others.
+    """Returns a digest of all compared fields. Parties with the same digest are compatible with
+    each other and with the same other parties.
     """
     fields = control_pb2.Join(
         role=join.role,
@@ -46,30 +48,34 @@ def digest_of_compared(join: control_pb2.Join) -> bytes:
 
 
 def range_of(join: control_pb2.Join) -> tuple[int, int]:
-    """Returns the oldest and the newest protocol of a party; an older release names only one."""
+    """Returns the oldest and the newest protocol of a party. An older release sends only one
+    protocol.
+    """
     return join.oldest or join.protocol, join.protocol
 
 
 def spelling_of(join: control_pb2.Join, size: int) -> Spelling:
-    """Reads a party's recipe; ``size``: the characters of ours. Raises ValueError or RecursionError
-    if it cannot be read.
+    """Reads a party's recipe with its defaults. ``size``: the length of the other party's recipe,
+    which limits this one. Raises ValueError or RecursionError if the recipe cannot be read.
     """
     filled = json.loads(join.filled_json) if len(join.filled_json) <= size + MAX_FILLED else None
     if not isinstance(filled, dict):
-        raise ValueError("not keys and values")
+        raise ValueError("the recipe is too long or is not a JSON object")
     return Spelling(filled, frozenset(join.written))
 
 
 def at(difference: tuple[str, Any, Any], other: str) -> str:
-    """Returns a difference in words: the key, the joining party's value, and that of ``other``."""
+    """Describes a difference between two recipes: the key, the joining party's value, and the value
+    at ``other``.
+    """
     key, here, there = difference
-    return f" at {clean(key, 80)}: {_short(here)} here, {_short(there)} at {other}"
+    return f" at {clean(key, 80)}: {_format_short(here)} here, {_format_short(there)} at {other}"
 
 
 def _compare_protocols(
     name: str, join: control_pb2.Join, other: str, theirs: control_pb2.Join
 ) -> None:
-    """Raises PeerError if both can run the recipe in no common protocol."""
+    """Raises PeerError if the parties have no common protocol for the recipe."""
     (oldest, newest), (other_oldest, other_newest) = range_of(join), range_of(theirs)
     if oldest > other_newest:
         raise PeerError(
@@ -90,8 +96,8 @@ def _compare_protocols(
 def _compare_recipes(
     name: str, join: control_pb2.Join, other: str, theirs: control_pb2.Join
 ) -> None:
-    """Raises PeerError if the recipes differ, or the defaults of methods, which the server does not
-    know.
+    """Raises PeerError if the recipes, or the defaults of their methods, differ. The server does
+    not know the defaults.
     """
     if not join.filled_json or not theirs.filled_json or join.filled_json == theirs.filled_json:
         return
@@ -113,20 +119,21 @@ def _compare_recipes(
 
 
 def _compare_plugins(
-    name: str, ours: Mapping[str, str], other: str, theirs: Mapping[str, str]
+    name: str, own_versions: Mapping[str, str], other: str, other_versions: Mapping[str, str]
 ) -> None:
-    """Raises PeerError if the parties have different versions of a plug-in. Only one party may need
-    some of them.
+    """Raises PeerError if the parties have different versions of a plug-in. A plug-in that only one
+    party has is not compared.
     """
-    for plugin in sorted(ours.keys() & theirs.keys()):
-        if ours[plugin] != theirs[plugin]:
+    for plugin in sorted(own_versions.keys() & other_versions.keys()):
+        if own_versions[plugin] != other_versions[plugin]:
             raise PeerError(
                 Code.PLUGINS_DIFFER,
-                f"the plug-in {clean(plugin, 80)} is {clean(ours[plugin], 80)} at {name} and "
-                f"{clean(theirs[plugin], 80)} at {other}. Install the same version at both.",
+                f"the plug-in {clean(plugin, 80)} is {clean(own_versions[plugin], 80)} at {name} "
+                f"and {clean(other_versions[plugin], 80)} at {other}. Install the same version at "
+                "both.",
                 party=name,
             )
 
 
-def _short(value: Any) -> str:
+def _format_short(value: Any) -> str:
     return "nothing" if value is None else json.dumps(value)[:60]

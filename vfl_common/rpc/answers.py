@@ -1,6 +1,4 @@
-"""Reads the server's answers in a session, and why a session has ended. The server is not
-trusted.
-"""
+"""Reads the server's answers in a session and the reason for its end. The server is not trusted."""
 
 from __future__ import annotations
 
@@ -17,27 +15,28 @@ from vfl_common.rpc.failures import from_failure, refusal
 from vfl_common.rpc.messages import Start
 from vfl_common.text import clean
 
-# The most names of missing parties that are read.
+# The maximum number of names of missing parties that are read.
 _MAX_NAMES = 1_000
-# The most characters of a reason that the server gives.
+# The maximum length of a reason that the server gives.
 MAX_REASON_CHARS = 300
 
 
 def check_start(
     start: control_pb2.Start, *, server: str, me: str, oldest: int, newest: int
 ) -> Start:
-    """Checks the server's Start; for example, the run id becomes the name of a folder here.
+    """Checks the server's message Start. For example, the run id must be safe as the name of a
+    folder.
 
     Args:
-        oldest: the oldest protocol with which this party can run the recipe.
-        newest: the protocol that it has offered.
+        oldest: The oldest protocol with which this party can run the recipe.
+        newest: The protocol that this party has offered.
 
     Raises:
-        PeerError: MALFORMED_MESSAGE.
-        InputError: ADDRESS_INVALID, for an exchange address that is not host:port.
+        PeerError: MALFORMED_MESSAGE, if the message is not valid.
+        InputError: ADDRESS_INVALID, if the exchange address is not host:port.
     """
-    named = start.run_id, start.checkpoint or "none", *start.left, *start.shown
-    if not all(PLAIN_NAME.fullmatch(name) for name in named):
+    names = start.run_id, start.checkpoint or "none", *start.left, *start.shown
+    if not all(PLAIN_NAME.fullmatch(name) for name in names):
         raise PeerError(
             Code.MALFORMED_MESSAGE,
             f"{server} sent the name of a run, a checkpoint or a party with invalid characters",
@@ -45,7 +44,7 @@ def check_start(
         )
     if start.exchange_address:
         split_address(start.exchange_address)
-    # A server of the previous release names no protocol.
+    # A server of the previous release does not send a protocol.
     protocol = start.protocol or newest
     if not oldest <= protocol <= newest:
         raise PeerError(
@@ -66,37 +65,39 @@ def check_start(
     )
 
 
-def missing_of(waiting: control_pb2.Waiting) -> list[str]:
+def read_missing(waiting: control_pb2.Waiting) -> list[str]:
     """Returns the names of the parties for which the run waits."""
     return [clean(name, 64) for name in waiting.missing[:_MAX_NAMES]]
 
 
-def refusals_of(waiting: control_pb2.Waiting) -> str:
-    """Returns why parties for which the run waits were refused, in this program's words; '' if the
+def format_refusals(waiting: control_pb2.Waiting) -> str:
+    """Returns the reasons why missing parties were refused, in this program's words; '' if the
     server reports no refusal.
     """
     reasons = []
     for failure in waiting.refused[:_MAX_NAMES]:
-        # A code of a later release is left out.
+        # A code of a later release is ignored.
         with contextlib.suppress(ValueError):
             reasons.append(refusal(clean(failure.party, 64), Code(failure.code)))
     return "; ".join(reasons)
 
 
-def interruption(interrupt: control_pb2.Interrupt) -> InterruptedRun:
+def make_interruption(interrupt: control_pb2.Interrupt) -> InterruptedRun:
     """Returns the error with which the server ends a generation."""
     return InterruptedRun(clean(interrupt.reason or f"{', '.join(interrupt.lost)} was lost"))
 
 
-def stop_error(stop: failure_pb2.Failure, *, server: str, me: str) -> VflError:
+def make_stop_error(stop: failure_pb2.Failure, *, server: str, me: str) -> VflError:
     """Returns the error with which the server ends the run."""
     error = from_failure(stop, sender=server, me=me)
-    # A stop ends the run, whatever its code is.
+    # A stop ends the run, even if its code is that of an interruption.
     return AbortedError(str(error)) if isinstance(error, InterruptedRun) else error
 
 
-def why_broken(error: Exception, server: str) -> VflError | None:
-    """Returns the error that ended a session, if opening it again does not help; else None."""
+def explain_end(error: Exception, server: str) -> VflError | None:
+    """Returns the error for a session that ended and cannot be reopened; None if the session may be
+    opened again.
+    """
     if isinstance(error, PeerError):
         return error
     if isinstance(error, DecodeError):
@@ -107,7 +108,7 @@ def why_broken(error: Exception, server: str) -> VflError | None:
         return None
     if error.code() in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.PERMISSION_DENIED):
         return LostError(Code.PARTY_LOST, f"{server} refused the session: {error.details()}")
-    # The channel refuses the message, and will refuse it again.
+    # The channel refuses too large messages, so it would refuse this message again.
     if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return PeerError(
             Code.MALFORMED_MESSAGE,

@@ -1,5 +1,5 @@
-"""A question before a run: does the server, or the active party, accept a party that joins with
-these facts?
+"""Asks, before a run, whether the server or the active party would accept a party that joins with
+given facts.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from vfl_common.rpc.channel import CallLimit, Context, caller_name, connect
 from vfl_common.rpc.failures import from_failure, to_failure
 from vfl_common.rpc.messages import Joining, join_message
 
-# The most questions of one party at the same time.
+# The maximum number of concurrent questions of one party.
 MAX_QUESTIONS = 2
 
 
 def answering(
     keyring: Keyring, place: Callable[[str], None], judge: Callable[[str, control_pb2.Join], None]
 ) -> Callable[[Iterator[bytes], Context], Iterator[bytes]]:
-    """Returns the method that answers: an empty failure, or the error that ``judge`` raises for the
-    caller's name and facts.
+    """Returns the gRPC method that answers such questions: with an empty failure, or with the error
+    that ``judge`` raises for the caller's name and facts.
 
-    ``place``: raises PeerError if the caller may not ask. Nothing is read from such a caller.
+    ``place``: raises PeerError if the caller may not ask. Then nothing is read from the caller.
     """
     places = CallLimit(MAX_QUESTIONS, "questions")
 
@@ -36,7 +36,7 @@ def answering(
             name = caller_name(context, keyring)
             place(name)
             with places.hold(name):
-                judge(name, _question(next(questions, b""), name))
+                judge(name, _parse_question(next(questions, b""), name))
         except Exception as error:  # noqa: BLE001 - the peer gets only the public text
             yield to_failure(error).SerializeToString()
         else:
@@ -45,7 +45,7 @@ def answering(
     return answer
 
 
-def _question(data: bytes, name: str) -> control_pb2.Join:
+def _parse_question(data: bytes, name: str) -> control_pb2.Join:
     try:
         return control_pb2.Join.FromString(data)
     except DecodeError:
@@ -64,9 +64,9 @@ def ask(
 ) -> bool:
     """Asks ``peer`` whether it accepts a party with the facts ``joining``; the peer stores nothing.
 
-    Returns False if the peer does not answer such questions, because it is of an older release.
+    Returns False if the peer is of an older release that does not answer such questions.
 
-    Raises InputError, PeerError: the peer cannot be reached, or refuses the party.
+    Raises InputError if the peer cannot be reached, and PeerError if it refuses the party.
     """
     channel = connect(address, credentials, peer, timeout_s)
     if isinstance(channel, VflError):

@@ -1,4 +1,6 @@
-"""Channels and servers: mutual TLS, keepalive, bounded messages, ports."""
+"""Creates gRPC channels and servers with mutual TLS, keepalive and limits on messages, and checks
+their addresses.
+"""
 
 from __future__ import annotations
 
@@ -18,58 +20,60 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from vfl_common.errors import Code, InputError, PeerError, VflError
 from vfl_common.identity.credentials import Credentials
-from vfl_common.identity.diagnose import certificate_of, diagnose
+from vfl_common.identity.diagnose import diagnose, fetch_certificate
 from vfl_common.identity.keyring import Keyring
-from vfl_common.rpc.guard.limits import connection_limit, raise_file_limit
+from vfl_common.rpc.guard.limits import compute_connection_limit, raise_file_limit
 from vfl_common.rpc.guard.newcomers import Door
 from vfl_common.rpc.guard.rate import Rate
 from vfl_common.text import host_and_port
 from vfl_common.wire.frames import FRAME_BYTES
 
-# A frame is 2 MiB and its envelope; gRPC itself refuses anything larger.
+# The maximum size of a message. A frame has 2 MiB of data and an envelope; gRPC refuses larger
+# messages.
 MAX_MESSAGE_BYTES = 2 * FRAME_BYTES
 
-# The bytes in flight of a stream, which give 40 MB/s if a round trip takes 200 ms.
+# The maximum number of bytes in flight on a stream. It allows 40 MB/s with a round trip of 200 ms.
 LOOKAHEAD_BYTES = 8 << 20
 _SHARED_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # A peer that vanishes without closing its connection (power, cable) is noticed after about 15
-    # s, and so is one that hangs while its kernel goes on to acknowledge: that takes gRPC's own
-    # timeout of pings, usually a minute.
+    # A peer that vanishes without closing its connection (power failure, unplugged cable) is
+    # noticed after about 15 s. With the ping timeout, the same applies to a process that hangs
+    # while its kernel still acknowledges; gRPC's default for it is a minute.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    # The bytes of a stream that gRPC reads ahead. By default gRPC adapts this number to the speed
-    # of the wire, and a peer that sends faster than it is read fills hundreds of megabytes.
+    # The number of bytes of a stream that gRPC reads ahead. By default gRPC adapts it to the
+    # bandwidth, so a peer that sends faster than this process reads would fill hundreds of
+    # megabytes.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", LOOKAHEAD_BYTES),
-    # We never compress, and a compressed message of a peer may decompress to a thousand times its
-    # size.
+    # Messages are never compressed. A compressed message from a peer could decompress to a thousand
+    # times its size.
     ("grpc.per_message_decompression", 0),
 ]
 _SERVER_OPTIONS: list[tuple[str, int]] = [
     *_SHARED_OPTIONS,
-    # Two programs on one port are an error, not a lottery.
+    # Two programs may not share a port: the second one gets an error.
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-    # A caller that has not shown a certificate by then is a stranger that holds a connection.
+    # A caller that has not completed the TLS handshake by then is disconnected.
     ("grpc.server_handshake_timeout_ms", 5_000),
-    # The most streams of a connection; a party needs three at once, and further ones are refused
-    # one by one.
+    # The maximum number of streams of a connection. A party needs three; streams beyond the limits
+    # of a service are refused separately.
     ("grpc.max_concurrent_streams", 100),
 ]
 
 # The time limit for reading a peer's certificate.
-_LOOK_S = 2.0
+_CERTIFICATE_S = 2.0
 _RETRY_S = 0.1
-# How often new connections check whether this process's certificate has changed: 100 times at once,
-# then 5 times a second.
-_CHANGE_S, _CHANGES = 0.2, 100
+# The rate at which new connections check whether this process's certificate has changed: 100 times
+# at once, then 5 times per second.
+_CHECK_EVERY_S, _MAX_CHECKS_AT_ONCE = 0.2, 100
 
-# The types of a call and of a service's handler, for services outside this package.
+# gRPC's types of a call and of a service's handler, for services outside this package.
 Context: TypeAlias = grpc.ServicerContext
 Handler: TypeAlias = grpc.GenericRpcHandler
 
@@ -83,12 +87,12 @@ class Service(Protocol):
 
 
 class CallLimit:
-    """Limits the concurrent calls of each caller of a method: a call takes a thread and the memory
-    of its messages until it ends.
+    """Limits the concurrent calls of each caller of a method, because a call occupies a thread and
+    the memory of its messages until it ends.
 
     Args:
-        max_calls: the most calls of one caller at the same time.
-        what: the name of the calls in a refusal, as a plural.
+        max_calls: The maximum number of concurrent calls of one caller.
+        what: The name of the calls in a refusal, as a plural.
     """
 
     def __init__(self, max_calls: int, what: str) -> None:
@@ -98,10 +102,10 @@ class CallLimit:
 
     @contextmanager
     def hold(self, name: str) -> Iterator[None]:
-        """Holds a place of the caller ``name`` while the block runs. Raises PeerError (NAME_TAKEN)
-        if it has no place left.
+        """Counts a call of the caller ``name`` while the block runs. Raises PeerError (NAME_TAKEN)
+        if the caller has too many calls.
 
-        Call it before anything is read from the caller, so that a refused caller takes no memory.
+        Call it before reading anything from the caller, so that a refused caller takes no memory.
         """
         with self._lock:
             if self._held[name] >= self._max_calls:
@@ -123,11 +127,11 @@ class CallLimit:
 def stream_handler(
     service: str, **methods: Callable[[Iterator[bytes], Context], Iterator[bytes]]
 ) -> Handler:
-    """Returns a handler of bidirectional streams over raw bytes, so that each message is counted
+    """Returns a handler for bidirectional streams of raw bytes, so that each message can be counted
     before it is parsed.
 
-    A method with one message each way is a stream, too: with a unary method, gRPC waits for the
-    message in a thread, as long as the caller likes, before the method can check the caller.
+    A method with one message in each direction is also a stream. For a unary method, gRPC would
+    wait for the message in a thread, without a time limit, before the method can check the caller.
     """
     handlers = {
         name: grpc.stream_stream_rpc_method_handler(serve) for name, serve in methods.items()
@@ -136,23 +140,23 @@ def stream_handler(
 
 
 def dial(address: str, credentials: Credentials, peer: str) -> grpc.Channel:
-    """Returns a channel to ``peer``, whose certificate must name ``peer`` exactly, whatever the
-    name of its host.
+    """Returns a channel to ``peer``, whose certificate must name ``peer`` exactly. The host name
+    does not matter.
 
-    Raises: InputError if its certificate cannot be read, or is for another member
-    (IDENTITY_MISMATCH); PeerError if it is revoked (CERTIFICATE_INVALID), or has another key than
-    the pinned one (IDENTITY_MISMATCH).
+    Raises InputError if the peer's certificate cannot be read or is for another member
+    (IDENTITY_MISMATCH), and PeerError if it is revoked (CERTIFICATE_INVALID) or its key is not the
+    pinned one (IDENTITY_MISMATCH).
     """
     options = [
         *_SHARED_OPTIONS,
         ("grpc.ssl_target_name_override", peer),
-        # A separate pool, so that the back-off of an earlier attempt does not apply.
+        # A separate pool of connections avoids the back-off of an earlier attempt.
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 1_000),
         ("grpc.enable_http_proxy", 0),
-        # By default gRPC opens a stream again that an ending peer has refused, and sometimes hangs
-        # for ever (grpcio 1.85). So our callers open the stream again.
+        # By default gRPC reopens a stream that an ending peer has refused, and sometimes hangs for
+        # ever (grpcio 1.85). With retries off, the callers of this module reopen streams.
         ("grpc.enable_retries", 0),
     ]
     trusted = _read_certificate(address, credentials, peer)
@@ -161,13 +165,14 @@ def dial(address: str, credentials: Credentials, peer: str) -> grpc.Channel:
 
 
 def _read_certificate(address: str, credentials: Credentials, peer: str) -> bytes:
-    """Returns the peer's certificate in PEM, for a channel that trusts only it. Raises as ``dial``.
+    """Returns the peer's certificate in PEM, for a channel that trusts only this certificate.
+    Raises errors as ``dial`` does.
 
-    gRPC does not show the peer's certificate to a client, and its own comparison of names accepts
-    ``SERVER``, or one of several names, for ``server``. So this reads the certificate over a
-    separate connection. The channel, as long as it lasts, accepts no other certificate.
+    gRPC does not give a client the peer's certificate, and its own check accepts ``SERVER``, or a
+    certificate with several names, for ``server``. So this function reads the certificate over a
+    separate connection. The channel then accepts only that certificate.
     """
-    certificate = certificate_of(address, credentials, peer, _LOOK_S)
+    certificate = fetch_certificate(address, credentials, peer, _CERTIFICATE_S)
     credentials.admit(peer, certificate)
     return certificate.public_bytes(Encoding.PEM)
 
@@ -175,9 +180,10 @@ def _read_certificate(address: str, credentials: Credentials, peer: str) -> byte
 def connect(
     address: str, credentials: Credentials, peer: str, timeout_s: float
 ) -> grpc.Channel | VflError:
-    """Returns a channel that is ready, or the most specific error if none is within ``timeout_s``.
+    """Returns a channel that is ready, or the most specific error if no channel becomes ready
+    within ``timeout_s``.
 
-    Reading the peer's certificate may take as long again.
+    Reading the peer's certificate may take the same time in addition.
     """
     give_up_s = time.monotonic() + timeout_s
     while True:
@@ -187,7 +193,7 @@ def connect(
         except PeerError as error:
             return error
         except InputError as error:
-            # The peer may be about to listen.
+            # The peer may not listen yet, so the attempt is repeated.
             if error.code is not Code.UNREACHABLE or time.monotonic() >= give_up_s:
                 return error
             time.sleep(_RETRY_S)
@@ -203,18 +209,19 @@ def connect(
 def listening(
     address: str, keyring: Keyring, services: Sequence[Service], threads: int
 ) -> Iterator[tuple[grpc.Server, str]]:
-    """Starts a server; yields it and the address that it listens on, with the real port; stops it
-    at the end.
+    """Starts a gRPC server and stops it at the end of the block. Yields the server and the address
+    on which it listens, with the real port.
 
     Each new connection gets the keyring's current certificate. ``threads`` must be at least the
-    number of streams that can be open at once; otherwise parties wait for each other for ever.
+    number of streams that can be open at once; otherwise parties could wait for each other for
+    ever.
 
     Raises:
         InputError: ADDRESS_INVALID, ADDRESS_IN_USE.
     """
     check_address(address)
     host = address.rpartition(":")[0]
-    max_connections = connection_limit(threads, raise_file_limit())
+    max_connections = compute_connection_limit(threads, raise_file_limit())
     door = Door(max_connections, threads)
     server = grpc.server(
         ThreadPoolExecutor(max_workers=threads, thread_name_prefix="rpc"),
@@ -223,25 +230,25 @@ def listening(
         options=[*_SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", max_connections)],
     )
     try:
-        bound = server.add_secure_port(address, _server_credentials(keyring))
+        port = server.add_secure_port(address, _server_credentials(keyring))
     except RuntimeError:
-        raise _in_use(address, "the port cannot be bound") from None
+        raise _listen_error(address, "the port cannot be bound") from None
     server.start()
     try:
-        with door.watch(bound):
-            yield server, f"{host}:{bound}"
+        with door.watch(port):
+            yield server, f"{host}:{port}"
     finally:
         server.stop(grace=0.5).wait(timeout=5.0)
 
 
 def _server_credentials(keyring: Keyring) -> grpc.ServerCredentials:
-    """Returns a server's credentials for mutual TLS; gRPC asks at each connection whether the
+    """Returns a server's credentials for mutual TLS. At each connection, gRPC checks whether the
     certificates have changed.
 
-    An answer reads files, which interrupts the thread that trains. So if strangers connect hundreds
-    of times a second, most of these connections use the last answer.
+    A check reads files, which delays the thread that trains. So if strangers connect hundreds of
+    times per second, most of these connections use the result of the last check.
     """
-    used, looks = keyring.current(), Rate(_CHANGE_S, _CHANGES)
+    last, check_rate = keyring.current(), Rate(_CHECK_EVERY_S, _MAX_CHECKS_AT_ONCE)
 
     def configure(credentials: Credentials) -> grpc.ServerCertificateConfiguration:
         pair = (credentials.key_pem, credentials.certificate_pem)
@@ -250,22 +257,22 @@ def _server_credentials(keyring: Keyring) -> grpc.ServerCredentials:
         )
 
     def reconfigure() -> grpc.ServerCertificateConfiguration | None:
-        nonlocal used
-        if looks.passes("", time.monotonic()) is None:
+        nonlocal last
+        if check_rate.passes("", time.monotonic()) is None:
             return None
-        now = keyring.current()
-        if now.pems == used.pems:
+        current = keyring.current()
+        if current.pems == last.pems:
             return None
-        used = now
-        return configure(now)
+        last = current
+        return configure(current)
 
     return grpc.dynamic_ssl_server_credentials(
-        configure(used), reconfigure, require_client_authentication=True
+        configure(last), reconfigure, require_client_authentication=True
     )
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Returns host and port of ``host:port`` (or ``[::1]:7000``). Raises InputError
+    """Splits ``host:port`` (or ``[::1]:7000``) into host and port. Raises InputError
     (ADDRESS_INVALID) if ``address`` has another form.
     """
     try:
@@ -275,8 +282,8 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def means_all_addresses(address: str) -> bool:
-    """Returns whether an address means all interfaces of a machine, such as 0.0.0.0:7001, to which
-    no client can connect.
+    """Returns whether an address, such as 0.0.0.0:7001, means all interfaces of a machine. Clients
+    cannot connect to such an address.
     """
     host, _ = split_address(address)
     try:
@@ -290,7 +297,7 @@ def check_address(address: str) -> None:
     """Raises InputError (ADDRESS_INVALID, ADDRESS_IN_USE) if this machine cannot listen on
     host:port.
 
-    gRPC says only "failed to bind"; a plain socket knows why.
+    It uses a plain socket, because gRPC only reports "failed to bind".
     """
     host, port = split_address(address)
     try:
@@ -306,11 +313,11 @@ def check_address(address: str) -> None:
         ) from None
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise _in_use(address, "another program is using it") from None
-        raise _in_use(address, str(error.strerror)) from None
+            raise _listen_error(address, "another program is using it") from None
+        raise _listen_error(address, str(error.strerror)) from None
 
 
-def _in_use(address: str, why: str) -> InputError:
+def _listen_error(address: str, why: str) -> InputError:
     return InputError(
         Code.ADDRESS_IN_USE,
         f"cannot listen on {address}: {why}. Choose another address, or port 0 for a free one.",

@@ -1,4 +1,4 @@
-"""Exchanges the heads of two parties' evidence logs: the messages, and the answering side."""
+"""Exchanges the heads of two parties' evidence logs: the messages and the answering side."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from vfl_common.pb.vfl.v1 import exchange_pb2
 from vfl_common.rpc.channel import CallLimit, Context, caller_name
 from vfl_common.rpc.failures import from_failure, to_failure
 
-# The most calls of one party at the same time.
+# The maximum number of concurrent calls of one party.
 MAX_CONFERRING = 1
-# The most bytes of a message: two notes, a chain of certificates, and a proof.
+# The maximum size of a message, in bytes: two notes, a certificate chain and a proof.
 MAX_HEADS_BYTES = 1 << 17
-# The most hashes of a proof: a tree has at most 64 levels.
+# The maximum number of hashes of a proof: a tree has at most 64 levels.
 _MAX_PROOF = 2 * 64
-# The most heads that other parties hold, and proofs from them, of a message.
+# The maximum number of other parties' heads, and of proofs from them, in a message.
 MAX_OTHER_HEADS = 16
 
 
 @dataclass(frozen=True)
 class LogHeads:
-    """The head of a party's evidence log, and what it knows of the receiver's log; see ``Heads`` in
-    the schema.
+    """The head of a party's evidence log, and the head of the receiver's log that the party knows.
+    See ``Heads`` in the schema for the fields.
     """
 
     note: str = ""
@@ -42,7 +42,7 @@ class LogHeads:
     proofs: tuple[tuple[tuple[bytes, ...], bytes], ...] = ()
 
     def encode(self) -> bytes:
-        """Returns the message."""
+        """Returns the serialised message."""
         return exchange_pb2.Heads(
             note=self.note,
             certificates=self.certificates,
@@ -60,8 +60,8 @@ class LogHeads:
 
     @classmethod
     def decode(cls, data: bytes, *, party: str, me: str) -> Self:
-        """Reads a message of ``party``. Raises the error that it holds, and PeerError if it cannot
-        be read.
+        """Reads a message of ``party``. Raises the error that the message contains, and PeerError
+        if it cannot be read.
         """
         try:
             if len(data) > MAX_HEADS_BYTES:
@@ -96,16 +96,16 @@ class LogHeads:
         )
 
 
-Conferring = Callable[[str, LogHeads], LogHeads]
+AnswerHeads = Callable[[str, LogHeads], LogHeads]
 
 
-def conferring(
-    keyring: Keyring, place: Callable[[str], None], ledger: Ledger, confer: Conferring
+def make_confer_method(
+    keyring: Keyring, place: Callable[[str], None], ledger: Ledger, confer: AnswerHeads
 ) -> Callable[[Iterator[bytes], Context], Iterator[bytes]]:
-    """Returns the method that answers with the result of ``confer`` for the caller's name and head,
-    or with the error that it raises.
+    """Returns the gRPC method that answers with the result of ``confer`` for the caller's name and
+    head, or with the error that ``confer`` raises.
 
-    ``place``: raises PeerError if the caller may not ask. Nothing is read from such a caller.
+    ``place``: raises PeerError if the caller may not call. Then nothing is read from the caller.
     """
     places = CallLimit(MAX_CONFERRING, "calls about records")
 

@@ -1,5 +1,5 @@
-"""Translates errors to failures and back. Only ``error.public`` is sent, so that no private text
-leaves.
+"""Converts errors to failure messages and back. Only ``error.public`` is sent, so that peers see no
+private text.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from vfl_common.text import LINE, clean
 
 
 def to_failure(error: BaseException) -> failure_pb2.Failure:
-    """Returns the public part of ``error``; an exception that is not a VflError becomes INTERNAL,
-    without its text.
+    """Returns the failure message with the public part of ``error``. An exception that is not a
+    VflError becomes INTERNAL, without its text.
     """
     if not isinstance(error, VflError):
         return failure_pb2.Failure(code=Code.INTERNAL, message=CATALOGUE[Code.INTERNAL].public)  # type: ignore[arg-type]
@@ -29,7 +29,9 @@ def to_failure(error: BaseException) -> failure_pb2.Failure:
 
 
 def refusal(party: str, code: Code) -> str:
-    """Returns a sentence for the other parties about why a party does not join, without values."""
+    """Returns a sentence for the other parties that says why a party does not join, without private
+    values.
+    """
     meaning = CATALOGUE[code]
     reason = meaning.public.replace("a file of the party", "one of its files")
     reason = reason.replace("the party's", "its").replace("the party ", "it ")
@@ -37,12 +39,12 @@ def refusal(party: str, code: Code) -> str:
 
 
 def from_failure(failure: failure_pb2.Failure, *, sender: str, me: str) -> VflError:
-    """Returns the error for a received failure in this process, ``me``.
+    """Returns the error that a received failure raises in this process. ``me``: this party's name.
 
-    A failure about this party keeps its code (and so its exit code), and so does one about all
-    parties, which names none. A failure about another party becomes an AbortedError. If a failure
-    with an ``own`` code names no party, it is about its sender. A code of a later release becomes
-    INTERNAL, and the failure keeps its text.
+    A failure that names this party, or no party, keeps its code and so its exit code. A failure
+    that names another party becomes an AbortedError. If a failure with an ``own`` code names no
+    party, it is about its sender. An unknown code, from a later release, becomes INTERNAL with the
+    same text.
     """
     try:
         code = Code(failure.code)

@@ -1,7 +1,8 @@
-"""``grpc.health.v1``: tells containers and orchestrators whether a listening process serves.
+"""The service ``grpc.health.v1``, with which containers and orchestrators check whether a listening
+process serves.
 
-It offers only ``Check``. ``Watch`` occupies a thread of the pool as long as its caller likes; the
-protocol lets a server omit it, and callers fall back.
+It offers only ``Check``. ``Watch`` would occupy a thread of the pool without a time limit. The
+protocol allows a server to omit it, and callers then use ``Check``.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ _SERVING, _NOT_SERVING = (
     health_pb2.HealthCheckResponse.SERVING,
     health_pb2.HealthCheckResponse.NOT_SERVING,
 )
-# The most checks of one caller at the same time; two probes of a machine may overlap.
+# The maximum number of concurrent checks of one caller. Two probes of a machine may overlap.
 MAX_CHECKS = 2
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - to be dialled, not bound
 
 
 class Health:
-    """Tells permitted callers whether a service of this process serves; the name ``''`` stands for
-    all of them.
+    """Reports to permitted callers whether a service of this process serves. The service name
+    ``''`` means all services.
 
     Args:
-        services: {full name of a service: returns whether it serves now}.
-        keyring: this process's credentials, with the list of revoked certificates.
-        may_ask: the names in certificates of permitted callers, with this process's own, which a
-            probe on the same machine uses.
+        services: {full name of a service: function that returns whether it serves now}.
+        keyring: This process's credentials, with the list of revoked certificates.
+        may_ask: The names of permitted callers. They include this process's own name, which a probe
+            on the same machine uses.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class Health:
 
     def handler(self) -> Handler:
         """Returns the service's handler for the gRPC server."""
-        # The method is a stream for the reason in ``stream_handler``.
+        # The method is a stream for the reason given in ``stream_handler``.
         check = grpc.stream_stream_rpc_method_handler(
             self._check,
             request_deserializer=health_pb2.HealthCheckRequest.FromString,
@@ -71,21 +72,23 @@ class Health:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, error.public)
         if request.service and request.service not in self._services:
             context.abort(grpc.StatusCode.NOT_FOUND, "this process has no such service")
-        asked = [serves for name, serves in self._services.items() if request.service in ("", name)]
+        requested = [
+            serves for name, serves in self._services.items() if request.service in ("", name)
+        ]
         yield health_pb2.HealthCheckResponse(
-            status=_SERVING if all(serves() for serves in asked) else _NOT_SERVING
+            status=_SERVING if all(serves() for serves in requested) else _NOT_SERVING
         )
 
 
 def require_serving(listen: str, credentials: Credentials, timeout_s: float) -> str:
-    """Asks the process of the same name on this machine, which listens on ``listen``; returns its
-    address if it serves.
+    """Checks that the process of the same name on this machine, which listens on ``listen``,
+    serves. Returns its address.
 
     Raises:
-        InputError: the process cannot be reached.
-        PeerError: UNREACHABLE; it does not serve, or does not answer.
+        InputError: The process cannot be reached.
+        PeerError: UNREACHABLE, if the process does not serve or does not answer.
     """
-    address, me = _to_dial(listen), credentials.name
+    address, me = _loopback_address(listen), credentials.name
     channel = connect(address, credentials, me, timeout_s)
     if isinstance(channel, VflError):
         raise channel
@@ -112,7 +115,7 @@ def require_serving(listen: str, credentials: Credentials, timeout_s: float) -> 
     return address
 
 
-def _to_dial(listen: str) -> str:
+def _loopback_address(listen: str) -> str:
     """Returns the address at which to reach a process on this machine that listens on ``listen``.
     Raises InputError.
     """

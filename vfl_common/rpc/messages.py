@@ -1,5 +1,5 @@
-"""The messages between a party and the server: in words, as data, and as calls; over gRPC or in one
-process.
+"""The messages between a party and the server: their descriptions in words, their data classes, and
+the interface ``Membership`` that sends them over gRPC or within one process.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
 from vfl_common.errors import VflError
-from vfl_common.ledger import Ledger, fields_of
+from vfl_common.ledger import Ledger, get_fields
 from vfl_common.link import OLDEST, PROTOCOL
 from vfl_common.packing.coding import PLAIN
 from vfl_common.pb.vfl.v1 import control_pb2
@@ -19,8 +19,8 @@ from vfl_common.text import to_json
 
 # The states of a run, at a party and at the server.
 STATES = ("waiting", "running", "completed", "failed")
-# All messages of a party to the server: {message: {field: in words}}. A test compares it with the
-# schema.
+# All messages of a party to the server: {message: {field: description}}. A test compares it with
+# the schema.
 PARTY_MESSAGES: dict[str, dict[str, str]] = {
     "join": {
         "role": "active or passive",
@@ -94,13 +94,13 @@ EMPTY_MESSAGES = {
 }
 
 
-# The most bytes of ``Joining.shown_json``.
+# The maximum size of ``Joining.shown_json``, in bytes.
 MAX_SHOWN_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
 class Joining:
-    """A party's facts for the server when it joins."""
+    """The facts that a party sends to the server when it joins."""
 
     role: str
     recipe_json: str
@@ -109,7 +109,7 @@ class Joining:
     device: str
     device_name: str = ""
     run_id: str = ""
-    # The labels of checkpoints at which it can resume; '': the beginning of the run.
+    # The labels of the checkpoints from which the party can resume; '' is the beginning of the run.
     checkpoints: tuple[str, ...] = ("",)
     exchange_address: str = ""
     # {group:name: distribution and version}.
@@ -120,11 +120,12 @@ class Joining:
     # The oldest protocol that this party can run the recipe with.
     oldest: int = OLDEST
     version: str = ""
-    # Those of the checkpoints at which it loses nothing; (): all.
+    # The checkpoints from which the party can resume without losing work; () means all of them.
     held: tuple[str, ...] = ()
-    # Why it can no longer resume ``run_id``, in a public sentence; '' if it can.
+    # A public sentence that says why the party can no longer resume ``run_id``; '' if it can.
     unfit: str = ""
-    # Facts of this party for all others, as JSON; see ``vfl_party.policy.meeting``.
+    # Facts of this party that the server passes on to all parties, as JSON: see
+    # ``vfl_party.policy.meeting``.
     shown_json: str = ""
 
 
@@ -134,37 +135,38 @@ class Start:
 
     run_id: str
     generation: int
-    # Empty: from the beginning.
+    # The label of the checkpoint from which the run resumes; '' is the beginning.
     checkpoint: str
     # The address of the active party.
     exchange_address: str
-    # Parties that have left, because they are not needed any more.
+    # The parties that have left because they are no longer needed.
     left: tuple[str, ...] = ()
-    # Whether this party comes back in the middle of a generation.
+    # Whether this party returns in the middle of a generation.
     returning: bool = False
     # The protocol of all parties in this generation.
     protocol: int = PROTOCOL
-    # Why this party must leave the unfinished run that it has offered; '' if it must not.
+    # The reason why this party must begin a new run instead of the unfinished one that it has
+    # offered; '' if it need not.
     anew: str = ""
-    # {party: its ``shown_json``}, unchecked.
+    # {party: its ``shown_json``}, which is not checked yet.
     shown: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Done:
-    """The server's answer if the run is complete, and this party crashed before it learned or noted
+    """The server's answer if the run is complete, but this party crashed before it recorded
     that.
     """
 
     run_id: str
-    # The summary, for the active party only.
+    # The summary of the run as JSON; only the active party gets it.
     summary_json: str
 
 
 @dataclass(frozen=True)
 class ProgressUpdate:
-    """A party's progress: ``round`` of ``rounds`` rounds are done, and ``batch`` of ``batches`` in
-    the next one.
+    """A party's progress: ``round`` of ``rounds`` rounds are done, and ``batch`` of ``batches``
+    batches of the next round.
     """
 
     phase: str
@@ -172,7 +174,7 @@ class ProgressUpdate:
     rounds: int = 0
     batch: int = 0
     batches: int = 0
-    # The steps since the start of the run.
+    # The number of steps since the start of the run.
     steps: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     note: str = ""
@@ -182,15 +184,16 @@ class ProgressUpdate:
 class PartyReport:
     """A party's results at the end of a run.
 
-    ``free_from``: the labels of its last checkpoint and of those after which it has exchanged
-    nothing. ``without``: parties without which the model was trained. ``absences_json``: the steps
-    that were computed without a party. ``peak_memory_bytes``: the peak of its GPU memory.
-    ``skipped_rounds``: those whose updates it has lost. ``rows``, ``common_rows``: the number of
-    its rows, and of those that all parties hold, if the parties have aligned them. ``times_json``:
-    how its steps spent their time. ``returns``: how often it came back to others that had gone on.
-    ``follows_preset``: whether the recipe's preset changes what a phase does, and ``worth_json``,
-    the metric of each set of parties, come from the active party. ``arithmetic_json``: see
-    ``Arithmetic``.
+    ``free_from``: the labels of the party's last checkpoint and of the checkpoints after which it
+    has exchanged nothing. ``without``: the parties without which the model was trained.
+    ``absences_json``: the steps that were computed without a party. ``peak_memory_bytes``: the peak
+    of the party's GPU memory. ``skipped_rounds``: the number of rounds whose updates the party has
+    lost. ``rows``, ``common_rows``: the number of the party's rows, and of the rows that all
+    parties hold, if the parties have aligned them. ``times_json``: the time that each part of a
+    step took. ``returns``: how often the party came back while the other parties had gone on.
+    ``follows_preset``: whether the recipe's preset changes what a phase does (active party only).
+    ``worth_json``: the metric with each set of parties (active party only). ``arithmetic_json``:
+    see ``Arithmetic``.
     """
 
     metrics: dict[str, dict[str, float]]
@@ -212,7 +215,9 @@ class PartyReport:
     arithmetic_json: str = ""
 
     def message(self, ledger: Ledger, meter: TcpMeter) -> control_pb2.PartyMessage:
-        """Returns the message: the results, the party's ledger and the kernel's counts."""
+        """Returns the message to the server, with these results, the party's ledger and the
+        kernel's byte counts.
+        """
         report = control_pb2.Report(
             steps=self.steps,
             wall_s=self.wall_s,
@@ -234,17 +239,17 @@ class PartyReport:
         if self.peak_memory_bytes is not None:
             report.peak_memory_bytes = self.peak_memory_bytes
         for entry in ledger.entries():
-            report.ledger.add(**fields_of(entry))
+            report.ledger.add(**get_fields(entry))
         for count in meter.counts():
-            report.tcp.add(**fields_of(count))
-        for through in meter.interfaces():
-            report.interfaces.add(**fields_of(through))
+            report.tcp.add(**get_fields(count))
+        for interface_count in meter.interfaces():
+            report.interfaces.add(**get_fields(interface_count))
         return control_pb2.PartyMessage(report=report)
 
 
 class Membership(Protocol):
-    """A party's connection to the server, for the party's main thread; ``session.Session`` is one
-    over gRPC.
+    """A party's connection to the server, for the party's main thread. ``session.Session``
+    implements it over gRPC.
     """
 
     @property
@@ -264,11 +269,12 @@ class Membership(Protocol):
 
     @property
     def meter(self) -> TcpMeter:
-        """The party's meter of TCP connections."""
+        """The byte counts of the party's TCP connections."""
         ...
 
     def join(self, joining: Joining) -> Start | Done:
-        """Joins, or joins again after an interruption, and waits until all parties have joined.
+        """Joins the run, or joins it again after an interruption, and waits until all parties have
+        joined.
 
         Raises InputError, PeerError, LostError.
         """
@@ -285,42 +291,44 @@ class Membership(Protocol):
         ...
 
     def plan(self, aggregations: Sequence[AggregationPlan]) -> None:
-        """Sends the server this party's plan for this generation, once its rows are aligned."""
+        """Sends this party's plan for this generation to the server. It is called once the party's
+        rows are aligned.
+        """
         ...
 
     def progress(self, progress: ProgressUpdate) -> None:
-        """Sends the server this party's progress and metrics."""
+        """Sends this party's progress and metrics to the server."""
         ...
 
     def report(self, report: PartyReport) -> str:
-        """Sends this party's results, and waits until every party has reported; a passive party
-        with nothing left to send returns at once.
+        """Sends this party's results and waits until every party has reported. A passive party that
+        has nothing left to send returns at once.
 
-        Returns the summary (JSON) at the active party, '' at the others. Raises InterruptedRun if a
-        party was lost meanwhile.
+        Returns the summary (JSON) at the active party, and '' at other parties. Raises
+        InterruptedRun if a party was lost meanwhile.
         """
         ...
 
     def lenient(self, on: bool) -> None:
-        """Tells the server whether this party, the active one, goes on without a passive party that
-        is lost.
+        """Reports to the server whether this party, the active party, goes on without a lost
+        passive party.
         """
         ...
 
     def alone(self) -> None:
-        """Tells the server that this party, the active one, needs no other party any more, so that
-        they may leave.
+        """Reports to the server that this party, the active party, no longer needs the other
+        parties, so that they may leave.
         """
         ...
 
     def stopping(self) -> None:
-        """Tells the server that this party was stopped: the others wait for it, as for one that was
-        lost.
+        """Reports to the server that this party was stopped. The other parties wait for it as for a
+        lost party.
         """
         ...
 
     def abort(self, error: BaseException) -> None:
-        """Tells the server that this party stops, and why (only the public text)."""
+        """Reports to the server that this party ends the run, with the public text of ``error``."""
         ...
 
     def close(self) -> None:
@@ -332,22 +340,34 @@ def plan_message(aggregations: Sequence[AggregationPlan]) -> control_pb2.PartyMe
     """Returns the message of a party's plan."""
     plan = control_pb2.Plan()
     for aggregation in aggregations:
-        described = plan.aggregations.add(
+        aggregation_message = plan.aggregations.add(
             phase=aggregation.phase, rounds=aggregation.rounds, passive=aggregation.passive
         )
         for name, tensor in aggregation.spec.tensors.items():
-            described.tensors.add(name=name, dtype=int(tensor.dtype), shape=tensor.shape)
-        for coding, to in ((aggregation.up, described.up), (aggregation.down, described.down)):
+            aggregation_message.tensors.add(name=name, dtype=int(tensor.dtype), shape=tensor.shape)
+        for coding, coding_message in (
+            (aggregation.up, aggregation_message.up),
+            (aggregation.down, aggregation_message.down),
+        ):
             if coding != PLAIN:
-                to.name, to.bits, to.stochastic, to.seed = (
+                (
+                    coding_message.name,
+                    coding_message.bits,
+                    coding_message.stochastic,
+                    coding_message.seed,
+                ) = (
                     coding.name,
                     coding.bits,
                     coding.stochastic,
                     coding.seed,
                 )
         if (draw := aggregation.draw) is not None:
-            to_draw = described.draw
-            to_draw.number, to_draw.rounds, to_draw.seed = draw.number, draw.rounds, draw.seed
+            draw_message = aggregation_message.draw
+            draw_message.number, draw_message.rounds, draw_message.seed = (
+                draw.number,
+                draw.rounds,
+                draw.seed,
+            )
     return control_pb2.PartyMessage(plan=plan)
 
 
@@ -357,15 +377,17 @@ def progress_message(progress: ProgressUpdate) -> control_pb2.PartyMessage:
 
 
 def join_message(joining: Joining, protocol: int = PROTOCOL) -> control_pb2.PartyMessage:
-    """Returns the message with which a party joins; ``protocol``: the newest that it offers."""
+    """Returns the message with which a party joins. ``protocol``: the newest protocol that it
+    offers.
+    """
     return control_pb2.PartyMessage(join=control_pb2.Join(protocol=protocol, **vars(joining)))
 
 
 def lenient_message(on: bool) -> control_pb2.PartyMessage:
-    """Returns the message that the active party goes on without lost parties, or no longer does."""
+    """Returns the message that says whether the active party goes on without lost parties."""
     return control_pb2.PartyMessage(lenient=control_pb2.Lenient(on=on))
 
 
 def alone_message() -> control_pb2.PartyMessage:
-    """Returns the message that the active party needs no other party any more."""
+    """Returns the message that says that the active party no longer needs the other parties."""
     return control_pb2.PartyMessage(alone=control_pb2.Alone())

@@ -1,5 +1,5 @@
-"""Tells the server that a party has failed before it joined, so that the others learn why they wait
-for it.
+"""Reports to the server that a party has failed before it joined, so that the other parties are
+told why it is missing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from vfl_common.rpc.failures import to_failure
 from vfl_common.rpc.messages import Joining
 from vfl_common.rpc.uplink import SERVICE
 
-# The time for each of three answers of the server; a person waits for the error meanwhile.
+# The time limit of each of three answers of the server. It is short, because a person waits for the
+# error meanwhile.
 _PATIENCE_S = 1.0
 
 log = logging.getLogger(__name__)
@@ -28,25 +29,28 @@ log = logging.getLogger(__name__)
 def tell_unable(
     address: str, keyring: Keyring, server: str, joining: Joining, error: Exception
 ) -> None:
-    """Tells the server why a party does not join; only the code and the public text are sent.
+    """Reports to the server why a party does not join. Only the error's code and public text are
+    sent.
 
-    Nothing is sent to a server of an older release, which ends the run on such a message, because
-    it does not speak this protocol. Errors of the connection are only logged.
+    Nothing is sent to a server of an older release, because it would end the run on such a message.
+    Errors of the connection are only logged.
 
     Args:
-        address: the address of the server.
-        server: the name of the server.
-        joining: the facts with which the party joins.
+        address: The address of the server.
+        server: The name of the server.
+        joining: The facts with which the party would join.
     """
     try:
-        _tell(address, keyring, server, replace(joining, oldest=PROTOCOL), error)
+        _send_failure(address, keyring, server, replace(joining, oldest=PROTOCOL), error)
     except (VflError, grpc.RpcError) as why:
         log.info(
             "%s could not be told why this party fails: %s", server, why, extra={"event": "untold"}
         )
 
 
-def _tell(address: str, keyring: Keyring, server: str, joining: Joining, error: Exception) -> None:
+def _send_failure(
+    address: str, keyring: Keyring, server: str, joining: Joining, error: Exception
+) -> None:
     if not ask(address, keyring.current(), server, SERVICE, joining, _PATIENCE_S):
         return
     channel = connect(address, keyring.current(), server, _PATIENCE_S)
@@ -55,6 +59,6 @@ def _tell(address: str, keyring: Keyring, server: str, joining: Joining, error: 
     message = control_pb2.PartyMessage(abort=to_failure(error))
     with channel:
         session = channel.stream_stream(f"/{SERVICE}/Session")
-        # Wait until the server has ended the session.
+        # The loop waits until the server has ended the session.
         for _ in session(iter([message.SerializeToString()]), timeout=_PATIENCE_S):
             pass

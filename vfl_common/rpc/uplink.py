@@ -1,4 +1,4 @@
-"""A party's connection to the server: one stream at a time, opened again when it breaks."""
+"""A party's connection to the server: one stream at a time, which is reopened when it breaks."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from vfl_common.errors import Code, InternalError, InterruptedRun, PeerError, Vf
 from vfl_common.identity.keyring import Keyring
 from vfl_common.ledger import CONTROL, Ledger
 from vfl_common.pb.vfl.v1 import control_pb2
-from vfl_common.rpc.answers import why_broken
+from vfl_common.rpc.answers import explain_end
 from vfl_common.rpc.channel import connect
 from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.server_away import Loss, SearchStep, ServerAway
 
 SERVICE = control_pb2.DESCRIPTOR.services_by_name["Control"].full_name
-# The pause before a session that ended is opened again.
+# The pause before an ended session is opened again.
 PAUSE_S = 0.5
-# How long the server may be silent before that is reported to a person.
+# The time after which a silent server is reported to the person.
 _PATIENCE_S = 3.0
 # The time between two such reports.
 _REPORT_S = 60.0
@@ -34,16 +34,15 @@ _REPORT_S = 60.0
 class Uplink:
     """The connection to the server, which the main thread opens and another thread reads.
 
-    When it is lost in a generation that goes on without the server, the thread that read looks for
-    the server, and joins again with the generation.
+    If the connection is lost in a generation that goes on without the server, the reading thread
+    looks for the server and joins the generation again.
 
     Args:
-        away: decides whether the generation goes on without the server. ``lock`` guards it.
-        handle: called with each message, in the thread that reads. Returns the error with which the
+        away: Decides whether the generation goes on without the server. ``lock`` guards it.
+        handle: Called with each message, in the reading thread. Returns the error with which the
             server ends the session, or None.
-        ended: called with the error that has ended the session, and the channel that was lost with
-            it, or None.
-        emit: reports events to the person or program that started this party.
+        ended: Called with the error that has ended the session, and the lost channel or None.
+        emit: Reports events to the person or program that started this party.
     """
 
     address: str
@@ -64,9 +63,9 @@ class Uplink:
         # The thread that reads the newest stream.
         self.reader: threading.Thread | None = None
         # The thread that looks for the server.
-        self._looker: threading.Thread | None = None
+        self._search_thread: threading.Thread | None = None
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+        threading.Thread(target=self._send_heartbeats, name="heartbeat", daemon=True).start()
 
     # -- the main thread
     # ----------------------------------------------------------------------
@@ -74,14 +73,15 @@ class Uplink:
     def connect(
         self, give_up_s: float, on_waiting: Callable[[list[str], float, str], None]
     ) -> VflError | None:
-        """Opens a channel and a stream; retries until ``give_up_s`` (monotonic), unless a retry
+        """Opens a channel and a stream. Retries until ``give_up_s`` (monotonic), unless a retry
         cannot help.
 
-        Returns why the server does not answer, or None. Raises its refusal.
+        Returns the error if the server does not answer, otherwise None. Raises the server's
+        refusal.
         """
-        suspect: Code | None = None
+        previous_code: Code | None = None
         # A server that is still starting is not reported.
-        tell_s = time.monotonic() + _PATIENCE_S
+        report_s = time.monotonic() + _PATIENCE_S
         while True:
             left_s = give_up_s - time.monotonic()
             result = connect(
@@ -90,24 +90,24 @@ class Uplink:
             if isinstance(result, grpc.Channel):
                 self.open(result)
                 return None
-            if result.code is not Code.UNREACHABLE and result.code is suspect:
-                # Raised only the second time, because a server that is just stopping can look like
-                # one that refuses this party.
+            if result.code is not Code.UNREACHABLE and result.code is previous_code:
+                # The error is raised only the second time, because a stopping server can look like
+                # a server that refuses this party.
                 raise result
-            suspect, now_s = result.code, time.monotonic()
+            previous_code, now_s = result.code, time.monotonic()
             if now_s >= give_up_s:
                 return result
-            if now_s >= tell_s:
-                tell_s = now_s + _REPORT_S
+            if now_s >= report_s:
+                report_s = now_s + _REPORT_S
                 on_waiting([self.server], give_up_s - now_s, str(result))
 
     def open(self, channel: grpc.Channel) -> None:
-        """Opens a stream over ``channel``."""
+        """Opens a stream over ``channel`` and starts the thread that reads it."""
         self.meter.name_address(self.address, self.server)
-        # Ends the thread that sends for an earlier stream.
+        # This ends gRPC's sending thread of an earlier stream.
         self._outbox.put(None)
         outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        call = channel.stream_stream(f"/{SERVICE}/Session")(self._sending(outbox))
+        call = channel.stream_stream(f"/{SERVICE}/Session")(self._yield_messages(outbox))
         self.channel, self._outbox = channel, outbox
         self.reader = threading.Thread(
             target=self.read, args=[call, channel], name="session", daemon=True
@@ -119,18 +119,22 @@ class Uplink:
         self._outbox.put(data)
 
     def stop_looking(self) -> None:
-        """Stops the search for the server: from now on its loss ends the generation."""
+        """Stops the search for the server. From now on, a lost connection ends the generation."""
         with self.lock:
             self.away.stop_looking()
             self.lock.notify_all()
 
     def await_looker(self) -> None:
-        """Waits for the thread that looks for the server, which may be about to connect."""
-        if self._looker is not None:
-            self._looker.join()
+        """Waits for the end of the thread that looks for the server, because it may be about to
+        connect.
+        """
+        if self._search_thread is not None:
+            self._search_thread.join()
 
     def half_close(self) -> None:
-        """Ends this party's half of the stream. The end of the session is expected then."""
+        """Closes this party's half of the stream. After that, the end of the session is not an
+        error.
+        """
         self.closed.set()
         with self.lock:
             self.lock.notify_all()
@@ -145,8 +149,8 @@ class Uplink:
             channel.close()
 
     def drop(self, channel: grpc.Channel) -> bool:
-        """Notes that ``channel`` is lost; the caller holds the lock. Returns False if this party
-        has closed it.
+        """Forgets ``channel``, which is lost. Returns False if this party had closed it already.
+        The caller must hold the lock.
         """
         if self.channel is not channel:
             return False
@@ -156,12 +160,12 @@ class Uplink:
     # -- the other threads
     # ----------------------------------------------------------------------
 
-    def _sending(self, outbox: queue.SimpleQueue[bytes | None]) -> Iterator[bytes]:
+    def _yield_messages(self, outbox: queue.SimpleQueue[bytes | None]) -> Iterator[bytes]:
         while (data := outbox.get()) is not None:
             self.ledger.add(self.server, CONTROL, CONTROL, "sent", 0, len(data))
             yield data
 
-    def _beat(self) -> None:
+    def _send_heartbeats(self) -> None:
         heartbeat = control_pb2.PartyMessage(heartbeat=control_pb2.Heartbeat())
         data = heartbeat.SerializeToString()
         while not self.closed.wait(self.heartbeat_s):
@@ -172,24 +176,24 @@ class Uplink:
 
     def read(self, call: grpc.Call, channel: grpc.Channel) -> None:
         """Reads every message of the server until the end of the stream."""
-        ending: VflError = InterruptedRun("the connection to the server was lost")
+        end_error: VflError = InterruptedRun("the connection to the server was lost")
         try:
             for data in call:
                 self.ledger.add(self.server, CONTROL, CONTROL, "received", 0, len(data))
-                last_word = self.handle(data)
-                if last_word is not None:
-                    ending = last_word
+                server_error = self.handle(data)
+                if server_error is not None:
+                    end_error = server_error
                     break
         except (PeerError, DecodeError, grpc.RpcError) as error:
-            ending = why_broken(error, self.server) or ending
+            end_error = explain_end(error, self.server) or end_error
         if self.closed.is_set():
             return
-        search = self._handle_loss(ending, channel)
+        search = self._handle_loss(end_error, channel)
         channel.close()
         if search is not None:
             try:
-                self._look(search)
-            except Exception as error:  # noqa: BLE001 - without this thread the party would wait for ever
+                self._search_server(search)
+            except Exception as error:  # noqa: BLE001 - the main thread waits for this thread's result
                 self.ended(
                     error
                     if isinstance(error, VflError)
@@ -198,8 +202,8 @@ class Uplink:
                 )
 
     def _handle_loss(self, error: VflError, channel: grpc.Channel) -> int | None:
-        """Handles the end of the connection. Returns the number of the search for the server that
-        this thread must begin, or None.
+        """Handles a lost connection. Returns the number of the search for the server that this
+        thread must begin, or None.
         """
         with self.lock:
             if isinstance(error, InterruptedRun) and self.channel is channel:
@@ -209,16 +213,16 @@ class Uplink:
                 if loss is Loss.KNOWN:
                     return None
                 if loss is Loss.LOOKS:
-                    self._looker = threading.current_thread()
+                    self._search_thread = threading.current_thread()
                     return self.away.search
         self.ended(error, channel)
         return None
 
-    def _look(self, search: int) -> None:
-        """Looks for the server, and joins again, while the party goes on; ends the generation when
-        the server has been away for too long.
+    def _search_server(self, search: int) -> None:
+        """Looks for the server and joins again, while the generation goes on. Ends the generation
+        if the server is away for too long.
         """
-        self._tell("server_away", left_s=self.away.absent_s)
+        self._emit_event("server_away", left_s=self.away.absent_s)
         while not self.closed.is_set():
             with self.lock:
                 now_s, channel = time.monotonic(), self.channel
@@ -241,18 +245,18 @@ class Uplink:
                     result.close()
             if step in (SearchStep.CONNECT, SearchStep.WAIT):
                 with self.lock:
-                    self.lock.wait_for(lambda: not self._looks(search), timeout=PAUSE_S)
+                    self.lock.wait_for(lambda: not self._is_searching(search), timeout=PAUSE_S)
 
-    def _looks(self, search: int) -> bool:
-        """Returns whether a search for the server goes on."""
+    def _is_searching(self, search: int) -> bool:
+        """Returns whether the search for the server goes on."""
         return self.away.looks(search) and not self.closed.is_set()
 
     def _join_again(self, channel: grpc.Channel, search: int) -> bool:
-        """Joins over ``channel`` with the current generation. Returns False if the search has
+        """Joins the current generation again over ``channel``. Returns False if the search has
         ended.
         """
         with self.lock:
-            if not self._looks(search) or self.channel is not None:
+            if not self._is_searching(search) or self.channel is not None:
                 return False
             self.open(channel)
             self.away.note_question(time.monotonic())
@@ -260,8 +264,8 @@ class Uplink:
             return True
 
     def go_on(self, start: control_pb2.Start) -> None:
-        """Repeats the messages that a server that is back must know. Raises PeerError if it names
-        another generation.
+        """Sends the returned server the messages that it must get. Raises PeerError if the server
+        names another generation.
         """
         with self.lock:
             try:
@@ -277,10 +281,10 @@ class Uplink:
             self.lock.notify_all()
             for data in messages:
                 self.send(data)
-        self._tell("server_back")
+        self._emit_event("server_back")
 
-    def _tell(self, event: str, **facts: float) -> None:
-        """Reports an event; the run goes on if that fails."""
+    def _emit_event(self, event: str, **facts: float) -> None:
+        """Reports an event. An error is ignored, so that the run goes on."""
         # Standard output may be full, or closed.
         with contextlib.suppress(OSError, ValueError):
             self.emit(event, server=self.server, **facts)

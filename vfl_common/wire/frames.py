@@ -1,12 +1,12 @@
-"""Bundles to serialised frames of about 2 MiB, and back.
+"""Converts bundles to serialised frames of about 2 MiB, and back.
 
 A bundle is encoded before a stream is used, because an exception inside gRPC's request iterator
 reaches the caller as UNKNOWN. The receiver checks the announcement (``BundleHeader``) before it
 allocates memory for the bytes.
 
-Tensor data is copied once in each direction. The generated protobuf code writes and reads only a
-frame's envelope, which is everything except ``data``, the last field: it copies data two or three
-times more.
+Tensor data is copied only once in each direction. The generated protobuf code, which would copy it
+two or three times more, writes and reads only a frame's envelope: everything except ``data``, the
+last field.
 """
 
 from __future__ import annotations
@@ -23,41 +23,43 @@ from vfl_common.errors import Code, PeerError
 from vfl_common.ledger import CONTROL
 from vfl_common.pb.vfl.v1 import exchange_pb2, tensor_pb2
 
-# The bytes of tensor data in a frame; its envelope takes less than 1 KiB for up to some tens of
-# tensors. With 1 MiB, split training with tensors of 4 MiB is 2 % slower, because each frame passes
-# through several threads.
+# The maximum number of bytes of tensor data in a frame. The envelope of a frame takes less than 1
+# KiB for up to some tens of tensors. Smaller frames are slower, because each frame passes through
+# several threads: with 1 MiB, split training with tensors of 4 MiB is 2 % slower.
 FRAME_BYTES = 2 << 20
 MAX_TENSORS = 4096
 MAX_RANK = 8
-# The most characters of a phase's name.
+# The maximum length of a phase's name.
 MAX_PHASE = 100
 
-# Tags (field number and wire type, one byte each) of the fields of ``Frame`` that a bundle uses.
+# The protobuf tags (field number and wire type in one byte) of the fields of ``Frame`` that a
+# bundle uses.
 _STEP_TAG, _HEADER_TAG, _LAST_TAG, _DATA_TAG = 2 << 3 | 2, 3 << 3 | 2, 4 << 3, 6 << 3 | 2
 
 Allocate = Callable[[int], memoryview]
 
 
 class Encoded(NamedTuple):
-    """One serialised frame, with the facts that the ledger records."""
+    """A serialised frame, with the facts that the ledger records."""
 
     data: bytes
-    # The bytes of tensor data in ``data``.
+    # The number of bytes of tensor data in ``data``.
     payload_bytes: int
     phase: str
     kind: str
 
 
 class Received(NamedTuple):
-    """One received frame; ``data`` is a view of the bytes from gRPC."""
+    """A received frame. ``data``: a view of the tensor data in the bytes from gRPC."""
 
-    # Without ``data`` if the frame has the layout of ``encode``.
+    # The parsed frame. Its field ``data`` is empty if the frame has the layout that ``encode``
+    # writes.
     envelope: exchange_pb2.Frame
     data: memoryview
 
 
 class BundleSizes(NamedTuple):
-    """The size of one bundle on the wire, as the ledger counts it."""
+    """The size of a bundle on the wire, as the ledger counts it."""
 
     payload_bytes: int
     message_bytes: int
@@ -65,30 +67,30 @@ class BundleSizes(NamedTuple):
 
 
 def encode(step: StepKey, bundle: Bundle, frame_bytes: int = FRAME_BYTES) -> list[Encoded]:
-    """Returns the bundle's serialised frames, at least one."""
-    chunks = _chunks(bundle, frame_bytes) or [[]]
-    header = _header(
+    """Serialises a bundle. Returns at least one frame."""
+    chunks = _split_into_chunks(bundle, frame_bytes) or [[]]
+    header = _make_header(
         bundle.kind, tuple((name, t.dtype, t.shape) for name, t in bundle.tensors.items())
     )
     frames: list[Encoded] = []
     for index, pieces in enumerate(chunks):
         nbytes = sum(piece.nbytes for piece in pieces)
-        envelope = _frame(step, header, index, len(chunks)).SerializeToString()
+        envelope = _make_envelope(step, header, index, len(chunks)).SerializeToString()
         data = b"".join((envelope, _data_prefix(nbytes), *pieces))
         frames.append(Encoded(data, nbytes, step.phase, LABELS[bundle.kind]))
     return frames
 
 
 def sizes(step: StepKey, spec: BundleSpec, frame_bytes: int = FRAME_BYTES) -> BundleSizes:
-    """Returns the size on the wire of a bundle of ``spec``, for a forecast."""
-    return _sizes(step, _spec_header(spec), spec.payload_bytes, frame_bytes)
+    """Returns the size on the wire of a bundle of ``spec``, to forecast traffic."""
+    return _compute_sizes(step, _make_spec_header(spec), spec.payload_bytes, frame_bytes)
 
 
 def measure(step: StepKey, bundle: Bundle, frame_bytes: int = FRAME_BYTES) -> BundleSizes:
     """Returns the size on the wire of ``bundle``.
 
-    The bytes of a number depend only on its bit length, so most steps of a phase have the same
-    size, which is cached.
+    The encoded size of a step's numbers depends only on their bit lengths, so most steps of a phase
+    have the same size, which is cached.
     """
     tensors = tuple((name, t.dtype, t.shape) for name, t in bundle.tensors.items())
     payload = sum(tensor.data.nbytes for tensor in bundle.tensors.values())
@@ -107,32 +109,32 @@ def _measure(
     frame_bytes: int,
 ) -> BundleSizes:
     step = StepKey(phase, (1 << round_bits) - 1, (1 << batch_bits) - 1)
-    return _sizes(step, _header(kind, tensors), payload, frame_bytes)
+    return _compute_sizes(step, _make_header(kind, tensors), payload, frame_bytes)
 
 
-def _sizes(
+def _compute_sizes(
     step: StepKey, header: tensor_pb2.BundleHeader, payload: int, frame_bytes: int
 ) -> BundleSizes:
     count = max(1, -(-payload // frame_bytes))
     chunks = [frame_bytes] * (count - 1) + [payload - (count - 1) * frame_bytes]
-    around = (
-        _frame(step, header, index, count).ByteSize() + len(_data_prefix(chunk))
+    envelope_sizes = (
+        _make_envelope(step, header, index, count).ByteSize() + len(_data_prefix(chunk))
         for index, chunk in enumerate(chunks)
     )
-    return BundleSizes(payload, payload + sum(around), count)
+    return BundleSizes(payload, payload + sum(envelope_sizes), count)
 
 
 def encode_passed(now: StepKey) -> Encoded:
-    """Returns the frame that tells a party that its step has passed, and the current step."""
+    """Returns the frame that tells a party that its step has passed. ``now``: the current step."""
     frame = exchange_pb2.Frame()
     frame.passed.phase, frame.passed.round, frame.passed.batch = now
     return Encoded(frame.SerializeToString(), 0, CONTROL, CONTROL)
 
 
-# Cached, because the frames of a phase have few different sizes.
+# The result is cached, because the frames of a phase have few different sizes.
 @lru_cache(maxsize=256)
 def _data_prefix(nbytes: int) -> bytes:
-    """Returns the tag and the length of ``Frame.data``, as protobuf writes them; nothing for empty
+    """Returns the tag and the length of ``Frame.data``, as protobuf writes them; b"" for empty
     data.
     """
     if not nbytes:
@@ -145,7 +147,7 @@ def _data_prefix(nbytes: int) -> bytes:
     return bytes((_DATA_TAG, *length))
 
 
-def _frame(
+def _make_envelope(
     step: StepKey, header: tensor_pb2.BundleHeader, index: int, count: int
 ) -> exchange_pb2.Frame:
     """Returns frame ``index`` of the ``count`` frames of a bundle, without its data."""
@@ -157,11 +159,11 @@ def _frame(
 
 
 @lru_cache(maxsize=256)
-def _header(
+def _make_header(
     kind: Kind, tensors: tuple[tuple[str, DType, tuple[int, ...]], ...]
 ) -> tensor_pb2.BundleHeader:
-    """Returns the announcement of a bundle, which is the same in every step of a phase, except for
-    the last batch.
+    """Returns the announcement of a bundle. It is cached, because most steps of a phase have the
+    same announcement.
     """
     header = tensor_pb2.BundleHeader(kind=int(kind))  # type: ignore[arg-type]
     for name, dtype, shape in tensors:
@@ -170,20 +172,22 @@ def _header(
 
 
 @lru_cache(maxsize=256)
-def _spec_header(spec: BundleSpec) -> tensor_pb2.BundleHeader:
+def _make_spec_header(spec: BundleSpec) -> tensor_pb2.BundleHeader:
     """Returns the announcement of a bundle of ``spec``."""
-    return _header(spec.kind, tuple((name, t.dtype, t.shape) for name, t in spec.tensors.items()))
+    return _make_header(
+        spec.kind, tuple((name, t.dtype, t.shape) for name, t in spec.tensors.items())
+    )
 
 
 @lru_cache(maxsize=256)
 def _encode_header(spec: BundleSpec) -> bytes:
     """Returns the serialised announcement of a bundle of ``spec``."""
-    return _spec_header(spec).SerializeToString()
+    return _make_spec_header(spec).SerializeToString()
 
 
-def _chunks(bundle: Bundle, size: int) -> list[list[memoryview]]:
-    """Cuts the concatenation of all buffers into chunks of ``size`` bytes; each chunk is a list of
-    views.
+def _split_into_chunks(bundle: Bundle, size: int) -> list[list[memoryview]]:
+    """Splits the concatenation of all buffers into chunks of ``size`` bytes. Each chunk is a list
+    of views.
     """
     chunks: list[list[memoryview]] = []
     room = 0
@@ -201,52 +205,53 @@ def _chunks(bundle: Bundle, size: int) -> list[list[memoryview]]:
 
 
 def parse_frame(data: bytes, *, party: str) -> Received:
-    """Reads one message of a stream. Raises PeerError (MALFORMED_MESSAGE) if ``data`` is not a
+    """Parses one message of a stream. Raises PeerError (MALFORMED_MESSAGE) if ``data`` is not a
     Frame.
     """
-    at = _data_at(data)
+    data_range = _find_data(data)
     try:
-        if at is None:
+        if data_range is None:
             frame = exchange_pb2.Frame.FromString(data)
             received = Received(frame, memoryview(frame.data))
         else:
             received = Received(
-                exchange_pb2.Frame.FromString(data[: at[0]]), memoryview(data)[at[1] :]
+                exchange_pb2.Frame.FromString(data[: data_range[0]]),
+                memoryview(data)[data_range[1] :],
             )
     except DecodeError:
-        raise message_error(f"{party} sent bytes that are not a frame", party) from None
+        raise make_message_error(f"{party} sent bytes that are not a frame", party) from None
     for phase in (received.envelope.step.phase, received.envelope.passed.phase):
         if len(phase) > MAX_PHASE:
-            raise message_error(
+            raise make_message_error(
                 f"{party} sent a frame whose phase has a name of {len(phase)} characters", party
             )
         if not phase.isprintable():
-            raise message_error(
+            raise make_message_error(
                 f"{party} sent a frame whose phase has a name with control characters", party
             )
     return received
 
 
-def _data_at(frame: bytes) -> tuple[int, int] | None:
-    """Returns where the envelope of ``frame`` ends and where its data begins, if it has the layout
-    of ``encode``.
+def _find_data(frame: bytes) -> tuple[int, int] | None:
+    """Returns (end of the envelope, begin of the data) in ``frame``; None if ``frame`` does not
+    have the layout that ``encode`` writes.
 
-    ``encode`` writes at most three of the fields ``step``, ``header`` and ``last``, then ``data``
-    to the end. The generated code checks the content of these fields. None means that the generated
-    code must read the whole frame, because it has no data, or other code wrote it; that takes more
-    copies and gives the same message.
+    ``encode`` writes the fields ``step``, ``header`` and ``last``, or some of them, then ``data``
+    to the end. The generated protobuf code checks the content of these fields. If the result is
+    None, because the frame has no data or other code wrote it, the generated code must parse the
+    whole frame, which takes more copies and gives the same result.
     """
-    at, size = 0, len(frame)
+    position, size = 0, len(frame)
     try:
         for _ in range(4):
-            tag = frame[at]
-            if tag == _LAST_TAG and frame[at + 1] < 0x80:
-                at += 2
+            tag = frame[position]
+            if tag == _LAST_TAG and frame[position + 1] < 0x80:
+                position += 2
                 continue
-            length, start = frame[at + 1], at + 2
+            length, start = frame[position + 1], position + 2
             if length > 0x7F:
                 length, shift = length & 0x7F, 7
-                # Four bytes hold 256 MiB, more than gRPC lets through.
+                # A length of four bytes can be up to 256 MiB, which is more than gRPC accepts.
                 while shift <= 21:
                     byte = frame[start]
                     start += 1
@@ -257,43 +262,44 @@ def _data_at(frame: bytes) -> tuple[int, int] | None:
                 else:
                     return None
             if tag == _DATA_TAG:
-                return (at, start) if start + length == size else None
+                return (position, start) if start + length == size else None
             if tag not in (_STEP_TAG, _HEADER_TAG):
                 return None
-            at = start + length
+            position = start + length
     except IndexError:
         # The frame ends before its data begins.
         pass
     return None
 
 
-def step_of(frame: exchange_pb2.Frame) -> StepKey:
-    """Returns the step that a first frame names."""
+def get_step(frame: exchange_pb2.Frame) -> StepKey:
+    """Returns the step in the first frame of a bundle."""
     return StepKey(frame.step.phase, frame.step.round, frame.step.batch)
 
 
-def label(frame: exchange_pb2.Frame) -> str:
-    """Returns the ledger's name for the kind of bundle that a first frame announces."""
+def get_kind_label(frame: exchange_pb2.Frame) -> str:
+    """Returns the ledger's name for the kind of a bundle, given its first frame."""
     return LABELS.get(frame.header.kind, "unknown")
 
 
-def message_error(message: str, party: str) -> PeerError:
-    """Returns the error of a message that cannot be read."""
+def make_message_error(message: str, party: str) -> PeerError:
+    """Returns the error for a message that is not valid."""
     return PeerError(Code.MALFORMED_MESSAGE, message, party=party)
 
 
 class Assembly:
-    """Assembles one bundle: created with its first frame, then fed all of its frames in order.
+    """Assembles one bundle. Create it with the bundle's first frame, then call ``feed`` with all
+    frames in order, including the first.
 
     Args:
-        first: the bundle's first frame.
-        expect: the spec that the bundle must match.
-        party: its sender, for messages.
-        allocate: returns a writable buffer of the given bytes; pinned memory if the device is a
-            GPU.
+        first: The bundle's first frame.
+        expect: The spec that the bundle must match.
+        party: The sender of the bundle, for messages.
+        allocate: Returns a writable buffer of the given size in bytes, in pinned memory if the
+            device is a GPU.
 
     Raises:
-        PeerError: the announcement is malformed or does not match ``expect``; no memory has been
+        PeerError: The announcement is malformed or does not match ``expect``. No memory was
             allocated then.
     """
 
@@ -301,10 +307,10 @@ class Assembly:
         self, first: Received, expect: BundleSpec, *, party: str, allocate: Allocate | None = None
     ) -> None:
         header = first.envelope.header
-        self.step = step_of(first.envelope)
+        self.step = get_step(first.envelope)
         self._party = party
         specs = expect.tensors
-        # If the announcement differs, ``check`` finds the difference.
+        # If the announcement differs, ``check`` finds the difference and raises an error.
         if header.SerializeToString() != _encode_header(expect):
             kind, specs = parse_header(header, party)
             expect.check(kind, specs, party=party, step=self.step)
@@ -316,43 +322,47 @@ class Assembly:
                 for name, spec in specs.items()
             },
         )
-        self._free = [buffer.data for buffer in self._bundle.tensors.values() if buffer.data.nbytes]
+        self._unfilled = [
+            buffer.data for buffer in self._bundle.tensors.values() if buffer.data.nbytes
+        ]
 
     def feed(self, frame: Received) -> Bundle | None:
-        """Takes the next frame; returns the bundle after the last one."""
+        """Adds the next frame. Returns the bundle after the last frame, otherwise None."""
         data, last = frame.data, frame.envelope.last
         # The fast path: one tensor in one frame.
-        if last and len(self._free) == 1 and data.nbytes == self._free[0].nbytes:
-            self._free[0][:] = data
+        if last and len(self._unfilled) == 1 and data.nbytes == self._unfilled[0].nbytes:
+            self._unfilled[0][:] = data
             return self._bundle
         while data.nbytes:
-            if not self._free:
+            if not self._unfilled:
                 raise PeerError(
                     Code.TENSOR_TOO_LARGE,
                     f"{self._party} at {self.step}: sent more bytes than announced",
                     party=self._party,
                 )
-            room = self._free[0]
-            n = min(room.nbytes, data.nbytes)
-            room[:n] = data[:n]
-            data = data[n:]
-            if n == room.nbytes:
-                self._free.pop(0)
+            room = self._unfilled[0]
+            num_bytes = min(room.nbytes, data.nbytes)
+            room[:num_bytes] = data[:num_bytes]
+            data = data[num_bytes:]
+            if num_bytes == room.nbytes:
+                self._unfilled.pop(0)
             else:
-                self._free[0] = room[n:]
+                self._unfilled[0] = room[num_bytes:]
         if not last:
             return None
-        if self._free:
-            raise message_error(
+        if self._unfilled:
+            raise make_message_error(
                 f"{self._party} at {self.step}: sent fewer bytes than announced", self._party
             )
         return self._bundle
 
 
 def parse_header(header: tensor_pb2.BundleHeader, party: str) -> tuple[Kind, dict[str, TensorSpec]]:
-    """Returns the kind and specs that a header announces. Raises PeerError (MALFORMED_MESSAGE)."""
+    """Returns the kind and the specs of the tensors that a header announces. Raises PeerError
+    (MALFORMED_MESSAGE).
+    """
     if len(header.tensors) > MAX_TENSORS:
-        raise message_error(
+        raise make_message_error(
             f"{party} announced more than {MAX_TENSORS} tensors (got {len(header.tensors)})",
             party,
         )
@@ -363,19 +373,21 @@ def parse_header(header: tensor_pb2.BundleHeader, party: str) -> tuple[Kind, dic
             for tensor in header.tensors
         }
     except ValueError:
-        raise message_error(
+        raise make_message_error(
             f"{party} announced a bundle of an unknown kind or dtype", party
         ) from None
     if len(specs) < len(header.tensors):
-        raise message_error(f"{party} announced two tensors of the same name", party)
+        raise make_message_error(f"{party} announced two tensors of the same name", party)
     if any(len(spec.shape) > MAX_RANK for spec in specs.values()):
-        raise message_error(f"{party} announced a tensor of more than {MAX_RANK} dimensions", party)
+        raise make_message_error(
+            f"{party} announced a tensor of more than {MAX_RANK} dimensions", party
+        )
     return kind, specs
 
 
 def _allocate(nbytes: int) -> memoryview:
-    """Allocates memory without clearing it; a bytearray is zeroed first, which takes a third of the
-    time of the copy.
+    """Allocates memory without clearing it. A bytearray would be cleared first, which takes a third
+    of the time of the copy.
 
     Its earlier contents are never visible, because a bundle is passed on only when all of its bytes
     have arrived.

@@ -207,7 +207,7 @@ def test_what_is_not_finite_is_refused(bad: float, coder: Coder) -> None:
 def test_the_largest_arrive_and_the_others_are_zero(x_RW: Any, share: float) -> None:
     width = x_RW.shape[1]
     k = TopK(share).count(width)
-    places_RK = sparse.largest(x_RW, k)
+    places_RK = sparse.find_largest(x_RW, k)
     assert (np.diff(places_RK, axis=1) > 0).all()
     # By the definition: sorted by size, the first of equal ones first.
     want = np.sort(np.argsort(-np.abs(x_RW), axis=1, kind="stable")[:, :k], axis=1)
@@ -224,7 +224,7 @@ def test_random_top_k_draws_from_the_others_as_often_as_alpha_says() -> None:
     rows, width, k, alpha = 20_000, 12, 4, 0.25
     # The first k are the largest.
     x_RW = np.tile(np.arange(width, 0, -1, dtype=np.float32), (rows, 1))
-    places_RK = sparse.largest_at_random(x_RW, k, alpha, Dither(9))
+    places_RK = sparse.draw_places(x_RW, k, alpha, Dither(9))
     assert (np.diff(places_RK, axis=1) > 0).all()
     others = (places_RK >= k).sum(axis=1)
     chances = np.array(
@@ -240,8 +240,8 @@ def test_random_top_k_draws_from_the_others_as_often_as_alpha_says() -> None:
 
 def test_random_top_k_may_keep_all() -> None:
     x_RW = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
-    assert (sparse.largest_at_random(x_RW, 5, 0.9, Dither(1)) == np.arange(5)).all()
-    assert (sparse.largest_at_random(x_RW, 4, 0.99, Dither(1))[:, 0] >= 0).all()
+    assert (sparse.draw_places(x_RW, 5, 0.9, Dither(1)) == np.arange(5)).all()
+    assert (sparse.draw_places(x_RW, 4, 0.99, Dither(1))[:, 0] >= 0).all()
 
 
 @pytest.mark.parametrize("places", [[[3, 1]], [[1, 1]], [[1, 6]]])

@@ -30,10 +30,10 @@ from vfl_common.wire.frames import (
     MAX_PHASE,
     Assembly,
     encode,
+    get_step,
     parse_frame,
     parse_header,
     sizes,
-    step_of,
 )
 
 STEP = StepKey("train", 2, 7)
@@ -122,7 +122,7 @@ def test_what_is_encoded_is_assembled(step: StepKey, bundle: Bundle, frame_bytes
     )
     assert {(frame.phase, frame.kind) for frame in encoded} == {(step.phase, bundle.kind.label)}
     first = parse_frame(encoded[0].data, party="north")
-    assert step_of(first.envelope) == step
+    assert get_step(first.envelope) == step
     got = assemble([frame.data for frame in encoded], spec_of(bundle))
     assert got is not None
     assert got.kind is bundle.kind

@@ -37,10 +37,10 @@ from vfl_common.ledger import TcpCount
 from vfl_common.pb.vfl.v1 import failure_pb2
 from vfl_common.rpc.channel import check_address
 from vfl_common.rpc.counters import tcp
-from vfl_common.rpc.counters.tcp import TcpMeter, endpoint, plain
+from vfl_common.rpc.counters.tcp import TcpMeter, normalise_address, parse_endpoint
 from vfl_common.rpc.exchange.hub import KeepWaiting, Patience, Proceed, TimedOut, decide
 from vfl_common.rpc.failures import from_failure, to_failure
-from vfl_common.rpc.guard.limits import connection_limit
+from vfl_common.rpc.guard.limits import compute_connection_limit
 
 ROSTER = ("north", "south", "west")
 
@@ -353,11 +353,13 @@ def test_a_host_that_is_not_known_has_no_name() -> None:
     meter = TcpMeter()
     with mock.patch("socket.getaddrinfo", side_effect=socket.gaierror):
         meter.name_address("nowhere.invalid:80", "active")
-    assert meter._names == {}
+    assert meter._dialled_peers == {}
 
 
 def test_an_ipv4_address_looks_the_same_on_an_ipv6_socket() -> None:
-    assert tcp.plain(("::ffff:10.0.0.7", 80, 0, 0)) == tcp.plain(("10.0.0.7", 80))
+    assert tcp.normalise_address(("::ffff:10.0.0.7", 80, 0, 0)) == tcp.normalise_address(
+        ("10.0.0.7", 80)
+    )
 
 
 def test_the_fields_lie_where_linux_puts_them() -> None:
@@ -432,7 +434,7 @@ def test_callers_are_forgotten_once_their_connections_are_closed_and_their_sums_
     ("streams", "files", "most"), [(22, 65_536, 1_022), (22, 256, 128), (900, 1_024, 512)]
 )
 def test_how_many_connections_are_accepted(streams: int, files: int, most: int) -> None:
-    assert connection_limit(streams, files) == most
+    assert compute_connection_limit(streams, files) == most
 
 
 @pytest.mark.parametrize(
@@ -509,7 +511,7 @@ def test_an_address_of_another_machine_is_said_so() -> None:
 def test_a_caller_of_this_link_alone_is_known_by_one_address() -> None:
     """gRPC gives the link's number with the address, the kernel beside it."""
     assert (
-        endpoint("ipv6:%5Bfe80::1%254%5D:7000")
-        == plain(("fe80::1", 7000, 0, 4))
+        parse_endpoint("ipv6:%5Bfe80::1%254%5D:7000")
+        == normalise_address(("fe80::1", 7000, 0, 4))
         == ("fe80::1", 7000)
     )

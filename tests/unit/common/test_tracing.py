@@ -20,7 +20,7 @@ from tests.harness.errors import raises
 from vfl_common.errors import Code, InputError, VflError
 from vfl_common.process.logs import Console
 from vfl_common.process.signals import Stopped
-from vfl_common.process.tracing import ASKS, export_run, trace_id, trace_run
+from vfl_common.process.tracing import ASKS, derive_trace_id, export_run, trace_run
 
 log = logging.getLogger("vfl_party.test")
 DEPTHS = ("run", "phase", "round")
@@ -115,7 +115,7 @@ def test_all_programs_of_a_run_are_in_one_trace_and_other_runs_in_others() -> No
             round_done("splitnn", 1, 1)
         (each,) = {span.context.trace_id for span in found if span.context}
         traces.append(each)
-    assert traces == [trace_id("r1"), trace_id("r1"), trace_id("r2")]
+    assert traces == [derive_trace_id("r1"), derive_trace_id("r1"), derive_trace_id("r2")]
     assert traces[0] != traces[2]
 
 

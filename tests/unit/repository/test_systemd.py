@@ -16,7 +16,7 @@ import pytest
 
 from vfl_common.config.party import load_party
 from vfl_common.errors import CATALOGUE, Code, UnwritableError
-from vfl_common.rpc.guard.limits import connection_limit
+from vfl_common.rpc.guard.limits import compute_connection_limit
 from vfl_party.cli import cli as party
 from vfl_server.cli import cli as server
 
@@ -195,7 +195,9 @@ def test_a_program_may_write_its_runs_and_nothing_else(name: str) -> None:
 
 @pytest.mark.parametrize("name", UNITS)
 def test_strangers_cannot_use_up_its_files(name: str) -> None:
-    assert connection_limit(0, int(one(name, "LimitNOFILE"))) == connection_limit(0, 1_000_000)
+    assert compute_connection_limit(0, int(one(name, "LimitNOFILE"))) == compute_connection_limit(
+        0, 1_000_000
+    )
 
 
 def verify(folder: Path, text: str, name: str) -> str:

@@ -1,1 +1,3 @@
-"""The exchange of bundles: one hub over two pipes, and the links to it."""
+"""The exchange of bundles: the hub, its two kinds of pipes (gRPC and memory), and the links to
+it.
+"""

@@ -1,8 +1,8 @@
-"""A pipe and a link in memory, for parties that are threads of one process.
+"""A pipe and a link in memory, for parties that run as threads of one process.
 
 They fulfil the contract of every transport (``tests/contract``), and count the bytes that the same
-bundles have on the wire. A bundle is copied when it is sent, so that the receiver has its own
-memory, as with a wire.
+bundles would have on the wire. A bundle is copied when it is sent, so that the receiver has its own
+memory.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ T = TypeVar("T")
 
 
 class Turns:
-    """The shared lock of pipes and their links. A thread that waits releases it, so that others can
-    run.
+    """The lock that pipes and their links share. A waiting thread releases it, so that another
+    thread can run.
     """
 
     def __init__(self) -> None:
@@ -42,14 +42,14 @@ class Turns:
     def wait_for(
         self, condition: threading.Condition, is_so: Callable[[], object], timeout_s: float
     ) -> bool:
-        """Waits at most ``timeout_s`` (``inf``: for ever) until ``is_so`` returns true; returns
-        whether it did.
+        """Waits until ``is_so`` returns true, at most ``timeout_s`` (``inf`` for ever). Returns
+        whether it returned true.
         """
         return bool(condition.wait_for(is_so, None if math.isinf(timeout_s) else timeout_s))
 
 
 class TurnQueue(Generic[T]):
-    """A ``Mailbox``; a thread that waits in it releases the shared lock."""
+    """A ``Mailbox`` in which a waiting thread releases the shared lock."""
 
     def __init__(self, turns: Turns) -> None:
         self._turns, self._filled = turns, turns.condition()
@@ -76,8 +76,7 @@ class TurnQueue(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """A copy of a bundle, so that the receiver has its own memory; ``size``: its size on the "
-    "wire."""
+    """A copy of a bundle in the receiver's own memory. ``size``: the bundle's size on the wire."""
 
     step: StepKey
     bundle: Bundle
@@ -102,7 +101,7 @@ class Carried:
         expect.check(bundle.kind, bundle.spec().tensors, party=party, step=self.step)
 
     def count(self, ledger: Ledger, peer: str, direction: Direction) -> None:
-        """Counts the bundle with its size on the wire."""
+        """Adds the bundle, with its size on the wire, to a ledger."""
         ledger.add(peer, self.step.phase, self.bundle.kind.label, direction, *self.size)
 
 
@@ -114,11 +113,11 @@ class MemoryPipe(BundlePipe[Carried, _Reply]):
     """The bundles of one generation, without serialisation; see ``BundlePipe``.
 
     Args:
-        name: the name of the party that answers.
-        roster: the parties that ask.
-        ledger: the ledger of the party that answers.
-        turns: the lock; a shared one if only one party may run at a time.
-        in_flight: the most bundles of one party in flight.
+        name: The name of the party that answers.
+        roster: The parties that ask.
+        ledger: The ledger of the party that answers.
+        turns: The lock. Pass the same lock to all pipes if only one party may run at a time.
+        in_flight: The maximum number of bundles of one party in flight.
     """
 
     def __init__(
@@ -159,7 +158,7 @@ class MemoryPipe(BundlePipe[Carried, _Reply]):
 
 
 class MemoryLink(Link):
-    """A ``Link`` from the party ``me``, which has ``ledger``, to the hub of ``pipe``."""
+    """A ``Link`` from the party ``me`` to the hub of ``pipe``. ``ledger``: the ledger of ``me``."""
 
     def __init__(
         self, pipe: MemoryPipe, me: str, *, timeout_s: float, ledger: Ledger | None = None
@@ -168,10 +167,10 @@ class MemoryLink(Link):
         self._ledger = ledger if ledger is not None else Ledger()
         self._stream = pipe.open(me)
         self._ended: VflError | None = None
-        self._hurried = True
+        self._has_timeout = True
 
     def unhurried(self) -> None:
-        self._hurried = False
+        self._has_timeout = False
 
     def send(self, step: StepKey, bundle: Bundle) -> None:
         if self._ended is not None:
@@ -185,7 +184,9 @@ class MemoryLink(Link):
     def receive(self, step: StepKey, expect: BundleSpec) -> Bundle:
         peer = self._pipe.name
         try:
-            reply = self._stream.outbox.get(timeout=self._timeout_s if self._hurried else math.inf)
+            reply = self._stream.outbox.get(
+                timeout=self._timeout_s if self._has_timeout else math.inf
+            )
         except queue.Empty:
             self.end(
                 LostError(
@@ -211,11 +212,13 @@ class MemoryLink(Link):
             )
         reply.check(expect, peer)
         reply.count(self._ledger, peer, "received")
-        self._hurried = True
+        self._has_timeout = True
         return reply.bundle
 
     def end(self, error: VflError) -> None:
-        """Ends the generation for this party; see ``BundlePipe.end``. Any thread may call this."""
+        """Ends the generation for this party: its calls raise ``error``. Any thread may call
+        this.
+        """
         if self._ended is None:
             self._ended = error
         self._stream.close()

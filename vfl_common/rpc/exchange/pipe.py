@@ -1,13 +1,12 @@
-"""Brings the bundles of all parties to one hub, and the hub's answers back to the parties.
+"""Delivers the bundles of all parties to one hub, and the hub's answers to the parties.
 
-The threads of the parties put parts of bundles in, those of a party in the order in which it sent
-them. The thread of the hub takes them out with ``next``, and decides. The two kinds of pipe differ
-only in what they carry: frames of serialised bytes (``service``), or whole bundles within one
-process (``memory``).
+The parties' threads put parts of bundles into the pipe, in the order in which each party sent them.
+The hub's thread takes them out with ``next``. There are two kinds of pipes: one for frames of
+serialised bytes (``service``), and one for whole bundles within one process (``memory``).
 
-A bundle that has arrived completely does not reach the hub again if it is repeated. The thread that
-brings the repeat makes sure that the party gets the answer, as soon as it is computed, even if the
-hub's thread does not collect for a long time, or never again.
+If a party repeats a bundle that has arrived completely, the hub does not get it again. The party's
+thread makes sure that the party gets the answer as soon as it is computed, even if the hub's thread
+does not call ``collect`` again.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ Part = TypeVar("Part")
 Answer = TypeVar("Answer")
 Part_contra = TypeVar("Part_contra", contravariant=True)
 
-# The first and the longest pause of a thread that waits for room.
+# The first and the longest pause of a thread that waits until the hub has read more parts.
 _POLL_S = (0.001, 0.02)
 
 
 class Mailbox(Protocol[T]):
-    """A queue between threads; ``queue.SimpleQueue`` is one."""
+    """A queue between threads, such as ``queue.SimpleQueue``."""
 
     def put(self, item: T) -> None:
         """Adds an item."""
@@ -52,23 +51,26 @@ class Mailbox(Protocol[T]):
 
 
 class Assembling(Protocol[Part_contra]):
-    """One bundle that is assembled from its parts."""
+    """A bundle that is being assembled from its parts."""
 
     def feed(self, part: Part_contra) -> Bundle | None:
-        """Takes the next part; returns the bundle after the last one."""
+        """Adds the next part. Returns the bundle after the last part, otherwise None."""
         ...
 
 
 class PartyStream(Generic[Part, Answer]):
-    """One party's open stream to the hub. ``outbox``: the answers for the party; None ends it."""
+    """One party's open stream to the hub. ``outbox``: the answers for the party; None ends the
+    stream.
+    """
 
     def __init__(self, party: str, outbox: Mailbox[Answer | Exception | None]) -> None:
         self.party = party
         self.outbox = outbox
         self.closed = False
-        # The step of the incoming bundle if it was received before; for the stream's thread only.
+        # The step of the incoming bundle if the bundle was received before. Only the stream's
+        # thread uses this attribute.
         self.repeating: StepKey | None = None
-        # The incoming bundle, for the stream's thread only.
+        # The incoming bundle. Only the stream's thread uses this attribute.
         self.incoming: Incoming[Part, Answer] | None = None
 
     def close(self) -> None:
@@ -78,30 +80,30 @@ class PartyStream(Generic[Part, Answer]):
 
 
 class Incoming(Generic[Part, Answer]):
-    """One incoming bundle, over one stream or several after one another."""
+    """An incoming bundle, which may arrive over several streams, one after another."""
 
     def __init__(self, step: StepKey, kind: str, stream: PartyStream[Part, Answer]) -> None:
         self.step, self.kind = step, kind
         # The stream over which the sender waits for the answer.
         self.stream = stream
-        # The count of delivered parts, and whether these are all.
+        # The number of delivered parts, and whether the bundle is complete.
         self.parts = 0
         self.whole = False
-        # The answer, in case it must be repeated.
+        # The answer to the bundle, in case it must be sent again.
         self.answer: Answer | None = None
-        # The two attributes below are for the hub's thread only.
+        # Only the hub's thread uses the two attributes below.
         self.assembly: Assembling[Part] | None = None
         # Whether the step was computed without this bundle.
         self.passed = False
 
 
 class Delivery(NamedTuple):
-    """One part of a bundle that has arrived. ``begins``, ``ends``: whether it is the first, the
-    last.
+    """A part of a bundle that has arrived. ``begins``, ``ends``: whether it is the bundle's first
+    or last part.
     """
 
     party: str
-    # None if the part belongs to no bundle.
+    # The bundle of the part; None if the part belongs to no bundle.
     incoming: Incoming[Any, Any] | None
     part: Any
     begins: bool
@@ -109,15 +111,15 @@ class Delivery(NamedTuple):
 
 
 class BundlePipe(ABC, Generic[Part, Answer]):
-    """The bundles of one generation on their way to its hub, and the answers on their way back.
+    """Carries the bundles of one generation to its hub, and the answers back.
 
     Args:
-        roster: the parties that send, in the recipe's order.
-        in_flight: the most bundles of one party in flight.
-        max_unread: the most parts of one party that the hub has not read; at that number, the
-            party's thread waits.
-        lock: guards the attributes that all threads share.
-        mailbox: makes a mailbox.
+        roster: The parties that send, in the recipe's order.
+        in_flight: The maximum number of bundles of one party in flight.
+        max_unread: The maximum number of parts of one party that the hub has not read. At that
+            number, the party's thread waits.
+        lock: The lock for the attributes that all threads share.
+        mailbox: Creates a mailbox.
     """
 
     def __init__(
@@ -134,43 +136,47 @@ class BundlePipe(ABC, Generic[Part, Answer]):
         self._max_unread = max(max_unread, in_flight)
         self._mailbox = mailbox
         self._deliveries: Mailbox[Delivery | VflError] = mailbox()
-        # Only the thread of its party changes a party's count, over all its streams.
+        # {party: number of delivered parts}. Only the party's thread changes its count.
         self._delivered = dict.fromkeys(self.roster, 0)
-        # Only the hub's thread changes it.
+        # {party: number of parts that the hub has read}. Only the hub's thread changes it.
         self._read = dict.fromkeys(self.roster, 0)
         # Guards the attributes below.
         self._lock = lock
-        # The newest stream of each party; older ones are closed.
+        # The newest stream of each party. Older streams are closed.
         self._streams: dict[str, PartyStream[Part, Answer]] = {}
         # The newest bundle of each party.
         self._incoming: dict[str, Incoming[Part, Answer]] = {}
-        # The older bundles for which its link may ask after a break.
+        # {party: older bundles that its link may resume after a break}.
         self._earlier: dict[str, tuple[Incoming[Part, Answer], ...]] = {}
-        # The last answer to each party, in case it must be repeated.
+        # The last answer to each party, in case it must be sent again.
         self._answers: dict[str, tuple[StepKey, Answer]] = {}
-        # Late parties that still have to fetch their answer.
-        self._awaited: set[str] = set()
+        # The late parties that have not fetched their answer yet.
+        self._unfetched: set[str] = set()
 
     # -- for the subclass
     # ----------------------------------------------------------------------
 
     @abstractmethod
     def begin(self, delivery: Delivery, expect: BundleSpec) -> Assembling[Part]:
-        """Begins a bundle with its first part. Raises PeerError if it does not match ``expect``."""
+        """Begins to assemble a bundle from its first part. Raises PeerError if the bundle does not
+        match ``expect``.
+        """
 
     @abstractmethod
     def pack(self, step: StepKey, replies: Mapping[str, Bundle]) -> Iterator[tuple[str, Answer]]:
-        """Yields (party, its reply as it is sent). One bundle may be the reply to all."""
+        """Encodes the replies: yields (party, encoded reply). The same bundle may be the reply to
+        several parties.
+        """
 
     @abstractmethod
     def answer_passed(self, now: StepKey) -> Answer:
-        """Returns the answer to a bundle whose step has passed, with the current step ``now``."""
+        """Encodes the answer to a bundle whose step has passed. ``now``: the current step."""
 
     # -- any thread
     # ----------------------------------------------------------------------
 
     def open(self, party: str) -> PartyStream[Part, Answer]:
-        """Opens a stream for ``party`` and closes its older one."""
+        """Opens a stream for ``party`` and closes the party's previous stream."""
         stream = PartyStream[Part, Answer](party, self._mailbox())
         with self._lock:
             older, self._streams[party] = self._streams.get(party), stream
@@ -182,14 +188,14 @@ class BundlePipe(ABC, Generic[Part, Answer]):
 
     @property
     def absent(self) -> list[str]:
-        """The parties that have opened no stream yet."""
+        """The parties that have not opened a stream yet."""
         with self._lock:
             return [party for party in self.roster if party not in self._streams]
 
     def put(
         self, stream: PartyStream[Part, Answer], part: Part, *, begins: bool, ends: bool
     ) -> None:
-        """Passes one part to the hub; waits while too many are unread.
+        """Passes one part to the hub. Waits while too many parts are unread.
 
         Parts of a bundle that was already received are dropped; its answer is sent to this stream.
         """
@@ -204,7 +210,8 @@ class BundlePipe(ABC, Generic[Part, Answer]):
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, longest_s)
         with self._lock:
-            # The party resumes over another stream, after the last part that is counted here.
+            # If the stream was closed, the party resumes over another stream, after the last part
+            # that was counted.
             if stream.closed:
                 return
             self._delivered[party] += 1
@@ -215,8 +222,8 @@ class BundlePipe(ABC, Generic[Part, Answer]):
             self._deliveries.put(Delivery(party, incoming, part, begins, ends))
 
     def end(self, error: VflError) -> None:
-        """Ends this generation: the hub raises ``error``, the streams send it and close. Further
-        calls do nothing.
+        """Ends this generation: the hub raises ``error``, and the streams send it and close.
+        Further calls do nothing.
         """
         with self._lock:
             if self.ended is not None:
@@ -229,33 +236,33 @@ class BundlePipe(ABC, Generic[Part, Answer]):
             stream.outbox.put(error)
 
     def wait_for_late(self) -> None:
-        """Waits until every late party has its answer. Raises the error that ended this generation,
-        if any.
+        """Waits until every late party has fetched its answer. Raises the error that ended this
+        generation, if any.
         """
         with self._lock:
-            self._lock.wait_for(lambda: not self._awaited or self.ended is not None)
-            if self.ended is not None and self._awaited:
+            self._lock.wait_for(lambda: not self._unfetched or self.ended is not None)
+            if self.ended is not None and self._unfetched:
                 raise self.ended
 
     def note_begin(self, stream: PartyStream[Part, Answer], step: StepKey, kind: str) -> None:
-        """Notes the first part of a bundle, which is new or was received completely before."""
+        """Begins an incoming bundle, which may be new or a repetition of a complete one."""
         party = stream.party
         with self._lock:
-            before = self._bundle_of(party, step)
+            previous = self._bundle_of(party, step)
             is_known = self._answer_to(party, step) is not None or (
-                before is not None and before.whole
+                previous is not None and previous.whole
             )
             stream.repeating = step if is_known else None
             if not is_known and not stream.closed:
                 if self.in_flight > 1 and party in self._incoming:
-                    others = [*self._earlier.get(party, ()), self._incoming[party]]
-                    others = [bundle for bundle in others if bundle is not before]
-                    self._earlier[party] = tuple(others[-(self.in_flight - 1) :])
+                    earlier = [*self._earlier.get(party, ()), self._incoming[party]]
+                    earlier = [bundle for bundle in earlier if bundle is not previous]
+                    self._earlier[party] = tuple(earlier[-(self.in_flight - 1) :])
                 stream.incoming = self._incoming[party] = Incoming(step, kind, stream)
 
     def _repeat(self, stream: PartyStream[Part, Answer], step: StepKey) -> None:
-        """Ends a repeated bundle: sends its answer to this stream, now or as soon as it is
-        computed.
+        """Handles the end of a repeated bundle: its answer is sent over this stream, now or as soon
+        as it is computed.
         """
         stream.repeating = None
         with self._lock:
@@ -269,14 +276,16 @@ class BundlePipe(ABC, Generic[Part, Answer]):
                 incoming.stream = stream
 
     def _bundle_of(self, party: str, step: StepKey) -> Incoming[Part, Answer] | None:
-        """Returns the incoming bundle of a party at ``step``; None if it is not kept."""
+        """Returns a party's incoming bundle for ``step``; None if the pipe does not keep it."""
         newest = self._incoming.get(party)
         if newest is not None and newest.step == step:
             return newest
         return next((b for b in self._earlier.get(party, ()) if b.step == step), None)
 
     def _answer_to(self, party: str, step: StepKey) -> Answer | None:
-        """Returns the answer to a party's bundle of ``step``, if it is computed and kept."""
+        """Returns the answer to a party's bundle for ``step``; None if it is not computed or no
+        longer kept.
+        """
         last = self._answers.get(party)
         if last is not None and last[0] == step:
             return last[1]
@@ -284,9 +293,9 @@ class BundlePipe(ABC, Generic[Part, Answer]):
         return bundle.answer if bundle is not None else None
 
     def _resend(self, stream: PartyStream[Part, Answer], answer: Answer) -> None:
-        """Sends a computed answer again; the caller holds the lock."""
+        """Sends a computed answer again. The caller must hold the lock."""
         stream.outbox.put(answer)
-        self._awaited.discard(stream.party)
+        self._unfetched.discard(stream.party)
         self._lock.notify_all()
 
     # -- the hub's thread
@@ -294,12 +303,12 @@ class BundlePipe(ABC, Generic[Part, Answer]):
 
     @property
     def waiting(self) -> int:
-        """How many deliveries ``next`` can return at once."""
+        """The number of deliveries that ``next`` can return without waiting."""
         return self._deliveries.qsize()
 
     def next(self, wait_s: float) -> Delivery | None:
-        """Returns the next delivery; None if none comes within ``wait_s``. Raises the error that
-        ended this generation.
+        """Returns the next delivery; None if no delivery comes within ``wait_s``. Raises the error
+        that ended this generation.
         """
         try:
             delivery = self._deliveries.get(timeout=wait_s)
@@ -310,11 +319,13 @@ class BundlePipe(ABC, Generic[Part, Answer]):
         return delivery
 
     def read(self, party: str) -> None:
-        """Notes that the hub has read a part, so that there is room for another."""
+        """Counts a part that the hub has read, so that its party may send another part."""
         self._read[party] += 1
 
     def is_current(self, party: str, incoming: Incoming[Part, Answer]) -> bool:
-        """Returns False if the party has begun this bundle again, over another stream."""
+        """Returns whether ``incoming`` is the party's current bundle for its step; False if the
+        party has begun the bundle again.
+        """
         return self._bundle_of(party, incoming.step) is incoming
 
     def newest(self, party: str) -> Incoming[Part, Answer] | None:
@@ -322,34 +333,35 @@ class BundlePipe(ABC, Generic[Part, Answer]):
         return self._incoming.get(party)
 
     def answer(self, party: str, step: StepKey, answer: Answer) -> None:
-        """Answers a bundle that the hub has read."""
+        """Sends the answer to a bundle that the hub has read."""
         with self._lock:
             self._answers[party] = (step, answer)
             incoming = self._bundle_of(party, step)
-            # None if the party has begun again, and is behind.
+            # It is None if the party has restarted and is behind.
             if incoming is not None:
                 incoming.answer = answer
                 incoming.stream.outbox.put(answer)
 
     def answer_late(self, party: str, step: StepKey, answer: Answer) -> None:
-        """Answers a bundle without which its step was computed; drops its parts that have "
-        "arrived."""
+        """Sends the answer to a bundle that came too late for its step. Drops the parts of the
+        bundle that have arrived.
+        """
         with self._lock:
             self._answers[party] = (step, answer)
             incoming = self._incoming.get(party)
             if incoming is None or incoming.step != step:
-                self._awaited.add(party)
+                self._unfetched.add(party)
                 return
             del self._incoming[party]
             if incoming.whole:
                 incoming.stream.outbox.put(answer)
                 return
-            self._awaited.add(party)
-            # The party opens another stream, and gets its answer there.
+            self._unfetched.add(party)
+            # The party will open another stream, over which it gets its answer.
             self._streams.pop(party).close()
 
     def tell(self, party: str, incoming: Incoming[Part, Answer], now: StepKey) -> None:
-        """Answers a complete bundle with the current step ``now``."""
+        """Answers a complete bundle whose step has passed with the current step ``now``."""
         answer = self.answer_passed(now)
         with self._lock:
             # If the answer is lost, the party sends its bundle again.

@@ -1,8 +1,9 @@
-"""The gRPC side of an exchange: a pipe of serialised frames, and the service that admits parties
-and moves frames between their streams and the current hub's pipe.
+"""The gRPC side of an exchange: a pipe of serialised frames, and the service that moves frames
+between the parties' streams and the pipe of the current hub.
 
-gRPC's threads only move frames, one thread for each stream. If a stream breaks within a bundle, the
-frames that came are kept: the party asks for their number over a new stream and sends the rest.
+gRPC's threads, one for each stream, only move frames. If a stream breaks within a bundle, the
+frames that have arrived are kept. The party asks for their number over a new stream and sends the
+remaining frames.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from vfl_common.pb.vfl.v1 import control_pb2, exchange_pb2
 from vfl_common.rpc.agreement import require_alike
 from vfl_common.rpc.ask import answering
 from vfl_common.rpc.channel import Context, Handler, caller_name, stream_handler
-from vfl_common.rpc.confer import Conferring, LogHeads, conferring
+from vfl_common.rpc.confer import AnswerHeads, LogHeads, make_confer_method
 from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.exchange.hub import ExchangeHub
 from vfl_common.rpc.exchange.pipe import BundlePipe, Delivery, PartyStream
@@ -41,19 +42,19 @@ from vfl_common.wire.frames import (
     Received,
     encode,
     encode_passed,
-    label,
-    message_error,
+    get_kind_label,
+    get_step,
+    make_message_error,
     parse_frame,
-    step_of,
 )
 
 SERVICE = exchange_pb2.DESCRIPTOR.services_by_name["Exchange"].full_name
-# Stands in the ledger for phases that the recipe does not have.
+# The phase in the ledger under which unknown phases are counted.
 _UNKNOWN = "unknown"
-# The most streams of one party: the one in use, and others that are ending or beginning.
+# The maximum number of streams of one party: one in use, and others that are ending or beginning.
 MAX_STREAMS = 3
-# The most unread frames of one party; beyond, its threads stop reading, and gRPC's flow control
-# stops the sender.
+# The maximum number of unread frames of one party. At that number its threads stop reading, and
+# gRPC's flow control stops the sender.
 _UNREAD_FRAMES = 16
 
 log = logging.getLogger(__name__)
@@ -65,11 +66,12 @@ class FramePipe(BundlePipe[Received, list[Encoded]]):
     """The bundles of one generation as frames; see ``BundlePipe``.
 
     Args:
-        run_id, generation: those that a stream must name to attach.
-        roster: the parties that send, in the recipe's order.
-        in_flight: the most bundles of one party in flight.
-        protocol: the protocol of all parties in this generation; 0: any that this release speaks.
-        allocate: makes buffers for tensors that arrive (pinned if the device is a GPU).
+        run_id, generation: The run and the generation that a stream must name to attach.
+        roster: The parties that send, in the recipe's order.
+        in_flight: The maximum number of bundles of one party in flight.
+        protocol: The protocol of all parties in this generation; 0 for any protocol that this
+            release supports.
+        allocate: Allocates buffers for arriving tensors (pinned if the device is a GPU).
     """
 
     def __init__(
@@ -108,16 +110,16 @@ class FramePipe(BundlePipe[Received, list[Encoded]]):
         return [encode_passed(now)]
 
     def deliver(self, stream: FrameStream, frame: Received) -> None:
-        """Passes one frame of a party to the hub; see ``put``."""
+        """Passes one frame of a party to the hub. Waits as ``put`` does."""
         envelope = frame.envelope
         begins = envelope.HasField("header")
         if begins:
-            self.note_begin(stream, step_of(envelope), label(envelope))
+            self.note_begin(stream, get_step(envelope), get_kind_label(envelope))
         self.put(stream, frame, begins=begins, ends=envelope.last)
 
     def resume(self, stream: FrameStream, step: StepKey) -> exchange_pb2.Resume:
-        """Returns how much of a bundle has arrived over this party's broken streams; the rest comes
-        over ``stream``.
+        """Returns how much of a bundle has arrived over the party's broken streams. The remaining
+        frames come over ``stream``.
         """
         with self._lock:
             party = stream.party
@@ -127,10 +129,10 @@ class FramePipe(BundlePipe[Received, list[Encoded]]):
                     return exchange_pb2.Resume()
                 self._resend(stream, answer)
                 return exchange_pb2.Resume(whole=True)
-            known = [*self._earlier.get(party, ()), self._incoming[party]]
+            bundles = [*self._earlier.get(party, ()), self._incoming[party]]
             frames = 0
-            # The bundles are in the order in which they were sent.
-            for bundle in known[known.index(first) :]:
+            # ``bundles`` has the order in which they were sent.
+            for bundle in bundles[bundles.index(first) :]:
                 reply = self._answer_to(party, bundle.step)
                 if reply is not None:
                     self._resend(stream, reply)
@@ -140,13 +142,13 @@ class FramePipe(BundlePipe[Received, list[Encoded]]):
 
 
 class ExchangeService:
-    """The gRPC side: admits parties of ``roster`` and moves frames between their streams and the
-    current hub.
+    """The gRPC service of an exchange: admits the parties of ``roster``, and moves frames between
+    their streams and the current hub.
 
-    ``phases``: those of the recipe. Bytes of all other phases are counted under ``unknown``, so
-    that a peer cannot make the ledger grow. ``joining``: the facts with which this party joins, to
-    answer whether a caller fits it; None: nobody may ask. ``confer``: answers the head of a
-    caller's record; None: this party has no record.
+    ``phases``: the phases of the recipe. All other phases are counted as ``unknown``, so that a
+    peer cannot make the ledger grow. ``joining``: the facts with which this party joins, with which
+    callers can ask whether they are compatible; None if nobody may ask. ``confer``: answers the
+    head of a caller's record; None if this party has no record.
     """
 
     def __init__(
@@ -159,9 +161,9 @@ class ExchangeService:
         phases: Collection[str],
         attach_timeout_s: float,
         joining: Joining | None = None,
-        confer: Conferring | None = None,
+        confer: AnswerHeads | None = None,
     ) -> None:
-        self._confers = confer
+        self._confer_callback = confer
         self._joining = joining
         self._roster, self._keyring = frozenset(roster), keyring
         self._phases = RESERVED_PHASES.union(phases)
@@ -169,10 +171,10 @@ class ExchangeService:
         self._attach_timeout_s = attach_timeout_s
         self._changed = threading.Condition()
         self._hub: ExchangeHub[FramePipe] | None = None
-        # The count of streams that have attached.
-        self._open = 0
-        # The count of streams of each party, attached or not.
-        self._held: Counter[str] = Counter()
+        # The number of streams that have attached.
+        self._num_attached = 0
+        # The number of streams of each party, attached or not.
+        self._num_streams: Counter[str] = Counter()
         self._closed = False
         self.refusals = Refusals()
 
@@ -182,17 +184,19 @@ class ExchangeService:
         methods["Swap"] = self._swap
         if self._joining is not None:
             methods["Ask"] = answering(self._keyring, self._require_place, self._ask)
-        if self._confers is not None:
-            methods["Confer"] = conferring(
+        if self._confer_callback is not None:
+            methods["Confer"] = make_confer_method(
                 self._keyring, self._require_place, self._ledger, self._confer
             )
         return stream_handler(SERVICE, **methods)
 
     def _confer(self, party: str, head: LogHeads) -> LogHeads:
-        """Answers the head of a party's record. A record that was rewritten ends the generation."""
-        assert self._confers is not None  # noqa: S101 - the method is registered only with it
+        """Answers the head of a party's record. If the record was rewritten, ends the
+        generation.
+        """
+        assert self._confer_callback is not None  # noqa: S101 - the method is registered only with it
         try:
-            return self._confers(party, head)
+            return self._confer_callback(party, head)
         except VflError as error:
             hub = self._hub
             if hub is not None:
@@ -200,12 +204,14 @@ class ExchangeService:
             raise
 
     def _ask(self, party: str, join: control_pb2.Join) -> None:
-        """Raises PeerError if a party's protocol, recipe or plug-ins do not fit this party's."""
+        """Raises PeerError if a party's protocol, recipe or plug-ins are not compatible with this
+        party's.
+        """
         if self._joining is not None:
             require_alike(party, join, self._keyring.name, join_message(self._joining).join)
 
     def use(self, hub: ExchangeHub[FramePipe] | None) -> None:
-        """Makes ``hub`` the one that streams attach to from now on."""
+        """Sets the hub to which streams attach from now on."""
         with self._changed:
             self._hub = hub
             self._changed.notify_all()
@@ -218,16 +224,16 @@ class ExchangeService:
 
     @property
     def awaited(self) -> list[str]:
-        """The parties whose part of the current step the hub is waiting for."""
+        """The parties whose bundle for the current step the hub is waiting for."""
         hub = self._hub
         return [] if hub is None else hub.awaited
 
     def wait_until_idle(self, timeout_s: float) -> None:
-        """Waits at most ``timeout_s`` until no stream is open: the parties close theirs after the
-        last reply.
+        """Waits at most ``timeout_s`` until all streams are closed. Parties close their streams
+        after the last reply.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._open == 0, timeout=timeout_s)
+            self._changed.wait_for(lambda: self._num_attached == 0, timeout=timeout_s)
 
     def _swap(self, requests: Iterator[bytes], context: Context) -> Iterator[bytes]:
         gone = threading.Event()
@@ -247,10 +253,10 @@ class ExchangeService:
                 self._meter.name_caller(context.peer(), party)
                 pipe, resume = self._attach(requests, party, gone)
                 stream = pipe.open(party)
-                # Otherwise the stream has ended already.
+                # If this returns False, the stream has ended already.
                 if context.add_callback(stream.close):
-                    yield from self._until_it_ends(pipe, stream, requests, resume)
-        except Exception as error:  # noqa: BLE001 - whatever happens, the peer learns only the public text
+                    yield from self._serve_stream(pipe, stream, requests, resume)
+        except Exception as error:  # noqa: BLE001 - the peer gets only the public text of any error
             if isinstance(error, PeerError) and pipe is None and not error.retryable:
                 self.refusals.note(error.party, error)
             # gRPC raises RpcError if the stream breaks.
@@ -259,8 +265,8 @@ class ExchangeService:
             yield exchange_pb2.Frame(failure=to_failure(error)).SerializeToString()
 
     def _end_for_defect(self, pipe: FramePipe | None, error: Exception) -> None:
-        """Logs a defect of this program, and ends the generation, which would wait for the party of
-        this stream in vain.
+        """Logs a defect of this program and ends the generation, which would otherwise wait for the
+        party of this stream for ever.
         """
         log.exception("internal error", extra={"event": "failed"})
         hub = self._hub
@@ -271,24 +277,24 @@ class ExchangeService:
 
     @contextmanager
     def _admit(self, context: Context) -> Iterator[str]:
-        """Yields the caller's name, while its stream lasts.
+        """Counts the caller's stream while the block runs, and yields the caller's name.
 
-        Raises PeerError if its certificate is revoked, if it does not take part in this exchange,
-        or if it has too many streams, each of which takes a thread.
+        Raises PeerError if the caller's certificate is revoked, if the caller does not take part in
+        this exchange, or if it has too many streams, each of which takes a thread.
         """
         party = caller_name(context, self._keyring)
         self._require_place(party)
         with self._changed:
-            if self._held[party] >= MAX_STREAMS:
+            if self._num_streams[party] >= MAX_STREAMS:
                 raise PeerError(
                     Code.NAME_TAKEN, f"{party} already has {MAX_STREAMS} open streams", party=party
                 )
-            self._held[party] += 1
+            self._num_streams[party] += 1
         try:
             yield party
         finally:
             with self._changed:
-                self._held[party] -= 1
+                self._num_streams[party] -= 1
 
     def _require_place(self, party: str) -> None:
         if party not in self._roster:
@@ -296,7 +302,7 @@ class ExchangeService:
                 Code.ROLE_MISMATCH, f"{party} does not take part in this exchange", party=party
             )
 
-    def _until_it_ends(
+    def _serve_stream(
         self,
         pipe: FramePipe,
         stream: FrameStream,
@@ -304,33 +310,34 @@ class ExchangeService:
         resume: StepKey | None,
     ) -> Iterator[bytes]:
         with self._changed:
-            self._open += 1
+            self._num_attached += 1
         try:
-            yield from self._serve(pipe, stream, requests, resume)
+            yield from self._exchange_frames(pipe, stream, requests, resume)
         except PeerError as error:
-            # A party of this run that breaks the protocol ends it.
+            # If a party of this run breaks the protocol, the generation ends.
             pipe.end(error)
             raise
         finally:
-            # The party closes its connection once the stream has ended.
+            # The bytes are counted now, because the party closes its connection once the stream has
+            # ended.
             self._meter.sample()
             with self._changed:
-                self._open -= 1
+                self._num_attached -= 1
                 self._changed.notify_all()
 
     def _attach(
         self, requests: Iterator[bytes], party: str, gone: threading.Event
     ) -> tuple[FramePipe, StepKey | None]:
-        """Returns the pipe of the generation that the party names, and the step that it wants to
-        resume, if any.
+        """Returns the pipe of the generation that the party names, and the step that the party
+        wants to resume, if any.
 
-        ``gone``: set once the stream has ended, so that a caller that has left does not keep its
-        place and thread.
+        ``gone``: an event that is set when the stream has ended, so that a caller that has left
+        does not keep its thread.
         """
         data = next(requests, b"")
         frame = parse_frame(data, party=party).envelope
         if not frame.HasField("attach"):
-            raise message_error(f"{party} opened a stream without attaching", party)
+            raise make_message_error(f"{party} opened a stream without attaching", party)
         attach = frame.attach
         self._ledger.add(party, CONTROL, CONTROL, "received", 0, len(data))
         if not OLDEST <= attach.protocol <= PROTOCOL:
@@ -348,7 +355,7 @@ class ExchangeService:
                 or (self._hub is not None and self._hub.pipe.generation >= attach.generation)
             )
 
-        # A party may learn of a new generation a little earlier than we do.
+        # A party may learn of a new generation a little earlier than this process.
         with self._changed:
             self._changed.wait_for(is_settled, timeout=self._attach_timeout_s)
             pipe = self._hub.pipe if self._hub is not None else None
@@ -368,7 +375,7 @@ class ExchangeService:
             "resume"
         ) else None
 
-    def _serve(
+    def _exchange_frames(
         self,
         pipe: FramePipe,
         stream: FrameStream,
@@ -382,7 +389,8 @@ class ExchangeService:
             add(party, CONTROL, CONTROL, "sent", 0, len(data))
             yield data
         ahead = pipe.in_flight > 1
-        # Another thread reads the next bundles while a reply is computed.
+        # With several bundles in flight, another thread reads the next bundles while a reply is
+        # computed.
         if ahead:
             reader = threading.Thread(
                 target=self._read,
@@ -410,7 +418,7 @@ class ExchangeService:
                 yield encoded.data
 
     def _read(self, pipe: FramePipe, stream: FrameStream, requests: Iterator[bytes]) -> None:
-        """Passes on all bundles of a stream; errors are raised in the thread that sends replies."""
+        """Passes on all bundles of a stream. Errors are raised in the thread that sends replies."""
         try:
             while self._pass_bundle(pipe, stream, requests):
                 pass
@@ -419,8 +427,8 @@ class ExchangeService:
             stream.outbox.put(error)
 
     def _pass_bundle(self, pipe: FramePipe, stream: FrameStream, requests: Iterator[bytes]) -> bool:
-        """Passes on one bundle, or the rest of one; returns False if the party has closed its
-        side.
+        """Passes on one bundle, or the rest of one. Returns False if the party has closed its side
+        of the stream.
         """
         party = stream.party
         phase, kind = (
@@ -432,7 +440,7 @@ class ExchangeService:
             frame = parse_frame(data, party=party)
             envelope = frame.envelope
             if envelope.HasField("header"):
-                phase, kind = envelope.step.phase, label(envelope)
+                phase, kind = envelope.step.phase, get_kind_label(envelope)
             counted_phase = phase if phase in self._phases else _UNKNOWN
             self._ledger.add(party, counted_phase, kind, "received", frame.data.nbytes, len(data))
             pipe.deliver(stream, frame)

@@ -1,1 +1,3 @@
-"""Protects a process that listens from callers: strangers, floods, endless messages."""
+"""Protects a listening process from harmful callers: strangers, floods of connections and endless
+messages.
+"""

@@ -1,10 +1,11 @@
-"""Keeps room for the parties' connections when strangers open many.
+"""Keeps room for the parties' connections when strangers open many connections.
 
-gRPC accepts a limited number of connections, and closes one without a handshake after five seconds.
-So a hundred connections per second can use up a thousand files, and each slows down every poll. If
-there are more than a few connections without a call, this closes those that have had time for one,
-the oldest first: a call needs a certificate of the federation. It works only on Linux, because gRPC
-does not share its sockets, and they are found in /proc.
+gRPC accepts a limited number of connections, and closes a connection without a handshake after five
+seconds. So a hundred connections per second can use up hundreds of files, and each open connection
+slows down every poll. A call needs a certificate of the federation. So if there are many
+connections without a call, this module closes those that have had enough time for a call, the
+oldest first. It works only on Linux, because gRPC does not give access to its sockets, which are
+found in /proc.
 """
 
 from __future__ import annotations
@@ -22,24 +23,25 @@ import grpc
 
 from vfl_common.rpc.counters.tcp import (
     Endpoint,
-    counts_of,
-    duplicate,
-    endpoint,
-    open_files,
-    open_sockets,
-    plain,
+    duplicate_socket,
+    list_descriptors,
+    normalise_address,
+    parse_endpoint,
+    read_counts,
+    yield_sockets,
 )
 from vfl_common.rpc.guard.rate import Rate
 
-# How often to count the connections.
+# The time between two counts of the open files.
 _LOOK_S = 0.1
-# How often to examine each connection, unless many are new, because this takes time for each.
+# The time between two examinations of all connections, which are slower than a count. Many new
+# connections are examined at once.
 _WHO_S = 0.5
-# The count of strangers, besides all parties, for whom gRPC's own deadline is enough.
+# The number of strangers for which gRPC's own deadline is enough.
 _FEW = 64
-# The time from a party's connection to its first call: some round trips on a busy machine.
+# The maximum time from a party's connection to its first call: some round trips on a busy machine.
 _CALL_S = 2.0
-# The time for a silent connection if there are many strangers.
+# The minimum time that a silent connection gets if there are many strangers.
 _MIN_CALL_S = 0.5
 # The time between two warnings.
 _WARN_S = 60.0
@@ -51,27 +53,27 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
     """Watches the connections to one port while the block runs.
 
     Args:
-        max_connections: the connections that gRPC accepts at once.
-        streams: the connections that the parties may open.
+        max_connections: The maximum number of connections that gRPC accepts at once.
+        streams: The maximum number of connections that the parties may open.
     """
 
     def __init__(self, max_connections: int, streams: int) -> None:
-        self._max_connections, self._few = max_connections, streams + _FEW
+        self._max_connections, self._max_strangers = max_connections, streams + _FEW
         self._port = 0
         self._lock = threading.Lock()
-        # The endpoints that have called.
-        self._known: set[Endpoint] = set()
-        # {socket: its other end}, in the order in which they were opened.
-        self._seen: dict[str, Endpoint | None] = {}
-        # {socket: when it was first seen}
+        # The remote endpoints that have made a call.
+        self._callers: set[Endpoint] = set()
+        # {socket: its remote endpoint}, in the order in which the sockets were opened.
+        self._endpoints: dict[str, Endpoint | None] = {}
+        # {socket: the time at which it was first seen}
         self._since_s: dict[str, float] = {}
         self._closed: set[str] = set()
         self._warnings = Rate(_WARN_S, 1)
-        self._over = threading.Event()
+        self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="door", daemon=True)
 
     def watch(self, port: int) -> Self:
-        """Sets the port to watch; the ``with`` block begins the watch."""
+        """Sets the port to watch. Watching begins with the ``with`` block."""
         self._port = port
         return self
 
@@ -85,83 +87,92 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._over.set()
+        self._stop.set()
         self._thread.join()
 
     def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
-        """Wraps a method to note its callers, because gRPC names the caller only to the method."""
+        """Wraps a gRPC method so that its callers are recorded, because only the method gets the
+        caller's address.
+        """
         handler = continuation(details)
         if handler is None:
             return None
         # All methods are streams: see ``channel.stream_handler``.
         return grpc.stream_stream_rpc_method_handler(
-            self._noting(handler.stream_stream),
+            self._record_callers(handler.stream_stream),
             handler.request_deserializer,
             handler.response_serializer,
         )
 
-    def _noting(
+    def _record_callers(
         self, serve: Callable[[Any, grpc.ServicerContext], Any]
     ) -> Callable[[Any, grpc.ServicerContext], Any]:
-        def serving(request: Any, context: grpc.ServicerContext) -> Any:
-            peer = endpoint(context.peer())
+        def serve_and_record(request: Any, context: grpc.ServicerContext) -> Any:
+            peer = parse_endpoint(context.peer())
             if peer is not None:
                 with self._lock:
-                    self._known.add(peer)
+                    self._callers.add(peer)
             return serve(request, context)
 
-        return serving
+        return serve_and_record
 
     def _watch(self) -> None:
-        looked_s, then = 0.0, 0
-        while not self._over.wait(_LOOK_S):
+        last_examined_s, last_num_files = 0.0, 0
+        while not self._stop.wait(_LOOK_S):
             try:
-                now_s, files = time.monotonic(), len(open_files())
-                few = files <= self._few and len(self._known) <= self._max_connections
-                if not few and (files > then + _FEW or now_s - looked_s >= _WHO_S):
-                    self._look(now_s)
-                    looked_s, then = now_s, files
+                now_s, num_files = time.monotonic(), len(list_descriptors())
+                is_quiet = (
+                    num_files <= self._max_strangers and len(self._callers) <= self._max_connections
+                )
+                if not is_quiet and (
+                    num_files > last_num_files + _FEW or now_s - last_examined_s >= _WHO_S
+                ):
+                    self._close_strangers(now_s)
+                    last_examined_s, last_num_files = now_s, num_files
             except OSError:
-                # Without /proc, or a free file to list it, only gRPC's own deadline remains.
+                # Without /proc, or without a free file to list it, only gRPC's own deadline
+                # applies.
                 continue
 
-    def _look(self, now_s: float) -> None:
-        """Closes connections of strangers that have had time for a call, and the oldest ones beyond
-        three quarters of the room that the parties leave.
+    def _close_strangers(self, now_s: float) -> None:
+        """Closes the connections of strangers that have had enough time for a call. Also closes the
+        oldest connections of strangers if they take more than three quarters of the room that the
+        parties leave.
         """
         with self._lock:
-            # Copied first, because a caller that comes later may not be among the sockets.
-            called = self._known.copy()
-        sockets = dict(open_sockets())
-        for name in self._seen.keys() - sockets.keys():
-            del self._seen[name], self._since_s[name]
+            # The set is copied before the sockets are listed, because a caller that comes in
+            # between may not be among the sockets.
+            previous_callers = self._callers.copy()
+        sockets = dict(yield_sockets())
+        for name in self._endpoints.keys() - sockets.keys():
+            del self._endpoints[name], self._since_s[name]
         self._closed &= sockets.keys()
         for name, fd in sockets.items():
-            if name not in self._seen:
-                self._seen[name], self._since_s[name] = self._caller(fd), now_s
+            if name not in self._endpoints:
+                self._endpoints[name], self._since_s[name] = self._find_endpoint(fd), now_s
         with self._lock:
             # Forgets callers that have gone.
-            self._known -= called.difference(self._seen.values())
-            known = self._known.copy()
+            self._callers -= previous_callers.difference(self._endpoints.values())
+            current_callers = self._callers.copy()
         callers = [
             name
-            for name, peer in self._seen.items()
+            for name, peer in self._endpoints.items()
             if peer is not None and name not in self._closed
         ]
-        strangers = [name for name in callers if self._seen[name] not in known]
+        strangers = [name for name in callers if self._endpoints[name] not in current_callers]
         room = 3 * (self._max_connections - len(callers) + len(strangers)) // 4
-        beyond = strangers[: max(0, len(strangers) - self._few)]
-        silent_s = patience_s(len(strangers), self._few)
+        excess = strangers[: max(0, len(strangers) - self._max_strangers)]
+        silent_s = compute_patience_s(len(strangers), self._max_strangers)
         late = [
             name
-            for name in beyond
+            for name in excess
             if self._is_late(sockets[name], now_s - self._since_s[name], silent_s)
         ]
-        unwanted = dict.fromkeys((*strangers[: max(0, len(strangers) - room)], *late))
-        ended = [name for name in unwanted if self._close(name, sockets[name])]
-        self._closed.update(ended)
-        held = self._warnings.passes("", now_s) if ended else None
-        if held is not None:
+        to_close = dict.fromkeys((*strangers[: max(0, len(strangers) - room)], *late))
+        closed = [name for name in to_close if self._close_connection(name, sockets[name])]
+        self._closed.update(closed)
+        num_held_back = self._warnings.passes("", now_s) if closed else None
+        if num_held_back is not None:
             log.warning(
                 "%d connections are open without a certificate; the oldest are closed to keep room",
                 len(strangers),
@@ -170,43 +181,43 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
 
     @staticmethod
     def _is_late(fd: int, age_s: float, silent_s: float) -> bool:
-        """Returns whether a stranger has had its time. A connection that has begun its handshake,
-        as that of a distant party, gets the whole time.
+        """Returns whether a stranger has had enough time for a call. A connection that has begun
+        its handshake gets more time, because it may be that of a distant party.
         """
         if not silent_s <= age_s < _CALL_S:
             return age_s >= _CALL_S
         try:
-            with duplicate(fd) as copy:
-                counts = counts_of(copy)
+            with duplicate_socket(fd) as copy:
+                counts = read_counts(copy)
         except OSError:
             # The connection was closed meanwhile.
             return False
         return counts is not None and counts[1] == 0
 
-    def _caller(self, fd: int) -> Endpoint | None:
-        """Returns the other end of a connection to the port; None for any other socket. Raises
-        OSError.
+    def _find_endpoint(self, fd: int) -> Endpoint | None:
+        """Returns the remote endpoint of a connection to the port; None for any other socket.
+        Raises OSError.
         """
         try:
-            with duplicate(fd) as copy:
+            with duplicate_socket(fd) as copy:
                 if (
                     copy.family in (socket.AF_INET, socket.AF_INET6)
-                    and plain(copy.getsockname())[1] == self._port
+                    and normalise_address(copy.getsockname())[1] == self._port
                 ):
-                    return plain(copy.getpeername())
+                    return normalise_address(copy.getpeername())
         except OSError as error:
             if error.errno == errno.EMFILE:
                 raise
-        # The socket was closed meanwhile, or it listens.
+        # The socket was closed meanwhile, or is a listening socket.
         return None
 
-    def _close(self, name: str, fd: int) -> bool:
-        """Ends a connection through a duplicate of its socket, because gRPC may close its own at
-        any moment, and the descriptor's number be reused.
+    def _close_connection(self, name: str, fd: int) -> bool:
+        """Closes a connection through a duplicate of its socket. Returns whether it was closed.
+        gRPC may close its own socket at any moment, and the descriptor may then be reused.
         """
         try:
-            with duplicate(fd) as copy:
-                if self._seen[name] == plain(copy.getpeername()):
+            with duplicate_socket(fd) as copy:
+                if self._endpoints[name] == normalise_address(copy.getpeername()):
                     copy.shutdown(socket.SHUT_RDWR)
                     return True
         except OSError:
@@ -214,8 +225,8 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
         return False
 
 
-def patience_s(strangers: int, few: int) -> float:
-    """Returns how long a caller may be silent: less if there are many more strangers than ``few``.
+def compute_patience_s(strangers: int, few: int) -> float:
+    """Returns how long a caller may be silent: the more strangers beyond ``few``, the shorter.
 
     Each open connection slows down every poll.
     """

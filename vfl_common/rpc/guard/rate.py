@@ -1,5 +1,5 @@
-"""Limits how many of a peer's messages are shown or logged, so that no peer can fill a screen or a
-disk.
+"""Limits the number of a peer's messages that are shown or logged, so that no peer can fill a
+screen or a disk.
 """
 
 from __future__ import annotations
@@ -8,23 +8,23 @@ import threading
 
 
 class Rate:
-    """Passes ``at_once`` messages of each sender at first, then one every ``every_s``; counts the
-    others.
+    """Limits the messages of each sender: first passes ``at_once`` messages, then one every
+    ``every_s`` seconds. Counts the messages that are held back.
 
-    Any thread may call it. Senders are names in certificates, so they are few.
+    Any thread may call it. Senders are names in certificates, so there are few of them.
     """
 
     def __init__(self, every_s: float, at_once: int) -> None:
         self._every_s, self._ahead_s = every_s, every_s * (at_once - 1)
         self._lock = threading.Lock()
-        # {sender: when its next message is due at an even rate}
+        # {sender: the time at which its next message is due at an even rate}
         self._next_s: dict[str, float] = {}
-        # {sender: the count of messages held back since the last that passed}
+        # {sender: the number of messages held back since its last message that passed}
         self._held: dict[str, int] = {}
 
     def passes(self, sender: str, now_s: float) -> int | None:
-        """Returns None if this message is held back; else the count of those held back since the
-        sender's last message that passed.
+        """Returns None if this message is held back. Otherwise returns the number of messages held
+        back since the sender's last message that passed.
         """
         with self._lock:
             due_s = max(self._next_s.get(sender, now_s), now_s)
@@ -36,5 +36,5 @@ class Rate:
 
 
 def append_held_count(text: str, held: int) -> str:
-    """Appends the count of messages held back: ``collapsing (and 37 more)``."""
+    """Appends the number of messages held back, as in ``collapsing (and 37 more)``."""
     return f"{text} (and {held} more)" if held else text

@@ -1,4 +1,4 @@
-"""Logs refused callers, at a limited rate, and counts them by code."""
+"""Logs refused callers at a limited rate, and counts them by error code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vfl_common.errors import Code, VflError
 from vfl_common.rpc.guard.rate import Rate, append_held_count
 from vfl_common.text import LINE, clean
 
-# The time between two lines about one caller, after the first ``_AT_ONCE``.
+# The time between two log lines about one caller, after the first ``_AT_ONCE`` lines.
 _EVERY_S = 10.0
 _AT_ONCE = 5
 
@@ -20,7 +20,9 @@ log = logging.getLogger(__name__)
 
 
 class Refusals:
-    """The refusals of one service. ``show``: also reports to a person those that are logged."""
+    """Records the refusals of one service. ``show``: called for each logged refusal, to report it
+    to a person.
+    """
 
     def __init__(self, show: Callable[..., None] = lambda _event, **_facts: None) -> None:
         self._show = show
@@ -29,8 +31,8 @@ class Refusals:
         self._counts: Counter[str] = Counter()
 
     def note(self, party: str, error: BaseException) -> None:
-        """Counts and logs a refusal; ``party``: the name in the caller's certificate, '' if there
-        is none.
+        """Counts and logs a refusal. ``party``: the name in the caller's certificate; '' if it has
+        none.
         """
         code = error.code if isinstance(error, VflError) else Code.INTERNAL
         with self._lock:
@@ -50,6 +52,6 @@ class Refusals:
         )
 
     def counts(self) -> Counter[str]:
-        """Returns {code: refusals}."""
+        """Returns {error code: number of refusals}."""
         with self._lock:
             return self._counts.copy()

@@ -9,8 +9,10 @@ from typing import Any
 from vfl_common.pb.inference import open_inference_grpc_pb2 as pb
 from vfl_common.rpc.inference.tensors import Tensor, TensorError, fill_missing, raw
 
-# The most inputs and outputs of a request; each takes work, whatever its size.
+# The maximum numbers of inputs and outputs of a request, because each takes work even if it is
+# small.
 _MAX_INPUTS, _MAX_OUTPUTS = 1_000, 1_000
+# {datatype: the field of the protobuf message with its elements}.
 _FIELDS = {
     "BOOL": "bool_contents",
     **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
@@ -28,10 +30,10 @@ class InferenceRequest:
     """A request for inference.
 
     Args:
-        version: the model's version; '' for any.
-        id: repeated in the answer.
-        outputs: the names of the requested outputs; empty for all.
-        raw: whether the request has its data as bytes, and so the answer.
+        version: The model's version; '' for any version.
+        id: The request's id, which the answer repeats.
+        outputs: The names of the requested outputs; empty for all outputs.
+        raw: Whether the tensors of the request, and so of the answer, are raw bytes.
     """
 
     model: str
@@ -45,7 +47,7 @@ class InferenceRequest:
 
 @dataclass(frozen=True)
 class InferenceAnswer:
-    """An answer, by the model's name and version."""
+    """An answer of one version of a model."""
 
     model: str
     version: str
@@ -54,7 +56,7 @@ class InferenceAnswer:
 
 @dataclass(frozen=True)
 class ModelDescription:
-    """The description of a model for its clients: tensors without data; -1 in a shape means any
+    """The description of a model for its clients. Its tensors have no data; -1 in a shape means any
     size.
     """
 
@@ -66,23 +68,25 @@ class ModelDescription:
 
 
 def read_request(message: pb.ModelInferRequest) -> InferenceRequest:
-    """Reads a request. Raises TensorError."""
+    """Converts a gRPC message to a request. Raises TensorError if the message is not valid."""
     if len(message.inputs) > _MAX_INPUTS or len(message.outputs) > _MAX_OUTPUTS:
-        raise TensorError(f"inputs, outputs: give at most {_MAX_INPUTS:,} and {_MAX_OUTPUTS:,}")
+        raise TensorError(
+            f"a request may have at most {_MAX_INPUTS:,} inputs and {_MAX_OUTPUTS:,} outputs"
+        )
     raw_inputs = message.raw_input_contents
     if raw_inputs and len(raw_inputs) != len(message.inputs):
-        raise TensorError("raw_input_contents: give one for each of the inputs")
+        raise TensorError("raw_input_contents: must have one element for each input")
     if raw_inputs and any(tensor.HasField("contents") for tensor in message.inputs):
-        raise TensorError("inputs: give either contents or raw_input_contents, not both")
+        raise TensorError("inputs: must have contents or raw_input_contents, not both")
     inputs = [
         Tensor(
             tensor.name,
             tensor.datatype,
-            _shape(tensor.name, tensor.shape),
-            raw_inputs[at] if raw_inputs else _convert_type(tensor),
-            _parameters(tensor.parameters),
+            _check_shape(tensor.name, tensor.shape),
+            raw_inputs[number] if raw_inputs else _get_elements(tensor),
+            _parse_parameters(tensor.parameters),
         )
-        for at, tensor in enumerate(message.inputs)
+        for number, tensor in enumerate(message.inputs)
     ]
     return InferenceRequest(
         message.model_name,
@@ -90,32 +94,36 @@ def read_request(message: pb.ModelInferRequest) -> InferenceRequest:
         message.id,
         inputs,
         [output.name for output in message.outputs],
-        _parameters(message.parameters),
+        _parse_parameters(message.parameters),
         bool(raw_inputs),
     )
 
 
-def _shape(name: str, shape: Sequence[int]) -> tuple[int, ...]:
+def _check_shape(name: str, shape: Sequence[int]) -> tuple[int, ...]:
     if len(shape) > 2 or any(not 0 <= size < 2**31 for size in shape):
-        raise TensorError(f"{name}: shape must be [N], or [N, columns of an id]")
+        raise TensorError(f"{name}: shape must be [N] or [N, number of id columns]")
     return tuple(shape)
 
 
-def _convert_type(tensor: pb.ModelInferRequest.InferInputTensor) -> list[Any]:
-    wanted = _FIELDS.get(tensor.datatype)
-    others = [field.name for field, _ in tensor.contents.ListFields() if field.name != wanted]
-    if others:
-        raise TensorError(f"{tensor.name}: datatype and {others[0]} do not match")
-    return list(getattr(tensor.contents, wanted)) if wanted is not None else []
+def _get_elements(tensor: pb.ModelInferRequest.InferInputTensor) -> list[Any]:
+    expected_field = _FIELDS.get(tensor.datatype)
+    other_fields = [
+        field.name for field, _ in tensor.contents.ListFields() if field.name != expected_field
+    ]
+    if other_fields:
+        raise TensorError(f"{tensor.name}: datatype and {other_fields[0]} do not match")
+    return list(getattr(tensor.contents, expected_field)) if expected_field is not None else []
 
 
-def _parameters(messages: Mapping[str, pb.InferParameter]) -> dict[str, Any]:
+def _parse_parameters(messages: Mapping[str, pb.InferParameter]) -> dict[str, Any]:
     kinds = {name: message.WhichOneof("parameter_choice") for name, message in messages.items()}
     return {name: getattr(messages[name], kind) for name, kind in kinds.items() if kind is not None}
 
 
 def write_answer(asked: InferenceRequest, answer: InferenceAnswer) -> pb.ModelInferResponse:
-    """Returns the message of an answer, with bytes or with fields of the datatypes."""
+    """Converts an answer to a gRPC message, with raw bytes or with typed fields as in the
+    request.
+    """
     message = pb.ModelInferResponse(
         model_name=answer.model, model_version=answer.version, id=asked.id
     )
@@ -132,7 +140,7 @@ def write_answer(asked: InferenceRequest, answer: InferenceAnswer) -> pb.ModelIn
 
 
 def write_description(described: ModelDescription) -> pb.ModelMetadataResponse:
-    """Returns the message that describes a model."""
+    """Converts a model's description to a gRPC message."""
     message = pb.ModelMetadataResponse(
         name=described.model, versions=described.versions, platform=described.platform
     )

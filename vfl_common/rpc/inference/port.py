@@ -1,4 +1,4 @@
-"""Listens for callers of the Open Inference Protocol, in a thread with a separate event loop."""
+"""Runs a server for the Open Inference Protocol in a thread with its own event loop."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ import grpc
 from vfl_common.rpc.channel import check_address
 from vfl_common.rpc.inference.service import InferenceBackend, InferenceService
 
-# The most bytes of a request, as over HTTP.
+# The maximum size of a request, as over HTTP.
 _MAX_BYTES = 4 << 20
-# The most concurrent calls, and connections.
+# The maximum number of concurrent calls, and of connections.
 _MAX_AT_ONCE = 1_000
 _CLOSE_S = 10.0
 _OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", _MAX_BYTES),
-    # An answer has more bytes than its request, so the caller must be able to receive them.
+    # Answers are not limited, because an answer may be larger than its request.
     ("grpc.max_send_message_length", -1),
     ("grpc.so_reuseport", 0),
     ("grpc.max_allowed_incoming_connections", _MAX_AT_ONCE),
     ("grpc.max_concurrent_streams", 100),
-    # The time for a caller to begin HTTP/2, with or without TLS.
+    # The time limit for a caller to begin HTTP/2, with or without TLS.
     ("grpc.server_handshake_timeout_ms", 10_000),
-    # Idle connections are closed, because clients connect again by themselves.
+    # Idle connections are closed. Clients reconnect automatically.
     ("grpc.max_connection_idle_ms", 60_000),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-    # Little of a request is read ahead before the service reads it.
+    # gRPC reads only little of a request ahead of the service.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 64 << 10),
     # A compressed message may decompress to a thousand times its size.
@@ -50,21 +50,23 @@ def listening(
     """Serves ``model`` while the block runs; yields the address with its real port.
 
     Args:
-        address: host:port; port 0 takes a free one.
-        secret: key and certificate, PEM; None: without TLS.
+        address: The host:port; port 0 takes a free port.
+        secret: The key and the certificate in PEM; None for a server without TLS.
 
     Raises InputError (ADDRESS_INVALID, ADDRESS_IN_USE).
     """
     check_address(address)
     bound: Future[Bound] = Future()
-    serving = _serve(InferenceService(model), address, secret, bound)
-    thread = threading.Thread(target=asyncio.run, args=(serving,), name="inference", daemon=True)
+    server_task = _serve(InferenceService(model), address, secret, bound)
+    thread = threading.Thread(
+        target=asyncio.run, args=(server_task,), name="inference", daemon=True
+    )
     thread.start()
-    port, loop, over = bound.result()
+    port, loop, stop = bound.result()
     try:
         yield f"{address.rpartition(':')[0]}:{port}"
     finally:
-        loop.call_soon_threadsafe(over.set)
+        loop.call_soon_threadsafe(stop.set)
         thread.join(timeout=2 * _CLOSE_S)
 
 
@@ -74,7 +76,7 @@ async def _serve(
     secret: tuple[bytes, bytes] | None,
     bound: Future[Bound],
 ) -> None:
-    over = asyncio.Event()
+    stop = asyncio.Event()
     try:
         server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=_MAX_AT_ONCE)
         server.add_generic_rpc_handlers((service.handler(),))
@@ -83,8 +85,8 @@ async def _serve(
     except BaseException as error:
         bound.set_exception(error)
         raise
-    bound.set_result((port, asyncio.get_running_loop(), over))
-    await over.wait()
+    bound.set_result((port, asyncio.get_running_loop(), stop))
+    await stop.wait()
     await server.stop(_CLOSE_S)
 
 

@@ -1,5 +1,5 @@
-"""The service ``inference.GRPCInferenceService``: access, the time limit of a request, and
-refusals.
+"""The gRPC service ``inference.GRPCInferenceService``: checks access, limits the time of a request,
+and refuses requests.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from vfl_common.rpc.inference.tensors import TensorError
 from vfl_common.text import clean
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
-# The time in which a whole request must arrive.
+# The time limit for a request to arrive completely.
 _REQUEST_S = 10.0
-# The most requests that arrive at the same time: each may take the memory of the largest message.
+# The maximum number of requests that arrive at the same time, because each may take the memory of
+# the largest message.
 _MAX_ARRIVING = 64
 
 log = logging.getLogger(__name__)
@@ -37,27 +38,31 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class InferenceRefusal(Exception):  # noqa: N818 - an answer to a caller, not a fault
-    """Why a caller gets no answer. ``code``: the name of a status code of gRPC."""
+    """A caller gets no answer. ``code``: the name of gRPC's status code. ``why``: the reason, for
+    the caller.
+    """
 
     code: str
     why: str
 
 
 class InferenceBackend(Protocol):
-    """The served model. Each method raises Refused.
+    """The served model. Each method may raise InferenceRefusal.
 
-    ``authorization``: the caller's metadata of that name, or ''.
+    ``authorization``: the caller's metadata ``authorization``, or ''.
     """
 
     def admit(self, authorization: str) -> None:
-        """Checks a caller before its request is read."""
+        """Raises InferenceRefusal if the caller has no access. It is called before the request is
+        read.
+        """
 
     def ready(self) -> bool:
         """Returns whether requests can be answered."""
         ...
 
     def server(self) -> tuple[str, str, list[str]]:
-        """Returns name, version and extensions of this server."""
+        """Returns the name, the version and the extensions of this server."""
         ...
 
     def describe(self, name: str, version: str, authorization: str) -> ModelDescription:
@@ -65,30 +70,31 @@ class InferenceBackend(Protocol):
         ...
 
     async def infer(self, asked: InferenceRequest, authorization: str) -> InferenceAnswer:
-        """Scores rows."""
+        """Scores the rows of a request."""
         ...
 
     def begin_call(self, method: str, metadata: Mapping[str, str]) -> Callable[[str], None]:
-        """Notes the start of a call, in the call's context; returns a function to call with the
-        status code of its end.
+        """Records the start of a call, in the call's context. Returns a function that must be
+        called with the status code when the call ends.
         """
         ...
 
 
-Asks = TypeVar("Asks", bound=Message)
-Answers = Callable[[Asks, str], Awaitable[Message]]
+RequestMessage = TypeVar("RequestMessage", bound=Message)
+AnswerFunction = Callable[[RequestMessage, str], Awaitable[Message]]
 
 
 class InferenceService:
-    """Answers calls in an event loop."""
+    """Answers the calls of the service in an event loop."""
 
     def __init__(self, model: InferenceBackend) -> None:
         self._model = model
-        self._arriving = 0
+        self._num_arriving = 0
 
     def handler(self) -> Handler:
         """Returns the service's handler for the gRPC server."""
-        # A method with one message each way is a stream, too: see ``channel.stream_handler``.
+        # A method with one message in each direction is also a stream: see
+        # ``channel.stream_handler``.
         handlers = {
             "ServerLive": self._method("ServerLive", pb.ServerLiveRequest, self._live),
             "ServerReady": self._method("ServerReady", pb.ServerReadyRequest, self._ready),
@@ -103,34 +109,36 @@ class InferenceService:
         }
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
-    def _method(self, name: str, kind: type[Asks], answer: Answers[Asks]) -> Any:
+    def _method(
+        self, name: str, kind: type[RequestMessage], answer: AnswerFunction[RequestMessage]
+    ) -> Any:
         async def serve(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
             metadata = dict(context.invocation_metadata() or ())
-            ended = self._model.begin_call(name, metadata)
+            end_call = self._model.begin_call(name, metadata)
             try:
-                answered = await self._answer(name, kind, answer, requests, metadata)
-            except InferenceRefusal as why:
-                ended(why.code)
-                # Cut, because the text may quote a long request, and a status must be short.
-                await context.abort(grpc.StatusCode[why.code], clean(why.why))
+                answer_bytes = await self._answer(name, kind, answer, requests, metadata)
+            except InferenceRefusal as refusal:
+                end_call(refusal.code)
+                # The text is cut, because it may quote a long request and a status must be short.
+                await context.abort(grpc.StatusCode[refusal.code], clean(refusal.why))
             except asyncio.CancelledError:
-                # The caller is gone, or its deadline is over.
-                ended("CANCELLED")
+                # The caller has left, or its deadline is over.
+                end_call("CANCELLED")
                 raise
-            ended("OK")
-            yield answered
+            end_call("OK")
+            yield answer_bytes
 
         return grpc.stream_stream_rpc_method_handler(serve)
 
     async def _answer(
         self,
         name: str,
-        kind: type[Asks],
-        answer: Answers[Asks],
+        kind: type[RequestMessage],
+        answer: AnswerFunction[RequestMessage],
         requests: AsyncIterator[bytes],
         metadata: Mapping[str, str],
     ) -> bytes:
-        """Reads a request and answers it. Raises Refused."""
+        """Reads a request and answers it. Raises InferenceRefusal."""
         authorization = metadata.get("authorization", "")
         try:
             if not name.startswith("Server"):
@@ -150,10 +158,10 @@ class InferenceService:
             raise InferenceRefusal("INTERNAL", "internal error; see the log") from None
 
     async def _read(self, requests: AsyncIterator[bytes]) -> bytes:
-        """Reads the request's message. Raises Refused."""
-        if self._arriving >= _MAX_ARRIVING:
+        """Reads the message of a request. Raises InferenceRefusal."""
+        if self._num_arriving >= _MAX_ARRIVING:
             raise InferenceRefusal("UNAVAILABLE", "too many requests; try again later")
-        self._arriving += 1
+        self._num_arriving += 1
         try:
             return await asyncio.wait_for(anext(aiter(requests)), _REQUEST_S)
         except TimeoutError:
@@ -163,13 +171,13 @@ class InferenceService:
         except StopAsyncIteration:
             raise InferenceRefusal("INVALID_ARGUMENT", "the call has no request") from None
         finally:
-            self._arriving -= 1
+            self._num_arriving -= 1
 
     async def _live(self, _asked: pb.ServerLiveRequest, _who: str) -> pb.ServerLiveResponse:
         return pb.ServerLiveResponse(live=True)
 
     async def _ready(self, _asked: pb.ServerReadyRequest, _who: str) -> pb.ServerReadyResponse:
-        # In a thread, because it may write to a disk.
+        # The check runs in a thread, because it may write to a disk.
         return pb.ServerReadyResponse(ready=await asyncio.to_thread(self._model.ready))
 
     async def _server(

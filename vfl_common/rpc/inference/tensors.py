@@ -1,4 +1,6 @@
-"""Tensors of the Open Inference Protocol: datatypes, shapes, and their elements as bytes."""
+"""Tensors of the Open Inference Protocol: their datatypes and shapes, and the conversion of their
+elements to bytes.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,14 @@ _DTYPES = {
     **{f"UINT{8 * size}": np.dtype(f"<u{size}") for size in (1, 2, 4, 8)},
     **{f"FP{8 * size}": np.dtype(f"<f{size}") for size in (2, 4, 8)},
 }
-# The values that stand for a missing element, in datatypes without null.
-_MISSING: dict[str, Any] = {NUMBER: math.nan, WHOLE: -(2**63)}
-# The length before each element of BYTES.
-_LENGTH = struct.Struct("<I")
+# The values for a missing element in datatypes without null.
+_MISSING_VALUES: dict[str, Any] = {NUMBER: math.nan, WHOLE: -(2**63)}
+# The length, before each element of a BYTES tensor.
+_LENGTH_FORMAT = struct.Struct("<I")
 
 
 class TensorError(ValueError):
-    """A tensor of a request is invalid; the text says why."""
+    """A tensor of a request is not valid. The text gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +34,9 @@ class Tensor:
     """A tensor of a request or an answer.
 
     Args:
-        shape: its shape; empty for a requested output of any shape.
-        data: its elements in row-major order; or bytes, as ``raw`` returns them.
-        parameters: the parameters of the protocol.
+        shape: The shape; empty for a requested output of any shape.
+        data: The elements in row-major order, or their bytes as ``raw`` returns them.
+        parameters: The protocol's parameters of the tensor.
     """
 
     name: str
@@ -45,31 +47,33 @@ class Tensor:
 
     @property
     def count(self) -> int:
-        """The number of elements of the shape."""
+        """The number of elements that the shape has."""
         return math.prod(self.shape)
 
 
 def values(tensor: Tensor) -> list[Any]:
-    """Returns the elements of a tensor: text, numbers that its datatype can hold, or None where
-    JSON has null. Raises TensorError.
+    """Returns the elements of a tensor: texts, numbers in the range of the datatype, or None for
+    null. Raises TensorError.
     """
     name, datatype = tensor.name, tensor.datatype
     if datatype != TEXT and datatype not in _DTYPES:
         raise TensorError(f"{name}: datatype must be BYTES, {', '.join(_DTYPES)}")
     data = tensor.data
-    elements = _of_raw(tensor, data) if isinstance(data, bytes) else _of_list(tensor, data)
+    elements = (
+        _convert_raw(tensor, data) if isinstance(data, bytes) else _convert_list(tensor, data)
+    )
     if len(elements) != tensor.count:
-        raise TensorError(f"{name}: shape and data do not match")
+        raise TensorError(f"{name}: data must have as many elements as the shape")
     return elements
 
 
-def _of_list(tensor: Tensor, data: Sequence[Any]) -> list[Any]:
+def _convert_list(tensor: Tensor, data: Sequence[Any]) -> list[Any]:
     if tensor.datatype == TEXT:
-        return [_text(tensor.name, element) for element in data]
+        return [_decode_text(tensor.name, element) for element in data]
     dtype = _DTYPES[tensor.datatype]
     kinds: tuple[type, ...] = {"b": (bool,), "f": (int, float)}.get(dtype.kind, (int,))
     present = [element for element in data if element is not None]
-    # Python's bool is an int, too.
+    # The second condition is needed because Python's bool is a subclass of int.
     if not all(isinstance(element, kinds) for element in present) or (
         bool not in kinds and any(isinstance(element, bool) for element in present)
     ):
@@ -85,9 +89,9 @@ def _of_list(tensor: Tensor, data: Sequence[Any]) -> list[Any]:
     return [None if element is None else next(rounded) for element in data]
 
 
-def _of_raw(tensor: Tensor, data: bytes) -> list[Any]:
+def _convert_raw(tensor: Tensor, data: bytes) -> list[Any]:
     if tensor.datatype == TEXT:
-        return [_text(tensor.name, element) for element in _split(tensor, data)]
+        return [_decode_text(tensor.name, element) for element in _split_texts(tensor, data)]
     dtype = _DTYPES[tensor.datatype]
     if len(data) != tensor.count * dtype.itemsize:
         raise TensorError(
@@ -100,15 +104,15 @@ def _of_raw(tensor: Tensor, data: bytes) -> list[Any]:
     return elements
 
 
-def _split(tensor: Tensor, data: bytes) -> list[bytes]:
-    elements, at = list[bytes](), 0
-    while at < len(data) and len(elements) <= tensor.count:
-        start = at + _LENGTH.size
+def _split_texts(tensor: Tensor, data: bytes) -> list[bytes]:
+    elements, end = list[bytes](), 0
+    while end < len(data) and len(elements) <= tensor.count:
+        start = end + _LENGTH_FORMAT.size
         if start > len(data):
             break
-        at = start + _LENGTH.unpack_from(data, start - _LENGTH.size)[0]
-        elements.append(data[start:at])
-    if at != len(data) or len(elements) != tensor.count:
+        end = start + _LENGTH_FORMAT.unpack_from(data, start - _LENGTH_FORMAT.size)[0]
+        elements.append(data[start:end])
+    if end != len(data) or len(elements) != tensor.count:
         raise TensorError(
             f"{tensor.name}: the bytes must hold as many elements as the shape, each after its "
             "length in 4 bytes"
@@ -116,7 +120,7 @@ def _split(tensor: Tensor, data: bytes) -> list[bytes]:
     return elements
 
 
-def _text(name: str, element: Any) -> Any:
+def _decode_text(name: str, element: Any) -> Any:
     if isinstance(element, str) or element is None:
         return element
     if not isinstance(element, bytes):
@@ -128,17 +132,16 @@ def _text(name: str, element: Any) -> Any:
 
 
 def fill_missing(tensor: Tensor) -> Sequence[Any]:
-    """Returns the elements of an output for clients, where None becomes NaN, or the smallest "
-    "INT64."""
-    missing = _MISSING.get(tensor.datatype)
+    """Returns the elements of an output for clients. None becomes NaN, or the smallest INT64."""
+    missing = _MISSING_VALUES.get(tensor.datatype)
     return [missing if element is None else element for element in tensor.data]
 
 
 def raw(tensor: Tensor) -> bytes:
-    """Returns the elements of a tensor as bytes: little-endian, and those of BYTES each after its
+    """Returns the elements of a tensor as little-endian bytes. Each BYTES element follows its
     length in four bytes.
     """
     if tensor.datatype != TEXT:
         return np.array(fill_missing(tensor), _DTYPES[tensor.datatype]).tobytes()
     texts = [element.encode() for element in fill_missing(tensor)]
-    return b"".join(part for text in texts for part in (_LENGTH.pack(len(text)), text))
+    return b"".join(part for text in texts for part in (_LENGTH_FORMAT.pack(len(text)), text))

@@ -1,3 +1,3 @@
-"""Requests by id from the active party of a served model to the passive parties, over streams that
-these open.
+"""Serves a trained model: the active party asks the passive parties about ids, over streams that
+the passive parties open.
 """

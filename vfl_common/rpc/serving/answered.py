@@ -1,4 +1,4 @@
-"""The questions to a passive party of a served model, its answers, and their messages."""
+"""The questions to a passive party of a served model, the party's answers, and their messages."""
 
 from __future__ import annotations
 
@@ -9,29 +9,31 @@ from vfl_common.errors import Code, PeerError
 from vfl_common.pb.vfl.v1 import serving_pb2
 from vfl_common.text import clean
 
-# The two states of an id in an answer. A party that does not answer for an id gives no reason,
-# because a reason reveals that it knows the id.
+# The two states of an id in an answer. A party gives no reason why it does not answer for an id,
+# because a reason could reveal that it knows the id.
 NOT_ANSWERED, EMBEDDED = 0, 1
 # A party of an older release sends 0 for an unknown id, 2 for a refusal, 3 for unusable features.
 _STATES = frozenset(range(4))
-_READ = bytes(EMBEDDED if state == EMBEDDED else NOT_ANSWERED for state in range(256))
-# States of an id that only the active party uses, and that are never sent.
+_NORMALISED_STATES = bytes(EMBEDDED if state == EMBEDDED else NOT_ANSWERED for state in range(256))
+# Further states of an id that only the active party uses. They are never sent.
 LATE, FAILED, UNKNOWN = 4, 5, 6
 FLOAT_BYTES = 4
-_LONGEST_VERSION = 64
-# The longest time, in seconds, for which embeddings are kept.
-_LONGEST_S = 100_000.0
+_MAX_VERSION_CHARS = 64
+# The maximum time for which embeddings are cached, in seconds.
+_MAX_CACHE_S = 100_000.0
 
 
 @dataclass(frozen=True)
 class Step:
-    """A question of a scoring that takes several questions: see ``vfl_party.phases.online``.
+    """One question of a method that needs several questions to score ids: see
+    ``vfl_party.phases.online``.
 
     Args:
-        asked: the method's question about each id, in the method's encoding.
-        first: the number of the scoring's first question; at the asking side 0 for the first.
-        begins: whether this is the first question.
-        size: the bytes that the answer must have; only the asking side knows it.
+        asked: The method's question about each id, in the method's encoding.
+        first: The number of the scoring's first question; 0 at the asking side if this is the first
+            question.
+        begins: Whether this is the first question.
+        size: The size that the answer must have, in bytes. Only the asking side knows it.
     """
 
     asked: bytes
@@ -45,12 +47,13 @@ class ServingAnswer:
     """A passive party's answer to a question about ids.
 
     Args:
-        state: a byte per id, one of the states above.
-        embeddings: those of the embedded ids, [N, D] float32, little-endian.
-        features: identifies the version of the party's features.
-        answered: the answer to a step, in the method's encoding, instead of embeddings.
-        ids: those about which the answer has numbers, for the party's own record; not sent.
-        times: how often the answer is about each id; None: once.
+        state: One byte per id, which is one of the states above.
+        embeddings: The embeddings of the ids with state EMBEDDED, [N, D] float32, little-endian.
+        features: The version of the party's features.
+        answered: The answer to a ``Step``, in the method's encoding, instead of embeddings.
+        ids: The ids about which the answer has values, for the party's own record. They are not
+            sent.
+        times: The number of times that the answer is about each id; None for once.
     """
 
     state: bytes
@@ -63,19 +66,19 @@ class ServingAnswer:
 
 @dataclass(frozen=True)
 class OutgoingMessage:
-    """A question or an answer before it is sent, for the party's own record.
+    """A question or an answer that is about to be sent, for the party's own record.
 
     Args:
-        to: the receiver.
-        phase, kind: those in the ledger.
-        scoring, place: the number of the scoring's first question, and the count of questions from
-            that one to this one.
-        ids: those that the message is about.
-        times: how often it is about each id; None: once.
-        numbers: the count of numbers in it.
-        content: these numbers, as bytes.
-        payload_bytes, message_bytes: as the ledger counts them.
-        asked: the number of ids in the question, answered or not; 0 for a question.
+        to: The receiver.
+        phase, kind: The phase and the kind in the ledger.
+        scoring, place: The number of the scoring's first question, and the position of this
+            question after it.
+        ids: The ids that the message is about.
+        times: The number of times that the message is about each id; None for once.
+        numbers: The number of values in the message.
+        content: The bytes of these values.
+        payload_bytes, message_bytes: The sizes that the ledger counts.
+        asked: For an answer, the number of ids in the question, answered or not; 0 for a question.
     """
 
     to: str
@@ -93,13 +96,13 @@ class OutgoingMessage:
 
 
 class WithheldError(Exception):
-    """An answer about ids may not leave, or could not be computed. The party then answers as if it
-    knew none of the ids, because a failure reveals that it knows one of them.
+    """An answer about ids may not be sent, or could not be computed. The party then answers as if
+    it knew none of the ids, because a failure could reveal that it knows one of them.
     """
 
 
-class _Untold:
-    """Turns any error of its block into an UntoldError."""
+class _Withholding:
+    """Turns any exception of its block into a WithheldError."""
 
     def __enter__(self) -> None:
         pass
@@ -109,34 +112,35 @@ class _Untold:
             raise WithheldError(str(error)) from error
 
 
-# One object of a class for all blocks, because it is entered for each question, and this is fast.
-withholding = _Untold()
+# All blocks share one object, because it is entered for each question and must be fast.
+withholding = _Withholding()
 
 
-# Records a message before it is sent. If it raises VflError, the message is not sent.
+# A function that records a message before it is sent. If it raises VflError, the message is not
+# sent.
 RecordMessage = Callable[[OutgoingMessage], None]
 
 
 @dataclass(frozen=True)
 class CachePolicy:
-    """How the active party may keep a passive party's embeddings.
+    """The permission to cache a passive party's embeddings at the active party.
 
     Args:
-        seconds: how long it may use one again; 0: not at all.
-        features: the version of the party's features, as in ``ServingAnswer``; embeddings of other
-            versions are not used again.
+        seconds: The time for which an embedding may be used again; 0 for no caching.
+        features: The version of the party's features, as in ``ServingAnswer``. Cached embeddings of
+            other versions are not used.
     """
 
     seconds: float = 0.0
     features: str = ""
 
 
-def read_keeping(present: serving_pb2.Present) -> CachePolicy:
-    """Returns how a party allows its embeddings to be kept."""
+def read_cache_policy(present: serving_pb2.Present) -> CachePolicy:
+    """Reads the permission to cache embeddings from a party's message."""
     keeping = present.keeping
-    # NaN or a number out of range allows nothing.
-    seconds = keeping.seconds if 0.0 < keeping.seconds < _LONGEST_S else 0.0
-    return CachePolicy(seconds, clean(keeping.features, _LONGEST_VERSION))
+    # NaN or a number out of range means no permission.
+    seconds = keeping.seconds if 0.0 < keeping.seconds < _MAX_CACHE_S else 0.0
+    return CachePolicy(seconds, clean(keeping.features, _MAX_VERSION_CHARS))
 
 
 def read_answer(
@@ -144,7 +148,8 @@ def read_answer(
 ) -> ServingAnswer:
     """Reads the answer of ``party`` to a question about ``ids``. Raises PeerError if it is invalid.
 
-    ``width``: that of the party's embeddings. ``step``: the question instead of embeddings.
+    ``width``: the width of the party's embeddings. ``step``: the method's question, if the question
+    was not for embeddings.
     """
     state, embeddings = bytes(answer.state), bytes(answer.embeddings)
     answered = bytes(answer.answered)
@@ -168,5 +173,5 @@ def read_answer(
             f"{party} must send {size:,} bytes for a step (got {len(answered):,})",
             party=party,
         )
-    features = clean(answer.features, _LONGEST_VERSION)
-    return ServingAnswer(state.translate(_READ), embeddings, features, answered)
+    features = clean(answer.features, _MAX_VERSION_CHARS)
+    return ServingAnswer(state.translate(_NORMALISED_STATES), embeddings, features, answered)

@@ -1,4 +1,6 @@
-"""A passive party's side: keeps a stream to the active party, and answers its questions."""
+"""A passive party's side of serving: keeps a stream to the active party open and answers the
+questions on it.
+"""
 
 from __future__ import annotations
 
@@ -35,29 +37,31 @@ from vfl_common.rpc.serving.service import SERVICE
 from vfl_common.rpc.serving.stream import ANSWER, PHASE, QUESTION
 
 _CONNECT_S = 2.0
-# The shortest and the longest pause between two tries to connect.
+# The shortest and the longest pause between two attempts to connect.
 _PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
-# Refusals after which another try may succeed: an older stream of this party may be about to end.
-_PASSES = (Code.NAME_TAKEN, Code.INTERNAL)
-# If the place is taken for longer than this, another program of the party serves: a dead stream of
-# this party ends sooner (see ``vfl_common.rpc.channel``).
+# The refusals after which another attempt may succeed, because an older stream of this party may be
+# about to end.
+_RETRYABLE = (Code.NAME_TAKEN, Code.INTERNAL)
+# The time after which a taken place means that another program of this party serves. A dead stream
+# of this party ends sooner (see ``vfl_common.rpc.channel``).
 _TAKEN_S = 60.0
-# The most questions that wait for an answer.
+# The maximum number of questions that wait for an answer.
 _MAX_WAITING = 256
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _TimedQuestion:
     question: serving_pb2.Question
     until_s: float
 
 
 @dataclass(frozen=True)
 class AttendedRun:
-    """The run whose model is served: its id, the digest of its recipe, the most ids of a question,
-    and how many questions are answered at the same time.
+    """The run whose model is served. ``digest``: the digest of its recipe. ``max_ids``: the maximum
+    number of ids in a question. ``at_once``: the number of questions that are answered at the same
+    time.
     """
 
     run_id: str
@@ -68,15 +72,15 @@ class AttendedRun:
 
 @dataclass(frozen=True)
 class AttendanceHooks:
-    """What a ``ServingClient`` calls.
+    """The callbacks of a ``ServingClient``.
 
     Args:
-        attends: called when the stream is open (True), and when it is lost (False).
-        refused: called with the active party's message if it does not serve this run now; this
-            party then tries again, because either may load a run first. None: such a refusal ends
-            ``run``.
-        writes: records an answer before it leaves.
-        keeping: returns how the active party may keep the embeddings now.
+        attends: Called with True when the stream is open, and with False when it is lost.
+        refused: Called with the active party's message if it does not serve this run now. This
+            party then tries again, because either party may load a run first. If it is None, such a
+            refusal ends ``run``.
+        writes: Records an answer before it is sent.
+        keeping: Returns the current permission to cache embeddings.
     """
 
     attends: Callable[[bool], None]
@@ -86,14 +90,14 @@ class AttendanceHooks:
 
 
 class ServingClient:
-    """Answers the active party's questions, as long as ``run`` runs.
+    """Answers the active party's questions while ``run`` runs.
 
     Args:
-        address, peer: the active party's address and name.
-        run: the run whose model is served.
-        answer: embeds ids, or answers a step about them, until a time (monotonic). Raises
-            TimeoutError if it cannot, UntoldError if its answer about the ids may not leave; it
-            may raise VflError. An empty text is not an id.
+        address, peer: The active party's address and name.
+        run: The run whose model is served.
+        answer: Embeds ids, or answers a step about them, until a given time (monotonic). An empty
+            text is not an id. It raises TimeoutError if the time is over, WithheldError if the
+            answer may not be sent, and may raise VflError.
     """
 
     def __init__(
@@ -109,9 +113,10 @@ class ServingClient:
     ) -> None:
         self._address, self._peer, self._keyring, self._ledger = address, peer, keyring, ledger
         self._run, self._answer, self._hooks = run, answer, hooks
-        self._once = LogOnce(log)
+        self._log_once = LogOnce(log)
         self._program = secrets.token_hex(8)
-        # When the active party first said that another program has this one's place.
+        # The time at which the active party first reported that another program serves for this
+        # party.
         self._taken_s: float | None = None
         # The outbox of the open stream.
         self._outbox: queue.SimpleQueue[bytes | None] | None = None
@@ -119,14 +124,14 @@ class ServingClient:
         self._call: grpc.Call | None = None
 
     def close(self) -> None:
-        """Ends ``run`` soon."""
+        """Makes ``run`` return soon."""
         self._ended.set()
         if (call := self._call) is not None:
             call.cancel()
 
     def run(self) -> None:
-        """Keeps the stream open until ``close``, or until a signal stops the caller. Raises
-        VflError if the active party refuses this one.
+        """Keeps the stream open until ``close`` is called or a signal stops the caller. Raises
+        VflError if the active party refuses this party.
         """
         pause_s = _PAUSE_S
         has_warned = False
@@ -140,18 +145,20 @@ class ServingClient:
                     log.warning("%s", channel, extra={"event": "away"})
             else:
                 with channel:
-                    if self._attend(channel):
+                    if self._answer_stream(channel):
                         pause_s, has_warned = _PAUSE_S, False
             self._ended.wait(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def renew(self) -> None:
-        """Tells the active party how it may keep the embeddings now; any thread may call it."""
+        """Sends the active party the current permission to cache embeddings. Any thread may call
+        it.
+        """
         outbox = self._outbox
         if outbox is not None:
-            self._present(outbox)
+            self._send_presence(outbox)
 
-    def _present(self, outbox: queue.SimpleQueue[bytes | None]) -> None:
+    def _send_presence(self, outbox: queue.SimpleQueue[bytes | None]) -> None:
         allowed = self._hooks.keeping()
         present = serving_pb2.Present(
             run_id=self._run.run_id,
@@ -165,47 +172,50 @@ class ServingClient:
         self._ledger.add(self._peer, CONTROL, CONTROL, "sent", 0, len(data))
         outbox.put(data)
 
-    def _attend(self, channel: grpc.Channel) -> bool:
-        """Answers until the stream breaks; returns whether the peer accepted this party. Raises the
-        peer's refusal.
+    def _answer_stream(self, channel: grpc.Channel) -> bool:
+        """Answers questions until the stream breaks. Returns whether the peer accepted this party.
+        Raises the peer's refusal.
         """
         outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        asked: queue.Queue[_Asked | None] = queue.Queue(_MAX_WAITING)
-        self._present(outbox)
-        call = channel.stream_stream(f"/{SERVICE}/Attend")(_messages(outbox))
+        questions: queue.Queue[_TimedQuestion | None] = queue.Queue(_MAX_WAITING)
+        self._send_presence(outbox)
+        call = channel.stream_stream(f"/{SERVICE}/Attend")(_yield_messages(outbox))
         self._call = call
         if self._ended.is_set():
             call.cancel()
         workers = [
             threading.Thread(
-                target=self._answering, args=(asked, outbox), name=f"answers-{number}", daemon=True
+                target=self._answer_questions,
+                args=(questions, outbox),
+                name=f"answers-{number}",
+                daemon=True,
             )
             for number in range(self._run.at_once)
         ]
         for worker in workers:
             worker.start()
-        welcome = False
+        is_welcome = False
         try:
             for data in call:
-                word = self._read(data)
-                if word.HasField("failure"):
-                    error = from_failure(word.failure, sender=self._peer, me=self._keyring.name)
-                    if error.code in _PASSES and not self._is_taken(error):
-                        self._once.warning("away", str(error), event="away")
+                message = self._parse_message(data)
+                if message.HasField("failure"):
+                    error = from_failure(message.failure, sender=self._peer, me=self._keyring.name)
+                    if error.code in _RETRYABLE and not self._is_taken(error):
+                        self._log_once.warning("away", str(error), event="away")
                         break
                     if error.code is Code.RECIPE_DIFFERS and self._hooks.refused is not None:
                         self._hooks.refused(str(error))
                         break
                     raise error
-                if word.HasField("question"):
+                if message.HasField("question"):
                     self._ledger.add(self._peer, PHASE, QUESTION, "received", 0, len(data))
-                    self._take(word.question, asked)
-                elif not welcome:
+                    self._queue_question(message.question, questions)
+                elif not is_welcome:
                     self._ledger.add(self._peer, CONTROL, CONTROL, "received", 0, len(data))
-                    welcome, self._taken_s = True, None
-                    self._once.over("away")
+                    is_welcome, self._taken_s = True, None
+                    self._log_once.over("away")
                     self._outbox = outbox
-                    # The features may have changed since the first message.
+                    # The features may have changed since the first message was sent.
                     if self._hooks.keeping().seconds:
                         self.renew()
                     self._hooks.attends(True)
@@ -221,15 +231,15 @@ class ServingClient:
             call.cancel()
             outbox.put(None)
             for _ in workers:
-                asked.put(None)
+                questions.put(None)
             for worker in workers:
                 worker.join()
-            if welcome:
+            if is_welcome:
                 self._hooks.attends(False)
-        return welcome
+        return is_welcome
 
     def _is_taken(self, error: VflError) -> bool:
-        """Returns whether another program has had this one's place for too long."""
+        """Returns whether another program has served for this party for too long."""
         if error.code is not Code.NAME_TAKEN:
             return False
         now_s = time.monotonic()
@@ -237,9 +247,12 @@ class ServingClient:
             self._taken_s = now_s
         return now_s - self._taken_s >= _TAKEN_S
 
-    def _take(self, question: serving_pb2.Question, asked: queue.Queue[_Asked | None]) -> None:
+    def _queue_question(
+        self, question: serving_pb2.Question, questions: queue.Queue[_TimedQuestion | None]
+    ) -> None:
         """Queues a question. Raises PeerError if it is invalid."""
-        # Further questions of a scoring have no ids: they are about those of the first one.
+        # Further questions of a scoring have no ids, because they are about the ids of the first
+        # question.
         min_ids = 0 if question.step.first else 1
         if not question.number or not min_ids <= len(question.ids) <= self._run.max_ids:
             raise PeerError(
@@ -248,60 +261,66 @@ class ServingClient:
                 f"{len(question.ids):,})",
                 party=self._peer,
             )
-        asked.put(_Asked(question, time.monotonic() + question.left_ms / 1000))
+        questions.put(_TimedQuestion(question, time.monotonic() + question.left_ms / 1000))
 
-    def _answering(
-        self, asked: queue.Queue[_Asked | None], outbox: queue.SimpleQueue[bytes | None]
+    def _answer_questions(
+        self, questions: queue.Queue[_TimedQuestion | None], outbox: queue.SimpleQueue[bytes | None]
     ) -> None:
-        """Answers questions in their order, except those whose time is over, because the active
-        party no longer waits for them.
+        """Answers questions in order. Skips a question whose time is over, because the active party
+        no longer waits for its answer.
         """
-        while (asked_now := asked.get()) is not None:
-            if time.monotonic() >= asked_now.until_s:
+        while (timed_question := questions.get()) is not None:
+            if time.monotonic() >= timed_question.until_s:
                 continue
             try:
-                data, sent = self._answer_question(asked_now)
-                self._once.over("answer")
+                data, payload_bytes = self._answer_question(timed_question)
+                self._log_once.over("answer")
             except TimeoutError:
                 continue
-            except Exception as failed:  # noqa: BLE001 - it is logged, and the peer reads of it
-                cause = failed.__cause__ if isinstance(failed, WithheldError) else None
-                error = cause if isinstance(cause, Exception) else failed
+            except Exception as raised:  # noqa: BLE001 - it is logged, and the peer gets its public text
+                cause = raised.__cause__ if isinstance(raised, WithheldError) else None
+                error = cause if isinstance(cause, Exception) else raised
                 is_defect = not isinstance(error, VflError)
-                self._once.warning(
+                self._log_once.warning(
                     "answer", f"no answer: {error}", exc_info=is_defect, event="unanswered"
                 )
-                answer = serving_pb2.Answer(number=asked_now.question.number)
+                answer = serving_pb2.Answer(number=timed_question.question.number)
                 answer.failure.CopyFrom(to_failure(error))
-                data, sent = serving_pb2.FromParty(answer=answer).SerializeToString(), 0
-            self._ledger.add(self._peer, PHASE, ANSWER, "sent", sent, len(data))
+                data, payload_bytes = serving_pb2.FromParty(answer=answer).SerializeToString(), 0
+            self._ledger.add(self._peer, PHASE, ANSWER, "sent", payload_bytes, len(data))
             outbox.put(data)
 
-    def _answer_question(self, asked: _Asked) -> tuple[bytes, int]:
-        """Returns an answer as it is sent, after recording it, and how many of its bytes are
-        numbers. Raises VflError and TimeoutError as ``answer`` does.
+    def _answer_question(self, timed_question: _TimedQuestion) -> tuple[bytes, int]:
+        """Computes and records the answer to a question. Returns the answer's message and the
+        number of payload bytes in it. Raises VflError and TimeoutError as ``answer`` does.
         """
-        question, step = asked.question, _step_of(asked.question)
+        question, step = timed_question.question, _parse_step(timed_question.question)
         ids = list(question.ids)
         count = len(ids) - ids.count("")
         try:
-            result = self._record(question, step, count, self._answer(ids, asked.until_s, step))
+            result = self._record(
+                question, step, count, self._answer(ids, timed_question.until_s, step)
+            )
         except WithheldError as error:
             if not ids:
-                # The first answer of this scoring has been sent, so this one must fail.
+                # The first answer of this scoring has been sent already, so this answer must fail.
                 raise
-            self._once.warning("untold", f"answers for none of the ids: {error}", event="untold")
+            self._log_once.warning(
+                "untold", f"answers for none of the ids: {error}", event="untold"
+            )
         else:
-            self._once.over("untold")
+            self._log_once.over("untold")
             return result
         no_ids = [""] * len(ids)
-        return self._record(question, step, count, self._answer(no_ids, asked.until_s, step))
+        return self._record(
+            question, step, count, self._answer(no_ids, timed_question.until_s, step)
+        )
 
     def _record(
         self, question: serving_pb2.Question, step: Step | None, asked: int, content: ServingAnswer
     ) -> tuple[bytes, int]:
-        """Records an answer; returns it as it is sent, and how many of its bytes are numbers.
-        Raises UntoldError if it may not leave. ``asked``: the number of ids in the question.
+        """Records an answer. Returns its message and the number of payload bytes in it. Raises
+        WithheldError if the answer may not be sent. ``asked``: the number of ids in the question.
         """
         answer = serving_pb2.Answer(
             number=question.number,
@@ -311,7 +330,7 @@ class ServingClient:
             answered=content.answered,
         )
         data = serving_pb2.FromParty(answer=answer).SerializeToString()
-        numbers = content.embeddings or content.answered
+        payload = content.embeddings or content.answered
         if self._hooks.writes is not None:
             first = step.first if step is not None else question.number
             outgoing = OutgoingMessage(
@@ -323,16 +342,16 @@ class ServingClient:
                 ids=content.ids,
                 times=content.times,
                 numbers=len(content.embeddings) // FLOAT_BYTES + len(content.answered),
-                content=numbers,
-                payload_bytes=len(numbers),
+                content=payload,
+                payload_bytes=len(payload),
                 message_bytes=len(data),
                 asked=asked,
             )
             with withholding:
                 self._hooks.writes(outgoing)
-        return data, len(numbers)
+        return data, len(payload)
 
-    def _read(self, data: bytes) -> serving_pb2.FromActive:
+    def _parse_message(self, data: bytes) -> serving_pb2.FromActive:
         try:
             return serving_pb2.FromActive.FromString(data)
         except DecodeError:
@@ -343,13 +362,13 @@ class ServingClient:
             ) from None
 
 
-def _step_of(question: serving_pb2.Question) -> Step | None:
+def _parse_step(question: serving_pb2.Question) -> Step | None:
     if not question.HasField("step"):
         return None
     first = question.step.first
     return Step(question.step.asked, first or question.number, begins=not first)
 
 
-def _messages(outbox: queue.SimpleQueue[bytes | None]) -> Iterator[bytes]:
+def _yield_messages(outbox: queue.SimpleQueue[bytes | None]) -> Iterator[bytes]:
     while (data := outbox.get()) is not None:
         yield data

@@ -1,4 +1,6 @@
-"""The active party's side: admits the passive parties' streams, and asks all of them at once."""
+"""The active party's side of serving: admits the passive parties' streams, and sends questions to
+all of them at once.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from vfl_common.rpc.serving.answered import (
     ServingAnswer,
     Step,
     read_answer,
-    read_keeping,
+    read_cache_policy,
 )
 from vfl_common.rpc.serving.stream import (
     ANSWER,
@@ -36,30 +38,31 @@ from vfl_common.rpc.serving.stream import (
     Question,
     Stream,
     describe_question,
-    question_bytes,
+    encode_question,
 )
 from vfl_common.text import clean
 
 SERVICE = serving_pb2.DESCRIPTOR.services_by_name["Serving"].full_name
-# The most streams of one party: the one in use, and others that are ending or beginning.
+# The maximum number of streams of one party: one in use, and others that are ending or beginning.
 MAX_STREAMS = 3
 # The time between two checks of the certificate of a stream.
 CHECK_S = 5.0
-# The most characters of the random text that identifies a party's program.
-_LONGEST_NAME = 64
+# The maximum length of the random text that identifies a party's program.
+_MAX_PROGRAM_CHARS = 64
 
 log = logging.getLogger(__name__)
 
 
 class ServingService:
-    """Asks the passive parties of one trained model.
+    """Sends questions to the passive parties of one trained model.
 
     Args:
         widths: {passive party: the width of its embeddings}.
-        run_id, digest: the id of the model's run, and the digest of its recipe; a party with others
-            is refused.
-        attends: called with a party's name when it has come (True), and when it has left (False).
-        writes: records a question before it is sent.
+        run_id, digest: The id of the model's run and the digest of its recipe. A party that serves
+            another run or recipe is refused.
+        attends: Called with a party's name and True when the party has connected, and False when it
+            has left.
+        writes: Records a question before it is sent.
     """
 
     def __init__(
@@ -76,10 +79,10 @@ class ServingService:
         self._widths, self._keyring, self._ledger = dict(widths), keyring, ledger
         self._run_id, self._digest, self._attends = run_id, digest, attends
         self._writes = writes
-        self._once = LogOnce(log)
+        self._log_once = LogOnce(log)
         self._changed = threading.Condition()
         self._streams: dict[str, Stream] = {}
-        self._held: Counter[str] = Counter()
+        self._num_streams: Counter[str] = Counter()
         self._number = 0
         self._closed = False
 
@@ -89,7 +92,7 @@ class ServingService:
 
     @property
     def present(self) -> list[str]:
-        """The parties that attend and answer now, in the recipe's order."""
+        """The parties that are connected and not away, in the recipe's order."""
         with self._changed:
             streams = self._streams
             return [n for n in self._widths if n in streams and streams[n].patience.waits]
@@ -105,7 +108,7 @@ class ServingService:
     # ----------------------------------------------------------------------
 
     def keeping(self) -> dict[str, CachePolicy]:
-        """Returns {party that attends: how its embeddings may be kept}."""
+        """Returns {connected party: permission to cache its embeddings}."""
         with self._changed:
             return {name: stream.keeping for name, stream in self._streams.items()}
 
@@ -116,28 +119,29 @@ class ServingService:
         steps: Mapping[str, Step] | None = None,
         ids_of: Mapping[str, Sequence[str]] | None = None,
     ) -> Pending:
-        """Sends a question about ``ids`` to all parties that attend; does not wait for answers.
+        """Sends a question about ``ids`` to all connected parties. Does not wait for answers.
 
-        After ``timeout_s`` a party that has not answered is late. A party that has missed several
-        questions is away until it answers one in time: see ``AnswerPatience``. ``steps``: {party:
-        its question}, instead of embeddings; the other parties are not asked. ``ids_of``: {party:
-        the ids to ask it for, instead of all}; a party without ids counts as having answered.
+        A party that has not answered after ``timeout_s`` is late. A party that has missed several
+        questions is away until it answers a question in time: see ``AnswerPatience``. ``steps``:
+        {party: question of the method}, instead of a question for embeddings; other parties get no
+        question. ``ids_of``: {party: ids in its question}, for parties that do not get all ids. A
+        party with an empty list counts as having answered.
 
-        Raises VflError if a question may not leave.
+        Raises VflError if a question may not be sent.
         """
         now_s = time.monotonic()
-        own = {
+        ids_by_party = {
             name: (ids_of or {}).get(name, ids)
             for name in (self._widths if steps is None else steps)
         }
-        question = Question(own, now_s, steps)
+        question = Question(ids_by_party, now_s, steps)
         left_ms = max(1, int(1000 * timeout_s))
         with self._changed:
             self._number += 1
             number = self._number
-            # Without steps, all parties that are asked for all ids get the same bytes.
-            whole = question_bytes(number, ids, left_ms, None) if steps is None else b""
-            for name, some in own.items():
+            # Without steps, all parties that are asked about all ids get the same bytes.
+            shared_data = encode_question(number, ids, left_ms, None) if steps is None else b""
+            for name, party_ids in ids_by_party.items():
                 stream = self._streams.get(name)
                 if stream is None or stream.full:
                     question.results[name] = "away" if stream is None else "late"
@@ -147,15 +151,17 @@ class ServingService:
                     if not stream.patience.probes(number, now_s, now_s + timeout_s):
                         continue
                     # A probe must ask for at least one id.
-                    some = some or ids
-                elif not some:
+                    party_ids = party_ids or ids
+                elif not party_ids:
                     question.results[name] = ServingAnswer(b"")
                     continue
                 step = steps[name] if steps is not None else None
-                is_whole = some is ids and step is None
-                data = whole if is_whole else question_bytes(number, some, left_ms, step)
+                is_shared = party_ids is ids and step is None
+                data = (
+                    shared_data if is_shared else encode_question(number, party_ids, left_ms, step)
+                )
                 if self._writes is not None:
-                    self._writes(describe_question(name, number, some, step, len(data)))
+                    self._writes(describe_question(name, number, party_ids, step, len(data)))
                 if name not in question.results:
                     stream.open[number] = question
                     question.waiting.add(name)
@@ -165,22 +171,22 @@ class ServingService:
     def wait(
         self, number: int, question: Question, until_s: float
     ) -> dict[str, ServingAnswer | Absent]:
-        """Returns {party: its answer, or why it has none}, not later than ``until_s``
-        (monotonic).
+        """Waits for the answers until ``until_s`` (monotonic). Returns {party: its answer, or the
+        reason why there is none}.
         """
         with self._changed:
             while question.waiting and (left_s := until_s - time.monotonic()) > 0:
                 self._changed.wait(left_s)
             for name in question.waiting:
                 question.results[name] = "late"
-                self._late(self._streams.get(name), number, question.asked_s)
+                self._note_late(self._streams.get(name), number, question.asked_s)
             question.waiting = set()
             return {
                 name: question.results[name] for name in self._widths if name in question.results
             }
 
-    def _late(self, stream: Stream | None, number: int, asked_s: float) -> None:
-        # A newer stream does not have this question.
+    def _note_late(self, stream: Stream | None, number: int, asked_s: float) -> None:
+        # A newer stream of the party does not have this question.
         if stream is None or stream.open.pop(number, None) is None:
             return
         if stream.patience.note_late(asked_s, len(stream.open)):
@@ -189,7 +195,7 @@ class ServingService:
                 stream.party,
                 extra={"event": "away"},
             )
-            self._give_up(stream)
+            self._mark_away(stream)
 
     # -- gRPC's threads
     # ----------------------------------------------------------------------
@@ -201,17 +207,17 @@ class ServingService:
             party = caller_name(context, self._keyring)
             self._take_place(party)
             try:
-                stream = self._check(party, requests)
-                # Otherwise the stream has ended already.
+                stream = self._open_stream(party, requests)
+                # If this returns False, the stream has ended already.
                 if context.add_callback(lambda: stream.outbox.put(None)):
                     certificate = context.auth_context()["x509_pem_cert"][0]
-                    yield from self._asking(stream, requests, certificate)
+                    yield from self._send_questions(stream, requests, certificate)
             finally:
                 with self._changed:
-                    self._held[party] -= 1
+                    self._num_streams[party] -= 1
         except Exception as error:
             if isinstance(error, PeerError):
-                self._once.warning(f"refused {error.party}", str(error), event="refused")
+                self._log_once.warning(f"refused {error.party}", str(error), event="refused")
             elif not isinstance(error, VflError | grpc.RpcError):
                 log.exception("internal error", extra={"event": "failed"})
             yield serving_pb2.FromActive(failure=to_failure(error)).SerializeToString()
@@ -222,24 +228,24 @@ class ServingService:
                 Code.ROLE_MISMATCH, f"{party} is not a passive party of this model", party=party
             )
         with self._changed:
-            if self._held[party] >= MAX_STREAMS:
+            if self._num_streams[party] >= MAX_STREAMS:
                 raise PeerError(
                     Code.NAME_TAKEN, f"{party} already has {MAX_STREAMS} open streams", party=party
                 )
-            self._held[party] += 1
+            self._num_streams[party] += 1
 
-    def _check(self, party: str, requests: Iterator[bytes]) -> Stream:
-        """Reads the first message of a stream, and returns the stream. Raises PeerError if the
-        party does not serve this model.
+    def _open_stream(self, party: str, requests: Iterator[bytes]) -> Stream:
+        """Reads the first message of a stream and creates the stream. Raises PeerError if the party
+        does not serve this model.
         """
-        word = self._read(party, next(requests, b""))
-        if not word.HasField("present"):
+        message = self._parse_message(party, next(requests, b""))
+        if not message.HasField("present"):
             raise PeerError(
                 Code.MALFORMED_MESSAGE,
                 f"{party} opened a stream without naming the model that it serves",
                 party=party,
             )
-        present = word.present
+        present = message.present
         if not OLDEST <= present.protocol <= PROTOCOL:
             raise PeerError(
                 Code.PROTOCOL_DIFFERS,
@@ -254,43 +260,43 @@ class ServingService:
                 "with --run.",
                 party=party,
             )
-        return Stream(party, read_keeping(present), clean(present.program, _LONGEST_NAME))
+        return Stream(party, read_cache_policy(present), clean(present.program, _MAX_PROGRAM_CHARS))
 
-    def _asking(
+    def _send_questions(
         self, stream: Stream, requests: Iterator[bytes], certificate: bytes
     ) -> Iterator[bytes]:
         """Sends questions until the stream ends, while another thread reads the answers."""
-        ended: list[Exception] = []
+        errors: list[Exception] = []
 
         def listen() -> None:
             try:
                 for data in requests:
                     self._handle_answer(stream, data)
             except Exception as error:  # noqa: BLE001 - raised below, in the stream's own thread
-                ended.append(error)
+                errors.append(error)
             finally:
                 stream.outbox.put(None)
 
         welcome = serving_pb2.FromActive(welcome=serving_pb2.Welcome()).SerializeToString()
-        self._come(stream)
+        self._register(stream)
         try:
             self._ledger.add(stream.party, CONTROL, CONTROL, "sent", 0, len(welcome))
             yield welcome
             reader = threading.Thread(target=listen, name=f"answers-{stream.party}", daemon=True)
             reader.start()
-            for data in self._questions(stream, certificate):
+            for data in self._yield_questions(stream, certificate):
                 self._ledger.add(stream.party, PHASE, QUESTION, "sent", 0, len(data))
                 yield data
         finally:
-            self._leave(stream)
-        for error in ended:
+            self._unregister(stream)
+        for error in errors:
             if not isinstance(error, grpc.RpcError):
                 raise error
 
-    def _questions(self, stream: Stream, certificate: bytes) -> Iterator[bytes]:
-        """Yields the questions in a stream's outbox until the stream ends, or its certificate is
-        revoked or has ended: a connection may last for months. The party then connects again with
-        its current files, and learns why they are refused.
+    def _yield_questions(self, stream: Stream, certificate: bytes) -> Iterator[bytes]:
+        """Yields the questions in a stream's outbox until the stream ends. The stream also ends if
+        its certificate is revoked or has expired, because a connection may last for months. The
+        party then connects again with its current files, and is told why they are refused.
         """
         check_s = time.monotonic() + CHECK_S
         while True:
@@ -310,17 +316,18 @@ class ServingService:
             if data:
                 yield data
 
-    def _come(self, stream: Stream) -> None:
-        """Replaces the party's last stream, which may be dead, with this one. Raises PeerError
-        (NAME_TAKEN) if the last one belongs to another program that still answers; otherwise both
-        programs replace each other for ever.
+    def _register(self, stream: Stream) -> None:
+        """Replaces the party's previous stream, which may be dead, with this stream. Raises
+        PeerError (NAME_TAKEN) if the previous stream belongs to another program that still answers,
+        because otherwise both programs would replace each other for ever.
         """
         party = stream.party
         with self._changed:
-            before = self._streams.get(party)
-            # Older releases do not name their program, and always replace the stream.
-            programs = {before.program, stream.program} if before is not None else set[str]()
-            if before is not None and len(programs - {""}) == 2 and before.patience.waits:
+            previous = self._streams.get(party)
+            # Older releases do not send the name of their program. Their new stream always replaces
+            # the previous one.
+            programs = {previous.program, stream.program} if previous is not None else set[str]()
+            if previous is not None and len(programs - {""}) == 2 and previous.patience.waits:
                 raise PeerError(
                     Code.NAME_TAKEN,
                     f"another program of {party} already serves {self._run_id}. Stop one of them.",
@@ -329,23 +336,23 @@ class ServingService:
             self._streams[party] = stream
             if self._closed:
                 stream.outbox.put(None)
-        if before is not None:
-            before.outbox.put(None)
-            self._give_up(before)
+        if previous is not None:
+            previous.outbox.put(None)
+            self._mark_away(previous)
         else:
-            self._once.over(f"refused {party}")
+            self._log_once.over(f"refused {party}")
             self._attends(party, True)
 
-    def _leave(self, stream: Stream) -> None:
+    def _unregister(self, stream: Stream) -> None:
         with self._changed:
             is_last = self._streams.get(stream.party) is stream
             if is_last:
                 del self._streams[stream.party]
-        self._give_up(stream)
+        self._mark_away(stream)
         if is_last:
             self._attends(stream.party, False)
 
-    def _give_up(self, stream: Stream) -> None:
+    def _mark_away(self, stream: Stream) -> None:
         """Marks the party of a stream as away in all open questions."""
         with self._changed:
             for question in stream.open.values():
@@ -356,14 +363,14 @@ class ServingService:
             self._changed.notify_all()
 
     def _handle_answer(self, stream: Stream, data: bytes) -> None:
-        """Handles an answer; of a late one, only the bytes are counted."""
-        party, word = stream.party, self._read(stream.party, data)
-        if word.HasField("present"):
-            # The party's features have changed.
+        """Handles an answer. A late answer is only counted in the ledger."""
+        party, message = stream.party, self._parse_message(stream.party, data)
+        if message.HasField("present"):
+            # The party sends this message again when its features have changed.
             self._ledger.add(party, CONTROL, CONTROL, "received", 0, len(data))
-            stream.keeping = read_keeping(word.present)
+            stream.keeping = read_cache_policy(message.present)
             return
-        answer = word.answer
+        answer = message.answer
         payload = len(answer.embeddings) + len(answer.answered)
         self._ledger.add(party, PHASE, ANSWER, "received", payload, len(data))
         with self._changed:
@@ -383,11 +390,11 @@ class ServingService:
         try:
             if answer.HasField("failure"):
                 error = from_failure(answer.failure, sender=party, me=self._keyring.name)
-                self._once.warning(party, str(error), event="unanswered", peer=party)
+                self._log_once.warning(party, str(error), event="unanswered", peer=party)
             else:
                 step = question.steps[party] if question.steps is not None else None
                 result = read_answer(answer, question.ids[party], self._widths[party], party, step)
-                self._once.over(party)
+                self._log_once.over(party)
         finally:
             with self._changed:
                 if party in question.waiting:
@@ -396,7 +403,7 @@ class ServingService:
                     if not question.waiting:
                         self._changed.notify_all()
 
-    def _read(self, party: str, data: bytes) -> serving_pb2.FromParty:
+    def _parse_message(self, party: str, data: bytes) -> serving_pb2.FromParty:
         try:
             return serving_pb2.FromParty.FromString(data)
         except DecodeError:
@@ -408,7 +415,9 @@ class ServingService:
 
 
 class Pending:
-    """A question that was sent. ``number``: that of the question."""
+    """A question that was sent and may not be answered yet. ``number``: the number of the
+    question.
+    """
 
     def __init__(
         self, service: ServingService, number: int, question: Question, until_s: float
@@ -417,7 +426,7 @@ class Pending:
         self._question, self._until_s = question, until_s
 
     def wait(self) -> dict[str, ServingAnswer | Absent]:
-        """Returns {party: its answer, or why it has none}, when all have answered or the time is
-        over.
+        """Waits until all parties have answered or the time is over. Returns {party: its answer, or
+        the reason why there is none}.
         """
         return self._service.wait(self.number, self._question, self._until_s)

@@ -1,5 +1,6 @@
-"""The active party's side if it serves several runs: passes each stream to the run that it "
-"names."""
+"""The active party's side if it serves several runs: passes each stream to the service of the run
+that the stream names.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +23,18 @@ log = logging.getLogger(__name__)
 
 
 class SeveralRuns:
-    """Serves the streams of several runs; runs may be added and removed meanwhile.
+    """Serves the streams of several runs. Runs may be added and removed while it serves.
 
     Args:
-        keyring: the credentials, with the members of all runs.
-        parties: the passive parties of all runs.
-        max_runs: the most runs at the same time.
+        keyring: The credentials, with the members of all runs.
+        parties: The passive parties of all runs.
+        max_runs: The maximum number of runs at the same time.
     """
 
     def __init__(self, keyring: Keyring, parties: Collection[str], max_runs: int) -> None:
         self._keyring, self._parties = keyring, frozenset(parties)
         self._services: dict[str, ServingService] = {}
-        # Parties whose refusal was logged.
+        # The parties whose refusal was logged.
         self._refused = set[str]()
         self._places = CallLimit(MAX_STREAMS * max_runs, "streams")
 
@@ -60,17 +61,17 @@ class SeveralRuns:
             party = caller_name(context, self._keyring)
             service = next(iter(self._services.values()))
             if party not in self._parties:
-                # Any service refuses a stranger with the reason.
+                # Any service refuses a stranger and sends the reason.
                 yield from service.attend(requests, context)
                 return
             with self._places.hold(party):
                 first = next(requests, b"")
-                run_id = _run(first)
-                # Any service refuses a stream that names no run with the reason.
-                named = self._services.get(run_id) if run_id else service
-                if named is None:
+                run_id = _read_run_id(first)
+                # Any service refuses a stream that names no run and sends the reason.
+                named_service = self._services.get(run_id) if run_id else service
+                if named_service is None:
                     raise self._refuse(party)
-                yield from named.attend(itertools.chain((first,), requests), context)
+                yield from named_service.attend(itertools.chain((first,), requests), context)
         except grpc.RpcError:
             # The stream has ended before its first message.
             return
@@ -78,8 +79,8 @@ class SeveralRuns:
             yield serving_pb2.FromActive(failure=to_failure(error)).SerializeToString()
 
     def _refuse(self, party: str) -> PeerError:
-        """Returns the refusal of a run that is not served here. It is logged only once, because the
-        party tries again and again.
+        """Returns the refusal of a run that is not served here. It is logged only once for each
+        party, because the party repeats its attempt.
         """
         error = PeerError(
             Code.RECIPE_DIFFERS,
@@ -93,7 +94,7 @@ class SeveralRuns:
         return error
 
 
-def _run(data: bytes) -> str:
+def _read_run_id(data: bytes) -> str:
     try:
         return serving_pb2.FromParty.FromString(data).present.run_id
     except DecodeError:

@@ -1,4 +1,4 @@
-"""A passive party's stream at the active party, and the questions on it."""
+"""A passive party's stream at the active party, and the open questions on it."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ from vfl_common.rpc.serving.answered import CachePolicy, OutgoingMessage, Servin
 from vfl_common.rpc.serving.patience import AnswerPatience
 
 PHASE, QUESTION, ANSWER = "serve", "question", "answer"
-# The most questions to one party without an answer.
+# The maximum number of unanswered questions to one party.
 _MAX_OPEN = 1_000
-# The most questions to one party that wait to be sent; without this limit they fill the memory.
+# The maximum number of questions to one party that wait to be sent. Without a limit they could fill
+# the memory.
 _MAX_UNSENT = 64
 
-# Why an answer lacks a party.
+# The reason why there is no answer from a party.
 Absent = Literal["away", "late", "failed"]
 
 
 @dataclass
 class Question:
-    """A question to parties. ``ids``: {party: the ids to ask it for}. ``asked_s``: the time.
-    ``steps``: see ``ServingService.ask``. ``waiting``: the parties that have not answered yet.
+    """A question to several parties. ``ids``: {party: the ids in its question}. ``asked_s``: the
+    time of the question. ``steps``: see ``ServingService.ask``. ``waiting``: the parties that have
+    not answered yet. ``results``: {party: its answer, or the reason why there is none}.
     """
 
     ids: Mapping[str, Sequence[str]]
@@ -36,8 +38,8 @@ class Question:
 
 @dataclass
 class Stream:
-    """A party's stream. ``program``: identifies the party's program; '' with an older release.
-    ``open``: its questions without an answer, by number.
+    """A party's stream. ``program``: the id of the party's program; '' with an older release.
+    ``open``: {number: unanswered question}.
     """
 
     party: str
@@ -49,12 +51,12 @@ class Stream:
 
     @property
     def full(self) -> bool:
-        """Whether the stream can take no more questions."""
+        """Whether the stream has too many open questions to take another."""
         return len(self.open) >= _MAX_OPEN or self.outbox.qsize() >= _MAX_UNSENT
 
 
-def question_bytes(number: int, ids: Sequence[str], left_ms: int, step: Step | None) -> bytes:
-    """Returns the message of a question; only the first one of a scoring has the ids."""
+def encode_question(number: int, ids: Sequence[str], left_ms: int, step: Step | None) -> bytes:
+    """Returns the message of a question. Only the first question of a scoring contains the ids."""
     asked = serving_pb2.Question(number=number, left_ms=left_ms)
     if step is None or not step.first:
         asked.ids.extend(ids)
@@ -66,7 +68,7 @@ def question_bytes(number: int, ids: Sequence[str], left_ms: int, step: Step | N
 def describe_question(
     party: str, number: int, ids: Sequence[str], step: Step | None, message_bytes: int
 ) -> OutgoingMessage:
-    """Returns the description of a question for the party's own record."""
+    """Describes a question for the party's own record."""
     first = number if step is None else step.first or number
     asked = step.asked if step is not None else b""
     return OutgoingMessage(

@@ -246,12 +246,12 @@ def test_peer_whose_clock_is_behind_ours(ca: Path, bank: Credentials) -> None:
 def test_the_certificate_of_a_peer(ca: Path, bank: Credentials) -> None:
     tls = issue(ca, "server")
     with grpc_server(tls, trusted=ca) as address:
-        shown = module.certificate_of(address, bank, "server", TIMEOUT_S)
+        shown = module.fetch_certificate(address, bank, "server", TIMEOUT_S)
         assert shown == x509.load_pem_x509_certificate(Path(tls.certificate).read_bytes())
         with raises(InputError, Code.IDENTITY_MISMATCH, names=("server", "shop")):
-            module.certificate_of(address, bank, "shop", TIMEOUT_S)
+            module.fetch_certificate(address, bank, "shop", TIMEOUT_S)
     with raises(InputError, Code.UNREACHABLE, names=("server", "127.0.0.1")):
-        module.certificate_of(address, bank, "server", TIMEOUT_S)
+        module.fetch_certificate(address, bank, "server", TIMEOUT_S)
 
 
 def test_peer_with_another_name(ca: Path, bank: Credentials) -> None:
@@ -381,7 +381,7 @@ def test_diagnosis_itself_never_raises(bank: Credentials, monkeypatch: pytest.Mo
     def full(credentials: Credentials) -> ssl.SSLContext:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module, "_context", full)
+    monkeypatch.setattr(module, "_make_context", full)
     with listener() as address:
         error: VflError = diagnose(address, bank, "server", TIMEOUT_S)
     assert_names(str(error), "server", "127.0.0.1")

@@ -25,7 +25,7 @@ from vfl_common.config.base import Section, parse
 from vfl_common.config.data import DataSettings, get_unaligned_settings, is_database, reader_of
 from vfl_common.config.sources import resolve_source
 from vfl_common.errors import Code, InputError, InternalError
-from vfl_common.passwords import hide_passwords, hide_passwords_of, secrets
+from vfl_common.passwords import find_passwords, hide_passwords, hide_passwords_of
 from vfl_party.data import load_table
 from vfl_party.data.sources.cells_as_text import MarkedError, write_cell
 from vfl_party.data.sources.databases.query import SORTED, UNSORTED, has_order
@@ -150,9 +150,9 @@ def test_relative_files_of_sqlite_start_at_the_party_files_folder() -> None:
 def test_passwords_are_not_shown(source: str, text: str, found: list[str] | None) -> None:
     assert hide_passwords(source) == text
     assert hide_passwords(text) == text
-    assert found is None or secrets(source) == found
+    assert found is None or find_passwords(source) == found
     said = hide_passwords_of(f"no way to {source} with {'; '.join(found or ())}", source)
-    assert not any(secret in said for secret in secrets(source) if len(secret) > 1)
+    assert not any(secret in said for secret in find_passwords(source) if len(secret) > 1)
 
 
 @pytest.mark.parametrize(

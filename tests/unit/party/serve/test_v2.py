@@ -159,7 +159,7 @@ def test_columns_have_their_datatype(
         ({"datatype": "FP64", "data": [10**400, 1]}, "x: data has a number that FP64 cannot hold"),
         ({"datatype": "INT64", "data": [2**63, 1]}, "x: data has a number that INT64 cannot hold"),
         ({"datatype": "TEXT", "data": ["a", "b"]}, "x: datatype must be BYTES, BOOL, INT8"),
-        ({"datatype": "FP64", "data": [1.0]}, "x: shape and data do not match"),
+        ({"datatype": "FP64", "data": [1.0]}, "x: data must have as many elements as the shape"),
         ({"datatype": "FP64", "data": [1.0], "shape": [1]}, "x: shape must be [2], one value"),
         ({"datatype": "FP64", "data": [1.0, 2.0], "shape": [1, 2]}, "x: shape must be [2]"),
         ({"datatype": "FP64"}, "x: give data"),
