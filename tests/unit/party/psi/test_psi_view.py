@@ -27,7 +27,7 @@ from vfl_common.bundle import Bundle, StepKey
 from vfl_common.errors import InterruptedRun
 from vfl_common.psi import PHASE, TAG_BYTES
 from vfl_party.align import state
-from vfl_party.align.digest import PASSES_FOUND, slow_digest
+from vfl_party.align.digest import PASSES_FOUND, compute_slow_digest
 from vfl_party.align.exchanges import INTRODUCTION_BYTES
 from vfl_party.align.state import Attempt
 from vfl_party.psi import curve, sealed
@@ -235,7 +235,7 @@ def test_the_server_sees_sizes_and_tags_alone(tmp_path: Path) -> None:
     common = in_common(run.parties.sets)
     publics = b"".join(run.seals[name].public for name in run.ring)
     salt = hashlib.sha256(b"vfl common rows" + run.secrets["p0"]["name"] + publics).digest()
-    slow = slow_digest(salt, common, PASSES_FOUND)
+    slow = compute_slow_digest(salt, common, PASSES_FOUND)
     # A salt that it does not know.
     assert digests == [hmac.digest(slow, b"lists", "sha256")] * 3
     assert not [
