@@ -441,7 +441,7 @@ def test_sizes_of_splits_that_cannot_be_are_refused(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(partial, "ints", lambda *_: torch.tensor(splits))
+    monkeypatch.setattr(partial, "to_tensor", lambda *_: torch.tensor(splits))
     with raises(PeerError, Code.MALFORMED_MESSAGE, names="p0"):
         in_process(tmp_path, recipe(SUBSETS), data)
 

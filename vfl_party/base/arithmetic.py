@@ -58,8 +58,8 @@ MAX_CHANGES = 100
 def arithmetic(device: torch.device) -> Arithmetic:
     """Describes the arithmetic of this process on ``device``: hardware, libraries and digests.
 
-    The operations behind the digests run once per device and number of threads, which takes 25 ms on
-    a CPU. The random generators of torch and NumPy are not used.
+    The operations behind the digests run once per device and number of threads (25 ms on a CPU).
+    The random generators of torch and NumPy are not used.
     """
     return _arithmetic(device, torch.get_num_threads())
 

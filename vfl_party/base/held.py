@@ -33,13 +33,11 @@ class HeldRows:
         return np.flatnonzero(self.by[party][rows])
 
     def own(self, party: str, rows: Rows) -> Rows:
-        """Returns the rows among ``rows`` that a passive party holds, as positions in its own rows."""
+        """Returns the rows among ``rows`` that a passive party holds, numbered as in its table."""
         return self._row_counts[party][rows[self.by[party][rows]]]
 
     def counts(self, rows: Rows) -> dict[str, int]:
-        """Returns for each passive party how many of ``rows`` it holds, without parties that hold
-        none.
-        """
+        """Returns how many of ``rows`` each passive party holds, without parties that hold none."""
         totals = {name: int(held[rows].sum()) for name, held in self.by.items()}
         return {name: count for name, count in totals.items() if count}
 

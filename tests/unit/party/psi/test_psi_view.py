@@ -324,7 +324,7 @@ def test_an_order_that_is_drawn_in_pieces_is_that_of_all_numbers_at_once(
     seed = bytes(range(32))
     drawn = Cipher(ChaCha20(seed, bytes(16)), mode=None).encryptor().update(bytes(8 * rows))
     at_once = np.argsort(np.frombuffer(drawn, "<u8"), kind="stable")
-    monkeypatch.setattr(state, "_AT_ONCE", 64)
+    monkeypatch.setattr(state, "_CHUNK", 64)
     monkeypatch.setattr(state, "_SORTED", 100)
     assert np.array_equal(Attempt(seed=seed).order(rows), at_once)
 
