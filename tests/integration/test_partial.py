@@ -88,18 +88,18 @@ def fast() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rounds, "Masking", Direct)
         patch.setitem(digest._SCRYPT, "n", 2)
-        digest._slow.cache_clear()
+        digest._compute_scrypt.cache_clear()
         yield
-    digest._slow.cache_clear()
+    digest._compute_scrypt.cache_clear()
 
 
 @pytest.fixture
 def as_it_is(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Orders the rows as programs do, which know nothing of ``fast``."""
     monkeypatch.setitem(digest._SCRYPT, "n", 1 << 15)
-    digest._slow.cache_clear()
+    digest._compute_scrypt.cache_clear()
     yield
-    digest._slow.cache_clear()
+    digest._compute_scrypt.cache_clear()
 
 
 @pytest.mark.usefixtures("float64")
