@@ -76,7 +76,7 @@ class Direct:
 
     def others(self, points: bytes, party: str) -> Future[bytes]:
         def checked() -> bytes:
-            curve.check(points, party)
+            curve.check_points(points, party)
             return points
 
         return self._done(checked)

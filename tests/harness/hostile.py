@@ -31,7 +31,7 @@ from vfl_common.rpc.exchange.link import ExchangeLink, LinkEnds
 from vfl_common.rpc.messages import Joining, Start
 from vfl_common.rpc.session import Session
 from vfl_common.stages import AggregationPlan
-from vfl_party.align.digest import rows_digest
+from vfl_party.align.digest import compute_rows_digest
 from vfl_party.data import load_table
 from vfl_party.outbound.exchange import to_bundle, to_tensors
 from vfl_party.record.book import RecordBook
@@ -105,7 +105,9 @@ class HostilePassive:
         )
         self.show_record()
         ids = load_table(self._data, with_label=False).ids
-        digest = torch.frombuffer(bytearray(rows_digest(start.run_id, ids)), dtype=torch.uint8)
+        digest = torch.frombuffer(
+            bytearray(compute_rows_digest(start.run_id, ids)), dtype=torch.uint8
+        )
         rows = to_bundle(Kind.ROWS, {"count": torch.tensor([len(ids)]), "digest": digest})
         self.link.swap(StepKey("open", 0, 0), rows, BundleSpec(Kind.ACK))
 

@@ -88,18 +88,18 @@ def fast() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rounds, "Masking", Direct)
         patch.setitem(digest._SCRYPT, "n", 2)
-        digest._slow.cache_clear()
+        digest._compute_scrypt.cache_clear()
         yield
-    digest._slow.cache_clear()
+    digest._compute_scrypt.cache_clear()
 
 
 @pytest.fixture
 def as_it_is(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Orders the rows as programs do, which know nothing of ``fast``."""
     monkeypatch.setitem(digest._SCRYPT, "n", 1 << 15)
-    digest._slow.cache_clear()
+    digest._compute_scrypt.cache_clear()
     yield
-    digest._slow.cache_clear()
+    digest._compute_scrypt.cache_clear()
 
 
 @pytest.mark.usefixtures("float64")
@@ -441,7 +441,7 @@ def test_sizes_of_splits_that_cannot_be_are_refused(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(partial, "ints", lambda *_: torch.tensor(splits))
+    monkeypatch.setattr(partial, "to_tensor", lambda *_: torch.tensor(splits))
     with raises(PeerError, Code.MALFORMED_MESSAGE, names="p0"):
         in_process(tmp_path, recipe(SUBSETS), data)
 

@@ -30,8 +30,8 @@ PARENT = """
 import psutil
 from vfl_party.psi.pool import Masking
 with Masking(bytes(range(100, 132)), b"salt of a run", 2) as masking:
-    masking.own(["1"]).result()
-    busy = masking.own([str(number) for number in range(20_000)])
+    masking.mask_own(["1"]).result()
+    busy = masking.mask_own([str(number) for number in range(20_000)])
     print(*(each.pid for each in psutil.Process().children()), flush=True)
     input()
 """
@@ -63,15 +63,19 @@ def runs(process: psutil.Process) -> bool:
 
 
 def test_masks_as_this_process_would(masking: Masking) -> None:
-    own = masking.own(IDS).result(WAIT_S)
+    own = masking.mask_own(IDS).result(WAIT_S)
     assert own == mask(hash_ids([each.encode() for each in IDS], SALT), SECRET)
-    assert masking.others(own, "shop").result(WAIT_S) == mask(own, SECRET)
-    assert masking.own([]).result(WAIT_S) == masking.others(b"", "shop").result(WAIT_S) == b""
+    assert masking.mask_received(own, "shop").result(WAIT_S) == mask(own, SECRET)
+    assert (
+        masking.mask_own([]).result(WAIT_S)
+        == masking.mask_received(b"", "shop").result(WAIT_S)
+        == b""
+    )
 
 
 def test_many_batches_come_back_in_their_places(masking: Masking) -> None:
     batches = [[f"{batch}:{row}" for row in range(batch % 7)] for batch in range(50)]
-    futures = [masking.own(each) for each in batches]
+    futures = [masking.mask_own(each) for each in batches]
     expected = [
         mask(hash_ids([each.encode() for each in batch], SALT), SECRET) for batch in batches
     ]
@@ -81,22 +85,22 @@ def test_many_batches_come_back_in_their_places(masking: Masking) -> None:
 def test_a_large_batch(masking: Masking) -> None:
     """More than a socket's buffers hold, both ways."""
     ids = [f"{number:0200d}" for number in range(10_000)]
-    points = masking.own(ids).result(WAIT_S)
+    points = masking.mask_own(ids).result(WAIT_S)
     assert len(points) == 320_000
     assert points[-32:] == mask(hash_ids([ids[-1].encode()], SALT), SECRET)
 
 
 def test_a_peers_error_comes_back_as_itself(masking: Masking) -> None:
     with raises(PeerError, Code.MALFORMED_MESSAGE, names="shop") as caught:
-        masking.others(bytes(32), "shop").result(WAIT_S)
+        masking.mask_received(bytes(32), "shop").result(WAIT_S)
     assert (caught.value.code, caught.value.party) == (Code.MALFORMED_MESSAGE, "shop")
     assert caught.value.public == str(caught.value)
     # And the worker goes on.
-    assert masking.own(["1"]).result(WAIT_S)
+    assert masking.mask_own(["1"]).result(WAIT_S)
 
 
 def test_workers_are_small_processes_whose_secret_nobody_sees(masking: Masking) -> None:
-    wait([masking.own(["1"]) for _ in range(8)], WAIT_S)
+    wait([masking.mask_own(["1"]) for _ in range(8)], WAIT_S)
     workers = ours()
     assert len(workers) == 2
     for each in workers:
@@ -111,12 +115,12 @@ def test_workers_are_small_processes_whose_secret_nobody_sees(masking: Masking) 
 
 
 def test_signals_to_all_processes_are_the_parents_to_decide_about(masking: Masking) -> None:
-    wait([masking.own(["1"]) for _ in range(8)], WAIT_S)
+    wait([masking.mask_own(["1"]) for _ in range(8)], WAIT_S)
     for each in ours():
         assert os.getpgid(each.pid) != os.getpgid(0)
         each.send_signal(signal.SIGINT)
         each.send_signal(signal.SIGTERM)
-    assert all(masking.own(IDS).result(WAIT_S) for _ in range(8))
+    assert all(masking.mask_own(IDS).result(WAIT_S) for _ in range(8))
     assert len(ours()) == 2
 
 
@@ -127,7 +131,7 @@ def test_the_end_leaves_no_process_and_no_future() -> None:
         assert len(new) == 2
         for each in new:
             each.suspend()
-        futures = [masking.own(IDS) for _ in range(10)]
+        futures = [masking.mask_own(IDS) for _ in range(10)]
     assert ours() == before
     assert all(each.done() for each in futures)
     assert {type(each.exception()) for each in futures if not each.cancelled()} <= {InternalError}
@@ -139,12 +143,12 @@ def test_a_worker_that_is_killed_is_replaced_and_its_batch_is_masked(
 ) -> None:
     before = ours()
     with Masking(SECRET, SALT, 1) as masking:
-        own = masking.own(IDS).result(WAIT_S)
+        own = masking.mask_own(IDS).result(WAIT_S)
         (victim,) = (each for each in ours() if each not in before)
         victim.suspend()
-        busy = masking.own(IDS)
+        busy = masking.mask_own(IDS)
         victim.kill()
-        assert busy.result(WAIT_S) == masking.own(IDS).result(WAIT_S) == own
+        assert busy.result(WAIT_S) == masking.mask_own(IDS).result(WAIT_S) == own
         (said,) = (each.getMessage() for each in caplog.records)
         assert (
             said
@@ -156,7 +160,7 @@ def test_a_worker_that_is_killed_is_replaced_and_its_batch_is_masked(
 def test_batches_that_no_worker_survives_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "__name__", "vfl_party.psi.no_such_module")
     with Masking(SECRET, SALT, 1) as masking, raises(InternalError, Code.INTERNAL):
-        masking.own(IDS).result(WAIT_S)
+        masking.mask_own(IDS).result(WAIT_S)
 
 
 def test_workers_end_with_a_parent_that_is_killed() -> None:

@@ -74,9 +74,9 @@ def numbered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(sys.modules, "numbered_rows", module)
     monkeypatch.setattr(rounds, "Masking", Direct)
     monkeypatch.setitem(digest._SCRYPT, "n", 2)
-    digest._slow.cache_clear()
+    digest._compute_scrypt.cache_clear()
     yield
-    digest._slow.cache_clear()
+    digest._compute_scrypt.cache_clear()
 
 
 @pytest.fixture

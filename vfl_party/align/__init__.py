@@ -1,5 +1,5 @@
-"""Decides the rows that the parties train on: those that all hold, in the same order at each, or
-each party's own.
+"""Decides the rows that the parties train on: the rows that all parties hold, in the same order at
+each party, or different rows at each party.
 """
 
 from vfl_common.config.recipe import Recipe
@@ -19,8 +19,8 @@ def alignment_of(
 ) -> Alignment:
     """Returns the recipe's alignment, ``rows.align``.
 
-    ``policy``: None lets everything out. ``divides``: false for rows to predict, which have no
-    splits.
+    ``policy``: The policy for outgoing data; None allows everything. ``divides``: Whether to divide
+    the rows into splits; false for rows to predict.
     """
     policy = policy if policy is not None else AllowAll()
     if recipe.rows.align == "none":

@@ -1,4 +1,4 @@
-"""The result of an alignment, and the protocol of one."""
+"""Defines the result of an alignment, and the interface of all alignments."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from vfl_party.data.rows import is_division
 from vfl_party.outbound.declared import Occurrence
 from vfl_party.outbound.exchange import Connections
 
-# {split: how many rows}.
+# The number of rows in each split.
 Holding = Mapping[str, int]
-# File with a digit a row, in a passive party's folder of a run.
+# File with the split of each row, one digit per row, in a passive party's folder of a run.
 KEPT = "division.txt"
 
 
@@ -30,14 +30,14 @@ class AlignedRows:
     """The rows that all parties hold, or one party's own rows without an alignment.
 
     Args:
-        ids: in the order that all parties use.
-        division: a byte a row, see ``vfl_party.data.rows.division_of``; None if every party divides
-            the rows itself.
-        holdings: {passive party: number of its rows in each split}, if the parties have different
-            rows; else empty.
-        held: which party holds which row, if not all parties hold each.
-        rows: int64 [N], positions in this party's table in the order of ``ids``, if a private
-            alignment found them; else empty.
+        ids: The ids of the rows, in the order that all parties use.
+        division: The split of each row as one byte, see ``vfl_party.data.rows.division_of``; None
+            if every party divides the rows itself.
+        holdings: For each passive party, the number of its rows in each split, if the parties have
+            different rows; else empty.
+        held: Which party holds which row, if not all parties hold all rows.
+        rows: int64 [N], the positions of ``ids`` in this party's table, if a private alignment
+            found the rows; else empty.
     """
 
     ids: Sequence[str]
@@ -47,15 +47,15 @@ class AlignedRows:
     rows: Rows = field(default_factory=lambda: np.empty(0, np.int64), compare=False)
 
     def of(self, table: Table) -> Table:
-        """Returns the aligned rows of a party's table. Raises KeyError if it lacks one."""
-        at = self.positions(table)
-        return table if at is None else table.select(at)
+        """Returns the aligned rows of a party's table. Raises KeyError if the table lacks a row."""
+        positions_N = self.positions(table)
+        return table if positions_N is None else table.select(positions_N)
 
     def positions(self, table: Table) -> Rows | None:
         """Returns the positions of the aligned rows in a party's table, int64 [N]; None if they are
         the whole table in its order.
 
-        Raises KeyError if the table lacks one.
+        Raises KeyError if the table lacks a row.
         """
         if self.held is None and self.ids == table.ids:
             return None
@@ -68,46 +68,48 @@ class AlignedRows:
 
     def rest(self, table: Table) -> Table | None:
         """Returns the rows of a party's table that are not aligned; None if there are none."""
-        at = self.rest_positions(table)
-        return None if at is None else table.select(at)
+        positions_R = self.rest_positions(table)
+        return None if positions_R is None else table.select(positions_R)
 
     def rest_positions(self, table: Table) -> Rows | None:
-        """Returns the positions of the other rows in a party's table, int64 [R]; None if there are
-        none.
+        """Returns the positions of the rows of a party's table that are not aligned, int64 [R];
+        None if there are none.
         """
         if len(self.ids) == len(table):
             return None
         if len(self.rows):
-            others = np.ones(len(table), bool)
-            others[self.rows] = False
+            is_rest_N = np.ones(len(table), bool)
+            is_rest_N[self.rows] = False
         else:
-            others = ~table.among(self.ids)
-        return np.flatnonzero(others)
+            is_rest_N = ~table.among(self.ids)
+        return np.flatnonzero(is_rest_N)
 
     def by(self, name: str, active: str) -> str:
-        """Returns who holds the rows of the party ``name``, for a person: at the active party how
-        many each set of parties holds. '' if all parties hold all rows.
+        """Returns a sentence that says which parties hold the rows of the party ``name``; '' if all
+        parties hold all rows.
         """
         if self.held is None:
             return ""
         if name != active:
             return f"also held by {active}"
         groups = self.held.by_holders(self.held.splits["all"])
-        sets = (
+        group_texts = (
             f"{len(rows):,} that {' and '.join(names) or 'nobody else'} "
             f"{'hold' if len(names) > 1 else 'holds'}"
             for names, rows in groups
         )
-        return f"used: {', '.join(sets)}"
+        return f"used: {', '.join(group_texts)}"
 
     def save(self, folder: Path) -> None:
-        """Writes the division to the run's folder, if another party made it. Raises InputError."""
+        """Saves the splits in the run's folder, if another party has divided the rows. Raises
+        InputError.
+        """
         if self.division is not None:
             write_atomic(folder / KEPT, "".join(map(str, self.division)))
 
     def with_kept(self, folder: Path) -> AlignedRows:
-        """Returns the rows with the division saved in the run's folder; unchanged if it has none
-        that fits.
+        """Returns these rows with the splits that are saved in the run's folder. Returns them
+        unchanged if the folder has no splits for these rows.
         """
         try:
             division = bytes(map(int, (folder / KEPT).read_text()))
@@ -125,19 +127,21 @@ class AlignmentContext:
     """The context of an alignment in one generation of a run.
 
     Args:
-        name: this party.
-        run_id: the run, so that messages have no meaning outside it.
-        table: this party's rows, in canonical order.
-        folder: this party's folder of the run.
-        connections: to the others.
-        workers: how many processes may compute.
-        credentials: identify this party to the others; None if all are in one process.
-        begins: called when rows are searched, not only compared; may raise InputError.
-        at_least: minimum number of common rows for this party, whatever the recipe says.
-        peer_rows_at_most: maximum number of rows of another party for this one to mask or accept.
-        salt: of the private alignment that found the table's rows; empty without one.
-        show: reports an event, which is already in the log, to the person at the party.
-        tick: called after each step with (phase, rounds done, rounds, batches done, batches).
+        name: The name of this party.
+        run_id: The id of the run. It makes messages useless in other runs.
+        table: The rows of this party, in canonical order.
+        folder: The folder of this party in the run.
+        connections: The connections to the other parties and the server.
+        workers: The maximum number of worker processes.
+        credentials: The credentials of this party; None if all parties are in one process.
+        begins: Called before a new search for common rows; may raise InputError.
+        at_least: The minimum number of common rows that this party requires in addition to the
+            recipe.
+        peer_rows_at_most: The maximum number of rows that this party masks or accepts from another
+            party.
+        salt: The salt of the private alignment that found the rows; empty without one.
+        show: Reports an event to the person at this party.
+        tick: Called after each step with (phase, rounds done, rounds, batches done, batches).
     """
 
     name: str
@@ -158,10 +162,10 @@ class AlignmentContext:
 
 
 class Alignment(Protocol):
-    """Decides the rows, before models and phases are made.
+    """Decides the rows of a run, before models and phases are created.
 
-    ``certain``: whether the run fails if the rows are not the expected ones. ``protocol``: the
-    oldest protocol that supports it.
+    ``certain``: Whether the run fails if the rows are not the expected rows. ``protocol``: The
+    oldest version of the protocol that supports this alignment.
     """
 
     certain: bool
@@ -172,37 +176,38 @@ class Alignment(Protocol):
         ...
 
     def get_expected(self, table: Table) -> AlignedRows:
-        """Returns the rows that this party expects before it asks the others: all its rows, if not
-        ``certain``.
+        """Returns the rows that this party expects before it contacts other parties: all its rows,
+        unless the alignment is ``certain``.
 
-        Without the division, if only the active party knows it.
+        ``division`` is None if only the active party knows the splits.
         """
         ...
 
     def count_earlier(self, runs: Path, name: str, table: Table) -> int | None:
-        """Returns how many common rows the earlier run found that the recipe names; None if it
-        names none.
+        """Returns the number of common rows of the earlier run that the recipe names; None if the
+        recipe names no earlier run.
 
-        ``runs``: the folder of runs of the party ``name``. Raises InputError or PeerError if they
-        cannot be used.
+        ``runs``: The folder with all runs of the party ``name``. Raises InputError or PeerError if
+        the rows of the earlier run cannot be used.
         """
         ...
 
-    def get_agreed(self, at: AlignmentContext) -> AlignedRows:
-        """Returns the rows that this party and the others agreed on earlier in the run."""
+    def get_agreed(self, context: AlignmentContext) -> AlignedRows:
+        """Returns the rows that the parties agreed on earlier in the run."""
         ...
 
-    def show(self, at: AlignmentContext, aligned: AlignedRows) -> None:
-        """Shows the active party the rows ``aligned`` of this passive party, which returns to the
-        run.
+    def show(self, context: AlignmentContext, aligned: AlignedRows) -> None:
+        """Proves to the active party that this passive party, which returns to the run, still has
+        the rows ``aligned``.
 
-        Raises PeerError if they are not those that it had when the generation began.
+        Raises PeerError if the party had other rows when the generation began.
         """
         ...
 
-    def align(self, at: AlignmentContext) -> AlignedRows:
-        """Decides the rows with the others; all parties call it at the beginning of a generation.
+    def align(self, context: AlignmentContext) -> AlignedRows:
+        """Decides the rows together with the other parties. All parties call this method at the
+        beginning of a generation.
 
-        Raises PeerError if the parties' rows do not fit together.
+        Raises PeerError if the rows of the parties differ.
         """
         ...

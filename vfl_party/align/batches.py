@@ -1,4 +1,4 @@
-"""The batches in which rows are masked: finished ones on disk, and those being masked."""
+"""Manages the batches in which rows are masked: finished batches on disk, and batches in work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from vfl_party.data.ids import Ids
 from vfl_party.psi.curve import POINT_BYTES
 from vfl_party.psi.pool import Masking
 
-# Rows of a batch: 60 ms of one core, about what a killed process loses.
+# The number of rows in a batch. Masking a batch takes 60 ms of one core, so a killed process loses
+# little work.
 BATCH = 1 << 11
 
 
@@ -20,12 +21,12 @@ class MaskedBatches:
 
     def __init__(self, files: AlignmentFiles, round_: int, rows: int) -> None:
         self._files, self._round, self._rows = files, round_, rows
-        # Number of rows whose masked points are kept.
+        # The number of rows whose masked points are on disk.
         self._done = files.count_stored(round_)
         self._pending: deque[Future[bytes]] = deque()
 
     def take(self, batch: int) -> bytes:
-        """Returns a batch once it is masked; b"" if the set has fewer batches."""
+        """Waits until a batch is masked, and returns its points; b"" if there is no such batch."""
         start, stop = batch * BATCH, min((batch + 1) * BATCH, self._rows)
         while self._done < stop:
             self._settle_one()
@@ -33,7 +34,7 @@ class MaskedBatches:
 
     def settle(self, max_pending: int) -> None:
         """Waits until at most ``max_pending`` batches are being masked, and saves all finished
-        ones.
+        batches.
         """
         while len(self._pending) > max_pending or (self._pending and self._pending[0].done()):
             self._settle_one()
@@ -45,7 +46,7 @@ class MaskedBatches:
 
 
 class OwnBatches(MaskedBatches):
-    """This party's own rows, masked on demand and a little ahead."""
+    """The batches of this party's own rows, which are masked shortly before they are needed."""
 
     def __init__(
         self,
@@ -59,20 +60,20 @@ class OwnBatches(MaskedBatches):
         super().__init__(files, 1, len(ids))
         self._masking, self._order, self._ahead = masking, order, ahead
         self._ids = Ids.of(ids)
-        # Number of rows that the workers were asked to mask.
-        self._asked = self._done
+        # The number of rows that the workers have been asked to mask.
+        self._requested = self._done
 
     def take(self, batch: int) -> bytes:
-        until = min((batch + 1 + self._ahead) * BATCH, self._rows)
-        while self._asked < until:
-            rows = self._order[self._asked : self._asked + BATCH]
-            self._pending.append(self._masking.own([*self._ids.take(rows)]))
-            self._asked += len(rows)
+        requested_stop = min((batch + 1 + self._ahead) * BATCH, self._rows)
+        while self._requested < requested_stop:
+            rows = self._order[self._requested : self._requested + BATCH]
+            self._pending.append(self._masking.mask_own([*self._ids.take(rows)]))
+            self._requested += len(rows)
         return super().take(batch)
 
 
 class ReceivedBatches(MaskedBatches):
-    """Another party's rows, masked as they arrive."""
+    """The batches of another party's rows, which are masked when they arrive."""
 
     def __init__(self, files: AlignmentFiles, masking: Masking, round_: int, rows: int) -> None:
         super().__init__(files, round_, rows)
@@ -81,4 +82,4 @@ class ReceivedBatches(MaskedBatches):
     def add(self, batch: int, points: bytes, sender: str) -> None:
         """Starts masking a batch from ``sender``, unless it is already saved."""
         if points and batch * BATCH >= self._done + len(self._pending) * BATCH:
-            self._pending.append(self._masking.others(points, sender))
+            self._pending.append(self._masking.mask_received(points, sender))

@@ -1,7 +1,7 @@
-"""Alignment by comparison: all parties already hold the same ids, and verify this without showing
-them.
+"""Alignment by comparison: all parties already hold the same ids. They verify this by comparing
+digests, so no party sends its ids.
 
-If only the active party can divide the rows (``rows.split``), its answer holds the split of each
+If only the active party can divide the rows (``rows.split``), its answer contains the split of each
 row.
 """
 
@@ -41,23 +41,24 @@ ROWS = Exchange(
 )
 # The step in which the rows are compared.
 SHOWN = StepKey(OPENING, 0, 0)
-# The step in which a returning party shows its rows again.
+# The step in which a returning party compares its rows again.
 AGAIN = StepKey(OPENING, 1, 0)
-# The protocol since which a returning party shows its rows again.
+# The first version of the protocol in which a returning party compares its rows again.
 SHOWN_AGAIN_SINCE = 8
 DIVIDED = replace(ROWS, down=Sent(Kind.ROWS, {"split": u8("rows")}, label_free=True))
-# The protocol since which a list's digest is slow.
+# The first version of the protocol in which the digest of a list is slow to compute.
 SLOW_SINCE = 8
-# Passes of 0.1 s for lists that were the same before, and for those a private alignment found.
+# scrypt passes of 0.1 s each: for lists that all parties had before, and for lists that a private
+# alignment found.
 PASSES, PASSES_FOUND = 1, 4
-# These parameters take 32 MiB.
+# The parameters of scrypt, which take 32 MiB of memory.
 _SCRYPT = {"n": 1 << 15, "r": 8, "maxmem": 1 << 26}
-# Number of ids that are fed to the digest at once.
+# The number of ids that are hashed in one call.
 _CHUNK = 1 << 12
 
 
 class DigestAlignment:
-    """See ``Alignment``."""
+    """Alignment by comparison of digests; see ``Alignment``."""
 
     certain = True
     protocol = OLDEST
@@ -81,32 +82,34 @@ class DigestAlignment:
         """See ``Alignment.count_earlier``."""
         return None
 
-    def get_agreed(self, at: AlignmentContext) -> AlignedRows:
+    def get_agreed(self, context: AlignmentContext) -> AlignedRows:
         """See ``Alignment.get_agreed``."""
-        return self.get_expected(at.table).with_kept(at.folder)
+        return self.get_expected(context.table).with_kept(context.folder)
 
-    def show(self, at: AlignmentContext, aligned: AlignedRows) -> None:
+    def show(self, context: AlignmentContext, aligned: AlignedRows) -> None:
         """See ``Alignment.show``."""
-        if at.connections.protocol < SHOWN_AGAIN_SINCE:
+        if context.connections.protocol < SHOWN_AGAIN_SINCE:
             return
-        show_again(self._asking(at, len(aligned.ids)), at, aligned.ids)
+        compare_again(self._make_asking(context, len(aligned.ids)), context, aligned.ids)
 
-    def _asking(self, at: AlignmentContext, rows: int) -> Asking:
+    def _make_asking(self, context: AlignmentContext, rows: int) -> Asking:
         chains = make_chains(self._recipe, OPENING, self._exchange, "passive", self._policy)
         active = self._recipe.active.name
-        return Asking(self._exchange, OPENING, chains, at.connections, active, CPU, {"rows": rows})
+        return Asking(
+            self._exchange, OPENING, chains, context.connections, active, CPU, {"rows": rows}
+        )
 
-    def align(self, at: AlignmentContext) -> AlignedRows:
+    def align(self, context: AlignmentContext) -> AlignedRows:
         """Compares the rows: each passive party sends the number and the keyed digest of its ids to
         the active party.
 
-        Raises PeerError: ROWS_DIFFER at the active party, naming a party that holds other ids;
-        MALFORMED_MESSAGE at a passive party if the active party's division is invalid.
+        Raises PeerError: ROWS_DIFFER at the active party, which names a party with different ids;
+        MALFORMED_MESSAGE at a passive party if the splits from the active party are invalid.
         """
-        name, table, step, active = at.name, at.table, SHOWN, self._recipe.active.name
-        ids, mine = table.ids, describe_rows(at, table.ids)
+        name, table, step, active = context.name, context.table, SHOWN, self._recipe.active.name
+        ids, own_description = table.ids, describe_rows(context, table.ids)
         if name != active:
-            reply = self._asking(at, len(ids)).swap(step, mine)
+            reply = self._make_asking(context, len(ids)).swap(step, own_description)
             if not self._gets_division:
                 return AlignedRows(ids)
             division = reply["split"].numpy().tobytes()
@@ -118,11 +121,13 @@ class DigestAlignment:
                 )
             return AlignedRows(ids, division)
         chains = make_chains(self._recipe, OPENING, self._exchange, "active", self._policy)
-        answering = Answering(self._exchange, OPENING, chains, at.connections, CPU, {})
+        answering = Answering(self._exchange, OPENING, chains, context.connections, CPU, {})
         received = answering.collect(step)
-        for party, rows in received.items():
-            count = int(rows["count"][0])
-            if count != len(ids) or not torch.equal(rows["digest"], mine["digest"]):
+        for party, description in received.items():
+            count = int(description["count"][0])
+            if count != len(ids) or not torch.equal(
+                description["digest"], own_description["digest"]
+            ):
                 raise PeerError(
                     Code.ROWS_DIFFER,
                     f"{party}: does not hold the same ids as {name}.",
@@ -131,7 +136,7 @@ class DigestAlignment:
                     f"{party}: does not hold the same ids as {name} (got {count} rows, {name} has "
                     f"{len(ids)}). {self._remedy}"
                 )
-        if at.connections.protocol >= SHOWN_AGAIN_SINCE:
+        if context.connections.protocol >= SHOWN_AGAIN_SINCE:
             answering.hub.ask_again(AGAIN)
         aligned = self.get_expected(table)
         if aligned.division is None:
@@ -142,13 +147,13 @@ class DigestAlignment:
         return aligned
 
 
-def show_again(asking: Asking, at: AlignmentContext, ids: Sequence[str]) -> None:
-    """Shows the active party again what this returning passive party showed before. Raises
-    PeerError if the rows are others.
+def compare_again(asking: Asking, context: AlignmentContext, ids: Sequence[str]) -> None:
+    """Sends the digest of this returning passive party's ids to the active party again. Raises
+    PeerError if the ids have changed.
     """
     asking.lenient = True
     with contextlib.suppress(StepPassed):
-        asking.swap(AGAIN, describe_rows(at, ids))
+        asking.swap(AGAIN, describe_rows(context, ids))
         raise PeerError(
             Code.STEP_OUT_OF_ORDER,
             f"{asking.peer}: answered a returning party as if it were at the beginning. Begin a "
@@ -157,61 +162,64 @@ def show_again(asking: Asking, at: AlignmentContext, ids: Sequence[str]) -> None
         )
 
 
-def describe_rows(at: AlignmentContext, ids: Sequence[str]) -> dict[str, Tensor]:
-    """Returns the count, int64 [1], and the digest, uint8 [32], of a passive party's ids."""
-    digest = rows_digest(at.run_id, ids, at.salt, protocol=at.connections.protocol)
+def describe_rows(context: AlignmentContext, ids: Sequence[str]) -> dict[str, Tensor]:
+    """Returns the number of ids, int64 [1], and their digest, uint8 [32]."""
+    digest = compute_rows_digest(
+        context.run_id, ids, context.salt, protocol=context.connections.protocol
+    )
     return {
         "count": torch.tensor([len(ids)]),
         "digest": torch.frombuffer(bytearray(digest), dtype=torch.uint8),
     }
 
 
-def rows_digest(
+def compute_rows_digest(
     run_id: str, ids: Sequence[str], salt: bytes = b"", *, protocol: int = SLOW_SINCE
 ) -> bytes:
-    """Returns 32 bytes of the ordered ids and the run: equal for equal lists, meaningless
-    elsewhere.
+    """Returns a digest of the ordered ids and the run, 32 bytes. It cannot be compared across runs.
 
-    ``salt``: of the private alignment that found the ids; empty without one. ``protocol``: of the
-    run's parties; before ``SLOW_SINCE`` the digest is one HMAC.
+    ``salt``: The salt of the private alignment that found the ids; empty without one.
+    ``protocol``: The version of the run's protocol; before ``SLOW_SINCE`` the digest is one HMAC.
     """
     if protocol < SLOW_SINCE:
-        return digest_with_key(run_id.encode(), ids)
-    slow = (
-        slow_digest(salt, ids, PASSES_FOUND) if salt else slow_digest(run_id.encode(), ids, PASSES)
+        return compute_keyed_digest(run_id.encode(), ids)
+    slow_digest = (
+        compute_slow_digest(salt, ids, PASSES_FOUND)
+        if salt
+        else compute_slow_digest(run_id.encode(), ids, PASSES)
     )
-    return hmac.digest(slow, b"rows " + run_id.encode(), "sha256")
+    return hmac.digest(slow_digest, b"rows " + run_id.encode(), "sha256")
 
 
-def slow_digest(salt: bytes, ids: Sequence[str], passes: int) -> bytes:
-    """Returns a digest of the ordered ids, 32 bytes; it takes ``passes`` times 0.1 s of one core
-    and 32 MiB.
+def compute_slow_digest(salt: bytes, ids: Sequence[str], passes: int) -> bytes:
+    """Returns a slow digest of the ordered ids, 32 bytes. It takes ``passes`` times 0.1 s of one
+    core, and 32 MiB of memory.
 
-    Someone who knows the salt and all ids but one can still guess that id, but pays as much for
-    every guess.
+    An attacker who knows the salt and all ids but one can still guess that id, but every guess
+    takes the same time and memory.
     """
-    return _slow(_over(hashlib.sha256(), ids), salt, passes)
+    return _compute_scrypt(_hash_ids(hashlib.sha256(), ids), salt, passes)
 
 
 @functools.lru_cache(maxsize=16)
-def _slow(digest: bytes, salt: bytes, passes: int) -> bytes:
-    """Returns the scrypt digest, cached for the parties of one process and the generations of one
-    party.
+def _compute_scrypt(digest: bytes, salt: bytes, passes: int) -> bytes:
+    """Returns the scrypt digest. It is cached, because all parties of a process and all generations
+    of a run need the same digest.
     """
     return hashlib.scrypt(digest, salt=salt, p=passes, dklen=32, **_SCRYPT)
 
 
-def digest_with_key(key: bytes, ids: Sequence[str]) -> bytes:
-    """Returns the HMAC-SHA-256 of the ordered ids, 32 bytes. The key allows guessing lists, so it
-    stays at this party.
+def compute_keyed_digest(key: bytes, ids: Sequence[str]) -> bytes:
+    """Returns the HMAC-SHA-256 of the ordered ids, 32 bytes. Anyone with the key can test guesses
+    of the ids, so do not send the digest with the key.
     """
-    return _over(hmac.new(key, digestmod=hashlib.sha256), ids)
+    return _hash_ids(hmac.new(key, digestmod=hashlib.sha256), ids)
 
 
-def _over(digest: Any, ids: Sequence[str]) -> bytes:
-    """Feeds a digest with the length and the bytes of each id; returns its bytes."""
+def _hash_ids(hasher: Any, ids: Sequence[str]) -> bytes:
+    """Updates the hash with the length and the bytes of each id, and returns its digest."""
     encoded = map(str.encode, ids)
     while chunk := list(itertools.islice(encoded, _CHUNK)):
-        digest.update(b"".join([len(data).to_bytes(4, "little") + data for data in chunk]))
-    result: bytes = digest.digest()
+        hasher.update(b"".join([len(data).to_bytes(4, "little") + data for data in chunk]))
+    result: bytes = hasher.digest()
     return result

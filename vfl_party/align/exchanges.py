@@ -15,7 +15,7 @@ from vfl_party.psi import sealed
 from vfl_party.psi.curve import POINT_BYTES
 
 NAME_BYTES = len(NO_ATTEMPT)
-# A public key, a certificate and a signature, with their length in front.
+# The size of a padded introduction: its length, a public key, a signature and certificates.
 INTRODUCTION_BYTES = 4096
 
 HELLO = Exchange(
@@ -25,9 +25,9 @@ HELLO = Exchange(
         {
             "rows": i64(1),
             "attempt": u8(NAME_BYTES),
-            # Rows that the party keeps of each round.
+            # The number of masked rows of each round that the party has saved.
             "masked": i64("parties"),
-            # Whether it knows the common rows already.
+            # 1 if the party already knows the common rows.
             "known": u8(1),
             "introduction": u8(INTRODUCTION_BYTES),
         },
@@ -37,7 +37,7 @@ HELLO = Exchange(
         {
             "rows": i64("parties"),
             "attempt": u8(NAME_BYTES),
-            # The first batch of each round that somebody lacks.
+            # The first batch of each round that some party lacks.
             "first": i64("parties"),
             "known": u8(1),
             "introductions": u8("parties", INTRODUCTION_BYTES),
@@ -54,16 +54,16 @@ MASKED = Exchange(
 )
 SIZES = Exchange(
     "sizes",
-    # A word that the parties of one attempt share, so that the server knows what it keeps of it.
+    # The attempt's identifier, by which the server finds the tags that it has saved.
     Sent(Kind.ROWS, {"sizes": i64(2), "attempt": u8(WORD_BYTES)}, label_free=True),
     # The first batch of tags that the server lacks.
     Sent(Kind.ROWS, {"first": i64(1)}),
     asks="server",
     when="once",
 )
-# Bytes of a list's digest.
+# The size of the digest of a list, in bytes.
 DIGEST_BYTES = 32
-# Most parties compare one list.
+# All parties have the server compare the lists of common rows. Most parties send one digest.
 LISTS = Exchange(
     "lists",
     Sent(Kind.ROWS, {"digest": u8("bytes")}, label_free=True),
@@ -74,7 +74,7 @@ LISTS = Exchange(
 TAGS = Exchange(
     "tags",
     Sent(Kind.ROWS, {"tags": u8("tags")}, label_free=True),
-    # With the answer to the last batch.
+    # The common rows, one bit per row. Only the answer to the last batch has them.
     Sent(Kind.ROWS, {"common": u8("bits")}),
     asks="server",
     when="once a batch",
@@ -82,7 +82,7 @@ TAGS = Exchange(
 
 
 def occurrences(parties: int, rows: int) -> list[Occurrence]:
-    """Returns all exchanges of one party with ``rows`` rows."""
+    """Returns all exchanges of one party with ``rows`` rows, among ``parties`` parties."""
     result = [Occurrence.of(HELLO, StepKey(PHASE, 0, 0), parties=parties)]
     for round_ in range(1, parties):
         for batch, begin in enumerate(range(0, rows, batches.BATCH)):
@@ -90,22 +90,22 @@ def occurrences(parties: int, rows: int) -> list[Occurrence]:
             size += sealed.OVERHEAD if parties > 2 else 0
             result.append(Occurrence.of(MASKED, StepKey(PHASE, round_, batch), up=size, down=size))
     result.append(Occurrence.of(SIZES, StepKey(PHASE, parties, 0)))
-    last = tag_batches([rows])
-    for number in range(1, last + 1):
+    last_batch = tag_batches([rows])
+    for number in range(1, last_batch + 1):
         tags = min(psi.TAG_BATCH, rows - (number - 1) * psi.TAG_BATCH) * TAG_BYTES
-        bits = -(-rows // 8) if number == last else 0
+        bits = -(-rows // 8) if number == last_batch else 0
         result.append(Occurrence.of(TAGS, StepKey(PHASE, parties, number), tags=tags, bits=bits))
-    result.append(Occurrence.of(LISTS, StepKey(PHASE, parties, last + 1), bytes=DIGEST_BYTES))
+    result.append(Occurrence.of(LISTS, StepKey(PHASE, parties, last_batch + 1), bytes=DIGEST_BYTES))
     return result
 
 
-def ints(*values: int, dtype: torch.dtype = torch.int64) -> Tensor:
+def to_tensor(*values: int, dtype: torch.dtype = torch.int64) -> Tensor:
     """Returns ``values`` as a tensor [N]."""
     return torch.tensor(values, dtype=dtype)
 
 
-def raw(data: bytes) -> Tensor:
-    """Returns uint8 [B]: a copy of ``data``."""
+def bytes_to_tensor(data: bytes) -> Tensor:
+    """Returns a copy of ``data`` as a tensor, uint8 [B]."""
     return (
         torch.frombuffer(bytearray(data), dtype=torch.uint8)
         if data

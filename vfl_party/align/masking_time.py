@@ -16,18 +16,18 @@ from vfl_party.psi import curve, lanes
 from vfl_party.psi.pool import Masking
 
 _SECRET = bytes(range(32))
-_TURNS, _BATCHES = 3, 2
+_REPETITIONS, _BATCHES = 3, 2
 
 
 @dataclass(frozen=True)
 class MaskingTime:
-    """Seconds for one batch of rows.
+    """The measured seconds for one batch of rows.
 
     Args:
-        own_s: a worker's time for a batch of the party's own rows.
-        others_s: a worker's time for a batch of another party's rows.
-        feeding_s: time of the party's own process for both: it gives the workers ids and stores
-            what they mask.
+        own_s: The time of a worker process for a batch of the party's own rows.
+        others_s: The time of a worker process for a batch of another party's rows.
+        feeding_s: The time of the party's main process for both batches. It sends ids to the
+            workers and stores the masked points.
     """
 
     own_s: float
@@ -35,35 +35,35 @@ class MaskingTime:
     feeding_s: float
 
     def batch_s(self, workers: int, rounds: int = 1) -> float:
-        """Returns the seconds for a batch, on average of all rounds, with ``workers`` processes on
-        a core each.
+        """Returns the mean seconds for a batch in ``rounds`` rounds, with ``workers`` processes and
+        one core for each.
 
-        A party masks its own rows in the first of ``rounds`` rounds, and another's in each.
+        A party masks its own rows only in the first round, and another party's rows in every round.
         """
         return max((self.own_s / rounds + self.others_s) / workers, self.feeding_s)
 
 
 def time_masking(rows: int, workers: int) -> tuple[float, float]:
-    """Masks ``rows`` own rows and as many of another party, on disk too, as a party of two does.
+    """Masks ``rows`` own rows and as many rows of another party, and stores them on disk.
 
-    Returns wall-clock seconds and this process's CPU seconds for each pair of batches, without the
-    start of the workers.
+    Returns the wall-clock seconds and the CPU seconds of this process for each pair of batches. The
+    start of the workers is not included.
     """
     ids = Ids.of(f"customer-{row:09d}" for row in range(rows))
     with (
-        tempfile.TemporaryDirectory(prefix="vfl-masking-") as place,
+        tempfile.TemporaryDirectory(prefix="vfl-masking-") as folder,
         Masking(_SECRET, b"", workers) as masking,
     ):
-        for ready in [masking.own(ids[:1]) for _ in range(4 * workers)]:
+        for ready in [masking.mask_own(ids[:1]) for _ in range(4 * workers)]:
             ready.result()
-        files = AlignmentFiles(Path(place), ids, batches.BATCH)
+        files = AlignmentFiles(Path(folder), ids, batches.BATCH)
         files.begin(Attempt(bytes(16), _SECRET, _SECRET))
         order, count = files.attempt.order(rows), -(-rows // batches.BATCH)
         began_s, began_cpu_s = time.perf_counter(), time.process_time()
         own = OwnBatches(files, masking, ids, order, ahead=2 * workers)
         received = ReceivedBatches(files, masking, 2, rows)
         for batch in range(count):
-            # Another party's points cost what these cost.
+            # Masking these points takes as long as masking another party's points.
             received.add(batch, own.take(batch), "another")
             received.settle(max_pending=2 * workers)
         received.settle(max_pending=0)
@@ -72,26 +72,28 @@ def time_masking(rows: int, workers: int) -> tuple[float, float]:
 
 
 def measure_masking() -> MaskingTime:
-    """Measures CPU time in this process, within a second: the best of a few turns, so that other
-    load does not matter.
+    """Measures the CPU time of masking, which takes less than a second. Each time is the minimum of
+    several repetitions, so that other load on the machine matters little.
     """
     ids = [f"customer-{row:09d}".encode() for row in range(batches.BATCH)]
     points = lanes.hash_and_mask(ids, b"", _SECRET)
 
-    def others() -> None:
-        curve.check(points, "another")
+    def mask_received_points() -> None:
+        curve.check_points(points, "another")
         curve.mask(points, _SECRET)
 
-    feeding_s = min(time_masking(_BATCHES * batches.BATCH, 1)[1] for _ in range(_TURNS))
+    feeding_s = min(time_masking(_BATCHES * batches.BATCH, 1)[1] for _ in range(_REPETITIONS))
     return MaskingTime(
-        _best_s(lambda: lanes.hash_and_mask(ids, b"", _SECRET)), _best_s(others), feeding_s
+        _measure_cpu_s(lambda: lanes.hash_and_mask(ids, b"", _SECRET)),
+        _measure_cpu_s(mask_received_points),
+        feeding_s,
     )
 
 
-def _best_s(act: Callable[[], object]) -> float:
-    """Returns the CPU seconds of ``act``: the minimum of a few turns."""
+def _measure_cpu_s(act: Callable[[], object]) -> float:
+    """Returns the CPU seconds of ``act``: the minimum of several repetitions."""
     times_s = []
-    for _ in range(_TURNS):
+    for _ in range(_REPETITIONS):
         began_s = time.process_time()
         act()
         times_s.append(time.process_time() - began_s)

@@ -1,4 +1,4 @@
-"""The meeting of the parties of a private set intersection: they agree on an attempt and its
+"""The first exchange of a private set intersection: the parties agree on an attempt and its
 remaining batches.
 """
 
@@ -17,7 +17,13 @@ from vfl_common.bundle import StepKey
 from vfl_common.errors import Code, InputError, LostError, PeerError
 from vfl_common.psi import PHASE
 from vfl_party.align import batches
-from vfl_party.align.exchanges import HELLO, INTRODUCTION_BYTES, NAME_BYTES, ints, raw
+from vfl_party.align.exchanges import (
+    HELLO,
+    INTRODUCTION_BYTES,
+    NAME_BYTES,
+    bytes_to_tensor,
+    to_tensor,
+)
 from vfl_party.align.ring import PsiRing
 from vfl_party.align.state import NO_ATTEMPT, AlignmentFiles, Attempt
 from vfl_party.psi import sealed
@@ -27,13 +33,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Agreement:
-    """What the parties have agreed on.
+    """The decision that the parties have agreed on.
 
     Args:
-        known: all know the common rows; the other fields are then empty.
-        identity: this party's key for sealing.
-        first: the first batch of each round that some party lacks.
-        publics: all parties' public keys for sealing.
+        known: Whether all parties already know the common rows; the last two fields are then empty.
+        identity: The key pair with which this party seals messages.
+        first: For each round, the first batch that some party lacks.
+        publics: The public sealing keys of all parties.
     """
 
     known: bool
@@ -50,30 +56,33 @@ class Meeting:
         self._identity = sealed.KeyPair.new()
 
     def meet(self, *, known: bool) -> Agreement:
-        """Agrees with the others on an attempt and on its remaining batches. Raises PeerError."""
+        """Agrees with the other parties on an attempt and its remaining batches.
+
+        Raises PeerError.
+        """
         ring, step, k = self._ring, StepKey(PHASE, 0, 0), self._ring.size
-        table, before = ring.at.table, self._files.attempt
-        mine = {
-            "rows": ints(len(table)),
-            "attempt": raw(before.name),
-            "masked": ints(*(self._files.count_stored(round_) for round_ in range(1, k + 1))),
-            "known": ints(int(known), dtype=torch.uint8),
-            "introduction": raw(self._introduction()),
+        table, attempt = ring.context.table, self._files.attempt
+        hello = {
+            "rows": to_tensor(len(table)),
+            "attempt": bytes_to_tensor(attempt.name),
+            "masked": to_tensor(*(self._files.count_stored(round_) for round_ in range(1, k + 1))),
+            "known": to_tensor(int(known), dtype=torch.uint8),
+            "introduction": bytes_to_tensor(self._make_introduction()),
         }
         if ring.me:
-            decision = ring.asking(HELLO, parties=k).swap(step, mine)
+            decision = ring.make_asking(HELLO, parties=k).swap(step, hello)
         else:
-            answering = ring.answering(HELLO, parties=k)
+            answering = ring.make_answering(HELLO, parties=k)
             received = answering.collect(step)
-            decision = self._decide({ring.active: mine, **received})
+            decision = self._decide({ring.active: hello, **received})
             answering.reply_all(step, received, decision)
         ring.rows = decision["rows"].tolist()
-        first = decision["first"].tolist()
+        first_batches = decision["first"].tolist()
         if decision["known"][0]:
             return Agreement(True, self._identity)
-        fit = all(rows > 0 for rows in ring.rows) and ring.rows[ring.me] == len(table)
-        # The active party has looked at each.
-        if not fit:
+        are_valid = all(rows > 0 for rows in ring.rows) and ring.rows[ring.me] == len(table)
+        # The active party has checked these numbers, so a wrong one is its own fault.
+        if not are_valid:
             raise PeerError(
                 Code.MALFORMED_MESSAGE,
                 f"{ring.active}: announced impossible numbers of rows (got {ring.rows}). Begin a "
@@ -81,14 +90,14 @@ class Meeting:
                 party=ring.active,
             )
         for other, rows in zip(ring.names, ring.rows, strict=True):
-            self._require_masks(other, rows)
+            self._check_limit(other, rows)
         publics = [
-            self._public(number, introduction.numpy().tobytes())
+            self._read_public_key(number, introduction.numpy().tobytes())
             for number, introduction in enumerate(decision["introductions"])
         ]
         name = decision["attempt"].numpy().tobytes()
-        if name != before.name or name == NO_ATTEMPT:
-            ring.at.begins()
+        if name != attempt.name or name == NO_ATTEMPT:
+            ring.context.begins()
             self._files.begin(
                 Attempt(
                     name,
@@ -98,52 +107,53 @@ class Meeting:
                     tuple(ring.rows),
                 )
             )
-        elif before.rows != tuple(ring.rows):
-            # With the same secrets, another set would show what has changed.
+        elif attempt.rows != tuple(ring.rows):
+            # Masking another set of rows with the same secrets would reveal which rows have
+            # changed.
             raise PeerError(
                 Code.MALFORMED_MESSAGE,
-                f"{ring.active}: goes on with an alignment in which the parties had other numbers "
+                f"{ring.active}: resumes an alignment in which the parties had different numbers "
                 "of rows. Begin a new run.",
                 party=ring.active,
             )
         else:
-            done = sum(
-                min(self._files.count_stored(round_), ring.rows[ring.owner(round_)])
+            masked_rows = sum(
+                min(self._files.count_stored(round_), ring.rows[ring.find_owner(round_)])
                 for round_ in range(1, k + 1)
             )
             log.info(
                 "resuming the alignment: %d of %d ids are masked",
-                done,
+                masked_rows,
                 sum(ring.rows),
                 extra={"event": "realigning"},
             )
-            ring.at.show("realigning", masked=done, of=sum(ring.rows))
+            ring.context.show("realigning", masked=masked_rows, of=sum(ring.rows))
         for round_ in range(1, k + 1):
-            self._files.cut(round_, ring.rows[ring.owner(round_)])
+            self._files.cut(round_, ring.rows[ring.find_owner(round_)])
         for round_ in range(1, k):
-            have, rows = (
+            saved_rows, rows = (
                 self._files.count_stored(round_ + 1),
-                ring.rows[ring.owner(round_ + 1)],
+                ring.rows[ring.find_owner(round_ + 1)],
             )
             if (
                 not 0
-                <= first[round_ - 1]
-                <= (have // batches.BATCH if have < rows else ring.batches)
+                <= first_batches[round_ - 1]
+                <= (saved_rows // batches.BATCH if saved_rows < rows else ring.batches)
             ):
                 raise PeerError(
                     Code.MALFORMED_MESSAGE,
-                    f"{ring.active}: leaves out batches that {ring.at.name} lacks. Begin a new "
+                    f"{ring.active}: skips batches that {ring.context.name} lacks. Begin a new "
                     "run.",
                     party=ring.active,
                 )
-        return Agreement(False, self._identity, first, publics)
+        return Agreement(False, self._identity, first_batches, publics)
 
     def _decide(self, hellos: Mapping[str, dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Decides, at the active party, what is left to do, from the hellos of all parties in the
-        run.
+        """Decides at the active party which batches remain, from the ``HELLO`` messages of all
+        parties.
 
-        Raises PeerError, naming a party with impossible values; LostError if a party that has left
-        is needed.
+        Raises PeerError, which names a party with impossible values; LostError if a party has left
+        the run and the common rows are not known.
         """
         k = self._ring.size
         for name, hello in hellos.items():
@@ -164,50 +174,52 @@ class Meeting:
         if all(bool(hello["known"][0]) for hello in hellos.values()):
             return {
                 "rows": torch.zeros(k, dtype=torch.int64),
-                "attempt": raw(NO_ATTEMPT),
+                "attempt": bytes_to_tensor(NO_ATTEMPT),
                 "first": torch.zeros(k, dtype=torch.int64),
-                "known": ints(1, dtype=torch.uint8),
+                "known": to_tensor(1, dtype=torch.uint8),
                 "introductions": torch.zeros(k, INTRODUCTION_BYTES, dtype=torch.uint8),
             }
         for name, hello in hellos.items():
-            self._require_masks(name, int(hello["rows"][0]))
-        gone = [name for name in self._ring.names if name not in hellos]
-        if gone:
+            self._check_limit(name, int(hello["rows"][0]))
+        absent = [name for name in self._ring.names if name not in hellos]
+        if absent:
             raise LostError(
                 Code.PARTY_LOST,
-                f"{gone[0]}: has left the run, and the rows in common cannot be found without it. "
-                "Begin a new run.",
-                party=gone[0],
+                f"{absent[0]}: has left the run, and the common rows cannot be found without "
+                "it. Begin a new run.",
+                party=absent[0],
             )
         self._ring.rows = [int(hellos[name]["rows"][0]) for name in self._ring.names]
         attempts = {hello["attempt"].numpy().tobytes() for hello in hellos.values()}
-        goes_on = (
+        is_resumed = (
             len(attempts) == 1
             and attempts != {NO_ATTEMPT}
             and self._files.attempt.rows == tuple(self._ring.rows)
         )
-        first = []
+        first_batches = []
         for round_ in range(1, k):
-            lacking = [self._ring.batches]
+            missing_batches = [self._ring.batches]
             for receiver, name in enumerate(self._ring.names):
                 rows = self._ring.rows[(receiver - round_) % k]
-                have = int(hellos[name]["masked"][round_]) if goes_on else 0
-                if have < rows:
-                    lacking.append(have // batches.BATCH)
-            first.append(min(lacking))
+                saved_rows = int(hellos[name]["masked"][round_]) if is_resumed else 0
+                if saved_rows < rows:
+                    missing_batches.append(saved_rows // batches.BATCH)
+            first_batches.append(min(missing_batches))
         return {
-            "rows": ints(*self._ring.rows),
-            "attempt": raw(attempts.pop() if goes_on else os.urandom(NAME_BYTES)),
-            "first": ints(*first, 0),
-            "known": ints(0, dtype=torch.uint8),
+            "rows": to_tensor(*self._ring.rows),
+            "attempt": bytes_to_tensor(attempts.pop() if is_resumed else os.urandom(NAME_BYTES)),
+            "first": to_tensor(*first_batches, 0),
+            "known": to_tensor(0, dtype=torch.uint8),
             "introductions": torch.stack(
                 [hellos[name]["introduction"] for name in self._ring.names]
             ),
         }
 
-    def _require_masks(self, name: str, rows: int) -> None:
-        """Raises PeerError (REFUSED) if another party has more rows than this one masks."""
-        me, limit = self._ring.at.name, self._ring.at.peer_rows_at_most
+    def _check_limit(self, name: str, rows: int) -> None:
+        """Raises PeerError (REFUSED) if another party has more rows than this party is willing to
+        mask.
+        """
+        me, limit = self._ring.context.name, self._ring.context.peer_rows_at_most
         if name != me and rows > limit:
             raise PeerError(
                 Code.REFUSED,
@@ -216,33 +228,37 @@ class Meeting:
                 party=name,
             )
 
-    def _introduction(self) -> bytes:
-        """Returns the introduction of this party's sealing key, signed if each party is a process.
+    def _make_introduction(self) -> bytes:
+        """Returns the padded introduction of this party's sealing key, signed unless all parties
+        are in one process.
 
-        Raises InputError if its certificate is too long.
+        Raises InputError if this party's certificate is too long.
         """
-        credentials = self._ring.at.credentials
+        credentials = self._ring.context.credentials
         introduction = (
             self._identity.public
             if credentials is None
-            else self._identity.introduction(credentials, self._ring.at.run_id.encode())
+            else self._identity.introduction(credentials, self._ring.context.run_id.encode())
         )
         if credentials is not None and len(introduction) + 2 > INTRODUCTION_BYTES:
             raise InputError(
                 Code.CERTIFICATE_INVALID,
-                f"{credentials.certificate_file}: the introduction of {self._ring.at.name} must "
-                f"have at most {INTRODUCTION_BYTES - 2} bytes (got {len(introduction)}). Use a "
-                "certificate with fewer names or a shorter key.",
+                f"{credentials.certificate_file}: the introduction of {self._ring.context.name} "
+                f"must have at most {INTRODUCTION_BYTES - 2} bytes (got {len(introduction)}). Use "
+                "a certificate with fewer names or a shorter key.",
             )
         return (len(introduction).to_bytes(2, "little") + introduction).ljust(
             INTRODUCTION_BYTES, b"\0"
         )
 
-    def _public(self, number: int, padded: bytes) -> bytes:
-        """Returns a party's sealing key. Raises PeerError if the introduction is not its own."""
+    def _read_public_key(self, number: int, padded: bytes) -> bytes:
+        """Returns the sealing key of the party ``number``. Raises PeerError if another party signed
+        the introduction.
+        """
         size, introduction = int.from_bytes(padded[:2], "little"), padded[2:]
-        credentials = self._ring.at.credentials
-        # Whatever the active party says: it salts the digest of the list.
+        credentials = self._ring.context.credentials
+        # This party uses its own key and not the copy from the active party, because the keys
+        # determine the salt of the digests.
         if number == self._ring.me:
             return self._identity.public
         if credentials is None:
@@ -251,12 +267,12 @@ class Meeting:
             introduction[:size],
             credentials,
             self._ring.names[number],
-            self._ring.at.run_id.encode(),
+            self._ring.context.run_id.encode(),
         )
 
 
 def make_salt(attempt: bytes, publics: Sequence[bytes]) -> bytes:
-    """Returns a new attempt's salt, which cannot be known in advance: each party has just drawn a
-    key for it.
+    """Returns the salt of a new attempt. Nobody can predict it, because each party has just drawn a
+    random key.
     """
     return hashlib.sha256(b"vfl common rows" + attempt + b"".join(publics)).digest()

@@ -1,5 +1,5 @@
-"""No alignment: the parties hold different rows of the same columns, and only exchange their
-numbers.
+"""No alignment: the parties hold different rows of the same columns, and exchange only the numbers
+of their rows.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ HOLDINGS = Exchange(
 
 
 class OwnRows:
-    """Parties with different rows; see ``Alignment``. The active party's rows are its labels, in
-    the train split only.
+    """No alignment, for parties with different rows; see ``Alignment``. All rows of the active
+    party are labels in the train split.
     """
 
     certain = True
@@ -53,7 +53,7 @@ class OwnRows:
         if table.labels is not None:
             return AlignedRows(table.ids, bytes([CODES.index("train")]) * len(table))
         if not self._divides:
-            # All rows to predict come first in the list, as if they were for training.
+            # Rows to predict count as rows of the first split.
             held = dict.fromkeys(SPLITS, 0) | {SPLITS[0]: len(table)}
             return AlignedRows(table.ids, None, dict.fromkeys(self._passives, held))
         division = division_of(self._recipe, table)
@@ -69,64 +69,65 @@ class OwnRows:
         """See ``Alignment.count_earlier``."""
         return None
 
-    def get_agreed(self, at: AlignmentContext) -> AlignedRows:
+    def get_agreed(self, context: AlignmentContext) -> AlignedRows:
         """See ``Alignment.get_agreed``."""
-        return self.get_expected(at.table)
+        return self.get_expected(context.table)
 
-    def show(self, at: AlignmentContext, aligned: AlignedRows) -> None:
-        """Does nothing: each party has rows of its own, and no phase goes on without a party."""
+    def show(self, context: AlignmentContext, aligned: AlignedRows) -> None:
+        """Does nothing, because the parties have no common rows to compare."""
 
-    def align(self, at: AlignmentContext) -> AlignedRows:
-        """Shares how many rows each passive party holds in each split.
+    def align(self, context: AlignmentContext) -> AlignedRows:
+        """Exchanges the number of rows that each passive party holds in each split.
 
         Raises PeerError: MALFORMED_MESSAGE if a number is impossible, REFUSED if a party has more
         rows than ``at.peer_rows_at_most``.
         """
         name, connections, step, active = (
-            at.name,
-            at.connections,
+            context.name,
+            context.connections,
             StepKey(OPENING, 0, 0),
             self._recipe.active.name,
         )
         role: Role = "active" if name == active else "passive"
-        chains, mine = (
+        chains, own_rows = (
             make_chains(self._recipe, OPENING, HOLDINGS, role, self._policy),
-            self.get_expected(at.table),
+            self.get_expected(context.table),
         )
         parties = len(self._passives)
         if role == "passive":
             asking = Asking(
                 HOLDINGS, OPENING, chains, connections, active, CPU, {"parties": parties}
             )
-            held = mine.holdings[name]
+            held = own_rows.holdings[name]
             rows = torch.tensor([held[split] for split in SPLITS])
-            numbers = asking.swap(step, {"rows": rows})["rows"]
+            counts_PS = asking.swap(step, {"rows": rows})["rows"]
             holdings = {
-                party: _read(at, active, party, counts)
-                for party, counts in zip(self._passives, numbers.tolist(), strict=True)
+                party: _read_holding(context, active, party, counts)
+                for party, counts in zip(self._passives, counts_PS.tolist(), strict=True)
             }
             if holdings[name] != held:
                 raise PeerError(
                     Code.MALFORMED_MESSAGE,
-                    f"{active}: announced other rows for {name} than it holds. Begin a new run.",
+                    f"{active}: announced wrong numbers of rows for {name}. Begin a new run.",
                     party=active,
                 )
-            return AlignedRows(mine.ids, mine.division, holdings)
+            return AlignedRows(own_rows.ids, own_rows.division, holdings)
         answering = Answering(HOLDINGS, OPENING, chains, connections, CPU, {})
         received = answering.collect(step)
         holdings = {
-            party: _read(at, party, party, of["rows"].tolist()) for party, of in received.items()
+            party: _read_holding(context, party, party, reply["rows"].tolist())
+            for party, reply in received.items()
         }
-        table = torch.tensor(
+        counts = torch.tensor(
             [[holdings[party][split] for split in SPLITS] for party in self._passives]
         )
-        answering.reply_all(step, received, {"rows": table})
-        return AlignedRows(mine.ids, mine.division, holdings)
+        answering.reply_all(step, received, {"rows": counts})
+        return AlignedRows(own_rows.ids, own_rows.division, holdings)
 
 
-def _read(at: AlignmentContext, sender: str, party: str, counts: list[int]) -> Holding:
-    """Reads how many rows a party holds. Raises PeerError if a number is impossible, leaves none
-    for training, or is more than this party allows.
+def _read_holding(context: AlignmentContext, sender: str, party: str, counts: list[int]) -> Holding:
+    """Returns the numbers of rows of a party. Raises PeerError if a number is negative, if there
+    are no training rows, or if there are more rows than this party allows.
     """
     holding: Mapping[str, int] = dict(zip(SPLITS, counts, strict=True))
     if min(counts) < 0 or not counts[0]:
@@ -137,12 +138,13 @@ def _read(at: AlignmentContext, sender: str, party: str, counts: list[int]) -> H
             "training rows.",
             party=sender,
         )
-    rows, limit = sum(counts), at.peer_rows_at_most
-    if party != at.name and rows > limit:
+    rows, limit = sum(counts), context.peer_rows_at_most
+    if party != context.name and rows > limit:
         raise PeerError(
             Code.REFUSED,
-            f"{party}: announces {rows:,} rows, but {at.name} takes at most {limit:,} of another "
-            f"party. Raise peer_rows_at_most in the party file of {at.name}, or use fewer rows.",
+            f"{party}: announces {rows:,} rows, but {context.name} accepts at most {limit:,} of "
+            f"another party. Raise peer_rows_at_most in the party file of {context.name}, or use "
+            "fewer rows.",
             party=party,
         )
     return holding

@@ -1,27 +1,28 @@
-"""Private set intersection: the parties find the rows that all of them hold, and show each other no
-other row.
+"""Private set intersection: the parties find the rows that all of them hold, and reveal no other
+row to each other.
 
-Diffie-Hellman on Curve25519 among any number of parties and the aggregation server; all follow the
-protocol, and the server takes no party's side. With the keys a, b, c of the parties A (active), B
-and C:
+The protocol is Diffie-Hellman on Curve25519 among any number of parties and the aggregation server.
+All must follow the protocol, and the server must not collude with a party. With the keys a, b, c of
+the parties A (active), B and C:
 
     round 1    A -> B: A's rows, masked by a      B -> C: masked by b         C -> A: masked by c
     round 2    C's rows, masked by c and a        A's rows, by a and b        B's rows, by b and c
-    round 3    the last one to mask a set sends tags of it to the server: A of B's rows, B of
-               C's, C of A's
+    round 3    the last party to mask a set sends its tags to the server: A sends tags of B's
+               rows, B of C's rows, C of A's rows
 
 Each owner shuffles its rows once, and nobody changes that order. The server compares the tags, and
-tells each owner which of its own rows are common. No party ever sees two sets under the same keys,
-so none can compare any; the server sees all sets, masked by all keys, so it learns how large they
-and their overlaps are, and no id. What B sends C passes A, who answers both: it is sealed for C
-(``vfl_party.psi.sealed``). ``docs/explanation/private-alignment.md`` says who learns what.
+reports to each owner which of its rows are common. No party ever sees two sets under the same keys,
+so no party can compare sets. The server sees all sets, masked by all keys. It learns the sizes of
+the sets and of their overlaps, but no id. Messages from B to C pass through A, so they are sealed
+for C (``vfl_party.psi.sealed``). ``docs/explanation/private-alignment.md`` says who learns what.
 
-With ``rows.partial`` the server tells a passive party which of its rows the active party holds, and
-the active party which of its rows each passive party holds; ``vfl_party.align.partial`` goes on.
+With ``rows.partial`` the server reports to a passive party which of its rows the active party
+holds, and to the active party which of its rows each passive party holds.
+``vfl_party.align.partial`` then compares and orders these rows.
 
-The rows go in batches, a step each. Every party keeps what it has masked on its disk, and the
-server the tags, so that neither needs memory for them, and a process that is killed costs the
-others the batches that were under way.
+The rows are sent in batches, one batch per step. Every party stores masked points on its disk, and
+the server stores the tags. So neither needs much memory, and if a process is killed, only the
+batches in work are lost.
 """
 
 from __future__ import annotations
@@ -68,65 +69,67 @@ class PsiAlignment:
 
     def occurrences(self, rows: int) -> list[Occurrence]:
         """See ``Alignment.occurrences``."""
-        exchanged = occurrences(1 + len(self._recipe.passives), rows)
-        return [*exchanged, *(self._partial or self._digest).occurrences(rows)]
+        exchanges = occurrences(1 + len(self._recipe.passives), rows)
+        return [*exchanges, *(self._partial or self._digest).occurrences(rows)]
 
     def get_expected(self, table: Table) -> AlignedRows:
         """See ``Alignment.get_expected``."""
         return self._digest.get_expected(table)
 
-    def get_agreed(self, at: AlignmentContext) -> AlignedRows:
+    def get_agreed(self, context: AlignmentContext) -> AlignedRows:
         """See ``Alignment.get_agreed``."""
-        common = self._load_common(at)
+        common = self._load_common(context)
         if common is None and self._recipe.passives:
             raise InputError(
                 Code.DATA_INVALID,
-                f"{at.folder}: does not say which rows all parties hold, and the other parties "
-                "are in the middle of the run. Restore the folder and the rows that it had.",
+                f"{context.folder}: the common rows are missing, and the other parties are in the "
+                "middle of the run. Restore the folder and the rows that it had.",
             )
         if common is not None and self._partial is not None:
-            return self._partial.restore(at, self._select_wanted(common))
+            return self._partial.restore(context, self._select_wanted(common))
         if common is None:
-            return self._digest.get_expected(at.table).with_kept(at.folder)
+            return self._digest.get_expected(context.table).with_kept(context.folder)
         rows = np.flatnonzero(common.rows)
-        aligned = self._digest.get_expected(at.table.select(rows)).with_kept(at.folder)
+        aligned = self._digest.get_expected(context.table.select(rows)).with_kept(context.folder)
         return replace(aligned, rows=rows)
 
-    def show(self, at: AlignmentContext, aligned: AlignedRows) -> None:
+    def show(self, context: AlignmentContext, aligned: AlignedRows) -> None:
         """See ``Alignment.show``."""
-        common = self._load_common(at)
+        common = self._load_common(context)
         rows = self._partial if self._partial is not None and common is not None else self._digest
-        rows.show(at if common is None else replace(at, salt=common.salt), aligned)
+        rows.show(context if common is None else replace(context, salt=common.salt), aligned)
 
-    def _load_common(self, at: AlignmentContext) -> CommonRows | None:
+    def _load_common(self, context: AlignmentContext) -> CommonRows | None:
         """Returns the common rows, if this party has saved them."""
         if not self._recipe.passives:
             return None
-        return self._open_files(at.folder, at.table, at.name).common()
+        return self._open_files(context.folder, context.table, context.name).common()
 
     def _open_files(self, folder: Path, table: Table, name: str) -> AlignmentFiles:
-        """Returns a party's files of an alignment. ``folder``: its folder of the run."""
-        tells_apart = self._partial is not None and name == self._recipe.active.name
-        holders = [party.name for party in self._recipe.passives] if tells_apart else []
+        """Opens the files of a party's alignment. ``folder``: The party's folder of the run."""
+        has_holders = self._partial is not None and name == self._recipe.active.name
+        holders = [party.name for party in self._recipe.passives] if has_holders else []
         return AlignmentFiles(folder, table.ids, batches.BATCH, holders)
 
     def _select_wanted(self, common: CommonRows) -> CommonRows:
-        """Returns the rows to use: for predictions, all rows of an active party with features."""
+        """Returns the rows to use. For predictions, an active party with features uses all its
+        rows.
+        """
         if self._divides or not (common.holders and self._recipe.active.features):
             return common
         return replace(common, rows=np.ones_like(common.rows))
 
     def count_earlier(self, runs: Path, name: str, table: Table) -> int | None:
-        """Returns how many common rows the run of ``rows.alignment`` found; None if the recipe
-        names none.
+        """Returns the number of common rows of the run that ``rows.alignment`` names; None if the
+        recipe names no run.
 
-        ``runs``: the party's folder of runs. Raises InputError if that run cannot be used;
-        PeerError if it has too few rows.
+        ``runs``: The folder with all runs of the party. Raises InputError if that run cannot be
+        used; PeerError if it has too few rows.
         """
-        common = self._of_earlier(self._open_files(runs, table, name), runs, name)
+        common = self._read_earlier(self._open_files(runs, table, name), runs, name)
         return int(common.rows.sum()) if common is not None else None
 
-    def _of_earlier(self, files: AlignmentFiles, runs: Path, name: str) -> CommonRows | None:
+    def _read_earlier(self, files: AlignmentFiles, runs: Path, name: str) -> CommonRows | None:
         rows = self._recipe.rows
         if rows.alignment is None or not self._divides:
             return None
@@ -134,77 +137,80 @@ class PsiAlignment:
         _require_enough(rows, common.rows)
         return common
 
-    def align(self, at: AlignmentContext) -> AlignedRows:
-        """Finds the common rows, unless the run already knows them, and compares them as
+    def align(self, context: AlignmentContext) -> AlignedRows:
+        """Finds the common rows, unless they are already saved, and compares them as
         ``DigestAlignment`` does.
 
-        Raises PeerError: ROWS_DIFFER if there are fewer than ``rows.at_least`` or ``at.at_least``;
-        REFUSED if a party has more than ``at.peer_rows_at_most``; another code if a party or the
-        server breaks the protocol. Raises InputError if the file of an earlier alignment does not
-        fit.
+        Raises:
+            PeerError: ROWS_DIFFER if there are fewer rows than ``rows.at_least`` or
+                ``context.at_least``; REFUSED if a party has more rows than
+                ``context.peer_rows_at_most``; another code if a party or the server breaks the
+                protocol.
+            InputError: The file of an earlier alignment does not fit this party's rows.
         """
         if not self._recipe.passives:
-            return self._digest.align(at)
-        files = self._open_files(at.folder, at.table, at.name)
+            return self._digest.align(context)
+        files = self._open_files(context.folder, context.table, context.name)
         common = files.common()
         if (
             common is None
-            and (common := self._of_earlier(files, at.folder.parent.parent, at.name)) is not None
+            and (common := self._read_earlier(files, context.folder.parent.parent, context.name))
+            is not None
         ):
             files.finish(common)
-        ring = PsiRing(self._recipe, self._policy, at)
-        agreed = None
+        ring = PsiRing(self._recipe, self._policy, context)
+        agreement = None
         try:
-            agreed = Meeting(ring, files).meet(known=common is not None)
-            if not agreed.known:
-                rounds = Rounds(ring, files, agreed)
+            agreement = Meeting(ring, files).meet(known=common is not None)
+            if not agreement.known:
+                rounds = Rounds(ring, files, agreement)
                 common = rounds.run()
-                self._check_enough(common.rows, at)
+                self._check_enough(common.rows, context)
                 masks = [*common.holders.values()] or [common.rows]
-                ids = Ids.of(at.table.ids)
+                ids = Ids.of(context.table.ids)
                 rounds.compare([ids.take(np.flatnonzero(mask)) for mask in masks], common.salt)
                 files.finish(common)
         except (PeerError, AbortedError):
-            # The run ends, and the attempt with it.
-            if agreed is None or not agreed.known:
+            # The error ends the run, so the attempt cannot be resumed.
+            if agreement is None or not agreement.known:
                 files.forget()
             raise
         if common is None:
             raise PeerError(
                 Code.MALFORMED_MESSAGE,
-                f"{ring.active}: says that all parties know the common rows, but {at.name} does "
-                "not. Begin a new run.",
+                f"{ring.active}: reported that all parties know the common rows, but "
+                f"{context.name} does not. Begin a new run.",
                 party=ring.active,
             )
-        salted = replace(at, salt=common.salt)
+        salted = replace(context, salt=common.salt)
         if self._partial is not None:
             aligned = self._partial.align(salted, self._select_wanted(common))
         else:
             rows = np.flatnonzero(common.rows)
-            compared = self._digest.align(replace(salted, table=at.table.select(rows)))
+            compared = self._digest.align(replace(salted, table=context.table.select(rows)))
             aligned = replace(compared, rows=rows)
-        # All parties have kept the common rows before they compared them.
+        # All parties have saved the common rows, so the masked points are no longer needed.
         files.clear()
         return aligned
 
-    def _check_enough(self, common: npt.NDArray[np.bool_], at: AlignmentContext) -> None:
+    def _check_enough(self, common: npt.NDArray[np.bool_], context: AlignmentContext) -> None:
         """Raises PeerError (ROWS_DIFFER) if there are fewer common rows than the recipe or this
         party requires.
         """
         if self._divides:
             _require_enough(self._recipe.rows, common)
         count = int(common.sum())
-        # A party may know none of the rows to predict.
-        minimum = 0 if self._partial is not None and at.at_least == 1 else at.at_least
+        # With rows.partial, a party may hold none of the rows to predict.
+        minimum = 0 if self._partial is not None and context.at_least == 1 else context.at_least
         if count < minimum:
             raise PeerError(
                 Code.ROWS_DIFFER,
-                f"{at.name}: all parties hold fewer rows than it answers for.",
-                party=at.name,
+                f"{context.name}: there are fewer common rows than it requires for predictions.",
+                party=context.name,
             ).privately(
-                f"{at.name}: all parties must hold at least {at.at_least:,} rows, the "
-                f"predict.at_least of its party file (got {count:,}). Reduce it, or align more "
-                "rows."
+                f"{context.name}: the number of common rows must be at least {context.at_least:,}, "
+                f"the predict.at_least of its party file (got {count:,}). Reduce predict.at_least, "
+                "or align more rows."
             )
 
 

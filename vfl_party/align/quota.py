@@ -1,5 +1,5 @@
-"""Limits how many ids a peer can guess in this party's table: alignments a day, and rows of an
-alignment.
+"""Limits how many ids a peer can test against this party's table: the number of alignments per day,
+and the number of rows of an alignment.
 """
 
 from __future__ import annotations
@@ -16,39 +16,43 @@ _DAY_S = 86_400.0
 _MIN_PEER_ROWS, _MAX_PEER_ROWS, _TIMES = 100_000, 10_000_000, 10
 
 
-def peer_rows(asked: int | None, own: int | None) -> int:
-    """Returns the maximum number of rows that a party accepts from another one.
+def peer_rows(configured_rows: int | None, own_rows: int | None) -> int:
+    """Returns the maximum number of rows that a party accepts from another party.
+
+    The default is ten times the party's own rows, so that a peer cannot test millions of ids
+    against a small table.
 
     Args:
-        asked: the value of the party file; None for the default: with psi ten times the party's own
-            rows, so that millions of ids cannot be guessed on a small table.
-        own: the rows of its table; None if it masks no ids, or its table has only rows to predict,
-            which a large table of the other party contains.
+        configured_rows: The limit in the party file; None for the default.
+        own_rows: The number of rows of the party's table. None if the party masks no ids, or if its
+            table has only rows to predict.
     """
-    tied = max(_MIN_PEER_ROWS, _TIMES * own) if own is not None else _MAX_PEER_ROWS
-    return asked or min(_MAX_PEER_ROWS, tied)
+    default_limit = (
+        max(_MIN_PEER_ROWS, _TIMES * own_rows) if own_rows is not None else _MAX_PEER_ROWS
+    )
+    return configured_rows or min(_MAX_PEER_ROWS, default_limit)
 
 
 def count(path: Path, source: str, max_times: int, now_s: float) -> None:
     """Counts one alignment of the table ``source`` at ``now_s`` (seconds since 1970).
 
-    ``path``: this party's file, {a table's source: times of its alignments}. Raises InputError
-    (REFUSED), without counting, if there were ``max_times`` within a day.
+    ``path``: This party's file, which holds the times of the alignments of each table. Raises
+    InputError (REFUSED) if there were already ``max_times`` alignments within a day.
     """
     try:
         with path.with_suffix(".lock").open("w") as lock:
-            # Several processes of this party may begin at once.
+            # Several processes of this party may begin an alignment at the same time.
             fcntl.flock(lock, fcntl.LOCK_EX)
-            _count(path, source, max_times, now_s)
+            _add_time(path, source, max_times, now_s)
     except OSError as error:
         raise write_error(path, error) from None
 
 
-def _count(path: Path, source: str, max_times: int, now_s: float) -> None:
+def _add_time(path: Path, source: str, max_times: int, now_s: float) -> None:
     try:
-        counts = json.loads(path.read_text()) if path.exists() else {}
-        # The clock may have been ahead.
-        times = [min(float(time_s), now_s) for time_s in counts.get(source, [])]
+        times_by_source = json.loads(path.read_text()) if path.exists() else {}
+        # The system clock may have been ahead, so later times count as now.
+        times = [min(float(time_s), now_s) for time_s in times_by_source.get(source, [])]
         if not all(math.isfinite(time_s) for time_s in times):
             raise ValueError
     except (OSError, ValueError, TypeError, AttributeError):
@@ -65,4 +69,4 @@ def _count(path: Path, source: str, max_times: int, now_s: float) -> None:
             f"alignments_a_day. Wait {wait_min} min, or use the rows of an earlier run with "
             "rows.alignment.",
         )
-    write_atomic(path, json.dumps({**counts, source: [*times, now_s]}))
+    write_atomic(path, json.dumps({**times_by_source, source: [*times, now_s]}))

@@ -1,4 +1,6 @@
-"""One party's position among the parties that align their rows, and its connections to them."""
+"""Describes the position of a party in the ring of parties that align their rows, and creates its
+exchanges with them.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +23,16 @@ CPU = torch.device("cpu")
 
 
 class PsiRing:
-    """The ring of all parties, as seen by one of them: the active party is number 0."""
+    """The ring of all parties, from the view of one party. The active party is number 0."""
 
-    def __init__(self, recipe: Recipe, policy: Policy, at: AlignmentContext) -> None:
+    def __init__(self, recipe: Recipe, policy: Policy, context: AlignmentContext) -> None:
         self.names = [recipe.active.name, *(party.name for party in recipe.passives)]
-        self.server, self.at = recipe.server, at
-        self.me, self.size = self.names.index(at.name), len(self.names)
-        # With rows.partial: the other parties whose rows are marked separately.
+        self.server, self.context = recipe.server, context
+        self.me, self.size = self.names.index(context.name), len(self.names)
+        # With rows.partial, the server marks the common rows with each of these parties separately.
         self.partial = recipe.rows.partial
         self.holders = self.names[1:] if self.partial and not self.me else []
-        # The number of rows of each party, once they have met.
+        # The number of rows of each party; empty before ``Meeting.meet``.
         self.rows: list[int] = []
         role: Role = "passive" if self.me else "active"
         self._chains = {
@@ -48,31 +50,33 @@ class PsiRing:
         """The name of the party before this one."""
         return self.names[(self.me - 1) % self.size]
 
-    def owner(self, round_: int) -> int:
-        """Returns the party whose rows this party masks in a round: itself in the first, then the
-        one before it, and so on.
+    def find_owner(self, round_: int) -> int:
+        """Returns the number of the party whose rows this party masks in a round: this party in the
+        first round, then the party before it in the ring, and so on.
         """
         return (self.me - round_ + 1) % self.size
 
-    def nbytes(self, owner: int, batch: int) -> int:
-        """Returns the bytes of a batch of a set; 0 if the set has fewer batches than another."""
+    def count_bytes(self, owner: int, batch: int) -> int:
+        """Returns the size in bytes of a batch of the owner's rows; 0 if the owner has fewer
+        batches.
+        """
         rows = min(batches.BATCH, self.rows[owner] - batch * batches.BATCH)
         return max(0, rows) * POINT_BYTES
 
     @cached_property
     def batches(self) -> int:
-        """The number of batches of the largest set."""
+        """The number of batches of the party with the most rows."""
         return -(-max(self.rows) // batches.BATCH)
 
-    def asking(self, exchange: Exchange, **sizes: int) -> Asking:
-        """Returns this party's side of an exchange in which it asks."""
+    def make_asking(self, exchange: Exchange, **sizes: int) -> Asking:
+        """Returns this party's side of an exchange in which it sends the request."""
         peer = self.server if exchange.asks == "server" else self.active
         return Asking(
-            exchange, PHASE, self._chains[exchange.name], self.at.connections, peer, CPU, sizes
+            exchange, PHASE, self._chains[exchange.name], self.context.connections, peer, CPU, sizes
         )
 
-    def answering(self, exchange: Exchange, **sizes: int) -> Answering:
-        """Returns this party's side of an exchange in which it answers."""
+    def make_answering(self, exchange: Exchange, **sizes: int) -> Answering:
+        """Returns this party's side of an exchange in which it sends the answer."""
         return Answering(
-            exchange, PHASE, self._chains[exchange.name], self.at.connections, CPU, sizes
+            exchange, PHASE, self._chains[exchange.name], self.context.connections, CPU, sizes
         )

@@ -1,8 +1,7 @@
-"""What a party saves of an alignment: secrets and masked batches until the end, then its common
-rows.
+"""Saves a party's alignment: secrets and masked batches until it ends, then the common rows.
 
-A party that is killed resumes with the same secrets, and masks again only the unfinished batches.
-Only their owner may read the files.
+A party that is killed resumes with the same secrets, and masks only the unfinished batches again.
+Only the user who runs the party may read the files.
 """
 
 from __future__ import annotations
@@ -25,19 +24,21 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.files import private_file, write_error
 from vfl_common.psi.spill import Spill
-from vfl_party.align.digest import digest_with_key
+from vfl_party.align.digest import compute_keyed_digest
 from vfl_party.psi.curve import POINT_BYTES
 
-# Folder in a party's folder of a run.
+# Name of the alignment's folder in a party's folder of a run.
 FOLDER = "alignment"
 _STATE, _COMMON = "state.json", "common.bits"
-# An earlier release kept no salt: its attempts begin again.
-_WORDS = ("name", "secret", "seed", "salt", "marks")
+# The fields of ``Attempt`` that are saved. A file of an earlier release has no salt, so its attempt
+# begins again.
+_BYTE_FIELDS = ("name", "secret", "seed", "salt", "marks")
 _DIGEST_BYTES = 32
 SALT_BYTES = 32
 NO_ATTEMPT = bytes(16)
-# For a secret order: rows drawn at once, rows that a pass sorts, and maximum number of passes.
-_AT_ONCE, _SORTED, _PASSES = 1 << 16, 1 << 18, 16
+# For a secret order: the numbers drawn at once, the numbers sorted in a pass, and the maximum
+# number of passes.
+_CHUNK, _SORTED, _PASSES = 1 << 16, 1 << 18, 16
 # Row numbers take four bytes each if the table has at most 2^32 rows.
 RowNumbers = npt.NDArray[np.integer[Any]]
 
@@ -47,13 +48,13 @@ class Attempt:
     """One try at an alignment, the same at all parties until it succeeds or a party's rows change.
 
     Args:
-        name: 16 random bytes from the active party; the server does not know it.
-        secret: the key that masks.
-        seed: of the order in which this party shows its rows.
-        salt: of the list's digests, the same at all parties.
-        rows: the number of rows of each party.
-        marks: SHA-256 of the first bits from the server, which mark this party's common rows; empty
-            before they arrive.
+        name: 16 random bytes from the active party, which the server does not know.
+        secret: The secret with which this party masks points.
+        seed: The seed of the order in which this party sends its rows.
+        salt: The salt of the digests of common ids, the same at all parties.
+        rows: The number of rows of each party.
+        marks: The SHA-256 of the first bits from the server, which mark this party's common rows;
+            empty before they arrive.
     """
 
     name: bytes = NO_ATTEMPT
@@ -65,60 +66,71 @@ class Attempt:
 
     @property
     def word(self) -> bytes:
-        """Identifies the attempt to the server, which must not know the name."""
+        """The identifier of the attempt for the server, which must not know the name."""
         return hashlib.sha256(b"vfl attempt at the server" + self.name).digest()
 
     def order(self, rows: int) -> RowNumbers:
-        """Returns the rows in the order in which this party shows them; see ``shuffled``."""
+        """Returns the row numbers in the order in which this party sends them; see
+        ``shuffle_rows``.
+        """
         return shuffle_rows(self.seed, rows)
 
 
 def shuffle_rows(key: bytes, rows: int) -> RowNumbers:
-    """Returns the rows in a secret order, [rows] integers: sorted by numbers of a ChaCha20 stream.
-    ``key``: 32 bytes.
+    """Returns the row numbers in a secret order, [rows] integers.
 
-    The stream is drawn for each of up to ``_PASSES`` parts of the numbers, so that memory holds
-    little more than the order. Without the key it cannot be told from any other order, and it is
-    the same with every version of NumPy.
+    Each row gets a number from a ChaCha20 stream, and the rows are sorted by these numbers. Each of
+    up to ``_PASSES`` passes sorts the numbers in one part of the range, so that little memory is
+    needed besides the result. Without the key, the order is indistinguishable from a random order.
+    It is the same with every version of NumPy.
+
+    Args:
+        key: The secret key, 32 bytes.
+        rows: The number of rows.
     """
     passes = min(_PASSES, -(-rows // _SORTED))
     order: RowNumbers = np.empty(rows, np.uint32 if rows <= 1 << 32 else np.int64)
-    end = 0
+    position = 0
     for number in range(passes):
-        # One pass sorts the drawn numbers in one part of their range.
-        pieces = [_within(drawn, start, number, passes) for start, drawn in _draw(key, rows)]
-        mine = np.concatenate([drawn for drawn, _ in pieces])
-        places = np.concatenate([places for _, places in pieces]).astype(order.dtype)
-        order[end : end + len(mine)] = places[np.argsort(mine, kind="stable")]
-        end += len(mine)
+        # This pass sorts the numbers in one part of the range.
+        chunks = [
+            _select_numbers(drawn, start, number, passes)
+            for start, drawn in _draw_numbers(key, rows)
+        ]
+        numbers = np.concatenate([drawn for drawn, _ in chunks])
+        places = np.concatenate([places for _, places in chunks]).astype(order.dtype)
+        order[position : position + len(numbers)] = places[np.argsort(numbers, kind="stable")]
+        position += len(numbers)
     return order
 
 
-def _draw(key: bytes, rows: int) -> Iterator[tuple[int, npt.NDArray[np.uint64]]]:
-    """Yields the numbers of a stream in pieces: (the first row of each, its numbers)."""
+def _draw_numbers(key: bytes, rows: int) -> Iterator[tuple[int, npt.NDArray[np.uint64]]]:
+    """Yields the numbers of the stream in chunks: the first row of the chunk and its numbers."""
     stream = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
-    for start in range(0, rows, _AT_ONCE):
-        count = min(_AT_ONCE, rows - start)
+    for start in range(0, rows, _CHUNK):
+        count = min(_CHUNK, rows - start)
         yield start, np.frombuffer(stream.update(bytes(8 * count)), "<u8")
 
 
-def _within(
-    drawn: npt.NDArray[np.uint64], start: int, number: int, passes: int
+def _select_numbers(
+    numbers: npt.NDArray[np.uint64], start: int, pass_number: int, passes: int
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
-    """Returns the numbers that a pass sorts, and their rows."""
-    places = np.flatnonzero((drawn >> np.uint64(32)) * np.uint64(passes) >> np.uint64(32) == number)
-    return drawn[places], places + start
+    """Returns the numbers of a chunk that a pass sorts, and their rows."""
+    places = np.flatnonzero(
+        (numbers >> np.uint64(32)) * np.uint64(passes) >> np.uint64(32) == pass_number
+    )
+    return numbers[places], places + start
 
 
 @dataclass(frozen=True)
 class CommonRows:
-    """Which of this party's rows, in canonical order, are common.
+    """The common rows of a party, in canonical order.
 
     Args:
-        rows: bool [N].
-        salt: of the attempt that found them; empty from an earlier release.
-        holders: with ``rows.partial``, at the active party: {passive party: bool [N], the rows that
-            it holds}.
+        rows: bool [N], whether each row of this party is common.
+        salt: The salt of the attempt that found the rows; empty from an earlier release.
+        holders: For each passive party, bool [N], whether it holds each row. Only at the active
+            party with ``rows.partial``; else empty.
     """
 
     rows: npt.NDArray[np.bool_]
@@ -132,7 +144,7 @@ def _checksum(facts: dict[str, Any]) -> str:
 
 
 def unpack_masks(bits: npt.NDArray[np.uint8], masks: int, rows: int) -> list[npt.NDArray[np.bool_]]:
-    """Returns ``masks`` masks, bool [rows] each, from packed bits; each mask begins with a new
+    """Unpacks ``masks`` masks, bool [rows] each, from packed bits. Each mask begins with a new
     byte.
     """
     unpacked = np.unpackbits(bits.reshape(masks, -1), axis=1, count=rows).astype(bool)
@@ -140,10 +152,10 @@ def unpack_masks(bits: npt.NDArray[np.uint8], masks: int, rows: int) -> list[npt
 
 
 def common_rows(run: Path, rows: int) -> npt.NDArray[np.bool_] | None:
-    """Returns which rows of its table a passive party knows to be common after a run, bool [rows],
-    in canonical order; None if the run has saved no alignment of so many rows.
+    """Reads the common rows that a passive party saved in a run, bool [rows], in canonical order.
+    Returns None if the run has saved no alignment of a table with ``rows`` rows.
 
-    ``run``: the party's folder of the run; ``rows``: of the table that was aligned.
+    ``run``: The folder of the party in the run.
     """
     try:
         data = (run / FOLDER / _COMMON).read_bytes()
@@ -160,52 +172,53 @@ class AlignmentFiles:
     """The files of one party's alignment in one run.
 
     Args:
-        folder: this party's folder of the run.
-        ids: this party's ids, in canonical order.
-        batch: rows of a batch.
-        holders: the parties whose common rows are saved separately.
+        folder: The folder of this party in the run.
+        ids: The ids of this party, in canonical order.
+        batch: The number of rows in a batch.
+        holders: The parties whose common rows are saved separately.
     """
 
     def __init__(
         self, folder: Path, ids: Sequence[str], batch: int, holders: Sequence[str] = ()
     ) -> None:
         self._path, self._batch, self._holders = folder / FOLDER, batch, holders
-        self._digest = digest_with_key(b"kept", ids)
+        self._digest = compute_keyed_digest(b"kept", ids)
         self._rows = len(ids)
         self.attempt = self._read_attempt()
 
     def _read_attempt(self) -> Attempt:
         try:
             facts = json.loads((self._path / _STATE).read_text())
-            # Other rows need other secrets.
+            # The table has changed, and masking other rows with the same secrets would reveal the
+            # changes.
             if bytes.fromhex(facts["ids"]) != self._digest:
                 return Attempt()
             if facts.pop("sum") != _checksum(facts):
                 return Attempt()
-            words = {key: bytes.fromhex(facts[key]) for key in _WORDS}
-            return Attempt(**words, rows=tuple(facts["rows"]))
+            fields = {key: bytes.fromhex(facts[key]) for key in _BYTE_FIELDS}
+            return Attempt(**fields, rows=tuple(facts["rows"]))
         except (OSError, ValueError, KeyError, TypeError):
             return Attempt()
 
     def begin(self, attempt: Attempt) -> None:
-        """Begins an attempt, and removes files of another one. Raises InputError."""
+        """Begins an attempt, and removes the files of an earlier attempt. Raises InputError."""
         self.forget()
         self._make_folder()
-        self._write(attempt)
+        self._write_attempt(attempt)
 
     def pin(self, marks: bytes) -> bool:
-        """Returns whether ``marks`` equal those of the attempt; saves them if they are the first.
-        Raises InputError.
+        """Saves the digest of the first ``marks`` of the attempt. Returns whether ``marks`` are the
+        same as the first ones. Raises InputError.
         """
         digest = hashlib.sha256(marks).digest()
         if not self.attempt.marks:
-            self._write(replace(self.attempt, marks=digest))
+            self._write_attempt(replace(self.attempt, marks=digest))
         return hmac.compare_digest(self.attempt.marks, digest)
 
-    def _write(self, attempt: Attempt) -> None:
+    def _write_attempt(self, attempt: Attempt) -> None:
         with private_file(self._path / _STATE) as file:
-            words = {name: getattr(attempt, name).hex() for name in _WORDS}
-            facts = {**words, "ids": self._digest.hex(), "rows": list(attempt.rows)}
+            fields = {name: getattr(attempt, name).hex() for name in _BYTE_FIELDS}
+            facts = {**fields, "ids": self._digest.hex(), "rows": list(attempt.rows)}
             file.write(json.dumps({**facts, "sum": _checksum(facts)}).encode())
         self.attempt = attempt
 
@@ -215,51 +228,53 @@ class AlignmentFiles:
         except OSError as error:
             raise write_error(self._path, error) from None
 
-    # -- masked points, on the disk
+    # -- masked points on disk
     # ----------------------------------------------------------------------
 
-    def _points(self, round_: int) -> Spill:
+    def _open_points(self, round_: int) -> Spill:
         remedy = f"Remove {self._path}; then all parties begin the alignment again."
         return Spill(self._path / f"{round_}.points", POINT_BYTES, self._batch, remedy)
 
     def count_stored(self, round_: int) -> int:
-        """Returns how many points of a round are saved."""
-        return self._points(round_).count_rows()
+        """Returns the number of saved points of a round."""
+        return self._open_points(round_).count_rows()
 
-    def cut(self, round_: int, of: int) -> None:
-        """Removes points beyond the whole batches of a round of ``of`` points.
-
-        Raises InputError.
+    def cut(self, round_: int, total: int) -> None:
+        """Removes the points of incomplete batches of a round with ``total`` points. Raises
+        InputError.
         """
-        self._points(round_).cut(of)
+        self._open_points(round_).cut(total)
 
     def add(self, round_: int, batch: int, points: bytes) -> None:
-        """Saves a batch. Raises InputError."""
-        self._points(round_).write(batch, points)
+        """Saves the points of a batch. Raises InputError."""
+        self._open_points(round_).write(batch, points)
 
-    def points(self, round_: int, batch: int, of: int) -> bytes:
-        """Returns a batch of a round of ``of`` points, 32 bytes a point. Raises InputError."""
-        return self._points(round_).read(batch, of)
+    def points(self, round_: int, batch: int, total: int) -> bytes:
+        """Returns a batch of a round with ``total`` points, 32 bytes each. Raises InputError."""
+        return self._open_points(round_).read(batch, total)
 
-    def require_distinct(self, round_: int, party: str, of: int) -> None:
-        """Raises PeerError, naming ``party``, if two of the ``of`` points masked in this round are
-        equal.
+    def require_distinct(self, round_: int, party: str, total: int) -> None:
+        """Raises PeerError, which names ``party``, if two of the ``total`` masked points of this
+        round are equal.
 
-        A secret masks different points differently, so the party sent a point twice.
-        ``curve.check`` sees only one batch at a time.
+        Equal masked points mean that the party sent a point twice. ``curve.check_points`` sees only
+        one batch at a time.
         """
-        heads_N = np.empty(of, "<u8")
-        for start, points in self._read(round_, of):
+        heads_N = np.empty(total, "<u8")
+        for start, points in self._iterate_batches(round_, total):
             heads_N[start : start + len(points)] = points[:, 0]
         heads_N.sort()
-        # Points whose first 8 of 32 bytes occur twice.
-        twice = heads_N[1:][heads_N[1:] == heads_N[:-1]]
-        if not len(twice):
+        # The first 8 of 32 bytes of points that may occur twice.
+        repeated_heads = heads_N[1:][heads_N[1:] == heads_N[:-1]]
+        if not len(repeated_heads):
             return
-        alike = np.concatenate(
-            [points[np.isin(points[:, 0], twice)] for _, points in self._read(round_, of)]
+        suspects = np.concatenate(
+            [
+                points[np.isin(points[:, 0], repeated_heads)]
+                for _, points in self._iterate_batches(round_, total)
+            ]
         )
-        if len(np.unique(alike, axis=0)) < len(alike):
+        if len(np.unique(suspects, axis=0)) < len(suspects):
             raise PeerError(
                 Code.MALFORMED_MESSAGE,
                 f"{party}: sent a point twice. Run the same version of this program at all "
@@ -267,17 +282,19 @@ class AlignmentFiles:
                 party=party,
             )
 
-    def _read(self, round_: int, of: int) -> Iterator[tuple[int, npt.NDArray[np.uint64]]]:
-        """Yields each batch of a round: (its first row, its points [B, 4])."""
-        for batch, start in enumerate(range(0, of, self._batch)):
-            points = np.frombuffer(self.points(round_, batch, of), "<u8")
+    def _iterate_batches(
+        self, round_: int, total: int
+    ) -> Iterator[tuple[int, npt.NDArray[np.uint64]]]:
+        """Yields the first row and the points, uint64 [B, 4], of each batch of a round."""
+        for batch, start in enumerate(range(0, total, self._batch)):
+            points = np.frombuffer(self.points(round_, batch, total), "<u8")
             yield start, points.reshape(-1, POINT_BYTES // 8)
 
     # -- the result
     # ----------------------------------------------------------------------
 
     def finish(self, common: CommonRows) -> None:
-        """Saves which rows are common. Raises InputError."""
+        """Saves the common rows. Raises InputError."""
         self._make_folder()
         with private_file(self._path / _COMMON) as file:
             masks = [common.rows, *(common.holders[name] for name in self._holders)]
@@ -291,7 +308,7 @@ class AlignmentFiles:
     def common_of(self, run: Path) -> CommonRows:
         """Returns the common rows that an earlier run found. Raises InputError.
 
-        ``run``: this party's folder of that run.
+        ``run``: The folder of this party in that run.
         """
         path = run / FOLDER / _COMMON
         common = self._read_common(path)
@@ -305,8 +322,8 @@ class AlignmentFiles:
             )
         raise InputError(
             Code.DATA_INVALID,
-            f"{path}: the alignment of the run is of other rows than this party has now. Name "
-            "another run in rows.alignment, or remove the key to align again.",
+            f"{path}: the alignment of the run does not fit the rows that this party has now. "
+            "Name another run in rows.alignment, or remove the key to align again.",
         )
 
     def _read_common(self, path: Path) -> CommonRows | None:
@@ -330,5 +347,5 @@ class AlignmentFiles:
                 path.unlink(missing_ok=True)
 
     def forget(self) -> None:
-        """Removes everything, the result too."""
+        """Removes all files, including the result."""
         shutil.rmtree(self._path, ignore_errors=True)

@@ -1,3 +1,3 @@
-"""What every other room of a party uses: plug-ins by name, seeds, rows dealt, checkpoints, devices,
-the interface of a phase.
+"""The foundations of a party's code: plug-ins by name, seeds, the division of rows, checkpoints,
+devices, and the interface of a phase.
 """

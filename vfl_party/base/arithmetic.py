@@ -1,10 +1,11 @@
-"""Describes what decides the last bits of this process's numbers, for the checkpoints of a run.
+"""Describes the hardware and software on which the exact bits of this process's results depend. A
+run saves the description in its checkpoints.
 
 Sums of floating-point numbers depend on their order, and libraries choose the order by instruction
-set, number of threads and version. So the same program gives the same bits only with the same of
-these (Intel, "Introduction to Conditional Numerical Reproducibility"; PyTorch,
-"Reproducibility"). Names of versions do not show every choice: a digest of fixed operations shows
-the bits themselves.
+set, number of threads and version. So the same program gives the same bits only if all of these are
+the same (Intel, "Introduction to Conditional Numerical Reproducibility"; PyTorch,
+"Reproducibility"). Version numbers do not show every choice, so the description also has digests of
+the results of fixed operations.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from vfl_common.process.logs import version
 from vfl_common.summary import Arithmetic, ArithmeticChange
 from vfl_party.base.devices import device_name
 
-# MKL, oneDNN, ATen, numpy and its OpenBLAS choose instruction sets by these.
+# Environment variables by which MKL, oneDNN, ATen, NumPy and OpenBLAS choose instruction sets.
 SETTINGS = (
     "MKL_CBWR",
     "MKL_ENABLE_INSTRUCTIONS",
@@ -35,30 +36,30 @@ SETTINGS = (
     "NPY_DISABLE_CPU_FEATURES",
     "OPENBLAS_CORETYPE",
 )
-# torch.__config__.show() has them.
+# Patterns of library versions in the text of torch.__config__.show().
 _BUILT_WITH = {
     "MKL": r"Math Kernel Library Version (\S+?)(?:-Product|\s)",
     "oneDNN": r"MKL-DNN v(\S+)",
 }
-# Inner dimensions of the products: kernels divide long sums, each at another length.
+# The inner dimensions of the test products. Kernels split long sums at different lengths.
 _INNER = (8, 64, 256, 784, 1024, 2048)
-# Rows of a product: kernels for one row, for few, and for many differ.
+# The numbers of rows in the test products. Kernels for one, few and many rows differ.
 _ROWS = (1, 8, 40)
-# Where the numbers of the second operand begin.
+# The first integer from which the second operand of each operation is generated.
 _OTHER = 99_991
-# The fields that are compared, besides libraries, settings and digests.
+# The fields of ``Arithmetic`` to compare besides libraries, settings and digests.
 _FACTS = ("device", "processor", "instructions", "threads")
-# Hexadecimal digits of a digest.
+# The number of hexadecimal digits of a digest.
 _DIGITS = 16
-# A limit, so that a party that changes machines often keeps within the bound of a report.
+# The maximum number of changes in a report, whose size is limited.
 MAX_CHANGES = 100
 
 
 def arithmetic(device: torch.device) -> Arithmetic:
-    """Returns what decides the last bits of what this process computes on ``device``.
+    """Describes the arithmetic of this process on ``device``: hardware, libraries and digests.
 
-    The operations behind the digests run once per device and number of threads: 25 ms on a CPU. No
-    generator of torch or numpy is touched.
+    The operations behind the digests run once per device and number of threads (25 ms on a CPU).
+    The random generators of torch and NumPy are not used.
     """
     return _arithmetic(device, torch.get_num_threads())
 
@@ -66,25 +67,25 @@ def arithmetic(device: torch.device) -> Arithmetic:
 def compare_resumed(
     before: Arithmetic | None, now: Arithmetic, checkpoint: str
 ) -> tuple[Arithmetic, ArithmeticChange | None]:
-    """Returns ``now`` with all changes of the run, and the change at this resume; None if nothing
-    differs.
+    """Compares the arithmetic of a resumed run. Returns ``now`` with all changes of the run, and
+    the change at this resume; None if nothing differs.
 
     Args:
-        before: as the checkpoint has it; None: an earlier release wrote it.
-        now: of this process.
-        checkpoint: its label.
+        before: The arithmetic in the checkpoint; None if an earlier release wrote it.
+        now: The arithmetic of this process.
+        checkpoint: The label of the checkpoint.
     """
     if before is None:
         return now, None
-    differs = differences(before, now)
-    change = ArithmeticChange(checkpoint=checkpoint, differs=differs) if differs else None
+    differences = list_differences(before, now)
+    change = ArithmeticChange(checkpoint=checkpoint, differs=differences) if differences else None
     changes = [*before.changes, *([change] if change is not None else [])][-MAX_CHANGES:]
     return now.model_copy(update={"changes": changes}), change
 
 
-def differences(before: Arithmetic, now: Arithmetic) -> list[str]:
-    """Returns in what two processes compute otherwise, a text for each difference, such as
-    ``threads: 2, was 1``; [] if in nothing.
+def list_differences(before: Arithmetic, now: Arithmetic) -> list[str]:
+    """Returns the differences between two processes, such as ``threads: 2, was 1``, as one text for
+    each.
     """
     facts = [(name, getattr(now, name), getattr(before, name)) for name in _FACTS]
     for new, old in ((now.libraries, before.libraries), (now.settings, before.settings)):
@@ -92,9 +93,11 @@ def differences(before: Arithmetic, now: Arithmetic) -> list[str]:
     texts = [
         f"{name}: {new or 'none'}, was {old or 'none'}" for name, new, old in facts if new != old
     ]
-    bits = [name for name in now.digests if now.digests[name] != before.digests.get(name)]
-    if bits:
-        texts.append(f"other bits in {', '.join(bits)}")
+    changed_digests = [
+        name for name in now.digests if now.digests[name] != before.digests.get(name)
+    ]
+    if changed_digests:
+        texts.append(f"other bits in {', '.join(changed_digests)}")
     return texts
 
 
@@ -104,11 +107,11 @@ def _arithmetic(device: torch.device, threads: int) -> Arithmetic:
     libraries = {"torch": torch.__version__, **_get_build_versions(), "numpy": np.__version__}
     if device.type == "cuda":
         libraries |= {"CUDA": str(torch.version.cuda), "cuDNN": str(backends.cudnn.version())}
-    # bfloat16 on a CPU turns oneDNN off for a whole process when the first model runs, so that a
-    # process that resumes would have other bits than the one that wrote the checkpoint.
+    # The first model in bfloat16 on a CPU turns oneDNN off for the whole process. oneDNN is turned
+    # on here, so that digests before and after the first model are comparable.
     enabled, backends.mkldnn.enabled = backends.mkldnn.enabled, True
     try:
-        digests = {name: _digest(results(device)) for name, results in _OPERATIONS.items()}
+        digests = {name: _hash_results(results(device)) for name, results in _OPERATIONS.items()}
     finally:
         backends.mkldnn.enabled = enabled
     return Arithmetic(
@@ -128,45 +131,45 @@ def _get_build_versions() -> dict[str, str]:
     return {name: match[1] for name, match in matches.items() if match}
 
 
-def _digest(results: Iterator[Tensor]) -> str:
+def _hash_results(results: Iterator[Tensor]) -> str:
     digest = hashlib.sha256()
     for tensor in results:
         digest.update(tensor.cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()[:_DIGITS]
 
 
-def _uniform(device: torch.device, *shape: int, first: int = 1) -> Tensor:
-    """Returns numbers from -0.5 to 0.5, multiples of 2^-24, that follow from integers alone."""
+def _make_numbers(device: torch.device, *shape: int, start: int = 1) -> Tensor:
+    """Returns fixed numbers from -0.5 to 0.5, float32 [shape], which are the same everywhere."""
     # Fibonacci hashing (Knuth, The Art of Computer Programming, volume 3, section 6.4).
-    hashed = np.arange(first, first + math.prod(shape), dtype=np.uint64) * 2654435769 % (1 << 32)
-    numbers = (hashed // (1 << 8)) / (1 << 24) - 0.5
+    hashes = np.arange(start, start + math.prod(shape), dtype=np.uint64) * 2654435769 % (1 << 32)
+    numbers = (hashes // (1 << 8)) / (1 << 24) - 0.5
     return torch.from_numpy(numbers.astype(np.float32).reshape(shape)).to(device)
 
 
-def _products(device: torch.device) -> Iterator[Tensor]:
-    """Yields products of matrices, [M, K] x [K, 24], in float32; one in float64."""
+def _compute_products(device: torch.device) -> Iterator[Tensor]:
+    """Yields matrix products, [M, K] x [K, 24], in float32 and float64."""
     for inner in _INNER:
-        x = _uniform(device, max(_ROWS), inner)
-        weight = _uniform(device, inner, 24, first=_OTHER)
+        x = _make_numbers(device, max(_ROWS), inner)
+        weight = _make_numbers(device, inner, 24, start=_OTHER)
         for rows in _ROWS:
             yield x[:rows] @ weight
     yield x.double() @ weight.double()
-    # Large enough to be divided between threads.
-    yield _uniform(device, 256, 1024) @ _uniform(device, 1024, 257, first=_OTHER)
+    # This product is large enough to be divided between threads.
+    yield _make_numbers(device, 256, 1024) @ _make_numbers(device, 1024, 257, start=_OTHER)
 
 
-def _convolutions(device: torch.device) -> Iterator[Tensor]:
-    """Yields a convolution of 8 images and of one, and its gradients."""
-    x, weight = _uniform(device, 8, 3, 12, 12), _uniform(device, 8, 3, 3, 3, first=_OTHER)
+def _compute_convolutions(device: torch.device) -> Iterator[Tensor]:
+    """Yields a convolution of 8 images, a convolution of one image, and the gradients."""
+    x, weight = _make_numbers(device, 8, 3, 12, 12), _make_numbers(device, 8, 3, 3, 3, start=_OTHER)
     y = functional.conv2d(x, weight, padding=1)
     yield from (y, functional.conv2d(x[:1], weight, padding=1))
     yield grad.conv2d_input(x.shape, weight, y, padding=1)  # type: ignore[no-untyped-call]
     yield grad.conv2d_weight(x, weight.shape, y, padding=1)  # type: ignore[no-untyped-call]
 
 
-def _functions(device: torch.device) -> Iterator[Tensor]:
-    """Yields functions of elements, sums, normalisations; some by numpy, which prepares tables."""
-    x = 8 * _uniform(device, 40, 33)
+def _compute_functions(device: torch.device) -> Iterator[Tensor]:
+    """Yields element-wise functions, sums and normalisations, by torch and by NumPy."""
+    x = 8 * _make_numbers(device, 40, 33)
     for function in (
         torch.exp,
         torch.tanh,
@@ -182,13 +185,13 @@ def _functions(device: torch.device) -> Iterator[Tensor]:
     yield from (torch.softmax(x, 1), torch.log_softmax(x, 1), functional.layer_norm(x, [33]))
     yield functional.batch_norm(x, None, None, training=True)
     yield from (x.sum(), x.sum(0), x.var(0), x.norm())
-    table = _uniform(torch.device("cpu"), 40, 33).numpy().astype(np.float64)
+    table = _make_numbers(torch.device("cpu"), 40, 33).numpy().astype(np.float64)
     for array in (np.exp(table), table.mean(0), table.std(0), table.sum()):
         yield torch.from_numpy(np.atleast_1d(array))
 
 
-def _draws(device: torch.device) -> Iterator[Tensor]:
-    """Yields draws of a generator that only this function has."""
+def _draw_numbers(device: torch.device) -> Iterator[Tensor]:
+    """Yields random numbers from a separate generator."""
     generator = torch.Generator(device).manual_seed(7)
     yield torch.randn(1000, generator=generator, device=device, dtype=torch.float32)
     yield torch.rand(1000, generator=generator, device=device, dtype=torch.float32)
@@ -196,8 +199,8 @@ def _draws(device: torch.device) -> Iterator[Tensor]:
 
 
 _OPERATIONS: dict[str, Callable[[torch.device], Iterator[Tensor]]] = {
-    "products": _products,
-    "convolutions": _convolutions,
-    "functions": _functions,
-    "draws": _draws,
+    "products": _compute_products,
+    "convolutions": _compute_convolutions,
+    "functions": _compute_functions,
+    "draws": _draw_numbers,
 }

@@ -16,7 +16,7 @@ from vfl_party.base.seeds import Rows, derive_seed, permutation
 
 How = Literal["even", "classes", "dirichlet"]
 
-# The most draws of Dirichlet shares until every party has enough rows.
+# The maximum number of draws of Dirichlet shares until every party has enough rows.
 _TRIES = 100
 
 
@@ -30,23 +30,27 @@ def deal(
     alpha: float = 0.5,
     min_rows: int = 1,
 ) -> list[Rows]:
-    """Deals the rows of a data set to ``parts`` parties: row numbers of each, ascending.
+    """Divides the rows of a data set among ``parts`` parties. Returns the row numbers of each
+    party, ascending.
 
-    ``even`` (IID) deals all rows at random, in numbers that differ by at most one. ``classes``
-    gives each party rows of ``classes`` different classes (MocoSFL and FedEMA: 2 of CIFAR-10's);
-    each class is cut into shards of one size, and every class goes round as often as the others.
-    ``dirichlet`` draws, for each class, the shares of the parties from a symmetric Dirichlet
-    distribution (Yurochkin et al. 2019; Li et al. 2022): the smaller ``alpha``, the more unlike.
+    ``even`` (IID) divides the rows at random into parts whose sizes differ by at most one.
+    ``classes`` gives each party rows of ``classes`` different classes; MocoSFL and FedEMA use 2
+    classes of CIFAR-10. Each class is cut into shards of the same size, and all classes are used
+    equally often. ``dirichlet`` draws the shares of the parties in each class from a symmetric
+    Dirichlet distribution (Yurochkin et al. 2019; Li et al. 2022). With a smaller ``alpha`` the
+    parties differ more.
 
     Args:
-        labels_N: the class of each row, in any dtype that numpy can sort.
-        parts: the number of parties.
-        classes: ``classes``: how many classes each party has.
-        alpha: ``dirichlet``: the concentration, above 0.
-        min_rows: the fewest rows of a party.
+        labels_N: The class of each row, [N], in any dtype that NumPy can sort.
+        parts: The number of parties.
+        how: The method: ``even``, ``classes`` or ``dirichlet``.
+        seed: The seed of all random draws.
+        classes: The number of classes of each party, for ``classes``.
+        alpha: The concentration, greater than 0, for ``dirichlet``.
+        min_rows: The minimum number of rows of a party.
 
-    Raises InputError (DATA_INVALID) if a party gets fewer rows than ``min_rows``, and
-    (CONFIG_INVALID) if a number is invalid.
+    Raises InputError: DATA_INVALID if a party gets fewer rows than ``min_rows``; CONFIG_INVALID if
+    an argument is invalid.
     """
     labels_N = np.asarray(labels_N)
     if labels_N.ndim != 1:
@@ -54,15 +58,15 @@ def deal(
             f"labels: shape must be [N] (got {labels_N.shape}). Give one class for each row."
         )
     names, codes_N = np.unique(labels_N, return_inverse=True)
-    _check(how, parts, len(names), classes, alpha)
+    _check_arguments(how, parts, len(names), classes, alpha)
     if how == "even":
         order = permutation(derive_seed(seed, "deal"), len(codes_N))
-        dealt = [np.sort(rows) for rows in np.array_split(order, parts)]
+        rows_by_party = [np.sort(rows) for rows in np.array_split(order, parts)]
     elif how == "classes":
-        dealt = _by_classes(codes_N, len(names), parts, classes, seed)
+        rows_by_party = _divide_by_classes(codes_N, len(names), parts, classes, seed)
     else:
-        dealt = _by_shares(codes_N, len(names), parts, alpha, min_rows, seed)
-    smallest = min(map(len, dealt))
+        rows_by_party = _divide_by_shares(codes_N, len(names), parts, alpha, min_rows, seed)
+    smallest = min(map(len, rows_by_party))
     if smallest < min_rows:
         raise InputError(
             Code.DATA_INVALID,
@@ -72,55 +76,59 @@ def deal(
             else f"deal {how!r}: a party gets {smallest:,} of {len(codes_N):,} rows, fewer than "
             f"{min_rows:,}. Use fewer than {parts:,} parties.",
         )
-    return dealt
+    return rows_by_party
 
 
-def _by_classes(
+def _divide_by_classes(
     codes_N: npt.NDArray[Any], C: int, parts: int, per_party: int, seed: int
 ) -> list[Rows]:
-    """Gives each party ``per_party`` classes, in turn from random orders of all classes, and a
-    shard of each of them.
+    """Gives each party shards of ``per_party`` classes. The classes are taken in turn from random
+    orders of all classes.
     """
-    waiting: list[int] = []
-    takers: list[list[int]] = [[] for _ in range(C)]
-    turn = 0
+    class_queue: list[int] = []
+    parties_by_class: list[list[int]] = [[] for _ in range(C)]
+    round_ = 0
     for part in range(parts):
-        mine: set[int] = set()
-        while len(mine) < per_party:
-            free = next((c for c in waiting if c not in mine), None)
-            if free is None:
-                waiting += map(int, permutation(derive_seed(seed, "deal", "turn", turn), C))
-                turn += 1
+        party_classes: set[int] = set()
+        while len(party_classes) < per_party:
+            next_class = next((c for c in class_queue if c not in party_classes), None)
+            if next_class is None:
+                class_queue += map(int, permutation(derive_seed(seed, "deal", "turn", round_), C))
+                round_ += 1
                 continue
-            waiting.remove(free)
-            mine.add(free)
-            takers[free].append(part)
-    dealt: list[list[Rows]] = [[] for _ in range(parts)]
-    for c, those in enumerate(takers):
+            class_queue.remove(next_class)
+            party_classes.add(next_class)
+            parties_by_class[next_class].append(part)
+    rows_by_party: list[list[Rows]] = [[] for _ in range(parts)]
+    for c, class_parties in enumerate(parties_by_class):
         rows = _shuffle_class(codes_N, c, seed)
-        for part, shard in zip(those, np.array_split(rows, len(those)), strict=True):
-            dealt[part].append(shard)
-    return [np.sort(np.concatenate(shards)) for shards in dealt]
+        for part, shard in zip(
+            class_parties, np.array_split(rows, len(class_parties)), strict=True
+        ):
+            rows_by_party[part].append(shard)
+    return [np.sort(np.concatenate(shards)) for shards in rows_by_party]
 
 
-def _by_shares(
+def _divide_by_shares(
     codes_N: npt.NDArray[Any], C: int, parts: int, alpha: float, min_rows: int, seed: int
 ) -> list[Rows]:
-    """Cuts each class by shares from a Dirichlet distribution; draws again, up to 100 times, while
-    a party has too few rows.
+    """Cuts each class by shares from a Dirichlet distribution. Draws again, up to ``_TRIES`` times,
+    if a party has too few rows.
     """
     by_class = [_shuffle_class(codes_N, c, seed) for c in range(C)]
     random = np.random.Generator(np.random.Philox(key=derive_seed(seed, "deal", "shares")))
-    dealt: list[Rows] = []
+    rows_by_party: list[Rows] = []
     for _ in range(_TRIES):
-        cut = []
+        shards_by_class = []
         for rows in by_class:
             ends = np.cumsum(random.dirichlet(np.full(parts, alpha)))[:-1] * len(rows)
-            cut.append(np.split(rows, np.round(ends).astype(np.int64)))
-        dealt = [np.sort(np.concatenate(shards)) for shards in zip(*cut, strict=True)]
-        if min(map(len, dealt)) >= min_rows:
+            shards_by_class.append(np.split(rows, np.round(ends).astype(np.int64)))
+        rows_by_party = [
+            np.sort(np.concatenate(shards)) for shards in zip(*shards_by_class, strict=True)
+        ]
+        if min(map(len, rows_by_party)) >= min_rows:
             break
-    return dealt
+    return rows_by_party
 
 
 def _shuffle_class(codes_N: npt.NDArray[Any], c: int, seed: int) -> Rows:
@@ -128,7 +136,7 @@ def _shuffle_class(codes_N: npt.NDArray[Any], c: int, seed: int) -> Rows:
     return rows[permutation(derive_seed(seed, "deal", "class", c), len(rows))]
 
 
-def _check(how: str, parts: int, C: int, classes: int, alpha: float) -> None:
+def _check_arguments(how: str, parts: int, C: int, classes: int, alpha: float) -> None:
     if how not in get_args(How):
         raise _config_error(
             f"deal: unknown method (got {how!r}). Choose one of {', '.join(get_args(How))}."

@@ -1,4 +1,4 @@
-"""Maps the wire's dtypes to torch's, and names the dtype of all real numbers of a process."""
+"""Maps the dtypes of messages to torch's dtypes, and defines the dtype of real numbers."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ WIRE: dict[torch.dtype, DType] = {dtype: wire for wire, dtype in TORCH.items()}
 
 
 def real() -> torch.dtype:
-    """Returns the dtype of parameters, inputs, losses and of real numbers on the wire: float32.
+    """Returns the dtype of parameters, inputs, losses and real numbers in messages: float32.
 
-    Exactness tests replace it by float64 (``tests/harness/float64.py``): a deviation of 1e-12 is
-    then an error of the program, not rounding. Nothing else changes it.
+    Only exactness tests replace it with float64 (``tests/harness/float64.py``), so that a deviation
+    of 1e-12 is an error of the program and not a rounding error.
     """
     return TORCH[DType.FLOAT32]

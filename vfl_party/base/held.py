@@ -1,4 +1,4 @@
-"""Rows of which a party holds some, in an order that all parties use."""
+"""Describes which party holds which rows, if not every party holds all rows."""
 
 from __future__ import annotations
 
@@ -16,48 +16,52 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class HeldRows:
-    """The N rows of a run, if not every party holds each. The active party holds them all.
+    """The holders of the N rows of a run, if not every party holds all rows. The active party holds
+    all of them.
 
     Args:
-        splits: {name: places in the order of all rows}, see ``PartyData``.
-        by: {passive party: whether it holds each row, [N]}. A passive party knows its own alone.
+        splits: For each split, its positions in the order of all rows; see ``PartyData``.
+        by: For each passive party, bool [N], whether it holds each row. A passive party has only
+            its own entry.
     """
 
     splits: Mapping[str, Rows]
     by: Mapping[str, Mask]
 
     def of(self, party: str, rows: Rows) -> Rows:
-        """Returns which of ``rows`` a passive party holds: their places in ``rows``, ascending."""
+        """Returns the positions in ``rows`` of the rows that a passive party holds, ascending."""
         return np.flatnonzero(self.by[party][rows])
 
     def own(self, party: str, rows: Rows) -> Rows:
-        """Returns the rows among ``rows`` that a passive party holds, as it counts its own rows."""
-        return self._number[party][rows[self.by[party][rows]]]
+        """Returns the rows among ``rows`` that a passive party holds, numbered as in its table."""
+        return self._row_counts[party][rows[self.by[party][rows]]]
 
     def counts(self, rows: Rows) -> dict[str, int]:
-        """Returns {passive party: how many of ``rows`` it holds}, without those that hold none."""
+        """Returns how many of ``rows`` each passive party holds, without parties that hold none."""
         totals = {name: int(held[rows].sum()) for name, held in self.by.items()}
         return {name: count for name, count in totals.items() if count}
 
     def by_holders(self, rows: Rows) -> list[tuple[tuple[str, ...], Rows]]:
-        """Divides ``rows`` by who holds them: returns the passive parties of each group, and the
-        group's places in ``rows``. The groups come in the order of their parties in ``by``.
+        """Groups ``rows`` by their holders. Returns for each group the passive parties that hold
+        its rows, and the positions of its rows in ``rows``. Groups are in the order of ``by``.
         """
         return group_rows(list(self.by), [held[rows] for held in self.by.values()])
 
     @cached_property
-    def _number(self) -> dict[str, Rows]:
-        """{passive party: the number of its rows before each row, [N]}."""
+    def _row_counts(self) -> dict[str, Rows]:
+        """For each passive party, the number of its rows before each row, [N]."""
         return {name: np.cumsum(held) - held for name, held in self.by.items()}
 
 
 def group_rows(names: Sequence[str], held: Sequence[Mask]) -> list[tuple[tuple[str, ...], Rows]]:
-    """Groups rows with the same holders; see ``by_holders``. ``held``: [N] for each name."""
+    """Groups rows with the same holders; see ``by_holders``. ``held``: For each name, bool [N],
+    whether it holds each row.
+    """
     patterns, group_N = np.unique(np.stack(held, axis=1), axis=0, return_inverse=True)
     group_N = group_N.reshape(-1)
     return [
         (
-            tuple(name for name, there in zip(names, mask, strict=True) if there),
+            tuple(name for name, is_holder in zip(names, mask, strict=True) if is_holder),
             np.flatnonzero(group_N == number),
         )
         for number, mask in enumerate(patterns)

@@ -1,4 +1,6 @@
-"""SQLite files of a party that several of its programs change at once, and that survive a kill."""
+"""SQLite files of a party. Several of its programs may change a file at the same time, and no
+change is lost if a program is killed.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,10 @@ from vfl_common.errors import Code, InputError, UnwritableError
 
 
 class KeptFile:
-    """A file of the party, for one thread at a time. Raises InputError if it cannot be used.
+    """An SQLite file of the party. Threads use it one after the other. Raises InputError if the
+    file cannot be used.
 
-    ``tables``: the statements that make its tables.
+    ``tables``: The definition of each table, as after ``CREATE TABLE``.
     """
 
     def __init__(self, path: Path, *tables: str) -> None:
@@ -34,9 +37,7 @@ class KeptFile:
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[sqlite3.Connection]:
-        """Yields the file for changes that are made together. Raises InputError if they cannot be
-        written.
-        """
+        """Opens a transaction. Raises UnwritableError if the changes cannot be written."""
         with self._lock:
             try:
                 self._file.execute("BEGIN IMMEDIATE")
@@ -48,7 +49,8 @@ class KeptFile:
                     "file."
                 ) from None
             finally:
-                # A disk that is full for a moment must not end all answers.
+                # The transaction is rolled back, so that the file can be used again once the disk
+                # has space.
                 if self._file.in_transaction:
                     self._file.execute("ROLLBACK")
 

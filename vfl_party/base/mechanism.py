@@ -1,5 +1,5 @@
-"""What a private mechanism costs each time that it is used about a row: its kind and its noise, as
-the record keeps them.
+"""Describes a mechanism of differential privacy: its kind and its noise. The record stores the
+description.
 """
 
 from __future__ import annotations
@@ -7,22 +7,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-# The largest noise that a line may have: no recipe has as much.
+# The maximum noise in a line of the record, far above the noise of any recipe.
 _MAX_NOISE = 1e9
 
 
 @dataclass(frozen=True)
 class Mechanism:
-    """Noise on something that one row moves by a bounded length.
+    """Noise on a value that one row changes by a bounded amount.
 
     Args:
-        kind: ``gaussian``, ``laplace``, or ``response``: randomised response whose noise is kept.
-        noise: σ, or Laplace's scale, over the most that a row moves it (L2, or L1 for Laplace); ε
-            of randomised response, whose uses cost no more than the first.
-        rate: the probability with which a row takes part (Poisson sampling; of Gauss alone).
-        times: how often at each use, with independent noise.
-        of: of randomised response: names the draw. Uses of one draw cost as much as the first;
-            other draws are independent, and add up.
+        kind: ``gaussian``, ``laplace``, or ``response`` for randomised response whose noise is
+            kept.
+        noise: For ``gaussian``, σ divided by the sensitivity in the L2 norm. For ``laplace``, the
+            scale divided by the sensitivity in the L1 norm. For ``response``, ε.
+        rate: The probability that a row takes part (Poisson sampling), only for ``gaussian``.
+        times: The number of independent draws of noise at each use.
+        of: For ``response``, the identifier of the draw. All uses of one draw cost as much as one
+            use; the costs of different draws add up.
     """
 
     kind: Literal["gaussian", "laplace", "response"]
@@ -33,18 +34,16 @@ class Mechanism:
 
     @property
     def text(self) -> str:
-        """The mechanism as the record writes it: ``read`` gives the same one, bit for bit."""
-        words = (self.kind, repr(self.noise), repr(self.rate), str(self.times), self.of)
-        return " ".join(words).rstrip()
+        """The mechanism as text for the record. ``read`` restores it exactly."""
+        fields = (self.kind, repr(self.noise), repr(self.rate), str(self.times), self.of)
+        return " ".join(fields).rstrip()
 
     @classmethod
     def read(cls, text: str) -> Mechanism:
-        """Reads ``text``. Raises ValueError if it is none."""
+        """Restores a mechanism from its ``text``. Raises ValueError if the text is invalid."""
         kind, noise, rate, times, *of = text.split(" ")
-        if len(of) > 1:
-            raise ValueError(text)
-        if kind not in ("gaussian", "laplace", "response"):
-            raise ValueError(text)
+        if len(of) > 1 or kind not in ("gaussian", "laplace", "response"):
+            raise ValueError(f"not a mechanism of differential privacy (got {text!r})")
         mechanism = cls(kind, float(noise), float(rate), int(times), *of)  # type: ignore[arg-type]
         if not (
             0 <= mechanism.noise <= _MAX_NOISE
@@ -52,5 +51,5 @@ class Mechanism:
             and mechanism.times > 0
             and (mechanism.rate == 1 or kind == "gaussian")
         ):
-            raise ValueError(text)
+            raise ValueError(f"a number of the mechanism is out of range (got {text!r})")
         return mechanism

@@ -1,4 +1,4 @@
-"""Phase: one stage of a method, on one side."""
+"""Defines the interface of a phase: one stage of a method at one party."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch import Tensor
 from vfl_common.summary import Absence, Worth
 from vfl_party.base.seeds import Rows
 
-# Nested dicts and lists of tensors, numbers, strings, None: what vfl_party.base.checkpoint packs.
+# A state for vfl_party.base.checkpoint: nested dicts and lists of tensors, numbers, strings, None.
 Tree = Any
-# {split: (its rows [N], the outputs for them [N, O])}.
+# For each split, its rows [N] and the model's outputs for them [N, O].
 Predictions = Mapping[str, tuple[Rows, Tensor]]
 
 
@@ -23,18 +23,26 @@ Predictions = Mapping[str, tuple[Rows, Tensor]]
 class RoundReport:
     """The result of one round.
 
-    ``metrics``: {split: {name: value}}, from the side that has labels; ``done``: the phase ends
-    with this round (the same on all sides, but for a side that is alone in it); ``kept``: the
-    metrics of the weights that the phase ends with, if these are an earlier round's; ``note``: a
-    sentence for people; ``checkpoint``: one is written now, whatever ``run.checkpoint_every`` says
-    (the same on all sides); ``without``: parties that the model was trained without, because their
-    data came too late; ``absences``: all steps of the phase so far that were computed without a
-    party; ``predictions``: those behind the metrics of a trained model, which this party keeps in
-    its folder and never sends; ``drift``: {party: how far its embeddings have moved since the
-    validation before}, which stays in this party's ``metrics.jsonl``; ``passed``: steps that the
-    others computed without this party; ``judged``: the metric of the validation rows by which the
-    phase ends; '' if by none; ``worth``: the quality of each set of parties, from the side that has
-    labels.
+    Args:
+        steps: The number of steps in the round.
+        metrics: For each split, its metrics by name, at the party with labels.
+        done: Whether the phase ends with this round. The same at all parties, except in a phase
+            in which this party is alone.
+        kept: The metrics of the final weights, if the phase ends with the weights of an earlier
+            round.
+        note: A sentence for people.
+        checkpoint: Whether to write a checkpoint now, regardless of ``run.checkpoint_every``.
+            The same at all parties.
+        without: The parties that the model was trained without, because their data came too
+            late.
+        absences: All steps of the phase so far that were computed without a party.
+        predictions: The predictions behind the metrics of a trained model. They stay in this
+            party's folder and are never sent.
+        drift: For each party, how far its embeddings have moved since the last validation. It
+            stays in this party's ``metrics.jsonl``.
+        passed: The number of steps that the other parties computed without this party.
+        judged: The validation metric by which the phase ends; '' if there is none.
+        worth: The quality of each set of parties, at the party with labels.
     """
 
     steps: int
@@ -53,35 +61,34 @@ class RoundReport:
 
 
 class Phase(ABC):
-    """One side of one stage. A run calls ``run_round`` for round 0, 1, … and writes a
-    checkpoint after each.
+    """One stage of a method at one party. A run calls ``run_round`` for round 0, 1, … and writes a
+    checkpoint after each round.
 
-    A phase returns and restores its whole state (optimizer, schedule, generators, queues, the best
-    weights so far). So a resumed run ends with the same parameters as an uninterrupted one. The
-    generation keeps the parameters of the party's models and torch's own generators: see
+    ``state`` returns the whole state of a phase (optimizer, schedule, generators, queues, the best
+    weights so far), so that a resumed run ends with the same parameters as an uninterrupted run.
+    The parameters of the party's models and torch's global generators are saved by
     ``vfl_party.runtime.generation.Generation``.
     """
 
-    # In the recipe; part of every step key, checkpoint label and ledger entry.
+    # The name in the recipe; part of every step key, checkpoint label and ledger entry.
     name: str
     # The planned number of rounds.
     rounds: int
-    # Passes over the training rows, as a policy limits them. None: ``epochs`` of the settings, or
-    # the rounds.
+    # The number of passes over the training rows, which a policy may limit. None means ``epochs``
+    # of the settings, or the number of rounds.
     epochs: int | None = None
-    # First round from which this side sends and receives nothing in this phase; None if there is
-    # none. So (1) it keeps its results when others roll back, (2) a passive party may leave if no
-    # phase follows, (3) the next exchange has no step timeout, because the others may also be at
-    # work on their own.
+    # The first round from which this party sends and receives nothing more in this phase; None if
+    # there is none. From then on, (1) this party keeps its results when other parties roll back,
+    # (2) a passive party may leave if no phase follows, (3) the next exchange has no step timeout,
+    # because the other parties may also be working alone.
     alone_from: int | None = None
 
-    # Rounds that change nothing on this side (an upload, say): their result is at the peers, and in
-    # their checkpoints. On resume this side skips such a round if the peers' checkpoints hold the
-    # result.
+    # Rounds that change nothing at this party, such as an upload. Only the peers and their
+    # checkpoints have the result, so a resumed run skips such a round if a peer has it.
     skippable: tuple[int, ...] = ()
 
-    # The phase goes on without a passive party that is late or away, and takes it back
-    # (``vfl_common.link.Lenience``). So a passive party may resume at any later round of the phase.
+    # Whether the phase continues without a passive party that is late or away, and lets this party
+    # resume at any later round of the phase (``vfl_common.link.Lenience``).
     lenient: bool = False
 
     @abstractmethod
@@ -89,24 +96,26 @@ class Phase(ABC):
         """Runs one round. Raises InterruptedRun, PeerError, LostError as Link and Hub do."""
 
     def state(self) -> Tree:
-        """Returns everything that the next round depends on, beyond the models."""
+        """Returns the state on which the next round depends, without the models."""
         return {}
 
     def load_state(self, tree: Tree) -> None:
-        """Restores what ``state`` returned."""
+        """Restores the state that ``state`` returned."""
         _ = tree
 
     def keep(self, folder: Path) -> None:  # noqa: B027 - most phases keep nothing
-        """Names the party's folder of the run, which outlives generations; called before a training
-        run's phases run.
+        """Receives the party's folder of the run. Called before the phases of a training run begin.
 
-        Checkpoints go back with the run. What must not be forgotten then is kept here.
+        When a run rolls back to an earlier checkpoint, the state of the phase rolls back too. A
+        phase can save data that must not roll back in this folder.
         """
 
     def close(self) -> None:  # noqa: B027 - most phases have nothing to end
-        """Ends what the rounds have started, such as processes; called when they are over, whatever
-        has ended them.
+        """Releases the resources of the rounds, such as processes. Called after the last round and
+        after an error.
         """
 
     def finish(self) -> None:  # noqa: B027 - most phases have nothing to do
-        """Does what is due once, after the last round and before the next phase."""
+        """Does final work of the phase. Called once, after the last round and before the next
+        phase.
+        """

@@ -25,12 +25,12 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _OURS = ("torch", "vfl", "vfl_common", "vfl_party", "vfl_server")
-# {first part of a plug-in's module: its maker}.
+# For the top-level module of each loaded plug-in: the distribution that it comes from.
 _loaded: dict[str, str] = {}
 
-# {group, without ``vfl.``: {name: the object that an entry point would name}}.
+# For each group (without ``vfl.``), the plug-in objects by name.
 RunPlugins = Mapping[str, Mapping[str, Any]]
-# The groups of which a run may be given some.
+# The groups of plug-ins that a run accepts as objects.
 GROUPS = (
     "attacks",
     "codecs",
@@ -48,20 +48,20 @@ GROUPS = (
 
 @dataclass(frozen=True)
 class _Scope:
-    """The plug-ins of one run, and, as in ``_loaded``, the makers of those that it has loaded."""
+    """The plug-ins of one run, and the makers of the loaded ones, as in ``_loaded``."""
 
     plugins: RunPlugins = field(default_factory=dict)
     makers: dict[str, str] = field(default_factory=dict)
 
 
-# A run has a scope, not the process: each thread, and each party of a run in one process, sees
-# its own.
+# Each run has its own scope: each thread, and each party of a run in one process, may have other
+# plug-ins.
 _SCOPE: ContextVar[_Scope] = ContextVar("plug-ins of a run", default=_Scope())  # noqa: B039
 
 
 @contextlib.contextmanager
 def use_plugins(plugins: RunPlugins) -> Iterator[None]:
-    """Lets the block find ``plugins`` by their names, besides our own and the installed ones."""
+    """Lets the block find ``plugins`` by name, in addition to built-in and installed plug-ins."""
     token = _SCOPE.set(_Scope(plugins))
     try:
         yield
@@ -70,18 +70,18 @@ def use_plugins(plugins: RunPlugins) -> Iterator[None]:
 
 
 def get_run_plugins() -> RunPlugins:
-    """Returns what the block of ``using`` around the caller was given; nothing outside of one."""
+    """Returns the plug-ins of the enclosing ``use_plugins`` block; {} outside of such a block."""
     return _SCOPE.get().plugins
 
 
 @dataclass(frozen=True)
 class PlugIns:
-    """What other projects add to us: the entry points of one group.
+    """The plug-ins of one group, which other projects offer as entry points.
 
     Args:
-        group: the group's name.
-        what: the word for one of them in error messages.
-        ours: names of our own exports, for hints.
+        group: The name of the group.
+        what: The word for a plug-in of the group in error messages.
+        ours: The names of the built-in exports, for hints.
     """
 
     group: str
@@ -90,32 +90,36 @@ class PlugIns:
 
     def names(self) -> list[str]:
         """Returns all known names, sorted."""
-        return sorted({*self.ours, *self._get_plugins(), *(entry.name for entry in self._others())})
+        return sorted(
+            {*self.ours, *self._get_plugins(), *(entry.name for entry in self._list_entry_points())}
+        )
 
     def is_ours(self, name: str) -> bool:
-        """Returns whether the export of that name is one of our own."""
+        """Returns whether the export of that name is built in."""
         return name in self.ours
 
     def load(self, name: str, where: str) -> Any:
-        """Returns what the run was given under that name, or else imports the export.
+        """Returns the run's plug-in of that name, or else imports the export of an entry point.
 
-        Raises InputError that names ``where`` and the nearest name if there is none, or if the
-        import fails.
+        Raises InputError, which names ``where``, if there is no such plug-in or if the import
+        fails.
         """
         if name in self._get_plugins():
-            return self._of_run(name)
-        entry = self._other(name)
+            return self._load_run_plugin(name)
+        entry = self._find_entry_point(name)
         if entry is None:
             names = self.names()
-            near = difflib.get_close_matches(name, names, n=1)
+            close_names = difflib.get_close_matches(name, names, n=1)
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{where}: unknown {self.what} {name!r}. Did you mean {near[0]!r}?"
-                if near
+                f"{where}: unknown {self.what} {name!r}. Did you mean {close_names[0]!r}?"
+                if close_names
                 else f"{where}: unknown {self.what} {name!r}. Choose one of: "
                 f"{', '.join(names) or 'none'}.",
             )
-        _loaded[_root(entry.module)] = entry.dist.name if entry.dist is not None else entry.value
+        _loaded[_get_root(entry.module)] = (
+            entry.dist.name if entry.dist is not None else entry.value
+        )
         try:
             return entry.load()
         except Exception as error:
@@ -126,29 +130,29 @@ class PlugIns:
             ) from error
 
     def version(self, name: str) -> dict[str, str]:
-        """Returns {``group:name``: ``distribution version``} of a plug-in; nothing if the name is
-        ours or unknown, or of what the run was given, which has no version.
+        """Returns {``group:name``: ``distribution version``} of an installed plug-in; {} for other
+        names, because built-in exports and the run's plug-ins have no version.
         """
-        entry = self._other(name)
+        entry = self._find_entry_point(name)
         if entry is None:
             return {}
-        made_by = entry.dist
+        distribution = entry.dist
         return {
-            f"{self.group}:{name}": f"{made_by.name} {made_by.version}"
-            if made_by is not None
+            f"{self.group}:{name}": f"{distribution.name} {distribution.version}"
+            if distribution is not None
             else "unknown"
         }
 
     def make(self, name: str, where: str, wanted: type[T], *args: Any) -> T:
-        """Loads the export of that name, calls it with ``args``, and checks that it gives a
+        """Loads the export of that name, calls it with ``args``, and checks that it returns a
         ``wanted``.
 
-        Raises InputError that names ``where`` and the export if it cannot be had, fails, or gives
-        anything else.
+        Raises InputError, which names ``where`` and the export, if the export cannot be loaded,
+        fails, or returns an object of another type.
         """
         export = self.load(name, where)
         try:
-            made = export(*args)
+            instance = export(*args)
         except VflError:
             raise
         except Exception as error:
@@ -157,10 +161,10 @@ class PlugIns:
                 f"{where}: the {self.what} {name!r} cannot be created: it failed "
                 f"{where_it_failed(error)}. Correct the plug-in.",
             ) from error
-        return self.check_type(made, name, where, wanted)
+        return self.check_type(instance, name, where, wanted)
 
     def check_type(self, made: object, name: str, where: str, wanted: type[T]) -> T:
-        """Returns ``made``. Raises InputError if it is not a ``wanted``."""
+        """Returns ``made``. Raises InputError if ``made`` is not of the type ``wanted``."""
         if not isinstance(made, wanted):
             raise InputError(
                 Code.CONFIG_INVALID,
@@ -169,15 +173,15 @@ class PlugIns:
             )
         return made
 
-    def _others(self) -> list[EntryPoint]:
+    def _list_entry_points(self) -> list[EntryPoint]:
         return list(entry_points(group=self.group))
 
     def _get_plugins(self) -> Mapping[str, Any]:
         return get_run_plugins().get(self.group.removeprefix("vfl."), {})
 
-    def _of_run(self, name: str) -> Any:
-        """Returns what the run was given under that name. Raises InputError if it is the name of
-        one of ours, which would come first.
+    def _load_run_plugin(self, name: str) -> Any:
+        """Returns the run's plug-in of that name. Raises InputError if a built-in export has the
+        same name.
         """
         if self.is_ours(name):
             group = self.group.removeprefix("vfl.")
@@ -186,30 +190,30 @@ class PlugIns:
                 f"plugins: {group}: the {self.what} {name!r} already exists. Choose another name.",
             )
         export = self._get_plugins()[name]
-        for root in _roots(export):
+        for root in _list_root_modules(export):
             _SCOPE.get().makers[root] = "of this notebook or script" if root == "__main__" else root
         return export
 
-    def _other(self, name: str) -> EntryPoint | None:
+    def _find_entry_point(self, name: str) -> EntryPoint | None:
         if name in self.ours or name in self._get_plugins():
             return None
-        return next((entry for entry in self._others() if entry.name == name), None)
+        return next((entry for entry in self._list_entry_points() if entry.name == name), None)
 
 
 @contextlib.contextmanager
 def name_plugin_errors() -> Iterator[None]:
-    """Names the plug-in whose code an error of the block comes from; an error of ours is raised as
-    it is.
-
-    Raises InputError. The log gets the traceback.
+    """Converts an error in a plug-in's code to an InputError that names the plug-in, and logs the
+    traceback. Other errors of the block are raised unchanged.
     """
     try:
         yield
     except VflError:
         raise
     except Exception as error:
-        makers = _makers()
-        maker = next((makers[root] for root, _ in reversed(_lines(error)) if root in makers), None)
+        makers = _get_makers()
+        maker = next(
+            (makers[root] for root, _ in reversed(_list_frames(error)) if root in makers), None
+        )
         if maker is None:
             raise
         log.exception("the plug-in %s failed", maker, extra={"event": "plug-in"})
@@ -220,55 +224,65 @@ def name_plugin_errors() -> Iterator[None]:
 
 
 def where_it_failed(error: Exception) -> str:
-    """Returns ``in my_model.py, line 12: ValueError: …``, with the last line of external code.
+    """Returns the place and the message of an error, such as ``in my_model.py, line 12: ValueError:
+    …``.
 
-    That is a plug-in's, or else code that is neither torch's nor ours; ``with ValueError: …`` if
-    there is none.
+    The place is the last line of a plug-in's code, or else of other code outside torch and this
+    project. Without such a line the result is ``with ValueError: …``.
     """
-    why = next(iter(f"{type(error).__name__}: {error}".splitlines()), "")
-    lines, makers = _lines(error), _makers()
-    theirs = [line for root, line in lines if root in makers] or [
+    message = next(iter(f"{type(error).__name__}: {error}".splitlines()), "")
+    lines, makers = _list_frames(error), _get_makers()
+    plugin_lines = [line for root, line in lines if root in makers] or [
         line for root, line in lines if root not in _OURS
     ]
-    return f"{theirs[-1]}: {why}" if theirs else f"with {why}"
+    return f"{plugin_lines[-1]}: {message}" if plugin_lines else f"with {message}"
 
 
-def _lines(error: Exception) -> list[tuple[str, str]]:
-    """Returns the first part of each frame's module, and its line in words; the last one is where
-    it was raised.
+def _list_frames(error: Exception) -> list[tuple[str, str]]:
+    """Returns the top-level module and the place, as text, of each frame of a traceback, outermost
+    first.
     """
     return [
         (
-            _root(frame.f_globals.get("__name__", "")),
+            _get_root(frame.f_globals.get("__name__", "")),
             f"in {Path(frame.f_code.co_filename).name}, line {number}",
         )
         for frame, number in traceback.walk_tb(error.__traceback__)
     ]
 
 
-def _makers() -> dict[str, str]:
+def _get_makers() -> dict[str, str]:
     return _loaded | _SCOPE.get().makers
 
 
-def _roots(made: Any) -> set[str]:
-    """Returns the first parts of the modules from which an object comes, or what it holds."""
-    inside = vars(made).values() if not isinstance(made, type) and hasattr(made, "__dict__") else ()
-    named = [getattr(part, "__module__", None) for part in (made, *inside)]
-    return {_root(module) for module in named if isinstance(module, str)} - {*_OURS, "builtins", ""}
+def _list_root_modules(plugin: Any) -> set[str]:
+    """Returns the top-level modules of an object's type and of its attributes' types."""
+    attributes = (
+        vars(plugin).values()
+        if not isinstance(plugin, type) and hasattr(plugin, "__dict__")
+        else ()
+    )
+    module_names = [getattr(part, "__module__", None) for part in (plugin, *attributes)]
+    return {_get_root(module) for module in module_names if isinstance(module, str)} - {
+        *_OURS,
+        "builtins",
+        "",
+    }
 
 
-def _root(module: str) -> str:
+def _get_root(module: str) -> str:
     return module.partition(".")[0]
 
 
 @dataclass(frozen=True)
 class Registry(PlugIns):
-    """A package in which every module, or folder, exports one thing; other projects add to it.
+    """The plug-ins of one group: built-in modules of a package, and entry points of other projects.
 
     Args:
-        package: the package's name; it is imported when it is first looked at.
-        attribute: the name of each module's export; an entry point names the export itself.
-        shelves: the folders of the package contain the modules, and are not exports.
+        package: The name of the package, which is imported when it is first needed.
+        attribute: The name of the export in each module. An entry point names the export itself.
+        shelves: Whether the folders of the package only group modules, and are not exports
+            themselves.
     """
 
     package: str
@@ -276,34 +290,34 @@ class Registry(PlugIns):
     shelves: bool = False
 
     def names(self) -> list[str]:
-        return sorted({*super().names(), *self._own()})
+        return sorted({*super().names(), *self._list_own_modules()})
 
     def load(self, name: str, where: str) -> Any:
-        """Imports the export of that name, as ``PlugIns.load``; our own come first."""
-        own = self._own()
-        if name in own and name not in self._get_plugins():
-            return getattr(importlib.import_module(own[name]), self.attribute)
+        """Imports the export of that name; see ``PlugIns.load``. Built-in exports come first."""
+        own_modules = self._list_own_modules()
+        if name in own_modules and name not in self._get_plugins():
+            return getattr(importlib.import_module(own_modules[name]), self.attribute)
         return super().load(name, where)
 
     def is_ours(self, name: str) -> bool:
-        """Returns whether the export of that name is one of our own."""
-        return name in self._own()
+        """Returns whether the export of that name is built in."""
+        return name in self._list_own_modules()
 
     def version(self, name: str) -> dict[str, str]:
-        return {} if name in self._own() else super().version(name)
+        return {} if name in self._list_own_modules() else super().version(name)
 
-    def _own(self) -> dict[str, str]:
-        return _modules_of(self.package, self.shelves)
+    def _list_own_modules(self) -> dict[str, str]:
+        return _list_modules(self.package, self.shelves)
 
 
 @cache
-def _modules_of(package: str, shelves: bool) -> dict[str, str]:
-    """Returns a package's modules by name. Reads its folder only once."""
+def _list_modules(package: str, shelves: bool) -> dict[str, str]:
+    """Returns the full module names of a package by their short names. Cached."""
     modules: dict[str, str] = {}
     for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
         path = f"{package}.{module.name}"
         if shelves and module.ispkg:
-            modules |= _modules_of(path, False)
+            modules |= _list_modules(path, False)
         else:
             modules[module.name] = path
     return modules

@@ -1,8 +1,8 @@
-"""Derives seeds, orders and splits at every party by itself, so that they never cross the wire.
+"""Derives seeds, orders and splits. Every party derives them by itself, so they are never sent.
 
-What several parties must share (splits, the order of common batches, weights that start equal)
-follows from the recipe's seed. What only one party needs follows from ``Party.own_seed``, which may
-be secret: decision 29.
+Values that several parties share (splits, the order of common batches, equal initial weights) are
+derived from the recipe's seed. Values that only one party needs are derived from
+``Party.own_seed``, which may be secret (decision 29).
 """
 
 from __future__ import annotations
@@ -18,61 +18,59 @@ from vfl_common.packing.dither import derive
 # Row numbers, in the canonical order of the ids.
 Rows = npt.NDArray[np.int64]
 
-# The longest permutation that is cached: 8 MiB.
+# The maximum length of a permutation that is cached, 8 MiB.
 _MAX_CACHED = 1 << 20
-# Numbers that are compared at once.
+# The number of keys that are compared at once.
 _CHUNK = 1 << 20
 
 
-# Seeds from here on are secret, and have 128 bits: too many to try them all.
+# Seeds of at least this value are secret. They have 128 bits, too many to try them all.
 SECRET = 1 << 127
 
 
 def derive_seed(root: int, *names: object) -> int:
-    """Derives a seed from another one and a path of names: equal wherever ``root`` is known,
-    unrelated per path.
+    """Derives a seed from another seed and a path of names. The same arguments give the same seed,
+    and seeds of different paths are unrelated.
 
-    It has 63 bits if ``root`` follows from the recipe's seed, which all parties know. If ``root``
-    is secret, so is it.
+    The result has 63 bits if ``root`` is derived from the recipe's seed, which all parties know. It
+    is secret if ``root`` is secret.
     """
     if root < SECRET:
         return derive(root, *names)
-    return _secret("\x1f".join([str(root), *map(str, names)]).encode())
+    return _derive_secret("\x1f".join([str(root), *map(str, names)]).encode())
 
 
 def secret_seed(secret: bytes) -> int:
-    """Returns the root of the seeds that only the holder of ``secret`` can derive."""
-    return _secret(secret)
+    """Returns a root for ``derive_seed`` that only the holder of ``secret`` can compute."""
+    return _derive_secret(secret)
 
 
-def _secret(text: bytes) -> int:
+def _derive_secret(text: bytes) -> int:
     return SECRET | int.from_bytes(hashlib.sha256(text).digest()[:16], "little")
 
 
 def permutation(seed: int, n: int) -> npt.NDArray[np.int64]:
-    """Returns a permutation of ``range(n)``, equal on every machine and numpy version (Philox, raw
-    64-bit keys).
-
-    It cannot be written to.
+    """Returns a read-only permutation of ``range(n)``, int64 [n]. It is the same on every machine
+    and with every NumPy version, because it sorts raw 64-bit keys from Philox.
     """
     return _cached_permutation(seed, n) if n <= _MAX_CACHED else _draw_permutation(seed, n)
 
 
 def _draw_permutation(seed: int, n: int) -> npt.NDArray[np.int64]:
     keys = np.random.Philox(key=seed).random_raw(n)
-    # Five times as fast as a stable sort, and the same if no two keys are equal.
+    # An unstable sort is five times as fast, and gives the same order if no two keys are equal.
     order = np.argsort(keys)
     starts = range(0, n, _CHUNK)
     # In chunks, because all keys at once need twice the memory.
     blocks = (keys[order[start : start + _CHUNK + 1]] for start in starts)
-    if any(bool((some[1:] == some[:-1]).any()) for some in blocks):
+    if any(bool((block_keys[1:] == block_keys[:-1]).any()) for block_keys in blocks):
         order = np.argsort(keys, kind="stable")
     order = order.astype(np.int64, copy=False)
     order.setflags(write=False)
     return order
 
 
-# Parties of one process ask for the same one after the other.
+# The parties of one process need the same permutation one after the other.
 _cached_permutation = lru_cache(maxsize=1)(_draw_permutation)
 
 
@@ -88,14 +86,23 @@ def split_rows(
     fold: int | None = None,
     drawn: bool = True,
 ) -> dict[str, npt.NDArray[np.int64]]:
-    """Returns the row numbers of the splits, each ascending; the shares are rounded to whole rows.
+    """Returns the row numbers of each split, ascending.
 
-    The splits are ``test``, ``validation`` and, for training: ``local``, all training rows;
-    ``aligned``, the share that all parties hold; ``train``, the aligned rows with known labels.
-    ``train`` has at most ``labelled`` rows; all if it is None. With one seed, a smaller split is a
-    subset of a larger one. Row numbers are positions in the canonical order of the ids.
-    ``folds``, ``fold``: see ``with_fold_first``; then ``test`` has no effect. ``drawn``: whether
-    the rows are in a random order; if only their numbers matter, they need not be.
+    The splits are ``test`` and ``validation``, and three training splits: ``local``, all training
+    rows; ``aligned``, the share that all parties hold; ``train``, the aligned rows with known
+    labels. With one seed, a smaller split is a subset of a larger one. Row numbers are positions in
+    the canonical order of the ids.
+
+    Args:
+        root: The seed.
+        n: The number of rows.
+        validation: The share of validation rows, rounded to whole rows.
+        test: The share of test rows. Ignored with ``folds``.
+        aligned: The share of the training rows that all parties hold.
+        labelled: The maximum number of rows in ``train``; None for all.
+        folds: The number of folds; see ``move_fold_first``.
+        fold: The fold that becomes the test rows, from 1.
+        drawn: Whether to shuffle the rows. False is enough if only the sizes matter.
     """
     order = permutation(derive_seed(root, "split"), n) if drawn else np.arange(n)
     order, n_test = move_fold_first(order, round(n * test), folds, fold)
@@ -105,26 +112,26 @@ def split_rows(
 def move_fold_first(
     order: Rows, n_test: int, folds: int | None, fold: int | None
 ) -> tuple[Rows, int]:
-    """Moves a fold to the front of an order of the rows, where test rows stand; returns the order
-    and their number.
+    """Moves a fold to the front of an order of the rows, where the test rows are. Returns the new
+    order and the number of test rows.
 
-    The folds are ``folds`` runs of successive rows of ``order``, of one size, give or take one row;
-    ``fold`` counts from 1. So they are disjoint and have all rows; those of a stratified order have
-    their share of each class. Without folds, nothing moves, and ``n_test`` is returned.
+    The folds are ``folds`` consecutive parts of ``order``, whose sizes differ by at most one.
+    ``fold`` counts from 1. A fold of a stratified order has its share of each class. Without folds,
+    returns ``order`` and ``n_test`` unchanged.
     """
     if folds is None or fold is None:
         return order, n_test
-    parts = np.array_split(order, folds)
-    tests = parts.pop(fold - 1)
-    return np.concatenate([tests, *parts]), len(tests)
+    folds_rows = np.array_split(order, folds)
+    test_rows = folds_rows.pop(fold - 1)
+    return np.concatenate([test_rows, *folds_rows]), len(test_rows)
 
 
 def stratify_order(root: int, classes_N: npt.NDArray[np.int64]) -> Rows:
-    """Returns an order of the rows in which each class is spread evenly, so that every part has its
-    share of each.
+    """Returns an order of the rows in which each class is spread evenly, so that every part of the
+    order has its share of each class.
 
-    The rows of a class come in a random order, at equal distances, from a random start (systematic
-    sampling): row k of the n_c rows of class c is at (k + u_c) / n_c of the whole.
+    The rows of a class are in a random order, at equal distances from a random start (systematic
+    sampling). Row k of the n_c rows of class c gets the position (k + u_c) / n_c, from 0 to 1.
     """
     order = permutation(derive_seed(root, "split"), len(classes_N))
     starts = np.random.Philox(key=derive_seed(root, "split", "strata")).random_raw(
@@ -140,16 +147,18 @@ def stratify_order(root: int, classes_N: npt.NDArray[np.int64]) -> Rows:
 def cut_order(
     order: Rows, n_test: int, n_validation: int, aligned: float = 1.0, labelled: int | None = None
 ) -> dict[str, Rows]:
-    """Cuts an order of the rows into the splits that ``split_rows`` describes: test rows first,
-    then validation.
+    """Cuts an order of the rows into the splits of ``split_rows``. Test rows come first, then
+    validation rows.
     """
     test, validation, local = np.split(order, [n_test, n_test + n_validation])
-    common = local[: round(len(local) * aligned)]
+    aligned_rows = local[: round(len(local) * aligned)]
     splits = {"test": np.sort(test), "validation": np.sort(validation), "local": np.sort(local)}
-    # Splits that are the same share one array.
-    splits["aligned"] = splits["local"] if len(common) == len(local) else np.sort(common)
-    train = common[:labelled]
-    splits["train"] = splits["aligned"] if len(train) == len(common) else np.sort(train)
+    # Splits with the same rows share one array.
+    splits["aligned"] = (
+        splits["local"] if len(aligned_rows) == len(local) else np.sort(aligned_rows)
+    )
+    train = aligned_rows[:labelled]
+    splits["train"] = splits["aligned"] if len(train) == len(aligned_rows) else np.sort(train)
     return splits
 
 
@@ -167,13 +176,13 @@ def batches(
     """
     order = rows[permutation(derive_seed(root, phase, epoch), len(rows))]
     sizes = batch_sizes(len(rows), size)
-    return [order[size * at : size * at + count] for at, count in enumerate(sizes)]
+    return [order[size * number : size * number + count] for number, count in enumerate(sizes)]
 
 
 def full_batches(
     root: int, phase: str, epoch: int, rows: npt.NDArray[np.int64], size: int
 ) -> list[npt.NDArray[np.int64]]:
-    """Returns ``batches`` without a last one below ``size``: statistics of few rows mislead
-    self-supervised losses.
+    """Returns ``batches`` without a last batch of fewer than ``size`` rows, because self-supervised
+    losses need statistics of many rows.
     """
     return [batch for batch in batches(root, phase, epoch, rows, size) if len(batch) == size]

@@ -1,9 +1,10 @@
-"""Parties of one process take turns: one computes at a time, with torch's state as it left it.
+"""Lets the parties of one process take turns: one party computes at a time, with its own state of
+torch.
 
-Each party is a greenlet, a function that can stand still in the middle. It gives its turn up when
-it waits for a bundle or for the server. Then dropout, and whatever else draws from torch's global
-generator, draws what it would draw in the party's own process, and the order of all steps is always
-the same.
+Each party is a greenlet, a function that can be paused. A party ends its turn when it waits for a
+bundle or for the server. Each party has its own state of torch's global generator. So dropout and
+other random operations give the same numbers as in the party's own process, and the order of all
+steps is always the same.
 """
 
 from __future__ import annotations
@@ -26,30 +27,29 @@ from vfl_party.base.devices import plain_arithmetic, set_threads
 from vfl_party.base.dtypes import real
 
 _MKLDNN: Any = torch.backends.mkldnn
-# Types of devices on which parties compute, each with an autocast of its own.
+# Types of devices on which parties compute. torch has a separate autocast setting for each.
 _CAST = ("cpu", "cuda")
 
 
 class _Modes(NamedTuple):
-    """What a party can set in torch, besides the generators, for all that its thread or process
-    computes next.
+    """The global settings of torch that a party can change, except the random generators.
 
-    ``nested``: how many ``torch.autocast`` it is in. torch keeps the weights that autocast has cast
-    until the outermost one ends, though an optimizer may change them meanwhile.
+    ``nested``: The number of enclosing ``torch.autocast`` blocks. torch caches the weights that
+    autocast has cast until the outermost block ends.
     """
 
     grad: bool = True
     dtype: torch.dtype = torch.float32
     nested: int = 0
-    # Whether cast weights are cached.
+    # Whether autocast caches the weights that it has cast.
     cached: bool = True
-    # The autocast of each type of _CAST.
+    # For each device type of _CAST, whether autocast is enabled, and its dtype.
     cast: tuple[tuple[bool, torch.dtype], ...] = ((False, torch.bfloat16), (False, torch.float16))
     mkldnn: bool = True
 
     @classmethod
-    def now(cls) -> _Modes:
-        """Returns the modes that torch is in."""
+    def read(cls) -> _Modes:
+        """Returns the current settings of torch."""
         torch.autocast_increment_nesting()
         return cls(
             torch.is_grad_enabled(),
@@ -62,8 +62,8 @@ class _Modes(NamedTuple):
             _MKLDNN.enabled,
         )
 
-    def set(self) -> None:
-        """Gives torch these modes. It drops weights that were cast in other modes."""
+    def apply(self) -> None:
+        """Applies these settings to torch, and clears the cache of cast weights."""
         torch.set_grad_enabled(self.grad)
         torch.set_default_dtype(self.dtype)
         while torch.autocast_increment_nesting() <= self.nested:
@@ -80,22 +80,25 @@ class _Modes(NamedTuple):
 
 @dataclass(eq=False)
 class _Player:
-    """A party that takes turns. ``helps``: no party waits for its end."""
+    """A party that takes turns. ``helps``: Whether a round may end before this party's function has
+    ended.
+    """
 
     name: str
     body: greenlet
     helps: bool
     generators: list[Tensor]
     modes: _Modes
-    # The condition that it waits for.
+    # The condition that the party waits for.
     is_so: Callable[[], object] = field(default=lambda: True)
 
 
 class TakingTurns(Turns):
-    """The turns of all parties of one run, in the thread that calls ``play``.
+    """Runs all parties of a run by turns, in the thread that calls ``play``.
 
     Args:
-        devices: the GPUs on which parties compute; their generators are kept, too.
+        devices: The devices on which parties compute. The states of their generators are saved and
+            restored too.
     """
 
     def __init__(self, devices: Sequence[torch.device] = ()) -> None:
@@ -103,25 +106,25 @@ class TakingTurns(Turns):
         self._devices = [device for device in dict.fromkeys(devices) if device.type == "cuda"]
         self._players: deque[_Player] = deque()
         self._on_turn: _Player | None = None
-        # Where ``play`` chooses who is next.
+        # The greenlet in which ``play`` chooses the next party.
         self._home = getcurrent()
-        # The party whose state torch has.
+        # The party whose state torch currently has.
         self._last: _Player | None = None
 
     def join(self, name: str, act: Callable[[], None], *, helps: bool = False) -> None:
-        """Lets ``act`` take turns with the others. It must not raise. ``helps``: the round may end
-        without it.
+        """Adds ``act`` to the functions that take turns. ``act`` must not raise. ``helps``: Whether
+        the round may end before ``act`` has ended.
         """
         body = greenlet(act, self._home)
-        # A greenlet does not inherit the plug-ins of the run by itself.
+        # A greenlet does not inherit context variables, which hold the plug-ins of the run.
         body.gr_context = contextvars.copy_context()
-        self._players.append(_Player(name, body, helps, self._generators(), _Modes.now()))
+        self._players.append(_Player(name, body, helps, self._get_generators(), _Modes.read()))
 
     def play(self) -> None:
-        """Lets all play until those who do not only help have ended.
+        """Runs all parties by turns until every party without ``helps`` has ended.
 
-        Raises InternalError if all wait, each for another. The caller then ends what they wait for,
-        and plays again.
+        Raises InternalError if all parties wait. The caller then ends the conditions that they wait
+        for, and calls ``play`` again.
         """
         self._home = getcurrent()
         while not all(player.helps for player in self._players):
@@ -130,11 +133,10 @@ class TakingTurns(Turns):
                     break
             else:
                 names = ", ".join(player.name for player in self._players)
-                text = (
-                    f"{names} all wait; a method waits for a message that its other side never "
-                    "sends"
+                raise InternalError(
+                    f"{names}: all parties wait for messages, because a method waits for a message "
+                    "that no party sends"
                 )
-                raise InternalError(text)
             self._players.remove(player)
             self._restore(player)
             self._on_turn = player
@@ -144,21 +146,21 @@ class TakingTurns(Turns):
                 self._players.append(player)
 
     def aside(self, act: Callable[[], None]) -> None:
-        """Calls ``act`` in a party's turn, and gives torch back as it was before: what it draws
-        changes no run.
+        """Calls ``act`` in a party's turn, then restores torch's state, so that random numbers
+        drawn by ``act`` do not change the run.
         """
-        generators, modes = self._generators(), _Modes.now()
+        generators, modes = self._get_generators(), _Modes.read()
         try:
             act()
         finally:
-            self._set(generators)
-            modes.set()
+            self._set_generators(generators)
+            modes.apply()
 
     def wait_for(
         self, condition: threading.Condition, is_so: Callable[[], object], timeout_s: float
     ) -> bool:
-        """Waits until ``is_so`` is true, without a limit: a waiting party gets its turn as soon as
-        it can go on.
+        """Waits until ``is_so`` is true, without a time limit. Other parties take their turns
+        meanwhile.
         """
         me = self._on_turn
         if me is None or me.body is not getcurrent():
@@ -169,43 +171,43 @@ class TakingTurns(Turns):
         return True
 
     def _restore(self, player: _Player) -> None:
-        """Gives torch the state in which ``player`` left it, and keeps that of the one before."""
+        """Saves torch's state for the previous party, and restores the state of ``player``."""
         last, self._last = self._last, player
         if last is player:
             return
         if last is not None and not last.body.dead:
-            last.generators, last.modes = self._generators(), _Modes.now()
-        self._set(player.generators)
-        player.modes.set()
+            last.generators, last.modes = self._get_generators(), _Modes.read()
+        self._set_generators(player.generators)
+        player.modes.apply()
 
-    def _set(self, generators: Sequence[Tensor]) -> None:
+    def _set_generators(self, generators: Sequence[Tensor]) -> None:
         torch.default_generator.set_state(generators[0])
         for device, state in zip(self._devices, generators[1:], strict=True):
             torch.cuda.set_rng_state(state, device)
 
-    def _generators(self) -> list[Tensor]:
+    def _get_generators(self) -> list[Tensor]:
         cpu = torch.default_generator.get_state()
         return [cpu, *map(torch.cuda.get_rng_state, self._devices)]
 
 
 @contextlib.contextmanager
 def isolate_torch(threads: int, devices: Sequence[torch.device]) -> Iterator[TakingTurns]:
-    """Gives the block torch in the state of a new process, with ``threads``; gives it back as it
-    was.
+    """Runs the block with torch in the state of a new process, with ``threads`` threads. Restores
+    the previous state afterwards.
     """
     gpus = sorted({device.index for device in devices if device.type == "cuda"})
-    threads_before, modes_before = torch.get_num_threads(), _Modes.now()
+    threads_before, modes_before = torch.get_num_threads(), _Modes.read()
     with contextlib.ExitStack() as modes:
         modes.enter_context(torch.random.fork_rng(devices=gpus))
         modes.enter_context(torch.inference_mode(False))
-        # The default device is a mode that slows down every call of torch.
+        # A default device slows down every call of torch, so it is set only if needed.
         if torch.get_default_device().type != "cpu":
             modes.enter_context(torch.device("cpu"))
         modes.callback(plain_arithmetic())
         try:
-            _Modes(dtype=real(), mkldnn=modes_before.mkldnn).set()
+            _Modes(dtype=real(), mkldnn=modes_before.mkldnn).apply()
             set_threads(threads)
             yield TakingTurns(devices)
         finally:
             torch.set_num_threads(threads_before)
-            modes_before.set()
+            modes_before.apply()

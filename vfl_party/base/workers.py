@@ -11,27 +11,29 @@ from typing import TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 
-# More threads than this wait for the disk, and not for the processor.
+# The maximum number of threads. More threads would only wait for the disk.
 MAX_THREADS = 8
 
 
 @cache
-def _pool(process: int) -> ThreadPoolExecutor:
-    """Returns the threads of a process: a fork has none of its parent's."""
+def _get_pool(process: int) -> ThreadPoolExecutor:
+    """Returns the thread pool of a process. A forked process needs its own pool, because it does
+    not inherit threads.
+    """
     count = min(MAX_THREADS, os.cpu_count() or 1)
     return ThreadPoolExecutor(count, thread_name_prefix=f"vfl-rows-{process}")
 
 
 def in_order(work: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
-    """Yields ``work(item)`` of each item, in their order, computed by several threads.
+    """Yields ``work(item)`` for each item in order, computed by several threads.
 
-    Few results wait at once. Raises what the first item raises whose work fails.
+    Only a few results are computed ahead. Raises the exception of the first item that fails.
     """
-    pool, step = _pool(os.getpid()), 8 * MAX_THREADS
+    pool, step = _get_pool(os.getpid()), 8 * MAX_THREADS
     for start in range(0, len(items), step):
         yield from pool.map(work, items[start : start + step])
 
 
 def submit(work: Callable[[], R]) -> Future[R]:
-    """Has a thread do some work. Returns its result to come."""
-    return _pool(os.getpid()).submit(work)
+    """Runs ``work`` in a thread, and returns a future with its result."""
+    return _get_pool(os.getpid()).submit(work)

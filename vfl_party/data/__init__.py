@@ -1,4 +1,4 @@
-"""Reads a party's own rows, checks them, and turns them into encoder inputs and targets."""
+"""Reads a party's rows, checks them, and converts them to encoder inputs and targets."""
 
 from vfl_party.data.inputs.features import Features
 from vfl_party.data.inputs.labels import Labels

@@ -1,7 +1,7 @@
 """Checks a party's rows; the errors contain neither ids nor values.
 
-Rows are counted from 1 in the order of the source. In a CSV file this is below the header, without
-empty lines, and the errors say so, because an editor counts the header too.
+Rows are counted from 1 in the order of the source. In a CSV file the header and empty lines are not
+counted, and the errors say so, because an editor counts the header too.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from vfl_common.passwords import hide_passwords
 from vfl_common.text import shorten
 from vfl_party.data.row_arrays import parts, parts_of, release
 
-# The fix for ids of several rows.
+# The fix in the error for an id that several rows have.
 ONE_ROW = 'Keep one row for each id, or set data.duplicates to "first" or "drop".'
-# What ``rows`` adds for a file with a header.
+# The text that ``rows`` adds for a file with a header.
 _BELOW = " below the header"
 
 
 def unreadable(source: str, problem: str) -> InputError:
-    """Returns the error for a file that is missing or is not what its name says."""
+    """Returns the error for a file that is missing or cannot be read."""
     return InputError(Code.FILE_INVALID, ": ".join((hide_passwords(source), problem)))
 
 
@@ -39,8 +39,8 @@ def unusable(source: str, problem: str) -> InputError:
 
 
 def rows(source: str, *numbers: int) -> str:
-    """Returns the name of one row or two: ``row 4 below the header`` of a CSV file or a folder's
-    index, ``row 4`` of others.
+    """Returns a text for one or two rows: ``row 4 below the header`` for a CSV file or a folder's
+    index, else ``row 4``.
     """
     header = (
         source.lower().endswith((*TEXT_FILES, ".xlsx", ".xlsm"))
@@ -52,7 +52,7 @@ def rows(source: str, *numbers: int) -> str:
 
 @contextlib.contextmanager
 def numbering_rows(settings: DataSettings) -> Iterator[None]:
-    """Removes "below the header" from errors about a file that has no header (``data.names``)."""
+    """Removes "below the header" from errors about a file without a header (``data.names``)."""
     try:
         yield
     except InputError as error:
@@ -64,7 +64,7 @@ def numbering_rows(settings: DataSettings) -> Iterator[None]:
 def require_names(
     source: str, key: str, wanted: Sequence[str], names: Sequence[str], *, noun: str = "column"
 ) -> None:
-    """Raises InputError, with the nearest names, if a name in ``data.<key>`` is not among
+    """Raises InputError, which suggests similar names, if a name in ``data.<key>`` is not in
     ``names``.
     """
     for name in wanted:
@@ -110,10 +110,11 @@ def require_rows(source: str, n: int) -> None:
 def require_unique(
     source: str, repeated: int, first: tuple[int, int] | None, advice: str = ONE_ROW
 ) -> None:
-    """Raises InputError if rows repeat an id, with their number and the first two rows.
+    """Raises InputError if rows repeat an id. The error has the number of such rows and the first
+    two rows.
 
-    ``first``: an earlier row, and the first that repeats the id of an earlier one. ``advice``: the
-    fix, as a sentence.
+    ``first``: An earlier row, and the first row that repeats its id. ``advice``: The fix, as a
+    sentence.
     """
     if repeated and first is not None:
         where = rows(source, *(row + 1 for row in first))
@@ -125,23 +126,23 @@ def require_unique(
 
 
 def require_present(source: str, what: str, missing_N: npt.NDArray[np.bool_], advice: str) -> None:
-    """Raises InputError if any cell is missing by the mask. ``what``: the column; ``advice``: the
-    fix, as a sentence.
+    """Raises InputError if a cell is missing by the mask. ``what``: The column, as text.
+    ``advice``: The fix, as a sentence.
     """
     count = int(missing_N.sum())
     if count:
-        raise _missing(source, what, count, int(missing_N.argmax()), advice)
+        raise _make_missing_error(source, what, count, int(missing_N.argmax()), advice)
 
 
-def _missing(source: str, what: str, count: int, first: int, advice: str) -> InputError:
+def _make_missing_error(source: str, what: str, count: int, first: int, advice: str) -> InputError:
     cells = "1 missing value" if count == 1 else f"{count} missing values"
     return unusable(source, f"{what} has {cells}, first in {rows(source, first + 1)}. {advice}")
 
 
 @dataclass(frozen=True)
 class CellCounts:
-    """The cells of a matrix that pass a test: how many in each column, and the first row of each
-    column, -1 without one.
+    """The number of cells that pass a test, and the first row with such a cell, for each column of
+    a matrix; the row is -1 if there is none.
     """
 
     counts: npt.NDArray[np.int64]
@@ -157,25 +158,27 @@ class CellCounts:
 def count_cells(
     values_NF: npt.NDArray[Any], test: Callable[[Any], npt.NDArray[np.bool_]]
 ) -> CellCounts:
-    """Counts the cells for which ``test`` is true, in blocks of rows; values_NF: [N, F]."""
+    """Counts the cells of each column for which ``test`` is true. ``values_NF``: The matrix, [N,
+    F].
+    """
     counts, first = (np.full(values_NF.shape[1], start, np.int64) for start in (0, -1))
     for part in parts(len(values_NF)):
         mask_BF = test(values_NF[part])
-        new = mask_BF.any(axis=0) & (counts == 0)
-        first[new] = part.start + mask_BF.argmax(axis=0)[new]
+        is_new_F = mask_BF.any(axis=0) & (counts == 0)
+        first[is_new_F] = part.start + mask_BF.argmax(axis=0)[is_new_F]
         counts += mask_BF.sum(axis=0)
         release(values_NF)
     return CellCounts(counts, first)
 
 
 def require_finite(source: str, values_NF: npt.NDArray[Any], names: Sequence[str]) -> None:
-    """Raises InputError if a value is infinite or outside the range of float32. NaN passes, as
-    missing.
+    """Raises InputError if a value is infinite or outside the range of float32. NaN is allowed for
+    missing values.
 
     Args:
-        source: the table's name, for errors.
-        values_NF: [N, F].
-        names: of the columns.
+        source: The name of the table, for errors.
+        values_NF: The values, [N, F].
+        names: The names of the columns.
     """
     infinite = count_cells(values_NF, np.isinf)
     for column in infinite.columns:
@@ -194,19 +197,19 @@ def require_complete(
     *,
     as_trained: bool = False,
 ) -> None:
-    """Raises InputError if numeric columns miss values, for ``missing = "error"``.
+    """Raises InputError if values are missing, for ``missing = "error"``.
 
     Args:
-        source: the table's name, for errors.
-        values_NF: float32 [N, F].
-        names: of the columns.
-        as_trained: whether the rows are for a trained model, which has no values to fill in.
+        source: The name of the table, for errors.
+        values_NF: The values, float32 [N, F].
+        names: The names of the columns.
+        as_trained: Whether the rows are for a trained model, which has no values to fill in.
     """
     missing = count_cells(values_NF, np.isnan)
     for column in missing.columns:
         count, first = int(missing.counts[column]), int(missing.first[column])
         others = len(missing.columns) - 1
-        raise _missing(
+        raise _make_missing_error(
             source,
             f"column {names[column]!r}" + (f" (and {others} more)" if others else ""),
             count,
@@ -219,15 +222,15 @@ def require_complete(
 
 def require_clean_images(source: str, images_NCHW: npt.NDArray[np.float32], missing: str) -> None:
     """Raises InputError if pixels are infinite, or NaN under ``missing = "error"``."""
-    sick_N = np.zeros(len(images_NCHW), bool)
+    is_invalid_N = np.zeros(len(images_NCHW), bool)
     for part in parts_of(images_NCHW):
         block = images_NCHW[part]
-        sick = np.isinf(block) if missing != "error" else ~np.isfinite(block)
-        sick_N[part] = sick.reshape(len(sick), -1).any(axis=1)
+        is_invalid = np.isinf(block) if missing != "error" else ~np.isfinite(block)
+        is_invalid_N[part] = is_invalid.reshape(len(is_invalid), -1).any(axis=1)
         release(images_NCHW)
-    if sick_N.any():
+    if is_invalid_N.any():
         kind = "infinite" if missing != "error" else "missing or infinite"
-        count, row = int(sick_N.sum()), int(sick_N.argmax()) + 1
+        count, row = int(is_invalid_N.sum()), int(is_invalid_N.argmax()) + 1
         raise unusable(
             source,
             f"{count} {'image has' if count == 1 else 'images have'} {kind} pixels, first in row "
@@ -237,18 +240,18 @@ def require_clean_images(source: str, images_NCHW: npt.NDArray[np.float32], miss
 
 def mask_unlabelled(labels_N: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """Returns a mask of the missing labels, bool [N]."""
-    return no_text(labels_N) if labels_N.dtype == object else np.isnan(labels_N)
+    return mask_missing_text(labels_N) if labels_N.dtype == object else np.isnan(labels_N)
 
 
-def no_text(values: npt.NDArray[np.object_]) -> npt.NDArray[np.bool_]:
+def mask_missing_text(values: npt.NDArray[np.object_]) -> npt.NDArray[np.bool_]:
     """Returns a mask of the text cells that are missing (None), bool [N]."""
     missing: npt.NDArray[np.bool_] = np.equal(values, np.array(None, object))
     return missing
 
 
 def suggest_names(name: str, names: Sequence[str]) -> str:
-    """Returns " (the nearest: …)" with those of ``names`` that resemble ``name`` whatever their
-    case; '' if none does.
+    """Returns " (the nearest: …)" with the entries of ``names`` that are similar to ``name``,
+    ignoring case; '' if there are none.
     """
     by_case = {known.casefold(): known for known in names}
     matches = difflib.get_close_matches(name.casefold(), by_case, n=3, cutoff=0.7)
@@ -256,11 +259,13 @@ def suggest_names(name: str, names: Sequence[str]) -> str:
 
 
 def nearest(name: str, names: Sequence[str]) -> str:
-    """Returns the entries of ``names`` nearest to ``name``, or else the first ones, as text."""
+    """Returns the entries of ``names`` that are similar to ``name``, or else the first entries, as
+    text.
+    """
     return list_names(difflib.get_close_matches(name, names, n=3, cutoff=0.5) or list(names[:5]))
 
 
 def list_names(names: Sequence[str], max_names: int = 8) -> str:
-    """Returns at most ``max_names`` names as text, long ones cut."""
+    """Returns at most ``max_names`` names as text. Long names are cut."""
     text = ", ".join(repr(shorten(name)) for name in names[:max_names])
     return f"{text}, … ({len(names)} in all)" if len(names) > max_names else text

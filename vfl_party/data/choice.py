@@ -1,4 +1,4 @@
-"""Chooses the columns of a table: ids, label, split, features, and other roles."""
+"""Chooses the columns of a table: ids, label, split, features and other roles."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from vfl_common.config.data import ROW, DataSettings
 from vfl_party.data import checks
 from vfl_party.data.views import column_run
 
-# The name under which pandas writes an index without a name.
+# The column name that pandas writes for an index without a name.
 _PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 
 
 @dataclass(frozen=True)
 class ColumnChoice:
-    """The names of the columns to read."""
+    """The names of the columns to read. ``beside``: The columns with other roles, such as
+    weights.
+    """
 
     id: tuple[str, ...]
     label: str | None
@@ -26,13 +28,15 @@ class ColumnChoice:
     beside: tuple[str, ...] = ()
 
     def all_names(self) -> list[str]:
-        """Returns all columns, each once: ids, label, other roles, features."""
+        """Returns the names of all columns: ids, label, other roles, split, features."""
         roles = (name for name in (self.label, *self.beside, self.split) if name)
         return [*self.id, *roles, *self.features]
 
 
 def is_row_number(settings: DataSettings, names: Sequence[str]) -> bool:
-    """Returns whether the id is the row number: it is ``row``, and no column has this name."""
+    """Returns whether the row number is the id: ``data.id`` is ``row``, and no column has this
+    name.
+    """
     return settings.id == (ROW,) and ROW not in names
 
 
@@ -44,8 +48,8 @@ def without_row(settings: DataSettings, names: Sequence[str]) -> DataSettings:
 
 
 def reads_split(settings: DataSettings, with_label: bool) -> bool:
-    """Returns whether the column of splits is read: not by a passive party with the active party's
-    settings.
+    """Returns whether to read the column of splits. A passive party with the active party's
+    settings does not read it.
     """
     return settings.split is not None and (with_label or settings.label is None)
 
@@ -86,38 +90,39 @@ def choose_features(
     *,
     leave_out: tuple[str | None, ...] = (),
 ) -> tuple[str, ...]:
-    """Chooses the party's feature columns: the listed ones or all, without ``leave_out`` and
-    ``drop``, cut to its view.
+    """Chooses the party's feature columns: the columns that ``data.columns`` lists, or all columns,
+    without ``leave_out`` and ``data.drop``, and only those of the party's view.
 
-    An unnamed index of pandas is a feature only if it is listed. Raises InputError.
+    An unnamed pandas index is a feature only if it is listed. Raises InputError.
     """
-    lost = next((name for name in settings.columns or () if name not in names), None)
-    if settings.as_trained and lost is not None:
+    missing_column = next((name for name in settings.columns or () if name not in names), None)
+    if settings.as_trained and missing_column is not None:
         raise checks.unusable(
             source,
-            f"has no column {lost!r}, but training had it{checks.suggest_names(lost, names)}. Add "
-            "the column.",
+            f"has no column {missing_column!r}, but training had "
+            f"it{checks.suggest_names(missing_column, names)}. Add the column.",
         )
     for key in ("columns", "drop", "numeric", "categorical"):
         checks.require_names(source, key, getattr(settings, key) or (), names)
     buckets = settings.categorical_buckets
     if isinstance(buckets, dict) and not settings.as_trained:
         checks.require_names(source, "categorical_buckets", [*buckets], names)
-    both = sorted(set(settings.numeric) & set(settings.categorical))
-    if both:
+    contradictory = sorted(set(settings.numeric) & set(settings.categorical))
+    if contradictory:
         raise checks.unusable(
             source,
-            f"column {both[0]!r} is in both data.numeric and data.categorical. Remove it from one.",
+            f"column {contradictory[0]!r} is in both data.numeric and data.categorical. Remove it "
+            "from one of them.",
         )
-    left_out = {*leave_out, *settings.drop, *_pandas_index(names, settings)}
+    left_out = {*leave_out, *settings.drop, *_find_pandas_index(names, settings)}
     wanted = names if settings.columns is None else dict.fromkeys(settings.columns)
     features = tuple(name for name in wanted if name not in left_out)
     return features[column_run(source, len(features), settings.view)]
 
 
-def index_notes(names: Sequence[str], settings: DataSettings) -> tuple[str, ...]:
-    """Returns a note for a person about a pandas index that no setting names; else none."""
-    left_out = _pandas_index(names, settings)
+def describe_index(names: Sequence[str], settings: DataSettings) -> tuple[str, ...]:
+    """Returns a note for people about a pandas index that no setting names; () if there is none."""
+    left_out = _find_pandas_index(names, settings)
     if not left_out:
         return ()
     return (
@@ -126,7 +131,7 @@ def index_notes(names: Sequence[str], settings: DataSettings) -> tuple[str, ...]
     )
 
 
-def _pandas_index(names: Sequence[str], settings: DataSettings) -> list[str]:
-    named = {*settings.id, *settings.roles, *settings.numeric, *settings.categorical}
-    named |= {*(settings.columns or ()), *settings.drop}
-    return [name for name in names if _PANDAS_INDEX.fullmatch(name) and name not in named]
+def _find_pandas_index(names: Sequence[str], settings: DataSettings) -> list[str]:
+    named_columns = {*settings.id, *settings.roles, *settings.numeric, *settings.categorical}
+    named_columns |= {*(settings.columns or ()), *settings.drop}
+    return [name for name in names if _PANDAS_INDEX.fullmatch(name) and name not in named_columns]

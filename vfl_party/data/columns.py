@@ -1,4 +1,4 @@
-"""The result of a reader of tables: ids, labels and features of all rows, before they are
+"""Defines the result of reading a table: ids, labels and features of all rows, before they are
 checked.
 """
 
@@ -21,10 +21,10 @@ class Columns:
     """Feature columns by type.
 
     Args:
-        numeric_NF: float32 [N, F], NaN if missing.
-        categorical: the categories of the other columns.
-        kinds: {numeric column: ``date`` or the dropped sign}, if it was not bare numbers.
-        style: (decimal point, thousands separator) of cells that were text; None otherwise.
+        numeric_NF: The numeric columns, float32 [N, F], NaN if missing.
+        categorical: The categories of the other columns.
+        kinds: For each numeric column of dates or numbers with a sign, ``date`` or the sign.
+        style: The decimal and thousands separators of cells that were text; else None.
     """
 
     numeric_NF: npt.NDArray[np.float32]  # noqa: N815 - the shape is part of the name
@@ -37,19 +37,20 @@ class Columns:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """A reader's result, in the order of the source, with ``limit`` applied.
+    """The rows of a table, in the order of the source.
 
     Args:
-        ids: the columns of the id as read, each [N] text, None if missing.
-        labels: [N] float64 or text (object), or None.
-        features: columns, or pixels [N, C, H, W], or [N, F] to be arranged by ``image_shape``.
-        splits: [N] text of ``SPLITS``, or None.
-        notes: what was guessed.
-        id_types: of the id columns, if the source declares them.
-        separator: see ``Stream``.
-        beside: {role column: its values, as labels}.
-        numbered: whether the id is the row number.
-        unsorted: see ``Stream``.
+        ids: The id columns as read, each [N] text, None if missing.
+        labels: The labels, [N] float64 or text (object); None without labels.
+        features: The feature columns, or pixels [N, C, H, W], or values [N, F] that ``image_shape``
+            arranges as images.
+        splits: The split of each row, [N] text; None without a split column.
+        notes: Notes for people about formats that were guessed.
+        id_types: The types of the id columns, if the source declares them.
+        separator: See ``RowStream``.
+        beside: For each column with another role, its values, in the types of labels.
+        numbered: Whether the row number is the id.
+        unsorted: See ``RowStream``.
     """
 
     ids: Sequence[Any]
@@ -67,7 +68,7 @@ class Rows:
         return len(self.ids[0])
 
     def own_ids(self) -> tuple[pa.Array | pa.ChunkedArray, ...]:
-        """Returns the columns of the id with the types of the source, such as integers."""
+        """Returns the id columns with the types of the source, such as integers."""
         texts = (
             part if isinstance(part, pa.Array | pa.ChunkedArray) else pa.array(part, pa.string())
             for part in self.ids

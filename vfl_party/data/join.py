@@ -14,29 +14,31 @@ from vfl_party.data import checks
 from vfl_party.data.ids import Ids
 from vfl_party.data.table import Categories, Table
 
-# Separator of party and column: no party's name contains it.
-_BETWEEN = ":"
+# The separator between party and column. No party's name contains it.
+_SEPARATOR = ":"
 
 
 def read_table(
     settings: DataSettings, with_label: bool, load: Callable[[DataSettings, bool], Table]
 ) -> Table:
-    """Reads a table with ``load``; with ``parts`` in the settings, reads each of them and joins
-    their columns.
+    """Reads a table with ``load``. If the settings have ``parts``, reads each part and joins their
+    columns.
 
-    A column is then called ``party:column``, or as in its own table if only one part gives columns;
-    the label is that of the first part. Raises InputError, also if the parts have images, or have
-    other ids than the first without ``in_common``.
+    A column of a joined table is called ``party:column``, or keeps its name if only one part has
+    columns. The label comes from the first part. Raises InputError if a part has images, or if the
+    ids of the parts differ and ``in_common`` is false.
     """
     if not settings.parts:
         return load(settings, with_label)
-    one, *_ = settings.parts
+    first_name, *_ = settings.parts
     tables = {
-        name: _prefix_columns(settings, name, load(own, with_label and name == one))
-        for name, own in settings.parts.items()
+        name: _prefix_columns(
+            settings, name, load(part_settings, with_label and name == first_name)
+        )
+        for name, part_settings in settings.parts.items()
     }
     if settings.in_common:
-        common = tables[one].ids
+        common = tables[first_name].ids
         for table in tables.values():
             common = Ids.of(common).take(np.flatnonzero(Ids.of(common).among(table.ids)))
         tables = {
@@ -44,13 +46,13 @@ def read_table(
             for name, table in tables.items()
         }
         checks.require_rows(settings.source, len(common))
-    first = tables[one]
+    first = tables[first_name]
     for name, table in tables.items():
         if table.ids != first.ids:
             raise checks.unusable(
                 settings.source,
-                f"{name} and {one} must have the same ids (got {len(table):,} and {len(first):,} "
-                "rows). Cut each table to the ids in common, as for a federation.",
+                f"{name} and {first_name} must have the same ids (got {len(table):,} and "
+                f"{len(first):,} rows). Cut each table to the common ids, as for a federation.",
             )
     return replace(
         first,
@@ -65,59 +67,71 @@ def read_table(
     )
 
 
-def part_of(table: Table, settings: DataSettings, name: str) -> Table:
-    """Returns the columns of a joined table that belong to one part. ``settings``: of all parts."""
-    start = _start(settings, name)
-    numeric = [at for at, column in enumerate(table.numeric_names) if column.startswith(start)]
+def select_part(table: Table, settings: DataSettings, name: str) -> Table:
+    """Returns a joined table with the columns of one part. ``settings``: The settings of the joined
+    table.
+    """
+    prefix = _get_prefix(settings, name)
+    numeric = [
+        column_number
+        for column_number, column in enumerate(table.numeric_names)
+        if column.startswith(prefix)
+    ]
     categorical = [
-        at for at, column in enumerate(table.categorical_names) if column.startswith(start)
+        column_number
+        for column_number, column in enumerate(table.categorical_names)
+        if column.startswith(prefix)
     ]
     return replace(
         table,
         numeric_NF=table.numeric_NF[:, numeric]
         if table.numeric_NF is not None and numeric
         else None,
-        numeric_names=tuple(table.numeric_names[at] for at in numeric),
+        numeric_names=tuple(table.numeric_names[column_number] for column_number in numeric),
         categorical=table.categorical.select(categorical)
         if table.categorical is not None and categorical
         else None,
-        categorical_names=tuple(table.categorical_names[at] for at in categorical),
+        categorical_names=tuple(
+            table.categorical_names[column_number] for column_number in categorical
+        ),
     )
 
 
 def own_columns(names: tuple[str, ...], settings: DataSettings, part: str) -> tuple[str, ...]:
-    """Returns one part's columns of a joined table, named as in its own table. ``settings``: of all
-    parts.
+    """Returns the column names of one part of a joined table, as in the part's own table.
+    ``settings``: The settings of the joined table.
     """
-    start = _start(settings, part)
-    return tuple(name.removeprefix(start) for name in names if name.startswith(start))
+    prefix = _get_prefix(settings, part)
+    return tuple(name.removeprefix(prefix) for name in names if name.startswith(prefix))
 
 
-def _start(settings: DataSettings, part: str) -> str:
-    """Returns the prefix of a part's columns: '' if no other part gives columns, so that its own
-    table can replace the joined one.
+def _get_prefix(settings: DataSettings, part: str) -> str:
+    """Returns the prefix of a part's columns: '' if no other part has columns, so that the part's
+    own table can replace the joined table.
     """
-    giving = [name for name, own in settings.parts.items() if own.columns != ()]
-    return "" if giving == [part] else part + _BETWEEN
+    parts_with_columns = [
+        name for name, part_settings in settings.parts.items() if part_settings.columns != ()
+    ]
+    return "" if parts_with_columns == [part] else part + _SEPARATOR
 
 
 def _prefix_columns(settings: DataSettings, part: str, table: Table) -> Table:
-    """Returns a part's table with prefixed column names; without images if it gives only ids and
-    labels. ``settings``: of all parts.
+    """Returns a part's table with prefixed column names. Images are removed if the part gives only
+    ids and labels. ``settings``: The settings of the joined table.
     """
     if settings.parts[part].columns == ():
         return replace(table, images_NCHW=None)
     if table.images_NCHW is not None:
         raise checks.unusable(
             table.source,
-            f"{part} has images, but only columns can be joined with other parties'. Use columns.",
+            f"{part} has images, but only columns can be joined. Use columns.",
         )
-    start = _start(settings, part)
+    prefix = _get_prefix(settings, part)
     return replace(
         table,
-        numeric_names=tuple(start + name for name in table.numeric_names),
-        categorical_names=tuple(start + name for name in table.categorical_names),
-        kinds={start + name: kind for name, kind in table.kinds.items()},
+        numeric_names=tuple(prefix + name for name in table.numeric_names),
+        categorical_names=tuple(prefix + name for name in table.categorical_names),
+        kinds={prefix + name: kind for name, kind in table.kinds.items()},
     )
 
 

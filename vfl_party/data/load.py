@@ -1,5 +1,5 @@
-"""Reads a table by its settings: checks rows in the order of the source, cuts to the party's view,
-sorts by id.
+"""Reads a table by its settings: checks the rows, selects the rows and columns of the party's view,
+and sorts the rows by id.
 """
 
 from __future__ import annotations
@@ -54,29 +54,29 @@ from vfl_party.data.views import CUTS, column_run, cut_images, row_run
 
 log = logging.getLogger(__name__)
 
-# Endings of files that are tables.
+# The file name endings of tables.
 TABLES = (*TEXT_FILES, ".libsvm", PARQUET, ".xlsx", ".xlsm")
-# Readers of named arrays, by what the file is.
+# The readers of files with named arrays, by file name ending or ``data.format``.
 _ARRAYS = {".npz": read_npz, "idx": read_idx, "mat": read_mat}
 PLUGINS = PlugIns("vfl.sources", "data source", ours=("sklearn", "torchvision", "duckdb"))
 
 
 def load_table(settings: DataSettings, *, with_label: bool) -> Table:
-    """Reads a party's rows: its columns or images, in canonical order.
+    """Reads a party's rows, with columns or images, in canonical order.
 
-    ``with_label``: whether to read the label too (the active party); the label column is never a
-    feature. Raises InputError, with the column and the row, if the source or its content cannot be
-    used.
+    ``with_label``: Whether to read the label too, as the active party does. The label column is
+    never a feature. Raises InputError, which names the column and the row, if the source or its
+    content cannot be used.
     """
     table = tabulate(read_rows(settings, with_label), settings, with_label)
-    # Returns the memory that Arrow has freed to the system.
+    # Arrow keeps freed memory until it is told to return it to the system.
     pa.default_memory_pool().release_unused()
     return table
 
 
 def make_loader(frames: Mapping[str, Any]) -> Callable[[DataSettings, bool], Table]:
-    """Returns a loader of a party's table: from ``frames`` ({party: frame}) if that is its source,
-    else as configured.
+    """Returns a function that loads a party's table, either from ``frames`` (a frame for each
+    party) or from the source in its settings.
     """
 
     def load(settings: DataSettings, with_label: bool) -> Table:
@@ -91,11 +91,11 @@ def make_loader(frames: Mapping[str, Any]) -> Callable[[DataSettings, bool], Tab
 def tabulate(
     rows: Rows, settings: DataSettings, with_label: bool, repeated: str = checks.ONE_ROW
 ) -> Table:
-    """Makes a table of rows in the order of their source: the last step of ``load_table``.
+    """Creates a table from rows in the order of their source: the last step of ``load_table``.
 
-    It spells the ids by the rules, checks all rows, cuts them to the party's view, leaves out those
-    without an id and those that ``data.duplicates`` drops, and sorts the others. ``repeated``: the
-    fix for repeated ids, as a sentence. Raises InputError.
+    Normalizes the ids by the rules, checks all rows, selects the party's view, leaves out rows
+    without an id and rows that ``data.duplicates`` drops, and sorts the other rows by id.
+    ``repeated``: The fix for repeated ids, as a sentence. Raises InputError.
     """
     with checks.numbering_rows(settings):
         return _tabulate(rows, settings, with_label, repeated)
@@ -109,7 +109,7 @@ def _tabulate(rows: Rows, settings: DataSettings, with_label: bool, repeated: st
     ids = normalize_ids(rows.ids, settings.id_rules or (), space)
     refuse_rounded(source, rows.ids)
     own_ids = rows.own_ids() if settings.keeps_rows else ()
-    # The ids of a large table take much memory.
+    # The ids of a large table take much memory, so they are released here.
     rows = replace(rows, ids=())
     release_unused = pa.default_memory_pool().release_unused
     release_unused()
@@ -128,12 +128,12 @@ def _tabulate(rows: Rows, settings: DataSettings, with_label: bool, repeated: st
         raise checks.unusable(
             source, f"{counts.left_out}. Correct {label}data.id, data.id_rules or data.duplicates."
         )
-    # Errors count the rows of the source, so the table has all of them here.
+    # Errors count the rows of the source, so this table has all rows, including dropped ones.
     takes_first = n == settings.first or (settings.duplicates == "first" and counts.repeated > 0)
     notes = (*rows.notes, rows.unsorted) if rows.unsorted and takes_first else rows.notes
     for note in notes:
         log.info("%s: %s", source, note, extra={"event": "guessed"})
-    whole = Table(
+    all_rows = Table(
         source,
         Ids(ids, space),
         labels=rows.labels,
@@ -146,13 +146,13 @@ def _tabulate(rows: Rows, settings: DataSettings, with_label: bool, repeated: st
     )
     features = rows.features
     if isinstance(features, Columns):
-        table = _with_columns(whole, features, settings)
+        table = _add_columns(all_rows, features, settings)
     else:
-        table = _with_images(whole, features, settings)
+        table = _add_images(all_rows, features, settings)
     empty = table.numeric_NF is None and table.categorical is None and table.images_NCHW is None
-    # A party without features reads only ids.
-    ids_alone = settings.columns == ()
-    if empty and not with_label and not ids_alone:
+    # With data.columns = [], the party has no features and reads only ids.
+    reads_only_ids = settings.columns == ()
+    if empty and not with_label and not reads_only_ids:
         raise checks.unusable(
             source,
             "has no feature columns besides the id. Check data.columns, data.drop and data.label.",
@@ -161,15 +161,15 @@ def _tabulate(rows: Rows, settings: DataSettings, with_label: bool, repeated: st
         order = _sample_rows(ids, order, settings.limit)
     if counts.left_out:
         log.warning("%s: %s", source, counts.left_out, extra={"event": "left_out"})
-    chosen, order = order, row_run(order, settings.view)
+    kept_rows, order = order, row_run(order, settings.view)
     if len(order) == 0:
         raise checks.unusable(
             source,
             f"has too few rows for the parts of data.view (got {len(table)}). Use fewer parts.",
         )
     if own_ids:
-        left_out = _code_left_out(has_id, ids.is_valid(), chosen)
-        table = _with_own_rows(table, own_ids, rows.separator, left_out, chosen, order)
+        left_out = _code_left_out(has_id, ids.is_valid(), kept_rows)
+        table = _add_source_rows(table, own_ids, rows.separator, left_out, kept_rows, order)
     if len(order) == n and is_ascending(order):
         return table
     return table.select(
@@ -180,7 +180,7 @@ def _tabulate(rows: Rows, settings: DataSettings, with_label: bool, repeated: st
 def _mask_ids(
     ids: pa.LargeStringArray, unlabelled_N: npt.NDArray[np.bool_], space: Space
 ) -> pa.LargeStringArray:
-    """Returns the ids, null where the row has no label."""
+    """Replaces the ids of rows without a label with null."""
     none = pa.scalar(None, ids.type)
     return texts_of(
         ids, space, lambda part, texts: pc.if_else(pa.array(unlabelled_N[part]), none, texts)
@@ -188,9 +188,9 @@ def _mask_ids(
 
 
 def _sample_rows(ids: pa.Array, order: Positions, limit: int) -> Positions:
-    """Returns ``limit`` of the rows, in their order: those whose ids have the smallest digests.
+    """Returns the ``limit`` rows whose ids have the smallest digests, in their order.
 
-    The same ids and limit give the same rows at every party, and a larger limit includes them.
+    The same ids and limit give the same rows at every party. A larger limit gives a superset.
     """
     if len(order) <= limit:
         return order
@@ -204,9 +204,10 @@ def _sample_rows(ids: pa.Array, order: Positions, limit: int) -> Positions:
 
 
 def _code_left_out(has_id: pa.Array, may_stay: pa.Array, rows: Positions) -> npt.NDArray[np.uint8]:
-    """Returns why each row of the source is left out, uint8 [S] positions in ``LEFT_OUT``.
+    """Returns for each row of the source the reason why it is left out, as a position in
+    ``LEFT_OUT``, uint8 [S].
 
-    ``may_stay``: whether the row has an id and, if required, a label.
+    ``may_stay``: Whether each row has an id and, if required, a label.
     """
     missing, repeated, unlabelled = map(
         LEFT_OUT.index, ("without an id", "with a repeated id", "without a label")
@@ -217,7 +218,7 @@ def _code_left_out(has_id: pa.Array, may_stay: pa.Array, rows: Positions) -> npt
     return codes
 
 
-def _with_own_rows(
+def _add_source_rows(
     table: Table,
     own_ids: tuple[Any, ...],
     separator: str | None,
@@ -225,19 +226,24 @@ def _with_own_rows(
     chosen: Positions,
     order: Positions,
 ) -> Table:
-    """Adds the rows of the source to its table; ``order``: the rows of ``chosen`` in the view."""
-    own = InputRows(
+    """Adds the rows of the source to their table. ``chosen``: The kept rows. ``order``: The kept
+    rows in the party's view.
+    """
+    source_rows = InputRows(
         own_ids, left_out, separator, table.style[0] if table.style is not None else None
     )
     places_N = table.space.share().empty((len(left_out),), np.int64)
     for part in parts(len(places_N)):
         places_N[part] = np.arange(part.start, part.start + len(places_N[part]))
         release(places_N)
-    # The other rows of the file are those of other parties.
+    # The view does not have all rows of the file. The other rows belong to other parties.
     if len(order) < len(chosen):
-        listed = np.sort(order)
-        own, places_N[listed] = own.only(listed), np.arange(len(listed), dtype=np.int64)
-    return replace(table, own=own, places_N=places_N)
+        view_rows = np.sort(order)
+        source_rows, places_N[view_rows] = (
+            source_rows.only(view_rows),
+            np.arange(len(view_rows), dtype=np.int64),
+        )
+    return replace(table, own=source_rows, places_N=places_N)
 
 
 def read_rows(settings: DataSettings, with_label: bool) -> Rows:
@@ -250,16 +256,16 @@ def read_rows(settings: DataSettings, with_label: bool) -> Rows:
     if reader == "torchvision":
         return read_torchvision(settings, with_label)
     if reader is not None:
-        return frame_rows(_frame_of(source, reader), settings, with_label)
+        return frame_rows(_read_plugin(source, reader), settings, with_label)
     stream = open_table(settings)
     if stream is not None:
         with checks.numbering_rows(settings):
             return collect(stream, settings, with_label)
     if Path(source).is_dir():
         return read_image_folder(settings, with_label)
-    read = _ARRAYS.get(settings.kind or Path(source).suffix.lower())
-    if read is not None:
-        return read(settings, with_label)
+    read_arrays = _ARRAYS.get(settings.kind or Path(source).suffix.lower())
+    if read_arrays is not None:
+        return read_arrays(settings, with_label)
     if is_archive(source):
         raise checks.unreadable(
             source,
@@ -276,8 +282,8 @@ def read_rows(settings: DataSettings, with_label: bool) -> Rows:
 
 
 def open_table(settings: DataSettings) -> RowStream | None:
-    """Opens a table that is read in blocks of rows; None if the source is of another kind. Raises
-    InputError.
+    """Opens a table that is read in blocks of rows. Returns None for other sources, such as images.
+    Raises InputError.
     """
     source = settings.source
     if settings.is_database or is_duckdb(source):
@@ -287,7 +293,7 @@ def open_table(settings: DataSettings) -> RowStream | None:
     try:
         exists = path.exists()
     except OSError as error:
-        # A name that is too long, a folder that may not be looked into.
+        # For example, the name is too long, or the folder is not accessible.
         raise checks.unreadable(
             source, f"cannot be read ({error.strerror}). Correct data.source."
         ) from None
@@ -295,7 +301,7 @@ def open_table(settings: DataSettings) -> RowStream | None:
         if URL.match(source):
             raise checks.unreadable(
                 source,
-                "is a URL, and only URLs of databases are read. Copy the file to this machine, "
+                "is a URL, but only URLs of databases can be read. Copy the file to this machine, "
                 "and give its path.",
             )
         raise checks.unreadable(
@@ -339,8 +345,8 @@ def column_names(settings: DataSettings) -> tuple[str, ...]:
 def first_rows(
     settings: DataSettings, names: Sequence[str], count: int
 ) -> dict[str, pa.ChunkedArray]:
-    """Returns the first ``count`` rows of a table's columns, unchecked. Raises InputError if they
-    cannot be read.
+    """Returns the first ``count`` rows of a table's columns, without checking them. Raises
+    InputError if the table cannot be read.
     """
     stream, batches = open_table(settings), []
     if stream is not None:
@@ -355,8 +361,8 @@ def first_rows(
     return dict(zip(table.column_names, table.columns, strict=True))
 
 
-def _frame_of(source: str, name: str) -> Any:
-    """Reads ``NAME:REST`` with a plug-in. Raises InputError."""
+def _read_plugin(source: str, name: str) -> Any:
+    """Reads a source such as ``NAME:REST`` with the plug-in ``NAME``. Raises InputError."""
     where = f"data.source = {hide_passwords(source)!r}"
     read = PLUGINS.load(name, where)
     try:
@@ -364,13 +370,13 @@ def _frame_of(source: str, name: str) -> Any:
     except VflError:
         raise
     except Exception as error:
-        why = hide_passwords_of(where_it_failed(error), source)
+        failure = hide_passwords_of(where_it_failed(error), source)
         raise checks.unreadable(
-            source, f"the plug-in failed {why}. Correct data.source, or the plug-in."
+            source, f"the plug-in failed {failure}. Correct data.source, or the plug-in."
         ) from error
 
 
-def _with_columns(table: Table, columns: Columns, settings: DataSettings) -> Table:
+def _add_columns(table: Table, columns: Columns, settings: DataSettings) -> Table:
     source, view = table.source, settings.view
     for key in ("resize", "channels") if settings.image_shape is None else ():
         if getattr(settings, key) is not None:
@@ -412,19 +418,21 @@ def _with_columns(table: Table, columns: Columns, settings: DataSettings) -> Tab
     return replace(table, images_NCHW=np.ascontiguousarray(cut_images(source, images_NCHW, view)))
 
 
-def _with_images(table: Table, pixels: npt.NDArray[Any], settings: DataSettings) -> Table:
-    """Adds images to a table. Quarters and halves stay images; runs of pixels are columns unless
-    ``image_shape`` is set.
+def _add_images(table: Table, pixels: npt.NDArray[Any], settings: DataSettings) -> Table:
+    """Adds images to a table. In a view of halves or quarters they stay images. In a view of
+    columns the pixels become columns, unless ``image_shape`` is set.
     """
     source, view = table.source, settings.view
     if view is not None and view.scheme == "columns":
         if settings.image_shape is None:
             pixels = fit_images(source, pixels, settings, table.space)
         pixels_NF = pixels.reshape(len(pixels), -1)
-        run = column_run(source, pixels_NF.shape[1], view)
-        part_NF = to_unit(pixels_NF[:, run])
+        column_slice = column_run(source, pixels_NF.shape[1], view)
+        part_NF = to_unit(pixels_NF[:, column_slice])
         if settings.image_shape is None:
-            names = tuple(f"pixel{number}" for number in range(run.start, run.stop))
+            names = tuple(
+                f"pixel{number}" for number in range(column_slice.start, column_slice.stop)
+            )
             checks.require_finite(source, part_NF, names)
             if settings.missing == "error":
                 checks.require_complete(source, part_NF, names)

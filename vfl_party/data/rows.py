@@ -1,4 +1,4 @@
-"""A party's rows, divided into splits and prepared for encoders."""
+"""Divides a party's rows into splits, and prepares them for encoders."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from vfl_party.data.inputs.weights import check_classes, check_weights
 from vfl_party.data.row_arrays import parts, release
 from vfl_party.models import needs_codes
 
-# The largest number up to which float64 represents all whole numbers.
+# float64 represents all whole numbers up to this number exactly.
 _WHOLE = 2**53
-# Ids that are hashed at once.
+# The number of ids that are hashed at once.
 _CHUNK = 1 << 14
-# Codes of a division: the smallest split that contains a row.
+# The splits. A row's code in a division is the position of the smallest split that contains it.
 CODES = ("local", "aligned", "train", "validation", "test")
 
 
@@ -44,20 +44,20 @@ class Prepared:
     """A party's rows, prepared for encoders."""
 
     table: Table
-    # None for an active party with labels only.
+    # None for an active party that has only labels.
     preprocessor: Preprocessor | None
     features: Features | None
     labels: Labels | None
     targets: Tensor | None
     splits: dict[str, Rows]
-    # See ``division_of``; None if every party draws it.
+    # The split of each row, see ``division_of``; None if every party derives the splits itself.
     division: bytes | None = None
-    # The weight of each row in the loss, as the table has it.
+    # The weight of each row in the loss, as in the table.
     weights: Tensor | None = None
 
     def cells(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], tuple[str, ...]]:
-        """Returns the columns as ``Preprocessor.cells`` does. Raises InputError if the party has no
-        features.
+        """Returns the columns of the table, see ``Preprocessor.cells``. Raises InputError if the
+        party has no features.
         """
         if self.preprocessor is None:
             raise InputError(
@@ -68,52 +68,53 @@ class Prepared:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of ids, encoder inputs and targets, in hexadecimal: equal only for the same data
-        with the same preparation.
+        """The SHA-256 of ids, encoder inputs and targets, in hexadecimal. It identifies the data
+        and its preparation.
         """
         digest = hashlib.sha256()
-        _add_ids(digest, self.table.ids)
+        _hash_ids(digest, self.table.ids)
         if self.division is not None:
             digest.update(self.division)
-        _add_inputs(digest, self.features, self.targets, self.weights)
+        _hash_inputs(digest, self.features, self.targets, self.weights)
         return digest.hexdigest()
 
     @property
     def inputs_digest(self) -> str:
-        """SHA-256 of ids and encoder inputs: the same in all processes of one party."""
+        """The SHA-256 of ids and encoder inputs, which is the same in all processes of a party."""
         digest = hashlib.sha256()
-        _add_ids(digest, self.table.ids)
-        _add_inputs(digest, self.features)
+        _hash_ids(digest, self.table.ids)
+        _hash_inputs(digest, self.features)
         return digest.hexdigest()
 
 
-def _add_ids(digest: hashlib._Hash, ids: Sequence[str]) -> None:
-    digest.update(ids[0].encode() if ids else b"")
+def _hash_ids(hasher: hashlib._Hash, ids: Sequence[str]) -> None:
+    hasher.update(ids[0].encode() if ids else b"")
     for start in range(1, len(ids), _CHUNK):
-        digest.update("".join(f"\x00{id_}" for id_ in ids[start : start + _CHUNK]).encode())
+        hasher.update("".join(f"\x00{id_}" for id_ in ids[start : start + _CHUNK]).encode())
 
 
-def _add_inputs(digest: hashlib._Hash, features: Features | None, *more: Tensor | None) -> None:
-    """Adds encoder inputs and tensors with as many rows to a digest."""
+def _hash_inputs(hasher: hashlib._Hash, features: Features | None, *more: Tensor | None) -> None:
+    """Adds encoder inputs and the tensors ``more`` of the same rows to a digest."""
     arrays = features.arrays if features is not None else ()
     if features is not None:
         for block in features.blocks():
-            digest.update(block.contiguous().numpy().data)
+            hasher.update(block.contiguous().numpy().data)
             release(*arrays)
     for tensor in (features.categories if features is not None else None, *more):
         if tensor is None:
             continue
         for part in parts(len(tensor)):
-            digest.update(tensor[part].contiguous().numpy().data)
+            hasher.update(tensor[part].contiguous().numpy().data)
             release(*arrays)
 
 
 def divide_rows(
     recipe: Recipe, count: int, what: str = "rows", *, drawn: bool = True
 ) -> dict[str, Rows]:
-    """Returns the splits of ``count`` rows (``what``). ``drawn``: see ``split_rows``.
+    """Returns the splits of ``count`` rows. ``what``: The word for the rows in errors. ``drawn``:
+    See ``split_rows``.
 
-    Raises InputError if there are fewer training rows than must be labelled.
+    Raises InputError if there are fewer training rows than ``rows.labelled``.
     """
     rows = recipe.rows
     _check_folds(recipe, count, what)
@@ -133,11 +134,12 @@ def divide_rows(
 
 
 def division_of(recipe: Recipe, table: Table) -> bytes | None:
-    """Returns a byte a row, a position in ``CODES``, if ``rows.split`` leaves the division to the
-    active party.
+    """Returns the split of each row as one byte, a position in ``CODES``, if only the active party
+    can divide the rows (``rows.split``).
 
-    None if every party draws it, or if ``table`` is a passive party's. Raises InputError if the
-    table lacks what the recipe divides by, or if no training rows are left.
+    Returns None if every party derives the splits itself, or if the table is a passive party's.
+    Raises InputError if the table lacks a column that ``rows.split`` needs, or if no training rows
+    are left.
     """
     rows, n = recipe.rows, len(table)
     if table.splits is not None and rows.split != "column":
@@ -149,9 +151,9 @@ def division_of(recipe: Recipe, table: Table) -> bytes | None:
     if rows.split == "random" or (table.labels is None and rows.align != "none"):
         return None
     splits = (
-        _whole_groups(recipe, table)
+        _divide_groups(recipe, table)
         if rows.split == "grouped"
-        else cut_order(*_order(recipe, table), rows.aligned, rows.labelled)
+        else cut_order(*_order_rows(recipe, table), rows.aligned, rows.labelled)
     )
     _check_labelled(recipe, splits)
     division = encode_division(splits, n)
@@ -165,16 +167,16 @@ def division_of(recipe: Recipe, table: Table) -> bytes | None:
 
 
 def encode_division(splits: Mapping[str, Rows], n: int) -> bytes:
-    """Returns a byte for each of ``n`` rows: the position in ``CODES`` of its smallest split."""
+    """Returns one byte for each of ``n`` rows: the position in ``CODES`` of its smallest split."""
     codes = np.zeros(n, np.uint8)
     for code, name in enumerate(CODES):
         codes[splits[name]] = code
     return codes.tobytes()
 
 
-def _order(recipe: Recipe, table: Table) -> tuple[Rows, int, int]:
-    """Returns the rows in the order for ``cut_order``, and the numbers of test and validation rows,
-    by a column or by classes.
+def _order_rows(recipe: Recipe, table: Table) -> tuple[Rows, int, int]:
+    """Returns an order of the rows for ``cut_order``, and the numbers of test and validation rows.
+    The order follows a split column, or is stratified by classes.
 
     Raises InputError.
     """
@@ -187,15 +189,15 @@ def _order(recipe: Recipe, table: Table) -> tuple[Rows, int, int]:
                 "Name the column that holds train, validation or test.",
             )
         order = permutation(derive_seed(recipe.seed, "split"), n)
-        parts = {
+        rows_by_split = {
             split: order[table.splits[order] == split] for split in ("test", "validation", "train")
         }
         n_test, n_validation, order = (
-            len(parts["test"]),
-            len(parts["validation"]),
-            np.concatenate([*parts.values()]),
+            len(rows_by_split["test"]),
+            len(rows_by_split["validation"]),
+            np.concatenate([*rows_by_split.values()]),
         )
-        _check_whole(recipe, table)
+        _check_queries(recipe, table)
     else:
         if recipe.task.kind not in ("binary", "multiclass"):
             raise InputError(
@@ -213,10 +215,8 @@ def _order(recipe: Recipe, table: Table) -> tuple[Rows, int, int]:
     return order, n_test, n_validation
 
 
-def _whole_groups(recipe: Recipe, table: Table) -> dict[str, Rows]:
-    """Divides the groups as ``divide_rows`` does rows, and returns the rows of each split. Raises
-    InputError.
-    """
+def _divide_groups(recipe: Recipe, table: Table) -> dict[str, Rows]:
+    """Assigns whole groups to splits, and returns the rows of each split. Raises InputError."""
     if table.groups is None:
         raise InputError(
             Code.CONFIG_INVALID,
@@ -228,16 +228,16 @@ def _whole_groups(recipe: Recipe, table: Table) -> dict[str, Rows]:
     return {split: np.flatnonzero(np.isin(group_N, groups)) for split, groups in splits.items()}
 
 
-def _check_whole(recipe: Recipe, table: Table) -> None:
-    """Raises InputError if a split column divides the rows of a ranking's query."""
+def _check_queries(recipe: Recipe, table: Table) -> None:
+    """Raises InputError if a split column gives rows of one query of a ranking different splits."""
     if recipe.task.kind != "ranking" or table.groups is None or table.splits is None:
         return
     query_N, split_N = (
         np.unique(values, return_inverse=True)[1].reshape(-1)
         for values in (table.groups, table.splits)
     )
-    both = np.unique(np.stack([query_N, split_N], axis=1), axis=0)
-    divided_queries = int((np.bincount(both[:, 0]) > 1).sum())
+    query_splits = np.unique(np.stack([query_N, split_N], axis=1), axis=0)
+    divided_queries = int((np.bincount(query_splits[:, 0]) > 1).sum())
     if divided_queries:
         raise InputError(
             Code.DATA_INVALID,
@@ -248,7 +248,9 @@ def _check_whole(recipe: Recipe, table: Table) -> None:
 
 
 def is_division(division: bytes) -> bool:
-    """Returns whether every byte is a position in ``CODES``, and some row is for training."""
+    """Returns whether every byte is a position in ``CODES``, and at least one row is for
+    training.
+    """
     codes = np.frombuffer(division, np.uint8)
     return bool((codes < len(CODES)).all() and (codes == CODES.index("train")).any())
 
@@ -299,17 +301,17 @@ def prepare(
     """Splits the rows, and learns statistics, vocabularies and classes from the training rows.
 
     Args:
-        recipe: of the run.
-        name: the party.
-        table: its aligned rows.
-        settings: of the table.
-        encoder: of the party.
-        unaligned: rows that some parties lack; they follow those of ``table``, in the split
-            ``local``.
-        division: the active party's, see ``division_of``; None to draw it here.
-        tabular: whether the columns are for an encoder.
-        own_labels: at the active party, whether to use the labels of unaligned rows: they are the
-            split ``own``, unless ``rows.labelled`` limits the labels.
+        recipe: The recipe of the run.
+        name: The name of the party.
+        table: The aligned rows of the party.
+        settings: The settings of the table.
+        encoder: The settings of the party's encoder.
+        unaligned: Tables of rows that some parties lack. They come after the rows of ``table``, in
+            the split ``local``.
+        division: The splits from the active party, see ``division_of``; None to derive them here.
+        tabular: Whether the method supports a tabular encoder, for the advice in an error.
+        own_labels: Whether to use the labels of unaligned rows at the active party. These rows are
+            then the split ``own``, unless ``rows.labelled`` limits the labels.
 
     Raises InputError.
     """
@@ -319,12 +321,12 @@ def prepare(
             f'{table.source}: data.unaligned must be absent with rows.align = "none", where no '
             "row is aligned. Add these rows to data.source, and remove data.unaligned.",
         )
-    place = recipe.party(name)
+    party_settings = recipe.party(name)
     splits = (
         decode_division(division) if division is not None else divide_rows(recipe, len(table.ids))
     )
     preprocessor = features = labels = targets = weights = None
-    if place is None or place.features:
+    if party_settings is None or party_settings.features:
         preprocessor = Preprocessor.fit(
             table,
             splits["local"],
@@ -351,9 +353,9 @@ def prepare(
             splits["local"] = np.concatenate(
                 [splits["local"], np.arange(end, end := end + len(more), dtype=np.int64)]
             )
-    if place is not None and place.role == "active":
+    if party_settings is not None and party_settings.role == "active":
         scale = settings.label_scale
-        raw = _all_labels(table, settings, recipe.task.kind)
+        raw = _get_labels(table, settings, recipe.task.kind)
         _check_roles(recipe, table, settings)
         labels = Labels.fit(
             raw,
@@ -368,10 +370,12 @@ def prepare(
         if settings.weight is not None:
             weights = check_weights(table.source, settings.weight, table.beside[settings.weight])
         if own_labels and targets is not None and recipe.rows.labelled is None:
-            known = [more for more in unaligned if more.labels is not None]
-            targets, weights = _append_labels(recipe, settings, labels, known, targets, weights)
-            own = np.setdiff1d(splits["local"], splits["aligned"])
-            splits["own"] = own[own < len(targets)]
+            labelled_tables = [more for more in unaligned if more.labels is not None]
+            targets, weights = _append_labels(
+                recipe, settings, labels, labelled_tables, targets, weights
+            )
+            own_rows = np.setdiff1d(splits["local"], splits["aligned"])
+            splits["own"] = own_rows[own_rows < len(targets)]
     return Prepared(table, preprocessor, features, labels, targets, splits, division, weights)
 
 
@@ -383,9 +387,11 @@ def _append_labels(
     targets: Tensor,
     weights: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Returns targets and weights, followed by those of the rows of ``more``. Raises InputError."""
+    """Appends the targets and weights of the rows of ``more``, and returns both. Raises
+    InputError.
+    """
     for table in more:
-        raw = _all_labels(table, settings, recipe.task.kind)
+        raw = _get_labels(table, settings, recipe.task.kind)
         assert raw is not None  # noqa: S101 - of tables with labels
         targets = torch.cat([targets, labels.encode(raw)])
         if weights is not None and settings.weight is not None:
@@ -419,15 +425,15 @@ def _check_roles(recipe: Recipe, table: Table, settings: DataSettings) -> None:
         raise InputError(
             Code.DATA_INVALID,
             f"{table.source}: group column {group!r} has numbers above 2^53, which are rounded. "
-            "Begin each with a letter.",
+            "Begin each number with a letter.",
         )
 
 
-def _all_labels(table: Table, settings: DataSettings, kind: str) -> npt.NDArray[Any] | None:
-    """Returns the labels as in the table, [N], or [N, labels] of several columns."""
-    pair = settings.group if kind == "ranking" else settings.event
-    others = (*settings.labels[1:], *([pair] if pair is not None else []))
-    if table.labels is None or not others:
+def _get_labels(table: Table, settings: DataSettings, kind: str) -> npt.NDArray[Any] | None:
+    """Returns the labels of the table, [N], or [N, labels] if there are several label columns."""
+    pair_column = settings.group if kind == "ranking" else settings.event
+    other_columns = (*settings.labels[1:], *([pair_column] if pair_column is not None else []))
+    if table.labels is None or not other_columns:
         return table.labels
-    columns = [table.labels, *(table.beside[name] for name in others)]
+    columns = [table.labels, *(table.beside[name] for name in other_columns)]
     return np.stack([column.astype(object) for column in columns], axis=1)

@@ -1,4 +1,4 @@
-"""A table in blocks of rows: the result of every reader of a table."""
+"""Defines a stream of a table's rows in blocks, the result of every reader of tables."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from vfl_common.config.data import ROW
 from vfl_party.data import checks
 from vfl_party.data.vocabulary import decode
 
-# Before the text of a cell that was a number to its source, of Excel or a database: it has no
-# decimal comma and no thousands sign, whatever its other cells have. The character is for
-# private use: no text begins with it.
+# The mark in front of a cell's text if Excel or a database stored the cell as a number. Such a text
+# has a decimal point and no thousands separator, regardless of other cells. The mark is a
+# private-use character, with which no text begins.
 NUMBER = "\ue000"
 
 
@@ -24,20 +24,18 @@ class RowStream:
     """The rows of a table in blocks, so that a table may be larger than memory.
 
     Args:
-        source: the table's name in errors, without a password.
-        names: of all columns, in the order of the table.
-        as_written: whether cells are text as a person wrote it, whose type must be found, as in a
-            CSV file; otherwise columns have the types that the table declares. Cells that were
-            numbers begin with ``NUMBER``.
-        blocks: reads the wanted columns from the beginning of the table, in blocks. It may be
+        source: The name of the table in errors, without a password.
+        names: The names of all columns, in the order of the table.
+        as_written: Whether cells are text whose type must be found, as in a CSV file. Cells that
+            were numbers then begin with ``NUMBER``. Otherwise columns have declared types.
+        blocks: Reads the wanted columns from the beginning of the table, in blocks. It may be
             called several times. It raises InputError if the table cannot be read, or has changed
             since it was opened.
-        separator: between the cells of a text file.
-        notes: guesses of the reader, with the key that decides each.
-        late_notes: more notes, which are known once the last block has been read.
-        ordered: whether the rows come in the same order each time.
-        unsorted: which rows are the first ones of unordered rows: a note for settings that take
-            some rows by position.
+        separator: The separator between the cells of a text file.
+        notes: Notes for people about guesses of the reader.
+        late_notes: More notes, which are complete after the last block.
+        ordered: Whether the rows have the same order in each pass.
+        unsorted: A note for settings that select rows by position, if the rows have no order.
     """
 
     source: str
@@ -52,45 +50,46 @@ class RowStream:
 
 
 def without_headers(stream: RowStream) -> RowStream:
-    """Returns the same table, which raises InputError if a row repeats the names of the columns.
+    """Returns the same stream with a check: its blocks raise InputError if a row repeats the column
+    names.
 
-    Concatenated files have such rows, which turn all columns of numbers into words.
+    Concatenated files have such rows, because of which columns of numbers are read as categories.
     """
 
     def blocks(wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        seen = 0
+        row_count = 0
         for batch in stream.blocks(wanted):
-            place = _header_in(batch)
-            if place >= 0:
+            position = _find_header(batch)
+            if position >= 0:
                 raise checks.unusable(
                     stream.source,
-                    f"{checks.rows(stream.source, seen + place + 1)} repeats the names of the "
-                    "columns, as when files are concatenated. Delete the row.",
+                    f"{checks.rows(stream.source, row_count + position + 1)} repeats the names of "
+                    "the columns, as when files are concatenated. Delete the row.",
                 )
             yield batch
-            seen += batch.num_rows
+            row_count += batch.num_rows
 
     return replace(stream, blocks=blocks) if stream.as_written else stream
 
 
-def _header_in(batch: pa.RecordBatch) -> int:
-    """Returns the position of the first row whose cells are the names of their columns; -1 if there
-    is none.
+def _find_header(batch: pa.RecordBatch) -> int:
+    """Returns the position of the first row whose cells are the column names; -1 if there is
+    none.
     """
-    # A word may well be called as its column is.
+    # In a single column, a cell may have the column's name by chance.
     if batch.num_columns < 2:
         return -1
     rows = pa.array(np.arange(batch.num_rows))
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        same = pc.equal(pc.utf8_trim_whitespace(column.take(rows)), name)
-        rows = rows.filter(pc.fill_null(same, False))
+        is_name = pc.equal(pc.utf8_trim_whitespace(column.take(rows)), name)
+        rows = rows.filter(pc.fill_null(is_name, False))
         if not len(rows):
             return -1
     return int(rows[0].as_py())
 
 
 def with_row_numbers(stream: RowStream) -> RowStream:
-    """Returns the same table with a first column ``row``: the row number from 0, as text.
+    """Returns the same stream with a first column ``row``: the row number from 0, as text.
 
     Raises InputError if the rows have no order.
     """
@@ -102,11 +101,11 @@ def with_row_numbers(stream: RowStream) -> RowStream:
         )
 
     def blocks(wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        # Some column must be read, or a block would not know how many rows it has.
-        own = [name for name in wanted if name != ROW]
-        seen = 0
-        for batch in stream.blocks(own or list(stream.names[:1])):
-            numbers = np.arange(seen, seen := seen + batch.num_rows)
+        # At least one column is read, because the block's number of rows is needed.
+        other_columns = [name for name in wanted if name != ROW]
+        row_count = 0
+        for batch in stream.blocks(other_columns or list(stream.names[:1])):
+            numbers = np.arange(row_count, row_count := row_count + batch.num_rows)
             columns = dict(zip(batch.schema.names, batch.columns, strict=True))
             columns[ROW] = pc.cast(pa.array(numbers), pa.string())
             yield pa.RecordBatch.from_arrays([columns[name] for name in wanted], list(wanted))
@@ -115,10 +114,8 @@ def with_row_numbers(stream: RowStream) -> RowStream:
 
 
 def clear_words(stream: RowStream, words: Sequence[str]) -> RowStream:
-    """Returns the same table with empty cells for those of ``words``, ignoring white space at their
-    ends.
-
-    Columns without text are unchanged.
+    """Returns the same stream, in which text cells that are in ``words`` are empty. White space at
+    the ends of a cell is ignored.
     """
     texts = [word.strip() for word in words]
     empty = pa.array([*texts, *(NUMBER + text for text in texts)], pa.string())

@@ -1,4 +1,4 @@
-"""A party's rows in memory."""
+"""Defines the table of a party's rows."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ MAX_CLASSES_SHOWN = 20
 
 @dataclass(frozen=True, eq=False)
 class Categories:
-    """Cells of text columns. ``codes_NK``: int32 positions in a column's ``words``, -1 if missing;
-    words are not sorted.
+    """The cells of categorical columns.
+
+    codes_NK: The position of each cell in its column's ``words``, int32 [N, K], -1 if missing.
+    words: The categories of each column, not sorted.
     """
 
     codes_NK: npt.NDArray[np.int32]  # noqa: N815 - the shape is part of the name
     words: tuple[tuple[str, ...], ...]
 
     def texts(self) -> npt.NDArray[np.object_]:
-        """Returns [N, K] text, None if missing."""
+        """Returns the cells as text, [N, K], None if missing."""
         texts = np.empty(self.codes_NK.shape, object)
         for k, words in enumerate(self.words):
             texts[:, k] = np.array([*words, None], object)[self.codes_NK[:, k]]
@@ -41,18 +43,19 @@ class Categories:
         return Categories(self.codes_NK[:, list(columns)], tuple(self.words[k] for k in columns))
 
 
-# Reasons why a row of a source is not in its table.
+# The reasons why a row of the source is not in the table; '' if it is there.
 LEFT_OUT = ("", "without an id", "with a repeated id", "without a label")
 
 
 @dataclass(frozen=True, eq=False)
 class InputRows:
-    """All rows of a source, in its order, to write results with the same rows.
+    """All rows of a source, in the order of the source, to write results for the same rows.
 
     Args:
-        ids: the columns of the id, [S] each, as in the source.
-        left_out: uint8 [S], positions in ``LEFT_OUT``.
-        separator, decimal: of a text file's cells and numbers; None for other sources.
+        ids: The id columns as in the source, [S] each.
+        left_out: For each row, its position in ``LEFT_OUT``, uint8 [S].
+        separator: The separator between the cells of a text file; None for other sources.
+        decimal: The decimal separator of a text file; None for other sources.
     """
 
     ids: tuple[pa.Array | pa.ChunkedArray, ...]
@@ -64,7 +67,7 @@ class InputRows:
         return len(self.left_out)
 
     def only(self, rows: npt.NDArray[np.int64]) -> InputRows:
-        """Returns the given rows."""
+        """Returns only the given rows."""
         return replace(
             self,
             ids=tuple(column.take(pa.array(rows)) for column in self.ids),
@@ -74,21 +77,25 @@ class InputRows:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Rows in canonical order: sorted by the UTF-8 bytes of their ids; all arrays in that order.
+    """The rows of a party in canonical order, that is, sorted by the UTF-8 bytes of their ids. All
+    arrays are in this order.
 
     Args:
-        numeric_NF: float32 [N, F], NaN if missing.
-        images_NCHW: pixels as in the source, bytes, uint16 or float32, which ``pixels`` scales.
-        labels: [N] float64 or text (object); None if they were not read.
-        splits: [N] text, ``train``, ``validation`` or ``test``, if the source has them.
-        counts: of the source's rows, with those left out.
-        notes: what was guessed.
-        space: of its arrays.
-        kinds, style: see ``columns.Columns``.
-        own: the source's rows, if the settings keep them.
-        places_N: int64 [N], the position of each row among ``own``.
-        beside: see ``columns.Rows``.
-        group: the name of the column that ``data.group`` names.
+        source: The name of the table, for errors.
+        ids: The ids of the rows.
+        numeric_NF: The numeric columns, float32 [N, F], NaN if missing.
+        images_NCHW: The pixels as in the source: uint8, uint16 or float32.
+        labels: The labels, [N] float64 or text (object); None if they were not read.
+        splits: The split of each row, [N] text; None without a split column.
+        counts: The number of rows in the source, and of rows that are left out.
+        notes: Notes for people about formats that were guessed.
+        space: The space of the arrays.
+        kinds: See ``columns.Columns``.
+        style: See ``columns.Columns``.
+        own: The rows of the source, if the settings keep them.
+        places_N: The position of each row in ``own``, int64 [N].
+        beside: See ``columns.Rows``.
+        group: The name of the column that ``data.group`` names.
 
     A table has columns or images; an active party without features has neither.
     """
@@ -114,20 +121,18 @@ class Table:
 
     @property
     def groups(self) -> npt.NDArray[Any] | None:
-        """The group of each row, [N] float64 or text; None without a group column, or if it was not
-        read.
-        """
+        """The group of each row, [N] float64 or text; None if no group column was read."""
         return None if self.group is None else self.beside.get(self.group)
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def select(self, rows: npt.NDArray[np.int64], ids: Ids | None = None) -> Table:
-        """Returns the rows at the given positions, int64 [B], in their order. ``ids``: theirs, if
-        they are known.
+        """Returns the rows at the given positions, int64 [B], in the given order. ``ids``: The ids
+        of these rows, if they are known.
         """
 
-        def pick(
+        def take_rows(
             values: npt.NDArray[Any] | None, space: Space = self.space
         ) -> npt.NDArray[Any] | None:
             return None if values is None else space.take(values, rows)
@@ -137,20 +142,20 @@ class Table:
         return replace(
             self,
             ids=Ids.of(self.ids).take(rows) if ids is None else ids,
-            numeric_NF=pick(self.numeric_NF),
+            numeric_NF=take_rows(self.numeric_NF),
             categorical=None
             if words is None
             else replace(words, codes_NK=self.space.take(words.codes_NK, rows)),
-            images_NCHW=pick(self.images_NCHW),
-            labels=pick(self.labels, share),
-            splits=pick(self.splits, share),
-            places_N=pick(self.places_N, share),
+            images_NCHW=take_rows(self.images_NCHW),
+            labels=take_rows(self.labels, share),
+            splits=take_rows(self.splits, share),
+            places_N=take_rows(self.places_N, share),
             beside={name: self.space.take(values, rows) for name, values in self.beside.items()},
         )
 
     def pixels(self, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.float32]:
-        """Returns the images of the given rows, or of all, float32 [B, C, H, W]: 0 to 1 if the
-        source holds integers.
+        """Returns the images of the given rows, or of all rows, float32 [B, C, H, W]. Integers are
+        scaled to 0..1.
 
         Raises InputError if the table has no images.
         """
@@ -161,48 +166,52 @@ class Table:
         return to_unit(some_rows(self.images_NCHW, slice(None) if rows is None else rows))
 
     def among(self, ids: Sequence[str]) -> npt.NDArray[np.bool_]:
-        """Returns for each row whether its id is among ``ids``."""
+        """Returns whether the id of each row is in ``ids``, bool [N]."""
         return Ids.of(self.ids).among(ids)
 
 
 def describe(table: Table) -> list[str]:
-    """Returns lines for a person who checks a data set: counts and names of columns, and label
-    counts.
+    """Returns lines of text that describe a table: the numbers of rows and columns, the column
+    names, and the labels.
 
-    They show no id and no feature value.
+    The lines show no id and no feature value.
     """
     lines = [f"rows: {len(table)}"]
     if table.images_NCHW is not None:
         channels, height, width = table.images_NCHW.shape[1:]
         lines.append(f"images: {channels} x {height} x {width} (channels x height x width)")
-        lines += _missing(("pixels",), [_missing_pixels(table.images_NCHW)])
+        lines += _describe_missing(("pixels",), [_count_missing_pixels(table.images_NCHW)])
     if table.numeric_NF is not None:
         lines.append(
             f"numeric columns: {len(table.numeric_names)} ({list_names(table.numeric_names)})"
         )
-        lines += _missing(
+        lines += _describe_missing(
             table.numeric_names, checks.count_cells(table.numeric_NF, np.isnan).counts.tolist()
         )
     if table.categorical is not None:
         lines.append(f"categorical columns: {len(table.categorical_names)}")
-        seen = [count_words(table.categorical, k) for k in range(len(table.categorical_names))]
-        for name, counts in zip(table.categorical_names, seen, strict=True):
+        counts_by_column = [
+            count_words(table.categorical, k) for k in range(len(table.categorical_names))
+        ]
+        for name, counts in zip(table.categorical_names, counts_by_column, strict=True):
             lines.append(f"  {shorten(name)!r}: {np.count_nonzero(counts[:-1])} categories")
-        lines += _missing(table.categorical_names, [int(counts[-1]) for counts in seen])
+        lines += _describe_missing(
+            table.categorical_names, [int(counts[-1]) for counts in counts_by_column]
+        )
     if len(lines) == 1:
         lines.append("features: none")
     if table.labels is not None:
-        lines += _label_summary(table.labels)
+        lines += _describe_labels(table.labels)
     return lines
 
 
 def count_words(
     categories: Categories, k: int, rows: npt.NDArray[np.int64] | None = None
 ) -> npt.NDArray[np.int64]:
-    """Returns how many cells of column ``k`` hold each of its words, then how many are missing,
-    int64 [words + 1].
+    """Counts the cells of column ``k`` for each of its words, followed by the number of missing
+    cells, int64 [words + 1].
 
-    ``rows``: int64, only these rows.
+    ``rows``: The rows to count, int64; None for all rows.
     """
     codes_NK, size = categories.codes_NK, len(categories.words[k])
     counts = np.zeros(size + 1, np.int64)
@@ -214,13 +223,13 @@ def count_words(
     return counts
 
 
-def _missing_pixels(images_NCHW: Pixels) -> int:
+def _count_missing_pixels(images_NCHW: Pixels) -> int:
     if is_whole(images_NCHW):
         return 0
     return sum(int(np.isnan(images_NCHW[part]).sum()) for part in parts_of(images_NCHW))
 
 
-def _missing(names: tuple[str, ...], counts: list[int]) -> list[str]:
+def _describe_missing(names: tuple[str, ...], counts: list[int]) -> list[str]:
     return [
         f"  {shorten(name)!r}: {count} missing"
         for name, count in zip(names, counts, strict=True)
@@ -228,7 +237,7 @@ def _missing(names: tuple[str, ...], counts: list[int]) -> list[str]:
     ]
 
 
-def _label_summary(labels: npt.NDArray[Any]) -> list[str]:
+def _describe_labels(labels: npt.NDArray[Any]) -> list[str]:
     values, counts = np.unique(labels, return_counts=True)
     if len(values) > MAX_CLASSES_SHOWN:
         if labels.dtype == object:

@@ -1,4 +1,4 @@
-"""Cuts a whole data set's features to a party's part: runs of columns, quarters or halves of
+"""Selects the part of a data set that a party's view has: columns, rows, or quarters or halves of
 images.
 """
 
@@ -12,13 +12,13 @@ import numpy.typing as npt
 from vfl_common.config.data import ViewSettings
 from vfl_party.data.checks import unusable
 
-# Schemes for images.
+# The view schemes for images.
 CUTS = ("quadrants", "halves")
 
 
-def _run(n: int, part: int, parts: int) -> slice:
-    """Returns the ``part``-th of ``parts`` contiguous runs of ``range(n)``, of nearly equal length,
-    longer ones first.
+def _get_slice(n: int, part: int, parts: int) -> slice:
+    """Divides ``range(n)`` into ``parts`` contiguous slices of nearly the same length, the longer
+    ones first. Returns the slice number ``part``.
     """
     size, longer = divmod(n, parts)
     start = part * size + min(part, longer)
@@ -26,8 +26,8 @@ def _run(n: int, part: int, parts: int) -> slice:
 
 
 def column_run(source: str, n: int, view: ViewSettings | None) -> slice:
-    """Returns the party's part of ``n`` columns; all unless the scheme is ``columns``. Raises
-    InputError if it is empty.
+    """Returns the party's slice of ``n`` columns; all columns unless the scheme is ``columns``.
+    Raises InputError if there are too few columns.
     """
     if view is None or view.scheme != "columns":
         return slice(0, n)
@@ -37,11 +37,11 @@ def column_run(source: str, n: int, view: ViewSettings | None) -> slice:
             f"data.view needs at least {view.parts} feature columns, one a part (got {n}). Use "
             "fewer parts.",
         )
-    return _run(n, view.part, view.parts)
+    return _get_slice(n, view.part, view.parts)
 
 
 def row_run(order: npt.NDArray[np.int64], view: ViewSettings | None) -> npt.NDArray[np.int64]:
-    """Returns the party's part of rows, int64, in the order of their ids; all unless the scheme is
+    """Returns the party's rows, int64, in the same order; all rows unless the scheme is
     ``rows``.
     """
     return order[view.part :: view.parts] if view is not None and view.scheme == "rows" else order
@@ -50,8 +50,8 @@ def row_run(order: npt.NDArray[np.int64], view: ViewSettings | None) -> npt.NDAr
 def cut_images(
     source: str, images_NCHW: npt.NDArray[Any], view: ViewSettings | None
 ) -> npt.NDArray[Any]:
-    """Cuts the party's quarter or half of each image [N, C, H, W]; if a side is odd, its first half
-    is longer.
+    """Returns the party's quarter or half of each image [N, C, H, W]. If a side is odd, its first
+    half is longer.
 
     Raises InputError if a side is a single pixel.
     """
@@ -64,6 +64,6 @@ def cut_images(
             f"images of {height} x {width} pixels cannot be divided into {view.scheme}. Use larger "
             "images, or another data.view.",
         )
-    columns = _run(width, view.part % 2, 2)
-    rows = _run(height, view.part // 2, 2) if view.scheme == "quadrants" else slice(0, height)
+    columns = _get_slice(width, view.part % 2, 2)
+    rows = _get_slice(height, view.part // 2, 2) if view.scheme == "quadrants" else slice(0, height)
     return images_NCHW[:, :, rows, columns]

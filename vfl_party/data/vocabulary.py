@@ -15,36 +15,36 @@ import pyarrow.compute as pc
 
 from vfl_party.data import checks
 
-# Maximum categories of a column; more are free text.
+# The maximum number of categories of a column. A column with more is probably free text.
 MAX_WORDS = 1 << 20
 
 
 @dataclass
 class Vocabulary:
-    """Categories of one column, in the order in which they appear.
+    """The categories of one column, in the order in which they appear.
 
-    ``buckets``: number of buckets into which values are hashed, each a category called by its
-    number; None if each value is a category.
+    ``buckets``: The number of buckets into which values are hashed. Each bucket is a category,
+    named by its number. None if each value is a category.
     """
 
     source: str
     name: str
     places: dict[Any, int] = field(default_factory=dict)
-    # Arrow type of the values.
+    # The Arrow type of the values.
     kind: pa.DataType | None = None
     buckets: int | None = None
     seen: Digests = field(default_factory=lambda: Digests())
 
     def codes(self, column: pa.Array) -> npt.NDArray[np.int32]:
-        """Returns codes, int32 [B], -1 if missing. Raises InputError if there are too many
-        categories.
+        """Converts cells to codes, int32 [B], -1 if missing. Raises InputError if there are too
+        many categories.
         """
         encoded = pc.dictionary_encode(_category_values(column))
         values = encoded.dictionary.to_pylist()
         if self.buckets is None:
             self.kind = encoded.type.value_type
         else:
-            digests_V = digests_of(values)
+            digests_V = hash_values(values)
             self.kind, values = pa.int64(), (digests_V % np.uint64(self.buckets)).tolist()
             self.seen.add(digests_V)
         places = [self.places.setdefault(value, len(self.places)) for value in values]
@@ -60,8 +60,8 @@ class Vocabulary:
         return codes_B
 
     def texts(self) -> tuple[str, ...]:
-        """Returns the categories as text; whole floats lose their '.0', so that 1 is the same
-        category in all files.
+        """Returns the categories as text. Whole floats are written without '.0', so that 1 and 1.0
+        are the same category.
         """
         values = pa.array(list(self.places), self.kind)
         if pa.types.is_floating(values.type):
@@ -70,7 +70,7 @@ class Vocabulary:
         return tuple(pc.cast(values, pa.string()).to_pylist())
 
     def all_texts(self, codes_N: npt.NDArray[np.int32]) -> npt.NDArray[np.object_]:
-        """Returns the text of all rows, object [N], None if missing; equal texts are one object."""
+        """Converts codes to text, object [N], None if missing. Equal texts share one object."""
         texts: npt.NDArray[np.object_] = np.array([*self.texts(), None], object)
         return texts[codes_N]
 
@@ -79,41 +79,41 @@ class Vocabulary:
         if self.buckets is None:
             return ""
         values = self.seen.all()
-        used, times = np.unique(values % np.uint64(self.buckets), return_counts=True)
-        share = int(times[times > 1].sum())
+        used_buckets, value_counts = np.unique(values % np.uint64(self.buckets), return_counts=True)
+        share = int(value_counts[value_counts > 1].sum())
         return (
             f"column {self.name!r}: {len(values):,} values are hashed into {self.buckets:,} "
-            f"buckets, of which {len(used):,} are used, and {share:,} values share a bucket. To "
-            "change this, set data.categorical_buckets."
+            f"buckets, of which {len(used_buckets):,} are used, and {share:,} values share a "
+            "bucket. To change this, set data.categorical_buckets."
         )
 
 
 class Digests:
-    """The distinct digests of a column's values, in eight bytes each, collected block by block."""
+    """Collects the distinct digests of a column's values block by block, in eight bytes each."""
 
     def __init__(self) -> None:
-        self._all = np.empty(0, np.uint64)
-        self._new: list[npt.NDArray[np.uint64]] = []
+        self._sorted_digests = np.empty(0, np.uint64)
+        self._unsorted: list[npt.NDArray[np.uint64]] = []
         self._count = 0
 
     def add(self, digests_V: npt.NDArray[np.uint64]) -> None:
-        """Adds digests, uint64 [V], which may be known."""
-        self._new.append(digests_V)
+        """Adds digests, uint64 [V], which may have been added before."""
+        self._unsorted.append(digests_V)
         self._count += len(digests_V)
-        # The batch doubles, so that all digests are sorted only a few times.
-        if self._count > max(1 << 16, len(self._all)):
+        # The limit grows with the number of digests, so that they are sorted only a few times.
+        if self._count > max(1 << 16, len(self._sorted_digests)):
             self.all()
 
     def all(self) -> npt.NDArray[np.uint64]:
         """Returns the distinct digests, ascending, uint64."""
-        self._all = np.unique(np.concatenate([self._all, *self._new]))
-        self._new, self._count = [], 0
-        return self._all
+        self._sorted_digests = np.unique(np.concatenate([self._sorted_digests, *self._unsorted]))
+        self._unsorted, self._count = [], 0
+        return self._sorted_digests
 
 
-def digests_of(values: Sequence[Any]) -> npt.NDArray[np.uint64]:
-    """Returns a digest of each value, uint64 [V]: the first 64 bits of BLAKE2b of its text, the
-    same at every party and in every run.
+def hash_values(values: Sequence[Any]) -> npt.NDArray[np.uint64]:
+    """Returns a digest of each value, uint64 [V]: the first 64 bits of BLAKE2b of its text. It is
+    the same at every party and in every run.
     """
     texts = (
         str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
@@ -124,7 +124,7 @@ def digests_of(values: Sequence[Any]) -> npt.NDArray[np.uint64]:
 
 
 def decode(column: pa.Array) -> pa.Array:
-    """Decodes a dictionary-encoded column into its values; returns others unchanged."""
+    """Decodes a dictionary-encoded column to its values. Other columns are returned unchanged."""
     return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
 
 
@@ -134,13 +134,13 @@ def value_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _category_values(column: pa.Array) -> pa.Array:
-    """Returns the values that distinguish categories, null if missing: floats unchanged, others as
-    text.
+    """Returns the values of categories, null if missing. Floats stay floats, and other values
+    become text.
     """
     column = decode(column)
     if pa.types.is_floating(column.type):
         column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
-        # -0.0 is 0.0.
+        # Adding 0.0 converts -0.0 to 0.0.
         return pc.add(column, pa.scalar(0.0, column.type))
     text = pc.cast(column, pa.string())
     return pc.if_else(pc.equal(text, ""), pa.scalar(None, pa.string()), text)

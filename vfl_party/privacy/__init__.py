@@ -1,1 +1,1 @@
-"""Trains with differential privacy: plans its cost, and takes the steps within the budget."""
+"""Trains models with differential privacy: plans the privacy cost and stops when it is spent."""

@@ -23,8 +23,8 @@ import numpy.typing as npt
 from vfl_common.errors import Code, InputError
 from vfl_party.base.mechanism import Mechanism
 
-# opacus's orders, and orders to add if the best one is the first or the last. Binomials overflow
-# above 1024.
+# The Rényi orders that opacus tries. ``MORE_ORDERS`` is used if the best order is the first or the
+# last of these. Orders above 1024 overflow.
 ORDERS = (*(1 + tenths / 10 for tenths in range(1, 100)), *range(12, 64))
 MORE_ORDERS = (
     *(1 + hundredths / 100 for hundredths in range(1, 10)),
@@ -34,18 +34,18 @@ MORE_ORDERS = (
     512,
     1024,
 )
-# Less noise hides nothing, and its square may underflow.
+# A smaller noise multiplier counts as no noise: it hides nothing, and its square may underflow.
 _MIN_MEANINGFUL = 1e-9
-# The range in which a noise multiplier is searched.
+# The range in which ``find_noise`` searches a noise multiplier.
 MAX_NOISE, MIN_NOISE = 2.0**13, 2.0**-6
 
 
 @dataclass(frozen=True)
 class Spending:
-    """One party's report: ``steps`` with noise ``noise_multiplier * max_grad_norm``, each on a
-    Poisson sample.
+    """The training of one party, as the accountant needs it.
 
-    ``sampling_rate``: the probability that a record is in a batch.
+    Each of the ``steps`` uses a Poisson sample, to which a record belongs with probability
+    ``sampling_rate``, and adds noise of standard deviation ``noise_multiplier * max_grad_norm``.
     """
 
     noise_multiplier: float
@@ -72,13 +72,12 @@ class Spending:
 
     @property
     def mechanism(self) -> Mechanism:
-        """What each step costs a row."""
+        """The mechanism that each step applies to a row."""
         return Mechanism("gaussian", self.noise_multiplier, self.sampling_rate)
 
 
-def epsilon(spendings: Sequence[Spending], delta: float) -> float:
-    """Returns the joint ε of all parties by moments division; infinite if one of them adds no
-    noise.
+def compute_epsilon(spendings: Sequence[Spending], delta: float) -> float:
+    """Returns the joint ε of all parties by moments division; infinite if a party adds no noise.
 
     Raises InputError if δ is not between 0 and 1.
     """
@@ -86,41 +85,50 @@ def epsilon(spendings: Sequence[Spending], delta: float) -> float:
 
 
 def compose(uses: Iterable[tuple[Mechanism, int]], delta: float) -> float:
-    """Returns ε of mechanisms that are used one after the other, with the number of uses of each;
-    infinite if one of them adds no noise, or next to none. A draw of randomised response counts
-    once: its noise is kept.
+    """Returns the joint ε of mechanisms that are used one after the other.
 
-    Raises InputError if δ is not between 0 and 1.
+    ε is infinite if a mechanism adds no noise, or almost none. A mechanism of randomised response
+    counts once, because its noise is drawn once and kept.
+
+    Args:
+        uses: Pairs of a mechanism and the number of its uses.
+        delta: δ of the guarantee, between 0 and 1, exclusive.
+
+    Raises:
+        InputError: δ is out of range.
     """
-    _check(delta)
+    _check_delta(delta)
     uses = [*uses]
-    once = {mechanism for mechanism, times in uses if times and mechanism.kind == "response"}
-    taken = [(mechanism, times) for mechanism, times in uses if times and mechanism.rate]
-    taken = [(mechanism, times) for mechanism, times in taken if mechanism.kind != "response"]
-    # Pure differential privacy adds up as it is.
-    pure = sum(mechanism.noise for mechanism in once)
-    if not taken:
-        return pure
-    if any(mechanism.noise < _MIN_MEANINGFUL for mechanism, _ in taken):
+    responses = {mechanism for mechanism, times in uses if times and mechanism.kind == "response"}
+    noisy_uses = [(mechanism, times) for mechanism, times in uses if times and mechanism.rate]
+    noisy_uses = [
+        (mechanism, times) for mechanism, times in noisy_uses if mechanism.kind != "response"
+    ]
+    # The ε of randomised response has no δ, so these ε are simply added.
+    response_epsilon = sum(mechanism.noise for mechanism in responses)
+    if not noisy_uses:
+        return response_epsilon
+    if any(mechanism.noise < _MIN_MEANINGFUL for mechanism, _ in noisy_uses):
         return math.inf
-    value, order = _convert(taken, ORDERS, delta)
+    value, order = _convert_to_epsilon(noisy_uses, ORDERS, delta)
     if order in (ORDERS[0], ORDERS[-1]):
-        value, _ = _convert(taken, MORE_ORDERS, delta)
-    return pure + max(0.0, value)
+        value, _ = _convert_to_epsilon(noisy_uses, MORE_ORDERS, delta)
+    return response_epsilon + max(0.0, value)
 
 
-def simple_epsilon(spendings: Sequence[Spending], delta: float) -> float:
-    """Returns the joint ε by simple division (FedOnce's Priv-Baseline, Theorem 2): the sum of each
-    party's ε at δ/k.
+def compute_simple_epsilon(spendings: Sequence[Spending], delta: float) -> float:
+    """Returns the joint ε by simple division (FedOnce's Priv-Baseline, Theorem 2): the sum of the ε
+    of the k parties, each at δ / k.
     """
-    _check(delta)
-    return sum(epsilon([spending], delta / len(spendings)) for spending in spendings)
+    _check_delta(delta)
+    return sum(compute_epsilon([spending], delta / len(spendings)) for spending in spendings)
 
 
-def noise_for(target: float, delta: float, parties: Sequence[tuple[float, int]]) -> float:
+def find_noise(target: float, delta: float, parties: Sequence[tuple[float, int]]) -> float:
     """Finds the common noise multiplier with a joint ε of at most ``target``, and within 1 % of it.
 
-    parties: (sampling rate, steps) of each. Raises InputError if no multiplier gives that ε.
+    parties: The sampling rate and the number of steps of each party. Raises InputError if no
+    multiplier gives that ε.
     """
     if not (target > 0 and math.isfinite(target)):
         raise InputError(
@@ -129,7 +137,7 @@ def noise_for(target: float, delta: float, parties: Sequence[tuple[float, int]])
         )
 
     def joint_epsilon(noise: float) -> float:
-        return epsilon([Spending(noise, rate, steps) for rate, steps in parties], delta)
+        return compute_epsilon([Spending(noise, rate, steps) for rate, steps in parties], delta)
 
     if not any(rate and steps for rate, steps in parties):
         raise InputError(
@@ -164,34 +172,36 @@ def noise_for(target: float, delta: float, parties: Sequence[tuple[float, int]])
 class Budget:
     """Limits one party's training so that the joint ε stays at most ``target``.
 
-    own: this party's spending; its number of steps is ignored. others: the planned spendings of the
-    other parties.
+    own_spending: The spending of this party; its number of steps is ignored.
+    other_spendings: The planned spendings of the other parties.
     """
 
     target: float
     delta: float
-    own: Spending
-    others: tuple[Spending, ...] = ()
+    own_spending: Spending
+    other_spendings: tuple[Spending, ...] = ()
 
     def epsilon_after(self, steps_done: int) -> float:
         """Returns the joint ε after ``steps_done`` steps of this party and all planned steps of the
-        others.
+        other parties.
         """
-        return epsilon([*self.others, replace(self.own, steps=steps_done)], self.delta)
+        return compute_epsilon(
+            [*self.other_spendings, replace(self.own_spending, steps=steps_done)], self.delta
+        )
 
     def may_step(self, steps_done: int) -> bool:
         """Returns whether the joint ε stays within the target after one more step."""
         return self.epsilon_after(steps_done + 1) <= self.target
 
-    def note(self, steps_done: int) -> str:
-        """Says why training stopped, for the report."""
+    def explain_stop(self, steps_done: int) -> str:
+        """Returns the sentence of the report that says why training stopped."""
         return (
             f"training stopped after {steps_done} steps: the next step would exceed epsilon = "
             f"{self.target:g} (delta = {self.delta:g})"
         )
 
 
-def _check(delta: float) -> None:
+def _check_delta(delta: float) -> None:
     if not 0 < delta < 1:
         raise InputError(
             Code.CONFIG_INVALID,
@@ -200,30 +210,30 @@ def _check(delta: float) -> None:
         )
 
 
-def _convert(
+def _convert_to_epsilon(
     uses: Iterable[tuple[Mechanism, int]], orders: tuple[float, ...], delta: float
 ) -> tuple[float, float]:
-    """Converts the summed RDP to (ε, its order)."""
-    # Late: opacus costs 1.6 s and 110 MB.
+    """Converts the RDP of all uses to ε. Returns ε and the order that gives it."""
+    # Imported late, because opacus takes 1.6 s and 110 MB.
     from opacus.accountants.analysis.rdp import get_privacy_spent
 
-    rdp = np.sum([times * _of(mechanism, orders) for mechanism, times in uses], axis=0)
+    rdp = np.sum([times * _compute_rdp(mechanism, orders) for mechanism, times in uses], axis=0)
     with warnings.catch_warnings():
-        # The bound holds at any order; epsilon() adds orders.
+        # opacus warns if the best order is the first or the last. compose() then tries more orders.
         warnings.filterwarnings("ignore", "Optimal order is the")
         value, order = get_privacy_spent(orders=orders, rdp=rdp, delta=delta)
     return float(value), float(order)
 
 
-def _of(of: Mechanism, orders: tuple[float, ...]) -> npt.NDArray[np.float64]:
+def _compute_rdp(mechanism: Mechanism, orders: tuple[float, ...]) -> npt.NDArray[np.float64]:
     """Returns the RDP of one use of a mechanism at each order."""
-    if of.kind == "laplace":
-        return of.times * _laplace(of.noise, orders)
-    return of.times * _one_step(of.rate, of.noise, orders)
+    if mechanism.kind == "laplace":
+        return mechanism.times * _compute_laplace_rdp(mechanism.noise, orders)
+    return mechanism.times * _compute_gaussian_rdp(mechanism.rate, mechanism.noise, orders)
 
 
 @lru_cache(maxsize=256)
-def _laplace(scale: float, orders: tuple[float, ...]) -> npt.NDArray[np.float64]:
+def _compute_laplace_rdp(scale: float, orders: tuple[float, ...]) -> npt.NDArray[np.float64]:
     """Returns the RDP of Laplace noise of ``scale`` on a number that a row moves by 1 (Mironov
     2017, Proposition 6).
     """
@@ -234,10 +244,10 @@ def _laplace(scale: float, orders: tuple[float, ...]) -> npt.NDArray[np.float64]
 
 
 @lru_cache(maxsize=256)
-def _one_step(
+def _compute_gaussian_rdp(
     sampling_rate: float, noise_multiplier: float, orders: tuple[float, ...]
 ) -> npt.NDArray[np.float64]:
-    """Returns the RDP of one step at each order; values rounded below zero become zero."""
+    """Returns the RDP of one step with Gaussian noise at each order, at least 0."""
     from opacus.accountants.analysis.rdp import compute_rdp
 
     rdp = compute_rdp(q=sampling_rate, noise_multiplier=noise_multiplier, steps=1, orders=orders)

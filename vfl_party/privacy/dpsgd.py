@@ -27,8 +27,8 @@ from vfl_party.privacy.accountant import Spending
 
 
 def check_model(module: nn.Module) -> None:
-    """Raises InputError (MODEL_INVALID) if rows affect each other, or a row's own gradient cannot
-    be computed.
+    """Raises InputError (MODEL_INVALID) if a row's output depends on other rows, or if opacus
+    cannot compute the gradient of each row.
     """
     if any(isinstance(layer, _BatchNorm) for layer in module.modules()):
         raise InputError(
@@ -39,30 +39,30 @@ def check_model(module: nn.Module) -> None:
     from vfl_party.privacy.private_optimizer import GradSampleHooks, ModuleValidator
 
     problems = [*ModuleValidator.validate(module), *GradSampleHooks.validate(module)]
-    what = [text for text in map(str, problems) if "training mode" not in text]
-    if what:
+    messages = [text for text in map(str, problems) if "training mode" not in text]
+    if messages:
         raise InputError(
             Code.MODEL_INVALID,
-            f"differential privacy: cannot train this model ({what[0].strip()}). Change the layer, "
-            "or remove dp.",
+            f"differential privacy: cannot train this model ({messages[0].strip()}). Change the "
+            "layer, or remove dp.",
         )
 
 
 class DpTraining:
-    """Draws Poisson batches and takes steps on them: each row's influence is bounded and covered by
-    noise.
+    """Trains a module on Poisson batches: clips the gradient of each row and adds noise to the sum.
 
     Args:
-        module: may hold several models, as an ``nn.ModuleDict`` does; the names of its state do not
+        module: The model, or several models in an ``nn.ModuleDict``. The names in its state do not
             change.
-        optimizer: over all of the module's trainable parameters.
-        rows: row numbers to sample from.
-        batch_size: the mean size of a batch; gradients are divided by it, whatever a batch's size.
-        noise_multiplier: σ; the noise's standard deviation is σ * max_grad_norm.
-        max_grad_norm: the largest L2 norm of one row's gradient, over all parameters.
+        optimizer: The optimizer of all trainable parameters of the module.
+        rows: The row numbers to sample from.
+        batch_size: The mean size of a batch. Gradients are divided by this mean, not by the size of
+            the batch.
+        noise_multiplier: σ. The standard deviation of the noise is σ * max_grad_norm.
+        max_grad_norm: The maximum L2 norm of one row's gradient, over all parameters.
 
-    Samples and noise come from private generators (see ``poisson``, ``generator``), so two runs of
-    one recipe differ. The first use imports opacus: about 1.6 s of CPU time and 110 MB.
+    Samples and noise come from secret random generators, so two runs of one recipe differ. The
+    first use imports opacus, which takes about 1.6 s of CPU time and 110 MB.
     """
 
     def __init__(
@@ -83,9 +83,11 @@ class DpTraining:
             p for group in optimizer.param_groups for p in group["params"] if p.requires_grad
         ]
         if {id(p) for p in optimized} != {id(p) for p in self._params}:
-            raise InternalError("the optimizer's parameters are not those of the module")
+            raise InternalError(
+                "the optimizer must have exactly the trainable parameters of the module"
+            )
         self._module, self._rows, self._batch_size = module, rows, batch_size
-        self._rate = poisson.sampling_rate(len(rows), batch_size)
+        self._rate = poisson.compute_sampling_rate(len(rows), batch_size)
         self._noise, self._key, self._steps = PrivateGaussian(), secrets.randbits(128), 0
         self._hooks = GradSampleHooks(module, loss_reduction="mean")
         self._hooks.disable_hooks()
@@ -103,25 +105,27 @@ class DpTraining:
         return Spending(self._optimizer.noise_multiplier, self._rate, self._steps)
 
     @property
-    def of(self) -> str:
-        """Tells the keys of samples and noise from others; it does not tell the keys."""
+    def keys_digest(self) -> str:
+        """A digest that identifies the secret keys of samples and noise without revealing them."""
         key = self._key.to_bytes(16, "little")
         return blake2b(b"of", key=key, digest_size=8).hexdigest()
 
     def batches(self, epoch: int) -> list[Rows]:
         """Returns the row numbers of each step of an epoch; a batch may be empty."""
-        return poisson.batches(self._key, epoch, self._rows, self._batch_size)
+        return poisson.draw_batches(self._key, epoch, self._rows, self._batch_size)
 
     def step(self, rows: Rows, loss: Callable[[Rows], Tensor]) -> Tensor | None:
-        """Updates the module once, in training mode. An empty batch is a step too: noise only.
+        """Updates the module once, in training mode. An empty batch is a step with noise only.
 
-        loss: returns the mean over these rows of each row's own loss, through the module; not
-        called without rows. Returns that mean, None without rows. It has no noise, so it reveals
-        something of the training rows.
+        loss: Returns the mean loss of these rows, computed through the module. The loss of a row
+        must not depend on other rows. Not called for an empty batch.
+
+        Returns the mean loss, or None for an empty batch. It has no noise, so it reveals something
+        of the training rows.
         """
         value = None
         if len(rows):
-            value = self._row_gradients(rows, loss)
+            value = self._compute_row_gradients(rows, loss)
         else:
             for p in self._params:
                 p.grad_sample = p.new_zeros((0, *p.shape))  # type: ignore[attr-defined]
@@ -130,12 +134,12 @@ class DpTraining:
         self._steps += 1
         return value
 
-    def _row_gradients(self, rows: Rows, loss: Callable[[Rows], Tensor]) -> Tensor:
-        """Leaves each row's own gradient, [B, …], at every parameter."""
+    def _compute_row_gradients(self, rows: Rows, loss: Callable[[Rows], Tensor]) -> Tensor:
+        """Computes the gradient of each row, [B, …], into ``grad_sample`` of every parameter."""
         self._hooks.enable_hooks()
         try:
             value = loss(rows)
-            # The first layer's input needs no gradient, and its hook says so.
+            # PyTorch warns that the input of the first layer needs no gradient.
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Full backward hook is firing")
                 value.backward()  # type: ignore[no-untyped-call]
@@ -143,7 +147,7 @@ class DpTraining:
             self._hooks.disable_hooks()
         if any(len(p.grad_sample) != len(rows) for p in self._params):  # type: ignore[attr-defined]
             raise InternalError(
-                "a step of differential privacy must pass each row through each layer exactly once"
+                "differential privacy: the loss must pass each row through each layer exactly once"
             )
         return value.detach()
 
@@ -157,8 +161,8 @@ class DpTraining:
             p.__dict__.pop("summed_grad", None)
 
     def state(self) -> dict[str, Any]:
-        """Returns the state, beyond the module, on which later steps depend; as secret as the
-        generators.
+        """Returns the state of the optimizer and of the random generators; keep it secret. The
+        module is not part of it.
         """
         return {
             "optimizer": self._optimizer.state_dict(),
@@ -168,7 +172,7 @@ class DpTraining:
         }
 
     def load_state(self, tree: dict[str, Any]) -> None:
-        """Restores what ``state`` returned."""
+        """Restores the state that ``state`` returned."""
         self._optimizer.load_state_dict(tree["optimizer"])
         self._noise.load_state(tree["noise"])
         self._key, self._steps = tree["key"], tree["steps"]

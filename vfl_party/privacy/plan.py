@@ -1,9 +1,8 @@
-"""Plans the privacy cost of a recipe's private phases: every party computes it for all, before the
-first step.
+"""Plans the privacy cost of the phases of a recipe that train with differential privacy.
 
 Each party's sampling rate and number of steps in a phase follow from the recipe and the number of
-training rows, which is equal at all parties. So no party needs the others' spending, and one noise
-multiplier fits all.
+training rows, which are the same at all parties. So every party computes the same plan for all
+parties before the first step, and no party sends its spending to another.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from vfl_common.errors import Code, InputError, InternalError
 from vfl_common.summary import Privacy
 from vfl_party.base.mechanism import Mechanism
 from vfl_party.privacy import poisson
-from vfl_party.privacy.accountant import Budget, Spending, epsilon, noise_for
+from vfl_party.privacy.accountant import Budget, Spending, compute_epsilon, find_noise
 from vfl_party.privacy.settings import DpSettings, Mode
-from vfl_party.privacy.statement import statement
+from vfl_party.privacy.statement import describe_guarantee
 
-# Settings that must be equal in all phases: they share one budget.
+# Settings that must be the same in all phases, because all phases share one budget.
 _SHARED = ("epsilon", "noise_multiplier", "delta", "division")
 
 
@@ -47,102 +46,111 @@ class Share:
     spending: Spending
 
 
-def _untold(phase: str, spending: Spending, of: str) -> None:
-    """Does nothing: outside of a run, no budget is spent."""
+def _ignore_spending(phase: str, spending: Spending, keys_digest: str) -> None:
+    """Does nothing. It takes the place of the recorder outside of a run."""
 
 
 @dataclass(frozen=True)
 class PrivacyPlan:
-    """All shares of a run. ``dp``: the common settings of all private phases; ``outside``: phases
-    without privacy.
+    """The planned spendings of all parties in all private phases of a run.
+
+    dp: The common settings of all private phases.
+    outside: The names of the phases that train without differential privacy.
     """
 
     dp: DpSettings
-    # Matched if any phase is matched.
+    # "matched" if any phase has this mode, else "fixed".
     mode: Mode
     shares: tuple[Share, ...]
     outside: tuple[str, ...] = ()
-    # Told of each step of this party before it is taken: the phase, the steps so far under the keys
-    # of samples and noise, and what tells these keys from others.
-    spends: Callable[[str, Spending, str], None] = field(default=_untold, compare=False)
+    # Records each step of this party before it is taken. Its arguments are the phase, the steps so
+    # far including this one, and ``DpTraining.keys_digest``.
+    spends: Callable[[str, Spending, str], None] = field(default=_ignore_spending, compare=False)
 
     @property
     def parties(self) -> tuple[str, ...]:
-        """The parties that train with privacy: the k of simple division."""
+        """The names of the parties that train with differential privacy."""
         return tuple(dict.fromkeys(share.party for share in self.shares))
 
     def cost(self, spending: Spending) -> Mechanism:
-        """Returns what each step costs a row, for the account: without bound if targets were
-        matched.
+        """Returns the mechanism of each step for the privacy account. Its noise is 0 with matched
+        targets, because then no bound on the cost is known.
         """
         mechanism = spending.mechanism
         return mechanism if self.mode == "fixed" else replace(mechanism, noise=0.0)
 
-    def share(self, phase: str, party: str) -> Share:
-        """Returns a party's share in a phase."""
+    def get_share(self, phase: str, party: str) -> Share:
+        """Returns the planned spending of a party in a phase."""
         for share in self.shares:
             if (share.phase, share.party) == (phase, party):
                 return share
-        raise InternalError(f"the plan has no share of {party} in {phase}")
+        raise InternalError(f"the privacy plan has no entry of {party} in {phase}")
 
     @property
     def epsilon(self) -> float:
-        """The joint ε of all parties after all planned steps; no party does more."""
+        """The joint ε of all parties after all planned steps."""
         if self.dp.division == "moments":
-            return epsilon(_spendings(self.shares), self.dp.delta)
-        return sum(self._simple(party) for party in self.parties)
+            return compute_epsilon(_list_spendings(self.shares), self.dp.delta)
+        return sum(self._compute_simple_epsilon(party) for party in self.parties)
 
-    def budget(self, phase: str, party: str) -> Budget:
-        """Returns a party's budget in a phase: within the run's ε or, by simple division, within
-        its own part.
+    def get_budget(self, phase: str, party: str) -> Budget:
+        """Returns a party's budget in a phase. With simple division, the budget is one k-th of the
+        run's ε and δ, for k parties.
         """
-        own = self.share(phase, party)
+        own_share = self.get_share(phase, party)
         if self.dp.division == "moments":
-            parts, others = 1, [share for share in self.shares if share != own]
+            divisor, other_shares = 1, [share for share in self.shares if share != own_share]
         else:
-            parts, others = (
+            divisor, other_shares = (
                 len(self.parties),
-                [share for share in self.shares if share.party == party and share != own],
+                [share for share in self.shares if share.party == party and share != own_share],
             )
-        delta, rest = self.dp.delta / parts, tuple(_spendings(others))
+        delta, other_spendings = self.dp.delta / divisor, tuple(_list_spendings(other_shares))
         if self.dp.epsilon is not None:
-            return Budget(self.dp.epsilon / parts, delta, own.spending, rest)
-        planned = Budget(math.inf, delta, own.spending, rest).epsilon_after(own.spending.steps)
-        return Budget(planned, delta, own.spending, rest)
+            return Budget(self.dp.epsilon / divisor, delta, own_share.spending, other_spendings)
+        planned_epsilon = Budget(
+            math.inf, delta, own_share.spending, other_spendings
+        ).epsilon_after(own_share.spending.steps)
+        return Budget(planned_epsilon, delta, own_share.spending, other_spendings)
 
     def epsilon_after(self, phase: str, party: str, steps_done: int) -> float:
-        """Returns the joint ε after ``steps_done`` steps of this party in the phase, with all else
-        as planned.
+        """Returns the joint ε after ``steps_done`` steps of this party in the phase, and all other
+        planned steps.
         """
-        own = self.budget(phase, party).epsilon_after(steps_done)
+        own_epsilon = self.get_budget(phase, party).epsilon_after(steps_done)
         if self.dp.division == "moments":
-            return own
-        return own + sum(self._simple(other) for other in self.parties if other != party)
+            return own_epsilon
+        return own_epsilon + sum(
+            self._compute_simple_epsilon(other) for other in self.parties if other != party
+        )
 
     def report(self) -> Privacy:
-        """Returns the entry for the run's summary."""
+        """Returns the privacy entry of the run's summary."""
         return Privacy(
             epsilon=self.epsilon,
             delta=self.dp.delta,
             mode=self.mode,
             division=self.dp.division,
             noise_multiplier=min(share.spending.noise_multiplier for share in self.shares),
-            statement=statement(self.mode, self.epsilon, self.dp.delta, self.outside),
+            statement=describe_guarantee(self.mode, self.epsilon, self.dp.delta, self.outside),
         )
 
-    def _simple(self, party: str) -> float:
-        own = _spendings(share for share in self.shares if share.party == party)
-        return epsilon(own, self.dp.delta / len(self.parties))
+    def _compute_simple_epsilon(self, party: str) -> float:
+        spendings = _list_spendings(share for share in self.shares if share.party == party)
+        return compute_epsilon(spendings, self.dp.delta / len(self.parties))
 
 
 def make_plan(
     phases: Sequence[PrivatePhase], rows: int, outside: Sequence[str] = ()
 ) -> PrivacyPlan | None:
-    """Plans a recipe's private phases over ``rows`` training rows; returns None without such phases
-    or rows.
+    """Plans the private phases of a recipe over ``rows`` training rows.
 
-    outside: names of phases that train without privacy. Raises InputError if two phases do not
-    share one budget, if delta is too large for ``rows``, or if no noise gives epsilon.
+    Returns None if there are no private phases, no rows or no party that trains in these phases.
+
+    outside: The names of the phases that train without differential privacy.
+
+    Raises InputError if two phases have different budgets, if delta is too large for ``rows``, or
+    if no noise gives epsilon.
     """
     if not phases or not rows:
         return None
@@ -166,31 +174,31 @@ def make_plan(
     shares = [
         Share(phase.name, party, Spending(dp.noise_multiplier or 0.0, rate, steps))
         for phase in phases
-        for rate in [poisson.sampling_rate(rows, phase.batch_size)]
-        for steps in [phase.epochs * poisson.steps_an_epoch(rows, phase.batch_size)]
+        for rate in [poisson.compute_sampling_rate(rows, phase.batch_size)]
+        for steps in [phase.epochs * poisson.count_steps_per_epoch(rows, phase.batch_size)]
         for party in phase.parties
     ]
     if not shares:
-        # Only passive parties train in these phases, and there are none.
+        # Only passive parties train in these phases, and the recipe has no passive party.
         return None
     mode: Mode = "matched" if any(phase.dp.mode == "matched" for phase in phases) else "fixed"
     if dp.epsilon is not None:
-        shares = _with_noise(dp.epsilon, dp, shares)
+        shares = _set_noise(dp.epsilon, dp, shares)
     return PrivacyPlan(dp, mode, tuple(shares), tuple(outside))
 
 
-def _with_noise(target: float, dp: DpSettings, shares: Sequence[Share]) -> list[Share]:
-    """Sets the noise multipliers: by moments division one for all; by simple division one for each
-    party's part.
+def _set_noise(target: float, dp: DpSettings, shares: Sequence[Share]) -> list[Share]:
+    """Sets the noise multipliers: one for all parties with moments division, one for each party
+    with simple division.
     """
     names = list(dict.fromkeys(share.party for share in shares))
     groups = [names] if dp.division == "moments" else [[name] for name in names]
     noise_by_party = {}
     for group in groups:
-        own = tuple(
+        party_shares = tuple(
             (s.spending.sampling_rate, s.spending.steps) for s in shares if s.party in group
         )
-        noise = _noise(target / len(groups), dp.delta / len(groups), own)
+        noise = _find_noise(target / len(groups), dp.delta / len(groups), party_shares)
         noise_by_party.update(dict.fromkeys(group, noise))
     return [
         Share(
@@ -204,9 +212,9 @@ def _with_noise(target: float, dp: DpSettings, shares: Sequence[Share]) -> list[
     ]
 
 
-def _spendings(shares: Iterable[Share]) -> list[Spending]:
+def _list_spendings(shares: Iterable[Share]) -> list[Spending]:
     return [share.spending for share in shares]
 
 
-# Each phase of a party asks for the same values.
-_noise = lru_cache(maxsize=64)(noise_for)
+# Each phase of a party needs the same noise multiplier, so the search result is cached.
+_find_noise = lru_cache(maxsize=64)(find_noise)

@@ -1,5 +1,5 @@
-"""Subclasses opacus's optimizer. It imports opacus, so import this module late (see
-``vfl_party.privacy.dpsgd``).
+"""Defines an opacus optimizer with our own random generator. Import this module late, because
+opacus takes 1.6 s and 110 MB.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ __all__ = ["GradSampleHooks", "ModuleValidator", "PrivateOptimizer"]
 
 
 class PrivateOptimizer(DPOptimizer):  # type: ignore[misc]  # opacus has no types
-    """opacus's optimizer with noise from our own generator: equal on every device, unpredictable,
-    in checkpoints.
+    """The optimizer of opacus with noise from our own secret generator. The noise is the same on
+    every device, and checkpoints hold the generator's state.
 
     A step clips each row's gradient, sums them, adds noise and divides by the expected batch size.
-    opacus's secure_mode (noise against attacks on the low bits of floating-point numbers, Mironov
-    2012) is left out.
+    It does not use opacus's ``secure_mode``, which protects against attacks on the low bits of
+    floating-point noise (Mironov 2012).
     """
 
     def __init__(
@@ -42,8 +42,8 @@ class PrivateOptimizer(DPOptimizer):  # type: ignore[misc]  # opacus has no type
         self._noise = noise
 
     def add_noise(self) -> None:
-        """Sets g̃ = Σ clip(g_i) + N(0, (noise_multiplier * max_grad_norm)²) (FedOnce, Algorithm 1,
-        lines 12 and 27).
+        """Sets the gradient to Σ clip(g_i) + N(0, (noise_multiplier * max_grad_norm)²) (FedOnce,
+        Algorithm 1, lines 12 and 27).
         """
         std = self.noise_multiplier * self.max_grad_norm
         for p in self.params:

@@ -14,19 +14,22 @@ Division = Literal["moments", "simple"]
 
 
 class DpSettings(Section):
-    """Differential privacy. With ``matched`` targets a row's gradient depends on the other rows, so
-    no guarantee is established. ``simple`` is FedOnce's Priv-Baseline.
+    """The keys of ``dp``: differential privacy of a phase. With ``mode = "matched"`` a row's
+    gradient depends on other rows, so there is no guarantee. ``division = "simple"`` is the
+    Priv-Baseline of FedOnce.
     """
 
     epsilon: Annotated[float, Field(ge=1e-3, le=1e6)] | None = None
-    """The joint ε of all parties. Give this or ``noise_multiplier``."""
+    """The joint ε of all parties. Set this or ``noise_multiplier``."""
     noise_multiplier: Annotated[float, Field(ge=0.0, le=1e4)] | None = None
-    """The noise's standard deviation over ``max_grad_norm``; 0 clips without noise."""
+    """The standard deviation of the noise, as a multiple of ``max_grad_norm``; 0 clips gradients
+    without noise.
+    """
     delta: Annotated[float, Field(gt=0.0, lt=1.0)] = 1e-5
     """δ of the guarantee; keep it far below 1 / rows."""
     max_grad_norm: Norm = 1.0
-    """The largest L2 norm of one row's gradient over all of a party's parameters; a longer one is
-    shortened.
+    """The maximum L2 norm of one row's gradient over all parameters of a party; a longer gradient
+    is scaled down.
     """
     mode: Mode = "fixed"
     """``fixed``: every row keeps its target. ``matched``: targets are assigned within a batch,
@@ -39,4 +42,4 @@ class DpSettings(Section):
 
     def model_post_init(self, _context: Any) -> None:
         if (self.epsilon is None) == (self.noise_multiplier is None):
-            raise ValueError("set either epsilon or noise_multiplier")
+            raise ValueError("set epsilon or noise_multiplier, and not both")

@@ -20,11 +20,11 @@ from vfl_party.privacy.plan import PrivacyPlan
 
 
 class PrivateSteps:
-    """The steps; made with their phase, so that an unsuitable model is refused early. ``begin``
-    comes later.
+    """Takes the private steps of one phase at one party: DP-SGD within the run's budget.
 
-    Between ``begin`` (or ``load_state``) and ``close`` the module has opacus's hooks, for one phase
-    at a time. ``note``: why training stopped; empty before that.
+    Creating the object checks the model, so that an unsuitable model is refused early. Between
+    ``begin`` (or ``load_state``) and ``close`` the module has the hooks of opacus, for one phase at
+    a time. ``note`` says why training stopped; it is empty before that.
     """
 
     def __init__(
@@ -39,11 +39,11 @@ class PrivateSteps:
         max_grad_norm: float,
     ) -> None:
         check_model(module)
-        self._budget = plan.budget(phase, party)
-        self._spent = partial(plan.epsilon_after, phase, party)
-        self._spends = partial(plan.spends, phase)
-        noise = self._budget.own.noise_multiplier
-        self._make = partial(
+        self._budget = plan.get_budget(phase, party)
+        self._compute_epsilon_after = partial(plan.epsilon_after, phase, party)
+        self._record_step = partial(plan.spends, phase)
+        noise = self._budget.own_spending.noise_multiplier
+        self._make_training = partial(
             DpTraining,
             module,
             optimizer,
@@ -53,54 +53,55 @@ class PrivateSteps:
             max_grad_norm=max_grad_norm,
         )
         self._training: DpTraining | None = None
-        self.batches_an_epoch = poisson.steps_an_epoch(len(rows), batch_size)
+        self.batches_an_epoch = poisson.count_steps_per_epoch(len(rows), batch_size)
         self.note = ""
 
     def begin(self) -> DpTraining:
-        """Draws the keys of samples and noise, unless that is done. From now on they are part of
-        ``state``.
+        """Starts the private training, unless it has started: draws the secret keys of samples and
+        noise. From now on ``state`` contains them.
         """
         if self._training is None:
-            self._training = self._make()
+            self._training = self._make_training()
         return self._training
 
     @property
     def epsilon(self) -> float:
-        """The joint ε of all parties: this party's steps so far, and all planned steps of the
-        others.
-        """
-        return self._spent(self.begin().spending.steps)
+        """The joint ε of this party's steps so far and all planned steps of the other parties."""
+        return self._compute_epsilon_after(self.begin().spending.steps)
 
     def batches(self, epoch: int) -> Iterator[Rows]:
         """Yields the batches of an epoch, one for each step, until the next step would exceed the
-        budget. Each is recorded before it is taken, and so counts even if the process ends in it.
+        budget. A step is recorded before its batch is yielded, so it counts even if the process
+        ends during the step.
         """
         training = self.begin()
         for batch in training.batches(epoch):
-            done = training.spending.steps
-            if not self._budget.may_step(done):
-                self.note = self._budget.note(done)
+            steps_done = training.spending.steps
+            if not self._budget.may_step(steps_done):
+                self.note = self._budget.explain_stop(steps_done)
                 return
-            taken = replace(training.spending, steps=done + 1)
-            self._spends(taken, training.of)
+            spending_after = replace(training.spending, steps=steps_done + 1)
+            self._record_step(spending_after, training.keys_digest)
             yield batch
 
     def step(self, rows: Rows, loss: Callable[[Rows], Tensor]) -> Tensor | None:
-        """Takes a step: see ``DpTraining.step``."""
+        """Updates the module once on a batch; see ``DpTraining.step``."""
         if self._training is None:
-            raise InternalError("a private step outside of its phase")
+            raise InternalError("call begin() before a private step")
         return self._training.step(rows, loss)
 
     def close(self) -> None:
-        """Ends the private training: the module trains normally again."""
+        """Ends the private training. Afterwards the module trains normally."""
         if self._training is not None:
             self._training.close()
             self._training = None
 
     def state(self) -> dict[str, Any]:
-        """Returns the state, with the party's secrets: see ``DpTraining.state``."""
+        """Returns the state of the training, which contains the party's secrets; see
+        ``DpTraining.state``.
+        """
         return self.begin().state()
 
     def load_state(self, tree: dict[str, Any]) -> None:
-        """Restores what ``state`` returned."""
+        """Restores the state that ``state`` returned."""
         self.begin().load_state(tree)

@@ -1,3 +1,3 @@
-"""The computations of private set intersection, without a network. Its worker processes do not
-import torch, grpc or numpy.
+"""The computations of private set intersection, without a network. Its modules do not import torch,
+grpc or numpy, so that worker processes start fast.
 """

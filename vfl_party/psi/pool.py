@@ -1,5 +1,5 @@
-"""Masks batches on several cores. Masking holds Python's lock, so it needs processes, not threads:
-see ``worker``.
+"""Masks batches of ids in several worker processes. Threads would not help, because masking holds
+Python's global interpreter lock.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from vfl_party.psi import worker
 
 
 class Masking:
-    """Worker processes that mask with one secret, from ``with`` until its end; any thread may call.
+    """Worker processes that mask with one secret. Use it as a context manager; any thread may call
+    it.
 
-    ``own`` and ``others`` return at once: see ``Workers``.
+    ``mask_own`` and ``mask_received`` return a future at once.
 
     Args:
         secret: 32 random bytes.
@@ -37,25 +38,25 @@ class Masking:
         """
         self._workers.__exit__(*exception)
 
-    def own(self, ids: Sequence[str]) -> Future[bytes]:
-        """Hashes and masks ids of this party; gives their points in the same order."""
+    def mask_own(self, ids: Sequence[str]) -> Future[bytes]:
+        """Hashes and masks ids of this party. The future holds their points, in the same order."""
         return self._workers.submit(
-            _points, worker.OWN, *[identifier.encode() for identifier in ids]
+            _read_points, worker.OWN, *[identifier.encode() for identifier in ids]
         )
 
-    def others(self, points: bytes, party: str) -> Future[bytes]:
-        """Checks points that the peer ``party`` has sent, and masks them; gives points in the same
+    def mask_received(self, points: bytes, party: str) -> Future[bytes]:
+        """Checks and masks points from the peer ``party``. The future holds points in the same
         order.
 
-        The future raises PeerError, as ``curve.check``.
+        It raises PeerError if a point is invalid, see ``curve.check_points``.
         """
-        return self._workers.submit(_points, worker.OTHERS, party.encode(), points)
+        return self._workers.submit(_read_points, worker.OTHERS, party.encode(), points)
 
 
-def _points(answer: list[bytes]) -> bytes:
-    """Returns the points of an answer. Raises the PeerError that it contains."""
-    kind, *rest = answer
+def _read_points(answer: list[bytes]) -> bytes:
+    """Returns the points in a worker's answer, or raises the PeerError in it."""
+    kind, *fields = answer
     if kind == worker.REFUSED:
-        code, text, party = (part.decode() for part in rest)
+        code, text, party = (part.decode() for part in fields)
         raise PeerError(Code(int(code)), text, party=party)
-    return rest[0]
+    return fields[0]

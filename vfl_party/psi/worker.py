@@ -1,11 +1,11 @@
-"""A process that hashes, checks and masks what ``pool`` gives it: ``python -m
+"""A worker process that hashes, checks and masks ids for ``pool``: ``python -m
 vfl_party.psi.worker``.
 
-It answers messages, see ``vfl_common.process.workers``.
+The process reads messages from its standard input, see ``vfl_common.process.workers``:
 
-- First, without an answer: the secret and the salt.
-- Then ``own`` and ids, or ``others``, a party's name and points. The answer is ``done`` and points,
-  or ``refused`` and code, text and party of a PeerError.
+- The first message holds the secret and the salt, and has no answer.
+- Each later message holds ``own`` and ids, or ``others``, a party's name and points. The answer is
+  ``done`` and points, or ``refused`` and the code, text and party of a PeerError.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ OWN, OTHERS, DONE, REFUSED = b"own", b"others", b"done", b"refused"
 
 
 def _answer(request: list[bytes], secret: bytes, salt: bytes) -> list[bytes]:
-    kind, *rest = request
+    kind, *fields = request
     if kind == OWN:
-        return [DONE, lanes.hash_and_mask(rest, salt, secret)]
-    party, points = rest
+        return [DONE, lanes.hash_and_mask(fields, salt, secret)]
+    party, points = fields
     try:
-        curve.check(points, party.decode())
+        curve.check_points(points, party.decode())
     except PeerError as error:
         return [REFUSED, str(int(error.code)).encode(), str(error).encode(), error.party.encode()]
     return [DONE, curve.mask(points, secret)]
@@ -31,7 +31,7 @@ def _answer(request: list[bytes], secret: bytes, salt: bytes) -> list[bytes]:
 
 def main() -> None:
     """Answers requests on standard input until it ends."""
-    work(lambda first: lambda request: _answer(request, *first))
+    work(lambda secrets: lambda request: _answer(request, *secrets))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from benchmarks.papers.compute import Work
 from benchmarks.papers.describe import Column, Data, Line, Place, Table
 from benchmarks.papers.rules import Claim, ratio
-from vfl_party.privacy.accountant import Spending, epsilon, simple_epsilon
+from vfl_party.privacy.accountant import Spending, compute_epsilon, compute_simple_epsilon
 
 _DELTA = 1e-5
 _ONE = Spending(1.0, 128 / 60_000, round(50 * 60_000 / 128))
@@ -18,8 +18,8 @@ _DATA = Data("n = 60,000", "mnist", {"kind": "binary"}, 1, "accuracy", {"embeddi
 def compute(_work: Work) -> Iterator[tuple[Place, list[float]]]:
     for k in _PARTIES:
         spent = [_ONE] * k
-        yield (_DATA.name, "FedOnce-L1", f"k = {k}"), [epsilon(spent, _DELTA)]
-        yield (_DATA.name, "Priv-Baseline", f"k = {k}"), [simple_epsilon(spent, _DELTA)]
+        yield (_DATA.name, "FedOnce-L1", f"k = {k}"), [compute_epsilon(spent, _DELTA)]
+        yield (_DATA.name, "Priv-Baseline", f"k = {k}"), [compute_simple_epsilon(spent, _DELTA)]
 
 
 TABLE = Table(

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 
 def is_number(kind: pa.DataType) -> bool:
-    """Returns whether a column holds numbers; a column of only nulls does."""
+    """Returns whether a column holds numbers. A column with only nulls counts as numbers."""
     types = pa.types
     return bool(
         types.is_integer(kind)
@@ -25,7 +25,7 @@ def is_time(kind: pa.DataType) -> bool:
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Returns whether a column holds text or booleans, also as a dictionary."""
+    """Returns whether a column holds text or booleans, including dictionary-encoded text."""
     types = pa.types
     return bool(
         types.is_string(kind)
@@ -36,8 +36,8 @@ def is_text(kind: pa.DataType) -> bool:
     )
 
 
-def floats(column: pa.Array) -> npt.NDArray[np.float64]:
-    """Returns a column as float64 [B], NaN for null."""
+def to_floats(column: pa.Array) -> npt.NDArray[np.float64]:
+    """Converts a column to float64 [B], with NaN for null."""
     values: npt.NDArray[np.float64] = pc.cast(column, pa.float64(), safe=False).to_numpy(
         zero_copy_only=False
     )

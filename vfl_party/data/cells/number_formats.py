@@ -1,7 +1,7 @@
-"""Cells that a person wrote as text: finds how a table writes numbers and dates, and reads them.
+"""Finds the formats of numbers and dates in cells of text, and reads such cells.
 
-The formats depend only on the first rows (``SAMPLE``), not on how the table is cut into blocks. A
-column that later rows contradict is examined again, with these rows.
+The formats depend only on the first rows (``SAMPLE``), not on the sizes of blocks. If later rows of
+a column do not fit its format, the format is found again from the first rows and these later rows.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from vfl_common.config.data import DataSettings
 from vfl_common.errors import InputError
 from vfl_party.data import checks
 from vfl_party.data.cells.codes import note_codes
-from vfl_party.data.cells.dates import Dates, find_dates, not_all_dates
-from vfl_party.data.cells.texts import every, mask_numbers, plain, trim
+from vfl_party.data.cells.dates import Dates, find_dates, make_mixed_error
+from vfl_party.data.cells.texts import all_true, mask_numbers, plain, trim
 from vfl_party.data.stream import NUMBER
 
-# Number of rows from which the formats are found.
+# The number of first rows from which the formats are found.
 SAMPLE = 10_000
-# Signs next to a number; dropped if all cells of a column have the same.
+# Signs next to a number. A sign is dropped if all cells of a column have it.
 SIGNS = ("%", "€", "$", "£", "¥", "₹", "EUR", "USD", "CHF", "GBP")
-# Plain, no-break, narrow and thin spaces between thousands.
+# Spaces between thousands: the plain, no-break, narrow no-break and thin space.
 _SPACES = " \u00a0\u202f\u2009"
-# What people type between thousands.
-_BETWEEN = {" ": f"[{_SPACES}]", "'": "['\u2019\u2032`\u00b4]"}
+# Regular expressions of the characters that people write as each thousands separator.
+_SEPARATOR_PATTERNS = {" ": f"[{_SPACES}]", "'": "['\u2019\u2032`\u00b4]"}
 
 
 @dataclass(frozen=True)
 class Style:
-    """How numbers are written: the decimal point, and what may separate thousands ('' for
-    nothing).
+    """A style of writing numbers: the decimal separator, and the thousands separator ('' for
+    none).
     """
 
     decimal: str = "."
@@ -44,11 +44,15 @@ class Style:
 
     @property
     def description(self) -> str:
-        """The style in words, such as "a decimal comma and spaces between thousands"."""
-        between = {"": "", " ": " and spaces between thousands", "'": " and ' between thousands"}
+        """A description such as "a decimal comma and spaces between thousands"."""
+        separator_texts = {
+            "": "",
+            " ": " and spaces between thousands",
+            "'": " and ' between thousands",
+        }
         default = f" and {self.thousands!r} between thousands"
         kind = "comma" if self.decimal == "," else "point"
-        return f"a decimal {kind}{between.get(self.thousands, default)}"
+        return f"a decimal {kind}{separator_texts.get(self.thousands, default)}"
 
 
 PLAIN = Style()
@@ -57,12 +61,12 @@ _STYLES = tuple(Style(*signs) for signs in (",.", ", ", ".,", ". ", ".'", ",'"))
 
 @dataclass(frozen=True)
 class Numbers:
-    """A column of numbers.
+    """The format of a column of numbers.
 
     Args:
-        style: how they are written.
-        sign: dropped from each of them, such as %.
-        marked: whether cells that were numbers in the source begin with ``NUMBER``.
+        style: The style of the numbers.
+        sign: The sign that is dropped from each number, such as %; '' for none.
+        marked: Whether cells that were numbers in the source begin with ``NUMBER``.
     """
 
     style: Style = PLAIN
@@ -70,11 +74,13 @@ class Numbers:
     marked: bool = False
 
     def read(self, text: pa.Array) -> pa.Array | None:
-        """Returns float64 [B], null if missing; None if a cell is not a number."""
+        """Converts cells to float64 [B], null if missing. Returns None if a cell is not a
+        number.
+        """
         if self.marked:
             numbers = Numbers(self.style, self.sign).read(mask_numbers(text))
             is_number = pc.fill_null(pc.starts_with(text, NUMBER), False)
-            # A column with 7% and the number 0.05 is ambiguous.
+            # A column with the text 7% and the number 0.05 is ambiguous.
             if self.sign and pc.any(is_number).as_py():
                 return None
             marked = pc.if_else(
@@ -87,14 +93,14 @@ class Numbers:
             )
         text = trim(text)
         if self.sign:
-            bare = _strip_sign(text, self.sign)
-            if pc.any(pc.equal(bare, text)).as_py():
+            unsigned = _strip_sign(text, self.sign)
+            if pc.any(pc.equal(unsigned, text)).as_py():
                 return None
-            text = bare
+            text = unsigned
         if self.style != PLAIN:
-            if not every(pc.match_substring_regex(text, _pattern(self.style))):
+            if not all_true(pc.match_substring_regex(text, _make_pattern(self.style))):
                 return None
-            text = _plainly(text, self.style)
+            text = _normalize_numbers(text, self.style)
         try:
             return pc.cast(text, pa.float64())
         except pa.ArrowInvalid:
@@ -103,50 +109,50 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Words:
-    """A column of categories."""
+    """The format of a column of categories."""
 
 
 Reading = Numbers | Dates | Words
 
 
 class Points:
-    """Detects numbers such as 1.234 that are ambiguous because no other number of the table has a
-    decimal point.
+    """Finds ambiguous numbers such as 1.234: the point may separate thousands if no number of the
+    table has a clear decimal point.
     """
 
     def __init__(self, source: str) -> None:
-        self._source, self._grouped, self._shown = source, "", False
+        self._source, self._ambiguous_column, self._has_clear_point = source, "", False
 
-    def look(self, name: str, text: pa.Array, reading: Numbers) -> None:
-        """Examines some cells of a column of numbers."""
-        if self._shown:
+    def examine(self, name: str, text: pa.Array, reading: Numbers) -> None:
+        """Examines cells of a column of numbers."""
+        if self._has_clear_point:
             return
         text = _strip_sign(mask_numbers(text), reading.sign)
         pointed = text.filter(pc.match_substring(text, "."))
         if len(pointed):
-            self._shown = not every(
+            self._has_clear_point = not all_true(
                 pc.match_substring_regex(pointed, r"^[+-]?[1-9][0-9]{0,2}(?:\.[0-9]{3})$")
             )
-            self._grouped = self._grouped or name
+            self._ambiguous_column = self._ambiguous_column or name
 
     def decide(self) -> None:
-        """Raises InputError if a column has such numbers, and no other number has a decimal
+        """Raises InputError if a column has ambiguous numbers, and no number has a clear decimal
         point.
         """
-        if self._grouped and not self._shown:
-            raise _ambiguous_numbers(self._source, self._grouped, "point", ".")
+        if self._ambiguous_column and not self._has_clear_point:
+            raise _ambiguous_numbers(self._source, self._ambiguous_column, "point", ".")
 
 
 @dataclass(frozen=True)
 class Findings:
-    """How each column is read.
+    """The format of each column of a table.
 
     Args:
-        readings: by column.
-        style: of the numbers.
-        notes: for people.
-        points: None if a point can only be the decimal one.
-        marked: see ``Numbers``.
+        readings: The format of each column.
+        style: The style of the numbers.
+        notes: Notes for people.
+        points: Finds ambiguous numbers; None if a point can only be a decimal point.
+        marked: Whether numbers of the source are marked, see ``Numbers``.
     """
 
     readings: Mapping[str, Reading]
@@ -156,7 +162,7 @@ class Findings:
     marked: bool = False
 
 
-def find(
+def find_formats(
     source: str,
     sample: Mapping[str, pa.Array],
     settings: DataSettings,
@@ -165,26 +171,28 @@ def find(
     marked: bool = False,
     words: Collection[str] = (),
 ) -> Findings:
-    """Finds how columns are read, from their first cells.
+    """Finds the format of each column from its first cells.
 
     Args:
-        source: the table's name, for errors.
-        sample: {column: its first cells}.
-        settings: of the table.
-        commas: whether commas separate the cells of the table.
-        marked: see ``Numbers``.
-        words: columns that later rows show to be categories.
+        source: The name of the table, for errors.
+        sample: For each column, its first cells as text.
+        settings: The settings of the table.
+        commas: Whether commas separate the cells of the table.
+        marked: Whether numbers of the source are marked, see ``Numbers``.
+        words: Columns whose later cells have shown that they hold categories.
 
     Raises InputError if numbers or dates are ambiguous and no setting decides.
     """
-    style, notes = _style(
+    style, notes = _find_style(
         source, {name: mask_numbers(text) for name, text in sample.items()}, settings, commas=commas
     )
     readings: dict[str, Reading] = {}
     signs: dict[str, list[str]] = {}
     for name, text in sample.items():
         reading = (
-            None if name in words else _reading(source, name, text, style, settings, marked=marked)
+            None
+            if name in words
+            else _find_reading(source, name, text, style, settings, marked=marked)
         )
         readings[name] = reading or Words()
         if isinstance(reading, Numbers) and reading.sign:
@@ -204,13 +212,13 @@ def find(
     ]
     numbers = [name for name, reading in readings.items() if isinstance(reading, Numbers)]
     notes += note_codes({name: trim(plain(sample[name])) for name in numbers})
-    decided = commas or settings.decimal is not None or settings.thousands is not None
-    points = Points(source) if style == PLAIN and not decided else None
+    is_decided = commas or settings.decimal is not None or settings.thousands is not None
+    points = Points(source) if style == PLAIN and not is_decided else None
     return Findings(readings, style, tuple(notes), points, marked)
 
 
 def _require_forms(source: str, readings: Mapping[str, Reading], settings: DataSettings) -> None:
-    """Raises InputError if a format of ``data.dates`` fits none of its cells."""
+    """Raises InputError if a format of ``data.dates`` does not fit the cells that it is for."""
     forms = {name: reading.form for name, reading in readings.items() if isinstance(reading, Dates)}
     if isinstance(settings.dates, dict):
         for name, form in settings.dates.items():
@@ -228,42 +236,40 @@ def _require_forms(source: str, readings: Mapping[str, Reading], settings: DataS
         )
 
 
-def _reading(
+def _find_reading(
     source: str, name: str, text: pa.Array, style: Style, settings: DataSettings, *, marked: bool
 ) -> Reading | None:
-    """Returns how a column is read; None for words. Dates of ``data.dates`` precede numbers, such
-    as 20240131.
+    """Returns the format of a column; None for categories. The format of ``data.dates`` is tried
+    before numbers, for dates such as 20240131.
     """
-    no_feature = name in (settings.label, *settings.beside)
+    is_role = name in (settings.label, *settings.beside)
     form = settings.date_form(name)
-    if form is None or no_feature:
-        return _numbers(text, style, marked) or (
-            None if no_feature else find_dates(source, name, text)
+    if form is None or is_role:
+        return _find_numbers(text, style, marked) or (
+            None if is_role else find_dates(source, name, text)
         )
     dates = Dates(form, marked=marked)
     fits = dates.fits(text)
-    wrong, right = pc.sum(pc.invert(fits)).as_py() or 0, pc.sum(fits).as_py() or 0
-    if right > wrong > 0:
-        raise not_all_dates(source, name, form)
-    if right and not wrong:
+    wrong_count, right_count = pc.sum(pc.invert(fits)).as_py() or 0, pc.sum(fits).as_py() or 0
+    if right_count > wrong_count > 0:
+        raise make_mixed_error(source, name, form)
+    if right_count and not wrong_count:
         return dates
-    reading: Reading | None = _numbers(text, style, marked)
+    reading: Reading | None = _find_numbers(text, style, marked)
     # A table may have dates of several forms.
     if reading is None:
-        # If day and month cannot be told apart, the cells are words, and a note says so.
+        # If day and month cannot be distinguished, the cells are categories, and a note says so.
         with contextlib.suppress(InputError):
             reading = find_dates(source, name, text)
     return reading
 
 
-def _pattern(style: Style) -> str:
-    """Returns a regular expression of the numbers of a style; thousands may be separated, or
-    not.
-    """
-    between = _BETWEEN.get(style.thousands, re.escape(style.thousands))
-    # Nobody writes 0,513 for 513.
+def _make_pattern(style: Style) -> str:
+    """Returns a regular expression for numbers of a style, with or without thousands separators."""
+    between = _SEPARATOR_PATTERNS.get(style.thousands, re.escape(style.thousands))
+    # The first group does not begin with 0, because nobody writes 0,513 for 513.
     groups = f"[1-9][0-9]{{0,2}}(?:{between}[0-9]{{3}})+|" if style.thousands else ""
-    # Indian groups such as 1,23,456.
+    # Indian numbers have groups such as 1,23,456.
     groups += (
         f"[1-9][0-9]?(?:{between}[0-9]{{2}})+{between}[0-9]{{3}}|" if style.thousands == "," else ""
     )
@@ -271,66 +277,68 @@ def _pattern(style: Style) -> str:
     return f"^[+-]?(?:(?:{groups}[0-9]+)(?:{decimal}[0-9]*)?|{decimal}[0-9]+)(?:[eE][+-]?[0-9]+)?$"
 
 
-def _plainly(text: pa.Array, style: Style) -> pa.Array:
+def _normalize_numbers(text: pa.Array, style: Style) -> pa.Array:
     if style.thousands:
-        between = _BETWEEN.get(style.thousands, re.escape(style.thousands))
+        between = _SEPARATOR_PATTERNS.get(style.thousands, re.escape(style.thousands))
         text = pc.replace_substring_regex(text, between, "")
     return pc.replace_substring(text, style.decimal, ".") if style.decimal != "." else text
 
 
-def _sign(text: pa.Array) -> str:
-    """Returns the sign that every cell has at one of its ends, or ''."""
+def _find_sign(text: pa.Array) -> str:
+    """Returns the sign that every cell begins or ends with; '' if there is none."""
     present = pc.drop_null(trim(text))
     first = present[0].as_py() if len(present) else ""
     for sign in SIGNS:
-        if sign in first and every(
+        if sign in first and all_true(
             pc.match_substring_regex(present, f"^[+-]?{re.escape(sign)}|{re.escape(sign)}$")
         ):
             return sign
     return ""
 
 
-def _numbers(text: pa.Array, style: Style, marked: bool) -> Numbers | None:
+def _find_numbers(text: pa.Array, style: Style, marked: bool) -> Numbers | None:
     for numbers in (
         Numbers(style, marked=marked),
-        Numbers(style, _sign(mask_numbers(text)), marked),
+        Numbers(style, _find_sign(mask_numbers(text)), marked),
     ):
         if numbers.read(text) is not None:
             return numbers
     return None
 
 
-def _style(
+def _find_style(
     source: str, sample: Mapping[str, pa.Array], settings: DataSettings, *, commas: bool
 ) -> tuple[Style, list[str]]:
-    """Returns the style in which most columns are numbers (the plain one if no other fits more),
-    and notes.
+    """Returns the style that fits the most columns, the plain style in a tie, and notes for
+    people.
     """
-    fits = _list_styles(settings)
-    bare = {name: _strip_sign(text, _sign(text)) for name, text in sample.items()}
-    odd = [name for name, text in bare.items() if Numbers(fits[0]).read(text) is None]
-    if not odd:
-        return fits[0], []
-    read = {style: _readable(bare, style) for style in fits}
-    max_columns = max(map(len, read.values()))
-    best = [style for style, columns in read.items() if len(columns) == max_columns]
-    chosen = best[0]
-    known = settings.like
-    chosen = next(
-        (style for style in best if known is not None and style.decimal == known[0]), chosen
-    )
-    other = next((style for style in best if style.decimal != chosen.decimal), chosen)
-    differ = [
-        name
-        for name, values in read[chosen].items()
-        if not values.equals(read[other].get(name, values))
+    styles = _list_styles(settings)
+    unsigned = {name: _strip_sign(text, _find_sign(text)) for name, text in sample.items()}
+    unread = [name for name, text in unsigned.items() if Numbers(styles[0]).read(text) is None]
+    if not unread:
+        return styles[0], []
+    columns_by_style = {style: _read_columns(unsigned, style) for style in styles}
+    max_columns = max(map(len, columns_by_style.values()))
+    best_styles = [
+        style for style, columns in columns_by_style.items() if len(columns) == max_columns
     ]
-    if differ and (known is None or known[0] != chosen.decimal):
+    chosen = best_styles[0]
+    like = settings.like
+    chosen = next(
+        (style for style in best_styles if like is not None and style.decimal == like[0]), chosen
+    )
+    other = next((style for style in best_styles if style.decimal != chosen.decimal), chosen)
+    ambiguous = [
+        name
+        for name, values in columns_by_style[chosen].items()
+        if not values.equals(columns_by_style[other].get(name, values))
+    ]
+    if ambiguous and (like is None or like[0] != chosen.decimal):
         if not commas:
-            raise _ambiguous_numbers(source, differ[0], "comma", ",")
-        # A file separated by commas is mostly English.
+            raise _ambiguous_numbers(source, ambiguous[0], "comma", ",")
+        # A file separated by commas mostly has English numbers.
         chosen = chosen if chosen.decimal == "." else other
-    names = [name for name in odd if name in read[chosen]]
+    names = [name for name in unread if name in columns_by_style[chosen]]
     if not names:
         return chosen, []
     examples = checks.list_names(sorted(names), max_names=3)
@@ -338,21 +346,22 @@ def _style(
         f"numbers are read with {chosen.description}, as in {examples}. To change this, set "
         "data.decimal and data.thousands."
     ]
-    others = [
+    misread = [
         name
-        for name in bare
-        if name not in odd and _differs(bare[name], fits[0], read[chosen].get(name))
+        for name in unsigned
+        if name not in unread
+        and _has_other_values(unsigned[name], styles[0], columns_by_style[chosen].get(name))
     ]
-    if others:
+    if misread:
         notes.append(
-            f"{checks.list_names(others)} are different numbers with {fits[0].description}. Check "
-            "them, and set data.decimal and data.thousands."
+            f"{checks.list_names(misread)} are different numbers with {styles[0].description}. "
+            "Check them, and set data.decimal and data.thousands."
         )
     return chosen, notes
 
 
 def _list_styles(settings: DataSettings) -> list[Style]:
-    """Returns the styles that the settings allow, the plainest first."""
+    """Returns the styles that the settings allow, the simplest style first."""
     decimal, thousands = settings.decimal, settings.thousands
     if decimal is not None and thousands is not None:
         return [Style(decimal, thousands)]
@@ -364,20 +373,20 @@ def _list_styles(settings: DataSettings) -> list[Style]:
     ]
 
 
-def _differs(text: pa.Array, style: Style, values: pa.Array | None) -> bool:
-    """Returns whether cells fit a style in which they are other numbers than ``values``."""
+def _has_other_values(text: pa.Array, style: Style, values: pa.Array | None) -> bool:
+    """Returns whether cells have other values than ``values`` if they are read in ``style``."""
     return values is not None and not values.equals(Numbers(style).read(text))
 
 
-def _readable(columns: Mapping[str, pa.Array], style: Style) -> dict[str, pa.Array]:
+def _read_columns(columns: Mapping[str, pa.Array], style: Style) -> dict[str, pa.Array]:
     readings = {name: Numbers(style).read(text) for name, text in columns.items()}
     return {name: values for name, values in readings.items() if values is not None}
 
 
 def _strip_sign(text: pa.Array, sign: str) -> pa.Array:
-    """Returns the cells without a sign at one of their ends, and without white space."""
+    """Removes a sign and white space from the ends of cells."""
     mark = re.escape(sign)
-    # The sign may follow a minus: -€5 is -5.
+    # The sign may follow a minus, as in -€5.
     ends = f"^([+-]?){mark}\\s*|\\s*{mark}$"
     return pc.replace_substring_regex(trim(text), ends, r"\1") if sign else trim(text)
 
@@ -392,22 +401,26 @@ def _ambiguous_numbers(source: str, name: str, what: str, mark: str) -> InputErr
 
 
 def filter_unlike(text: pa.Array, reading: Numbers) -> pa.Array:
-    """Returns the cells that are not written as ``reading`` expects."""
+    """Returns the cells that do not fit the format ``reading``."""
     present = pc.drop_null(trim(mask_numbers(text)))
     return present.filter(
         pc.invert(
-            pc.match_substring_regex(_strip_sign(present, reading.sign), _pattern(reading.style))
+            pc.match_substring_regex(
+                _strip_sign(present, reading.sign), _make_pattern(reading.style)
+            )
         )
     )
 
 
 def look_like_numbers(words: pa.Array) -> pa.Array:
-    """Returns for each text whether it is a number in any style, with or without a sign."""
+    """Returns whether each text is a number in any style, with or without a sign."""
     present = trim(words)
     # Accountants write negative numbers in parentheses.
     present = pc.replace_substring_regex(present, r"^\((.*)\)$", r"-\1")
     present = pc.replace_substring_regex(present, "^(?:\u2212|\u2013)|-$", "")
     sign = "|".join(map(re.escape, SIGNS))
-    bare = pc.replace_substring_regex(present, f"^(?:{sign})\\s*|\\s*(?:{sign})$", "")
-    masks = [pc.match_substring_regex(bare, _pattern(style)) for style in (PLAIN, *_STYLES)]
+    unsigned = pc.replace_substring_regex(present, f"^(?:{sign})\\s*|\\s*(?:{sign})$", "")
+    masks = [
+        pc.match_substring_regex(unsigned, _make_pattern(style)) for style in (PLAIN, *_STYLES)
+    ]
     return pc.fill_null(functools.reduce(pc.or_, masks), False)

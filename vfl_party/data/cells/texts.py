@@ -1,4 +1,6 @@
-"""Cells of text: which are missing, and which were numbers before a reader wrote them as text."""
+"""Finds missing cells of text, and cells that were numbers before a reader converted them to
+text.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import pyarrow.compute as pc
 
 from vfl_party.data.stream import NUMBER
 
-# Texts that are missing values in a column of numbers or dates.
+# Texts that stand for missing values in a column of numbers or dates.
 MISSING = pa.array(
     (
         "",
@@ -31,24 +33,24 @@ MISSING = pa.array(
 
 
 def trim(text: pa.Array) -> pa.Array:
-    """Returns the cells without white space at their ends, null if missing."""
+    """Removes white space from the ends of cells; missing cells become null."""
     trimmed = pc.utf8_trim_whitespace(text)
     return pc.if_else(pc.is_in(trimmed, value_set=MISSING), pa.scalar(None, trimmed.type), trimmed)
 
 
-def every(mask: pa.Array) -> bool:
-    """Returns whether a mask is true wherever it is not null."""
+def all_true(mask: pa.Array) -> bool:
+    """Returns whether all non-null entries of a mask are true."""
     # The result is None if all cells are missing.
     return pc.all(mask).as_py() is not False
 
 
 def mask_numbers(text: pa.Array) -> pa.Array:
-    """Returns the cells that were text in the source, null for numbers."""
+    """Replaces cells that were numbers in the source with null."""
     return pc.if_else(
         pc.fill_null(pc.starts_with(text, NUMBER), False), pa.scalar(None, text.type), text
     )
 
 
 def plain(text: pa.Array) -> pa.Array:
-    """Returns the cells without the mark of numbers."""
+    """Removes the mark ``NUMBER`` from cells that were numbers in the source."""
     return pc.replace_substring_regex(text, f"^{NUMBER}", "")

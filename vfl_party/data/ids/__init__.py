@@ -1,5 +1,5 @@
-"""Makes ids comparable: spells them by rules, joins columns to one id, sorts them, counts missing
-and repeated ids.
+"""Makes ids comparable: normalizes them by rules, joins several columns to one id, sorts ids, and
+counts missing and repeated ids.
 """
 
 from vfl_party.data.ids.looks import ASK, LOOKED_AT, about_zeros, choices, shapes_of, short_look

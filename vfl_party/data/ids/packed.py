@@ -1,7 +1,8 @@
-"""Texts of many rows: small ones in memory, large ones in unnamed files.
+"""Stores the texts of many rows: in memory if they are small, else in unnamed files.
 
-They are Arrow's large strings in one piece: the bytes of all, and the end of each. Files are
-mapped, so that Arrow works on them; ``release_texts`` unmaps what was read.
+The texts are one array of Arrow's large strings: the bytes of all texts, and the end of each text.
+Files are memory-mapped, so that Arrow can use them. ``release_texts`` unmaps the pages that were
+read.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ from vfl_party.data.row_arrays import (
 )
 
 Positions = npt.NDArray[np.int64]
-# Number of rows that are processed at once.
+# The number of rows that are processed at once.
 CHUNK = 1 << 16
-# Maximum number of rows that are read from anywhere in a file into memory.
+# The maximum number of rows that are read one by one from a file.
 FEW = 1 << 12
-# Bytes of memory a row while rows are sorted.
+# The bytes of memory per row while rows are sorted.
 _ROW_BYTES = 64
 # Mapped arrays by the address of their first byte.
 _FILES: WeakValueDictionary[int, MappedArray] = WeakValueDictionary()
 
 
 class GrowingTexts:
-    """Texts that grow by blocks: in memory at first, in files once they are too large."""
+    """An array of texts that grows by blocks: in memory at first, in files once it is too large."""
 
     def __init__(self, space: Space) -> None:
         share = space.share()
@@ -49,7 +50,7 @@ class GrowingTexts:
         self._rows = self._bytes = 0
 
     def append(self, texts: pa.Array) -> None:
-        """Adds rows, of which some may be null. Raises InputError if the disk is full."""
+        """Adds texts, which may be null. Raises InputError if the disk is full."""
         offsets, data = offsets_and_bytes(pc.cast(texts, pa.large_string()))
         if texts.null_count:
             self._nulls.append(np.flatnonzero(texts.is_null().to_numpy(False)) + self._rows)
@@ -59,8 +60,8 @@ class GrowingTexts:
         self._bytes += int(offsets[-1] - offsets[0])
 
     def finish(self) -> pa.LargeStringArray:
-        """Returns all rows. Raises InputError if the disk is full."""
-        ends, data = _buffer(self._ends.finish()), _buffer(self._data.finish())
+        """Returns all texts. Raises InputError if the disk is full."""
+        ends, data = _make_buffer(self._ends.finish()), _make_buffer(self._data.finish())
         if not self._nulls:
             return pa.LargeStringArray.from_buffers(self._rows, ends, data, None, 0)
         valid_N = np.ones(self._rows, bool)
@@ -71,48 +72,50 @@ class GrowingTexts:
 
 
 class RowBuckets:
-    """Rows and their texts, distributed over files that are each read at once.
+    """Distributes rows and their texts over files. Each file is later read as a whole.
 
     Args:
-        space: of the files.
-        count: of files.
+        space: The space of the files.
+        count: The number of files.
     """
 
     def __init__(self, space: Space, count: int) -> None:
         files = replace(space, max_bytes=0)
-        self._all: list[tuple[GrowingMatrix, GrowingTexts]] = [
+        self._files: list[tuple[GrowingMatrix, GrowingTexts]] = [
             (files.growing((), np.int64), GrowingTexts(files)) for _ in range(count)
         ]
 
-    def deal(self, to_B: npt.NDArray[Any], rows_B: Positions, texts_B: pa.Array) -> None:
-        """Adds each row to its file; rows beyond the last file are left out. Raises InputError if
-        the disk is full.
+    def distribute(self, file_B: npt.NDArray[Any], rows_B: Positions, texts_B: pa.Array) -> None:
+        """Adds each row to its file. Rows with a larger file number are left out. Raises InputError
+        if the disk is full.
 
         Args:
-            to_B: [B], the file of each row.
-            rows_B: int64 [B].
-            texts_B: [B].
+            file_B: The number of each row's file, [B].
+            rows_B: The rows, int64 [B].
+            texts_B: The texts of the rows, [B].
         """
-        order_B = np.argsort(to_B, kind="stable")
-        ends = np.searchsorted(to_B[order_B], np.arange(len(self._all) + 1)).tolist()
+        order_B = np.argsort(file_B, kind="stable")
+        ends = np.searchsorted(file_B[order_B], np.arange(len(self._files) + 1)).tolist()
         rows_B, texts_B = rows_B[order_B], texts_B.take(pa.array(order_B))
-        for (rows, texts), first, end in zip(self._all, ends[:-1], ends[1:], strict=True):
-            if end > first:
-                rows.append(rows_B[first:end])
-                texts.append(texts_B.slice(first, end - first))
+        for (rows, texts), start, end in zip(self._files, ends[:-1], ends[1:], strict=True):
+            if end > start:
+                rows.append(rows_B[start:end])
+                texts.append(texts_B.slice(start, end - start))
 
     def __iter__(self) -> Iterator[tuple[Positions, pa.LargeStringArray]]:
-        """Yields the rows of each file, in the order in which they were added, and removes it."""
-        self._all.reverse()
-        while self._all:
-            rows, texts = self._all.pop()
+        """Yields the rows and texts of each file, in the order in which they were added, and
+        removes the file.
+        """
+        self._files.reverse()
+        while self._files:
+            rows, texts = self._files.pop()
             yield rows.finish(), texts.finish()
 
 
 def texts_of(
     values: pa.Array, space: Space, change: Callable[[slice, pa.Array], pa.Array]
 ) -> pa.LargeStringArray:
-    """Returns ``change(rows, texts)`` of all rows, part by part. Raises InputError if the disk is
+    """Applies ``change(rows, texts)`` to all texts, part by part. Raises InputError if the disk is
     full.
     """
     result = GrowingTexts(space)
@@ -131,9 +134,9 @@ def take_texts(
     Raises InputError if the disk is full.
     """
     if not in_files(values) or len(rows) <= FEW:
-        few = values.take(pa.array(rows))
+        taken = values.take(pa.array(rows))
         release_texts(values)
-        return few
+        return taken
     result = GrowingTexts(space)
     if is_ascending(rows):
         for part in parts(len(rows), CHUNK):
@@ -142,35 +145,35 @@ def take_texts(
             release(rows)
         return result.finish()
     size = size_of_piece(space, _ROW_BYTES, len(rows))
-    places_N, dealt = places_of(rows, len(values)), RowBuckets(space, -(-len(rows) // size))
+    places_N, buckets = places_of(rows, len(values)), RowBuckets(space, -(-len(rows) // size))
     for part in parts(len(values), CHUNK):
         places_B = places_N[part].astype(np.int64)
-        dealt.deal(places_B // size, places_B, values[part])
+        buckets.distribute(places_B // size, places_B, values[part])
         release_texts(values)
-    for places, texts in dealt:
+    for places, texts in buckets:
         result.append(texts.take(pa.array(np.argsort(places))))
     return result.finish()
 
 
 def in_files(values: pa.Array) -> bool:
     """Returns whether texts are in files."""
-    return next(_files(values), None) is not None
+    return next(_iterate_mapped(values), None) is not None
 
 
 def release_texts(*texts: pa.Array) -> None:
-    """Unmaps what was read of texts in files; the texts stay usable."""
+    """Unmaps the pages of texts in files that were read. The texts stay usable."""
     for array in texts:
-        release(*_files(array))
+        release(*_iterate_mapped(array))
 
 
-def _files(values: pa.Array) -> Iterator[MappedArray]:
+def _iterate_mapped(values: pa.Array) -> Iterator[MappedArray]:
     for buffer in values.buffers() if isinstance(values, pa.Array) else ():
         mapped = None if buffer is None else _FILES.get(buffer.address)
         if mapped is not None:
             yield mapped
 
 
-def _buffer(array: npt.NDArray[Any]) -> pa.Buffer:
+def _make_buffer(array: npt.NDArray[Any]) -> pa.Buffer:
     buffer = pa.py_buffer(array)
     if isinstance(array, MappedArray):
         _FILES[buffer.address] = array
@@ -180,8 +183,8 @@ def _buffer(array: npt.NDArray[Any]) -> pa.Buffer:
 def offsets_and_bytes(
     texts: pa.LargeStringArray,
 ) -> tuple[Positions, npt.NDArray[np.uint8]]:
-    """Returns the start of each text in the bytes of all and the end of the last one, int64 [N +
-    1], and the bytes, uint8.
+    """Returns the start of each text and the end of the last text, int64 [N + 1], and the bytes of
+    all texts, uint8.
     """
     _, offsets, data = texts.buffers()
     if offsets is None:

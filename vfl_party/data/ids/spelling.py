@@ -1,15 +1,16 @@
-"""Spells ids by rules, and joins several columns to one id.
+"""Normalizes ids by rules, and joins several columns to one id.
 
 An id is text, or None if it is missing. The rules are ``vfl_common.config.data.IdRule``:
 
-- ``trim`` drops white space at both ends, none within.
+- ``trim`` removes white space at both ends.
 - ``casefold`` removes case (``str.casefold``: ß is ss).
-- ``nfkc`` is Unicode's normal form NFKC: full-width digits and composed letters are unified.
+- ``nfkc`` applies Unicode's normal form NFKC, which unifies full-width digits and composed letters.
 - ``digits`` keeps only 0 to 9.
-- ``zeros`` drops leading zeros of each run of digits: AT-004051 is AT-4051, and 000 is 0.
-- ``email`` is trim and casefold.
+- ``zeros`` removes leading zeros of each run of digits: AT-004051 becomes AT-4051, and 000 becomes
+  0.
+- ``email`` applies ``trim`` and ``casefold``.
 - ``phone:CC`` writes a telephone number as E.164, such as +4930123456. CC is the country of numbers
-without one. Text that is not a telephone number is a missing id.
+  without a country code. Text that is not a telephone number is a missing id.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from vfl_common.errors import Code, InputError
 from vfl_party.data.ids.packed import CHUNK, GrowingTexts, release_texts
 from vfl_party.data.row_arrays import IN_MEMORY, Space, parts
 
-# Separator between the columns of an id: the unit separator.
+# The separator between the columns of an id, ASCII's unit separator.
 SEPARATOR = "\x1f"
 Id = str | None
 # An ASCII character other than white space.
@@ -49,24 +50,29 @@ def normalize_ids(
 ) -> pa.LargeStringArray:
     """Returns the id of each row, null if missing.
 
-    The rules normalize each column's part, then the parts are joined by ``SEPARATOR``. An id is
-    missing if a part is missing, or empty or blank after the rules.
+    The rules are applied to each column. Then the columns are joined by ``SEPARATOR``. An id is
+    missing if one of its columns is missing, or blank after the rules.
 
     Args:
-        columns: of the id, each [N]: Arrow's text, or a sequence of text and None.
-        rules: see the module.
-        space: of many ids.
+        columns: The id columns, each [N]: Arrow text, or a sequence of text and None.
+        rules: The id rules, see the module.
+        space: The space for many ids.
 
-    Raises InputError if a rule cannot be used here, or if the disk is full.
+    Raises InputError if a rule cannot be used on this machine, or if the disk is full.
     """
-    steps = [_step(rule) for rule in rules]
-    texts = [_arrow(column) for column in columns]
-    one = texts[0]
-    if len(texts) == 1 and not steps and isinstance(one, pa.Array) and _is_plain(one):
-        return one
+    steps = [_get_rule(rule) for rule in rules]
+    texts = [_to_arrow(column) for column in columns]
+    first_column = texts[0]
+    if (
+        len(texts) == 1
+        and not steps
+        and isinstance(first_column, pa.Array)
+        and _is_plain(first_column)
+    ):
+        return first_column
     ids = GrowingTexts(space)
-    for part in parts(len(one), CHUNK):
-        ids.append(_join([_spell(_in_one(column[part]), steps) for column in texts]))
+    for part in parts(len(first_column), CHUNK):
+        ids.append(_join([_apply_rules(_combine(column[part]), steps) for column in texts]))
         release_texts(*texts)
     return ids.finish()
 
@@ -74,31 +80,33 @@ def normalize_ids(
 def _is_plain(texts: pa.LargeStringArray) -> bool:
     """Returns whether every text has a visible ASCII character."""
     for part in parts(len(texts), CHUNK):
-        seen = pc.match_substring_regex(texts[part], _VISIBLE)
+        is_visible = pc.match_substring_regex(texts[part], _VISIBLE)
         release_texts(texts)
-        if seen.null_count or not pc.all(seen).as_py():
+        if is_visible.null_count or not pc.all(is_visible).as_py():
             return False
     return True
 
 
-def _in_one(texts: Any) -> pa.LargeStringArray:
-    """Returns a column in one piece."""
+def _combine(texts: Any) -> pa.LargeStringArray:
+    """Returns a column as one array."""
     return pa.concat_arrays(texts.chunks) if isinstance(texts, pa.ChunkedArray) else texts
 
 
-def _arrow(part: Any) -> Any:
-    """Returns a column of ids as Arrow's large strings, in as many pieces as it has."""
+def _to_arrow(part: Any) -> Any:
+    """Converts a column of ids to Arrow's large strings, with the same chunks."""
     if isinstance(part, pa.Array | pa.ChunkedArray):
         return pc.cast(part, pa.large_string())
     return pa.array(part, pa.large_string())
 
 
 def _join(columns: Sequence[pa.Array]) -> pa.LargeStringArray:
-    between = pa.scalar(SEPARATOR, pa.large_string())
-    return columns[0] if len(columns) == 1 else pc.binary_join_element_wise(*columns, between)
+    separator = pa.scalar(SEPARATOR, pa.large_string())
+    return columns[0] if len(columns) == 1 else pc.binary_join_element_wise(*columns, separator)
 
 
-def _spell(part: pa.LargeStringArray, steps: Sequence[Callable[[str], str]]) -> pa.LargeStringArray:
+def _apply_rules(
+    part: pa.LargeStringArray, steps: Sequence[Callable[[str], str]]
+) -> pa.LargeStringArray:
     if steps:
         texts: list[Id] = part.to_pylist()
         for step in steps:
@@ -108,17 +116,19 @@ def _spell(part: pa.LargeStringArray, steps: Sequence[Callable[[str], str]]) -> 
         )
     if _is_plain(part):
         return part
-    blank = [bool(text) and not text.isspace() for text in pc.fill_null(part, "").to_pylist()]
-    return pc.if_else(pa.array(blank), part, pa.scalar(None, pa.large_string()))
+    is_present = [bool(text) and not text.isspace() for text in pc.fill_null(part, "").to_pylist()]
+    return pc.if_else(pa.array(is_present), part, pa.scalar(None, pa.large_string()))
 
 
-def _step(rule: str) -> Callable[[str], str]:
+def _get_rule(rule: str) -> Callable[[str], str]:
     kind, _, country = rule.partition(":")
-    return _phone(country) if kind == "phone" else _RULES[rule]
+    return _make_phone_rule(country) if kind == "phone" else _RULES[rule]
 
 
-def _phone(country: str) -> Callable[[str], str]:
-    """Returns the rule for telephone numbers, which gives '' for other text. Raises InputError."""
+def _make_phone_rule(country: str) -> Callable[[str], str]:
+    """Returns the function that normalizes telephone numbers, and returns '' for other text. Raises
+    InputError.
+    """
     try:
         import phonenumbers
     except ImportError:
@@ -139,10 +149,10 @@ def _phone(country: str) -> Callable[[str], str]:
             number = phonenumbers.parse(text, country)
         except phonenumbers.NumberParseException:
             return ""
-        # By its length alone: what numbers are in use changes between versions of the library, and
-        # parties must agree.
+        # Only the length is checked, because all parties must get the same result, and the numbers
+        # in use change between versions of the library.
         length = phonenumbers.is_possible_number_with_reason(number)
-        # Other results include numbers without an area code.
+        # Numbers without an area code have other results.
         if length != phonenumbers.ValidationResult.IS_POSSIBLE:
             return ""
         formatted: str = phonenumbers.format_number(number, phonenumbers.PhoneNumberFormat.E164)

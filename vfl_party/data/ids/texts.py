@@ -1,4 +1,4 @@
-"""A sequence of ids that takes little more memory than their text."""
+"""Defines a sequence of ids that takes little more memory than their text."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Ids(Sequence[str]):
     """A sequence of ids (str) that takes little more memory than their text.
 
     Args:
-        values: Arrow's large strings, without nulls.
-        space: of many ids.
+        values: The ids as Arrow's large strings, without nulls.
+        space: The space for many ids.
     """
 
     def __init__(self, values: pa.LargeStringArray, space: Space = IN_MEMORY) -> None:
@@ -27,7 +27,7 @@ class Ids(Sequence[str]):
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> Ids:
-        """Returns the ids as ``Ids``; an ``Ids`` is not copied."""
+        """Converts ids to ``Ids``. An ``Ids`` is returned unchanged."""
         return texts if isinstance(texts, Ids) else cls(pa.array(texts, pa.large_string()))
 
     def take(self, rows: npt.NDArray[np.integer[Any]]) -> Ids:
@@ -37,7 +37,7 @@ class Ids(Sequence[str]):
         return Ids(take_texts(self.values, rows, self.space), self.space)
 
     def among(self, others: Sequence[str]) -> npt.NDArray[np.bool_]:
-        """Returns for each id whether it is among ``others``, bool [N]."""
+        """Returns whether each id is in ``others``, bool [N]."""
         mask: npt.NDArray[np.bool_] = pc.is_in(
             self.values, value_set=Ids.of(others).values
         ).to_numpy(False)

@@ -1,1 +1,1 @@
-"""Turns a table into encoder inputs and training targets, and back."""
+"""Converts a table to encoder inputs and training targets, and predictions back to labels."""

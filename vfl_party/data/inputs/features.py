@@ -1,4 +1,4 @@
-"""Encoder inputs of all rows, and the codes of categories in them."""
+"""Holds the encoder inputs of all rows, and defines the codes of categories."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from vfl_party.data.inputs.scaled import ScaledPixels
 from vfl_party.data.row_arrays import MappedArray, Space, parts, release, rows_at_once
 from vfl_party.models import InputSpec
 
-# Codes: a category not seen in training; no category; one that augmentation hides; the first
-# category.
+# Codes of a category that training did not have, of a missing category, of a category that
+# augmentation hides, and of the first category.
 UNKNOWN, MISSING, HIDDEN, RESERVED = 0, 1, 2, 3
 
 Floats = npt.NDArray[np.float32]
@@ -35,7 +35,7 @@ Inputs: TypeAlias = tuple[torch.Tensor, ...]
 
 
 class ColumnPlace(NamedTuple):
-    """The position of a table's column in an encoder's inputs: in the numbers, or in the
+    """The position of a table's column in the encoder inputs, either in the numbers or in the
     categories.
     """
 
@@ -47,36 +47,38 @@ NO_PLACES: Mapping[str, ColumnPlace] = MappingProxyType({})
 
 
 class Ahead:
-    """Reads up to two batches in a thread before they are needed."""
+    """Reads up to two batches ahead in a thread."""
 
     def __init__(self) -> None:
-        self._coming: deque[tuple[Codes, Future[Inputs]]] = deque(maxlen=2)
+        self._pending: deque[tuple[Codes, Future[Inputs]]] = deque(maxlen=2)
 
     def begin(self, rows: Codes, read: Callable[[Codes], Inputs]) -> None:
         """Starts to read a batch in a thread."""
-        self._coming.append((rows, submit(partial(read, rows))))
+        self._pending.append((rows, submit(partial(read, rows))))
 
     def take(self, rows: Codes) -> Inputs | None:
-        """Returns a batch that was read ahead; None if these rows were not."""
-        for place, (coming, batch) in enumerate(self._coming):
-            if np.array_equal(coming, rows):
-                del self._coming[place]
+        """Returns a batch that was read ahead; None if these rows were not read ahead."""
+        for position, (pending_rows, batch) in enumerate(self._pending):
+            if np.array_equal(pending_rows, rows):
+                del self._pending[position]
                 return batch.result()
         return None
 
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """Encoder inputs of all rows, on one device; large ones in a mapped file.
+    """The encoder inputs of all rows, on one device. Large inputs are in a mapped file.
 
     Args:
-        numbers: float32 [N, F] or [N, C, H, W], or images that are scaled on demand.
-        categories: int64 [N, K] codes below ``cardinalities``, or None. Code 0 is a category not
-            seen in training, 1 a missing one, 2 one hidden by augmentation (self-supervised methods
-            only).
-        arrays: the same as NumPy arrays, on the CPU and without scaled images.
-        columns: {column of the table: its position}; empty for images.
-        noted: remembers how each batch was made, if the party has several processes.
+        numbers: The numbers, float32 [N, F] or [N, C, H, W], or images that are scaled on demand.
+        categories: The codes of categories, int64 [N, K]; None without categories. Code 0 is a
+            category that training did not have, 1 a missing category, 2 a category hidden by
+            augmentation (only in self-supervised methods).
+        cardinalities: The number of codes of each categorical column.
+        arrays: ``numbers`` and ``categories`` as NumPy arrays on the CPU; empty for images that are
+            scaled on demand.
+        columns: The position of each column of the table; empty for images.
+        noted: Records how each batch was made, if the party has several processes.
     """
 
     numbers: torch.Tensor | ScaledPixels
@@ -95,7 +97,7 @@ class Features:
         cardinalities: tuple[int, ...] = (),
         columns: Mapping[str, ColumnPlace] = NO_PLACES,
     ) -> Features:
-        """Returns the encoder inputs in arrays, which are not copied."""
+        """Creates the encoder inputs from arrays, which are not copied."""
         codes = None if categories is None else torch.from_numpy(categories)
         arrays = (x,) if categories is None else (x, categories)
         return cls(torch.from_numpy(x), codes, cardinalities, arrays, columns)
@@ -105,18 +107,18 @@ class Features:
 
     @property
     def spec(self) -> InputSpec:
-        """Shape and cardinalities of the inputs of a row."""
+        """The shape and the cardinalities of the inputs of a row."""
         return InputSpec(tuple(self.numbers.shape[1:]), self.cardinalities)
 
     @property
     def x(self) -> torch.Tensor:
-        """The numbers of all rows in memory, float32 [N, F] or [N, C, H, W]; images are scaled on
-        each call.
+        """The numbers of all rows in memory, float32 [N, F] or [N, C, H, W]. Images are scaled at
+        each access.
         """
         return self.part(slice(None))
 
     def part(self, rows: slice) -> torch.Tensor:
-        """Returns the numbers of neighbouring rows, [B, F] or [B, C, H, W]."""
+        """Returns the numbers of consecutive rows, [B, F] or [B, C, H, W]."""
         numbers = self.numbers
         block = numbers.rows(rows) if isinstance(numbers, ScaledPixels) else numbers[rows]
         return block.to(real())
@@ -127,7 +129,9 @@ class Features:
             yield self.part(part)
 
     def cells(self, rows_BF: torch.Tensor) -> torch.Tensor:
-        """Returns for each column the number in a separate row, [B, F]; rows_BF: int64 [B, F]."""
+        """Returns the number of each column in a separate row, [B, F]. ``rows_BF``: The rows, int64
+        [B, F].
+        """
         numbers = self.numbers
         cells = (
             numbers.cells(rows_BF)
@@ -137,20 +141,20 @@ class Features:
         return cells.to(real())
 
     def inputs(self, rows: torch.Tensor | npt.NDArray[np.int64]) -> Inputs:
-        """Returns the encoder's arguments for a batch: ``x`` [B, …], and ``categories`` [B, K] if
-        there are any.
+        """Returns the encoder's arguments for a batch: ``x`` [B, …] and, if the table has
+        categories, ``categories`` [B, K].
         """
-        x, *categories = self._inputs(rows)
+        x, *categories = self._take_inputs(rows)
         batch = (x.to(real()), *categories)
         if self.noted is not None:
             self.noted.note(batch, BatchOrigin(np.asarray(rows)))
         return batch
 
-    def _inputs(self, rows: torch.Tensor | npt.NDArray[np.int64]) -> Inputs:
-        if self._reads:
-            wanted = np.asarray(rows)
-            batch = self._ahead.take(wanted)
-            return self._read(wanted) if batch is None else batch
+    def _take_inputs(self, rows: torch.Tensor | npt.NDArray[np.int64]) -> Inputs:
+        if self._is_slow:
+            row_numbers = np.asarray(rows)
+            batch = self._ahead.take(row_numbers)
+            return self._read_rows(row_numbers) if batch is None else batch
         if isinstance(self.numbers, ScaledPixels):
             return (self.numbers.rows(np.asarray(rows)),)
         index = index_on(torch.as_tensor(rows), self.numbers.device)
@@ -158,20 +162,20 @@ class Features:
         return (x_B,) if self.categories is None else (x_B, self.categories.index_select(0, index))
 
     def expect(self, rows: npt.NDArray[np.int64]) -> None:
-        """Starts to read rows that ``inputs`` needs soon, if reading takes time. Other rows may be
-        requested instead.
+        """Starts to read a batch of rows ahead, if reading takes time. The next call of ``inputs``
+        may still be for other rows.
         """
-        if self._reads:
-            self._ahead.begin(rows, self._read)
+        if self._is_slow:
+            self._ahead.begin(rows, self._read_rows)
 
     def expecting(self, batches: Sequence[Codes]) -> Iterator[Codes]:
-        """Yields batches of rows, and reads the next one meanwhile."""
+        """Yields batches of rows, and reads the next batch ahead."""
         for number, batch in enumerate(batches, 1):
             if number < len(batches):
                 self.expect(batches[number])
             yield batch
 
-    def _read(self, rows: Codes) -> Inputs:
+    def _read_rows(self, rows: Codes) -> Inputs:
         if isinstance(self.numbers, ScaledPixels):
             return (self.numbers.rows(rows),)
         arrays = (
@@ -181,23 +185,27 @@ class Features:
         return tuple(map(torch.from_numpy, arrays))
 
     @cached_property
-    def _reads(self) -> bool:
-        """Whether a batch is read from a file, or scaled, on demand."""
+    def _is_slow(self) -> bool:
+        """Whether batches are read from a file or scaled on demand, which takes time."""
         if isinstance(self.numbers, ScaledPixels):
             return self.numbers.reads
         return any(isinstance(array, MappedArray) for array in self.arrays)
 
     def concat(self, other: Features, space: Space) -> Features:
-        """Returns these rows, then the rows of ``other``, which must have the same preprocessing.
-        Raises InputError.
+        """Returns these rows followed by the rows of ``other``, which must have the same
+        preprocessing. Raises InputError.
         """
-        ours, theirs = self.numbers, other.numbers
+        own_numbers, other_numbers = self.numbers, other.numbers
         if (
-            isinstance(ours, ScaledPixels)
-            and isinstance(theirs, ScaledPixels)
-            and ours.pixels.dtype == theirs.pixels.dtype
+            isinstance(own_numbers, ScaledPixels)
+            and isinstance(other_numbers, ScaledPixels)
+            and own_numbers.pixels.dtype == other_numbers.pixels.dtype
         ):
-            return Features(ours.with_pixels(space.concatenate([ours.pixels, theirs.pixels])))
+            return Features(
+                own_numbers.with_pixels(
+                    space.concatenate([own_numbers.pixels, other_numbers.pixels])
+                )
+            )
         x, *categories = (
             space.concatenate(pair)
             for pair in zip(self._as_floats(space), other._as_floats(space), strict=True)
@@ -216,7 +224,7 @@ class Features:
         return (x,)
 
     def to(self, device: torch.device | str) -> Features:
-        """Returns the same rows on a device."""
+        """Returns the same rows on ``device``."""
         if torch.device(device) == self.numbers.device:
             return self
         categories = None if self.categories is None else self.categories.to(device)
@@ -224,21 +232,21 @@ class Features:
         return Features(numbers, categories, self.cardinalities, columns=columns, noted=self.noted)
 
     def with_column_of(self, rows: Codes, others: Codes, column: str | None) -> Inputs:
-        """Returns the encoder's arguments for ``rows``, with one column taken from the rows
-        ``others``, row by row.
+        """Returns the encoder's arguments for ``rows``, with the values of one column from the rows
+        ``others``.
 
         Args:
-            rows: int64 [B].
-            others: int64 [B].
-            column: its name; None for all columns.
+            rows: The rows, int64 [B].
+            others: For each of ``rows``, the row that gives the column's value, int64 [B].
+            column: The name of the column; None for all columns.
         """
-        theirs = self.inputs(others)
+        other_inputs = self.inputs(others)
         if column is None:
-            return theirs
+            return other_inputs
         place = self.columns[column]
-        mixed = [tensor.clone() for tensor in self.inputs(rows)]
-        for mine, their, at in zip(mixed, theirs, place, strict=False):
-            mine[:, at] = their[:, at]
+        mixed_inputs = [tensor.clone() for tensor in self.inputs(rows)]
+        for own_input, other_input, columns in zip(mixed_inputs, other_inputs, place, strict=False):
+            own_input[:, columns] = other_input[:, columns]
         if self.noted is not None:
-            self.noted.note(mixed, BatchOrigin(rows, others, column))
-        return tuple(mixed)
+            self.noted.note(mixed_inputs, BatchOrigin(rows, others, column))
+        return tuple(mixed_inputs)

@@ -14,7 +14,7 @@ from vfl_party.base.dtypes import real
 from vfl_party.data import checks
 from vfl_party.data.row_arrays import parts, release
 
-# Maximum number of queries: float32 represents each number up to it.
+# The maximum number of queries. float32 represents all whole numbers up to it exactly.
 _MAX_QUERIES = 1 << 24
 
 
@@ -23,13 +23,15 @@ class Labels:
     """The conversion of labels to targets.
 
     Args:
-        kind: the task's kind.
-        classes: a classification's labels, sorted (numbers as numbers, text by code points), with
-            ``task.positive`` as the second; a class's position is its code. For ``multilabel`` the
-            names of the label columns.
-        mean: of a regression's training labels; with ``minmax`` their minimum, for counts 0.
-        std: of a regression's training labels; with ``minmax`` their range, for counts their mean.
-            Targets are (label - mean) / std.
+        kind: The kind of the task.
+        source: The name of the table, for errors.
+        classes: The class labels of a classification, sorted (numbers as numbers, text by code
+            points). If ``task.positive`` is set, this class is the second. The position of a class
+            is its code. For ``multilabel``, the names of the label columns.
+        mean: For a regression, the mean of the training labels; their minimum with ``minmax``; 0
+            for counts.
+        std: For a regression, the standard deviation of the training labels; their range with
+            ``minmax``; their mean for counts. Targets are (label - mean) / std.
     """
 
     kind: str
@@ -49,17 +51,16 @@ class Labels:
         scale: Literal["standard", "minmax"] = "standard",
         names: tuple[str, ...] = (),
     ) -> Labels:
-        """Learns the classes from all labels, or a regression's scale from the training rows.
+        """Learns the classes from all labels, or the scale of a regression from the training rows.
 
         Args:
-            raw: [N] numbers or text; [N, labels] for ``multilabel``, whose columns have the
-                ``names``; [N, 2] times and events for ``survival``, or relevances and queries for
-                ``ranking``.
-            task: of the recipe.
-            train_rows: int64, positions of the training rows.
-            source: the table's name, for errors.
-            scale: of a regression's labels.
-            names: of several label columns.
+            raw: The labels: [N] numbers or text; [N, labels] for ``multilabel``; [N, 2] times and
+                events for ``survival``; [N, 2] relevances and queries for ``ranking``.
+            task: The task of the recipe.
+            train_rows: The positions of the training rows, int64.
+            source: The name of the table, for errors.
+            scale: The scaling of a regression's labels.
+            names: The names of the label columns, for ``multilabel``.
 
         Raises InputError if the labels do not fit the task.
         """
@@ -70,9 +71,9 @@ class Labels:
         if task.kind in ("survival", "ranking"):
             return cls(task.kind, source)
         if task.kind == "multilabel" or names:
-            return cls(task.kind, source, _label_columns(task, names, source))
+            return cls(task.kind, source, _check_label_columns(task, names, source))
         if task.kind == "regression":
-            values = _numbers(raw, source)[train_rows]
+            values = _convert_numbers(raw, source)[train_rows]
             if len(values) == 0:
                 raise checks.unusable(
                     source,
@@ -80,24 +81,24 @@ class Labels:
                 )
             lowest, highest = values.min(), values.max()
             if task.counts:
-                return cls(task.kind, source, std=_mean_count(raw, values, scale, source))
+                return cls(task.kind, source, std=_compute_mean_count(raw, values, scale, source))
             if lowest == highest:
                 mean, std = lowest, 1.0
             elif scale == "minmax":
                 with np.errstate(over="ignore"):
                     mean, std = lowest, highest - lowest
             else:
-                # Overflow is refused below.
+                # An overflow raises InputError below.
                 with np.errstate(over="ignore", invalid="ignore"):
                     mean, std = values.mean(), values.std()
             if not (np.isfinite(mean) and np.isfinite(std)) or std == 0.0:
                 raise checks.unusable(
                     source,
-                    "the labels are too large or too small to be scaled. Give them in another "
-                    "unit.",
+                    "the labels are too large or too small to be scaled. Use another unit for "
+                    "the labels.",
                 )
             return cls(task.kind, source, mean=float(mean), std=float(std))
-        classes = tuple(_plain(value) for value in _different(raw).tolist())
+        classes = tuple(_simplify(value) for value in _find_distinct(raw).tolist())
         if task.kind == "binary" and len(classes) != 2:
             raise checks.unusable(
                 source,
@@ -110,36 +111,38 @@ class Labels:
                 f"the label must have at most the {task.classes} different values of task.classes "
                 f"(got {len(classes)}). Correct the column or the recipe.",
             )
-        return cls(task.kind, source, _with_positive(classes, task.positive, source))
+        return cls(task.kind, source, _put_positive_second(classes, task.positive, source))
 
     def encode(self, raw: npt.NDArray[Any]) -> torch.Tensor:
-        """Returns the targets of labels.
+        """Converts labels to targets.
 
-        Binary: float32 [N, 1] of 0 and 1. Multiclass: int64 [N]. Multilabel: float32 [N, labels] of
-        0 and 1. Regression: float32 [N, 1], scaled. Survival: float32 [N, 2], the time, and 1 if
-        the event happened then. Ranking: float32 [N, 2], the relevance and the number of the query.
+        Returns:
+            Binary: float32 [N, 1] of 0 and 1. Multiclass: codes, int64 [N]. Multilabel: float32 [N,
+                labels] of 0 and 1. Regression: scaled labels, float32 [N, 1]. Survival: float32 [N,
+                2], the time, and 1 if the event happened, else 0. Ranking: float32 [N, 2], the
+                relevance and the number of the query.
 
         Raises InputError for a label that ``fit`` did not see.
         """
         if self.kind == "regression":
-            scaled_N = (_numbers(raw, self.source) - self.mean) / self.std
+            scaled_N = (_convert_numbers(raw, self.source) - self.mean) / self.std
             return torch.from_numpy(scaled_N.astype(np.float32)).to(real())[:, None]
         if self.kind == "survival":
-            return _times(raw, self.source)
+            return _convert_times(raw, self.source)
         if self.kind == "ranking":
-            return _relevances(raw, self.source)
+            return _convert_relevances(raw, self.source)
         if self.kind == "multilabel":
             columns = [
-                _yes_or_no(column, f"label column {name!r}", self.source)
+                _convert_flags(column, f"label column {name!r}", self.source)
                 for column, name in zip(raw.T, self.classes, strict=True)
             ]
             return torch.from_numpy(np.stack(columns, axis=1)).to(real())
-        places = {name: code for code, name in enumerate(self.classes)}
+        codes_by_class = {name: code for code, name in enumerate(self.classes)}
         dtype = real() if self.kind == "binary" else torch.int64
         codes_N = torch.empty(len(raw), dtype=dtype)
         for part in parts(len(raw)):
             values, inverse_B = np.unique(raw[part], return_inverse=True)
-            codes = [places.get(_plain(value), -1) for value in values.tolist()]
+            codes = [codes_by_class.get(_simplify(value), -1) for value in values.tolist()]
             codes_N[part] = torch.tensor(codes, dtype=dtype)[torch.from_numpy(inverse_B)]
         release(raw)
         unknown = int((codes_N < 0).sum())
@@ -152,32 +155,34 @@ class Labels:
         return codes_N[:, None] if self.kind == "binary" else codes_N
 
     def decode(self, codes: torch.Tensor | npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Returns the labels, [N], of codes [N] or [N, 1]; for a regression, of scaled
-        predictions.
+        """Converts codes [N] or [N, 1], or the scaled predictions of a regression, to labels
+        [N].
         """
         flat = torch.as_tensor(codes).detach().cpu().reshape(-1)
         if self.kind == "regression":
             unscaled: npt.NDArray[Any] = self.unscale(flat.double()).numpy()
             return unscaled
-        text = any(isinstance(name, str) for name in self.classes)
-        names: npt.NDArray[Any] = np.array(self.classes, dtype=object if text else None)
+        has_text = any(isinstance(name, str) for name in self.classes)
+        names: npt.NDArray[Any] = np.array(self.classes, dtype=object if has_text else None)
         return np.take(names, flat.long().numpy())
 
     def select_known(self, outputs_NO: torch.Tensor) -> torch.Tensor:
-        """Returns the outputs of the classes that occur in the labels, [N, K]; for other tasks all
-        outputs.
+        """Returns the outputs of the classes that occur in the labels, [N, K]; all outputs for
+        other tasks than ``multiclass``.
 
-        A multi-class task may have more classes than its labels: metrics and predictions choose
-        among those that occur.
+        A multi-class task may have more classes than its labels. Metrics and predictions use only
+        the classes that occur.
         """
         return outputs_NO[:, : len(self.classes)] if self.kind == "multiclass" else outputs_NO
 
     def unscale(self, scaled: torch.Tensor) -> torch.Tensor:
-        """Returns a regression's predictions in the label's own unit; same shape."""
+        """Converts a regression's scaled predictions to the unit of the labels, in the same
+        shape.
+        """
         return scaled * self.std + self.mean
 
     def state(self) -> dict[str, Any]:
-        """Returns the whole object, for JSON."""
+        """Returns all fields, for JSON."""
         return {
             "kind": self.kind,
             "source": self.source,
@@ -192,10 +197,10 @@ class Labels:
         return cls(**{**state, "classes": tuple(state["classes"])})
 
 
-def _with_positive(
+def _put_positive_second(
     classes: tuple[str | int | float, ...], positive: bool | float | str | None, source: str
 ) -> tuple[str | int | float, ...]:
-    """Returns the classes with the positive one second; unchanged if it is None. Raises
+    """Returns the classes with the positive class second; unchanged if ``positive`` is None. Raises
     InputError.
     """
     if positive is None:
@@ -210,11 +215,11 @@ def _with_positive(
     return classes[::-1] if is_positive[0] else classes
 
 
-def _mean_count(
+def _compute_mean_count(
     raw: npt.NDArray[Any], train: npt.NDArray[np.float64], scale: str, source: str
 ) -> float:
-    """Returns the mean of the training rows' counts, by which all are divided: the loss changes
-    only by a factor.
+    """Returns the mean of the training rows' counts, by which all counts are divided. This changes
+    the loss only by a factor.
 
     Raises InputError if the labels are not counts.
     """
@@ -224,7 +229,7 @@ def _mean_count(
             'data.label_scale cannot be used with task.loss = "poisson", which divides counts by '
             "their mean. Remove data.label_scale.",
         )
-    if _numbers(raw, source).min() < 0:
+    if _convert_numbers(raw, source).min() < 0:
         raise checks.unusable(
             source,
             'task.loss = "poisson" needs counts, but the label has numbers below 0. Correct the '
@@ -239,10 +244,10 @@ def _mean_count(
     return mean
 
 
-def _label_columns(
+def _check_label_columns(
     task: TaskSettings, names: tuple[str, ...], source: str
 ) -> tuple[str | int | float, ...]:
-    """Returns the names of the label columns. Raises InputError if the task has another number."""
+    """Returns the names of the label columns. Raises InputError if they do not fit the task."""
     if task.kind != "multilabel":
         raise checks.unusable(
             source,
@@ -264,9 +269,9 @@ def _label_columns(
     return names
 
 
-def _times(raw: npt.NDArray[Any], source: str) -> torch.Tensor:
-    """Returns times and whether the event happened, float32 [N, 2]. Raises InputError for other
-    labels.
+def _convert_times(raw: npt.NDArray[Any], source: str) -> torch.Tensor:
+    """Converts labels of a survival task to times and events, float32 [N, 2]. Raises InputError for
+    other labels.
     """
     if raw.ndim != 2:
         raise checks.unusable(
@@ -274,7 +279,7 @@ def _times(raw: npt.NDArray[Any], source: str) -> torch.Tensor:
             "the recipe's task is survival, but data.event is missing. Name the column that says "
             "whether the event happened.",
         )
-    times, events = raw[:, 0], _yes_or_no(raw[:, 1], "the column of data.event", source)
+    times, events = raw[:, 0], _convert_flags(raw[:, 1], "the column of data.event", source)
     if any(isinstance(time, str) for time in times[:1].tolist()):
         raise checks.unusable(
             source,
@@ -285,9 +290,9 @@ def _times(raw: npt.NDArray[Any], source: str) -> torch.Tensor:
     return torch.from_numpy(np.stack([times.astype(np.float32), events], axis=1)).to(real())
 
 
-def _relevances(raw: npt.NDArray[Any], source: str) -> torch.Tensor:
-    """Returns relevances and the numbers of queries, float32 [N, 2]. Raises InputError for other
-    labels.
+def _convert_relevances(raw: npt.NDArray[Any], source: str) -> torch.Tensor:
+    """Converts labels of a ranking to relevances and query numbers, float32 [N, 2]. Raises
+    InputError for other labels.
     """
     if raw.ndim != 2:
         raise checks.unusable(
@@ -311,16 +316,14 @@ def _relevances(raw: npt.NDArray[Any], source: str) -> torch.Tensor:
     query_N = np.unique(raw[:, 1], return_inverse=True)[1].reshape(-1)
     if query_N.max(initial=0) > _MAX_QUERIES:
         raise checks.unusable(
-            source, f"has more than {_MAX_QUERIES:,} queries. Give a part of them."
+            source, f"has more than {_MAX_QUERIES:,} queries. Give fewer queries."
         )
     pairs_N2 = np.stack([relevances, query_N], axis=1).astype(np.float32)
     return torch.from_numpy(pairs_N2).to(real())
 
 
-def _yes_or_no(column: npt.NDArray[Any], name: str, source: str) -> npt.NDArray[np.float32]:
-    """Returns a label column as 0 and 1, float32 [N]. Raises InputError if it holds anything
-    else.
-    """
+def _convert_flags(column: npt.NDArray[Any], name: str, source: str) -> npt.NDArray[np.float32]:
+    """Converts a label column to 0 and 1, float32 [N]. Raises InputError for other values."""
     texts_N = np.char.lower(column.astype(str))
     yes_N, no_N = np.isin(texts_N, ("1", "1.0", "true")), np.isin(texts_N, ("0", "0.0", "false"))
     if not (yes_N | no_N).all():
@@ -330,7 +333,7 @@ def _yes_or_no(column: npt.NDArray[Any], name: str, source: str) -> npt.NDArray[
     return yes_N.astype(np.float32)
 
 
-def _numbers(raw: npt.NDArray[Any], source: str) -> npt.NDArray[np.float64]:
+def _convert_numbers(raw: npt.NDArray[Any], source: str) -> npt.NDArray[np.float64]:
     if raw.dtype.kind not in "biuf":
         raise checks.unusable(
             source,
@@ -339,17 +342,17 @@ def _numbers(raw: npt.NDArray[Any], source: str) -> npt.NDArray[np.float64]:
     return raw.astype(np.float64)
 
 
-def _different(raw: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Returns the distinct values, sorted. It works part by part: sorting all takes several times
-    their memory.
+def _find_distinct(raw: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Returns the distinct values, sorted. Works part by part, because sorting all values at once
+    takes several times their memory.
     """
     values = [np.unique(raw[part]) for part in parts(len(raw))]
     release(raw)
     return np.unique(np.concatenate(values)) if values else np.unique(raw)
 
 
-def _plain(value: Any) -> str | int | float:
-    """Returns a class in its plainest form: 1.0 is 1."""
+def _simplify(value: Any) -> str | int | float:
+    """Converts a class label to its simplest form: 1.0 becomes 1."""
     if isinstance(value, bool | float) and float(value).is_integer():
         return int(value)
     return value  # type: ignore[no-any-return]

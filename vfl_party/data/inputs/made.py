@@ -1,5 +1,5 @@
 """Records how the inputs of a batch were made from a party's rows, so that another process of the
-party can make them from its copy.
+party can make the same inputs from its own copy of the rows.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Views:
     """The source of random views of a party's rows.
 
     Args:
-        settings: as JSON.
-        pool: int64 [P], positions of the rows that give replacements.
+        settings: The settings of the views, as JSON.
+        pool: The positions of the rows that give replacements, int64 [P].
     """
 
     settings: str
@@ -34,10 +34,10 @@ class DrawnView:
     """One random view of a batch.
 
     Args:
-        of: the source that drew it.
-        drawn: uint8 [S], the state of the generator before the draws.
-        which: position among the views drawn together, from 0.
-        count: number of views drawn together, 1 or 2.
+        of: The source that drew the view.
+        drawn: The state of the generator before the draws, uint8 [S].
+        which: The position among the views that were drawn together, from 0.
+        count: The number of views that were drawn together, 1 or 2.
     """
 
     of: Views
@@ -48,13 +48,14 @@ class DrawnView:
 
 @dataclass(frozen=True, eq=False)
 class BatchOrigin:
-    """How a batch was made.
+    """The origin of a batch's inputs.
 
     Args:
-        rows: int64 [B], positions of its rows.
-        others: int64 [B], positions of the rows that give one column; None without such.
-        column: the name of that column.
-        view: the random view; None for unchanged rows.
+        rows: The positions of the batch's rows, int64 [B].
+        others: The positions of the rows that give the values of ``column``, int64 [B]; None if no
+            column is exchanged.
+        column: The name of the exchanged column.
+        view: The random view; None for unchanged rows.
     """
 
     rows: Positions
@@ -64,25 +65,28 @@ class BatchOrigin:
 
 
 class BatchLog:
-    """Remembers how batches were made, as long as their inputs live unchanged."""
+    """Remembers how batches were made, as long as their inputs exist and are unchanged."""
 
     def __init__(self) -> None:
-        # {first input: (how the batch was made, the other inputs, versions of all inputs)}.
-        self._made = WeakTensorKeyDictionary()
+        # For the first input of each batch: its origin, the other inputs, and the versions of all
+        # inputs.
+        self._origins = WeakTensorKeyDictionary()
 
     def note(self, inputs: Sequence[Tensor], made: BatchOrigin) -> None:
-        """Remembers ``made`` for an encoder's arguments."""
-        self._made[inputs[0]] = made, tuple(inputs[1:]), _writes(inputs)
+        """Remembers the origin ``made`` of an encoder's arguments."""
+        self._origins[inputs[0]] = made, tuple(inputs[1:]), _get_versions(inputs)
 
     def of(self, inputs: Sequence[Tensor]) -> BatchOrigin | None:
-        """Returns how the inputs were made; None if a phase made or changed any of them."""
-        entry = self._made.get(inputs[0])  # type: ignore[no-untyped-call]
+        """Returns the origin of the inputs; None if a phase has made or changed one of them."""
+        entry = self._origins.get(inputs[0])  # type: ignore[no-untyped-call]
         if entry is None:
             return None
-        made, others, writes = entry
-        same = len(inputs) == 1 + len(others) and all(map(operator.is_, inputs[1:], others))
-        return made if same and writes == _writes(inputs) else None
+        origin, other_inputs, versions = entry
+        are_same = len(inputs) == 1 + len(other_inputs) and all(
+            map(operator.is_, inputs[1:], other_inputs)
+        )
+        return origin if are_same and versions == _get_versions(inputs) else None
 
 
-def _writes(inputs: Sequence[Tensor]) -> list[int]:
+def _get_versions(inputs: Sequence[Tensor]) -> list[int]:
     return [tensor._version for tensor in inputs]

@@ -1,4 +1,4 @@
-"""Turns a table into encoder inputs, with statistics and vocabularies of the training rows only."""
+"""Converts a table to encoder inputs, with statistics and vocabularies of the training rows."""
 
 from __future__ import annotations
 
@@ -27,37 +27,39 @@ from vfl_party.data.inputs.ranges import Span, count_outside, spans_of
 from vfl_party.data.inputs.scaled import ScaledPixels
 from vfl_party.data.inputs.statistics import (
     FilledValues,
+    compute_quantiles,
+    compute_scaling,
     fill_values,
-    quantiles,
-    scaling,
     to_normal,
 )
-from vfl_party.data.join import part_of
+from vfl_party.data.join import select_part
 from vfl_party.data.pixels import Pixels, is_whole, to_unit
 from vfl_party.data.row_arrays import parts_of, release
 from vfl_party.data.table import Categories, Table, count_words
 from vfl_party.models import InputSpec
 
-# Maximum number of one-hot columns; more are probably a mistake.
+# The maximum number of one-hot columns. More columns are probably a mistake.
 MAX_ONE_HOT = 4096
 
 
 @dataclass(frozen=True)
 class Preprocessor:
-    """Statistics of the training rows.
+    """The preprocessing of a table, learnt from its training rows.
 
-    ``x = (value - shift) / scale``, by column or channel; a column with ``quantiles`` is mapped by
-    ``to_normal``.
+    ``x = (value - shift) / scale``, by column or channel. A column with ``quantiles`` is mapped by
+    ``to_normal`` instead.
 
     Args:
-        fill: replaces missing numbers (pixels), [F] or [C * H * W]; None if none may be missing.
-        kinds, style: how the training table was written, see ``columns.Columns``; None if unknown.
-        spans: the range of each numeric column, see ``ranges``; None for images, or if unknown.
+        fill: The values that replace missing numbers or pixels, [F] or [C * H * W]; None if no
+            value may be missing.
+        kinds: The kinds of the training table's columns, see ``columns.Columns``; None if unknown.
+        style: The style of the training table's numbers, see ``columns.Columns``; None if unknown.
+        spans: The range of each numeric column, see ``ranges``; None for images, or if unknown.
     """
 
     numeric_names: tuple[str, ...]
     categorical_names: tuple[str, ...]
-    # (channels, height, width); None of columns.
+    # Channels, height and width; None for columns.
     image_shape: tuple[int, ...] | None
     fill: tuple[float, ...] | None
     shift: tuple[float, ...]
@@ -68,7 +70,7 @@ class Preprocessor:
     kinds: Mapping[str, str] | None = None
     style: tuple[str, str] | None = None
     spans: tuple[Span, ...] | None = None
-    # Quantiles of each column, empty for a column without; None if no column has any.
+    # The quantiles of each column, empty for other scalings; None if no column has quantiles.
     quantiles: tuple[tuple[float, ...], ...] | None = None
 
     @classmethod
@@ -82,26 +84,26 @@ class Preprocessor:
         settings: DataSettings,
         tabular: bool = True,
     ) -> Preprocessor:
-        """Learns from the training rows.
+        """Learns the preprocessing from the training rows.
 
         Args:
-            table: all rows; the parts of a joined table are learnt one by one, each with its own
-                settings.
-            train_rows: int64, positions in the table.
-            one_hot: categories become columns after the numeric ones, one for "missing" and one for
-                each category; "unknown" is all zeros. Otherwise they become codes for a tabular
-                encoder.
-            flatten: images become rows of pixels.
-            settings: of the table.
-            tabular: whether the method has an encoder that could be tabular, for an error.
+            table: All rows. For a joined table, the preprocessing of each part is learnt with the
+                part's own settings.
+            train_rows: The positions of the training rows in the table, int64.
+            one_hot: Whether categories become one-hot columns after the numeric columns: one for
+                "missing" and one for each category. An unknown category is all zeros. Otherwise
+                categories become codes for a tabular encoder.
+            flatten: Whether images become rows of pixels.
+            settings: The settings of the table.
+            tabular: Whether the method supports a tabular encoder, for the advice in an error.
 
         Raises InputError if there is nothing to learn from.
         """
         if settings.parts:
             parts = [
-                (part_of(table, settings, name), own)
-                for name, own in settings.parts.items()
-                if own.columns != ()
+                (select_part(table, settings, name), part_settings)
+                for name, part_settings in settings.parts.items()
+                if part_settings.columns != ()
             ]
             return cls._concat(
                 [
@@ -110,10 +112,10 @@ class Preprocessor:
                         train_rows,
                         one_hot=one_hot,
                         flatten=flatten,
-                        settings=own,
+                        settings=part_settings,
                         tabular=tabular,
                     )
-                    for part, own in parts
+                    for part, part_settings in parts
                 ]
             )
         if len(train_rows) == 0:
@@ -121,42 +123,45 @@ class Preprocessor:
                 table.source,
                 "no training rows are left. Give more rows, or make the other splits smaller.",
             )
-        values = _values(table)
+        values = _get_values(table)
         if values is None and table.categorical is None:
             raise checks.unusable(
                 table.source,
                 "has no features. Name some, or set features = false for the party.",
             )
-        fill, shift, scale, ranks = None, np.zeros(0), np.zeros(0), None
+        fill, shift, scale, quantile_table = None, np.zeros(0), np.zeros(0), None
         if values is not None:
             if settings.missing != "error":
                 fill = fill_values(values, train_rows, settings.missing)
             filled = FilledValues(table, values, fill)
-            shift, scale = scaling(filled, train_rows, settings.scale)
+            shift, scale = compute_scaling(filled, train_rows, settings.scale)
             if settings.scale == "quantile" and table.images_NCHW is not None:
                 raise checks.unusable(
                     table.source, 'scale = "quantile" is for columns (got images). Use "minmax".'
                 )
             if settings.scale == "quantile":
-                ranks = tuple(map(tuple, quantiles(filled, train_rows).tolist()))
+                quantile_table = tuple(map(tuple, compute_quantiles(filled, train_rows).tolist()))
         vocabularies = []
         for k, name in enumerate(table.categorical_names):
             assert table.categorical is not None  # noqa: S101 - it has a name for each column
-            times = count_words(table.categorical, k, train_rows)[:-1]
-            seen = [
+            word_counts = count_words(table.categorical, k, train_rows)[:-1]
+            categories = [
                 word
-                for word, count in zip(table.categorical.words[k], times.tolist(), strict=True)
+                for word, count in zip(
+                    table.categorical.words[k], word_counts.tolist(), strict=True
+                )
                 if count
             ]
-            vocabularies.append(tuple(sorted(seen)))
+            vocabularies.append(tuple(sorted(categories)))
             if one_hot and sum(map(len, vocabularies)) > MAX_ONE_HOT:
                 raise checks.unusable(
                     table.source,
                     f"column {name!r} has too many categories for separate columns (got "
-                    f'{len(seen)}). List it in data.drop, or use an encoder of kind "tabular".'
+                    f"{len(categories)}). List it in data.drop, or use an encoder of kind "
+                    '"tabular".'
                     if tabular
                     else f"column {name!r} has too many categories for separate columns (got "
-                    f"{len(seen)}). List it in data.drop.",
+                    f"{len(categories)}). List it in data.drop.",
                 )
         return cls(
             numeric_names=table.numeric_names,
@@ -171,12 +176,12 @@ class Preprocessor:
             kinds=dict(table.kinds),
             style=table.style,
             spans=None if table.numeric_NF is None else spans_of(table.numeric_NF, train_rows),
-            quantiles=ranks,
+            quantiles=quantile_table,
         )
 
     @property
     def spec(self) -> InputSpec:
-        """Shape and cardinalities of the rows that ``transform`` returns."""
+        """The shape and the cardinalities of the inputs that ``transform`` returns."""
         if self.image_shape is not None:
             return InputSpec((math.prod(self.image_shape),) if self.flatten else self.image_shape)
         if self.one_hot:
@@ -189,12 +194,12 @@ class Preprocessor:
 
     @classmethod
     def _concat(cls, parts: list[Preprocessor]) -> Preprocessor:
-        """Returns one preprocessor for the columns of all parts, which have no images."""
+        """Returns one preprocessor for the columns of all parts. The parts must not have images."""
 
         def join(key: str) -> tuple[Any, ...]:
             return tuple(value for part in parts for value in getattr(part, key))
 
-        # A part without fill is read only if none of its numbers is missing.
+        # A part without fill values has no missing numbers, so the zeros are never used.
         fills = [part.fill if part.fill is not None else (0.0,) * len(part.shift) for part in parts]
         return replace(
             parts[0],
@@ -217,26 +222,26 @@ class Preprocessor:
         )
 
     def transform(self, table: Table) -> Features:
-        """Returns encoder inputs of all rows of a table with the columns or image shape of
-        training.
+        """Converts all rows of a table to encoder inputs. The table must have the columns or the
+        image shape of training.
 
-        Columns that training did not have are left out. Raises InputError if one is missing.
+        Columns that training did not have are ignored. Raises InputError if a column is missing.
         """
         table = self._align(table)
         if table.images_NCHW is not None and is_whole(table.images_NCHW):
             return Features(self._scale_pixels(table.source, table.images_NCHW))
-        values, words, space, n = _values(table), table.categorical, table.space, len(table)
+        values, words, space, n = _get_values(table), table.categorical, table.space, len(table)
         fill = None if self.fill is None else np.array(self.fill)
         filled = None if values is None else FilledValues(table, values, fill)
-        places = (
+        code_tables = (
             []
             if words is None
-            else [_places(*pair) for pair in zip(words.words, self.vocabularies, strict=True)]
+            else [_list_codes(*pair) for pair in zip(words.words, self.vocabularies, strict=True)]
         )
         numbers = self.spec.shape
         x = space.empty((n, *numbers), np.float32)
         codes_NK = (
-            space.empty((n, len(places)), np.int64)
+            space.empty((n, len(code_tables)), np.int64)
             if words is not None and not self.one_hot
             else None
         )
@@ -244,12 +249,16 @@ class Preprocessor:
             columns = [] if filled is None else [self._scale(table.source, filled[part])]
             if words is not None:
                 codes_BK = np.stack(
-                    [own[words.codes_NK[part, k]] for k, own in enumerate(places)], axis=1
+                    [
+                        code_table[words.codes_NK[part, k]]
+                        for k, code_table in enumerate(code_tables)
+                    ],
+                    axis=1,
                 )
                 if codes_NK is not None:
                     codes_NK[part] = codes_BK
                 else:
-                    columns.append(self._one_hot(codes_BK))
+                    columns.append(self._encode_one_hot(codes_BK))
                 release(words.codes_NK)
             if columns:
                 x[part] = columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1)
@@ -259,10 +268,10 @@ class Preprocessor:
             if codes_NK is not None
             else ()
         )
-        return Features.of(x, codes_NK, cardinalities, self._places())
+        return Features.of(x, codes_NK, cardinalities, self._find_places())
 
-    def _places(self) -> dict[str, ColumnPlace]:
-        """Returns the position of each column of a table in the result of ``transform``."""
+    def _find_places(self) -> dict[str, ColumnPlace]:
+        """Returns the position of each column of the table in the encoder inputs."""
         places = {
             name: ColumnPlace(slice(at, at + 1)) for at, name in enumerate(self.numeric_names)
         }
@@ -279,13 +288,13 @@ class Preprocessor:
 
     def cells(self, table: Table) -> tuple[Floats, Codes, tuple[str, ...]]:
         """Returns a table's numbers, float32 [N, F] with NaN if missing, the codes of its
-        categories, int64 [N, K], and all names.
+        categories, int64 [N, K], and the names of all columns.
 
-        Pixels are numbers without names in the table. Raises InputError if a column of
-        training is missing.
+        Pixels are numbers with names such as ``pixel 0``. Raises InputError if a column of training
+        is missing.
         """
         table = self._align(table)
-        values, words, n = _values(table), table.categorical, len(table)
+        values, words, n = _get_values(table), table.categorical, len(table)
         numbers_NF = (
             np.empty((n, 0), np.float32)
             if values is None
@@ -296,14 +305,16 @@ class Preprocessor:
         codes_NK = np.empty((n, len(self.vocabularies)), np.int64)
         for k, vocabulary in enumerate(self.vocabularies):
             assert words is not None  # noqa: S101 - it has a name for each column
-            codes_NK[:, k] = _places(words.words[k], vocabulary)[words.codes_NK[:, k]]
+            codes_NK[:, k] = _list_codes(words.words[k], vocabulary)[words.codes_NK[:, k]]
         names = self.numeric_names or tuple(
             f"pixel {place}" for place in range(numbers_NF.shape[1])
         )
         return numbers_NF, codes_NK, (*names, *self.categorical_names)
 
     def unseen(self, table: Table) -> dict[str, int]:
-        """Returns {column: rows with categories that training did not have}. Raises InputError."""
+        """Returns for each column the number of rows with a category that training did not have;
+        columns without such rows are left out. Raises InputError.
+        """
         table, unseen = self._align(table), {}
         for k, (name, known) in enumerate(
             zip(self.categorical_names, self.vocabularies, strict=True)
@@ -315,8 +326,8 @@ class Preprocessor:
         return {name: count for name, count in unseen.items() if count}
 
     def outside(self, table: Table) -> dict[str, int]:
-        """Returns {column: numbers outside the range of training}; {} if training noted no ranges.
-        Raises InputError.
+        """Returns for each column how many numbers are outside the range of training; {} if the
+        ranges are unknown. Raises InputError.
         """
         values = self._align(table).numeric_NF
         if values is None or not self.spans:
@@ -327,13 +338,13 @@ class Preprocessor:
         }
 
     def state(self) -> dict[str, Any]:
-        """Returns all that ``transform`` needs, for JSON."""
+        """Returns all fields, for JSON."""
         return {member.name: getattr(self, member.name) for member in fields(self)}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Preprocessor:
         """Restores the object from ``state``, which may have passed through JSON."""
-        return cls(**{key: _tuples(value) for key, value in state.items()})
+        return cls(**{key: _to_tuples(value) for key, value in state.items()})
 
     def _align(self, table: Table) -> Table:
         """Returns the table with the columns of training, in their order. Raises InputError."""
@@ -355,21 +366,24 @@ class Preprocessor:
                 if name in others:
                     raise checks.unusable(
                         table.source,
-                        f"column {name!r} held {kind} in training but does not now. Correct it.",
+                        f"column {name!r} held {kind} in training but does not now. Correct the "
+                        "column.",
                     )
-                near = checks.suggest_names(name, [*table.numeric_names, *table.categorical_names])
+                suggestion = checks.suggest_names(
+                    name, [*table.numeric_names, *table.categorical_names]
+                )
                 raise checks.unusable(
                     table.source,
-                    f"has no column {name!r}, but training had it{near}. Add the column.",
+                    f"has no column {name!r}, but training had it{suggestion}. Add the column.",
                 )
         if self.kinds is not None:
             _check_kinds(table.source, self.numeric_names, self.kinds, table.kinds)
         return Table(
             table.source,
             table.ids,
-            numeric_NF=_pick(table.numeric_NF, table.numeric_names, self.numeric_names),
+            numeric_NF=_select_columns(table.numeric_NF, table.numeric_names, self.numeric_names),
             numeric_names=self.numeric_names,
-            categorical=_pick_words(table, self.categorical_names),
+            categorical=_select_words(table, self.categorical_names),
             categorical_names=self.categorical_names,
             images_NCHW=table.images_NCHW,
             space=table.space,
@@ -380,10 +394,10 @@ class Preprocessor:
         shift, scale = np.array(self.shift).reshape(shape), np.array(self.scale).reshape(shape)
         with np.errstate(over="ignore"):
             scaled_B = (values_B - shift) / scale
-            for column, own in enumerate(self.quantiles or ()):
-                if own:
+            for column, quantiles in enumerate(self.quantiles or ()):
+                if quantiles:
                     scaled_B[:, column] = to_normal(
-                        values_B[:, column].astype(np.float64), np.array(own)
+                        values_B[:, column].astype(np.float64), np.array(quantiles)
                     )
             x_B: Floats = scaled_B.astype(np.float32)
         if not np.isfinite(x_B).all():
@@ -393,14 +407,14 @@ class Preprocessor:
         return x_B.reshape(len(x_B), -1) if self.flatten else x_B
 
     def _scale_pixels(self, source: str, pixels: Pixels) -> ScaledPixels:
-        """Returns images whose values are scaled on demand, as ``_scale`` does."""
+        """Returns images that are scaled batch by batch, with the same results as ``_scale``."""
         values_V = np.arange(np.iinfo(pixels.dtype).max + 1).astype(pixels.dtype)
         shape = (len(values_V), pixels.shape[1], 1, 1)
         x_VC = self._scale(source, np.broadcast_to(to_unit(values_V).reshape(-1, 1, 1, 1), shape))
         inputs_CV = np.ascontiguousarray(x_VC.reshape(shape[:2]).T)
         return ScaledPixels(pixels, inputs_CV, flatten=self.flatten)
 
-    def _one_hot(self, codes_NK: Codes) -> Floats:
+    def _encode_one_hot(self, codes_NK: Codes) -> Floats:
         widths = [1 + len(words) for words in self.vocabularies]
         columns = np.zeros((len(codes_NK), sum(widths)), np.float32)
         for k, offset in enumerate(np.cumsum([0, *widths[:-1]])):
@@ -415,30 +429,34 @@ _KINDS = {"": "bare numbers", "date": "dates"} | {sign: f"numbers with {sign}" f
 def _check_kinds(
     source: str, names: tuple[str, ...], before: Mapping[str, str], now: Mapping[str, str]
 ) -> None:
-    """Raises InputError if a numeric column holds days, percentages or the like in only one of two
-    tables.
+    """Raises InputError if a numeric column holds another kind of values, such as dates or
+    percentages, than in training.
     """
     for name in names:
-        was, is_ = (_KINDS.get(kinds.get(name, ""), kinds.get(name, "")) for kinds in (before, now))
-        if was != is_:
+        was, now_is = (
+            _KINDS.get(kinds.get(name, ""), kinds.get(name, "")) for kinds in (before, now)
+        )
+        if was != now_is:
             raise checks.unusable(
                 source,
-                f"column {name!r} held {was} in training and holds {is_} now. Write it as in "
+                f"column {name!r} held {was} in training and holds {now_is} now. Write it as in "
                 "training.",
             )
 
 
-def _values(table: Table) -> Pixels | None:
+def _get_values(table: Table) -> Pixels | None:
     return table.numeric_NF if table.images_NCHW is None else table.images_NCHW
 
 
-def _places(words: tuple[str, ...], vocabulary: tuple[str, ...]) -> Codes:
-    """Returns the code of each word, then the code of a missing one; see ``Features``."""
-    known = {word: RESERVED + place for place, word in enumerate(vocabulary)}
-    return np.array([*(known.get(word, UNKNOWN) for word in words), MISSING], np.int64)
+def _list_codes(words: tuple[str, ...], vocabulary: tuple[str, ...]) -> Codes:
+    """Returns the code of each word, followed by the code of a missing category; see
+    ``Features``.
+    """
+    code_by_word = {word: RESERVED + place for place, word in enumerate(vocabulary)}
+    return np.array([*(code_by_word.get(word, UNKNOWN) for word in words), MISSING], np.int64)
 
 
-def _pick_words(table: Table, ours: tuple[str, ...]) -> Categories | None:
+def _select_words(table: Table, ours: tuple[str, ...]) -> Categories | None:
     if table.categorical is None or not ours:
         return None
     theirs = table.categorical_names
@@ -449,7 +467,7 @@ def _pick_words(table: Table, ours: tuple[str, ...]) -> Categories | None:
     )
 
 
-def _pick(
+def _select_columns(
     values: npt.NDArray[Any] | None, theirs: tuple[str, ...], ours: tuple[str, ...]
 ) -> npt.NDArray[Any] | None:
     if values is None or not ours:
@@ -457,5 +475,5 @@ def _pick(
     return values if ours == theirs else values[:, [theirs.index(name) for name in ours]]
 
 
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(item) for item in value) if isinstance(value, list | tuple) else value
+def _to_tuples(value: Any) -> Any:
+    return tuple(_to_tuples(item) for item in value) if isinstance(value, list | tuple) else value

@@ -1,4 +1,4 @@
-"""Images that stay as in their source, and become encoder inputs batch by batch."""
+"""Holds images in the integer type of their source, and scales them batch by batch."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from vfl_party.data.row_arrays import some_rows
 
 Floats = npt.NDArray[np.float32]
 Positions = npt.NDArray[np.int64]
-# Share of a GPU's free memory that images may take.
+# The maximum share of a GPU's free memory that images may take.
 SHARE = 0.5
 
 
 class ScaledPixels:
-    """Images of bytes or uint16, with an encoder input for each value.
+    """Images of 8 or 16 bits that are converted to encoder inputs by a table.
 
     Args:
-        pixels: uint8 or uint16 [N, C, H, W]; large ones in a mapped file. They stay there if they
-            need more than half of the device's free memory.
-        inputs_CV: float32 [C, V], the input of each value in each channel, V = 256 or 65,536.
-        flatten: whether an input is a row of C * H * W numbers.
-        device: of the inputs.
+        pixels: The images, uint8 or uint16 [N, C, H, W]. Large images are in a mapped file. They
+            are copied to a GPU only if they need less than half of its free memory.
+        inputs_CV: The encoder input of each pixel value in each channel, float32 [C, V], where V is
+            256 or 65,536.
+        flatten: Whether the input of an image is a row of C * H * W numbers.
+        device: The device of the inputs.
     """
 
     def __init__(
@@ -40,67 +41,67 @@ class ScaledPixels:
         self.pixels, self._inputs_CV, self._flatten = pixels, inputs_CV, flatten
         self.device = torch.device(device)
         channels, height, width = pixels.shape[1:]
-        one: tuple[int, ...] = (channels * height * width,) if flatten else pixels.shape[1:]
-        self.shape = (len(pixels), *one)
+        input_shape: tuple[int, ...] = (channels * height * width,) if flatten else pixels.shape[1:]
+        self.shape = (len(pixels), *input_shape)
         values_V = np.arange(inputs_CV.shape[1], dtype=pixels.dtype)
-        self._unit = bool((inputs_CV == to_unit(values_V)).all())
-        self._arrow = [pa.array(inputs_V) for inputs_V in inputs_CV]
-        self._there: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._is_unit_scale = bool((inputs_CV == to_unit(values_V)).all())
+        self._arrow_tables = [pa.array(inputs_V) for inputs_V in inputs_CV]
+        self._device_data: tuple[torch.Tensor, torch.Tensor] | None = None
         if self.device.type != "cpu":
             table_CV = torch.from_numpy(inputs_CV).to(self.device)
-            fits = pixels.nbytes < SHARE * _free(self.device)
-            whole = self._move(pixels) if fits else torch.empty(0, device=self.device)
-            self._there = whole, table_CV
+            fits = pixels.nbytes < SHARE * _get_free_bytes(self.device)
+            device_pixels = self._move(pixels) if fits else torch.empty(0, device=self.device)
+            self._device_data = device_pixels, table_CV
 
     def __len__(self) -> int:
         return len(self.pixels)
 
     def rows(self, rows: Positions | slice) -> torch.Tensor:
         """Returns the inputs of the given rows, float32 [B, *shape[1:]], on the device."""
-        if self._there is None:
+        if self._device_data is None:
             return torch.from_numpy(self._look_up(self._read(rows)))
-        whole, table_CV = self._there
-        if len(whole):
-            which = rows if isinstance(rows, slice) else torch.as_tensor(rows, device=self.device)
-            pixels_B = whole[which]
+        device_pixels, table_CV = self._device_data
+        if len(device_pixels):
+            indices = rows if isinstance(rows, slice) else torch.as_tensor(rows, device=self.device)
+            pixels_B = device_pixels[indices]
         else:
             pixels_B = self._move(self._read(rows))
         channels = torch.arange(len(table_CV), device=self.device).view(1, -1, 1, 1)
         return table_CV[channels, pixels_B.long()].reshape(len(pixels_B), *self.shape[1:])
 
     def cells(self, rows_BF: torch.Tensor) -> torch.Tensor:
-        """Returns for each column the input in a separate row, [B, F], for flattened inputs;
-        rows_BF: int64 [B, F].
+        """Returns the input of each column in a separate row, [B, F], for flattened inputs.
+        ``rows_BF``: The rows, int64 [B, F].
         """
         rows = rows_BF.cpu().numpy()
         size = rows.shape[1] // self.pixels.shape[1]
         columns_F = np.arange(rows.shape[1])
-        found_BF = self.pixels.reshape(len(self.pixels), -1)[rows, columns_F]
-        return torch.from_numpy(self._inputs_CV[columns_F // size, found_BF]).to(self.device)
+        pixels_BF = self.pixels.reshape(len(self.pixels), -1)[rows, columns_F]
+        return torch.from_numpy(self._inputs_CV[columns_F // size, pixels_BF]).to(self.device)
 
     def with_pixels(self, pixels: Pixels) -> ScaledPixels:
-        """Returns the inputs of other pixels, with the same scaling."""
+        """Returns other images with the same scaling."""
         return ScaledPixels(pixels, self._inputs_CV, flatten=self._flatten, device=self.device)
 
     def to(self, device: torch.device | str) -> ScaledPixels:
-        """Returns the same images with inputs on a device."""
+        """Returns the same images with inputs on ``device``."""
         return ScaledPixels(self.pixels, self._inputs_CV, flatten=self._flatten, device=device)
 
     @property
     def reads(self) -> bool:
-        """Whether a batch takes time of the CPU or the disk."""
-        return self._there is None or not len(self._there[0])
+        """Whether a batch takes CPU time or reads the disk."""
+        return self._device_data is None or not len(self._device_data[0])
 
     def _read(self, rows: Positions | slice) -> Pixels:
         return some_rows(self.pixels, rows)
 
     def _look_up(self, pixels_B: Pixels) -> Floats:
-        if self._unit:
+        if self._is_unit_scale:
             x_B = to_unit(pixels_B)
         else:
             x_B = np.empty(pixels_B.shape, np.float32)
-            for channel, table in enumerate(self._arrow):
-                # Arrow takes places of one byte; NumPy makes eight of them first.
+            for channel, table in enumerate(self._arrow_tables):
+                # Arrow accepts indices of one byte. NumPy would first convert them to eight bytes.
                 places = np.ascontiguousarray(pixels_B[:, channel])
                 scaled = table.take(pa.array(places.reshape(-1)))
                 x_B[:, channel] = scaled.to_numpy().reshape(places.shape)
@@ -112,6 +113,6 @@ class ScaledPixels:
         return torch.from_numpy(np.asarray(indices)).to(self.device)
 
 
-def _free(device: torch.device) -> int:
-    """Returns the free bytes of a device."""
+def _get_free_bytes(device: torch.device) -> int:
+    """Returns the free memory of a device in bytes."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 1 << 62

@@ -1,4 +1,4 @@
-"""Statistics of the training rows: values for missing cells, shifts and scales."""
+"""Computes statistics of the training rows: fill values for missing cells, shifts and scales."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from vfl_party.data.pixels import Pixels, to_unit
 from vfl_party.data.row_arrays import parts, release
 from vfl_party.data.table import Table
 
-# Rows that are summed at once.
+# The maximum number of rows that are summed at once.
 CHUNK = 4096
-# Maximum bytes of a chunk as float64: a chunk has fewer large images.
+# The maximum size of a chunk as float64 in bytes, so that a chunk has fewer large images.
 CHUNK_BYTES = 1 << 27
 MEDIAN_BYTES = 1 << 28
-# Maximum number of quantiles of a column.
+# The maximum number of quantiles of a column.
 MAX_QUANTILES = 1000
-# Distance from an end of the training values that counts as beyond it, as in scikit-learn.
+# Values within this distance of the smallest or largest training value count as beyond it, as in
+# scikit-learn.
 _EDGE = 1e-7
 
 Doubles = npt.NDArray[np.float64]
 
 
 class FilledValues:
-    """Values read in blocks of rows, with missing cells replaced by ``fill``."""
+    """The values of a table, read in blocks of rows, with missing cells replaced by ``fill``."""
 
     def __init__(self, table: Table, values: Pixels, fill: Doubles | None) -> None:
         self.shape = values.shape
@@ -56,13 +57,13 @@ class FilledValues:
 
 
 def fill_values(values: Pixels, rows: Codes, policy: str) -> Doubles:
-    """Returns the fill value of each column, float64 [F]: mean or median of the present values,
-    zero if there are none.
+    """Returns the fill value of each column, float64 [F]: the mean or median of the present values,
+    or zero.
 
     Args:
-        values: [N, …], NaN if missing.
-        rows: int64, the training rows.
-        policy: ``data.missing``.
+        values: The values, [N, …], NaN if missing.
+        rows: The training rows, int64.
+        policy: The value of ``data.missing``.
     """
     values_NF = values.reshape(len(values), -1)
     width = values_NF.shape[1]
@@ -78,7 +79,7 @@ def fill_values(values: Pixels, rows: Codes, policy: str) -> Doubles:
             sums += np.where(present, values_BF, 0.0).sum(axis=0, dtype=np.float64)
             release(values)
         return np.divide(sums, counts, out=fill_F, where=counts > 0)
-    # Columns whose training rows are in memory at once.
+    # The number of columns that are in memory at once.
     step = max(1, MEDIAN_BYTES // (4 * max(1, len(rows))))
     for start in range(0, width, step):
         columns = np.concatenate(
@@ -90,17 +91,17 @@ def fill_values(values: Pixels, rows: Codes, policy: str) -> Doubles:
     return fill_F
 
 
-def scaling(values: FilledValues, rows: Codes, policy: str) -> tuple[Doubles, Doubles]:
-    """Returns shift and scale by column or channel, float64.
+def compute_scaling(values: FilledValues, rows: Codes, policy: str) -> tuple[Doubles, Doubles]:
+    """Computes the shift and the scale of each column or channel, float64.
 
-    Constant columns are only shifted; ``minmax`` leaves pixels in 0..1; ``quantile`` neither shifts
-    nor scales, see ``quantiles``.
+    Constant columns are only shifted. ``minmax`` does not change pixels that are in 0..1 already.
+    ``quantile`` neither shifts nor scales, see ``compute_quantiles``.
     """
     axes = tuple(axis for axis in range(len(values.shape)) if axis != 1)
     chunks = [rows[part] for part in parts(len(rows), values.chunk)]
-    sums = [_sum_rows(values[chunk], axes) for chunk in chunks]
-    low = np.min([chunk.low for chunk in sums], axis=0).astype(np.float64)
-    high = np.max([chunk.high for chunk in sums], axis=0).astype(np.float64)
+    row_sums = [_sum_rows(values[chunk], axes) for chunk in chunks]
+    low = np.min([chunk.low for chunk in row_sums], axis=0).astype(np.float64)
+    high = np.max([chunk.high for chunk in row_sums], axis=0).astype(np.float64)
     zero, one = np.zeros_like(low), np.ones_like(low)
     if policy in ("none", "quantile"):
         return zero, one
@@ -110,43 +111,41 @@ def scaling(values: FilledValues, rows: Codes, policy: str) -> tuple[Doubles, Do
         shift, scale = low, high - low
     else:
         count = len(rows) * math.prod(values.shape[2:])
-        shift = np.sum([chunk.total for chunk in sums], axis=0) / count
-        centre = shift.reshape(1, -1, *(1 for _ in values.shape[2:]))
+        shift = np.sum([chunk.total for chunk in row_sums], axis=0) / count
+        shift_BC = shift.reshape(1, -1, *(1 for _ in values.shape[2:]))
         scale = np.sqrt(
-            np.sum([((values[chunk] - centre) ** 2).sum(axis=axes) for chunk in chunks], axis=0)
+            np.sum([((values[chunk] - shift_BC) ** 2).sum(axis=axes) for chunk in chunks], axis=0)
             / count
         )
-    constant = low == high
-    return np.where(constant, low, shift), np.where(constant, one, scale)
+    is_constant = low == high
+    return np.where(is_constant, low, shift), np.where(is_constant, one, scale)
 
 
-def quantiles(values: FilledValues, rows: Codes) -> Doubles:
-    """Returns the quantiles of each column, float64 [F, Q], evenly spaced and at most
-    ``MAX_QUANTILES``.
-    """
+def compute_quantiles(values: FilledValues, rows: Codes) -> Doubles:
+    """Computes up to ``MAX_QUANTILES`` evenly spaced quantiles of each column, float64 [F, Q]."""
     levels_Q = np.linspace(0.0, 100.0, min(MAX_QUANTILES, len(rows)))
-    found_FQ = np.empty((values.shape[1], len(levels_Q)))
-    # Columns whose training rows are in memory at once.
+    quantiles_FQ = np.empty((values.shape[1], len(levels_Q)))
+    # The number of columns that are in memory at once.
     step = max(1, MEDIAN_BYTES // (8 * max(1, len(rows))))
-    for start in range(0, len(found_FQ), step):
+    for start in range(0, len(quantiles_FQ), step):
         columns = np.concatenate(
             [
                 values[rows[part]][:, start : start + step].astype(np.float64)
                 for part in parts(len(rows), values.chunk)
             ]
         )
-        # Rounding must not put a quantile below the one before it.
-        found_FQ[start : start + step] = np.maximum.accumulate(
+        # Rounding errors must not make a quantile smaller than the previous one.
+        quantiles_FQ[start : start + step] = np.maximum.accumulate(
             np.percentile(columns, levels_Q, axis=0).T, axis=1
         )
-    return found_FQ
+    return quantiles_FQ
 
 
 def to_normal(values_B: Doubles, quantiles_Q: Doubles) -> Doubles:
     """Maps values [B] by their rank among the quantiles [Q] to a normal distribution, as
     scikit-learn's ``QuantileTransformer`` does.
 
-    Ties take the middle of their ranks, and values at or beyond both ends are clipped to ±5.2. A
+    Equal values get the mean of their ranks. Values at or beyond the ends are clipped to ±5.2. A
     column that is constant in training is only shifted.
     """
     # Imported here, so that only a party with quantile scaling loads SciPy.
@@ -169,7 +168,7 @@ def to_normal(values_B: Doubles, quantiles_Q: Doubles) -> Doubles:
 
 @dataclass(frozen=True)
 class _RowSums:
-    """Minimum, maximum and sum of each column or channel in some rows."""
+    """The minimum, maximum and sum of each column or channel in some rows."""
 
     low: Floats
     high: Floats

@@ -1,4 +1,4 @@
-"""The weight of each row in the training loss."""
+"""Computes the weight of each row in the training loss."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vfl_party.data.inputs.labels import Labels
 
 
 def check_weights(source: str, name: str, values: npt.NDArray[Any]) -> Tensor:
-    """Returns the column of weights, float64 [N]. Raises InputError unless all are finite and at
+    """Returns the weights as float64 [N]. Raises InputError unless all weights are finite and at
     least 0.
     """
     if values.dtype.kind not in "biuf":
@@ -52,41 +52,42 @@ def row_weights(
     column_N: Tensor | None,
     rows: npt.NDArray[np.int64],
 ) -> Tensor | None:
-    """Returns the weight of each row in the loss, float32 [N]: the column's weight times that of
-    the class, scaled to a mean of 1 over ``rows``. None if all rows weigh the same.
+    """Computes the weight of each row in the loss, float32 [N]: the weight in the column times the
+    weight of the class, scaled to a mean of 1 over ``rows``. None if all rows have the same weight.
 
-    ``balanced``: a row of a class weighs N / (classes * rows of the class), over ``rows``. Raises
-    InputError if all of ``rows`` weigh 0, or if another row weighs too much in comparison.
+    With ``balanced``, the weight of a class is N / (classes * rows of the class), over ``rows``.
+    Raises InputError if all of ``rows`` have the weight 0, or if the weight of another row is too
+    large.
     """
     if column_N is None and task.class_weight is None:
         return None
-    found_N = torch.ones(len(targets), dtype=torch.float64)
-    at = torch.from_numpy(rows)
+    weights_N = torch.ones(len(targets), dtype=torch.float64)
+    row_index = torch.from_numpy(rows)
     if column_N is not None:
-        # Scaled by the largest weight, so that no sum or product overflows.
-        largest = column_N[at].max() if len(rows) else column_N.new_zeros(())
-        found_N *= column_N / (largest if largest > 0 else 1.0)
+        # Weights are divided by the largest weight, so that no sum or product overflows.
+        largest = column_N[row_index].max() if len(rows) else column_N.new_zeros(())
+        weights_N *= column_N / (largest if largest > 0 else 1.0)
     if task.class_weight is not None:
         codes_N = targets.detach().cpu().reshape(-1).long()
         if isinstance(task.class_weight, dict):
-            of_C = torch.tensor(
+            class_weights_C = torch.tensor(
                 [task.class_weight.get(class_text(name), 1.0) for name in labels.classes],
                 dtype=torch.float64,
             )
         else:
-            counts_C = torch.bincount(codes_N[at], minlength=len(labels.classes)).double()
-            of_C = len(rows) / (len(labels.classes) * counts_C.clamp_min(1.0))
-        found_N *= of_C[codes_N]
-    mean = found_N[at].mean()
+            counts_C = torch.bincount(codes_N[row_index], minlength=len(labels.classes)).double()
+            class_weights_C = len(rows) / (len(labels.classes) * counts_C.clamp_min(1.0))
+        weights_N *= class_weights_C[codes_N]
+    mean = weights_N[row_index].mean()
     if len(rows) and not mean > 0:
         raise checks.unusable(
             labels.source, "all training rows have the weight 0. Correct the weights."
         )
-    found_N = (found_N / mean).to(real())
-    if not found_N.isfinite().all():
+    weights_N = (weights_N / mean).to(real())
+    if not weights_N.isfinite().all():
         raise checks.unusable(
             labels.source,
-            "a row outside training weighs more than 1e38 times the mean of the training rows. "
-            "Correct data.weight.",
+            "a row outside training has more than 1e38 times the mean weight of the training "
+            "rows. Correct data.weight.",
         )
-    return found_N
+    return weights_N

@@ -1,1 +1,1 @@
-"""Notes likely problems of a table, for its owner."""
+"""Finds likely problems of a table, and describes them to its owner."""

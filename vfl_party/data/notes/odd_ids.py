@@ -16,26 +16,26 @@ from vfl_party.data.cells.texts import MISSING
 from vfl_party.data.ids import LOOKED_AT, release_texts, short_look
 from vfl_party.data.row_arrays import parts
 
-# A long number in a spreadsheet's format: 1.2E+05, or 120.0E+03 (engineering).
+# A long number as a spreadsheet shows it: 1.2E+05, or 120.0E+03 in engineering format.
 _ROUNDED = r"^\s*[0-9]{1,3}(?:[.,][0-9]+)?[eE]\+[0-9]+\s*$"
-# A whole number stored as a decimal, as when another one is missing.
+# A whole number that was stored as a decimal number, for example because other cells were missing.
 _DECIMAL = r"^\s*[0-9]+[.,]0+\s*$"
 # A spreadsheet's mark for text, which keeps leading zeros.
 _QUOTED = r"""^\s*(?:="|')"""
-# Zero bytes, spaces without width, marks of the byte order.
+# Invisible characters: zero bytes, zero-width spaces, byte order marks.
 _UNSEEN = r"[\p{Cc}\p{Cf}]"
 _ALMOST_ALL = 0.99
-# Number of rows that are examined at once.
+# The number of rows that are examined at once.
 _AT_ONCE = 1 << 16
-# Minimum number of rows to compare their shapes.
+# The minimum number of rows for comparing the shapes of ids.
 _MIN_ROWS = 20
 
 
 def refuse_rounded(source: str, columns: Sequence[Any]) -> None:
-    """Raises InputError if rows share an id that a spreadsheet has rounded: they are about
-    different people.
+    """Raises InputError if several rows have the same id because a spreadsheet has rounded their
+    ids.
 
-    ``columns``: of the id, as read, each [N] text.
+    ``columns``: The id columns as read, each [N] text.
     """
     for column in columns:
         rounded = _find_rounded(column)
@@ -51,38 +51,42 @@ def find_odd_ids(columns: Sequence[Any], ids: pa.LargeStringArray) -> Iterator[s
     """Yields a note for each problem of the ids.
 
     Args:
-        columns: of the id, as read, each [N] text.
-        ids: normalized by the rules, null if missing.
+        columns: The id columns as read, each [N] text.
+        ids: The ids, normalized by the rules, null if missing.
     """
     for column in columns:
         rounded, decimal = len(_find_rounded(column)), len(_filter_matches(column, _DECIMAL))
         if rounded:
             yield (
-                f"{_ids(rounded, 'looks', 'look')} like 1.2E+05: a spreadsheet has rounded them. "
-                "Write ids as text."
+                f"{_count_ids(rounded, 'looks', 'look')} like 1.2E+05: a spreadsheet has rounded "
+                "them. Write ids as text."
             )
         if decimal:
             yield (
-                f"{_ids(decimal, 'ends', 'end')} in .0, as whole numbers do that a program stores "
-                "as decimals. Write ids without .0; they match no other party's ids otherwise."
+                f"{_count_ids(decimal, 'ends', 'end')} in .0, as whole numbers do that a program "
+                "stores as decimals. Write ids without .0; they match no other party's ids "
+                "otherwise."
             )
         quoted = len(_filter_matches(column, _QUOTED))
         if quoted:
             yield (
-                f"{_ids(quoted, 'begins', 'begin')} with a spreadsheet's mark for text (=\" or '). "
-                "Write ids without it; they match no other party's ids otherwise."
+                f"{_count_ids(quoted, 'begins', 'begin')} with a spreadsheet's mark for text (=\" "
+                "or '). Write ids without it; they match no other party's ids otherwise."
             )
-    unseen = len(_filter_matches(ids, _UNSEEN))
-    if unseen:
+    invisible = len(_filter_matches(ids, _UNSEEN))
+    if invisible:
         yield (
-            f"{_ids(unseen, 'has', 'have')} invisible characters that no rule drops. Remove them."
+            f"{_count_ids(invisible, 'has', 'have')} invisible characters that no rule drops. "
+            "Remove them."
         )
-    bare = pc.utf8_trim_whitespace(pc.drop_null(ids))
-    words = pc.sum(pc.is_in(bare, value_set=pc.cast(MISSING, pa.large_string()))).as_py() or 0
-    if words:
+    trimmed = pc.utf8_trim_whitespace(pc.drop_null(ids))
+    missing_words = (
+        pc.sum(pc.is_in(trimmed, value_set=pc.cast(MISSING, pa.large_string()))).as_py() or 0
+    )
+    if missing_words:
         yield (
-            f"{_ids(words, 'is a word', 'are words')} for a missing value, such as NULL or nan. "
-            "Clear these cells."
+            f"{_count_ids(missing_words, 'is a word', 'are words')} for a missing value, such as "
+            "NULL or nan. Clear these cells."
         )
     if _last_is_odd(ids):
         yield (
@@ -91,8 +95,8 @@ def find_odd_ids(columns: Sequence[Any], ids: pa.LargeStringArray) -> Iterator[s
         )
 
 
-def _ids(count: int, one: str, several: str) -> str:
-    return f"1 id {one}" if count == 1 else f"{count:,} ids {several}"
+def _count_ids(count: int, singular: str, plural: str) -> str:
+    return f"1 id {singular}" if count == 1 else f"{count:,} ids {plural}"
 
 
 def _filter_matches(texts: Any, pattern: str) -> Any:
@@ -100,8 +104,8 @@ def _filter_matches(texts: Any, pattern: str) -> Any:
 
 
 def _find_rounded(texts: Any) -> Any:
-    """Returns the ids that a spreadsheet has rounded. All rows are examined, so a quick test comes
-    first.
+    """Returns the ids that a spreadsheet has rounded. A quick test comes first, because all rows
+    are examined.
     """
     texts = (
         texts
@@ -110,19 +114,19 @@ def _find_rounded(texts: Any) -> Any:
     )
     candidates = []
     for part in parts(len(texts), _AT_ONCE):
-        some = pc.match_substring(texts[part], "e+", ignore_case=True)
-        candidates.append(texts[part].filter(pc.fill_null(some, False)))
+        has_exponent = pc.match_substring(texts[part], "e+", ignore_case=True)
+        candidates.append(texts[part].filter(pc.fill_null(has_exponent, False)))
         release_texts(texts)
     return _filter_matches(pa.chunked_array(candidates, texts.type), _ROUNDED)
 
 
 def _last_is_odd(ids: pa.LargeStringArray) -> bool:
-    """Returns whether almost all ids have the same shape, and the last one has another."""
+    """Returns whether almost all ids have the same shape, and the last id has a different shape."""
     present = pc.drop_null(ids)
     if len(present) < _MIN_ROWS:
         return False
-    looks = Counter(map(short_look, present[:-1][:LOOKED_AT].to_pylist()))
+    shape_counts = Counter(map(short_look, present[:-1][:LOOKED_AT].to_pylist()))
     return (
-        short_look(present[-1].as_py()) not in looks
-        and looks.most_common(1)[0][1] >= _ALMOST_ALL * looks.total()
+        short_look(present[-1].as_py()) not in shape_counts
+        and shape_counts.most_common(1)[0][1] >= _ALMOST_ALL * shape_counts.total()
     )

@@ -13,21 +13,21 @@ from vfl_party.data.checks import count_cells
 from vfl_party.data.columns import Columns
 
 _STAND_INS = (-9, -99, -999, -9999, -99999, 999, 9999, 99999, 999999)
-# Number of first rows that are examined.
+# The number of first rows that are examined.
 _FIRST_ROWS = 100_000
-# Minimum number of cells with the same number.
+# The minimum number of cells with the same number.
 _MIN_CELLS = 2
 
 
 def find_odd_numbers(columns: Columns) -> Iterator[tuple[str, str]]:
-    """Yields (column, note) for each problem."""
+    """Yields the column's name and a note for each problem."""
     names, values_NF = columns.numeric_names, columns.numeric_NF
     empty = count_cells(values_NF, np.isnan).counts == len(values_NF)
     for column, name in enumerate(names):
         if empty[column]:
             yield name, f"column {name!r} is empty in all rows. List it in data.drop."
             continue
-        value, count = _stand_in(values_NF[:_FIRST_ROWS, column])
+        value, count = _find_stand_in(values_NF[:_FIRST_ROWS, column])
         if count and columns.style is None:
             yield (
                 name,
@@ -42,10 +42,11 @@ def find_odd_numbers(columns: Columns) -> Iterator[tuple[str, str]]:
             )
 
 
-def _stand_in(values_N: npt.NDArray[np.float32]) -> tuple[int, int]:
-    """Returns (a number that may stand for an empty cell, its count), or (0, 0).
+def _find_stand_in(values_N: npt.NDArray[np.float32]) -> tuple[int, int]:
+    """Returns a number that may stand for an empty cell, and its count; (0, 0) if there is none.
 
-    It is further from the others than these are from each other, or the only number below 0.
+    Such a number is further from all other numbers than these are from each other, or it is the
+    only number below 0.
     """
     values_N = values_N[~np.isnan(values_N)]
     low, high = float(values_N.min(initial=np.inf)), float(values_N.max(initial=-np.inf))

@@ -1,4 +1,6 @@
-"""Notes likely problems of a readable table, for its owner: notes may show single cells."""
+"""Finds likely problems of a readable table, and describes them to its owner. The notes may show
+single cells.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,9 @@ from vfl_party.data.notes.odd_numbers import find_odd_numbers
 from vfl_party.data.row_arrays import parts
 from vfl_party.data.table import count_words
 
-# Number of rows below which nothing is noted.
+# The minimum number of rows for a note about many categories.
 MIN_ROWS = 20
-# Maximum characters shown of a cell.
+# The maximum number of characters of a cell in a note.
 MAX_SHOWN = 24
 # A number with a unit, such as 70 kg.
 _UNIT = re.compile(r"\s*[+-]?[0-9][0-9.,]*\s*([A-Za-z\u00b0\u00b5\u00b2\u00b3/]{1,8})\s*")
@@ -38,10 +40,12 @@ _NO = frozenset(("0", "n", "no", "f", "false", "nein", "falsch", "non", "faux"))
 
 @dataclass(frozen=True)
 class Smell:
-    """A note for a person. ``column``: the feature column that it is about; ``mostly``: the kind of
-    most of its cells.
+    """A note for the table's owner.
 
-    Those cells look like numbers or dates, but the column is read as categories.
+    text: The note.
+    column: The feature column that the note is about; '' if there is none.
+    mostly: The kind of most cells, if they look like numbers or dates but the column is read as
+    categories.
     """
 
     text: str
@@ -52,20 +56,20 @@ class Smell:
 def find_smells(rows: Rows, settings: DataSettings) -> Iterator[Smell]:
     """Yields a note for each problem, in the order of the columns."""
     if settings.id and not rows.numbered:
-        yield from map(Smell, _ids(rows, settings))
+        yield from map(Smell, _check_ids(rows, settings))
     if rows.labels is not None and rows.labels.dtype == object:
         labels = sorted({*rows.labels.tolist()} - {None})
         yield from map(Smell, _find_spellings(f"labels in {settings.label!r}", labels))
-        yield from map(Smell, _yes_and_no(f"labels in {settings.label!r}", labels))
+        yield from map(Smell, _find_yes_and_no(f"labels in {settings.label!r}", labels))
     if isinstance(rows.features, Columns):
         for name, text in find_odd_numbers(rows.features):
             yield Smell(text, name)
         for k, name in enumerate(rows.features.categorical_names):
             if name not in settings.categorical:
-                yield from _words(rows.features, k, name, settings)
+                yield from _check_words(rows.features, k, name, settings)
 
 
-def _words(columns: Columns, k: int, name: str, settings: DataSettings) -> Iterator[Smell]:
+def _check_words(columns: Columns, k: int, name: str, settings: DataSettings) -> Iterator[Smell]:
     cells, words = columns.categorical, columns.categorical.words[k]
     counts = count_words(cells, k)[:-1]
     total, texts = int(counts.sum()), pa.array(words, pa.string())
@@ -78,23 +82,23 @@ def _words(columns: Columns, k: int, name: str, settings: DataSettings) -> Itera
             "numbers",
         )
         return
-    several = list(_yes_and_no(f"categories of {name!r}", words))
-    if several:
-        yield Smell(several[0], name)
+    spelling_notes = list(_find_yes_and_no(f"categories of {name!r}", words))
+    if spelling_notes:
+        yield Smell(spelling_notes[0], name)
         return
     kinds: tuple[tuple[Literal["numbers", "dates"], Callable[[pa.Array], pa.Array]], ...]
     kinds = (("numbers", number_formats.look_like_numbers), ("dates", look_like_dates))
     for kind, test in kinds:
-        like = test(texts).to_numpy(zero_copy_only=False)
-        matching = int(counts[like].sum())
+        is_like = test(texts).to_numpy(zero_copy_only=False)
+        matching = int(counts[is_like].sum())
         if total and matching == total:
             yield Smell(_describe_column(name, words, kind), name, kind)
         elif matching > total / 2:
-            # Words are in the order in which they come.
-            strange = int(np.flatnonzero(~like)[0])
-            row = _first_row(cells.codes_NK[:, k], strange)
+            # Words are in the order of the table, so this is the first word that does not fit.
+            odd_word = int(np.flatnonzero(~is_like)[0])
+            row = _find_first_row(cells.codes_NK[:, k], odd_word)
             where = checks.rows(hide_passwords(settings.source), row + 1)
-            word = words[strange][:MAX_SHOWN]
+            word = words[odd_word][:MAX_SHOWN]
             yield Smell(
                 f"{matching:,} of {total:,} cells of {name!r} are {kind}, but {where} has "
                 f"{word!r}, so the column is read as {len(words):,} categories. Correct the cell, "
@@ -119,26 +123,29 @@ def _describe_column(name: str, words: Sequence[str], kind: str) -> str:
     if kind == "numbers":
         return (
             f"column {name!r} is read as categories, though its cells look like numbers, such as "
-            f"{_unread(words, kind)!r}. Set data.decimal and data.thousands to how they are "
+            f"{_find_unread(words, kind)!r}. Set data.decimal and data.thousands to how they are "
             "written."
         )
     return (
         f"column {name!r} is read as categories, though its cells look like dates, such as "
-        f'{_unread(words, kind)!r}. Set data.dates to how they are written, such as "%d.%m.%y" '
+        f"{_find_unread(words, kind)!r}. Set data.dates to how they are written, such as "
+        '"%d.%m.%y" '
         "for a year of two digits."
     )
 
 
-def _unread(words: Sequence[str], kind: str) -> str:
-    """Returns a word that is not a number or date in the usual form; the first one if all are."""
-    usual = number_formats.Numbers() if kind == "numbers" else Dates("%d.%m.%Y")
-    return next((word for word in words if usual.read(pa.array([word])) is None), words[0])[
+def _find_unread(words: Sequence[str], kind: str) -> str:
+    """Returns the first word that is not a number or date in the usual format; the first word if
+    there is none.
+    """
+    usual_format = number_formats.Numbers() if kind == "numbers" else Dates("%d.%m.%Y")
+    return next((word for word in words if usual_format.read(pa.array([word])) is None), words[0])[
         :MAX_SHOWN
     ]
 
 
-def _yes_and_no(what: str, words: Sequence[str]) -> Iterator[str]:
-    """Yields a note if all words mean yes or no, and one of the two in several spellings."""
+def _find_yes_and_no(what: str, words: Sequence[str]) -> Iterator[str]:
+    """Yields a note if all words mean yes or no, and yes or no has several spellings."""
     folded = {word: word.strip().casefold() for word in words}
     if not all(text in _YES | _NO for text in folded.values()):
         return
@@ -154,27 +161,29 @@ def _yes_and_no(what: str, words: Sequence[str]) -> Iterator[str]:
 
 def _find_spellings(what: str, words: Sequence[str]) -> Iterator[str]:
     times = Counter(word.strip().casefold() for word in words)
-    twice = [word[:MAX_SHOWN] for word in words if times[word.strip().casefold()] > 1]
-    if twice:
+    same_words = [word[:MAX_SHOWN] for word in words if times[word.strip().casefold()] > 1]
+    if same_words:
         yield (
-            f"{what} differ by spaces or capitals alone, such as {twice[0]!r} and "
-            f"{twice[1]!r}. Write them the same way."
+            f"{what} differ by spaces or capitals alone, such as {same_words[0]!r} and "
+            f"{same_words[1]!r}. Write them the same way."
         )
 
 
-def _first_row(codes_N: npt.NDArray[np.int32], code: int) -> int:
-    """Returns the first row with a code, which must exist."""
+def _find_first_row(codes_N: npt.NDArray[np.int32], code: int) -> int:
+    """Returns the first row with ``code``. There must be such a row."""
     for part in parts(len(codes_N)):
         matches = np.flatnonzero(codes_N[part] == code)
         if len(matches):
             return int(part.start + matches[0])
-    raise ValueError("no row holds the code")
+    raise ValueError(f"no row has the category code (got {code})")
 
 
-def _ids(rows: Rows, settings: DataSettings) -> Iterator[str]:
+def _check_ids(rows: Rows, settings: DataSettings) -> Iterator[str]:
     rules = settings.id_rules or ()
-    spelt = [normalize_ids(rows.ids, used) for used in (rules, (*rules, "trim", "casefold"))]
-    counts = [IdCounts.of(ids, len(in_order(ids, "first").rows)).remaining for ids in spelt]
+    normalized = [
+        normalize_ids(rows.ids, used_rules) for used_rules in (rules, (*rules, "trim", "casefold"))
+    ]
+    counts = [IdCounts.of(ids, len(in_order(ids, "first").rows)).remaining for ids in normalized]
     if counts[1] < counts[0]:
         count = counts[0] - counts[1]
         yield (
@@ -184,4 +193,4 @@ def _ids(rows: Rows, settings: DataSettings) -> Iterator[str]:
             else f'{count:,} ids differ from others by spaces or capitals alone. Add "trim" or '
             '"casefold" to rows.id_rules.'
         )
-    yield from find_odd_ids(rows.ids, spelt[0])
+    yield from find_odd_ids(rows.ids, normalized[0])

@@ -17,22 +17,22 @@ from vfl_party.data.notes.smells import Smell
 from vfl_party.data.row_arrays import parts, release
 
 MAX_CLASSES = 100
-# Minimum rows outside the largest class: fewer are separated by chance.
+# The minimum number of rows outside the largest class. Fewer rows may be separated by chance.
 MIN_OTHERS = 10
-# Minimum rows for each value of a column, on average.
+# The minimum mean number of rows for each value of a column.
 ROWS_A_VALUE = 10
-# Rows of each class that are examined before all rows.
+# The number of rows of each class that are examined first.
 _SAMPLED = 1_000
 
 Codes = npt.NDArray[np.int32]
 
 
 def find_target_leakage(rows: Rows, label: str) -> Iterator[Smell]:
-    """Yields a note, without any cell, for each column that determines the class of every row.
+    """Yields a note for each column that determines the class of every row.
 
-    Such a column has far fewer values than rows, each of them in rows of one class only. Or it is a
-    number, or is missing, in rows of one of two classes only, or its numbers are greater in one
-    class than in the other. ``label``: the name of the label column.
+    Such a column has far fewer values than rows, and each value occurs in only one class. Or there
+    are two classes, and the column's cells are missing in exactly one class, or all numbers in one
+    class are greater than all numbers in the other class. ``label``: The name of the label column.
     """
     if rows.labels is None or not isinstance(rows.features, Columns):
         return
@@ -47,7 +47,7 @@ def find_target_leakage(rows: Rows, label: str) -> Iterator[Smell]:
         (numbers, rows.features.numeric_names),
         (words, rows.features.categorical_names),
     ):
-        # Indexing copies, so only if it is needed.
+        # Indexing copies the values, so it is skipped if all rows have labels.
         values_NF = values_NF if labelled_N.all() else values_NF[labelled_N]
         for name in _find_columns(values_NF, names, classes_N, len(counts)):
             yield Smell(
@@ -66,37 +66,38 @@ def _find_columns(
     sample = np.sort(
         np.concatenate([np.flatnonzero(classes_N == code)[:_SAMPLED] for code in range(count)])
     )
-    some_BF, some_B = values_NF[sample], classes_N[sample]
+    sample_BF, sample_classes_B = values_NF[sample], classes_N[sample]
     release(values_NF)
     for k, name in enumerate(names):
         if not (
-            _separates(some_BF[:, k], some_B, count) or _determines(some_BF[:, k], some_B, count)
+            _separates(sample_BF[:, k], sample_classes_B, count)
+            or _determines(sample_BF[:, k], sample_classes_B, count)
         ):
             continue
         column_N = np.concatenate([values_NF[part, k] for part in parts(len(values_NF))])
         release(values_NF)
-        few = _different(column_N) * ROWS_A_VALUE <= len(column_N)
+        has_few_values = _count_distinct(column_N) * ROWS_A_VALUE <= len(column_N)
         if _separates(column_N, classes_N, count) or (
-            few and _determines(column_N, classes_N, count)
+            has_few_values and _determines(column_N, classes_N, count)
         ):
             yield name
 
 
-def _different(values_N: npt.NDArray[np.generic]) -> int:
+def _count_distinct(values_N: npt.NDArray[np.generic]) -> int:
     return len(np.unique(values_N))
 
 
 def _determines(values_N: npt.NDArray[np.generic], classes_N: Codes, count: int) -> bool:
-    """Returns whether each value, and a missing one, is in rows of one class only."""
+    """Returns whether each value, including the missing value, occurs in only one class."""
     values, places_N = np.unique(values_N, return_inverse=True)
-    return len(values) > 1 and _different(
+    return len(values) > 1 and _count_distinct(
         places_N.reshape(-1).astype(np.int64) * count + classes_N
     ) == len(values)
 
 
 def _separates(values_N: npt.NDArray[np.generic], classes_N: Codes, count: int) -> bool:
-    """Returns whether two classes differ only by missing cells, or by numbers that are greater in
-    one than in the other.
+    """Returns whether there are two classes, and either cells are missing in exactly one class, or
+    all numbers in one class are greater than all numbers in the other.
     """
     if count != 2:
         return False
@@ -104,5 +105,5 @@ def _separates(values_N: npt.NDArray[np.generic], classes_N: Codes, count: int) 
     missing_N = np.isnan(values_N) if is_number else values_N == -1
     if missing_N.any() or not is_number:
         return bool((missing_N == classes_N).all() or (missing_N != classes_N).all())
-    one, other = (values_N[classes_N == code] for code in (0, 1))
-    return bool(one.max() < other.min() or other.max() < one.min())
+    first_class, second_class = (values_N[classes_N == code] for code in (0, 1))
+    return bool(first_class.max() < second_class.min() or second_class.max() < first_class.min())

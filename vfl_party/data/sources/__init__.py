@@ -1,1 +1,1 @@
-"""Readers: files, folders, databases, named sets and tables in memory."""
+"""Reads tables from files, folders, databases, named data sets and memory."""

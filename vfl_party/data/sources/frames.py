@@ -21,10 +21,10 @@ from vfl_party.data.stream import RowStream
 
 
 def frame_rows(frame: Any, settings: DataSettings, with_label: bool) -> Rows:
-    """Reads ids, labels and features from a frame, whose columns have types. Raises InputError."""
+    """Reads ids, labels and features from a frame. Raises InputError."""
     source = settings.source
     if is_arrays(frame):
-        arrays = {str(name): _array(source, name, array) for name, array in frame.items()}
+        arrays = {str(name): _to_array(source, name, array) for name, array in frame.items()}
         wanted = {*settings.id, *settings.roles}
         checks.require_names(source, "id", settings.id, list(arrays))
         if with_label and settings.label is None:
@@ -35,7 +35,7 @@ def frame_rows(frame: Any, settings: DataSettings, with_label: bool) -> Rows:
             )
         if with_label:
             checks.require_roles(source, settings, list(arrays))
-        parts = {
+        array_by_column = {
             f"{name}.{j}": name
             for name, a in arrays.items()
             if a.ndim == 2
@@ -44,15 +44,15 @@ def frame_rows(frame: Any, settings: DataSettings, with_label: bool) -> Rows:
         columns = (
             None
             if settings.columns is None
-            else [parts.get(name, name) for name in settings.columns]
+            else [array_by_column.get(name, name) for name in settings.columns]
         )
         checks.require_names(source, "columns", columns or (), list(arrays))
         checks.require_names(source, "drop", settings.drop, list(arrays))
-        chosen = arrays.keys() if columns is None else {*columns, *wanted}
+        chosen_names = arrays.keys() if columns is None else {*columns, *wanted}
         chosen_arrays = {
             name: array
             for name, array in arrays.items()
-            if name in chosen and name not in settings.drop
+            if name in chosen_names and name not in settings.drop
         }
         return array_rows(chosen_arrays, settings, with_label)
     arrow = as_arrow(frame, source, settings.id)
@@ -65,8 +65,10 @@ def frame_rows(frame: Any, settings: DataSettings, with_label: bool) -> Rows:
     return collect(stream, settings, with_label)
 
 
-def _array(source: str, name: object, values: Any) -> np.ndarray[Any, Any]:
-    """Returns the values of a dict's key as an array; objects that are text become a text array."""
+def _to_array(source: str, name: object, values: Any) -> np.ndarray[Any, Any]:
+    """Converts a value of a dict of arrays to an array. An array of text objects becomes a text
+    array.
+    """
     try:
         array = np.asarray(values)
     except ValueError as error:
@@ -79,10 +81,10 @@ def _array(source: str, name: object, values: Any) -> np.ndarray[Any, Any]:
 
 
 def write_arrays(arrays: Mapping[Any, Any], file: BinaryIO) -> None:
-    """Writes a dict of arrays as an NPZ file, whatever their names are. Raises InputError."""
+    """Writes a dict of arrays as an NPZ file. The names may be any text. Raises InputError."""
     with zipfile.ZipFile(file, "w") as archive:
         for name, values in arrays.items():
-            array = _array("data", name, values)
+            array = _to_array("data", name, values)
             if array.dtype == object:
                 raise checks.unusable(
                     "data", f"{name!r} holds objects. Make all its values numbers, or all text."
@@ -92,18 +94,18 @@ def write_arrays(arrays: Mapping[Any, Any], file: BinaryIO) -> None:
 
 
 def is_arrays(frame: object) -> bool:
-    """Whether a frame is a dict of arrays."""
+    """Returns whether a frame is a dict of arrays."""
     return isinstance(frame, Mapping)
 
 
 def is_lazy(frame: object) -> bool:
-    """Returns whether a frame is a lazy one of polars."""
+    """Returns whether a frame is a polars LazyFrame."""
     return hasattr(frame, "collect_schema") and not hasattr(frame, "to_arrow")
 
 
 def as_arrow(frame: Any, source: str, ids: Sequence[str] = ()) -> pa.Table:
-    """Returns a frame as an Arrow table. ``ids``: names of a pandas index that are kept. Raises
-    InputError.
+    """Converts a frame to an Arrow table. ``ids``: The levels of a pandas index to keep as columns.
+    Raises InputError.
     """
     try:
         if isinstance(frame, pa.Table):
@@ -116,21 +118,21 @@ def as_arrow(frame: Any, source: str, ids: Sequence[str] = ()) -> pa.Table:
             )
         if is_lazy(frame):
             raise checks.unusable(source, "is lazy. Call .collect() first.")
-        # Polars has ``to_arrow``.
+        # polars frames have a method ``to_arrow``.
         if hasattr(frame, "to_arrow"):
             return frame.to_arrow()
         return pa.table(frame)
     except (pa.ArrowException, AttributeError, TypeError, ValueError) as error:
-        mixed = re.search(r"Conversion failed for column (.+) with type object", str(error))
-        if mixed:
+        match = re.search(r"Conversion failed for column (.+) with type object", str(error))
+        if match:
             raise checks.unusable(
                 source,
-                f"column {mixed[1]!r} mixes numbers and text. Make all its values numbers, or all "
+                f"column {match[1]!r} mixes numbers and text. Make all its values numbers, or all "
                 "text.",
             ) from error
-        why = f"{error}".partition("\n")[0]
+        reason = f"{error}".partition("\n")[0]
         raise checks.unusable(
             source,
-            f"cannot be read as a table (got {type(frame).__name__}: {why}). Give a pandas or "
+            f"cannot be read as a table (got {type(frame).__name__}: {reason}). Give a pandas or "
             "polars frame, an Arrow table, or a dict of NumPy arrays.",
         ) from error

@@ -15,29 +15,30 @@ from vfl_party.base.workers import in_order
 from vfl_party.data import checks
 from vfl_party.data.collect import collect
 from vfl_party.data.columns import Columns, Rows
-from vfl_party.data.pixels import is_shortened, planes, resize_image
+from vfl_party.data.pixels import is_shortened, resize_image, to_planes
 from vfl_party.data.row_arrays import Space, release
 from vfl_party.data.sources.text import open_text
 
 FILE = "file"
-# Number of images after which those that were read are released from memory.
+# The memory of images is released each time after this number of images.
 RELEASED_ROWS = 256
-# All other modes are read as RGB.
+# The mode in which each of Pillow's modes is read. Other modes are read as RGB.
 _CHANNELS = {"1": "L", "L": "L", "LA": "L"}
 _DEEP = "I;16"
 # 16-bit modes in other byte orders.
 _CHANNELS |= dict.fromkeys((_DEEP, "I;16B", "I;16L", "I;16N"), _DEEP)
-# 32-bit integers and floats, which Pillow cuts off at 255 as colours.
+# Modes of 32-bit integers and floats, whose values Pillow would cut off at 255.
 _NO_PIXELS = ("I", "F")
 _KINDS = {"L": "grey", "RGB": "colour", _DEEP: "grey of 16 bits"}
 
 
 def read_image_folder(settings: DataSettings, with_label: bool) -> Rows:
-    """Reads the images in the column ``file`` of ``index.csv``, with an id (default: the file's
-    name) and a label.
+    """Reads the images that the column ``file`` of ``index.csv`` names, with ids (by default the
+    file names) and labels.
 
-    They are grey or coloured as the first one, or as ``data.channels`` says, and of one size or
-    resized to ``data.resize``. Raises InputError with the index's row.
+    All images must be grey or coloured like the first image, unless ``data.channels`` is set, and
+    must have the same size, unless ``data.resize`` is set. Raises InputError, which names the row
+    of the index.
     """
     source = settings.source
     index = str(Path(source) / IMAGES)
@@ -49,12 +50,20 @@ def read_image_folder(settings: DataSettings, with_label: bool) -> Rows:
         )
     checks.refuse_column_settings(source, settings, ("columns", "drop", "numeric", "categorical"))
     ids = settings.id or (FILE,)
-    listed = {"source": index, "id": ids, "columns": (FILE,), "categorical": (FILE,), "view": None}
-    alone = settings.model_copy(update=listed)
-    stream = open_text(alone)
+    index_keys = {
+        "source": index,
+        "id": ids,
+        "columns": (FILE,),
+        "categorical": (FILE,),
+        "view": None,
+    }
+    index_settings = settings.model_copy(update=index_keys)
+    stream = open_text(index_settings)
     if FILE not in stream.names:
-        raise checks.unusable(index, f"has no column {FILE!r} for the images' files. Add it.")
-    rows = collect(stream, alone, with_label)
+        raise checks.unusable(
+            index, f"has no column {FILE!r} for the names of image files. Add it."
+        )
+    rows = collect(stream, index_settings, with_label)
     assert isinstance(rows.features, Columns)  # noqa: S101 - of an index
     listed_files = (
         rows.ids[ids.index(FILE)].to_pylist()
@@ -65,35 +74,35 @@ def read_image_folder(settings: DataSettings, with_label: bool) -> Rows:
     checks.require_present(
         index, f"column {FILE!r}", ~np.array(files, bool), "Name an image in every row."
     )
-    return replace(rows, features=_read_all(Path(source), index, files, settings))
+    return replace(rows, features=_read_images(Path(source), index, files, settings))
 
 
-def _read_all(
+def _read_images(
     folder: Path, index: str, files: list[str], settings: DataSettings
 ) -> npt.NDArray[Any]:
-    """Reads all images with several threads, uint8 or uint16 [N, C, H, W]."""
+    """Reads all images, uint8 or uint16 [N, C, H, W], with several threads."""
     mode = {None: None, 1: "L", 3: "RGB"}[settings.channels]
-    first = _read_one(folder / files[0], index, 1, mode)
-    kind = _kind(first)
+    first = _read_image(folder / files[0], index, 1, mode)
+    kind = _get_mode(first)
     space = Space.of(settings)
     shape = (len(first), *(settings.resize or first.shape[1:]))
     images = space.empty((len(files), *shape), first.dtype)
 
     def read(row: int) -> npt.NDArray[Any]:
-        image = _read_one(folder / files[row - 1], index, row, mode)
+        image = _read_image(folder / files[row - 1], index, row, mode)
         where = checks.rows(index, row)
-        own = _kind(image)
-        if _DEEP in (own, kind) and (own != kind or mode == "RGB"):
+        mode_of_image = _get_mode(image)
+        if _DEEP in (mode_of_image, kind) and (mode_of_image != kind or mode == "RGB"):
             raise checks.unusable(
                 index,
-                f"the image in {where} is {_KINDS[own]}, the first is {_KINDS[kind]}. Convert all "
-                "to 8 bits, or all to grey of 16 bits without data.channels.",
+                f"the image in {where} is {_KINDS[mode_of_image]}, the first is {_KINDS[kind]}. "
+                "Convert all to 8 bits, or all to grey of 16 bits without data.channels.",
             )
-        if own != kind:
+        if mode_of_image != kind:
             raise checks.unusable(
                 index,
-                f"the image in {where} is {_KINDS[own]}, the first is {_KINDS[kind]}. Set "
-                "data.channels to 1 (grey) or 3 (colour), or convert the image.",
+                f"the image in {where} is {_KINDS[mode_of_image]}, the first is {_KINDS[kind]}. "
+                "Set data.channels to 1 (grey) or 3 (colour), or convert the image.",
             )
         if settings.resize is not None:
             return resize_image(image, settings.resize)
@@ -113,13 +122,13 @@ def _read_all(
     return images
 
 
-def _kind(image_CHW: npt.NDArray[Any]) -> str:
-    """Returns the mode in which an image was read."""
+def _get_mode(image_CHW: npt.NDArray[Any]) -> str:
+    """Returns the mode of an image: ``L``, ``RGB`` or ``I;16``."""
     return _DEEP if image_CHW.dtype == np.uint16 else "L" if len(image_CHW) == 1 else "RGB"
 
 
-def _read_one(path: Path, index: str, row: int, wanted: str | None) -> npt.NDArray[Any]:
-    """Reads an image as [1, H, W] or [3, H, W], in the mode ``wanted`` or its own."""
+def _read_image(path: Path, index: str, row: int, wanted: str | None) -> npt.NDArray[Any]:
+    """Reads an image as [1, H, W] or [3, H, W], converted to the mode ``wanted`` if it is given."""
     try:
         with Image.open(path) as image:
             if image.mode in _NO_PIXELS or is_shortened(image):
@@ -130,12 +139,13 @@ def _read_one(path: Path, index: str, row: int, wanted: str | None) -> npt.NDArr
                     f"(got mode {image.mode}). Convert it to 8 bits, or to grey of 16 bits.",
                 )
             mode = _CHANNELS.get(image.mode, "RGB")
-            # Pillow cuts 16 bits off at 255.
+            # A conversion of 16 bits would cut values off at 255, so these images are not
+            # converted.
             mode = mode if wanted is None or mode == _DEEP else wanted
             if mode == _DEEP:
                 # Pillow cannot convert between byte orders.
-                return planes(np.asarray(image).astype(np.uint16))
-            return planes(np.asarray(image if image.mode == mode else image.convert(mode)))
+                return to_planes(np.asarray(image).astype(np.uint16))
+            return to_planes(np.asarray(image if image.mode == mode else image.convert(mode)))
     except FileNotFoundError:
         where = checks.rows(index, row)
         raise checks.unreadable(

@@ -1,4 +1,4 @@
-"""Reads data sets by name: those bundled with scikit-learn, and those of torchvision."""
+"""Reads data sets of scikit-learn and torchvision by their names."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ import pyarrow as pa
 from vfl_common.config.data import DataSettings
 from vfl_party.data import checks
 from vfl_party.data.choice import choose_features, without_row
-from vfl_party.data.collect import columns_of
+from vfl_party.data.collect import read_columns
 from vfl_party.data.columns import Rows
 from vfl_party.data.sources.arrays import channels_first, row_ids
 
 SKLEARN = ("breast_cancer", "diabetes", "digits", "iris", "wine")
-# The name of every set's label, and of torchvision's own split.
+# The column names of the label, and of torchvision's own split.
 TARGET, PART = "target", "part"
 
 
 def read_sklearn(settings: DataSettings, with_label: bool) -> Rows:
-    """Reads one of scikit-learn's bundled sets; ``digits`` is images of 1 x 8 x 8, from 0 to 1.
-    Raises InputError.
+    """Reads a data set that is bundled with scikit-learn. ``digits`` has images of 1 x 8 x 8
+    pixels, from 0 to 1. Raises InputError.
     """
     name = settings.source.removeprefix("sklearn:")
     if name not in SKLEARN:
@@ -34,23 +34,25 @@ def read_sklearn(settings: DataSettings, with_label: bool) -> Rows:
             f"is not a bundled set of scikit-learn. Choose one of {', '.join(SKLEARN)}.",
         )
     _check_roles(settings)
-    bunch = _bunch(name)
-    keep = slice(0, settings.first)
-    ids = [row_ids(len(bunch.target))[keep]]
-    labels = bunch.target[keep].astype(np.float64) if with_label else None
+    bunch = _load_bunch(name)
+    kept_rows = slice(0, settings.first)
+    ids = [row_ids(len(bunch.target))[kept_rows]]
+    labels = bunch.target[kept_rows].astype(np.float64) if with_label else None
     if name == "digits":
         checks.refuse_column_settings(
             settings.source, settings, ("columns", "drop", "numeric", "categorical")
         )
-        return Rows(ids, labels, (bunch.images[keep, None] / 16.0).astype(np.float32))
-    features = {str(key): bunch.data[keep, j] for j, key in enumerate(bunch.feature_names)}
+        return Rows(ids, labels, (bunch.images[kept_rows, None] / 16.0).astype(np.float32))
+    features = {str(key): bunch.data[kept_rows, j] for j, key in enumerate(bunch.feature_names)}
     chosen = choose_features(settings.source, list(features), settings)
-    return Rows(ids, labels, columns_of(pa.table({key: features[key] for key in chosen}), settings))
+    return Rows(
+        ids, labels, read_columns(pa.table({key: features[key] for key in chosen}), settings)
+    )
 
 
 @lru_cache(maxsize=2)
-def _bunch(name: str) -> Any:
-    """Reads a set once for all parties and runs of a process; it must not be modified."""
+def _load_bunch(name: str) -> Any:
+    """Loads a data set, read-only. It is cached for all parties and runs of a process."""
     from sklearn import datasets
 
     bunch = getattr(datasets, f"load_{name}")()
@@ -61,34 +63,35 @@ def _bunch(name: str) -> Any:
 
 
 def read_torchvision(settings: DataSettings, with_label: bool) -> Rows:
-    """Reads an image classification set of torchvision: its training images, then its test images.
+    """Reads an image classification data set of torchvision: the training images, then the test
+    images.
 
-    Raises InputError if the set is not known, or if its files are missing and may not be
+    Raises InputError if the data set is unknown, or if its files are missing and may not be
     downloaded.
     """
     source = settings.source
     _check_roles(settings, [PART])
     checks.refuse_column_settings(source, settings, ("columns", "drop", "numeric", "categorical"))
-    parts = [_pixels_and_targets(source, part) for part in _open_torchvision(settings)]
+    parts = [_get_pixels(source, part) for part in _open_torchvision(settings)]
     pixels = np.concatenate([pixels for pixels, _ in parts])
     targets = np.concatenate([targets for _, targets in parts])
     if len(pixels) != len(targets) or targets.ndim != 1:
         raise checks.unusable(source, "is not a set of images with one class each. Choose another.")
-    keep = slice(0, settings.first)
-    images = channels_first(source, pixels[keep], settings.image_shape)
-    ids = [row_ids(len(pixels))[keep]]
-    # A passive party divides its own rows by them.
-    own = np.repeat(
+    kept_rows = slice(0, settings.first)
+    images = channels_first(source, pixels[kept_rows], settings.image_shape)
+    ids = [row_ids(len(pixels))[kept_rows]]
+    # A passive party may use torchvision's split for its own rows.
+    splits = np.repeat(
         np.array(("train", "test"), object), [len(pixels_of_part) for pixels_of_part, _ in parts]
     )
-    labels = targets[keep].astype(np.float64) if with_label else None
-    return Rows(ids, labels, images, own[keep] if settings.split else None)
+    labels = targets[kept_rows].astype(np.float64) if with_label else None
+    return Rows(ids, labels, images, splits[kept_rows] if settings.split else None)
 
 
 def _check_roles(settings: DataSettings, splits: Sequence[str] = ()) -> None:
     if without_row(settings, ()).id:
         raise checks.unusable(
-            settings.source, "has no id column: the row's number is its id. Remove data.id."
+            settings.source, "has no id column, because the row number is the id. Remove data.id."
         )
     checks.require_names(
         settings.source, "label", [settings.label] if settings.label else [], [TARGET]
@@ -103,7 +106,7 @@ def _check_roles(settings: DataSettings, splits: Sequence[str] = ()) -> None:
 
 
 def _open_torchvision(settings: DataSettings) -> list[Any]:
-    """Opens the set's training and test part."""
+    """Opens the training and the test part of a data set."""
     source, name = settings.source, settings.source.removeprefix("torchvision:")
     from torchvision import datasets
 
@@ -128,7 +131,7 @@ def _open_torchvision(settings: DataSettings) -> list[Any]:
         return [
             kind(settings.download_dir, download=settings.download, **choice) for choice in choices
         ]
-    except Exception:  # noqa: BLE001 - every set raises other errors for files that are missing, cut or unreachable
+    except Exception:  # noqa: BLE001 - each data set raises different errors for missing or damaged files
         if settings.download:
             raise checks.unreadable(
                 source,
@@ -142,7 +145,7 @@ def _open_torchvision(settings: DataSettings) -> list[Any]:
         ) from None
 
 
-def _pixels_and_targets(source: str, part: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+def _get_pixels(source: str, part: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     targets = getattr(part, "targets", None)
     targets = getattr(part, "labels", None) if targets is None else targets
     pixels = getattr(part, "data", None)

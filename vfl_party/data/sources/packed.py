@@ -1,4 +1,4 @@
-"""Opens files as stored: plain, compressed by gzip or bzip2, or as members of a zip or tar file."""
+"""Opens plain files, files compressed by gzip or bzip2, and members of zip and tar archives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pyarrow as pa
 from vfl_common.config.sources import split_member
 from vfl_party.data import checks
 
-# What opening and reading a packed file can raise, if it is damaged.
+# The exceptions that opening or reading a damaged file can raise.
 BROKEN = (
     OSError,
     EOFError,
@@ -29,16 +29,17 @@ _KINDS = {".gz": "gzip", ".bz2": "bz2"}
 
 
 def open_bytes(source: str) -> Any:
-    """Opens a file for Arrow, as bytes that are decompressed while they are read.
+    """Opens a file for Arrow. Its bytes are decompressed while they are read.
 
-    A name that ends in ``.gz`` or ``.bz2`` is compressed, also within an archive. Raises InputError
-    if an archive lacks the member, and one of ``BROKEN`` if a file is damaged.
+    Files whose names end in ``.gz`` or ``.bz2`` are decompressed, including members of archives.
+    Raises InputError if an archive lacks the member, and an exception of ``BROKEN`` if a file is
+    damaged.
     """
     path, member = split_member(source)
     compression = _KINDS.get(Path(source).suffix.lower())
     if member is not None:
         return pa.input_stream(_open_member(source, path, member), compression=compression)
-    file = Path(path).open("rb")  # noqa: SIM115 - Arrow closes it; it cannot open a name that is not UTF-8
+    file = Path(path).open("rb")  # noqa: SIM115 - Arrow closes it, but cannot open names that are not UTF-8
     return pa.input_stream(file, compression=compression)
 
 
@@ -48,21 +49,21 @@ def _open_member(source: str, path: str, member: str) -> Any:
     with zipfile.ZipFile(path) as archive:
         names = [entry.filename for entry in archive.infolist() if not entry.is_dir()]
         if member not in names:
-            raise _no_member(source, member, names)
+            raise _make_member_error(source, member, names)
         if names.count(member) > 1:
             raise checks.unreadable(
                 source, f"the archive has several members {member!r}. Unpack the right one."
             )
         if archive.getinfo(member).flag_bits & 1:
             raise checks.unreadable(
-                source, "is locked with a password. Unpack it, and give the unpacked file."
+                source, "is protected by a password. Unpack it, and give the unpacked file."
             )
         # The file stays open until the member is closed.
         return archive.open(member)
 
 
 def _open_tar_member(source: str, path: str, member: str) -> Any:
-    """Reads an archive from its beginning up to the member, without unpacking onto the disk."""
+    """Reads a tar archive from its beginning to the member, without unpacking it to the disk."""
     archive = tarfile.open(path, "r|*")  # noqa: SIM115 - it ends with its member
     names = []
     for entry in archive:
@@ -74,10 +75,10 @@ def _open_tar_member(source: str, path: str, member: str) -> Any:
                 source, f"the member {member!r} is a link, a folder or a device. Name a file."
             )
         names.append(name)
-    raise _no_member(source, member, names)
+    raise _make_member_error(source, member, names)
 
 
-def _no_member(source: str, member: str, names: list[str]) -> Exception:
+def _make_member_error(source: str, member: str, names: list[str]) -> Exception:
     return checks.unreadable(
         source,
         f"the archive has no member {member!r} (the nearest: {checks.nearest(member, names)}). "
@@ -86,7 +87,9 @@ def _no_member(source: str, member: str, names: list[str]) -> Exception:
 
 
 def members(path: str) -> list[str]:
-    """Returns the names of an archive's files. Raises one of ``BROKEN`` if it is damaged."""
+    """Returns the names of the files in an archive. Raises an exception of ``BROKEN`` if it is
+    damaged.
+    """
     if path.lower().endswith(".zip"):
         with zipfile.ZipFile(path) as archive:
             return [entry.filename for entry in archive.infolist() if not entry.is_dir()]

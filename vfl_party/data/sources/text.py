@@ -1,4 +1,4 @@
-"""Reads CSV files and similar ones in blocks of rows."""
+"""Reads CSV files and similar text files in blocks of rows."""
 
 from __future__ import annotations
 
@@ -18,52 +18,52 @@ from vfl_party.data.sources.text_layout import (
     MAX_LINE,
     TextLayout,
     find_layout,
-    lines_of,
-    not_in,
-    not_text,
-    too_long,
+    iterate_lines,
+    make_encoding_error,
+    make_length_error,
+    make_unreadable_error,
 )
 from vfl_party.data.sources.unchanged import require_unchanged, state_of
 from vfl_party.data.stream import RowStream
 
-# Maximum lines of a row, on average.
+# The maximum mean number of lines per row.
 _MAX_LINES = 50
 BLOCK_BYTES = 1 << 24
 
 
 def open_text(settings: DataSettings) -> RowStream:
-    """Opens a file of separated cells: the first line names the columns. Raises InputError."""
+    """Opens a file of separated cells, whose first line names the columns. Raises InputError."""
     source, before = settings.source, state_of(settings.source)
     layout = find_layout(settings)
     places = {name: str(place) for place, name in enumerate(layout.names)}
     late_notes: list[str] = []
-    named = tuple(name for name in layout.names if name)
+    named_columns = tuple(name for name in layout.names if name)
 
     def blocks(wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
         chosen = [places[name] for name in wanted]
         with require_unchanged(source, before):
             late_notes.clear()
-            for batch in _text_blocks(source, layout, chosen, late_notes):
+            for batch in _iterate_batches(source, layout, chosen, late_notes):
                 yield pa.RecordBatch.from_arrays(batch.columns, list(wanted))
 
-    # A file written like this one needs a separator of one character.
+    # Results are written like this file, and their separator must be one character.
     separator = "\t" if layout.several else layout.separator
-    return RowStream(source, named, True, blocks, separator, layout.notes, late_notes)
+    return RowStream(source, named_columns, True, blocks, separator, layout.notes, late_notes)
 
 
-def _text_blocks(
+def _iterate_batches(
     source: str, layout: TextLayout, chosen: Sequence[str], notes: list[str]
 ) -> Iterator[pa.RecordBatch]:
-    ragged: list[Any] = []
+    ragged_rows: list[Any] = []
     # Whether misplaced quotation marks have been checked.
-    looked = False
+    is_checked = False
 
-    def note(row: Any) -> str:
-        ragged.append(row)
+    def record_row(row: Any) -> str:
+        ragged_rows.append(row)
         return "error"
 
     columns = [str(place) for place in range(len(layout.names))]
-    seen = 0
+    row_count = 0
     try:
         with (
             layout.open(source) as file,
@@ -87,7 +87,7 @@ def _text_blocks(
                     delimiter=layout.separator,
                     quote_char=False if layout.several else '"',
                     newlines_in_values=not layout.several,
-                    invalid_row_handler=note,
+                    invalid_row_handler=record_row,
                 ),
                 arrow_csv.ConvertOptions(
                     column_types=dict.fromkeys(columns, pa.string()), include_columns=list(chosen)
@@ -95,29 +95,30 @@ def _text_blocks(
             ) as reader,
         ):
             for batch in reader:
-                seen += batch.num_rows
+                row_count += batch.num_rows
                 if data.zero:
-                    raise _zero_byte(source, data.zero)
-                # Checked before the rows are used: a limited read ends here.
-                if not (data.right or looked):
-                    looked = True
+                    raise _make_zero_byte_error(source, data.zero)
+                # Checked before the rows are used, because a read with a limit of rows may end
+                # here.
+                if not (data.right or is_checked):
+                    is_checked = True
                     _refuse_wrong_quotes(source, layout)
                 yield batch
             if data.zero:
-                raise _zero_byte(source, data.zero)
-            if not (data.sound or looked):
+                raise _make_zero_byte_error(source, data.zero)
+            if not (data.sound or is_checked):
                 _refuse_wrong_quotes(source, layout)
             before = layout.skip + layout.header
-            _look_at_lines(source, data.line_ends - before, seen, notes)
+            _check_lines(source, data.line_ends - before, row_count, notes)
     except (*BROKEN, UnicodeError) as error:
         if isinstance(error, pa.ArrowInvalid) and "Empty CSV" in str(error):
             return
-        if ragged:
-            row = ragged[0]
+        if ragged_rows:
+            row = ragged_rows[0]
             where = (
                 checks.rows(source, row.number - layout.header - layout.skip)
                 if row.number
-                else f"a row after {seen:,}"
+                else f"a row after {row_count:,}"
             )
             names = "the header names" if layout.header else "data.names has"
             raise checks.unreadable(
@@ -128,33 +129,35 @@ def _text_blocks(
         if "straddling" in str(error):
             raise checks.unreadable(
                 source,
-                f"a row after {seen:,} has more than {BLOCK_BYTES >> 20} MiB. Write the file "
+                f"a row after {row_count:,} has more than {BLOCK_BYTES >> 20} MiB. Write the file "
                 "again, one row a line.",
             ) from None
         if "UTF8" in str(error) or isinstance(error, UnicodeError):
-            raise not_in(source, layout.encoding) from None
-        raise not_text(source) from None
+            raise make_encoding_error(source, layout.encoding) from None
+        raise make_unreadable_error(source) from None
 
 
-def _look_at_lines(source: str, line_ends: int, rows: int, notes: list[str]) -> None:
-    """Notes lines within quotation marks. Raises InputError if there are many for each row."""
-    # Blank lines count too.
-    within = line_ends - rows
-    if within > max(100, _MAX_LINES * rows):
+def _check_lines(source: str, line_ends: int, rows: int, notes: list[str]) -> None:
+    """Adds a note about lines within quotation marks. Raises InputError if there are many such
+    lines per row.
+    """
+    # Blank lines are counted too.
+    extra_lines = line_ends - rows
+    if extra_lines > max(100, _MAX_LINES * rows):
         raise checks.unreadable(
             source,
             f"has {line_ends:,} lines below the names of the columns but only {rows:,} rows: most "
             "lines are within quotation marks. Correct the quotation mark that opens there.",
         )
-    if within > 100:
+    if extra_lines > 100:
         notes.append(
-            f"{within:,} lines are blank or within quotation marks, so they begin no row. "
+            f"{extra_lines:,} lines are blank or within quotation marks, so they begin no row. "
             "Check the quotation marks."
         )
 
 
 def _refuse_wrong_quotes(source: str, layout: TextLayout) -> None:
-    """Raises InputError if a quotation mark is not closed, or if text follows one that closes a
+    """Raises InputError if a quotation mark is not closed, or if text follows a mark that closes a
     cell.
     """
     before = csv.field_size_limit(MAX_LINE)
@@ -165,13 +168,13 @@ def _refuse_wrong_quotes(source: str, layout: TextLayout) -> None:
         ):
             start, rows = (
                 0,
-                csv.reader(lines_of(source, text), delimiter=layout.separator, strict=True),
+                csv.reader(iterate_lines(source, text), delimiter=layout.separator, strict=True),
             )
             for _ in rows:
                 start = rows.line_num
     except csv.Error as error:
         if "field larger" in str(error):
-            raise too_long(source, start + 1) from None
+            raise make_length_error(source, start + 1) from None
         if "unexpected end" in str(error):
             raise checks.unreadable(
                 source,
@@ -187,8 +190,8 @@ def _refuse_wrong_quotes(source: str, layout: TextLayout) -> None:
         csv.field_size_limit(before)
 
 
-def _zero_byte(source: str, line: int) -> Exception:
-    """Returns the InputError of a line with a zero byte."""
+def _make_zero_byte_error(source: str, line: int) -> Exception:
+    """Returns the InputError for a line with a zero byte."""
     return checks.unreadable(
         source,
         f"line {line:,} holds a zero byte, as in a file that was not written to its end. Write the "

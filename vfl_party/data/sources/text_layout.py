@@ -1,4 +1,6 @@
-"""The layout of a file of separated cells: its encoding, its separator, its columns' names."""
+"""Finds the layout of a file of separated cells: its encoding, its separator and its column
+names.
+"""
 
 from __future__ import annotations
 
@@ -26,21 +28,21 @@ OTHER_KINDS = {
     "<": "HTML or XML",
 }
 _SAMPLE_LINES = 200
-# Maximum characters of a line and of a cell; more are not a table, or a decompression bomb.
+# The maximum number of characters in a line and in a cell. More may be a decompression bomb.
 MAX_LINE = 1 << 24
-# Maximum characters of the sampled lines.
+# The maximum number of characters in the sampled lines.
 _MAX_SAMPLED = 1 << 25
-# Bytes from which the encoding is guessed.
+# The number of bytes from which the encoding is guessed.
 _SAMPLE_BYTES = 1 << 26
 _BOMS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
-    # Begins as that of UTF-16 does.
+    # UTF-32 is tested before UTF-16, because its mark begins with the mark of UTF-16.
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-# A letter such as \u00f6 in UTF-8, which is two unlikely characters in Windows-1252.
+# A UTF-8 letter such as \u00f6, whose bytes are an unlikely pair of characters in Windows-1252.
 _TWICE = re.compile(b"\xc3[\x80-\xbf]")
 _SIGNS = '",;\t|\n0'
 _PACKED = {b"\x1f\x8b": ("gzip", ".gz"), b"BZh": ("bzip2", ".bz2")}
@@ -52,10 +54,13 @@ class TextLayout:
     """The layout of a text file.
 
     Args:
-        skip: lines before the one that names the columns.
-        names: all, in order.
-        header: whether a line of the file names them.
-        several: a separator of several characters, for which ``separator`` stands.
+        encoding: The encoding of the file.
+        separator: The separator between cells, one character.
+        skip: The number of lines before the line with the column names.
+        names: The names of all columns, in order.
+        notes: Notes for people.
+        header: Whether a line of the file has the column names.
+        several: A separator of several characters, which is replaced by ``separator``.
     """
 
     encoding: str
@@ -67,17 +72,17 @@ class TextLayout:
     several: str = ""
 
     def open(self, source: str) -> Any:
-        """Opens the file, with its cells between ``separator``."""
+        """Opens the file. Its cells are separated by ``separator``."""
         return _open(source, self.several)
 
 
 def find_layout(settings: DataSettings) -> TextLayout:
-    """Finds encoding, separator and names. Raises InputError."""
+    """Finds the encoding, the separator and the column names of a file. Raises InputError."""
     source = settings.source
-    encoding, guessed = _encoding(settings)
-    several = _long_separator(settings, encoding)
-    lines = _first_lines(source, several, encoding, settings.skip_lines + _SAMPLE_LINES)
-    notes = [guessed] if guessed else []
+    encoding, guess_note = _find_encoding(settings)
+    several = _get_long_separator(settings, encoding)
+    lines = _read_first_lines(source, several, encoding, settings.skip_lines + _SAMPLE_LINES)
+    notes = [guess_note] if guess_note else []
     skip = _count_skipped(settings, lines)
     _refuse_other_kinds(source, lines)
     header = settings.names is None
@@ -87,7 +92,8 @@ def find_layout(settings: DataSettings) -> TextLayout:
         and lines[skip].startswith("sep=")
         and len(lines[skip].strip()) == 5
     ):
-        # Excel's line for the separator, which is detected anyway.
+        # Excel may write a line with the separator. The line is skipped, because the separator is
+        # detected anyway.
         skip += 1
     while skip < len(lines) and not lines[skip].strip():
         skip += 1
@@ -99,7 +105,7 @@ def find_layout(settings: DataSettings) -> TextLayout:
         raise checks.unreadable(
             source, 'holds zero bytes. If it is UTF-16, set data.encoding = "utf-16-le".'
         )
-    separator = UNIT if several else settings.separator or _separator(lines[skip:])
+    separator = UNIT if several else settings.separator or _find_separator(lines[skip:])
     if not separator.isascii():
         raise checks.unusable(
             source,
@@ -110,17 +116,17 @@ def find_layout(settings: DataSettings) -> TextLayout:
         notes.append(
             f"cells are separated by {SEPARATORS[separator]}. To change this, set data.separator."
         )
-    rows = _cells(lines[skip:], separator)
+    rows = _split_cells(lines[skip:], separator)
     if not rows:
-        raise not_text(source)
+        raise make_unreadable_error(source)
     if settings.names is not None:
         from_settings = _names_from_settings(settings, rows[0], skip + 1)
         return TextLayout(encoding, separator, skip, from_settings, tuple(notes), False, several)
     names = tuple(name.strip() for name in rows[0])
-    wanted = {name for name in (*settings.id, settings.label) if name is not None}
-    if not wanted <= set(names):
-        _refuse_other_lines(source, wanted, lines, skip)
-    if len(names) == 1 and not wanted:
+    wanted_names = {name for name in (*settings.id, settings.label) if name is not None}
+    if not wanted_names <= set(names):
+        _refuse_other_lines(source, wanted_names, lines, skip)
+    if len(names) == 1 and not wanted_names:
         _refuse_title(source, lines, skip)
     if sum(name.replace(".", "", 1).isdigit() for name in names) * 2 > len(names):
         notes.append(
@@ -136,7 +142,7 @@ def find_layout(settings: DataSettings) -> TextLayout:
     return TextLayout(encoding, separator, skip, names, tuple(notes), True, several)
 
 
-def _long_separator(settings: DataSettings, encoding: str) -> str:
+def _get_long_separator(settings: DataSettings, encoding: str) -> str:
     """Returns the separator if it has several characters, else ''. Raises InputError."""
     separator = settings.separator or ""
     if len(separator) < 2:
@@ -159,8 +165,8 @@ def _long_separator(settings: DataSettings, encoding: str) -> str:
 def _names_from_settings(
     settings: DataSettings, first: Sequence[str], line: int
 ) -> tuple[str, ...]:
-    """Returns the names of the settings. Raises InputError if the first row has more or fewer
-    cells.
+    """Returns the column names of the settings. Raises InputError if the first row has another
+    number of cells.
     """
     names = make_names(settings.names or ())
     if len(first) != len(names):
@@ -173,39 +179,39 @@ def _names_from_settings(
 
 
 def make_names(names: tuple[str, ...] | int) -> tuple[str, ...]:
-    """Returns the names; for a number, that many: ``f1``, ``f2`` and so on."""
+    """Returns the names. If ``names`` is a number, returns as many names: ``f1``, ``f2`` and so
+    on.
+    """
     return tuple(f"f{at}" for at in range(1, names + 1)) if isinstance(names, int) else names
 
 
 def _count_skipped(settings: DataSettings, lines: Sequence[str]) -> int:
-    """Returns how many lines are skipped: new rows for a trained model may have other titles above
-    the names.
+    """Returns the number of lines to skip. In new rows for a trained model, the column names may be
+    in another line than in training.
     """
     if settings.skip_lines and settings.as_trained:
         for number, line in enumerate(lines):
             for separator in [settings.separator] if settings.separator else SEPARATORS:
                 if set(settings.id) <= {
-                    name.strip() for row in _cells([line], separator) for name in row
+                    name.strip() for row in _split_cells([line], separator) for name in row
                 }:
                     return number
     return settings.skip_lines
 
 
 def _refuse_other_kinds(source: str, lines: Sequence[str]) -> None:
-    """Raises InputError if the file does not begin as a table of separated cells."""
+    """Raises InputError if the file begins like a file of another kind, such as JSON."""
     start = lines[0].lstrip().lower() if lines else ""
     for mark, kind in OTHER_KINDS.items():
         if start.startswith(mark):
-            raise checks.unreadable(
-                source, f"is {kind}, whatever its name says. Write it again as CSV."
-            )
+            raise checks.unreadable(source, f"its content is {kind}. Write it again as CSV.")
 
 
 def _refuse_other_lines(source: str, wanted: Set[str], lines: Sequence[str], skip: int) -> None:
-    """Raises InputError if a later line has the wanted columns, so that lines must be skipped."""
+    """Raises InputError if a later line has the names of the wanted columns."""
     for number, line in enumerate(lines[skip + 1 :], skip + 1):
         for separator in SEPARATORS:
-            if wanted <= {name.strip() for row in _cells([line], separator) for name in row}:
+            if wanted <= {name.strip() for row in _split_cells([line], separator) for name in row}:
                 raise checks.unusable(
                     source,
                     f"the columns are named in line {number + 1}, not in line {skip + 1}. Set "
@@ -214,12 +220,12 @@ def _refuse_other_lines(source: str, wanted: Set[str], lines: Sequence[str], ski
 
 
 def _refuse_title(source: str, lines: Sequence[str], skip: int) -> None:
-    """Raises InputError if the line with the names is a single cell, and later ones are not: it is
-    a title.
+    """Raises InputError if the first line has a single cell, and a later line has several. The
+    first line is then a title.
     """
     for number, line in enumerate(lines[skip + 1 :], skip + 1):
         count = max(
-            len(row) for separator in SEPARATORS for row in _cells([line], separator) or [[]]
+            len(row) for separator in SEPARATORS for row in _split_cells([line], separator) or [[]]
         )
         if count > 1:
             raise checks.unusable(
@@ -229,8 +235,8 @@ def _refuse_title(source: str, lines: Sequence[str], skip: int) -> None:
             )
 
 
-def _cells(lines: Sequence[str], separator: str) -> list[list[str]]:
-    """Returns the cells of each line that is not blank; [] if quotation marks are misplaced."""
+def _split_cells(lines: Sequence[str], separator: str) -> list[list[str]]:
+    """Returns the cells of each non-blank line; [] if quotation marks are misplaced."""
     before = csv.field_size_limit(MAX_LINE)
     try:
         if separator == UNIT:
@@ -242,14 +248,14 @@ def _cells(lines: Sequence[str], separator: str) -> list[list[str]]:
         csv.field_size_limit(before)
 
 
-def _encoding(settings: DataSettings) -> tuple[str, str]:
-    """Returns the encoding, and a note if it is a guess. Raises InputError if it is unknown or does
-    not fit.
+def _find_encoding(settings: DataSettings) -> tuple[str, str]:
+    """Returns the encoding, and a note if it is a guess. Raises InputError if the encoding is
+    unknown or does not fit.
     """
     source = settings.source
     if settings.encoding is not None:
         try:
-            # Refuses codecs that make no text, such as rot13.
+            # This raises an error for codecs that do not encode text, such as rot13.
             signs = _SIGNS.encode(settings.encoding)
             name = codecs.lookup(settings.encoding).name
             if signs != _SIGNS.encode() and not name.startswith(("utf-16", "utf-32")):
@@ -277,21 +283,21 @@ def _encoding(settings: DataSettings) -> tuple[str, str]:
                 if head.startswith(mark):
                     return name, ""
             decoders = {name: codecs.getincrementaldecoder(name)() for name in ("utf-8", "cp1252")}
-            read, data, both = 0, head, False
-            while data and read < _SAMPLE_BYTES:
+            read_bytes, data, has_utf8_letter = 0, head, False
+            while data and read_bytes < _SAMPLE_BYTES:
                 for name in list(decoders):
                     try:
                         decoders[name].decode(data)
                     except UnicodeDecodeError:
                         del decoders[name]
-                both = both or _TWICE.search(data) is not None
-                read += len(data)
+                has_utf8_letter = has_utf8_letter or _TWICE.search(data) is not None
+                read_bytes += len(data)
                 data = file.read(_READ)
     except BROKEN:
-        raise not_text(source) from None
+        raise make_unreadable_error(source) from None
     if "utf-8" in decoders:
         return "utf-8", ""
-    if both:
+    if has_utf8_letter:
         raise checks.unreadable(
             source,
             "is UTF-8 in some places and not in others. Write it again in one encoding, or set "
@@ -308,59 +314,59 @@ def _encoding(settings: DataSettings) -> tuple[str, str]:
     )
 
 
-def _first_lines(source: str, several: str, encoding: str, max_lines: int) -> list[str]:
+def _read_first_lines(source: str, several: str, encoding: str, max_lines: int) -> list[str]:
     try:
         with (
             _open(source, several) as file,
             io.TextIOWrapper(file, encoding=encoding, newline="") as text,
         ):
             lines, total = list[str](), 0
-            for line in itertools.islice(lines_of(source, text), max_lines):
+            for line in itertools.islice(iterate_lines(source, text), max_lines):
                 lines.append(line)
                 total += len(line)
                 if total > _MAX_SAMPLED and len(lines) > max_lines - _SAMPLE_LINES + 1:
                     break
             return lines
     except UnicodeError:
-        raise not_in(source, encoding) from None
+        raise make_encoding_error(source, encoding) from None
     except (*BROKEN, ValueError):
-        raise not_text(source) from None
+        raise make_unreadable_error(source) from None
 
 
-def lines_of(source: str, text: io.TextIOWrapper) -> Iterator[str]:
-    """Yields the lines of a file. Raises InputError for a line that is too long, before all of it
-    is in memory.
+def iterate_lines(source: str, text: io.TextIOWrapper) -> Iterator[str]:
+    """Yields the lines of a file. Raises InputError for a line that is too long, without reading
+    all of it into memory.
     """
     for number in itertools.count(1):
         line = text.readline(MAX_LINE + 1)
         if len(line) > MAX_LINE:
-            raise too_long(source, number)
+            raise make_length_error(source, number)
         if not line:
             return
         yield line
 
 
-def _separator(lines: Sequence[str]) -> str:
-    """Returns the separator by which the lines have the most cells, the same number in each; a
-    comma if there is none.
+def _find_separator(lines: Sequence[str]) -> str:
+    """Returns the separator with which the lines have the most cells, with the same number in each
+    line; a comma if there is none.
 
-    If the line of names never has as many cells as the others, a separator by which the others
-    agree is returned: the error about the first of them then counts its cells.
+    If no separator gives the first line as many cells as the other lines, returns a separator with
+    which the other lines have the same number of cells. The later error then counts their cells.
     """
-    best, max_cells, second = ",", 1, ""
+    best_separator, max_cells, second_separator = ",", 1, ""
     for separator in SEPARATORS:
-        rows = _cells(lines, separator)
-        # The last line may have been cut.
-        whole = rows[: max(1, len(rows) - 1)]
+        rows = _split_cells(lines, separator)
+        # The last line of the sample may be incomplete.
+        complete_rows = rows[: max(1, len(rows) - 1)]
         if not rows or len(rows[0]) <= max_cells:
             continue
-        if sum(len(row) == len(rows[0]) for row in whole) >= 0.9 * len(whole):
-            best, max_cells = separator, len(rows[0])
-        elif len(rows) > 1 and sum(len(row) == len(rows[1]) > 1 for row in whole) >= 0.9 * (
-            len(whole) - 1
+        if sum(len(row) == len(rows[0]) for row in complete_rows) >= 0.9 * len(complete_rows):
+            best_separator, max_cells = separator, len(rows[0])
+        elif len(rows) > 1 and sum(len(row) == len(rows[1]) > 1 for row in complete_rows) >= 0.9 * (
+            len(complete_rows) - 1
         ):
-            second = separator
-    return best if max_cells > 1 else second or best
+            second_separator = separator
+    return best_separator if max_cells > 1 else second_separator or best_separator
 
 
 def _open(source: str, several: str) -> Any:
@@ -368,8 +374,8 @@ def _open(source: str, several: str) -> Any:
     return SeparatorReplacer(source, file, several, MAX_LINE) if several else file
 
 
-def not_in(source: str, encoding: str) -> Exception:
-    """Returns the InputError of a file that is not in ``encoding``."""
+def make_encoding_error(source: str, encoding: str) -> Exception:
+    """Returns the InputError for a file that is not in ``encoding``."""
     return checks.unreadable(
         source,
         f'is not {encoding.upper()} throughout. Set data.encoding, such as "cp1252" for '
@@ -377,8 +383,8 @@ def not_in(source: str, encoding: str) -> Exception:
     )
 
 
-def too_long(source: str, line: int) -> Exception:
-    """Returns the InputError of a line that is too long for a table."""
+def make_length_error(source: str, line: int) -> Exception:
+    """Returns the InputError for a line that is too long."""
     return checks.unreadable(
         source,
         f"line {line:,} has more than {MAX_LINE:,} characters. Write the file again, one row a "
@@ -386,8 +392,8 @@ def too_long(source: str, line: int) -> Exception:
     )
 
 
-def not_text(source: str) -> Exception:
-    """Returns the InputError of a file that cannot be read as separated cells."""
+def make_unreadable_error(source: str) -> Exception:
+    """Returns the InputError for a file that cannot be read as separated cells."""
     packed = {".gz": "gzip-compressed ", ".bz2": "bzip2-compressed "}
     kind = f"{packed.get(Path(source).suffix.lower(), '')}CSV"
     return checks.unreadable(source, f"is not a readable {kind} file. Write it again.")

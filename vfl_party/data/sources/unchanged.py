@@ -13,8 +13,8 @@ State = tuple[int, int, int]
 
 
 def state_of(source: str) -> State:
-    """Returns values that change when a file is written or replaced. Raises InputError if it is
-    gone.
+    """Returns the inode, the size and the modification time of a file. Raises InputError if the
+    file does not exist.
     """
     try:
         state = Path(split_member(source)[0]).stat()
@@ -27,14 +27,14 @@ def state_of(source: str) -> State:
 
 @contextmanager
 def require_unchanged(source: str, before: State) -> Iterator[None]:
-    """Raises InputError if a file changed since it was opened, before or after it is read."""
+    """Raises InputError if a file has changed before the block or during the block."""
     require_same(source, before)
     yield
     require_same(source, before)
 
 
 def require_same(source: str, before: State) -> None:
-    """Raises InputError if a file is not in its former state."""
+    """Raises InputError if the state of a file differs from ``before``."""
     if state_of(source) != before:
         raise checks.unreadable(
             source, "was changed while it was read. Start again when nobody writes to it."

@@ -14,7 +14,7 @@ from tests.harness.sharing import MACHINES, OLDER
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.summary import Arithmetic, ArithmeticChange
 from vfl_party.base import arithmetic as module
-from vfl_party.base.arithmetic import MAX_CHANGES, arithmetic, compare_resumed, differences
+from vfl_party.base.arithmetic import MAX_CHANGES, arithmetic, compare_resumed, list_differences
 from vfl_party.runtime.outcome import RunOutcome
 from vfl_server.control.reports import get_report_facts, is_sound
 
@@ -64,7 +64,7 @@ def test_another_process_of_this_machine_has_the_same() -> None:
 )
 def test_another_instruction_set_gives_other_bits() -> None:
     here = elsewhere({})
-    found = differences(here, elsewhere(MACHINES[OLDER]))
+    found = list_differences(here, elsewhere(MACHINES[OLDER]))
     assert f"instructions: DEFAULT, was {here.instructions}" in found
     assert "other bits in products, convolutions, functions, draws" in found
 
@@ -97,7 +97,7 @@ def test_threads_count() -> None:
     before = arithmetic(CPU)
     torch.set_num_threads(threads + 1)
     try:
-        assert f"threads: {threads + 1}, was {threads}" in differences(before, arithmetic(CPU))
+        assert f"threads: {threads + 1}, was {threads}" in list_differences(before, arithmetic(CPU))
     finally:
         torch.set_num_threads(threads)
     assert arithmetic(CPU) == before
@@ -111,8 +111,8 @@ def test_differences_are_named() -> None:
         settings={},
         digests={"products": "03", "draws": "02"},
     )
-    assert differences(made(), made()) == []
-    assert differences(made(), other) == [
+    assert list_differences(made(), made()) == []
+    assert list_differences(made(), other) == [
         "processor: B, was A",
         "threads: 2, was 1",
         "torch: 2.15.0, was 2.14.1",

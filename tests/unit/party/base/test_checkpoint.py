@@ -99,7 +99,7 @@ def test_a_file_is_what_safetensors_writes_with_the_hash_of_the_rest_in_its_head
     expected = safetensors.torch.save(
         packed, {"vfl": about, "sha256": hashlib.sha256(without).hexdigest()}
     )
-    written = b"".join(checkpoint._with_sha256(checkpoint._plain(packed, about)))
+    written = b"".join(checkpoint._add_sha256(checkpoint._serialise(packed, about)))
     assert header_and_rest(written) == header_and_rest(expected)
 
 

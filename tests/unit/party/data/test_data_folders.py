@@ -195,4 +195,4 @@ def test_the_index_of_a_pandas_table_is_no_feature_unless_it_is_listed(
 def test_the_url_of_a_file_is_no_missing_file(source: str) -> None:
     with raises(InputError, Code.FILE_INVALID, Code.DATA_INVALID, names="x.parquet") as caught:
         column_names(DataSettings(source=source))
-    assert "is a URL, and only URLs of databases are read" in str(caught.value)
+    assert "is a URL, but only URLs of databases can be read" in str(caught.value)

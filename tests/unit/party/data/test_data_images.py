@@ -74,7 +74,7 @@ def test_a_device_gives_the_inputs_of_the_processor(
     assert isinstance(scaled, ScaledPixels)
     wanted = [scaled.rows(ORDER), scaled.rows(slice(3, 9))]
     whole = scaled._move(scaled.pixels) if fits else torch.empty(0)
-    scaled._there = whole, torch.from_numpy(scaled._inputs_CV)
+    scaled._device_data = whole, torch.from_numpy(scaled._inputs_CV)
     assert scaled.reads is not fits
     assert torch.equal(scaled.rows(ORDER), wanted[0])
     assert torch.equal(scaled.rows(slice(3, 9)), wanted[1])

@@ -95,7 +95,7 @@ def test_any_number_of_values_fits_into_buckets(
 
 
 def test_digests_of_many_blocks_are_those_of_one() -> None:
-    digests = vocabulary.digests_of([f"v{row % 70_000}" for row in range(200_000)])
+    digests = vocabulary.hash_values([f"v{row % 70_000}" for row in range(200_000)])
     seen = vocabulary.Digests()
     for start in range(0, len(digests), 1000):
         seen.add(digests[start : start + 1000])

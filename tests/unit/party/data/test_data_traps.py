@@ -402,8 +402,8 @@ def test_a_disk_that_is_full_is_said_in_a_sentence_wherever_it_happens(
         os.truncate(file.fileno(), 0)
         return Full(file, room)
 
-    made = Space._file
-    monkeypatch.setattr(Space, "_file", limited)
+    made = Space._open_file
+    monkeypatch.setattr(Space, "_open_file", limited)
     growing = Space(str(tmp_path), 0).growing(4, np.float32)
     with raises(InputError, Code.FILE_INVALID, names="data.scratch"):
         growing.append(np.ones((1000, 4), np.float32))

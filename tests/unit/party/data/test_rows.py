@@ -27,7 +27,7 @@ from vfl_common.link import PROTOCOL, Hub, Link
 from vfl_common.rpc.exchange.hub import ExchangeHub
 from vfl_common.rpc.exchange.memory import MemoryLink, MemoryPipe
 from vfl_party.align.aligned import KEPT, AlignedRows, AlignmentContext
-from vfl_party.align.digest import DIVIDED, OPENING, DigestAlignment, rows_digest
+from vfl_party.align.digest import DIVIDED, OPENING, DigestAlignment, compute_rows_digest
 from vfl_party.base import seeds
 from vfl_party.base.seeds import batches, full_batches, permutation, split_rows
 from vfl_party.base.step_timing import Clock
@@ -61,7 +61,7 @@ class Found:
 @pytest.mark.parametrize("ids", [("1", "2"), ("1", "2", "4")])
 def test_other_ids_are_refused_with_a_remedy(ids: tuple[str, ...]) -> None:
     hub = ExchangeHub(MemoryPipe("p0", ["p1"]), timeout_s=10)
-    digest = torch.frombuffer(bytearray(rows_digest("run", ids)), dtype=torch.uint8)
+    digest = torch.frombuffer(bytearray(compute_rows_digest("run", ids)), dtype=torch.uint8)
     said = to_bundle(Kind.ROWS, {"count": torch.tensor([len(ids)]), "digest": digest})
     MemoryLink(hub.pipe, "p1", timeout_s=10).send(StepKey(OPENING, 0, 0), said)
     alignment = DigestAlignment(Recipe.model_validate(cases.recipe(2)), AllowAll())
@@ -77,7 +77,10 @@ def test_other_ids_are_refused_with_a_remedy(ids: tuple[str, ...]) -> None:
 
 
 def test_the_digest_of_a_list_is_the_same_in_all_releases_that_speak_a_protocol() -> None:
-    slow, fast = rows_digest("run", ("1", "ü")), rows_digest("run", ("1", "ü"), protocol=7)
+    slow, fast = (
+        compute_rows_digest("run", ("1", "ü")),
+        compute_rows_digest("run", ("1", "ü"), protocol=7),
+    )
     assert fast == hmac.digest(b"run", b"\1\0\0\x001\2\0\0\0\xc3\xbc", "sha256")
     assert slow.hex() == "b4a6b16654d1766e3f8e5eda219be5a7c2eed16839de2c1aa8f2a35e7a930fdf"
 

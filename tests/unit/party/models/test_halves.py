@@ -18,7 +18,7 @@ from vfl_common.config.models import NETWORKS, CnnSettings, MlpSettings, Network
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_party.align.aligned import AlignmentContext
-from vfl_party.align.own_rows import _read
+from vfl_party.align.own_rows import _read_holding
 from vfl_party.assembly.party import expect_rows, open_party
 from vfl_party.data import Table, load_table
 from vfl_party.models import seed_torch
@@ -191,17 +191,17 @@ def test_the_active_party_has_labels_alone() -> None:
 @pytest.mark.parametrize("counts", [[0, 1, 1], [-1, 5, 5], [5, -5, 1]])
 def test_a_number_of_rows_that_makes_no_sense(counts: list[int]) -> None:
     with raises(PeerError, Code.MALFORMED_MESSAGE, names=("p1", "p2")):
-        _read(ALIGNING, "p1", "p2", counts)
+        _read_holding(ALIGNING, "p1", "p2", counts)
 
 
 @pytest.mark.parametrize("sender", ["p1", "p2"])
 @pytest.mark.parametrize("counts", [[101, 0, 0], [40, 40, 21], [1 << 31] * 3])
 def test_more_rows_than_a_party_takes(counts: list[int], sender: str) -> None:
     with raises(PeerError, Code.REFUSED, names=("peer_rows_at_most", "p2")):
-        _read(ALIGNING, sender, "p2", counts)
+        _read_holding(ALIGNING, sender, "p2", counts)
     # Its own are known to it.
-    assert _read(ALIGNING, sender, "p3", counts)["local"] == counts[0]
-    assert _read(ALIGNING, sender, "p2", [40, 40, 20])["test"] == 20
+    assert _read_holding(ALIGNING, sender, "p3", counts)["local"] == counts[0]
+    assert _read_holding(ALIGNING, sender, "p2", [40, 40, 20])["test"] == 20
 
 
 def test_every_nth_row(tmp_path: Any) -> None:

@@ -139,11 +139,11 @@ def test_two_runs_have_other_noise_and_other_batches() -> None:
 
 
 def test_poisson_batches_are_a_function_of_their_key_and_epoch() -> None:
-    first, again = (poisson.batches(7, 3, ROWS, B) for _ in range(2))
+    first, again = (poisson.draw_batches(7, 3, ROWS, B) for _ in range(2))
     assert all(np.array_equal(*pair) for pair in zip(first, again, strict=True))
-    for other in (poisson.batches(8, 3, ROWS, B), poisson.batches(7, 4, ROWS, B)):
+    for other in (poisson.draw_batches(8, 3, ROWS, B), poisson.draw_batches(7, 4, ROWS, B)):
         assert not np.array_equal(np.concatenate(first), np.concatenate(other))
-    assert [batch.tolist() for batch in poisson.batches(1, 0, ROWS[:8], 2)] == [
+    assert [batch.tolist() for batch in poisson.draw_batches(1, 0, ROWS[:8], 2)] == [
         [7],
         [],
         [1, 3, 7],
@@ -153,8 +153,13 @@ def test_poisson_batches_are_a_function_of_their_key_and_epoch() -> None:
 
 def test_poisson_batches_have_their_mean_and_independent_rows() -> None:
     rows, size, epochs = np.arange(1000, 1500, dtype=np.int64), 20, 80
-    batches = [batch for epoch in range(epochs) for batch in poisson.batches(5, epoch, rows, size)]
-    q, count = poisson.sampling_rate(500, size), epochs * poisson.steps_an_epoch(500, size)
+    batches = [
+        batch for epoch in range(epochs) for batch in poisson.draw_batches(5, epoch, rows, size)
+    ]
+    q, count = (
+        poisson.compute_sampling_rate(500, size),
+        epochs * poisson.count_steps_per_epoch(500, size),
+    )
     assert (q, len(batches)) == (0.04, count)
     sizes = np.array([len(batch) for batch in batches])
     assert sizes.mean() == pytest.approx(size, abs=6 * np.sqrt(500 * q * (1 - q) / count))
@@ -165,8 +170,8 @@ def test_poisson_batches_have_their_mean_and_independent_rows() -> None:
 
 
 def test_a_batch_size_of_all_rows_takes_all() -> None:
-    assert [batch.tolist() for batch in poisson.batches(0, 0, ROWS[:3], 10)] == [[0, 1, 2]]
-    assert poisson.sampling_rate(3, 10) == 1.0
+    assert [batch.tolist() for batch in poisson.draw_batches(0, 0, ROWS[:3], 10)] == [[0, 1, 2]]
+    assert poisson.compute_sampling_rate(3, 10) == 1.0
     module = model()
     dp = training(module, rows=ROWS[:3], size=10)
     before = flat(module.parameters())

@@ -62,7 +62,7 @@ def test_the_recipe_and_the_rows_say_what_every_party_spends() -> None:
         ("head", "a", Spending(noise, 40 / N, 20 * 8)),
     ]
     assert 3.96 <= plan.epsilon <= 4
-    assert plan.epsilon == accountant.epsilon([each.spending for each in plan.shares], 1e-5)
+    assert plan.epsilon == accountant.compute_epsilon([each.spending for each in plan.shares], 1e-5)
     assert plan.epsilon_after("head", "a", 160) == pytest.approx(plan.epsilon)
     assert (
         0 < plan.epsilon_after("head", "a", 0) < plan.epsilon_after("head", "a", 80) < plan.epsilon
@@ -85,16 +85,16 @@ def test_simple_division_gives_each_party_its_part_and_more_noise() -> None:
     simple = DP | {"division": "simple"}
     plan, moments = plan_of(FEDONCE | {"dp": simple}, HEAD | {"dp": simple}), plan_of(FEDONCE, HEAD)
     for share in plan.shares:
-        own = accountant.epsilon([share.spending], 1e-5 / 3)
+        own = accountant.compute_epsilon([share.spending], 1e-5 / 3)
         assert 0.99 * 4 / 3 <= own <= 4 / 3
-        assert plan.budget(share.phase, share.party).epsilon_after(share.spending.steps) == own
+        assert plan.get_budget(share.phase, share.party).epsilon_after(share.spending.steps) == own
         assert (
             share.spending.noise_multiplier
-            > moments.share(share.phase, share.party).spending.noise_multiplier
+            > moments.get_share(share.phase, share.party).spending.noise_multiplier
         )
     assert 3.96 <= plan.epsilon <= 4
     assert plan.epsilon == pytest.approx(
-        accountant.simple_epsilon([each.spending for each in plan.shares], 1e-5)
+        accountant.compute_simple_epsilon([each.spending for each in plan.shares], 1e-5)
     )
     assert plan.epsilon_after("head", "a", 160) == pytest.approx(plan.epsilon)
 
@@ -104,12 +104,12 @@ def test_a_noise_multiplier_says_what_epsilon_will_be() -> None:
         given = {"noise_multiplier": 2.0, "division": division}
         plan = plan_of(FEDONCE | {"dp": given}, HEAD | {"dp": given})
         assert {each.spending.noise_multiplier for each in plan.shares} == {2.0}
-        budget = plan.budget("fedonce", "p1")
+        budget = plan.get_budget("fedonce", "p1")
         assert budget.may_step(35)
         assert not budget.may_step(36)
     none = plan_of(FEDONCE | {"dp": {"noise_multiplier": 0.0}})
     assert none.epsilon == math.inf
-    assert none.budget("fedonce", "p0").may_step(35)
+    assert none.get_budget("fedonce", "p0").may_step(35)
     assert_names(none.report().statement, "representations")
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.harness.errors import raises
 from vfl_common.errors import Code, PeerError
 from vfl_common.psi import TAG_BYTES
-from vfl_party.psi.curve import POINT_BYTES, check, hash_ids, mask, tags
+from vfl_party.psi.curve import POINT_BYTES, check_points, cut_tags, hash_ids, mask
 
 P = 2**255 - 19
 ONE_OF_ORDER_8 = 325606250916557431795983626356110631294008115727848805560023387167927233504
@@ -147,17 +147,17 @@ def test_all_points_are_on_the_curve_and_a_naive_hash_is_not() -> None:
 
 
 def test_what_is_fine_passes() -> None:
-    check(b"", "shop")
+    check_points(b"", "shop")
     points = hash_ids([b"%d" % number for number in range(50)], b"salt")
-    check(points, "shop")
-    check(mask(points, os.urandom(32)), "shop")
+    check_points(points, "shop")
+    check_points(mask(points, os.urandom(32)), "shop")
     # The base point.
-    check(point(9), "shop")
+    check_points(point(9), "shop")
 
 
 def refusal(points: bytes, *, worded: bool = True) -> None:
     with raises(PeerError, Code.MALFORMED_MESSAGE) as caught:
-        check(points, "shop")
+        check_points(points, "shop")
     assert caught.value.party == "shop"
 
 
@@ -192,7 +192,7 @@ def test_takes_a_number_if_it_is_on_the_curve(u: int) -> None:
     if not on_curve(u) or ladder(bytes(32), u) == 0:
         refusal(point(u), worded=False)
     else:
-        check(point(u), "shop")
+        check_points(point(u), "shop")
 
 
 def test_refuses_a_point_twice() -> None:
@@ -202,9 +202,9 @@ def test_refuses_a_point_twice() -> None:
 
 def test_tags_are_the_beginnings() -> None:
     points = hash_ids([b"a", b"b"], b"")
-    assert tags(points) == points[:TAG_BYTES] + points[32 : 32 + TAG_BYTES]
+    assert cut_tags(points) == points[:TAG_BYTES] + points[32 : 32 + TAG_BYTES]
     assert TAG_BYTES == 12
-    assert tags(b"") == b""
+    assert cut_tags(b"") == b""
 
 
 def test_imports_little() -> None:

@@ -475,7 +475,7 @@ def test_an_attempt_is_not_for_another_set(tmp_path: Path) -> None:
     found, errors = parties.outcomes()
     assert not found
     assert any(
-        "goes on with an alignment in which the parties had other numbers of rows" in str(each)
+        "resumes an alignment in which the parties had different numbers of rows" in str(each)
         for each in errors
     )
     assert not state.exists()
@@ -621,14 +621,14 @@ def test_an_attempt_of_an_earlier_name_has_another_salt(
 
 def test_a_guess_costs_what_scrypt_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(digest._SCRYPT, "n", 1 << 15)
-    digest._slow.cache_clear()
+    digest._compute_scrypt.cache_clear()
     listed = b"".join(
         len(each.encode()).to_bytes(4, "little") + each.encode() for each in ("a", "ü")
     )
     given = {"salt": b"salt", "n": 1 << 15, "r": 8, "maxmem": 1 << 26, "dklen": 32}
     slow = hashlib.scrypt(hashlib.sha256(listed).digest(), p=4, **given)  # type: ignore[arg-type]
-    assert digest.slow_digest(b"salt", ("a", "ü"), digest.PASSES_FOUND) == slow
-    assert digest.rows_digest("run", ("a", "ü"), b"salt") != digest.rows_digest(
+    assert digest.compute_slow_digest(b"salt", ("a", "ü"), digest.PASSES_FOUND) == slow
+    assert digest.compute_rows_digest("run", ("a", "ü"), b"salt") != digest.compute_rows_digest(
         "other", ("a", "ü"), b"salt"
     )
 

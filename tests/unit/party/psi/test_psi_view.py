@@ -27,7 +27,7 @@ from vfl_common.bundle import Bundle, StepKey
 from vfl_common.errors import InterruptedRun
 from vfl_common.psi import PHASE, TAG_BYTES
 from vfl_party.align import state
-from vfl_party.align.digest import PASSES_FOUND, slow_digest
+from vfl_party.align.digest import PASSES_FOUND, compute_slow_digest
 from vfl_party.align.exchanges import INTRODUCTION_BYTES
 from vfl_party.align.state import Attempt
 from vfl_party.psi import curve, sealed
@@ -235,7 +235,7 @@ def test_the_server_sees_sizes_and_tags_alone(tmp_path: Path) -> None:
     common = in_common(run.parties.sets)
     publics = b"".join(run.seals[name].public for name in run.ring)
     salt = hashlib.sha256(b"vfl common rows" + run.secrets["p0"]["name"] + publics).digest()
-    slow = slow_digest(salt, common, PASSES_FOUND)
+    slow = compute_slow_digest(salt, common, PASSES_FOUND)
     # A salt that it does not know.
     assert digests == [hmac.digest(slow, b"lists", "sha256")] * 3
     assert not [
@@ -324,7 +324,7 @@ def test_an_order_that_is_drawn_in_pieces_is_that_of_all_numbers_at_once(
     seed = bytes(range(32))
     drawn = Cipher(ChaCha20(seed, bytes(16)), mode=None).encryptor().update(bytes(8 * rows))
     at_once = np.argsort(np.frombuffer(drawn, "<u8"), kind="stable")
-    monkeypatch.setattr(state, "_AT_ONCE", 64)
+    monkeypatch.setattr(state, "_CHUNK", 64)
     monkeypatch.setattr(state, "_SORTED", 100)
     assert np.array_equal(Attempt(seed=seed).order(rows), at_once)
 

@@ -1,7 +1,6 @@
-"""Reads a table from SQLite, and from every other database that SQLAlchemy supports: cells become
-text, as in a CSV file.
-
-A driver is not exact about the types of columns, and SQLite's have none: a cell may hold anything.
+"""Reads a table from SQLite, and from every other database that SQLAlchemy supports. Cells become
+text, as in a CSV file, because drivers do not report exact types of columns, and a cell of SQLite
+may have any type.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from vfl_party.data.sources.databases.query import (
     UNSORTED,
     Passes,
     QueryPass,
+    clean_message,
     encoding_hint,
     has_order,
     missing_package_error,
     query_of,
-    words,
 )
 from vfl_party.data.stream import RowStream
 
@@ -37,9 +36,9 @@ if TYPE_CHECKING:
     from sqlalchemy import URL, Connection, CursorResult, Engine
 
 _BLOCK_ROWS = 4096
-# One state of the tables for all passes, and no writing.
+# For each dialect, the statement that begins a read-only transaction with a snapshot of the tables.
 _BEGIN = {
-    # The file is opened for reading alone.
+    # The file is opened only for reading, so no further option is needed.
     "sqlite": "BEGIN",
     "mysql": "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY",
     "mariadb": "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY",
@@ -49,7 +48,7 @@ _BEGIN = {
 
 
 def open_alchemy(settings: DataSettings) -> RowStream:
-    """Opens a query's rows. Raises InputError if the database or the query refuses."""
+    """Opens the rows of a query. Raises InputError if the database refuses the query."""
     try:
         import sqlalchemy
     except ImportError:
@@ -61,7 +60,7 @@ def open_alchemy(settings: DataSettings) -> RowStream:
     weakref.finalize(reading, _close, connection, engine)
     begin = _BEGIN.get(engine.dialect.name)
     if begin is not None:
-        # An older server cannot do this: the passes are compared anyway.
+        # An older server may not support this. The passes are compared anyway.
         with contextlib.suppress(sqlalchemy.exc.DBAPIError):
             connection.exec_driver_sql(begin)
     reading.first = reading.execute()
@@ -80,7 +79,7 @@ def connect(engine: Engine, source: str) -> Connection:
     try:
         return engine.connect()
     except DBAPIError as error:
-        reason = words(str(error.orig), source, quoted=False)
+        reason = clean_message(str(error.orig), source, quoted=False)
         raise checks.unreadable(
             hide_passwords(source),
             f"cannot be opened ({reason}). Correct data.source, or start the server."
@@ -92,8 +91,8 @@ def connect(engine: Engine, source: str) -> Connection:
 class _Reading:
     """A query on a connection, which is open as long as this object lives.
 
-    ``first``: the rows of the execution that gave the names of the columns; the first pass uses
-    them.
+    ``first``: The result of the query from which the column names were read. The first pass uses
+    it.
     """
 
     settings: DataSettings
@@ -104,8 +103,9 @@ class _Reading:
     first: CursorResult[Any] | None = None
 
     def execute(self) -> CursorResult[Any]:
-        """Runs the query unchanged, so that its order is kept and every dialect works. Raises
-        InputError.
+        """Runs the query unchanged, so that its order is kept and every dialect works.
+
+        Raises InputError.
         """
         from sqlalchemy.exc import DBAPIError, ResourceClosedError
 
@@ -122,30 +122,33 @@ class _Reading:
         return result
 
     def blocks(self, wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Reads the wanted columns. Raises InputError."""
+        """Yields blocks of rows with the wanted columns. Raises InputError."""
         source, ids = (
             hide_passwords(self.settings.source),
             [name for name in self.settings.id if name in self.names],
         )
         checks.require_names(source, "columns", wanted, self.names)
         schema = pa.schema([(name, pa.string()) for name in wanted])
-        seen = QueryPass(len(ids))
+        query_pass = QueryPass(len(ids))
         result = self.execute() if self.first is None else self.first
         self.first = None
         with contextlib.closing(result):
-            while rows := self._next(result, seen.rows)[: _rows_left(self.settings, seen)]:
+            while rows := self._fetch(result, query_pass.rows)[
+                : _count_rows_left(self.settings, query_pass)
+            ]:
                 texts = {
                     name: pa.array(
-                        texts_of(source, name, self.names.index(name), rows, seen.rows), pa.string()
+                        texts_of(source, name, self.names.index(name), rows, query_pass.rows),
+                        pa.string(),
                     )
                     for name in dict.fromkeys([*wanted, *ids])
                 }
-                seen.add(len(rows), [texts[name] for name in ids])
-                self.passes.compare_full(seen)
+                query_pass.add(len(rows), [texts[name] for name in ids])
+                self.passes.compare_full(query_pass)
                 yield pa.RecordBatch.from_arrays([texts[name] for name in wanted], schema=schema)
-        self.passes.compare(seen)
+        self.passes.compare(query_pass)
 
-    def _next(self, result: CursorResult[Any], before: int) -> Sequence[Any]:
+    def _fetch(self, result: CursorResult[Any], before: int) -> Sequence[Any]:
         from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
         try:
@@ -159,17 +162,18 @@ class _Reading:
             ) from None
 
 
-def _rows_left(settings: DataSettings, seen: QueryPass) -> int | None:
-    """Returns how many rows are still wanted; None for all."""
+def _count_rows_left(settings: DataSettings, seen: QueryPass) -> int | None:
+    """Returns the number of rows that are still wanted; None for all rows."""
     return None if settings.first is None else settings.first - seen.rows
 
 
 def texts_of(
     source: str, name: str, place: int, rows: Sequence[Any], before: int = 0
 ) -> list[str | None]:
-    """Returns the cells of a column as text. Raises InputError for unsupported values.
+    """Converts the cells of a column to text. Raises InputError for unsupported values.
 
-    ``place``: the column's position in each row. ``before``: number of rows before these.
+    ``place``: The position of the column in each row. ``before``: The number of rows before
+    ``rows``.
     """
     texts = []
     for number, row in enumerate(rows, before + 1):
@@ -189,8 +193,8 @@ def texts_of(
 
 
 def engine_of(source: str) -> Engine:
-    """Makes an engine. Raises InputError for an invalid URL, an unknown database, or a missing
-    driver or file.
+    """Creates the engine for a URL. Raises InputError for an invalid URL, an unknown database, or a
+    missing driver or file.
     """
     from sqlalchemy import create_engine, make_url
     from sqlalchemy.exc import ArgumentError, NoSuchModuleError
@@ -199,9 +203,12 @@ def engine_of(source: str) -> Engine:
     try:
         url = make_url(source)
         if url.drivername in ("sqlite", "sqlite+pysqlite"):
-            path = _sqlite_file(source, url)
-            # mode=ro: SQLAlchemy would make a file that is missing, and a query could write.
-            return create_engine("sqlite://", poolclass=NullPool, creator=lambda: _connect(path))
+            path = _find_sqlite_file(source, url)
+            # The file is opened with mode=ro. Otherwise SQLAlchemy would create a missing file, and
+            # a query could write.
+            return create_engine(
+                "sqlite://", poolclass=NullPool, creator=lambda: _connect_sqlite(path)
+            )
         return create_engine(url, poolclass=NullPool)
     except NoSuchModuleError:
         name = source.partition(":")[0]
@@ -220,7 +227,7 @@ def engine_of(source: str) -> Engine:
         raise missing_package_error(source, error.name or "the database's driver") from None
 
 
-def _sqlite_file(source: str, url: URL) -> Path:
+def _find_sqlite_file(source: str, url: URL) -> Path:
     """Returns the file of an SQLite database. Raises InputError if it does not exist."""
     if not url.database or url.database == ":memory:" or url.query:
         raise checks.unreadable(
@@ -235,17 +242,17 @@ def _sqlite_file(source: str, url: URL) -> Path:
     return path
 
 
-def _connect(path: Path) -> sqlite3.Connection:
-    # isolation_level: transactions are begun by BEGIN alone. Threads: a stream may be closed by
-    # another one.
+def _connect_sqlite(path: Path) -> sqlite3.Connection:
+    # With isolation_level=None, only BEGIN begins a transaction. The thread check is off, because
+    # another thread may close the stream.
     return sqlite3.connect(
         f"{path.as_uri()}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
     )
 
 
 def query_error(source: str, error: Any, rows: int | None) -> InputError:
-    """Returns the error for a query that failed before its first row (None) or after ``rows`` rows.
-    It shows no values.
+    """Returns the error for a query that failed after ``rows`` rows, or before its first row if
+    ``rows`` is None. The error shows no values.
     """
     text = str(error.orig)
     if "decode" in text:
@@ -264,7 +271,7 @@ def query_error(source: str, error: Any, rows: int | None) -> InputError:
             "is locked by another program, which writes to it. Start again when it has ended.",
         )
     names = type(error).__name__
-    reason = words(
+    reason = clean_message(
         text, source, quoted=rows is None and names in ("ProgrammingError", "OperationalError")
     )
     if rows is None:

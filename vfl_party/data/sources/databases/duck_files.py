@@ -1,4 +1,6 @@
-"""Checks the files of a DuckDB query: what DuckDB silently includes, leaves out or rounds."""
+"""Checks the files of a DuckDB query, because DuckDB silently includes hidden files, leaves out
+columns and rounds values.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vfl_party.data import checks
-from vfl_party.data.sources.parquet import PARQUET, difference, is_hidden
+from vfl_party.data.sources.parquet import PARQUET, describe_difference, is_hidden
 from vfl_party.data.sources.unchanged import State, state_of
 
 if TYPE_CHECKING:
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
 _READS_FILES = re.compile(r"read_\w+|\w+_scan|glob")
 _PARQUET = ("read_parquet", "parquet_scan")
-# Arguments of a call that reads files by a given schema, not by that of the first file.
+# Arguments with which DuckDB does not apply the schema of the first file to all files.
 _OWN_SCHEMA = ("union_by_name", "schema")
 _PATTERN = re.compile(r"[*?\[]")
 _GLOB = "SELECT file FROM glob(?)"
@@ -30,8 +32,8 @@ FROM parquet_schema(?) WHERE duckdb_type IS NOT NULL GROUP BY file_name ORDER BY
 
 @dataclass(frozen=True)
 class _Files:
-    """Names and patterns of files in one place of a query; ``same_columns``: whether they are
-    Parquet files that all get the columns of the first one.
+    """The file names and patterns in one place of a query. ``same_columns``: Whether DuckDB reads
+    all of them as Parquet files with the columns of the first file.
     """
 
     names: tuple[str, ...]
@@ -43,13 +45,13 @@ def check_files(
 ) -> dict[str, State]:
     """Returns the states of the files of a query.
 
-    Raises InputError if DuckDB takes a file from the working folder, a pattern includes hidden or
-    temporary files, or Parquet files have different columns. ``folder``: where DuckDB searches;
-    ``statements``: the query, as parsed by DuckDB.
+    Raises InputError if DuckDB would read a file in the working folder, if a pattern includes
+    hidden or temporary files, or if Parquet files have different columns. ``folder``: The folder in
+    which DuckDB searches. ``statements``: The query, parsed by DuckDB.
     """
-    # DuckDB looks in the working folder, too, if a file is not in the one that it was given.
+    # DuckDB also searches the working folder if a file is not in ``folder``.
     base = Path(folder or ".")
-    for text in set(_texts(statements)):
+    for text in set(_iterate_texts(statements)):
         if re.search(r"[./]", text) and not (base / text).exists() and Path(text).is_file():
             raise checks.unreadable(
                 source,
@@ -57,43 +59,43 @@ def check_files(
                 "write its full path.",
             )
     states: dict[str, State] = {}
-    for files in _files(statements):
+    for files in _find_files(statements):
         for name in filter(_PATTERN.search, files.names):
             _refuse_hidden(connection, source, base, name)
         if files.same_columns:
             _require_same_columns(connection, source, files.names)
         for name in files.names:
-            taken = connection.execute(_GLOB, [name]).fetchall()
-            states |= {file: state_of(file) for (file,) in taken if Path(file).is_file()}
+            matched_files = connection.execute(_GLOB, [name]).fetchall()
+            states |= {file: state_of(file) for (file,) in matched_files if Path(file).is_file()}
     return states
 
 
 def _refuse_hidden(connection: DuckDBPyConnection, source: str, base: Path, pattern: str) -> None:
-    """Raises InputError if a pattern includes hidden or temporary files: Spark keeps unfinished
-    ones in folders such as ``_temporary``.
+    """Raises InputError if a pattern includes hidden or temporary files, such as Spark's unfinished
+    files in ``_temporary``.
     """
     parts = Path(pattern).parts
-    fixed = next(place for place, part in enumerate(parts) if _PATTERN.search(part))
-    if is_hidden(parts[fixed:]):
+    fixed_parts = next(place for place, part in enumerate(parts) if _PATTERN.search(part))
+    if is_hidden(parts[fixed_parts:]):
         return
-    # The folder that the pattern names may be called as it likes.
-    above = base.joinpath(*parts[:fixed])
+    # Only the part of the path after the pattern's fixed folder is checked.
+    above = base.joinpath(*parts[:fixed_parts])
     for (name,) in connection.execute(_GLOB, [pattern]).fetchall():
         file = Path(name)
-        below = file.relative_to(above) if file.is_relative_to(above) else Path(file.name)
-        if is_hidden(below.parts):
+        relative_path = file.relative_to(above) if file.is_relative_to(above) else Path(file.name)
+        if is_hidden(relative_path.parts):
             raise checks.unreadable(
                 source,
-                f"{pattern} also takes {below}, which is hidden or temporary by its name. Delete "
-                "it, or write a pattern that does not take it.",
+                f"{pattern} also takes {relative_path}, which is hidden or temporary by its name. "
+                "Delete it, or write a pattern that does not take it.",
             )
 
 
 def _require_same_columns(
     connection: DuckDBPyConnection, source: str, names: tuple[str, ...]
 ) -> None:
-    """Raises InputError if Parquet files differ: DuckDB leaves out columns that the first file
-    lacks, and rounds to its types.
+    """Raises InputError if the columns of Parquet files differ, because DuckDB ignores columns that
+    the first file lacks, and converts values to the first file's types.
     """
     schemas = [
         (name, {column["name"]: column["type"] for column in columns})
@@ -102,9 +104,11 @@ def _require_same_columns(
     for name, schema in schemas[1:]:
         first, other = schemas[0]
         if schema != other:
-            # In folders of partitions, files may have the same name.
-            above = commonpath([first, name])
-            problem = difference(other, schema, relpath(first, above), relpath(name, above))
+            # Files in different partition folders may have the same name, so the folders are shown.
+            common_folder = commonpath([first, name])
+            problem = describe_difference(
+                other, schema, relpath(first, common_folder), relpath(name, common_folder)
+            )
             files = f"'{names[0]}'" if len(names) == 1 else "[…]"
             raise checks.unreadable(
                 source,
@@ -113,8 +117,8 @@ def _require_same_columns(
             )
 
 
-def _files(node: Any) -> Iterator[_Files]:
-    """Yields the files that a parsed query names."""
+def _find_files(node: Any) -> Iterator[_Files]:
+    """Yields the files that a node of a parsed query names."""
     if isinstance(node, dict) and node.get("type") == "BASE_TABLE":
         name = str(node.get("table_name"))
         yield _Files((name,), name.lower().endswith(PARQUET))
@@ -122,28 +126,30 @@ def _files(node: Any) -> Iterator[_Files]:
         call = node.get("function", {})
         kind, arguments = str(call.get("function_name")), call.get("arguments", [])
         if _READS_FILES.fullmatch(kind) and arguments:
-            own = not {*_texts(arguments[1:])}.isdisjoint(_OWN_SCHEMA)
-            yield _Files(tuple(_literals(arguments[0])), kind in _PARQUET and not own)
-    for child in _children(node):
-        yield from _files(child)
+            has_own_schema = not {*_iterate_texts(arguments[1:])}.isdisjoint(_OWN_SCHEMA)
+            yield _Files(
+                tuple(_iterate_literals(arguments[0])), kind in _PARQUET and not has_own_schema
+            )
+    for child in _list_children(node):
+        yield from _find_files(child)
 
 
-def _literals(node: Any) -> Iterator[str]:
+def _iterate_literals(node: Any) -> Iterator[str]:
     if isinstance(node, dict) and node.get("kind") == "STRING":
         yield str(node.get("text"))
-    for child in _children(node):
-        yield from _literals(child)
+    for child in _list_children(node):
+        yield from _iterate_literals(child)
 
 
-def _texts(node: Any) -> Iterator[str]:
+def _iterate_texts(node: Any) -> Iterator[str]:
     """Yields the texts of a parsed query that may be names of files."""
     if isinstance(node, str) and 0 < len(node) < 256 and "\0" not in node:
         yield node
-    for child in _children(node):
-        yield from _texts(child)
+    for child in _list_children(node):
+        yield from _iterate_texts(child)
 
 
-def _children(node: Any) -> list[Any]:
+def _list_children(node: Any) -> list[Any]:
     if isinstance(node, dict):
         return list(node.values())
     return node if isinstance(node, list) else []

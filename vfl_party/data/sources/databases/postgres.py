@@ -1,4 +1,4 @@
-"""Reads a table from PostgreSQL through ADBC: columns have the types that the query gives them."""
+"""Reads a table from PostgreSQL through ADBC. The columns have the types of the query's result."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from vfl_party.data.sources.databases.query import (
     SORTED,
     Passes,
     QueryPass,
+    clean_message,
     encoding_hint,
     has_order,
     missing_package_error,
@@ -27,18 +28,17 @@ from vfl_party.data.sources.databases.query import (
     require_dates,
     takes_first,
     wait_for,
-    words,
 )
 from vfl_party.data.stream import RowStream
 
 T = TypeVar("T")
 
-# Seconds to wait for a server, unless the URL or PGCONNECT_TIMEOUT sets it.
+# The connection timeout in seconds, unless the URL or PGCONNECT_TIMEOUT sets it.
 _CONNECT_S = 20
 _BEGIN = (
-    # All passes see one state of the tables.
+    # All passes see the same snapshot of the tables.
     "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY",
-    # These two: rows without ORDER BY come in one order.
+    # With these two settings, rows without ORDER BY always have the same order.
     "SET LOCAL synchronize_seqscans = off",
     "SET LOCAL max_parallel_workers_per_gather = 0",
 )
@@ -49,9 +49,9 @@ _CASTS = {
     "uuid": "text",
     "bpchar": "text",
 }
-# An id keeps all its digits as text.
+# As text, an id keeps all its digits.
 _ID_CASTS = _CASTS | {"numeric": "text"}
-# (pattern of the server's or client's words, the problem, the fix)
+# Each entry has a pattern of the message of server or client, the problem, and the fix.
 _REFUSALS = (
     (
         r"password authentication failed|no password supplied",
@@ -93,7 +93,9 @@ _SEVERITY, _CLIENT = (
 
 
 def open_postgres(settings: DataSettings) -> RowStream:
-    """Opens a query's rows. Raises InputError if the server or the query refuses."""
+    """Opens the rows of a query. Raises InputError if the server refuses the connection or the
+    query.
+    """
     try:
         import adbc_driver_manager
         from adbc_driver_postgresql import dbapi
@@ -106,7 +108,7 @@ def open_postgres(settings: DataSettings) -> RowStream:
         with connection.cursor() as cursor:
             for statement in _BEGIN:
                 cursor.execute(statement)
-            schema = _wait_for(cursor, lambda: cursor.adbc_execute_schema(_select("*", query)))
+            schema = _wait_for(cursor, lambda: cursor.adbc_execute_schema(_wrap_query("*", query)))
     except KeyboardInterrupt:
         if connection is not None:
             connection.close()
@@ -128,8 +130,8 @@ def open_postgres(settings: DataSettings) -> RowStream:
 class _Reading:
     """A query in a transaction, which lasts as long as this object lives.
 
-    ``sorts``: whether its rows are sorted by the id columns, then by the others; ``turn``: of the
-    pass that has the connection.
+    ``sorts``: Whether to sort the rows by the id columns, then by the other columns. ``turn``: The
+    number of the current pass.
     """
 
     settings: DataSettings
@@ -141,30 +143,30 @@ class _Reading:
     turn: int = 0
 
     def blocks(self, wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Reads the wanted columns. Raises InputError."""
+        """Yields blocks of rows with the wanted columns. Raises InputError."""
         source = hide_passwords(self.settings.source)
         checks.require_names(source, "columns", wanted, self.schema.names)
         ids = [name for name in self.settings.id if name in self.schema.names]
-        fetched = list(dict.fromkeys([*ids, *wanted]))
+        fetched_names = list(dict.fromkeys([*ids, *wanted]))
         self.turn = turn = self.turn + 1
-        seen = QueryPass(len(ids))
-        with contextlib.closing(self._batches(self._select(fetched))) as batches:
+        query_pass = QueryPass(len(ids))
+        with contextlib.closing(self._iterate_batches(self._make_select(fetched_names))) as batches:
             for batch in batches:
-                columns = dict(zip(fetched, batch.columns, strict=True))
+                columns = dict(zip(fetched_names, batch.columns, strict=True))
                 for name in wanted:
                     require_dates(source, name, columns[name])
-                seen.add(batch.num_rows, [columns[name] for name in ids])
-                self.passes.compare_full(seen)
+                query_pass.add(batch.num_rows, [columns[name] for name in ids])
+                self.passes.compare_full(query_pass)
                 yield pa.RecordBatch.from_arrays(
                     [columns[name] for name in wanted], names=list(wanted)
                 )
                 if self.turn != turn:
                     raise InternalError(
-                        "a pass over a query began before the one before it was over"
+                        "a pass over a query began before the previous pass had ended"
                     )
-        self.passes.compare(seen)
+        self.passes.compare(query_pass)
 
-    def _batches(self, select: str) -> Generator[pa.RecordBatch]:
+    def _iterate_batches(self, select: str) -> Generator[pa.RecordBatch]:
         import adbc_driver_manager
 
         rows = 0
@@ -178,28 +180,32 @@ class _Reading:
         except adbc_driver_manager.Error as error:
             raise query_error(self.settings.source, error) from None
         except (pa.ArrowException, OSError) as error:
-            # An error after the first rows has lost its code.
-            raise _interruption(self.settings.source, str(error), rows) from None
+            # An error after the first rows has no error code.
+            raise _make_interruption_error(self.settings.source, str(error), rows) from None
         finally:
             with contextlib.suppress(adbc_driver_manager.Error):
                 cursor.close()
 
-    def _select(self, names: Sequence[str]) -> str:
-        """Returns the query for some of its columns, cast to supported types. Raises InputError."""
+    def _make_select(self, names: Sequence[str]) -> str:
+        """Returns a SELECT for some columns of the query, cast to supported types. Raises
+        InputError.
+        """
         order = f"\nORDER BY {', '.join(map(str, range(1, len(names) + 1)))}" if self.sorts else ""
         limit = "" if self.settings.first is None else f"\nLIMIT {self.settings.first}"
         return select_of(self.query, self.schema, names, self.settings) + order + limit
 
 
 def select_of(query: str, schema: pa.Schema, names: Sequence[str], settings: DataSettings) -> str:
-    """Returns a query for some columns of a query, cast to supported types. Raises InputError.
+    """Returns a SELECT for some columns of a query, cast to supported types. Raises InputError.
 
-    ``schema``: of all its columns, from the driver.
+    ``schema``: The schema of all columns of the query, from the driver.
     """
-    return _select(", ".join(_column(schema.field(name), settings) for name in names), query)
+    return _wrap_query(
+        ", ".join(_cast_column(schema.field(name), settings) for name in names), query
+    )
 
 
-def _column(field: pa.Field, settings: DataSettings) -> str:
+def _cast_column(field: pa.Field, settings: DataSettings) -> str:
     name: str = field.name
     quoted = '"' + name.replace('"', '""') + '"'
     kind = (field.metadata or {}).get(b"POSTGRESQL:type", b"").decode()
@@ -207,14 +213,14 @@ def _column(field: pa.Field, settings: DataSettings) -> str:
     if cast is not None:
         return f"{quoted}::{cast} AS {quoted}"
     types = pa.types
-    known = (
+    supported = (
         types.is_integer,
         types.is_floating,
         types.is_boolean,
         types.is_string,
         types.is_temporal,
     )
-    if not any(is_known(field.type) for is_known in known) or types.is_interval(field.type):
+    if not any(is_type(field.type) for is_type in supported) or types.is_interval(field.type):
         kind = kind if kind.isidentifier() else "unknown"
         raise checks.unusable(
             hide_passwords(settings.source),
@@ -225,13 +231,13 @@ def _column(field: pa.Field, settings: DataSettings) -> str:
 
 
 def _wait_for(cursor: Any, call: Callable[[], T]) -> T:
-    # In the main thread ADBC takes Ctrl-C for itself, and leaves the error of an ended query.
+    # In the main thread, ADBC handles Ctrl-C itself and reports it as an error of the query.
     return wait_for(call, cursor.adbc_cancel)
 
 
-def _select(columns: str, query: str) -> str:
-    """Returns a query of a query. Its ORDER BY is effective, because the outer query does not sort,
-    join or split its rows.
+def _wrap_query(columns: str, query: str) -> str:
+    """Returns a SELECT from a query. The order of the query's rows is kept, because the outer
+    SELECT does not sort, join or split rows.
     """
     return f"SELECT {columns} FROM (\n{query}\n) AS vfl_rows"  # noqa: S608 - the person's own, in their party file
 
@@ -244,13 +250,13 @@ def with_timeout(source: str) -> str:
 
 
 def connection_error(source: str, text: str) -> InputError:
-    """Returns the error for a connection that failed with the server's words ``text``."""
+    """Returns the error for a failed connection. ``text``: The message of the server."""
     for pattern, problem, fix in _REFUSALS:
         if re.search(pattern, text, re.IGNORECASE):
             return checks.unreadable(
                 hide_passwords(source), f"the server {problem}. {fix}{encoding_hint(source)}"
             )
-    reason = words(_strip_prefix(text), source, quoted=False)
+    reason = clean_message(_strip_prefix(text), source, quoted=False)
     return checks.unreadable(
         hide_passwords(source),
         f"the server cannot be queried ({reason}). Correct data.source.{encoding_hint(source)}",
@@ -258,11 +264,13 @@ def connection_error(source: str, text: str) -> InputError:
 
 
 def query_error(source: str, error: Any) -> InputError:
-    """Returns the error for a query that failed. It may show names of the query, but no values."""
+    """Returns the error for a query that failed. The error may show names in the query, but no
+    values.
+    """
     text, code = str(error), error.sqlstate or ""
     if not code or code == "25006" or code.startswith("57"):
-        return _interruption(source, text, 0)
-    reason = words(_strip_prefix(text), source, quoted=code.startswith("42"))
+        return _make_interruption_error(source, text, 0)
+    reason = clean_message(_strip_prefix(text), source, quoted=code.startswith("42"))
     if code == "42501":
         return checks.unusable(
             hide_passwords(source),
@@ -273,7 +281,7 @@ def query_error(source: str, error: Any) -> InputError:
     )
 
 
-def _interruption(source: str, text: str, rows: int) -> InputError:
+def _make_interruption_error(source: str, text: str, rows: int) -> InputError:
     """Returns the error for a query that ended early, after ``rows`` rows."""
     if _WRITES.search(text):
         return checks.unusable(
@@ -289,7 +297,7 @@ def _interruption(source: str, text: str, rows: int) -> InputError:
         return checks.unreadable(
             hide_passwords(source), f"the connection was lost after {rows:,} rows. Start again."
         )
-    reason = words(_strip_prefix(text), source, quoted=False)
+    reason = clean_message(_strip_prefix(text), source, quoted=False)
     return checks.unusable(
         hide_passwords(source),
         f"data.query failed after {rows:,} rows ({reason}). Run it in psql to see the value, and "

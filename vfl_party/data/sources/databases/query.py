@@ -1,4 +1,6 @@
-"""The base of tables of all databases: the query, texts of errors, and the comparison of passes."""
+"""Defines what the readers of all databases need: the query, error texts, and the comparison of
+passes.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ _READS = re.compile(
     r"(?:\s|--[^\n]*\n|/\*.*?\*/|\()*+(?:select|with|values|table|from)\b",
     re.IGNORECASE | re.DOTALL,
 )
-# Texts, names and comments; what stands in parentheses; an order of what is left.
+# Patterns to find an ORDER BY at the end of a query: texts, names and comments are removed first,
+# then parentheses.
 _TEXTS = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`|--[^\n]*|/\*.*?\*/|\$(\w*)\$.*?\$\1\$", re.DOTALL)
 _INNER = re.compile(r"\([^()]*\)")
 _ORDER = re.compile(r"\border\s+by\b", re.IGNORECASE)
@@ -38,20 +41,20 @@ UNSORTED = (
     "the query has no ORDER BY at its end, so the database chooses which rows are the first, and "
     "may choose others next time. End the query with ORDER BY."
 )
-# A value may hold quotes and ends of lines: from the first quote that is not an apostrophe to the
-# last one, or to the end.
+# The quoted part of a message, which may be a value: from the first quote that is not an apostrophe
+# to the last quote, or to the end.
 _QUOTED = re.compile("(?<!\\w)[\"'`»«„](?:.*[\"'`»«“]|.*)")
-# User and password, up to the last @.
+# The user and the password in a URL, up to the last @.
 _USER = re.compile(r"[^:]+://([^?]*)@", re.DOTALL)
-# First day of the year 1 and last day of 9999, from 1970-01-01.
+# The first day of the year 1 and the last day of the year 9999, in days since 1970-01-01.
 _FIRST, _LAST = -719_162, 2_932_896
-# Maximum characters of a server's message.
+# The maximum number of characters of a server's message.
 _LONGEST = 300
 
 
 def query_of(settings: DataSettings) -> str:
-    """Returns ``data.query`` without a final semicolon. Raises InputError if it is missing or
-    writes.
+    """Returns ``data.query`` without a final semicolon. Raises InputError if it is missing or does
+    not begin like a SELECT.
     """
     source, query = (
         hide_passwords(settings.source),
@@ -65,19 +68,20 @@ def query_of(settings: DataSettings) -> str:
 
 
 def takes_first(settings: DataSettings) -> bool:
-    """Returns whether settings take some rows by their position."""
+    """Returns whether the settings select rows by their position."""
     return settings.first is not None or settings.duplicates == "first"
 
 
 def has_order(query: str) -> bool:
     """Returns whether a query ends with an ORDER BY outside parentheses.
 
-    It does not parse a dialect: it serves for a note, and to sort unsorted rows.
+    This is not a full parser. The result is used for a note, and to decide whether to sort the
+    rows.
     """
-    left, n = _TEXTS.sub(" ", query), 1
+    remainder, n = _TEXTS.sub(" ", query), 1
     while n:
-        left, n = _INNER.subn(" ", left)
-    return _ORDER.search(left) is not None
+        remainder, n = _INNER.subn(" ", remainder)
+    return _ORDER.search(remainder) is not None
 
 
 def missing_package_error(source: str, package: str) -> InputError:
@@ -90,8 +94,8 @@ def missing_package_error(source: str, package: str) -> InputError:
 
 
 def encoding_hint(source: str) -> str:
-    """Returns advice, as a further sentence, about characters of a password that have a meaning in
-    a URL; '' if there seem to be none.
+    """Returns a sentence about characters of a password that have a meaning in a URL; '' if there
+    seem to be none.
     """
     user = _USER.match(source)
     if user is None or not set(user[1]) & set("@#/"):
@@ -99,9 +103,9 @@ def encoding_hint(source: str) -> str:
     return " If its password has @, # or /, write %40, %23 or %2F for it in data.source."
 
 
-def words(text: str, source: str, *, quoted: bool) -> str:
-    """Returns the first line of a server's message without passwords; unless ``quoted``, without
-    what it quotes, which may be a value.
+def clean_message(text: str, source: str, *, quoted: bool) -> str:
+    """Returns the first line of a server's message without passwords. ``quoted``: Whether to keep
+    quoted parts, which may be values.
     """
     line = text.strip().partition("\n")[0]
     line = hide_passwords_of(line, source)
@@ -109,43 +113,43 @@ def words(text: str, source: str, *, quoted: bool) -> str:
 
 
 def wait_for(call: Callable[[], T], cancel: Callable[[], None]) -> T:
-    """Has a thread wait for a database. After SIGINT or SIGTERM it cancels the query, and raises
-    KeyboardInterrupt or Stopped once the query has ended.
+    """Runs ``call`` in a thread and returns its result. After SIGINT or SIGTERM, cancels the query,
+    and raises KeyboardInterrupt or Stopped once the query has ended.
     """
-    begun, stopped, ended = (threading.Event() for _ in range(3))
+    has_begun, has_stopped, has_ended = (threading.Event() for _ in range(3))
     results: list[T] = []
-    failed: list[BaseException] = []
+    errors: list[BaseException] = []
 
-    def ask() -> None:
-        begun.set()
+    def run_call() -> None:
+        has_begun.set()
         # A signal may come before the thread runs.
-        if not stopped.is_set():
+        if not has_stopped.is_set():
             try:
                 results.append(call())
             except BaseException as error:  # noqa: BLE001 - it is raised in the other thread
-                failed.append(error)
-        ended.set()
+                errors.append(error)
+        has_ended.set()
 
     try:
-        threading.Thread(target=ask, name="query", daemon=True).start()
-        # The signal alone does not always end a wait.
-        while not ended.wait(_TICK_S):
+        threading.Thread(target=run_call, name="query", daemon=True).start()
+        # A signal does not always end a wait without a timeout.
+        while not has_ended.wait(_TICK_S):
             pass
     except BaseException:
-        stopped.set()
+        has_stopped.set()
         # Cancelling a query that has just begun has no effect, so this repeats.
-        while begun.is_set() and not ended.wait(_TICK_S):
+        while has_begun.is_set() and not has_ended.wait(_TICK_S):
             with contextlib.suppress(Exception):
                 cancel()
         raise
-    if failed:
-        # An error keeps this frame, which must not keep the error.
-        raise failed.pop()
+    if errors:
+        # The error refers to this frame, so the frame must not refer to the error.
+        raise errors.pop()
     return results.pop()
 
 
 def require_dates(source: str, name: str, column: pa.Array) -> None:
-    """Raises InputError for a database's infinite dates, and others outside the years 1 to 9999."""
+    """Raises InputError for infinite dates and dates outside the years 1 to 9999."""
     kind = column.type
     if pa.types.is_date32(kind) or pa.types.is_timestamp(kind):
         day = 1 if pa.types.is_date32(kind) else 86_400_000_000
@@ -161,10 +165,11 @@ def require_dates(source: str, name: str, column: pa.Array) -> None:
 
 
 class Passes:
-    """Compares the complete passes over a query's rows by their number and ids, in order.
+    """Compares complete passes over the rows of a query: the number of rows, and their ids in
+    order.
 
-    Not every database can hold a snapshot of its tables for several queries, and none has an order
-    without ORDER BY.
+    Passes may differ, because not every database supports a snapshot for several queries, and rows
+    have no fixed order without ORDER BY.
     """
 
     def __init__(self, settings: DataSettings) -> None:
@@ -172,20 +177,20 @@ class Passes:
         self._first: tuple[int, bytes] | None = None
 
     def compare_full(self, pass_: QueryPass) -> None:
-        """Compares a pass that has the first rows that are wanted, after which no more are read.
-        Raises InputError.
+        """Compares a pass that has reached the limit of rows, after which no more rows are read.
+        Raises InputError if it differs from the first pass.
         """
         if pass_.rows == self._limit:
             self.compare(pass_)
 
     def compare(self, pass_: QueryPass) -> None:
         """Compares a pass that has reached its end. Raises InputError if it differs from the first
-        one.
+        pass.
         """
-        seen = pass_.rows, b"".join(column.digest() for column in pass_.digests)
+        summary = pass_.rows, b"".join(column.digest() for column in pass_.digests)
         if self._first is None:
-            self._first = seen
-        if seen != self._first:
+            self._first = summary
+        if summary != self._first:
             before, now = self._first[0], pass_.rows
             raise checks.unreadable(
                 self._source,
@@ -198,7 +203,7 @@ class Passes:
 
 
 class QueryPass:
-    """The summary of one pass: number of rows, and digests of the id columns."""
+    """The summary of one pass: the number of rows, and digests of the id columns."""
 
     def __init__(self, ids: int) -> None:
         self.rows = 0
@@ -213,7 +218,7 @@ class QueryPass:
                 digest.update(pc.fill_null(numbers, -(1 << 63)).to_numpy())
                 continue
             texts = pc.fill_null(pc.cast(values, pa.string()), "\x1d")
-            # All cells as one text, without an object of Python for each.
-            whole = pa.ListArray.from_arrays(pa.array([0, n], pa.int32()), texts)
-            digest.update(pc.binary_join(whole, "\x1e")[0].as_buffer())
+            # All cells are joined to one text, without a Python object for each cell.
+            cell_list = pa.ListArray.from_arrays(pa.array([0, n], pa.int32()), texts)
+            digest.update(pc.binary_join(cell_list, "\x1e")[0].as_buffer())
             digest.update(b"\x1e")

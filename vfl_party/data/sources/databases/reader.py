@@ -11,10 +11,10 @@ from vfl_party.data.stream import RowStream
 
 
 def open_database(settings: DataSettings) -> RowStream:
-    """Opens the rows of ``data.query``: through ADBC for ``postgresql://``, else through
-    SQLAlchemy; or those of the SELECT in ``duckdb:SELECT …``.
+    """Opens the rows of a database query. ``postgresql://`` is read through ADBC, ``duckdb:SELECT
+    …`` through DuckDB, and other URLs through SQLAlchemy.
 
-    Passwords appear neither in the stream's source nor in any error. Raises InputError.
+    Passwords appear neither in the stream's source nor in errors. Raises InputError.
     """
     if is_duckdb(settings.source):
         return open_duckdb(settings)

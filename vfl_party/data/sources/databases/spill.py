@@ -1,5 +1,5 @@
-"""A folder for another program's temporary files, deleted at the end of this process, or else by
-the next one.
+"""Creates a folder for the temporary files of a database. It is deleted when this process ends, or
+else by the next process.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ _PREFIX = "vfl-spill-"
 
 
 class RowSpill:
-    """A new folder below ``scratch``. Its maker locks it, so that other processes see that it is in
-    use.
+    """A new folder in ``scratch``. It is locked, so that other processes do not delete it while it
+    is in use.
 
-    Raises InputError if it cannot be made.
+    Raises InputError if the folder cannot be created.
     """
 
     def __init__(self, scratch: str) -> None:
         try:
             Path(scratch).mkdir(parents=True, exist_ok=True)
-            for left in Path(scratch).glob(f"{_PREFIX}*"):
-                _delete_unused(left)
+            for old_folder in Path(scratch).glob(f"{_PREFIX}*"):
+                _delete_unused(old_folder)
             lock = None
-            # None if another process has found it before it was locked.
+            # The lock is None if another process has deleted the folder before it was locked.
             while lock is None:
                 self.folder = Path(tempfile.mkdtemp(dir=scratch, prefix=_PREFIX))
                 lock = _lock(self.folder)
@@ -55,8 +55,8 @@ def _delete_unused(folder: Path) -> None:
 
 
 def _lock(folder: Path) -> int | None:
-    """Returns the descriptor of a folder locked for this process; None if another process holds it,
-    or it is gone.
+    """Locks a folder, and returns its descriptor. Returns None if another process has locked it, or
+    if it does not exist.
     """
     with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

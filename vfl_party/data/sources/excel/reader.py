@@ -1,4 +1,4 @@
-"""Reads a sheet of an Excel workbook: its first row names the columns, and cells become text, as in
+"""Reads a sheet of an Excel workbook. Its first row names the columns, and cells become text, as in
 a CSV file.
 """
 
@@ -17,9 +17,9 @@ from vfl_party.data.sources.excel.sheet import Cell, Range, Row, cell_name
 from vfl_party.data.sources.excel.workbook import Book, require_workbook
 from vfl_party.data.stream import NUMBER, RowStream
 
-# Maximum rows and cells of a block.
+# The maximum number of rows and of cells in a block.
 _BLOCK_ROWS, _BLOCK_CELLS = 4096, 1 << 18
-# Number of rows searched for the names of the columns.
+# The number of rows that are searched for the names of the columns.
 _MAX_ABOVE = 100
 
 
@@ -49,11 +49,13 @@ class _Sheet:
     """A sheet whose header has been read.
 
     Args:
-        header: its row.
-        columns: the names of the columns.
-        numbers: the columns themselves, from 1.
-        merged: the first range of merged cells in one of them, at the header or below it.
-        ids: the columns of the id, by number.
+        book: The workbook.
+        sheet: The sheet, as openpyxl opened it.
+        header: The row number of the header.
+        columns: The names of the columns.
+        numbers: The numbers of the columns, from 1.
+        merged: The first range of merged cells in these columns, in the header or below it.
+        ids: The numbers of the id columns.
     """
 
     book: Book
@@ -66,25 +68,25 @@ class _Sheet:
 
     @classmethod
     def of(cls, book: Book, sheet: Any, settings: DataSettings) -> _Sheet:
-        """Reads the header: the first row that is not empty, after the skipped ones. Raises
-        InputError.
-        """
+        """Reads the header: the first non-empty row after the skipped rows. Raises InputError."""
         rows, skipped = book.rows(sheet), _count_skipped(book, sheet, settings)
         for row, cells in rows:
-            columns = {} if row <= skipped else _names(book, sheet, row, cells)
+            columns = {} if row <= skipped else _read_names(book, sheet, row, cells)
             if columns:
                 _refuse_other_header(book, sheet, settings, row, columns, islice(rows, _MAX_ABOVE))
-                touching = (
+                merged_ranges = (
                     range_
                     for range_ in book.find_merged(sheet)
                     if range_.bottom >= row
                     and any(range_.left <= number <= range_.right for number in columns)
                 )
-                merged = next(touching, None)
+                merged = next(merged_ranges, None)
                 ids = frozenset(number for number, name in columns.items() if name in settings.id)
-                opened = cls(book, sheet, row, tuple(columns.values()), tuple(columns), merged, ids)
-                opened._require_unmerged(row)
-                return opened
+                reading = cls(
+                    book, sheet, row, tuple(columns.values()), tuple(columns), merged, ids
+                )
+                reading._require_unmerged(row)
+                return reading
         raise checks.unreadable(
             book.source,
             f"the sheet {sheet.title!r} is empty. Name the columns in its first row, or name "
@@ -92,38 +94,38 @@ class _Sheet:
         )
 
     def blocks(self, wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Reads the wanted columns. Raises InputError."""
+        """Yields blocks of rows with the wanted columns. Raises InputError."""
         checks.require_names(self.book.source, "columns", wanted, self.columns)
         places = {
             self.numbers[self.columns.index(name)]: place for place, name in enumerate(wanted)
         }
         schema = pa.schema([(name, pa.string()) for name in wanted])
-        rows = self._texts(places)
+        rows = self._iterate_texts(places)
         size = max(1, min(_BLOCK_ROWS, _BLOCK_CELLS // max(1, len(wanted))))
         while block := list(islice(rows, size)):
             columns = [pa.array(column, pa.string()) for column in zip(*block, strict=True)]
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
-    def _texts(self, places: dict[int, int]) -> Iterator[list[str | None]]:
-        """Yields rows of the columns with these numbers, each cell at its position; empty rows at
-        the end are left out.
+    def _iterate_texts(self, places: dict[int, int]) -> Iterator[list[str | None]]:
+        """Yields the cells of each row as text. ``places``: For the number of each wanted column,
+        its position in the result. Empty rows at the end are left out.
         """
-        book, sheet, known = self.book, self.sheet, set(self.numbers)
-        last = self.header
+        book, sheet, column_numbers = self.book, self.sheet, set(self.numbers)
+        last_row = self.header
         for row, cells in book.rows(sheet):
             if row <= self.header:
                 continue
             texts: list[str | None] = [None] * len(places)
-            filled = False
+            has_value = False
             for cell in cells:
                 if not book.is_empty(sheet, cell):
-                    if cell.column not in known:
+                    if cell.column not in column_numbers:
                         raise checks.unusable(
                             book.source,
                             f"cell {cell_name(cell.column, row)} has a value, but its column has "
                             f"no name in row {self.header}. Name the column, or clear the cell.",
                         )
-                    filled = True
+                    has_value = True
                 elif not cell.is_formula:
                     continue
                 if cell.column in places:
@@ -135,16 +137,16 @@ class _Sheet:
                             "than 15 digits, of which Excel keeps 15. Write the ids as text, "
                             "from their origin.",
                         )
-            if filled:
-                if row > last + 1:
+            if has_value:
+                if row > last_row + 1:
                     raise checks.unusable(
                         book.source,
-                        f"row {last + 1} of the sheet {sheet.title!r} is empty, and other rows "
+                        f"row {last_row + 1} of the sheet {sheet.title!r} is empty, and other rows "
                         "follow. Delete it, or delete what follows if that is not part of the "
                         "table, such as a total.",
                     )
                 self._require_unmerged(row)
-                last = row
+                last_row = row
                 yield texts
 
     def _require_unmerged(self, row: int) -> None:
@@ -159,28 +161,28 @@ class _Sheet:
 
 
 def _count_skipped(book: Book, sheet: Any, settings: DataSettings) -> int:
-    """Returns how many rows are skipped: new rows for a trained model may have other titles above
-    the names.
+    """Returns the number of rows to skip. In new rows for a trained model, the header may be in
+    another row than in training.
     """
     if settings.skip_lines and settings.as_trained:
         for row, cells in islice(book.rows(sheet), settings.skip_lines + _MAX_ABOVE):
-            if set(settings.id) <= set(_names(book, sheet, row, cells).values()):
+            if set(settings.id) <= set(_read_names(book, sheet, row, cells).values()):
                 return row - 1
     return settings.skip_lines
 
 
-def _names(book: Book, sheet: Any, row: int, cells: Sequence[Cell]) -> dict[int, str]:
-    """Returns the cells of a row that are not empty as names of columns, by number. Raises
-    InputError for an error cell.
+def _read_names(book: Book, sheet: Any, row: int, cells: Sequence[Cell]) -> dict[int, str]:
+    """Returns the non-empty cells of a row as column names, by column number. Raises InputError for
+    a cell with an error.
     """
     filled = [cell for cell in cells if cell.is_formula or not book.is_empty(sheet, cell)]
-    named = {cell.column: book.text(sheet, cell, row) for cell in filled}
-    bare = {
+    texts = {cell.column: book.text(sheet, cell, row) for cell in filled}
+    names = {
         number: name.removeprefix(NUMBER).strip()
-        for number, name in named.items()
+        for number, name in texts.items()
         if name is not None
     }
-    return {number: name for number, name in bare.items() if name}
+    return {number: name for number, name in names.items() if name}
 
 
 def _refuse_other_header(
@@ -191,10 +193,10 @@ def _refuse_other_header(
     columns: dict[int, str],
     below: Iterator[Row],
 ) -> None:
-    """Raises InputError if a later row names the columns: it has those of the id, or is the first
-    of several cells.
+    """Raises InputError if a later row seems to be the header: it has the names of the id columns,
+    or it is the first row with several cells.
 
-    A table has at least two columns, so a single cell above it is a title.
+    A table has at least two columns, so a row with a single cell is a title.
     """
     wanted = {name for name in (*settings.id, settings.label) if name is not None}
     if wanted <= set(columns.values()) and (wanted or len(columns) > 1):
@@ -226,10 +228,10 @@ def _is_long(text: str) -> bool:
 
 
 def _choose_sheet(book: Book, settings: DataSettings) -> tuple[Any, tuple[str, ...]]:
-    """Returns the sheet to read, and what was guessed. Raises InputError if no sheet or several
-    fit.
+    """Returns the sheet to read, and notes for people. Raises InputError if no sheet or several
+    sheets can be read.
 
-    New rows for a trained model are in another workbook, whose sheet may have another name.
+    New rows for a trained model may be in a workbook whose sheet has another name.
     """
     sheets, name = {sheet.title: sheet for sheet in book.workbook.worksheets}, settings.sheet
     if name is not None and (name in sheets or not settings.as_trained):

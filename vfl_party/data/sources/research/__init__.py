@@ -1,1 +1,1 @@
-"""Reads the formats in which research publishes data: libsvm and svmlight, IDX, MAT."""
+"""Reads file formats of research data sets: libsvm and svmlight, IDX, MAT."""

@@ -21,22 +21,23 @@ from vfl_party.data.sources.packed import BROKEN, open_bytes
 IMAGES, LABELS, VALUES = "images", "labels", "values"
 _TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 _READ = 1 << 20
-# Limits of a table: NumPy has at most 64 dimensions, and a row is processed as a whole.
+# The maximum number of dimensions, and the maximum size of a row in bytes.
 _MAX_DIMENSIONS, _MAX_ROW_BYTES = 32, 1 << 30
-# Pattern in the name of a file of images, and its replacement in the name of the labels.
+# A pattern for the name of a file of images, and its replacement in the name of the label file.
 _PAIR = (re.compile("images(.)idx3"), r"labels\1idx1")
 
 
 def read_idx(settings: DataSettings, with_label: bool) -> Rows:
-    """Reads a file: an array of three dimensions or more is called ``images``, others ``values``.
+    """Reads an IDX file. An array of three or more dimensions is called ``images``, another array
+    ``values``.
 
-    For ``…images-idx3-ubyte`` the file ``…labels-idx1-ubyte`` in the same folder is the array
-    ``labels``. Raises InputError.
+    For a file ``…images-idx3-ubyte``, the file ``…labels-idx1-ubyte`` in the same folder becomes
+    the array ``labels``. Raises InputError.
     """
     source, space = settings.source, Space.of(settings)
     values = read_array(source, space)
     arrays = {IMAGES if values.ndim > 2 else VALUES: values}
-    labels = _labels_of(source)
+    labels = _find_labels(source)
     if labels is not None:
         arrays[LABELS] = read_array(labels, space)
     return array_rows(
@@ -45,35 +46,33 @@ def read_idx(settings: DataSettings, with_label: bool) -> Rows:
 
 
 def read_array(source: str, space: Space) -> npt.NDArray[Any]:
-    """Returns the array of a file, decompressed into ``space``, in this machine's byte order.
-    Raises InputError.
-    """
+    """Reads the array of a file into ``space``, in this machine's byte order. Raises InputError."""
     try:
         with open_bytes(source) as file:
-            kind, shape = _head(source, file)
-            return _values(source, file, kind, shape, space)
+            kind, shape = _read_header(source, file)
+            return _read_values(source, file, kind, shape, space)
     except BROKEN:
-        raise _unreadable(source) from None
+        raise _make_unreadable_error(source) from None
 
 
-def _head(source: str, file: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
+def _read_header(source: str, file: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
     """Returns the type of the values and the length of each dimension. Raises InputError."""
     head = file.read(4)
-    right = len(head) == 4 and head[:2] == b"\0\0" and head[2] in _TYPES
-    if not right or not 1 <= head[3] <= _MAX_DIMENSIONS:
+    is_valid = len(head) == 4 and head[:2] == b"\0\0" and head[2] in _TYPES
+    if not is_valid or not 1 <= head[3] <= _MAX_DIMENSIONS:
         raise checks.unreadable(
-            source, "does not begin as an IDX file does. Correct data.source or data.format."
+            source, "does not begin like an IDX file. Correct data.source or data.format."
         )
     lengths = file.read(4 * head[3])
     if len(lengths) < 4 * head[3]:
-        raise _unreadable(source)
+        raise _make_unreadable_error(source)
     return np.dtype(_TYPES[head[2]]), tuple(np.frombuffer(lengths, ">u4").tolist())
 
 
-def _values(
+def _read_values(
     source: str, file: Any, kind: np.dtype[Any], shape: tuple[int, ...], space: Space
 ) -> npt.NDArray[Any]:
-    """Returns the values, read in blocks of rows: never more than the file holds. Raises
+    """Reads the values in blocks of rows, so that memory is limited by the file's size. Raises
     InputError.
     """
     lengths = " x ".join(map(str, shape))
@@ -86,7 +85,7 @@ def _values(
     rows, step = space.growing(shape[1:], kind.newbyteorder("=")), rows_at_once(row_bytes)
     for start in range(0, shape[0], step):
         count = min(step, shape[0] - start)
-        data = _read_some(file, count * row_bytes)
+        data = _read_bytes(file, count * row_bytes)
         if len(data) < count * row_bytes:
             raise checks.unreadable(
                 source, f"declares {lengths} values but holds fewer. Write the file again."
@@ -100,20 +99,20 @@ def _values(
     return rows.finish()
 
 
-def _read_some(file: Any, size: int) -> bytearray:
-    """Returns ``size`` bytes, or fewer at the end."""
+def _read_bytes(file: Any, size: int) -> bytearray:
+    """Returns ``size`` bytes, or fewer bytes at the end of the file."""
     data = bytearray()
     while len(data) < size and (more := file.read(min(_READ, size - len(data)))):
         data += more
     return data
 
 
-def _unreadable(source: str) -> Exception:
+def _make_unreadable_error(source: str) -> Exception:
     return checks.unreadable(source, "is not a readable IDX file. Write the file again.")
 
 
-def _labels_of(source: str) -> str | None:
-    """Returns the file of labels that belongs to a file of images; None if it does not exist."""
+def _find_labels(source: str) -> str | None:
+    """Returns the path of the label file for a file of images; None if it does not exist."""
     folder, _, name = source.rpartition("/")
     pattern, replacement = _PAIR
     labels, replaced = pattern.subn(replacement, name)

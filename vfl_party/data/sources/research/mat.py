@@ -16,47 +16,50 @@ from vfl_party.data.columns import Rows
 from vfl_party.data.sources.arrays import array_rows, load_arrays
 from vfl_party.data.sources.research.mat_types import require_known_types
 
-# First bytes of a file of version 7.3, which is HDF5.
+# The first bytes of a file of version 7.3, whose format is HDF5.
 _HDF5 = b"MATLAB 7.3"
 _BYTES = {"double": 8, "single": 4, "int64": 8, "uint64": 8, "int32": 4, "uint32": 4}
 _BYTES |= {"int16": 2, "uint16": 2, "int8": 1, "uint8": 1, "logical": 1, "char": 1}
-# Maximum bytes that a byte of zlib stands for.
+# The maximum compression ratio of zlib.
 _MAX_UNPACKED = 1032
 
 
 def read_mat(settings: DataSettings, with_label: bool) -> Rows:
-    """Reads variables of a file as ``array_rows`` does; a matrix with one row or column becomes
-    flat.
+    """Reads the variables of a file with ``array_rows``. A matrix with one row or one column
+    becomes one-dimensional.
 
-    The rows of images may be their last dimension, as in SVHN, and are moved to the front. All data
-    are in memory. Raises InputError.
+    If the rows of images are their last dimension, as in SVHN, it becomes the first. All data are
+    in memory. Raises InputError.
     """
-    variables = _variables(settings.source)
+    variables = _list_variables(settings.source)
 
     def read(name: str) -> npt.NDArray[Any]:
-        return _read(settings.source, name, variables[name])
+        return _read_variable(settings.source, name, variables[name])
 
-    arrays = _rows_first(load_arrays(settings, with_label, list(variables), read))
+    arrays = _move_rows_first(load_arrays(settings, with_label, list(variables), read))
     return array_rows(arrays, settings, with_label)
 
 
-def _variables(source: str) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Returns shape and class of each variable. Raises InputError."""
+def _list_variables(source: str) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Returns the shape and the class of each variable. Raises InputError."""
     import scipy.io
 
     with Path(source).open("rb") as file:
         if file.read(len(_HDF5)) == _HDF5:
             raise checks.unreadable(
-                source, 'is of version 7.3, which is not read. Write it again with save(…, "-v7").'
+                source,
+                'is of version 7.3, which is not supported. Write it again with save(…, "-v7").',
             )
     try:
         declared = scipy.io.whosmat(source)
     except Exception:  # noqa: BLE001 - each kind of damage raises another error
-        raise _unreadable(source) from None
+        raise _make_unreadable_error(source) from None
     return {name: (tuple(shape), kind) for name, shape, kind in declared}
 
 
-def _read(source: str, name: str, declared: tuple[tuple[int, ...], str]) -> npt.NDArray[Any]:
+def _read_variable(
+    source: str, name: str, declared: tuple[tuple[int, ...], str]
+) -> npt.NDArray[Any]:
     import scipy.io
 
     shape, kind = declared
@@ -76,25 +79,25 @@ def _read(source: str, name: str, declared: tuple[tuple[int, ...], str]) -> npt.
         require_known_types(source)
         array: npt.NDArray[Any] = scipy.io.loadmat(source, variable_names=[name])[name]
     except Exception:  # noqa: BLE001 - each kind of damage raises another error
-        raise _unreadable(source) from None
+        raise _make_unreadable_error(source) from None
     if kind == "char":
         return np.char.rstrip(array)
     return array.reshape(-1) if array.ndim == 2 and 1 in array.shape else array
 
 
 def read_variables(source: str, names: Sequence[str]) -> list[npt.NDArray[Any]]:
-    """Returns the variables of these names, with the rows of images in front, as in ``read_mat``.
+    """Returns the variables of these names, with rows as the first dimension, as in ``read_mat``.
     Raises InputError.
     """
-    variables = _variables(source)
+    variables = _list_variables(source)
     checks.require_names(source, "columns", names, list(variables), noun="array")
-    arrays = {name: _read(source, name, variables[name]) for name in names}
-    return list(_rows_first(arrays).values())
+    arrays = {name: _read_variable(source, name, variables[name]) for name in names}
+    return list(_move_rows_first(arrays).values())
 
 
-def _rows_first(arrays: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-    """Returns the arrays with rows as first dimension, where images have them last and other arrays
-    give their number.
+def _move_rows_first(arrays: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+    """Moves the rows of images to the first dimension. Rows are recognised by their number, which
+    other arrays have as their length.
     """
     counts = {len(array) for array in arrays.values() if array.ndim in (1, 2)}
     return {
@@ -105,7 +108,7 @@ def _rows_first(arrays: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[An
     }
 
 
-def _unreadable(source: str) -> Exception:
+def _make_unreadable_error(source: str) -> Exception:
     return checks.unreadable(
         source, 'is not a readable MAT file. Write it again with save(…, "-v7").'
     )

@@ -1,7 +1,8 @@
-"""Checks the types that a MAT file of version 5 to 7 declares: SciPy looks a type up unchecked,
-which may crash the process.
+"""Checks the types that a MAT file of version 5 to 7 declares, because an unknown type may crash
+SciPy and the process.
 
-Source: MATLAB's "MAT-File Format", Level 5: elements of a tag (type and bytes) and data.
+The format is described in MATLAB's "MAT-File Format", Level 5: each element is a tag (its type and
+size) and data.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from pathlib import Path
 from typing import IO
 
 _COMPRESSED, _MATRIX = 15, 14
-# Types of numbers and of text.
+# The types of numbers and of text.
 _KNOWN = frozenset((*range(1, 8), 9, 12, 13, 16, 17, 18))
-# Classes of arrays whose values follow their name: text and numbers.
-_PLAIN = frozenset((4, *range(6, 16)))
-# Maximum bytes of an array's flags, dimensions and name.
+# The classes of arrays of text or numbers, whose values follow their name.
+_SIMPLE_CLASSES = frozenset((4, *range(6, 16)))
+# The maximum size in bytes of an array's flags, dimensions and name.
 _HEAD = 1 << 14
 
 
@@ -31,33 +32,33 @@ def require_known_types(source: str) -> None:
         return
     with Path(source).open("rb") as file:
         order = "<" if file.read(128)[126:] == b"IM" else ">"
-        for head in _heads(file, order):
+        for head in _read_heads(file, order):
             _require_known(head, order)
 
 
-def _heads(file: IO[bytes], order: str) -> Iterator[bytes]:
+def _read_heads(file: IO[bytes], order: str) -> Iterator[bytes]:
     """Yields the beginning of each array of a file, after its tag."""
     while len(tag := file.read(8)) == 8:
         kind, size = struct.unpack(f"{order}II", tag)
-        after = file.tell() + size
+        end = file.tell() + size
         head = file.read(min(size, _HEAD))
         if kind == _COMPRESSED:
             head = zlib.decompressobj().decompress(head, _HEAD)
             kind, head = struct.unpack_from(f"{order}I", head)[0], head[8:]
         if kind == _MATRIX:
             yield head
-        file.seek(after)
+        file.seek(end)
 
 
 def _require_known(head: bytes, order: str) -> None:
-    if head[8 if order == "<" else 11] not in _PLAIN:
+    if head[8 if order == "<" else 11] not in _SIMPLE_CLASSES:
         return
-    place = 16
-    # Dimensions and name.
+    offset = 16
+    # The elements with the dimensions and the name are skipped.
     for _ in range(2):
-        word, size = struct.unpack_from(f"{order}II", head, place)
-        # A small element has its data within its tag.
-        place += 8 if word >> 16 else 8 + -(-size // 8) * 8
-    word = struct.unpack_from(f"{order}I", head, place)[0]
+        word, size = struct.unpack_from(f"{order}II", head, offset)
+        # A small element has its data inside its tag.
+        offset += 8 if word >> 16 else 8 + -(-size // 8) * 8
+    word = struct.unpack_from(f"{order}I", head, offset)[0]
     if (word & 0xFFFF if word >> 16 else word) not in _KNOWN:
-        raise ValueError(f"type {word}")
+        raise ValueError(f"the array has an unknown type (got {word})")
