@@ -151,7 +151,7 @@ def test_a_grant_that_is_shown_again_is_refused_by_the_peer(tmp_path: Path) -> N
         for path in folder_of(tmp_path / "runs", "p1").glob(f"{USES}*"):
             path.unlink()
         federation.start_all()
-        said = refused(federation.programs["p0"], "p1", "was shown for as many others")
+        said = refused(federation.programs["p0"], "p1", "was sent for this number of other runs")
         assert id_ not in said
         assert federation.programs["p1"].wait(60) in (2, 4)
         # A bundle of p1, whose own count allows it, may leave before it hears of the refusal.
@@ -197,7 +197,7 @@ def test_nobody_signs_in_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         checked = command(tmp_path, "check", path, "--offline")
         assert isinstance(checked.exception, InputError)
         assert "has signed no grant for recipe case" in checked.output
-        monkeypatch.setattr(commands, "_is_asked", lambda: True)
+        monkeypatch.setattr(commands, "_is_interactive", lambda: True)
         no = CliRunner().invoke(cli, ["approve", str(tmp_path / path)], input="n\n")
         assert "nothing is signed" in no.output
         assert "has signed no grants" in command(tmp_path, "grants", path).output
