@@ -330,7 +330,7 @@ class AccountGuard:
     def _refuse_bundle(self, what: str, peer: str, spent: float, more: float) -> None:
         raise InputError(
             Code.REFUSED,
-            f"policy.account.{what} = {self._given[what]} in the party file: "
+            f"policy.account.{what} = {self._amounts[what]} in the party file: "
             f"{_AMOUNTS[what].format(_format_number(spent))} at {peer}, and the next bundle would "
             f"add {_format_number(more)}; it was not sent. Raise the limit to send it.",
         )
