@@ -487,7 +487,7 @@ def _make_targets(
         ids += opened.unaligned.ids
     label_seed, splits = derive_seed(label_seed, "labels"), prepared.splits
     return randomise(
-        targets, ids, splits, noise=noise, classes=classes, label_seed=label_seed
+        targets, ids, splits, noise=noise, classes=classes, root=label_seed
     ), noise
 
 
