@@ -486,9 +486,7 @@ def _make_targets(
     if len(targets) > len(ids) and opened.unaligned is not None:
         ids += opened.unaligned.ids
     label_seed, splits = derive_seed(label_seed, "labels"), prepared.splits
-    return randomise(
-        targets, ids, splits, noise=noise, classes=classes, root=label_seed
-    ), noise
+    return randomise(targets, ids, splits, noise=noise, classes=classes, root=label_seed), noise
 
 
 def parts_of(opened: OpenedParty, aligned: AlignedRows) -> list[TablePart]:
