@@ -182,7 +182,7 @@ def test_a_limit_that_is_met_in_a_run_ends_it_before_the_bundle_leaves(tmp_path:
         assert spent in (WIDTH, 2 * WIDTH)
         federation.start_one("p1")
         text = refused(federation.programs["p1"], "policy.account.numbers_of_a_person = 8")
-        assert "what is about to leave adds 4; it did not leave" in text
+        assert "the next bundle would add 4; it was not sent" in text
         assert account(federation, "p1")["p0"]["spent"]["numbers_of_a_person"] == 8
         other = federation.programs["p0"]
         assert other.wait() == 4

@@ -151,7 +151,7 @@ def test_a_grant_that_is_shown_again_is_refused_by_the_peer(tmp_path: Path) -> N
         for path in folder_of(tmp_path / "runs", "p1").glob(f"{USES}*"):
             path.unlink()
         federation.start_all()
-        said = refused(federation.programs["p0"], "p1", "was shown for as many others")
+        said = refused(federation.programs["p0"], "p1", "was sent for this number of other runs")
         assert id_ not in said
         assert federation.programs["p1"].wait(60) in (2, 4)
         # A bundle of p1, whose own count allows it, may leave before it hears of the refusal.
@@ -197,7 +197,7 @@ def test_nobody_signs_in_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         checked = command(tmp_path, "check", path, "--offline")
         assert isinstance(checked.exception, InputError)
         assert "has signed no grant for recipe case" in checked.output
-        monkeypatch.setattr(commands, "_is_asked", lambda: True)
+        monkeypatch.setattr(commands, "_is_interactive", lambda: True)
         no = CliRunner().invoke(cli, ["approve", str(tmp_path / path)], input="n\n")
         assert "nothing is signed" in no.output
         assert "has signed no grants" in command(tmp_path, "grants", path).output
@@ -214,7 +214,7 @@ def test_nobody_signs_in_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         )
         for runs, words in (("1", "1 run would make it 8"), ("3", "3 runs would make it 24")):
             shown = command(tmp_path, "approve", path, "--yes", "--runs", runs).output
-            over = ", which is more than is left" if runs == "3" else ""
+            over = ", which exceeds the limit" if runs == "3" else ""
             assert f"{limit}, and {words}{over}\n" in shown
         # An embedding of four numbers is sixteen bytes.
         federation.extra["p1"]["policy"]["account"] |= {"predictions": 4, "bytes": 100}
@@ -222,7 +222,7 @@ def test_nobody_signs_in_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         shown = command(tmp_path, "approve", path, "--yes", "--predictions", "5").output
         assert "1 run and one prediction of each person would make it 12\n" in shown
         both = "at p0, and 1 run and 5 predicted rows would make it"
-        assert f"0 predicted rows are spent {both} 5, which is more than is left\n" in shown
+        assert f"0 predicted rows are spent {both} 5, which exceeds the limit\n" in shown
         assert f"0 bytes are spent {both} " in shown
         alone = ["approve", path, "--yes", "--runs", "0", "--predictions", "5"]
         shown = command(tmp_path, *alone).output

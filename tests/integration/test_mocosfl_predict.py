@@ -107,8 +107,8 @@ def test_each_row_is_scored_by_the_party_that_has_it(
         np.testing.assert_allclose(scores, want[each][1], atol=1e-6)
     assert found["id"] == [*(f"d{row}" for row in LISTED), LOST]
     assert {str(each.message) for each in said} == {
-        "10 ids are at several parties; of each, the first of p1, p2 has scored it",
-        "p2 has 10 rows whose ids p0 does not ask for; they have no score",
+        "10 ids are at several parties; the first of p1, p2 that has such an id scored it",
+        "p2 has 10 rows whose ids p0 does not ask for; these rows have no score",
     }
 
 

@@ -104,7 +104,7 @@ def test_the_record_is_the_ledgers_sum_and_tells_of_each_person(tmp_path: Path) 
         assert "of the person" in disclosures(federation, "show", party, "--id", "07")
         for nobody in ("99", "", "\x1b"):
             said = disclosures(federation, "show", party, "--id", nobody)
-            assert "nothing has left about" in said
+            assert "nothing was sent about" in said
         # Bytes of a command line that are no text.
         disclosures(federation, "show", party, "--id", "\udcff", code=2)
         disclosures(federation, "accept", party, "../../x", code=2)

@@ -108,7 +108,7 @@ def test_an_id_of_several_columns_is_divided_again() -> None:
             Labels("multiclass", "a.csv", ("a", "b", "c")),
             "score_…: for each class, the probability that default is this class",
         ),
-        (Labels("regression", "a.csv"), "value: the predicted default, in its own unit"),
+        (Labels("regression", "a.csv"), "value: the predicted default, in the unit of the data"),
     ],
 )
 def test_the_numbers_are_explained(labels: Labels, words: str) -> None:
@@ -268,8 +268,8 @@ def test_text_that_a_spreadsheet_computes_is_told_and_guarded_if_asked(tmp_path:
     table = pa.table({"id": odd, "score_1": [-0.5] * 9, "class": ["a"] * 9})
     path = tmp_path / "a.csv"
     text = (
-        f"{path}: 5 cells of text begin with =, +, -, @ or a tab, and a spreadsheet computes "
-        "them; give --spreadsheet"
+        f"{path}: 5 text cells begin with =, +, -, @ or a tab, which a spreadsheet treats as "
+        "formulas; add --spreadsheet"
     )
     assert Output(path).advice(table).startswith(text)
     assert Output(tmp_path / "a.parquet").advice(table) == ""

@@ -14,13 +14,14 @@ from vfl_common.text import to_json
 @click.argument("party", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Write a JSON line for each peer.")
 def account(party: Path, as_json: bool) -> None:
-    """Show what each peer has received, and what is left.
+    """Show what each peer has received, and the remaining amounts.
 
-    All runs count together, for the same people. Tables that have people in common are one data
-    set, whatever their files are called. Columns "a person" show the largest sum of any person.
-    ε counts training with dp, the transform clipped_gaussian and, once, task.label_epsilon; numbers
-    without privacy left as well, and ε says nothing about them.
-    The sums are made from the party's record, so a killed run counts what it has sent.
+    All runs about the same people are added up. Tables that have people in common are one data set,
+    whatever their files are called. Rows with "a person" show the largest total of any person. ε
+    includes training with dp, the transform clipped_gaussian and, once, task.label_epsilon. It does
+    not include numbers that were sent without differential privacy.
+
+    The totals come from the party's record, so they include what a killed run has sent.
 
     \b
     Examples:
@@ -42,7 +43,7 @@ def account(party: Path, as_json: bool) -> None:
             click.echo(to_json(balance.fields(limits), compact=True))
         return
     if not balances:
-        click.echo("nothing has left")
+        click.echo("nothing was sent")
         return
     for line in table(balances, limits):
         click.echo(line)

@@ -1,4 +1,4 @@
-"""The limits of an account: before a run starts, and before each bundle of it leaves."""
+"""Enforces the limits of an account before a run starts and before each bundle is sent."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from vfl_party.predict.prediction import exchanges_of
 from vfl_party.record.book import LINES, RecordBook, folder_of, secret_of
 from vfl_party.record.history import Disclosure, PrivateStep, RecordReader
 
-_WHAT = {
+_AMOUNTS = {
     "epsilon": "an ε of {} for one person is spent",
     "numbers_of_a_person": "{} numbers about one person are spent",
     "bytes_of_a_person": "{} bytes about one person are spent",
@@ -46,17 +46,17 @@ log = logging.getLogger(__name__)
 
 
 def limits_of(file: PartyFile) -> AccountLimits:
-    """Returns the limits of a party file; there are none without a table ``policy``."""
+    """Returns the account limits of a party file. Without a table ``policy`` it has no limits."""
     return file.policy.account if isinstance(file.policy, PolicySettings) else AccountLimits()
 
 
 def guard_of(
     book: RecordBook, limits: AccountLimits, *, resumes: bool = False
 ) -> AccountGuard | None:
-    """Returns what holds a run of a party with this record to limits; None without any. Raises
-    InputError if the account cannot be used.
+    """Returns the guard that enforces the limits in a run, or None if there are no limits.
 
-    ``resumes``: the run may go on that an earlier process began, and was asked then.
+    ``resumes``: Whether the run resumes a run that was already checked when it began. Raises
+    InputError if the account cannot be used.
     """
     if not limits.amounts:
         return None
@@ -64,8 +64,9 @@ def guard_of(
 
 
 def guards_without_run(file: PartyFile) -> list[AccountGuard]:
-    """Returns what a check asks: the guard of a party that may have no record yet. It writes no
-    record. Raises InputError if the account cannot be used.
+    """Returns the guards for a check before a run. The party may not have a record yet.
+
+    It does not create a record. Raises InputError if the account cannot be used.
     """
     limits, folder = limits_of(file), folder_of(Path(file.record.folder or file.out), file.name)
     if not limits.amounts:
@@ -81,9 +82,7 @@ def guards_without_run(file: PartyFile) -> list[AccountGuard]:
 
 @dataclass(frozen=True)
 class Balance:
-    """A limit at a peer: what is ``spent``, and what would be ``after`` more runs and
-    predictions.
-    """
+    """A limit for a peer, the amount that is ``spent``, and the amount ``after`` more runs."""
 
     key: str
     peer: str
@@ -93,30 +92,30 @@ class Balance:
 
     @property
     def passes(self) -> bool:
-        """Whether these runs would pass the limit."""
+        """Whether these runs would exceed the limit."""
         return self.after > self.limit and self.after > self.spent
 
     def words(self, runs: int, predictions: int) -> str:
-        """Returns a sentence for the person who decides on so many runs and predicted rows."""
-        of_all = self.key in OF_ALL
+        """Returns a sentence about this limit for a number of runs and predicted rows."""
+        is_total = self.key in OF_ALL
         predicted = [
-            count(predictions, "predicted row") if of_all else "one prediction of each person"
+            count(predictions, "predicted row") if is_total else "one prediction of each person"
         ]
-        more = [*([count(runs, "run")] if runs else []), *(predicted if predictions else [])]
-        over = ", which is more than is left" if self.passes else ""
+        additions = [*([count(runs, "run")] if runs else []), *(predicted if predictions else [])]
+        over = ", which exceeds the limit" if self.passes else ""
         return (
-            f"policy.account.{self.key} = {_number(self.limit)}: "
-            f"{_WHAT[self.key].format(_number(self.spent))} at {self.peer}, and "
-            f"{' and '.join(more)} would make it {_number(self.after)}{over}"
+            f"policy.account.{self.key} = {_format_number(self.limit)}: "
+            f"{_AMOUNTS[self.key].format(_format_number(self.spent))} at {self.peer}, and "
+            f"{' and '.join(additions)} would make it {_format_number(self.after)}{over}"
         )
 
 
 class AccountGuard:
-    """Holds a run to the limits: as a ``vfl_party.policy.meeting.RunGuard`` before it starts,
-    and as what a ``Recorder`` asks of each bundle.
+    """Enforces the limits in a run.
 
-    It reads on in the record each time, so that what other programs of the party have sent
-    meanwhile counts, too.
+    It is a ``vfl_party.policy.meeting.RunGuard`` before the run starts, and the check of a
+    ``Recorder`` for each bundle. Before each check it reads new lines of the record, so that it
+    also counts what other programs of the party have sent.
     """
 
     key = "account"
@@ -124,13 +123,13 @@ class AccountGuard:
     def __init__(
         self, standing: Standing, limits: AccountLimits, secret: bytes, *, resumes: bool = False
     ) -> None:
-        self._standing, self._limits, self._given = standing, limits, limits.amounts
+        self._standing, self._limits, self._amounts = standing, limits, limits.amounts
         self._secret, self._resumes = secret, resumes
-        # A party may serve several runs.
-        self._asking = threading.Lock()
+        # A party may serve several runs at the same time.
+        self._lock = threading.Lock()
 
     def before(self, proposed: ProposedRun) -> None:
-        """Raises InputError (REFUSED) if the run would pass a limit, by its plan."""
+        """Raises InputError (REFUSED) if the planned run would exceed a limit."""
         if self._resumes:
             return
         opened = proposed.opened
@@ -138,61 +137,69 @@ class AccountGuard:
             rules = ", ".join(f'"{rule}"' for rule in opened.recipe.rows.id_rules)
             raise InputError(
                 Code.REFUSED,
-                "policy.account: counts people by their ids, and this recipe changes how ids are "
-                f"spelt. Write data.id_rules = [{rules}] in the party file, so that no other "
-                "recipe makes two people of one.",
+                "policy.account: counts people by their ids, but this recipe changes the form of "
+                f"ids. Write data.id_rules = [{rules}] in the party file, so that every recipe "
+                "gives a person the same id.",
             )
         plan = plan_disclosures(proposed.party, len(opened.table), opened.work.job)
         if plan is None:
-            # Each bundle is held to the limits all the same.
+            # The limits are still enforced for each bundle.
             log.info(
-                "what this run would spend is not known before it starts; each bundle is counted",
+                "the amounts of this run are not known before it starts; each bundle is counted",
                 extra={"event": "account"},
             )
             return
         self.check(tag_ids(self._secret, opened.table.ids), plan)
 
     def shows(self) -> None:
-        """Shows nothing: what is spent is for this party's people alone."""
+        """Returns None, because only this party may know what is spent."""
 
     def meet(self, run_id: str, facts: Mapping[str, object]) -> None:
-        """Does nothing: the account does not depend on the other parties."""
+        """Does nothing, because the account does not depend on the other parties."""
 
     def __call__(self, line: Disclosure | PrivateStep) -> None:
-        """Raises InputError (REFUSED) if what is about to leave would pass a limit at one of the
-        receivers.
-        """
-        with self._asking:
+        """Raises InputError (REFUSED) if a bundle or step would exceed a limit for a receiver."""
+        with self._lock:
             self._require_within(line)
 
     def wrote(self, line: Disclosure | PrivateStep, begin: int, end: int) -> None:
-        """Counts what is written by now."""
-        with self._asking:
+        """Adds the written line to the account."""
+        with self._lock:
             self._standing.take(line, begin, end)
 
     def may_predict(self, ids: Sequence[str], peer: str, run: str) -> npt.NDArray[np.bool_]:
-        """Returns about which ids a peer may have an answer of a served run, [N], by the limits of
-        predictions: so that somebody who is predicted too often is refused alone.
+        """Returns for each id whether the limits of predictions allow an answer to a peer, bool
+        [N].
+
+        So only the people who were predicted too often are refused.
         """
-        max_per_person = self._given.get("predictions_of_a_person")
-        max_total = self._given.get("predictions")
+        max_per_person = self._amounts.get("predictions_of_a_person")
+        max_total = self._amounts.get("predictions")
         allowed = np.ones(len(ids), bool)
         if not len(ids) or (max_per_person is None and max_total is None):
             return allowed
-        with self._asking:
+        with self._lock:
             self._standing.catch_up()
             sums, tags = self._standing.sums, tag_ids(self._secret, ids)
-            who = sums.persons.numbers(tags)
+            person_numbers = sums.persons.numbers(tags)
             peers = self._get_counted_peers(peer)
             if max_per_person is not None:
-                spent = _vector(sums, peers, "predictions_of_a_person")
-                # An id that occurs twice counts once more the second time.
-                earlier = _times_before(tags)
-                before = np.where(who >= 0, spent[np.maximum(who, 0)], 0) if len(spent) else 0
+                spent = _sum_vectors(sums, peers, "predictions_of_a_person")
+                # An id that occurs twice in the request counts twice.
+                earlier = _count_earlier(tags)
+                before = (
+                    np.where(person_numbers >= 0, spent[np.maximum(person_numbers, 0)], 0)
+                    if len(spent)
+                    else 0
+                )
                 allowed = before + earlier < max_per_person
             if max_total is not None:
-                somebody = sums.runs[peer, run].person if (peer, run) in sums.runs else who.max()
-                total = _total(sums, peers, sums.data_set(int(somebody)), "predictions")
+                person = (
+                    sums.runs[peer, run].person
+                    if (peer, run) in sums.runs
+                    else person_numbers.max()
+                )
+                total = _sum_totals(sums, peers, sums.data_set(int(person)), "predictions")
                 allowed &= np.cumsum(allowed) <= max_total - total
         return allowed
 
@@ -200,91 +207,101 @@ class AccountGuard:
         self._standing.catch_up()
         sums = self._standing.sums
         receivers = list(dict.fromkeys(line.to))
-        # Together, each of several receivers has it.
+        # If limits count all peers together, a bundle counts once for each receiver.
         times = len(receivers) if self._limits.together else 1
         for peer in receivers:
             added, peers = sums.compute_added(line, peer), self._get_counted_peers(peer)
-            for what in OF_A_PERSON:
-                if what in self._given and what in added.people:
-                    who, more = added.people[what]
-                    before = _vector(sums, peers, what)[who]
-                    after = before + times * more
-                    if len(who) and after.max() > self._given[what]:
-                        at = int(after.argmax())
+            for key in OF_A_PERSON:
+                if key in self._amounts and key in added.people:
+                    person_numbers, amounts = added.people[key]
+                    before = _sum_vectors(sums, peers, key)[person_numbers]
+                    after = before + times * amounts
+                    if len(person_numbers) and after.max() > self._amounts[key]:
+                        worst_index = int(after.argmax())
                         self._refuse_bundle(
-                            what, peer, int(before[at]), int(after[at] - before[at])
+                            key,
+                            peer,
+                            int(before[worst_index]),
+                            int(after[worst_index] - before[worst_index]),
                         )
-            for what in OF_ALL:
-                more_of_all = times * added.run.get(what, 0)
-                if what in self._given and more_of_all:
-                    data_set = sums.data_set(sums.runs[peer, _run(line)].person)
-                    total = _total(sums, peers, data_set, what)
-                    if total + more_of_all > self._given[what]:
-                        self._refuse_bundle(what, peer, total, more_of_all)
+            for key in OF_ALL:
+                total_amount = times * added.run.get(key, 0)
+                if key in self._amounts and total_amount:
+                    data_set = sums.data_set(sums.runs[peer, _run_id(line)].person)
+                    total = _sum_totals(sums, peers, data_set, key)
+                    if total + total_amount > self._amounts[key]:
+                        self._refuse_bundle(key, peer, total, total_amount)
             self._check_epsilon(sums, peer, added.people, times)
 
     def _get_counted_peers(self, peer: str) -> list[str]:
-        """Returns the peers whose sums a limit at ``peer`` counts."""
+        """Returns the peers whose amounts are added up for a limit for ``peer``."""
         if not self._limits.together:
             return [peer]
         return list(dict.fromkeys([*self._standing.sums.peers, peer]))
 
     def check(self, people: npt.NDArray[np.void], plan: Mapping[str, PlannedDisclosure]) -> None:
-        """Raises InputError (REFUSED) if a run would pass a limit, by its plan.
+        """Raises InputError (REFUSED) if a planned run would exceed a limit.
 
         Args:
-            people: the tags of the table's people.
-            plan: {peer: what the run would send it}.
+            people: The tags of the people in the table.
+            plan: {peer: what the run would send to it}.
         """
-        for balance in self._balances(people, plan):
+        for balance in self._compute_balances(people, plan):
             if balance.passes:
                 raise InputError(
                     Code.REFUSED,
                     f"policy.account.{balance.key} = {balance.limit} in the party file: "
-                    f"{_WHAT[balance.key].format(_number(balance.spent))} at {balance.peer}, and "
-                    f"this run would add {_number(balance.after - balance.spent)}. Raise the "
-                    "limit, or ask for less.",
+                    f"{_AMOUNTS[balance.key].format(_format_number(balance.spent))} at "
+                    f"{balance.peer}, and this run would add "
+                    f"{_format_number(balance.after - balance.spent)}. Raise the limit, or reduce "
+                    "the run.",
                 )
 
     def balances(
         self, opened: OpenedParty, party: Party, runs: int, predictions: int = 0
     ) -> list[Balance]:
-        """Returns what so many runs and predicted rows would leave of each limit; empty if no plan
-        is known. Of a person, one prediction counts: who is predicted more often is not known.
+        """Returns the balance of each limit after a number of runs and predicted rows.
+
+        It assumes one prediction of each person, because repeated predictions are not known in
+        advance. Returns an empty list if the amounts of a run cannot be planned.
         """
-        whole: dict[str, PlannedDisclosure] = defaultdict(PlannedDisclosure)
+        total_plan: dict[str, PlannedDisclosure] = defaultdict(PlannedDisclosure)
         plan = plan_disclosures(party, len(opened.table), "train") if runs else {}
         if plan is None:
             return []
-        for peer, of_run in plan.items():
-            whole[peer].add(of_run, runs)
+        for peer, run_plan in plan.items():
+            total_plan[peer].add(run_plan, runs)
         if predictions:
-            for peer, of_rows in of_prediction(party, exchanges_of(party), predictions).items():
-                whole[peer].add(of_rows, 1)
-        return [*self._balances(tag_ids(self._secret, opened.table.ids), whole)]
+            for peer, prediction_plan in of_prediction(
+                party, exchanges_of(party), predictions
+            ).items():
+                total_plan[peer].add(prediction_plan, 1)
+        return [*self._compute_balances(tag_ids(self._secret, opened.table.ids), total_plan)]
 
-    def _balances(
+    def _compute_balances(
         self, people: npt.NDArray[np.void], plan: Mapping[str, PlannedDisclosure]
     ) -> Iterator[Balance]:
         self._standing.catch_up()
         sums, limits = self._standing.sums, self._limits
-        who = sums.persons.find(people)
-        sets = np.unique(sums.persons.sets[who])
+        person_numbers = sums.persons.find(people)
+        sets = np.unique(sums.persons.sets[person_numbers])
         if limits.together and plan:
-            whole = PlannedDisclosure()
-            for of_peer in plan.values():
-                whole.add(of_peer, 1)
-            plan = {" and ".join(plan): whole}
+            total_plan = PlannedDisclosure()
+            for peer_plan in plan.values():
+                total_plan.add(peer_plan, 1)
+            plan = {" and ".join(plan): total_plan}
         for peer, planned_ in plan.items():
             peers = self._get_counted_peers(peer)
             for what, limit in limits.amounts.items():
                 if what == "epsilon":
-                    spent, after = _epsilons(sums, peers, who, planned_, limits.delta)
+                    spent, after = _compute_epsilons(
+                        sums, peers, person_numbers, planned_, limits.delta
+                    )
                 else:
                     spent = (
-                        int(_vector(sums, peers, what)[who].max(initial=0))
+                        int(_sum_vectors(sums, peers, what)[person_numbers].max(initial=0))
                         if what in OF_A_PERSON
-                        else sum(_total(sums, peers, int(data_set), what) for data_set in sets)
+                        else sum(_sum_totals(sums, peers, int(data_set), what) for data_set in sets)
                     )
                     after = spent + planned_.amounts[what]
                 yield Balance(what, peer, limit, spent, after)
@@ -292,17 +309,17 @@ class AccountGuard:
     def _check_epsilon(self, sums: AccountSums, peer: str, added: People, receivers: int) -> None:
         if self._limits.epsilon is None:
             return
-        for what, (who, more) in added.items():
+        for what, (person_numbers, uses) in added.items():
             if not what.startswith("cost "):
                 continue
             new = Mechanism.read(what.removeprefix("cost "))
             sums.vector(peer, what)
             before = [
-                (mechanism, times[who])
-                for mechanism, times in _costs(sums, self._get_counted_peers(peer))
+                (mechanism, times[person_numbers])
+                for mechanism, times in _yield_costs(sums, self._get_counted_peers(peer))
             ]
             after = [
-                (mechanism, times + receivers * more * (mechanism == new))
+                (mechanism, times + receivers * uses * (mechanism == new))
                 for mechanism, times in before
             ]
             total = worst(after, self._limits.delta)
@@ -313,26 +330,29 @@ class AccountGuard:
     def _refuse_bundle(self, what: str, peer: str, spent: float, more: float) -> None:
         raise InputError(
             Code.REFUSED,
-            f"policy.account.{what} = {self._given[what]} in the party file: "
-            f"{_WHAT[what].format(_number(spent))} at {peer}, and what is about to leave adds "
-            f"{_number(more)}; it did not leave. Raise the limit to send it.",
+            f"policy.account.{what} = {self._amounts[what]} in the party file: "
+            f"{_AMOUNTS[what].format(_format_number(spent))} at {peer}, and the next bundle would "
+            f"add {_format_number(more)}; it was not sent. Raise the limit to send it.",
         )
 
 
-def _vector(sums: AccountSums, peers: Sequence[str], what: str) -> npt.NDArray[np.int64]:
-    """Returns the sums of all people, [P], over some peers."""
+def _sum_vectors(sums: AccountSums, peers: Sequence[str], what: str) -> npt.NDArray[np.int64]:
+    """Returns the amounts of all people, added up over some peers, int64 [P]."""
     sums_: npt.NDArray[np.int64] = np.sum([sums.vector(peer, what) for peer in peers], axis=0)
     return sums_
 
 
-def _total(sums: AccountSums, peers: Sequence[str], data_set: int, what: str) -> int:
+def _sum_totals(sums: AccountSums, peers: Sequence[str], data_set: int, what: str) -> int:
     return sum(sums.total(peer, data_set)[what] for peer in peers)
 
 
-def _costs(
+def _yield_costs(
     sums: AccountSums, peers: Sequence[str]
 ) -> Iterator[tuple[Mechanism, npt.NDArray[np.int64]]]:
-    """Yields each mechanism, and how often some peers have got it about each person, [P]."""
+    """Yields each mechanism with the number of its uses about each person, int64 [P].
+
+    The uses are added up over some peers.
+    """
     totals: dict[Mechanism, npt.NDArray[np.int64]] = {}
     for peer in peers:
         for mechanism, times in sums.costs(peer):
@@ -340,39 +360,41 @@ def _costs(
     yield from totals.items()
 
 
-def _epsilons(
+def _compute_epsilons(
     sums: AccountSums,
     peers: Sequence[str],
-    who: npt.NDArray[np.int64],
+    person_numbers: npt.NDArray[np.int64],
     plan: PlannedDisclosure,
     delta: float,
 ) -> tuple[float, float]:
-    """Returns the greatest ε of these people, before and after what is planned."""
-    before = {mechanism: times[who] for mechanism, times in _costs(sums, peers)}
-    none = np.zeros(max(1, len(who)), np.int64)
-    # Somebody new has spent nothing; the run costs all the same.
-    known = {mechanism: times if len(times) else none for mechanism, times in before.items()}
-    after = dict(known)
+    """Returns the greatest ε of these people before and after the planned run."""
+    before = {mechanism: times[person_numbers] for mechanism, times in _yield_costs(sums, peers)}
+    no_uses = np.zeros(max(1, len(person_numbers)), np.int64)
+    # New people have spent nothing, but the run has a cost for them, too.
+    uses_before = {
+        mechanism: times if len(times) else no_uses for mechanism, times in before.items()
+    }
+    after = dict(uses_before)
     for mechanism, times_ in plan.costs.items():
-        after[mechanism] = after.get(mechanism, none) + times_
-    return worst([*known.items()], delta), worst([*after.items()], delta)
+        after[mechanism] = after.get(mechanism, no_uses) + times_
+    return worst([*uses_before.items()], delta), worst([*after.items()], delta)
 
 
-def _times_before(tags: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
-    """Returns how often each has come before, [N]."""
-    met = Counter[bytes]()
+def _count_earlier(tags: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
+    """Returns for each tag how often it occurs earlier in ``tags``, int64 [N]."""
+    counts = Counter[bytes]()
     earlier = np.zeros(len(tags), np.int64)
     if len(tags) == 1:
         return earlier
-    for at, tag in enumerate(tags.tolist()):
-        earlier[at] = met[tag]
-        met[tag] += 1
+    for index, tag in enumerate(tags.tolist()):
+        earlier[index] = counts[tag]
+        counts[tag] += 1
     return earlier
 
 
-def _run(line: Disclosure | PrivateStep) -> str:
+def _run_id(line: Disclosure | PrivateStep) -> str:
     return line.run if isinstance(line, PrivateStep) else line.way.run
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"

@@ -1,8 +1,9 @@
-"""The people of a record, each once: by the keyed digest of the id, over all tables.
+"""Numbers the people of a record, so that each person is counted once over all tables.
 
-Tables that have people in common are one data set: a file that is renamed, or that has new
-customers, is the same account. An id that two unrelated tables share makes them one, too: more is
-counted then than was spent, and never less.
+People are identified by the keyed digests (tags) of their ids. Tables that have people in common
+are one data set. So a file that is renamed or gets new customers stays in the same account. If two
+unrelated tables have the same id, they also become one data set, and the account may count more
+than was spent, but never less.
 """
 
 from __future__ import annotations
@@ -19,29 +20,29 @@ from vfl_party.record import people
 
 Numbers = npt.NDArray[np.int64]
 _TAG = np.dtype(f"V{people.TAG_BYTES}")
-# Tables whose numbers are remembered; a run has two.
+# The maximum number of cached tables. A run has two tables.
 _MAX_TABLES = 8
-# Number of new people up to which they are not sorted.
+# The maximum number of people that are looked up in a dict instead of a sorted array.
 _FEW = 1024
 
 
 class Persons:
-    """Numbers the people, in the order in which they are met; and the data sets."""
+    """Assigns numbers to people, in the order of their first occurrence, and to data sets."""
 
     def __init__(self, folder: Path, tags: bytes = b"", sets: bytes = b"") -> None:
         self._folder = folder
         self._tags = np.frombuffer(tags, _TAG)
         self._sets: Numbers = np.frombuffer(sets, np.int64).copy()
         self._count = len(self._tags)
-        # Those who have come since the others were sorted: {tag: number}.
-        self._late: dict[bytes, int] = {}
-        # The people that were asked for last, if all are known; and their numbers, which stay.
-        self._last: tuple[bytes, Numbers] = (b"", np.empty(0, np.int64))
+        # {tag: number} for the people who were added since the last sort.
+        self._unsorted: dict[bytes, int] = {}
+        # The last tags that were looked up, if all were known, and their numbers.
+        self._last_lookup: tuple[bytes, Numbers] = (b"", np.empty(0, np.int64))
         self._sort()
-        self._known: dict[str, Numbers] = {}
-        # Tables whose rows are of different people.
+        self._numbers_by_table: dict[str, Numbers] = {}
+        # The tables in which no person occurs twice.
         self.apart: set[str] = set()
-        # How often data sets have become one.
+        # How often data sets were merged.
         self.merged = 0
 
     def __len__(self) -> int:
@@ -58,94 +59,105 @@ class Persons:
         return self._sets[: self._count]
 
     def of(self, digest: str) -> Numbers:
-        """Returns the person of each row of a table that the record has noted. Raises
-        InputError.
+        """Returns the number of the person in each row of a table, int64 [N].
+
+        ``digest``: The name of a table of people in the record. Raises InputError if the table
+        cannot be read.
         """
-        numbers = self._known.get(digest)
+        numbers = self._numbers_by_table.get(digest)
         if numbers is None:
-            numbers = self._assign_numbers(_read(self._folder, digest))
-            self._known[digest] = numbers
+            numbers = self._assign_numbers(_read_tags(self._folder, digest))
+            self._numbers_by_table[digest] = numbers
             if len(np.unique(numbers)) == len(numbers):
                 self.apart.add(digest)
-            while len(self._known) > _MAX_TABLES:
-                del self._known[next(iter(self._known))]
+            while len(self._numbers_by_table) > _MAX_TABLES:
+                del self._numbers_by_table[next(iter(self._numbers_by_table))]
         return numbers
 
     def enroll(self, tags: npt.NDArray[np.void], neighbor: int) -> Numbers:
-        """Returns the numbers of people who occur without a table. ``neighbor``: a person of
-        their data set, -1 if there is none.
+        """Returns the numbers of people who are not in a table, and adds new people.
+
+        ``neighbor``: The number of another person in their data set, or -1.
         """
         return self._assign_numbers(tags, neighbor)
 
     def find(self, tags: npt.NDArray[np.void]) -> Numbers:
-        """Returns the numbers of those of these people that are known."""
+        """Returns the numbers of the people who are already known."""
         places = self.numbers(tags)
         return places[places >= 0]
 
     def numbers(self, tags: npt.NDArray[np.void]) -> Numbers:
-        """Returns the number of each person, -1 for those who are not known."""
+        """Returns the number of each person, int64 [N]. People who are not known have -1."""
         key = tags.tobytes() if len(tags) <= _FEW else b""
-        # A served question asks before it is answered, and when its line is written and read.
-        if key and key == self._last[0]:
-            return self._last[1]
+        # A request to a served model looks up the same people several times.
+        if key and key == self._last_lookup[0]:
+            return self._last_lookup[1]
         places = np.full(len(tags), -1, np.int64)
         if len(self._sorted):
-            at = self._sorted.searchsorted(tags)
-            np.minimum(at, len(self._sorted) - 1, out=at)
-            places = self._order[at]
-            places[self._sorted[at] != tags] = -1
-        if self._late:
+            positions = self._sorted.searchsorted(tags)
+            np.minimum(positions, len(self._sorted) - 1, out=positions)
+            places = self._order[positions]
+            places[self._sorted[positions] != tags] = -1
+        if self._unsorted:
             for place in np.flatnonzero(places < 0).tolist():
-                places[place] = self._late.get(tags[place].tobytes(), -1)
+                places[place] = self._unsorted.get(tags[place].tobytes(), -1)
         if key and places.min() >= 0:
-            self._last = key, places
+            self._last_lookup = key, places
         return places
 
     def _sort(self) -> None:
         self._order = np.argsort(self.tags, kind="stable")
         self._sorted = self.tags[self._order]
-        self._late = {}
+        self._unsorted = {}
 
     def _assign_numbers(self, tags: npt.NDArray[np.void], neighbor: int = -1) -> Numbers:
-        """Returns the number of each person; new people get one, and the data set of the others."""
+        """Returns the number of each person, int64 [N], and adds new people to one data set."""
         places = self.numbers(tags)
         if self._are_together(places, neighbor):
             return places
-        # Rows of one table may be of one person.
-        new, first, back = np.unique(tags[places < 0], return_index=True, return_inverse=True)
-        rank = np.empty(len(new), np.int64)
-        rank[np.argsort(first)] = np.arange(len(new))
-        places[places < 0] = self._count + rank[back.reshape(-1)]
-        known = places[places < self._count]
-        met = np.unique(self.sets[np.append(known, neighbor) if neighbor >= 0 else known])
-        label = int(met[0]) if len(met) else int(self.sets.max(initial=-1)) + 1
-        if len(met) > 1:
-            self.sets[np.isin(self.sets, met)] = label
+        # Several rows of a table may be about the same person.
+        new_tags, first_rows, inverse = np.unique(
+            tags[places < 0], return_index=True, return_inverse=True
+        )
+        rank = np.empty(len(new_tags), np.int64)
+        rank[np.argsort(first_rows)] = np.arange(len(new_tags))
+        places[places < 0] = self._count + rank[inverse.reshape(-1)]
+        known_numbers = places[places < self._count]
+        data_sets = np.unique(
+            self.sets[np.append(known_numbers, neighbor) if neighbor >= 0 else known_numbers]
+        )
+        label = int(data_sets[0]) if len(data_sets) else int(self.sets.max(initial=-1)) + 1
+        if len(data_sets) > 1:
+            self.sets[np.isin(self.sets, data_sets)] = label
             self.merged += 1
-        if len(new):
-            self._add(new[np.argsort(rank)], label)
+        if len(new_tags):
+            self._add(new_tags[np.argsort(rank)], label)
         return places
 
     def _are_together(self, places: Numbers, neighbor: int) -> bool:
-        """Whether all are known, and in one data set."""
+        """Returns whether all people are known and in the same data set."""
         if not len(places) or places.min() < 0:
             return False
         sets = self._sets[places]
         return bool((sets == (self._sets[neighbor] if neighbor >= 0 else sets[0])).all())
 
-    def _add(self, new: npt.NDArray[np.void], label: int) -> None:
-        """Adds people. A few are found by a dict for a while: sorting millions for each new person
-        takes too long.
+    def _add(self, new_tags: npt.NDArray[np.void], label: int) -> None:
+        """Adds people to a data set.
+
+        A few new people are kept in a dict, because sorting millions for each person is too slow.
         """
-        first, self._count = self._count, self._count + len(new)
+        first_number, self._count = self._count, self._count + len(new_tags)
         if self._count > len(self._tags):
-            room = self._count + first // 8
+            room = self._count + first_number // 8
             self._tags, self._sets = _resize(self._tags, room), _resize(self._sets, room)
-        self._tags[first : self._count], self._sets[first : self._count] = new, label
-        if len(self._late) + len(new) > max(_FEW, first // 8):
+        self._tags[first_number : self._count], self._sets[first_number : self._count] = (
+            new_tags,
+            label,
+        )
+        if len(self._unsorted) + len(new_tags) > max(_FEW, first_number // 8):
             self._sort()
             return
-        self._late.update((tag.tobytes(), first + at) for at, tag in enumerate(new))
+        self._unsorted.update((tag.tobytes(), first_number + at) for at, tag in enumerate(new_tags))
 
 
 def _resize(old: npt.NDArray[Any], room: int) -> npt.NDArray[Any]:
@@ -154,14 +166,14 @@ def _resize(old: npt.NDArray[Any], room: int) -> npt.NDArray[Any]:
     return resized
 
 
-def _read(folder: Path, digest: str) -> npt.NDArray[np.void]:
-    """Returns the tags of a table's rows. Raises InputError."""
+def _read_tags(folder: Path, digest: str) -> npt.NDArray[np.void]:
+    """Returns the tags of a table's rows. Raises InputError if the table cannot be read."""
     path = folder / people.FOLDER / digest
     try:
         return np.frombuffer(people.read(path, digest), _TAG)
     except ValueError:
         raise InputError(
-            Code.FILE_INVALID, f"{path}: is not a list of people. Restore it from a backup."
+            Code.FILE_INVALID, f"{path}: not a valid table of people. Restore it from a backup."
         ) from None
 
 

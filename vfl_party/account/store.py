@@ -1,7 +1,8 @@
-"""The file of the account: SQLite beside the record, for its owner alone.
+"""The file of the account, an SQLite file next to the record that only its owner may read.
 
-It holds sums, and up to which line of the record they go. Whoever opens it reads on from there, so
-it lacks nothing that a killed program has sent. Only one program reads on at a time; others wait.
+It has totals and the number of the record's lines that they include. A program that opens the file
+first adds the record's new lines, so the totals include what a killed program has sent. Only one
+program adds lines at a time, and other programs wait.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from vfl_party.record.book import LINES
 from vfl_party.record.history import Disclosure, PrivateStep, RecordHistory, RecordReader
 
 FILE = "account.sqlite"
-# For another program that reads a long record.
+# The maximum time to wait for another program that is reading a long record.
 _WAIT_S = 600.0
 _TABLES = (
     "position (one INTEGER PRIMARY KEY CHECK (one = 0), record TEXT, lines INTEGER, bytes INTEGER)",
@@ -39,7 +40,7 @@ _TABLES = (
 
 @dataclass
 class Standing:
-    """The sums of the first ``lines`` lines of a record, which end at ``at``."""
+    """The totals of the first ``lines`` lines of a record, which end at the offset ``at``."""
 
     folder: Path
     sums: AccountSums
@@ -52,8 +53,11 @@ class Standing:
         self._history: RecordHistory | None = None
 
     def catch_up(self) -> bool:
-        """Adds the new lines of the record; returns whether there are any. Raises InputError."""
-        # This is called before every bundle; before the first run there is no record.
+        """Adds the new lines of the record, and returns whether there are any.
+
+        Raises InputError if the record cannot be read.
+        """
+        # This is called before every bundle. Before the first run there is no record.
         try:
             if self._path.stat().st_size == self.at:
                 return False
@@ -68,15 +72,16 @@ class Standing:
         return self.lines > lines
 
     def take(self, line: Disclosure | PrivateStep, begin: int, end: int) -> None:
-        """Adds a line that this process has written, so that it need not be read; if another line
-        comes before it, both are read later.
+        """Adds a line that this process has just written, so that it need not be read.
+
+        If another program wrote a line before it, both lines are read later.
         """
         if begin == self.at:
             self._add(line)
             self.lines, self.at = self.lines + 1, end
 
     def _add(self, line: Disclosure | PrivateStep) -> None:
-        """Adds what a line tells of. Raises InputError if its cost is not one of a mechanism."""
+        """Adds the amounts of a line. Raises InputError if its privacy cost is invalid."""
         cost = line.cost if isinstance(line, PrivateStep) else line.way.cost
         if cost or isinstance(line, PrivateStep):
             try:
@@ -91,34 +96,36 @@ class Standing:
 
 
 def standing(folder: Path) -> Standing:
-    """Returns the account of a record, with all lines that it has now, and keeps it.
+    """Returns the account with all lines of a record, and stores it.
 
-    ``folder``: of the record. Raises InputError if there is no record, or if the account is that of
-    another one.
+    ``folder``: The folder of the record. Raises InputError if there is no record, or if the account
+    belongs to another record.
     """
-    record = _record(folder)
+    record = _read_record_id(folder)
     with _open_account(folder / FILE) as file:
         try:
-            account = _read(file, folder, record)
+            account = _read_account(file, folder, record)
             account.sums.check()
         except (ValueError, TypeError, KeyError, AttributeError):
             raise InputError(
                 Code.FILE_INVALID,
-                f"{folder / FILE}: does not hold an account. Move it away; it is made again from "
-                "the record.",
+                f"{folder / FILE}: not a valid account. Move it away; it is created again from the "
+                "record.",
             ) from None
-        known = dict(account.reader.known)
+        known_lines = dict(account.reader.known)
         if account.catch_up():
-            new = {
-                key: line for key, line in account.reader.known.items() if known.get(key) != line
+            new_lines = {
+                key: line
+                for key, line in account.reader.known.items()
+                if known_lines.get(key) != line
             }
-            _write(file, account, record, new)
+            _write_account(file, account, record, new_lines)
     return account
 
 
-def _record(folder: Path) -> str:
-    """Returns the identity of a record. Raises InputError."""
-    # Raises InputError if there is none.
+def _read_record_id(folder: Path) -> str:
+    """Returns the identity of a record. Raises InputError if there is no valid record."""
+    # The constructor raises InputError if there is no record.
     RecordHistory(folder)
     try:
         with (folder / LINES).open("rb") as file:
@@ -126,18 +133,19 @@ def _record(folder: Path) -> str:
     except (OSError, ValueError, KeyError, TypeError):
         raise InputError(
             Code.FILE_INVALID,
-            f"{folder / LINES}: is not a record of what left. Restore it from a backup.",
+            f"{folder / LINES}: not a valid record. Restore it from a backup.",
         ) from None
 
 
 @contextlib.contextmanager
 def _open_account(path: Path) -> Iterator[sqlite3.Connection]:
-    """Yields the file in a transaction of the only writer."""
+    """Opens the file and yields it in an exclusive write transaction."""
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         file = sqlite3.connect(path, timeout=_WAIT_S, isolation_level=None)
         with contextlib.closing(file):
-            # Before anything is read: of two programs the second sees what the first has added.
+            # The transaction begins before the first read, so that a second program sees what the
+            # first has added.
             file.execute("BEGIN IMMEDIATE")
             try:
                 for table in _TABLES:
@@ -150,24 +158,24 @@ def _open_account(path: Path) -> Iterator[sqlite3.Connection]:
     except (sqlite3.Error, OSError) as error:
         raise InputError(
             Code.FILE_INVALID,
-            f"{path}: cannot be used to keep the account ({error}). If it is damaged, move it "
-            "away; it is made again from the record.",
+            f"{path}: cannot be used to store the account ({error}). If it is damaged, move it "
+            "away; it is created again from the record.",
         ) from None
 
 
-def _read(file: sqlite3.Connection, folder: Path, record: str) -> Standing:
+def _read_account(file: sqlite3.Connection, folder: Path, record: str) -> Standing:
     position = file.execute("SELECT record, lines, bytes FROM position").fetchone()
     if position is None:
         return Standing(folder, AccountSums(Persons(folder)), RecordReader())
-    of, lines, at = position[0], int(position[1]), int(position[2])
-    if of != record or at > (folder / LINES).stat().st_size:
+    record_id, lines, offset = position[0], int(position[1]), int(position[2])
+    if record_id != record or offset > (folder / LINES).stat().st_size:
         raise InputError(
             Code.FILE_INVALID,
-            f"{folder / FILE}: counts {lines:,} lines, but the record in the same folder is "
-            "another one or has lost its end. Restore the record, or move the account away to "
-            "count only what this record has.",
+            f"{folder / FILE}: counts {lines:,} lines of a record, but the record in this folder "
+            "is another record or has lost its end. Restore the record, or move the account away "
+            "to count only what this record has.",
         )
-    known = {
+    known_lines = {
         (kind, name): json.loads(line)
         for kind, name, line in file.execute("SELECT kind, name, line FROM known ORDER BY rowid")
     }
@@ -189,14 +197,14 @@ def _read(file: sqlite3.Connection, folder: Path, record: str) -> Standing:
             )
         },
     )
-    return Standing(folder, sums, RecordReader(known), lines, at)
+    return Standing(folder, sums, RecordReader(known_lines), lines, offset)
 
 
-def _write(
+def _write_account(
     file: sqlite3.Connection,
     account: Standing,
     record: str,
-    new: dict[tuple[str, str], dict[str, object]],
+    new_lines: dict[tuple[str, str], dict[str, object]],
 ) -> None:
     sums, persons = account.sums, account.sums.persons
     file.execute(
@@ -205,7 +213,7 @@ def _write(
     )
     file.executemany(
         "REPLACE INTO known VALUES (?, ?, ?)",
-        ((*key, to_json(line, compact=True)) for key, line in new.items()),
+        ((*key, to_json(line, compact=True)) for key, line in new_lines.items()),
     )
     file.execute(
         "REPLACE INTO people VALUES (0, ?, ?)", (persons.tags.tobytes(), persons.sets.tobytes())

@@ -1,7 +1,7 @@
-"""What a record sums to: for each peer and person, and for each peer and run.
+"""Computes the totals of a record for each peer and person, and for each peer and run.
 
-Everything follows from the lines of the record, one after the other. So the account of a killed run
-is that of the lines that it has written, and an account that is lost is made again.
+The totals depend only on the lines of the record. So the account includes all lines that a killed
+run has written, and a lost account can be computed again.
 """
 
 from __future__ import annotations
@@ -21,28 +21,30 @@ from vfl_party.base.mechanism import Mechanism
 from vfl_party.privacy.accountant import compose
 from vfl_party.record.history import Disclosure, PrivateStep
 
-# Keys of the limits that hold for one person.
+# The keys of the limits that apply to one person.
 OF_A_PERSON = ("numbers_of_a_person", "bytes_of_a_person", "split_bits", "predictions_of_a_person")
-# Numbers of a person that no mechanism makes private.
+# The key of the count of numbers about a person without differential privacy.
 BARE = "numbers_without_privacy"
-# Sums of a run; those of the first row have limits.
+# The totals of a run. Only the first line has the keys of limits.
 OF_ALL = ("bytes", "alignments", "predictions", "asked")
 _COUNTS = ("bundles", "numbers", *OF_ALL)
 _MAX_SUM = 2**62
-# The number of the run in which a person was predicted last.
+# The key of the number of the run in which a person was last predicted.
 _LAST = "last"
 _COST = "cost "
-# Exchanges of psi that are sent only if rows are matched again.
+# The exchanges of psi that are only sent when rows are aligned.
 _MATCHES = frozenset({MASKED.name, TAGS.name})
-# Exchanges whose tensors are bits: each row of which they tell, as often as they have a bit of it.
+# The exchanges that send bits. Their lines name a row once for each bit about the row.
 _BITS = frozenset({("partition", "up"), ("walk", "up")})
 
 
 @dataclass
 class RunSum:
-    """What one peer has got in one run. ``number``: of the run; ``person``: one of those whose data
-    were used, -1 if nobody's were; ``aligned``: the generation whose alignment was counted last;
-    ``asked``: the ids for which the peer has asked a served model, answered or not.
+    """The totals of what one peer has received in one run.
+
+    ``number`` is the number of the run. ``person`` is one of the people in the run's data, or -1 if
+    there are none. ``asked`` counts the ids in requests to a served model, whether answered or not.
+    ``aligned`` is the last generation whose entity alignment was counted.
     """
 
     number: int
@@ -59,20 +61,22 @@ class RunSum:
     last: float = 0.0
 
 
-# {what: the people, and how much is added to each}.
+# {key: (people, amount to add for each)}.
 People: TypeAlias = "dict[str, tuple[Numbers, Numbers | int]]"
 
 
 class Added(NamedTuple):
-    """What something adds for a peer: to sums of some people, and to the sums of the run."""
+    """The amounts that a line adds for a peer: for people, and for the run."""
 
     people: People
     run: dict[str, int]
 
 
 class _Mention(NamedTuple):
-    """The rows and people that a bundle is about, and how often each person occurs.
-    ``answered``: how often each is in an answer of a served model; None if it is not an answer.
+    """The rows and people in a bundle.
+
+    ``times`` says how often each person in ``who`` occurs. ``answered`` says how often each person
+    is in an answer of a served model, or is None if the bundle is not such an answer.
     """
 
     rows: int
@@ -83,8 +87,13 @@ class _Mention(NamedTuple):
 
 @dataclass
 class AccountSums:
-    """The account. ``of``: {(peer, what): a number for each person}; ``runs``: {(peer, run): its
-    sums}; ``taken``: {(run, phase, what tells keys apart): private steps}.
+    """The totals of an account.
+
+    Args:
+        persons: The people and their data sets.
+        of: {(peer, key): amount for each person, int64 [P]}.
+        runs: {(peer, run): totals}.
+        taken: {(run, phase, id of the sampling and noise keys): number of private steps}.
     """
 
     persons: Persons
@@ -94,16 +103,16 @@ class AccountSums:
 
     def __post_init__(self) -> None:
         self._numbers: dict[str, int] = {run: sums.number for (_, run), sums in self.runs.items()}
-        # Sums of data sets, as long as these stay apart.
+        # The totals of data sets. They are computed again after data sets were merged.
         self._totals: dict[tuple[str, int], Counter[str]] = {}
         self._of_merge = -1
-        none = np.empty(0, np.int64)
-        self._last_mention: tuple[object, _Mention] = (None, _Mention(0, none, none))
+        no_people = np.empty(0, np.int64)
+        self._last_mention: tuple[object, _Mention] = (None, _Mention(0, no_people, no_people))
 
     def check(self) -> None:
-        """Raises ValueError or TypeError if sums that were read from a file do not fit together."""
+        """Raises ValueError or TypeError if totals that were read from a file are inconsistent."""
         people = len(self.persons)
-        fit = len(self.persons.sets) == people and all(
+        is_valid = len(self.persons.sets) == people and all(
             len(numbers) <= people
             and (what == _LAST or numbers.min(initial=0) >= 0)
             # Larger sums could overflow.
@@ -111,18 +120,18 @@ class AccountSums:
             for (_, what), numbers in self.of.items()
         )
         counts = [getattr(run, name) for run in self.runs.values() for name in _COUNTS]
-        fit = fit and all(isinstance(count, int) and count >= 0 for count in counts)
-        fit = fit and all(-1 <= run.person < people for run in self.runs.values())
-        if not fit or not all(isinstance(steps, int) for steps in self.taken.values()):
-            raise ValueError
+        is_valid = is_valid and all(isinstance(count, int) and count >= 0 for count in counts)
+        is_valid = is_valid and all(-1 <= run.person < people for run in self.runs.values())
+        if not is_valid or not all(isinstance(steps, int) for steps in self.taken.values()):
+            raise ValueError("the totals of the account are inconsistent")
         for peer in self.peers:
-            # Reads each mechanism.
+            # This parses each mechanism, which raises ValueError if a mechanism is invalid.
             _ = [*self.costs(peer)]
 
     def add(self, line: Disclosure | PrivateStep) -> None:
-        """Adds what a line tells of. Raises InputError if its people cannot be read."""
+        """Adds the amounts of a line. Raises InputError if its people cannot be read."""
         for peer in dict.fromkeys(line.to):
-            run = self._run(peer, line)
+            run = self._get_run(peer, line)
             added = self.compute_added(line, peer)
             for what, (who, amount) in added.people.items():
                 vector = self.vector(peer, what)
@@ -139,13 +148,13 @@ class AccountSums:
             self.taken[key] = max(self.taken.get(key, 0), line.steps)
 
     def compute_added(self, line: Disclosure | PrivateStep, peer: str) -> Added:
-        """Returns what a line adds for a peer."""
+        """Returns the amounts that a line adds for a peer."""
         table = self.persons.of(line.people) if line.people else np.empty(0, np.int64)
         if isinstance(line, PrivateStep):
             before = self.taken.get((line.run, line.phase, line.of), 0)
             uses = max(0, line.steps - before)
             return Added({_COST + line.cost: (np.unique(table), uses)} if uses else {}, {})
-        run = self._run(peer, line)
+        run = self._get_run(peer, line)
         rows, who, times, answered = self._get_mention(line, table, run.person)
         aligns = line.way.exchange in _MATCHES and run.aligned != line.way.generation
         counts = {
@@ -158,9 +167,9 @@ class AccountSums:
         }
         people: People = {}
         if line.way.job != "train":
-            predicted, often = self._find_predicted(line, peer, run, who, answered)
-            counts["predictions"] = int(often.sum())
-            people["predictions_of_a_person"] = predicted, often
+            predicted, prediction_counts = self._find_predicted(line, peer, run, who, answered)
+            counts["predictions"] = int(prediction_counts.sum())
+            people["predictions_of_a_person"] = predicted, prediction_counts
             people[_LAST] = predicted, 0
         if not rows:
             return Added(people, counts)
@@ -180,26 +189,30 @@ class AccountSums:
     def _find_predicted(
         self, line: Disclosure, peer: str, run: RunSum, who: Numbers, answered: Numbers | None
     ) -> tuple[Numbers, Numbers]:
-        """Returns the people that a bundle about ``who`` predicts, and how often.
-        ``answered``: see ``_Mention``.
+        """Returns the people whose predictions a bundle counts, and how often.
+
+        ``who``: The people in the bundle. ``answered``: See ``_Mention``.
         """
         if answered is None:
-            # Once in a run.
-            fresh = who[self.vector(peer, _LAST)[who] != run.number]
-            return fresh, np.ones(len(fresh), np.int64)
-        # Once in an answer; in a scoring of several questions, in the first one's.
+            # A person counts once in a run.
+            new_people = who[self.vector(peer, _LAST)[who] != run.number]
+            return new_people, np.ones(len(new_people), np.int64)
+        # A person counts once in an answer. If a scoring has several requests, only the first
+        # counts.
         return (who, answered) if line.batch == 0 else (who[:0], answered[:0])
 
     def _get_mention(self, line: Disclosure, table: Numbers, neighbor: int) -> _Mention:
-        """Returns the rows and people of a bundle. ``neighbor``: a person of the run, -1 if none
-        is known yet.
+        """Returns the rows and people in a bundle.
+
+        ``neighbor``: The number of a person in the run, or -1 if none is known yet.
         """
         key = line.people, line.about, neighbor
-        # Each receiver asks, once before the bundle leaves and once when its line is read.
+        # The same bundle is looked up for each receiver, before it is sent and after its line is
+        # written.
         if key == self._last_mention[0]:
             return self._last_mention[1]
-        if (tagged := line.tags) is not None:
-            mention = self._get_mention_by_tags(*tagged, neighbor)
+        if (packed_tags := line.tags) is not None:
+            mention = self._get_mention_by_tags(*packed_tags, neighbor)
         else:
             rows = line.rows if line.people else np.empty(0, np.int64)
             if (rows[1:] > rows[:-1]).all() and line.people in self.persons.apart:
@@ -211,21 +224,21 @@ class AccountSums:
         return mention
 
     def _get_mention_by_tags(
-        self, tags: npt.NDArray[np.void], often: Numbers, neighbor: int
+        self, tags: npt.NDArray[np.void], counts: Numbers, neighbor: int
     ) -> _Mention:
         who = self.persons.enroll(tags, neighbor)
-        rows = int(often.sum())
+        rows = int(counts.sum())
         if len(who) == 1:
-            return _Mention(rows, who, often, np.ones(1, np.int64))
-        who, at, answered = np.unique(who, return_inverse=True, return_counts=True)
-        times = np.bincount(at.reshape(-1), often, len(who)).astype(np.int64)
+            return _Mention(rows, who, counts, np.ones(1, np.int64))
+        who, indices, answered = np.unique(who, return_inverse=True, return_counts=True)
+        times = np.bincount(indices.reshape(-1), counts, len(who)).astype(np.int64)
         return _Mention(rows, who, times, answered)
 
     def vector(self, peer: str, what: str) -> Numbers:
-        """Returns the sums of all people, [P]."""
+        """Returns the amounts of all people for a peer and a key, int64 [P]."""
         sums, count = self.of.get((peer, what)), len(self.persons)
         if sums is None or len(sums) < count:
-            # People come one by one while a model serves.
+            # While a model is served, people are added one by one, so this reserves space.
             room = count if sums is None else count + count // 8
             resized = np.full(room, -1 if what == _LAST else 0, np.int64)
             if sums is not None:
@@ -234,7 +247,7 @@ class AccountSums:
         return sums[:count]
 
     def total(self, peer: str, data_set: int) -> Counter[str]:
-        """Returns the sums of a data set's runs."""
+        """Returns the totals over all runs of a data set."""
         if self._of_merge != self.persons.merged:
             self._totals, self._of_merge = {}, self.persons.merged
             for (to, _), run in self.runs.items():
@@ -242,7 +255,7 @@ class AccountSums:
         return self._totals.setdefault((peer, data_set), Counter())
 
     def costs(self, peer: str) -> Iterator[tuple[Mechanism, Numbers]]:
-        """Yields each mechanism, and how often it was used about each person."""
+        """Yields each mechanism with the number of its uses about each person, int64 [P]."""
         for (to, what), _ in [*self.of.items()]:
             if to == peer and what.startswith(_COST):
                 yield Mechanism.read(what.removeprefix(_COST)), self.vector(peer, what)
@@ -253,10 +266,10 @@ class AccountSums:
         return list(dict.fromkeys(peer for peer, _ in self.runs))
 
     def data_set(self, person: int) -> int:
-        """Returns the data set of a person; -1 for nobody."""
+        """Returns the number of a person's data set, or -1 if ``person`` is -1."""
         return int(self.persons.sets[person]) if person >= 0 else -1
 
-    def _run(self, peer: str, line: Disclosure | PrivateStep) -> RunSum:
+    def _get_run(self, peer: str, line: Disclosure | PrivateStep) -> RunSum:
         name = line.run if isinstance(line, PrivateStep) else line.way.run
         run = self.runs.get((peer, name))
         if run is None:
@@ -266,15 +279,15 @@ class AccountSums:
         if run.person < 0:
             run.person = self._find_person(line)
             if run.person >= 0:
-                # What it had before was nobody's.
+                # The run now has a data set, so the totals of data sets must be computed again.
                 self._of_merge = -1
         return run
 
     def _find_person(self, line: Disclosure | PrivateStep) -> int:
-        """Returns one of the people whose data a line is about, -1 if there is none."""
-        tagged = line.tags if isinstance(line, Disclosure) else None
-        if tagged is not None:
-            table = self.persons.enroll(tagged[0], -1)
+        """Returns the number of one of the people in a line, or -1 if there are none."""
+        packed_tags = line.tags if isinstance(line, Disclosure) else None
+        if packed_tags is not None:
+            table = self.persons.enroll(packed_tags[0], -1)
         else:
             table = self.persons.of(line.people) if line.people else np.empty(0, np.int64)
         return int(table[0]) if len(table) else -1
@@ -286,15 +299,16 @@ class AccountSums:
 
 
 def worst(costs: list[tuple[Mechanism, Numbers]], delta: float) -> float:
-    """Returns the greatest ε of any person. ``costs``: each mechanism, and how often it was used
-    about each of the same people.
+    """Returns the greatest ε of any person.
+
+    ``costs``: Each mechanism with the number of its uses about each person, int64 [P].
     """
     if not costs or not len(costs[0][1]):
         return 0.0
     mechanisms = tuple(mechanism for mechanism, _ in costs)
     uses = np.stack([times for _, times in costs], axis=1)
     maximum = uses.max(axis=0)
-    # Mostly somebody has the most of each, and is the worst.
+    # Usually one person has the maximum of every mechanism, and thus the greatest ε.
     uses = maximum[None] if (uses == maximum).all(axis=1).any() else np.unique(uses, axis=0)
     return max(_epsilon(mechanisms, tuple(row), delta) for row in uses.tolist())
 

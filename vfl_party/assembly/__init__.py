@@ -1,1 +1,1 @@
-"""Puts a party together from its files: data, rows, models and phases."""
+"""Assembles a party from its files: data, aligned rows, models and phases."""

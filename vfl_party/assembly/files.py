@@ -1,6 +1,4 @@
-"""Reads all that a party file names (recipe, certificate, device, policy) and checks it before
-anything else.
-"""
+"""Reads and checks a party file and the recipe, certificate, device and policy that it names."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ from vfl_party.phases.course import Course
 
 @dataclass(frozen=True)
 class OwnFiles:
-    """A party file and what it names on this machine, read and checked; `open` reads the data."""
+    """A checked party file with its recipe, device and encoder. ``open`` reads the data."""
 
     file: PartyFile
     recipe: Recipe
@@ -55,16 +53,16 @@ class OwnFiles:
 
     @cached_property
     def course(self) -> Course:
-        """What the recipe has its parties do."""
+        """The course of the recipe's phases."""
         return Course(self.recipe)
 
     def open(self, load: Load = load, work: Work = TRAINING) -> OpenedParty:
-        """Reads the data, with ``load``. Raises InputError."""
+        """Reads the party's data with ``load``. Raises InputError if the data are invalid."""
         return open_party(self.recipe, self.name, self.data, self.encoder, load, work)
 
     @property
     def data(self) -> DataSettings:
-        """Where the party's rows are. Raises InputError if the file does not say so."""
+        """The settings of the party's data. Raises InputError if the party file lacks them."""
         if self.file.data is None:
             raise InputError(
                 Code.CONFIG_INVALID,
@@ -84,46 +82,53 @@ class OwnFiles:
 
 @dataclass(frozen=True)
 class PartyFiles(OwnFiles):
-    """A party file with all that it names, read and checked."""
+    """A checked party file with its recipe, device, encoder, policy and certificate."""
 
     keyring: Keyring
 
     def policy(self, after: Policy | None = None) -> Policy:
-        """Makes the party's policy: a new one each time, so that no generation finds what another
-        left in it. ``after``: see ``load`` of the policies.
+        """Returns a new policy object, so that no state is shared between generations.
+
+        ``after``: The policy of the previous generation; see ``load_policy``.
         """
         return load_policy(self.file.policy, f"party {self.name}: policy", after)
 
     @contextlib.contextmanager
     def telling(self) -> Iterator[None]:
-        """Tells the server of a failure in the block, which ends before the party joins."""
-        with _telling(self.file, self.recipe, self.settings, self.keyring):
+        """Reports an error in the ``with`` block to the server. The party has not joined yet."""
+        with _report_failure(self.file, self.recipe, self.settings, self.keyring):
             yield
 
 
 def read_own(path: Path, *, device: str | None = None, recipe: Recipe | None = None) -> OwnFiles:
-    """Reads a party file and its recipe, for a process that speaks to no other party. Arguments as
-    ``read_files``. Raises InputError.
+    """Reads a party file and its recipe for a process that connects to no other party.
+
+    ``device`` and ``recipe``: See ``read_files``. Raises InputError if a file is invalid.
     """
-    file, recipe, settings = _load_named(path, recipe)
+    file, recipe, settings = _load_party_and_recipe(path, recipe)
     check_code(path, file, recipe)
     encoder = encoder_settings(recipe, file.name, file.encoder)
     return OwnFiles(file, recipe, settings, resolve_device(device or file.device), encoder)
 
 
-def _load_named(path: Path, recipe: Recipe | None) -> tuple[PartyFile, Recipe, PartySettings]:
-    """Returns a party file, the recipe, and the party's place in it. Raises InputError."""
+def _load_party_and_recipe(
+    path: Path, recipe: Recipe | None
+) -> tuple[PartyFile, Recipe, PartySettings]:
+    """Returns a party file, its recipe, and the party's settings in the recipe.
+
+    Raises InputError if a file is invalid.
+    """
     file = load_party(path)
     # The user's own encoder is imported from the party file's folder.
     sys.path.append(str(path.resolve().parent))
     recipe = recipe or load_recipe(Path(file.recipe))
     settings = recipe.party(file.name)
     if settings is None:
-        known = ", ".join(party.name for party in recipe.parties)
+        names = ", ".join(party.name for party in recipe.parties)
         raise InputError(
             Code.NOT_IN_RECIPE,
             f"{path}: name: not a party of recipe {recipe.name} (got {file.name}). Choose one of: "
-            f"{known}.",
+            f"{names}.",
         )
     return file, recipe, settings
 
@@ -136,33 +141,37 @@ def read_files(
     joins: bool = False,
     keyring: Keyring | None = None,
 ) -> PartyFiles:
-    """Reads a party file, its recipe and its certificate. Raises InputError.
+    """Reads a party file, its recipe and its certificate.
 
     Args:
-        device: replaces the file's.
-        recipe: replaces the one that the file names.
-        joins: the party is about to join: the server hears of a failure, once it is known which
-            server that is.
-        keyring: of a party that serves several recipes, whose members are those of all of them.
+        path: The party file.
+        device: A device instead of the one in the file.
+        recipe: A recipe instead of the one that the file names.
+        joins: Whether the party is about to join. Errors are then reported to the server, once its
+            address is known.
+        keyring: The keyring of a party that serves several recipes, with the members of all of
+            them.
+
+    Raises InputError if a file is invalid.
     """
-    file, recipe, settings = _load_named(path, recipe)
+    file, recipe, settings = _load_party_and_recipe(path, recipe)
     uses = BOTH if settings.role == "active" else DIALS
     if keyring is None:
         members = members_of(recipe, pins=file.pins)
         keyring = Keyring(file.tls, file.name, members, uses=uses, out=Path(file.out))
-    with _telling(file, recipe, settings, keyring) if joins else contextlib.nullcontext():
+    with _report_failure(file, recipe, settings, keyring) if joins else contextlib.nullcontext():
         _check_relayed(path, file, recipe)
         check_code(path, file, recipe)
         resolved = resolve_device(device or file.device)
         encoder = encoder_settings(recipe, file.name, file.encoder)
         files = PartyFiles(file, recipe, settings, resolved, encoder, keyring)
-        # A wrong policy is found now, not when it is first used.
+        # This finds an invalid policy now instead of at its first use.
         files.policy()
     return files
 
 
 @contextlib.contextmanager
-def _telling(
+def _report_failure(
     file: PartyFile, recipe: Recipe, settings: PartySettings, keyring: Keyring
 ) -> Iterator[None]:
     try:
@@ -174,14 +183,14 @@ def _telling(
 
 
 def _check_relayed(path: Path, file: PartyFile, recipe: Recipe) -> None:
-    """Raises InputError if the server passes on an address that nobody can dial."""
+    """Raises InputError if the server would relay an address that no party can connect to."""
     relayed, key = (
         (file.advertise, "advertise") if file.advertise is not None else (file.listen, "listen")
     )
     if file.name == recipe.active.name and recipe.passives and means_all_addresses(relayed):
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{path}: {key}: must be an address that the other parties can dial, not all addresses "
-            f"of this machine (got {relayed}). Set advertise, such as "
+            f"{path}: {key}: must be an address that the other parties can connect to, not all "
+            f"addresses of this machine (got {relayed}). Set advertise, such as "
             f"{file.name}.example.org:7001.",
         )

@@ -1,4 +1,4 @@
-"""What a party needs of its machine: room on the disk, and ports."""
+"""Checks the free disk space and the ports of a party's machine."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from vfl_common.rpc.channel import check_address
 
 
 def room(file: PartyFile) -> str:
-    """Says how much room the folders of runs and of the record have. Raises InputError if one of
-    them cannot be written.
+    """Describes the free disk space for the folders of runs and of the record.
+
+    Raises InputError if a folder is not writable.
     """
     folders = dict.fromkeys((Path(file.out), Path(file.record.folder or file.out)))
     existing = [require_writable(folder) for folder in folders]
@@ -25,8 +26,9 @@ def room(file: PartyFile) -> str:
 
 
 def serve_ports(file: PartyFile) -> Iterator[tuple[str, bool]]:
-    """Yields a sentence for each port of ``[serve]``, and whether it is free. One that is used may
-    belong to the program that serves now.
+    """Yields (sentence, whether the port is free) for each port of ``[serve]``.
+
+    A port that is in use may belong to the party's own serving program.
     """
     if "serve" not in file.model_fields_set:
         return

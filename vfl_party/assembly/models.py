@@ -1,4 +1,4 @@
-"""A party's models: made with initial weights, or with those of an earlier run."""
+"""Builds a party's models and loads weights of an earlier run."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from vfl_party.phases.scoring import SOLO
 
 
 def encoder_settings(recipe: Recipe, name: str, own: EncoderSettings | None) -> EncoderSettings:
-    """Returns the party file's encoder, else the recipe's for this party, else the recipe's for
-    all; before the last one, none (``raw``) for the active party if its top model is of trees.
+    """Returns the settings of a party's encoder.
 
-    Raises InputError if it is a plug-in's that is not installed here, or has other settings; and
-    if a passive party has none (``raw``).
+    They come from the party file, else from the party in the recipe, else from ``model.encoder``.
+    Before the last choice, an active party with boosted trees as top model gets ``raw``. Raises
+    InputError if the encoder's plug-in is not installed or its settings are invalid, and if a
+    passive party has the encoder ``raw``.
     """
     place = recipe.party(name)
     settings, where = recipe.model.encoder, "recipe: model.encoder"
@@ -45,11 +46,16 @@ def encoder_settings(recipe: Recipe, name: str, own: EncoderSettings | None) -> 
 def build_models(
     course: Course, name: str, make_encoder: MakeEncoder | None, secret: int | None = None
 ) -> dict[str, nn.Module]:
-    """Makes this party's models on the CPU, with initial weights that follow from a seed and the
-    party's name.
+    """Builds a party's models on the CPU.
 
-    ``make_encoder``: None for an active party with labels only. ``secret``: see ``Party``. The
-    phases share the one encoder. A method with a model of its own needs neither encoder nor top.
+    The initial weights depend only on the seed and the party's name. All phases share the encoder.
+    A method may instead build its own models.
+
+    Args:
+        course: The course of the recipe's phases.
+        name: The party's name.
+        make_encoder: Builds the encoder. None for an active party that has only labels.
+        secret: The secret seed; see ``Party``. Default: the recipe's seed.
     """
     recipe, models = course.recipe, course.own_models()
     seed = recipe.seed if secret is None else secret
@@ -61,7 +67,7 @@ def build_models(
         models |= course.upper(seed)
         widths = [recipe.embedding_size(party.name) for party in recipe.modelled if party.features]
         with seed_torch(derive_seed(seed, "init", name, "top")):
-            # A network that is cut in two has one embedding of a row, and nothing to combine.
+            # A network that is cut in two has one embedding for each row, so nothing is combined.
             models["top"] = (
                 build_top(recipe.model.top, recipe.model.embedding_size, recipe.task.outputs)
                 if "tail" in models
@@ -79,24 +85,23 @@ def build_models(
 
 
 def load_models(models: dict[str, nn.Module], tree: Tree) -> None:
-    """Loads weights from a job's state. Raises InputError if they do not fit the models."""
+    """Loads weights from a job's state. Raises InputError if they do not match the models."""
     try:
         for name, model in models.items():
             model.load_state_dict(tree["models"][name])
     except (KeyError, RuntimeError):
         raise InputError(
             Code.CHECKPOINT_INVALID,
-            "the checkpoint does not fit the models of the recipe and the data. Use the recipe and "
-            "the data of the trained run.",
+            "the checkpoint does not match the models of the recipe and the data. Use the recipe "
+            "and the data of the trained run.",
         ) from None
 
 
 def load_encoder(models: dict[str, nn.Module], tree: Tree, run_id: str, tower: str | None) -> None:
-    """Loads only the encoder of another run's job: this run makes its own preprocessing and top
-    model.
+    """Loads only the encoder of another run.
 
-    ``tower``: loads only this tower, of an encoder that has two. Raises InputError if it does not
-    fit.
+    The new run has its own preprocessing and top model. ``tower``: The tower to load if the encoder
+    has two towers. Raises InputError if the weights do not match.
     """
     try:
         if "tail" in models:
@@ -116,7 +121,7 @@ def load_encoder(models: dict[str, nn.Module], tree: Tree, run_id: str, tower: s
     except (KeyError, RuntimeError):
         raise InputError(
             Code.CHECKPOINT_INVALID,
-            f"recipe: start.run: the encoder of {run_id} does not fit this recipe and its data. "
+            f"recipe: start.run: the encoder of {run_id} does not match this recipe and its data. "
             "Set the same model and columns in both recipes, and start.phases to that run's "
             "phases.",
         ) from None

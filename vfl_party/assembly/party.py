@@ -1,11 +1,11 @@
-"""A party, assembled in one place: open its data, align its rows, assemble models and phases.
+"""Assembles a party in three steps: open its data, align its rows, build models and phases.
 
-    opened = open_party(recipe, name, data, encoder)    # data; no network
-    aligned = alignment_of(recipe).align(...)           # with the others
-    party = assemble(opened, aligned)                   # rows, models, phases, plan, privacy: pure
+    opened = open_party(recipe, name, data, encoder)    # reads data, without the network
+    aligned = alignment_of(recipe).align(...)           # together with the other parties
+    party = assemble(opened, aligned)                   # builds rows, models and phases
 
-Before joining, ``expected_rows(opened)`` stands for ``aligned``. ``vfl-party check``, a forecast, a
-study's trial and a run work with the same ``Assembled``.
+Before the party joins, ``expect_rows(opened)`` replaces ``aligned``. ``vfl-party check``, a
+forecast, a trial and a run all use the same ``Assembled``.
 """
 
 from __future__ import annotations
@@ -54,25 +54,26 @@ Load = Callable[[DataSettings, bool], Table]
 
 
 class PutOnRanks(Protocol):
-    """Puts an encoder on all processes of a party."""
+    """The type of a function that copies an encoder to all processes of a party."""
 
     def __call__(
         self, encoder: nn.Module, prepared: Prepared, parts: Sequence[TablePart], noted: BatchLog
     ) -> SpreadEncoder:
-        """Returns the encoder.
+        """Returns an encoder that runs in all processes.
 
         Args:
-            prepared: the rows.
-            parts: where they are in the party's tables.
-            noted: remembers how their batches are made.
+            encoder: The encoder to copy.
+            prepared: The prepared rows.
+            parts: The positions of these rows in the party's tables.
+            noted: The log of how batches are made.
         """
         ...
 
 
 class Work(Protocol):
-    """What a party is opened for: training, or prediction with a trained run.
+    """The work of a party: training, or prediction with a trained run.
 
-    ``job``: the word for it. ``run_id``: the trained run; '' for training.
+    ``job``: The name of the work. ``run_id``: The id of the trained run, or '' for training.
     """
 
     @property
@@ -82,24 +83,26 @@ class Work(Protocol):
     def run_id(self) -> str: ...
 
     def prepare(self, opened: OpenedParty, aligned: AlignedRows) -> Prepared:
-        """Returns the aligned rows, ready for encoders. Raises InputError."""
+        """Prepares the aligned rows for encoders. Raises InputError if they are invalid."""
         ...
 
     def begin(self, models: dict[str, nn.Module]) -> None:
-        """Replaces the models' initial weights with those of an earlier run, if there is one.
-        Raises InputError.
+        """Loads the weights of an earlier run into the models, if there is one.
+
+        Raises InputError if the weights do not match.
         """
         ...
 
     def phases(self, party: Party, prepared: Prepared) -> Sequence[Phase]:
-        """Makes the phases to run. Raises InputError."""
+        """Builds the phases to run. Raises InputError if a phase cannot run."""
         ...
 
 
 @dataclass(frozen=True)
 class Training:
-    """Runs all phases of the recipe. ``begin_with``: puts weights of an earlier run into the
-    models.
+    """The work of training, which runs all phases of the recipe.
+
+    ``begin_with``: Loads weights of an earlier run into the models, or None.
     """
 
     begin_with: Callable[[dict[str, nn.Module]], None] | None = None
@@ -108,27 +111,30 @@ class Training:
     run_id: ClassVar[str] = ""
 
     def prepare(self, opened: OpenedParty, aligned: AlignedRows) -> Prepared:
-        """Returns the aligned rows with their splits. Raises InputError."""
-        rest = (aligned.rest(opened.table), opened.unaligned)
+        """Prepares the aligned rows and their splits. Raises InputError if they are invalid."""
+        other_rows = (aligned.rest(opened.table), opened.unaligned)
         return prepare(
             opened.recipe,
             opened.name,
             aligned.of(opened.table),
             opened.settings,
             opened.encoder,
-            [table for table in rest if table is not None],
+            [table for table in other_rows if table is not None],
             aligned.division,
             tabular=opened.course.lone_phase is None,
             own_labels=opened.course.own_labels,
         )
 
     def begin(self, models: dict[str, nn.Module]) -> None:
-        """Loads the weights of the earlier run, if there is one. Raises InputError."""
+        """Loads the weights of the earlier run, if there is one.
+
+        Raises InputError if the weights do not match.
+        """
         if self.begin_with is not None:
             self.begin_with(models)
 
     def phases(self, party: Party, prepared: Prepared) -> Sequence[Phase]:
-        """Makes all phases of the recipe. Raises InputError."""
+        """Builds all phases of the recipe. Raises InputError if a phase cannot run."""
         _ = prepared
         return party.course.build(party)
 
@@ -139,18 +145,18 @@ TRAINING = Training()
 
 @dataclass(frozen=True)
 class OpenedParty:
-    """A party's data, read and checked, before any contact with the others.
+    """A party with its checked data, before it contacts other parties.
 
     Args:
-        course: the recipe.
-        name: the party's, in the recipe.
-        settings: where the data lie, and how they are read.
-        encoder: of this party.
-        table: the rows to align, with labels at the active party.
-        work: what the rows are for.
-        unaligned: rows that only this party has.
-        advice: a note for the person here, which the log has.
-        sent: what this process sends, for the generations to come.
+        course: The course of the recipe's phases.
+        name: The party's name in the recipe.
+        settings: The settings for reading the data.
+        encoder: The settings of this party's encoder.
+        table: The rows to align, with labels at the active party.
+        work: The work for which the rows are used.
+        unaligned: The rows that only this party has.
+        advice: A note for the user, which is also logged.
+        sent: The digests of what this process sends, which later generations compare.
     """
 
     course: Course
@@ -170,11 +176,11 @@ class OpenedParty:
 
     @property
     def divides(self) -> bool:
-        """Whether the rows have splits; rows to predict have none."""
+        """Whether the rows are divided into splits. Rows to predict are not."""
         return self.work.job == "train"
 
     def tell(self, show: Callable[..., None]) -> None:
-        """Shows the person here which rows are left out, and the advice; the log has both."""
+        """Shows the user which rows are left out, and the advice. Both are also logged."""
         for table in (self.table, self.unaligned):
             if table is not None and table.counts is not None and table.counts.left_out:
                 show("left_out", source=table.source, why=table.counts.left_out)
@@ -183,7 +189,7 @@ class OpenedParty:
 
 
 def load(data: DataSettings, with_label: bool) -> Table:
-    """Reads a table. Raises InputError."""
+    """Reads a table. Raises InputError if it cannot be read or is invalid."""
     return load_table(data, with_label=with_label)
 
 
@@ -195,47 +201,51 @@ def open_party(
     load: Load = load,
     work: Work = TRAINING,
 ) -> OpenedParty:
-    """Reads the data of a party. Rows to predict have no labels. Raises InputError."""
-    course, labels = Course(recipe), work.job == "train"
-    if labels:
+    """Reads the data of a party. Rows to predict are read without labels.
+
+    Raises InputError if the recipe or the data are invalid.
+    """
+    course, trains = Course(recipe), work.job == "train"
+    if trains:
         # The recipe is checked before a large table is read.
         course.check()
     data = data.with_id_rules(recipe.rows.id_rules)
     if course.own_models():
         data = data.with_missing()
-    active = name == recipe.active.name
-    if labels and not active:
+    is_active = name == recipe.active.name
+    if trains and not is_active:
         check_roles(name, data)
-    if active:
-        if labels:
+    if is_active:
+        if trains:
             check_spelling(recipe, data)
         check_combination(recipe.model.combine)
         check_top(recipe.model.top)
         data = data.keeping_rows()
-    # Every party divides its own rows.
-    if not active and recipe.rows.align == "none" and data.split is not None:
+    # Without an alignment every party divides its own rows, so it needs no label for a split.
+    if not is_active and recipe.rows.align == "none" and data.split is not None:
         data = data.model_copy(update={"label": None})
-    table = read_table(data, labels and active, load)
-    more = get_unaligned_settings(data) if labels else None
-    unaligned = load(more, False) if more is not None else None
-    advice = label_taken(name, data) if labels and not active else ""
+    table = read_table(data, trains and is_active, load)
+    unaligned_settings = get_unaligned_settings(data) if trains else None
+    unaligned = load(unaligned_settings, False) if unaligned_settings is not None else None
+    advice = label_taken(name, data) if trains and not is_active else ""
     if advice:
         log.warning("%s: %s", hide_passwords(data.source), advice, extra={"event": "advice"})
     return OpenedParty(course, name, data, encoder, table, work, unaligned, advice)
 
 
 def expect_rows(opened: OpenedParty) -> AlignedRows:
-    """Returns the rows that a party expects to train on, before any contact with the others: at
-    most all of its own.
+    """Returns the rows that a party expects to train on, before it contacts other parties.
+
+    At most these are all of its rows.
     """
     return alignment_of(opened.recipe, divides=opened.divides).get_expected(opened.table)
 
 
 @dataclass
 class Assembled:
-    """A party ready to run: rows, models, phases, and what follows from them. It needs no network.
+    """A party that is ready to run, with rows, models and phases. It needs no network.
 
-    ``generators``: the states of torch's generators after models and phases were made.
+    ``generators``: The states of torch's generators after models and phases were built.
     """
 
     opened: OpenedParty
@@ -246,7 +256,7 @@ class Assembled:
 
     @property
     def plan(self) -> list[Planned]:
-        """The phases, in order; the labels of checkpoints count in this plan."""
+        """The phases in their order. The labels of checkpoints refer to this plan."""
         passive = self.party.role == "passive"
         return [
             Planned(
@@ -261,7 +271,7 @@ class Assembled:
 
     @property
     def aggregations(self) -> tuple[AggregationPlan, ...]:
-        """The weights that the phases swap with the server."""
+        """The aggregations of weights by the server in the phases."""
         rounds = {phase.name: phase.rounds for phase in self.phases}
         recipe, plans = self.party.recipe, []
         for (phase, _), opened in self.party.exchanges.items():
@@ -279,31 +289,29 @@ class Assembled:
 
     @property
     def privacy_json(self) -> str:
-        """The summary's part about differential privacy, from the active party; '' if no phase has
-        any.
-        """
+        """The active party's JSON about differential privacy for the summary, or ''."""
         private = self.party.privacy if self.party.role == "active" else None
         return private.report().model_dump_json() if private is not None else ""
 
     @property
     def exchanges(self) -> list[ExchangeSummary]:
-        """The exchanges of the phases, with their chains; empty if the active party is alone."""
+        """The exchanges of the phases with their chains. Empty if there is no passive party."""
         party, recipe = self.party, self.party.recipe
         aligning = alignment_of(recipe, divides=self.opened.divides).occurrences(
             len(self.prepared.table)
         )
-        keys = {
+        occurrences = {
             (occurrence.step.phase, occurrence.exchange.name): occurrence for occurrence in aligning
         }.values()
-        first = [
+        alignment_exchanges = [
             (
                 occurrence.step.phase,
                 occurrence.exchange,
                 party.chains(occurrence.step.phase, occurrence.exchange),
             )
-            for occurrence in keys
+            for occurrence in occurrences
         ]
-        opened = [
+        phase_exchanges = [
             (phase, open_exchange.exchange, open_exchange.chains)
             for (phase, _), open_exchange in party.exchanges.items()
         ]
@@ -311,30 +319,32 @@ class Assembled:
             summarize_exchanges(
                 recipe, phase, exchange, chains, after_labels=party.course.after_labels(phase)
             )
-            for phase, exchange, chains in (*first, *opened)
+            for phase, exchange, chains in (*alignment_exchanges, *phase_exchanges)
         ]
         return [line for lines in summaries for line in lines] if recipe.passives else []
 
     @property
     def leaves(self) -> list[ExchangeSummary]:
-        """The part of ``exchanges`` that this party sends."""
-        mine = (
+        """The directions of ``exchanges`` in which this party sends."""
+        own_senders = (
             self.party.name,
             "every party",
             *([PASSIVES] if self.party.role == "passive" else []),
         )
-        return [line for line in self.exchanges if line.sender in mine]
+        return [line for line in self.exchanges if line.sender in own_senders]
 
     def connect(self, connections: Connections | None, hooks: Hooks) -> None:
-        """Connects the phases to the others, and sets torch's generators to their states after
-        they were made.
+        """Connects the phases to the other parties, and restores the states of torch's generators.
+
+        The generators get the states that they had after the phases were built.
         """
         self.party.connect(connections, hooks)
         set_random_states(self.generators, self.party.device)
 
     def state(self) -> Tree:
-        """Returns models, preprocessing, generators and the chains' state: all that no phase keeps
-        itself.
+        """Returns the state for a checkpoint that does not belong to a phase.
+
+        It has models, preprocessing, generators and the states of chains.
         """
         party, prepared = self.party, self.prepared
         chains = {key: opened.chains.state() for key, opened in party.exchanges.items()}
@@ -343,32 +353,31 @@ class Assembled:
             "generators": random_states(party.device),
             "preprocessor": prepared.preprocessor.state() if prepared.preprocessor else None,
             "labels": prepared.labels.state() if prepared.labels else None,
-            "data": self._data,
+            "data": self._data_fingerprint,
             "threshold": party.scores.threshold,
             "chains": {"/".join(key): state for key, state in chains.items() if state is not None},
         }
 
     @property
-    def _data(self) -> str:
-        """The fingerprint that must be equal to resume; '' for labels that are only looked up by
-        id: they may be corrected.
+    def _data_fingerprint(self) -> str:
+        """The fingerprint of the data, which must be the same when a run is resumed.
+
+        '' for labels that are only looked up by id, because these may be corrected.
         """
         looked_up = self.party.recipe.rows.align == "none" and self.prepared.features is None
         return "" if looked_up else self.prepared.fingerprint
 
     def load_state(self, tree: Tree) -> None:
-        """Restores what ``state`` returned. Raises InputError if the data have changed since
-        then.
-        """
+        """Restores the result of ``state``. Raises InputError if the data have changed."""
         party = self.party
-        if tree["data"] != self._data:
+        if tree["data"] != self._data_fingerprint:
             raise ChangedError(
                 Code.DATA_INVALID,
                 f"{self.prepared.table.source}: its rows or columns changed since the unfinished "
                 "run began. Restore them, or start a new run with --fresh at the server only.",
             )
         load_models(party.models, tree)
-        # A checkpoint of an earlier version has none.
+        # A checkpoint of an earlier version has no threshold.
         party.scores.threshold = tree.get("threshold")
         set_random_states(tree["generators"], party.device)
         for key, state in tree["chains"].items():
@@ -387,46 +396,45 @@ def assemble(
     secret: int | None = None,
     label_secret: int | None = None,
 ) -> Assembled:
-    """Prepares the rows and makes models and phases; the same result each time, whatever the
-    network does.
+    """Prepares the rows and builds models and phases. The same arguments give the same result.
 
     Args:
-        opened: the party's data.
-        aligned: the rows that all parties hold.
-        device: for models and rows.
-        policy: decides what may leave the party; None: everything may.
-        spread: puts the encoder on several GPUs.
-        trees: what the party file asks of trees; None: nothing.
-        secret: see ``Party``.
-        label_secret: from which the noise of ``task.label_epsilon`` follows; None: from the seed
-            that this party's own draws follow from.
+        opened: The party with its data.
+        aligned: The aligned rows.
+        device: The device for models and rows.
+        policy: The policy that decides what may be sent. Default: everything.
+        spread: Copies the encoder to several GPUs, or None.
+        trees: The limits of the party file for trees, or None.
+        secret: The secret seed; see ``Party``.
+        label_secret: The seed of the noise of ``task.label_epsilon``. Default: ``secret``, or else
+            the recipe's seed.
 
-    Raises InputError.
+    Raises InputError if the data, the recipe or a plug-in is invalid.
     """
     course, name, work = opened.course, opened.name, opened.work
     prepared = work.prepare(opened, aligned)
-    own = course.recipe.seed if secret is None else secret
-    root = own if label_secret is None else label_secret
-    # The seed of dropout.
-    seed = derive_seed(own, "torch", name)
+    own_seed = course.recipe.seed if secret is None else secret
+    label_seed = own_seed if label_secret is None else label_secret
+    # Dropout uses torch's default generator.
+    seed = derive_seed(own_seed, "torch", name)
     torch.manual_seed(seed % 2**63)
     seed_generator(torch.default_generator, seed)
     features = prepared.features
-    make = (
+    make_encoder = (
         MakeEncoder(course.recipe, name, opened.encoder, features.spec, secret)
         if features is not None
         else None
     )
-    models = build_models(course, name, make, secret)
+    models = build_models(course, name, make_encoder, secret)
     work.begin(models)
     models = {key: model.to(device) for key, model in models.items()}
-    more: dict[str, Any] = {}
+    encode_argument: dict[str, Any] = {}
     if spread is not None and features is not None and "encoder" in models:
-        noted = BatchLog()
-        features = replace(features, noted=noted)
+        batch_log = BatchLog()
+        features = replace(features, noted=batch_log)
         parts = parts_of(opened, aligned)
-        more["encode"] = spread(models["encoder"], prepared, parts, noted)
-    targets, noise = _targets(opened, prepared, aligned, root)
+        encode_argument["encode"] = spread(models["encoder"], prepared, parts, batch_log)
+    targets, noise = _make_targets(opened, prepared, aligned, label_seed)
     party = Party(
         name=name,
         course=course,
@@ -448,18 +456,19 @@ def assemble(
         sent=opened.sent,
         trees=trees,
         secret=secret,
-        make_encoder=make,
-        **more,
+        make_encoder=make_encoder,
+        **encode_argument,
     )
     phases = work.phases(party, prepared)
     return Assembled(opened, prepared, party, phases, random_states(device))
 
 
-def _targets(
-    opened: OpenedParty, prepared: Prepared, aligned: AlignedRows, root: int
+def _make_targets(
+    opened: OpenedParty, prepared: Prepared, aligned: AlignedRows, label_seed: int
 ) -> tuple[Tensor | None, Mechanism | None]:
-    """Returns the targets that phases work with: in training, with the noise of
-    ``task.label_epsilon``; and what that noise costs, None without it.
+    """Returns the targets for the phases, and the privacy cost of their noise or None.
+
+    In training the targets have the noise of ``task.label_epsilon``.
     """
     targets, labels, task = prepared.targets, prepared.labels, opened.recipe.task
     if task.label_epsilon is None or opened.work.job != "train" or targets is None:
@@ -467,22 +476,25 @@ def _targets(
     assert labels is not None  # noqa: S101 - there are targets
     classes = task.classes or 2
     noise = mechanism(task.label_epsilon, opened.settings.label, labels.classes, classes)
-    # A row keeps its noise when a later run aligns it, or no longer does.
+    # A row has the same noise in every run, whether or not the run aligns it.
     ids = [*prepared.table.ids]
-    if len(targets) > len(ids) and (rest := aligned.rest_positions(opened.table)) is not None:
-        ids += [opened.table.ids[row] for row in rest.tolist()]
+    if (
+        len(targets) > len(ids)
+        and (unaligned_rows := aligned.rest_positions(opened.table)) is not None
+    ):
+        ids += [opened.table.ids[row] for row in unaligned_rows.tolist()]
     if len(targets) > len(ids) and opened.unaligned is not None:
         ids += opened.unaligned.ids
-    root, splits = derive_seed(root, "labels"), prepared.splits
-    return randomise(targets, ids, splits, noise=noise, classes=classes, root=root), noise
+    label_seed, splits = derive_seed(label_seed, "labels"), prepared.splits
+    return randomise(targets, ids, splits, noise=noise, classes=classes, root=label_seed), noise
 
 
 def parts_of(opened: OpenedParty, aligned: AlignedRows) -> list[TablePart]:
-    """Returns where the rows that ``Work.prepare`` makes ready are in the party's tables."""
+    """Returns the positions of the prepared rows in the party's tables."""
     parts = [TablePart(0, aligned.positions(opened.table))]
     if opened.work.job == "train":
-        rest = aligned.rest_positions(opened.table)
-        parts += [TablePart(0, rest)] if rest is not None else []
+        unaligned_rows = aligned.rest_positions(opened.table)
+        parts += [TablePart(0, unaligned_rows)] if unaligned_rows is not None else []
         parts += [TablePart(1)] if opened.unaligned is not None else []
     return parts
 

@@ -1,6 +1,4 @@
-"""Tries a recipe before anything runs: makes its parties' rows, models and phases as before
-joining; drops them.
-"""
+"""Checks a recipe before it runs, by assembling its parties without connecting or training them."""
 
 from __future__ import annotations
 
@@ -31,31 +29,34 @@ def try_party(
     *,
     policy: Policy | None = None,
 ) -> Assembled:
-    """Makes one party as it is before it joins, on the CPU. Raises InputError as the party's
-    program does.
+    """Assembles one party on the CPU, in the state before it joins.
+
+    Raises the same InputErrors as the party's program.
     """
     opened = open_party(recipe, name, data, encoder, load)
     return assemble(opened, expect_rows(opened), policy=policy)
 
 
 def try_parties(recipe: Recipe, folder: Path, load: Load = load) -> dict[str, Assembled]:
-    """Makes all parties of a recipe whose [simulate] says where data lie; paths are relative to
-    ``folder``.
+    """Assembles all parties of a recipe that has a table [simulate].
+
+    ``folder``: The base of relative paths to the data. Raises InputError if a party refuses the
+    recipe.
     """
     opened = {
         name: open_party(recipe, name, data, encoder_settings(recipe, name, None), load)
         for name, data in divide(recipe, folder).items()
     }
     if recipe.rows.partial:
-        partly = of_tables(recipe, {name: party.table for name, party in opened.items()})
+        aligned_rows = of_tables(recipe, {name: party.table for name, party in opened.items()})
         return {
-            name: assemble(party, partly[name], policy=load_trial_policy(recipe, name))
+            name: assemble(party, aligned_rows[name], policy=load_trial_policy(recipe, name))
             for name, party in opened.items()
         }
-    # The active party's division, which the others receive.
+    # The other parties receive the active party's division into splits.
     shared = expect_rows(opened[recipe.active.name])
     rows = {name: expect_rows(party) for name, party in opened.items()}
-    # Here, all parties' rows are known.
+    # In a trial the numbers of rows at all parties are known.
     if recipe.rows.align == "none":
         held = {place.name: rows[place.name].holdings[place.name] for place in recipe.passives}
         return {
@@ -76,7 +77,7 @@ def try_parties(recipe: Recipe, folder: Path, load: Load = load) -> dict[str, As
 
 @dataclass(frozen=True)
 class Tried:
-    """One recipe of a study. ``tested``: the study wants metrics of its test rows."""
+    """A recipe of a study. ``tested``: Whether the study needs metrics of the test rows."""
 
     title: str
     recipe: Recipe
@@ -84,15 +85,16 @@ class Tried:
 
 
 def try_all(recipes: Sequence[Tried], folder: Path) -> None:
-    """Makes all parties of each recipe, without training; paths are relative to ``folder``.
+    """Assembles all parties of each recipe, without training.
 
-    Raises InputError, with the title, at the first recipe that a party refuses, or that cannot give
-    the metrics of the test rows although the study wants them.
+    ``folder``: The base of relative paths to the data. Raises InputError, with the recipe's title,
+    at the first recipe that a party refuses, or that evaluates no test rows although the study
+    needs their metrics.
     """
     tables: dict[tuple[str, bool], Table] = {}
 
-    def once(data: DataSettings, with_label: bool) -> Table:
-        """Loads a table once: the recipes of a study mostly have the same data."""
+    def load_once(data: DataSettings, with_label: bool) -> Table:
+        """Loads each table only once, because the recipes of a study usually use the same data."""
         key = data.model_dump_json(), with_label
         if key not in tables:
             tables[key] = load(data, with_label)
@@ -101,7 +103,7 @@ def try_all(recipes: Sequence[Tried], folder: Path) -> None:
     with modules_of(folder):
         for trial in recipes:
             try:
-                parties = try_parties(trial.recipe, folder, once)
+                parties = try_parties(trial.recipe, folder, load_once)
                 if trial.tested:
                     _check_tested(parties[trial.recipe.active.name])
             except VflError as error:
@@ -110,19 +112,18 @@ def try_all(recipes: Sequence[Tried], folder: Path) -> None:
 
 @contextlib.contextmanager
 def modules_of(folder: Path) -> Iterator[None]:
-    """Finds the user's own modules (encoders of kind ``custom``) in ``folder`` while the block
-    lasts.
+    """Makes the user's modules in ``folder`` importable inside the ``with`` block.
 
-    Those that are imported meanwhile are forgotten afterwards: another recipe may have others of
-    the same names.
+    Modules that were imported in the block are removed afterwards, because another recipe may have
+    different modules of the same names.
     """
     sys.path.insert(0, str(folder))
-    before = set(sys.modules)
+    earlier_modules = set(sys.modules)
     try:
         yield
     finally:
         sys.path.remove(str(folder))
-        for name in sys.modules.keys() - before:
+        for name in sys.modules.keys() - earlier_modules:
             file = getattr(sys.modules[name], "__file__", None)
             if file is not None and Path(file).parent == folder.resolve():
                 del sys.modules[name]
@@ -135,7 +136,7 @@ def _check_tested(party: Assembled) -> None:
             "recipe: phases: no phase evaluates the test rows. Set finetune of one phase of kind "
             "'evaluate'.",
         )
-    # If the parties hold different rows.
+    # ``holdings`` is empty unless the parties have different rows.
     held = party.party.data.holdings.values()
     if not (any(rows["test"] for rows in held) if held else len(party.party.rows("test"))):
         raise InputError(

@@ -1,3 +1,1 @@
-"""`vfl-party disclosures`: what has left a party, by run, peer, kind and person; a check of its
-record; a signed statement about a run.
-"""
+"""The command `vfl-party disclosures`, which shows, checks and signs what a party has sent."""

@@ -1,5 +1,6 @@
-"""A signed statement of what left a party in a run, for the receiver of the model: a Statement of
-in-toto in an envelope of DSSE.
+"""Signed statements of what a party sent in a run, for the receiver of the model.
+
+A statement is an in-toto Statement in a DSSE envelope.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from vfl_party.record.history import RecordHistory, sum_disclosures
 
 PAYLOAD = "application/vnd.in-toto+json"
 STATEMENT = "https://in-toto.io/Statement/v1"
-# The type is our own; it is a name, not the address of a page.
+# The name of the predicate type. It is a tag URI and not the address of a page.
 PREDICATE = "tag:vfl,2026:disclosures/v1"
 
 
@@ -25,17 +26,17 @@ def statement(folder: Path, run: Path, name: str, facts: dict[str, Any]) -> dict
     """Returns the statement about a party's part in a run.
 
     Args:
-        folder: of the record.
-        run: the party's folder of the run, whose newest checkpoint is the subject.
-        name: the party's.
-        facts: more of the run: recipe, versions.
+        folder: The folder of the record.
+        run: The party's folder of the run. Its newest checkpoint is the subject of the statement.
+        name: The party's name.
+        facts: More values about the run, such as its recipe and plug-ins.
 
-    Raises InputError if the record knows no such run, or the run has no checkpoint.
+    Raises InputError if the record does not have this run, or if the run has no checkpoint.
     """
     run_id = run.parent.name
-    # What a served model discloses goes on after training, so it is not part of the statement.
-    left = RecordHistory(folder).disclosures(run=run_id)
-    sums = sum_disclosures(value for value in left if value.way.job != "serve")
+    # A served model sends values after training, which are not part of the statement.
+    disclosures = RecordHistory(folder).disclosures(run=run_id)
+    sums = sum_disclosures(value for value in disclosures if value.way.job != "serve")
     if not sums:
         raise InputError(
             Code.CONFIG_INVALID,
@@ -53,9 +54,9 @@ def statement(folder: Path, run: Path, name: str, facts: dict[str, Any]) -> dict
         {
             "to": to,
             **{key: value for key, value in way.fields.items() if key != "run"},
-            **one.fields,
+            **total.fields,
         }
-        for (_, to, way), one in sums.items()
+        for (_, to, way), total in sums.items()
     ]
     return {
         "_type": STATEMENT,
@@ -83,16 +84,17 @@ def seal(document: dict[str, Any], credentials: Credentials) -> dict[str, Any]:
 
 
 def open_statement(path: Path, credentials: Credentials) -> tuple[dict[str, Any], str]:
-    """Returns a statement from a file, and the name in the certificate that has signed it.
+    """Reads a statement from a file. Returns the statement and the name of the party that signed
+    it.
 
-    Raises InputError if it is not a statement, or not signed with a certificate of the CA.
+    Raises InputError if the file is not a statement, or not signed with a certificate of the CA.
     """
     try:
         envelope = Envelope.read(json.loads(path.read_text(encoding="utf-8")), PAYLOAD)
         document = envelope.statement
         party, _run = str(document["predicate"]["party"]), str(document["predicate"]["run"])
         if document["predicateType"] != PREDICATE:
-            raise ValueError(document["predicateType"])
+            raise ValueError("the file is another kind of statement")
     except OSError as error:
         raise InputError(
             Code.FILE_INVALID,
@@ -101,7 +103,7 @@ def open_statement(path: Path, credentials: Credentials) -> tuple[dict[str, Any]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise InputError(
             Code.FILE_INVALID,
-            f"{path}: is not a statement of what left a party. Give a file that `vfl-party "
+            f"{path}: not a statement of what a party sent. Give a file that `vfl-party "
             "disclosures export` wrote.",
         ) from None
     envelope.verify_stored(path, party, credentials)

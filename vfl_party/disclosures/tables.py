@@ -1,4 +1,4 @@
-"""Sums of what has left as lines of text."""
+"""Renders the totals of disclosures as text or JSON lines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _HEAD = (
 
 
 def json_lines(sums: Mapping[tuple[str, str, Route], DisclosureSum]) -> list[str]:
-    """Returns a JSON object for each receiver and exchange of a run."""
+    """Returns a line of JSON for each receiver and exchange of a run."""
     return [
         to_json({"to": to, **way.fields, **total.fields}, compact=True)
         for (_, to, way), total in sums.items()
@@ -35,15 +35,17 @@ def json_lines(sums: Mapping[tuple[str, str, Route], DisclosureSum]) -> list[str
 def table(
     sums: Mapping[tuple[str, str, Route], DisclosureSum], *, of_person: bool = False
 ) -> list[str]:
-    """Returns a line for each receiver and exchange of a run, below a line of names; one sentence
-    without any. Bytes are those of messages: a question of a served model has ids in it, and no
-    tensor. ``of_person``: one was asked for, whose numbers have a column.
+    """Returns a table with a header and a line for each receiver and exchange of a run.
+
+    Without any disclosures, it returns one sentence. The bytes are those of messages, because a
+    request to a served model has ids but no tensors. ``of_person``: Whether the table has a column
+    with the numbers about the person of a query.
     """
     if not sums:
         return [
-            "nothing has left about this person, except masked ids if the table was aligned by psi"
+            "nothing was sent about this person, except masked ids if the table was aligned by psi"
             if of_person
-            else "nothing has left"
+            else "nothing was sent"
         ]
     rows = [
         (

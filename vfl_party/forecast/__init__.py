@@ -1,1 +1,1 @@
-"""Counts what a run exchanges, and what its encoders compute, before anything runs."""
+"""Forecasts the exchanged bytes and the encoders' computations of a run before it starts."""

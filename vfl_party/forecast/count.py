@@ -1,4 +1,4 @@
-"""Counts the exchanges of a run, phase by phase, with the sizes of the wire encoder."""
+"""Counts the exchanged bytes of a run for each phase, with the sizes of encoded messages."""
 
 from __future__ import annotations
 
@@ -39,19 +39,23 @@ from vfl_party.outbound.policies.allow_all import AllowAll
 from vfl_party.phases.context import Party, PartyData
 from vfl_party.phases.course import Course
 
-# Maximum steps of a phase: counting them takes about half a minute.
+# The maximum number of steps in a phase. Counting them takes about half a minute.
 MAX_STEPS = 1_000_000
 
 
 @dataclass(frozen=True)
 class Outlook:
-    """The party whose data the forecast reads. One is enough: all hold the same ids.
+    """The party whose data the forecast reads. One party is enough, because all have the same ids.
 
     Args:
-        data: None if it has none here.
-        file: the recipe's.
-        folder: base of the recipe's relative paths; None for a party file.
-        load: reads a table.
+        recipe: The recipe.
+        name: The party's name.
+        data: The settings of the party's data, or None if the data are not here.
+        encoder: The settings of the party's encoder.
+        file: The recipe's file.
+        folder: The base of the recipe's relative paths. None for a party file.
+        policy: The party's policy.
+        load: Reads a table.
     """
 
     recipe: Recipe
@@ -65,9 +69,9 @@ class Outlook:
 
 
 def read_outlook(path: Path) -> Outlook:
-    """Reads a party file, or a recipe whose [simulate] names the data. Raises InputError."""
+    """Reads a party file, or a recipe with [simulate]. Raises InputError if it is invalid."""
     folder = path.resolve().parent
-    # The user's own encoder is imported from there.
+    # The user's encoder is imported from this folder.
     sys.path.append(str(folder))
     if kind_of(read_toml(path)) != "party file":
         tables = read_tables(path, "recipe")
@@ -76,10 +80,10 @@ def read_outlook(path: Path) -> Outlook:
     recipe = load_recipe(Path(file.recipe))
     place = recipe.party(file.name)
     if place is None:
-        known = ", ".join(party.name for party in recipe.parties)
+        names = ", ".join(party.name for party in recipe.parties)
         raise InputError(
             Code.NOT_IN_RECIPE,
-            f"{path}: name: must be a party of recipe {recipe.name}, one of {known} (got "
+            f"{path}: name: must be a party of recipe {recipe.name}, one of {names} (got "
             f"{file.name}). Correct the name.",
         )
     check_code(path, file, recipe)
@@ -92,10 +96,10 @@ def read_outlook(path: Path) -> Outlook:
 
 
 def outlook_of(recipe: Recipe, folder: Path, load: Load = load) -> Outlook:
-    """Returns the outlook of the first passive party, which has features and needs no label, or of
-    a lone active party.
+    """Returns the outlook for the first passive party, or for an active party without others.
 
-    The recipe's relative paths start at ``folder``. Raises InputError.
+    A passive party has features and needs no label. ``folder``: The base of the recipe's relative
+    paths. Raises InputError if the recipe is invalid.
     """
     name = (recipe.passives or recipe.parties)[0].name
     data = divide(recipe, folder)[name] if recipe.simulate is not None else None
@@ -111,12 +115,11 @@ def outlook_of(recipe: Recipe, folder: Path, load: Load = load) -> Outlook:
 
 
 def lone_party(outlook: Outlook, rows: int | None) -> tuple[Party, int]:
-    """Returns the party as it is before it joins, without a connection, and the number of aligned
-    rows.
+    """Returns the party in the state before it joins, and the number of aligned rows.
 
-    ``rows``: replaces the number of rows of the data, or of each passive party without an
-    alignment; the party then has no features and no encoder. Raises InputError, also if ``data``
-    are those of all parties and one of them refuses the recipe.
+    ``rows``: The number of rows instead of that of the data. Without an entity alignment it is the
+    number at each passive party. The party then has no features and no encoder. Raises InputError
+    if the party refuses the recipe, or if another party does and its data are here.
     """
     recipe, name, data = outlook.recipe, outlook.name, outlook.data
     course = Course(recipe)
@@ -129,12 +132,12 @@ def lone_party(outlook: Outlook, rows: int | None) -> tuple[Party, int]:
             name=name,
             course=course,
             device=torch.device("cpu"),
-            # The top models know the size of the cut layer.
+            # The top models determine the size of the cut layer.
             models=course.upper(recipe.seed) if holders else {},
             data=PartyData(
                 splits,
                 holdings={
-                    holder: {key: len(of) for key, of in splits.items()} for holder in holders
+                    holder: {key: len(rows_) for key, rows_ in splits.items()} for holder in holders
                 },
             ),
             policy=outlook.policy,
@@ -158,13 +161,15 @@ def lone_party(outlook: Outlook, rows: int | None) -> tuple[Party, int]:
             "unknown. Give --rows N, or a party file with a [data] table.",
         )
     if recipe.simulate is not None and outlook.folder is not None:
-        # What another party would refuse is refused here too.
-        tried = try_parties(recipe, outlook.folder, outlook.load)
-        others = {other: trial.party for other, trial in tried.items() if other != name}
-        party = replace(tried[name].party, others=others)
+        # This raises an error if another party would refuse the recipe.
+        assembled_parties = try_parties(recipe, outlook.folder, outlook.load)
+        other_parties = {
+            other: trial.party for other, trial in assembled_parties.items() if other != name
+        }
+        party = replace(assembled_parties[name].party, others=other_parties)
         # With rows.partial, the active party's table has all rows.
-        whole = recipe.active.name if recipe.rows.partial else name
-        return party, len(tried[whole].prepared.table)
+        name_with_all_rows = recipe.active.name if recipe.rows.partial else name
+        return party, len(assembled_parties[name_with_all_rows].prepared.table)
     assembled = try_party(recipe, name, data, outlook.encoder, policy=outlook.policy)
     return assembled.party, len(assembled.prepared.table)
 
@@ -172,11 +177,11 @@ def lone_party(outlook: Outlook, rows: int | None) -> tuple[Party, int]:
 def forecast(
     outlook: Outlook, rows: int | None = None, ended: Mapping[str, int] | None = None
 ) -> CountedForecast:
-    """Counts the whole run. ``ended``: {phase: rounds}, limits phases with early stopping to these
-    rounds.
+    """Forecasts the whole run.
 
-    Raises InputError if a party refuses a phase, if a phase in ``ended`` cannot end early, or if
-    one is too long.
+    ``ended``: {phase: number of rounds} for phases that are assumed to stop early. Raises
+    InputError if a party refuses a phase, if a phase in ``ended`` cannot stop early, or if a phase
+    has too many steps.
     """
     party, rows = lone_party(outlook, rows)
     return forecast_of(party, rows, ended)
@@ -184,30 +189,33 @@ def forecast(
 
 @name_plugin_errors()
 def forecast_of(party: Party, rows: int, ended: Mapping[str, int] | None = None) -> CountedForecast:
-    """Counts the whole run of ``party``'s recipe; ``party``: from ``lone_party``. Raises as
-    ``forecast``.
+    """Forecasts the whole run of a recipe.
+
+    ``party``: A party from ``lone_party``. Raises the errors of ``forecast``.
     """
-    recipe, count = party.recipe, _Count()
-    opening = groupby(
+    recipe, counter = party.recipe, _ExchangeCounter()
+    alignment_phases = groupby(
         alignment_of(recipe).occurrences(rows), key=lambda occurrence: occurrence.step.phase
     )
     phases = []
-    for name, of in opening:
-        runs = count.add(party, of, in_flight=0)
-        phases.append(PhaseForecast(name=name, kind=name, round_trips=_trips(runs), runs=runs))
+    for name, occurrences in alignment_phases:
+        runs = counter.add(party, occurrences, in_flight=0)
+        phases.append(
+            PhaseForecast(name=name, kind=name, round_trips=_count_round_trips(runs), runs=runs)
+        )
     limits = dict(ended or {})
     for phase in party.course.phases:
-        stated = phase.method.traffic(party, phase.name, phase.settings)
-        traffic = stated if stated is not None else Traffic()
+        declared_traffic = phase.method.traffic(party, phase.name, phase.settings)
+        traffic = declared_traffic if declared_traffic is not None else Traffic()
         max_rounds = limits.pop(phase.name, None) if traffic.may_end_early else None
-        runs = count.of(party, traffic, max_rounds)
+        runs = counter.add_phase(party, traffic, max_rounds)
         phases.append(
             PhaseForecast(
                 name=phase.name,
                 kind=phase.kind,
-                round_trips=_trips(runs),
+                round_trips=_count_round_trips(runs),
                 at_most=traffic.may_end_early and max_rounds is None,
-                unknown=stated is None,
+                unknown=declared_traffic is None,
                 bound=traffic.bound,
                 runs=runs,
             )
@@ -215,7 +223,7 @@ def forecast_of(party: Party, rows: int, ended: Mapping[str, int] | None = None)
     if limits:
         raise InputError(
             Code.CONFIG_INVALID,
-            f"--rounds: {next(iter(limits))} is not a phase that may end early. Set its number of "
+            f"--rounds: {next(iter(limits))} is not a phase that can stop early. Set its number of "
             "rounds in the recipe.",
         )
     return CountedForecast(
@@ -224,14 +232,14 @@ def forecast_of(party: Party, rows: int, ended: Mapping[str, int] | None = None)
         server=recipe.server,
         parties=tuple(party.name for party in recipe.parties),
         phases=tuple(phases),
-        links=count.links(),
-        exchanges=tuple(count.exchanges),
+        links=counter.links(),
+        exchanges=tuple(counter.exchanges),
         encoders=tuple(encoder_loads(party)),
     )
 
 
 def read_rounds(texts: Iterable[str]) -> dict[str, int]:
-    """Reads each ``PHASE=N`` of the command line as {phase: N}. Raises InputError."""
+    """Parses texts ``PHASE=N`` to {phase: N}. Raises InputError if a text is invalid."""
     limits = {}
     for text in texts:
         phase, _, number = text.partition("=")
@@ -244,31 +252,29 @@ def read_rounds(texts: Iterable[str]) -> dict[str, int]:
     return limits
 
 
-def _first_rounds(
-    occurrences: Iterable[Occurrence], max_rounds: int | None
-) -> Iterable[Occurrence]:
+def _take_rounds(occurrences: Iterable[Occurrence], max_rounds: int | None) -> Iterable[Occurrence]:
     if max_rounds is None:
         return occurrences
     return takewhile(lambda occurrence: occurrence.step.round < max_rounds, occurrences)
 
 
-def _trips(runs: Iterable[StepRun]) -> int:
+def _count_round_trips(runs: Iterable[StepRun]) -> int:
     return sum(run.times * run.steps for run in runs)
 
 
-class _Count:
-    """Sums exchanges by sender, receiver, phase and kind, as the ledger does."""
+class _ExchangeCounter:
+    """Adds up bytes by sender, receiver, phase and kind, as the ledger does."""
 
     def __init__(self) -> None:
         self.exchanges: list[ExchangeSummary] = []
-        # Payload bytes, message bytes, messages.
+        # {(sender, receiver, phase, kind): [payload bytes, message bytes, messages]}.
         self._sums: dict[tuple[str, str, str, str], list[int]] = {}
 
-    def of(self, party: Party, traffic: Traffic, rounds: int | None) -> tuple[StepRun, ...]:
-        """Adds a phase's first ``rounds`` (None: all), and what follows them; see ``add``."""
-        last = traffic.after(rounds) if traffic.after is not None else ()
-        whole = itertools.chain(_first_rounds(traffic.occurrences, rounds), last)
-        return self.add(party, whole, traffic.in_flight, traffic.parts, traffic.step)
+    def add_phase(self, party: Party, traffic: Traffic, rounds: int | None) -> tuple[StepRun, ...]:
+        """Adds the first ``rounds`` rounds of a phase (None means all), and its last exchanges."""
+        last_occurrences = traffic.after(rounds) if traffic.after is not None else ()
+        occurrences = itertools.chain(_take_rounds(traffic.occurrences, rounds), last_occurrences)
+        return self.add(party, occurrences, traffic.in_flight, traffic.parts, traffic.step)
 
     def add(
         self,
@@ -278,15 +284,15 @@ class _Count:
         parts: int = 1,
         trains: str = "",
     ) -> tuple[StepRun, ...]:
-        """Returns the steps that were added, one for each step key and peer. Raises InputError if
-        there are too many.
+        """Adds the bytes of exchanges, and returns their steps grouped into runs.
 
-        ``party``: any one; except for their policies, all have the same chains. ``in_flight``,
-        ``parts``, ``trains``: see ``Runs``.
+        ``party``: Any party, because all have the same chains except for their policies.
+        ``in_flight``, ``parts`` and ``trains``: See ``Runs``. Raises InputError if there are too
+        many steps.
         """
         recipe, runs = party.recipe, Runs(in_flight, parts, trains)
-        passives, everybody = (
-            tuple(party.name for party in of) for of in (recipe.passives, recipe.parties)
+        passives, all_parties = (
+            tuple(party.name for party in parties) for parties in (recipe.passives, recipe.parties)
         )
         chains: dict[int, Chains] = {}
         for number, occurrence in enumerate(occurrences):
@@ -294,14 +300,14 @@ class _Count:
             if number == MAX_STEPS:
                 raise InputError(
                     Code.CONFIG_INVALID,
-                    f"phase {phase}: has more than {MAX_STEPS:,} steps, too many to count. "
-                    "Forecast fewer, for example fewer epochs: bytes and time grow in proportion.",
+                    f"phase {phase}: has more than {MAX_STEPS:,} steps, which is too many to "
+                    "count. Forecast fewer epochs; bytes and time are proportional to them.",
                 )
             asks_server = exchange.asks == "server"
-            asking = everybody if asks_server and not exchange.passive else passives
+            asking = all_parties if asks_server and not exchange.passive else passives
             peer = recipe.server if asks_server else recipe.active.name
             if not asking:
-                # The active party is alone.
+                # There is no passive party, so nothing is sent.
                 continue
             if occurrence.party is not None:
                 asking = (
@@ -309,18 +315,18 @@ class _Count:
                 )
             runs.begin(occurrence, peer)
             if id(exchange) not in chains:
-                chains[id(exchange)] = known = party.chains(phase, exchange)
+                chains[id(exchange)] = exchange_chains = party.chains(phase, exchange)
                 self.exchanges += summarize_exchanges(
                     recipe,
                     phase,
                     exchange,
-                    known,
+                    exchange_chains,
                     after_labels=party.course.after_labels(phase),
                 )
-            known = chains[id(exchange)]
+            exchange_chains = chains[id(exchange)]
             for sent, chain, up in (
-                (exchange.up, known.up, True),
-                (exchange.down, known.down, False),
+                (exchange.up, exchange_chains.up, True),
+                (exchange.down, exchange_chains.down, False),
             ):
                 spec = (
                     NOTHING.spec()

@@ -1,4 +1,4 @@
-"""Measures what a party's encoder computes for a row, and keeps in memory."""
+"""Measures the operations and the memory of a party's encoder for each row."""
 
 from __future__ import annotations
 
@@ -17,18 +17,23 @@ _ROWS = 2
 
 
 def encoder_loads(party: Party) -> Iterator[EncoderLoad]:
-    """Yields the load of the encoder of each party in this process that has features, in the order
-    of the recipe.
+    """Yields the encoder's load for each party in this process that has an encoder.
+
+    The parties are in the order of the recipe.
     """
-    here = {party.name: party, **party.others}
+    parties = {party.name: party, **party.others}
     for name in (party_.name for party_ in party.recipe.parties):
-        one = here.get(name)
-        if one is not None and one.features is not None and "encoder" in one.models:
-            yield _load_of(one, one.models["encoder"], one.features.spec)
+        party_here = parties.get(name)
+        if (
+            party_here is not None
+            and party_here.features is not None
+            and "encoder" in party_here.models
+        ):
+            yield _measure_load(party_here, party_here.models["encoder"], party_here.features.spec)
 
 
-def _load_of(party: Party, encoder: nn.Module, spec: InputSpec) -> EncoderLoad:
-    # A copy, so that statistics of batch normalisation are unchanged.
+def _measure_load(party: Party, encoder: nn.Module, spec: InputSpec) -> EncoderLoad:
+    # This measures a copy, so that the batch normalisation statistics stay unchanged.
     encoder = deepcopy(encoder)
     inputs = [torch.zeros(_ROWS, *spec.shape)]
     if spec.cardinalities:
@@ -46,8 +51,8 @@ def _load_of(party: Party, encoder: nn.Module, spec: InputSpec) -> EncoderLoad:
 
 
 def flops(encoder: nn.Module, inputs: list[Tensor]) -> int:
-    """Returns the floating-point operations of one forward pass; a multiply-add counts as two."""
-    # Imported here: it takes a second, and only a forecast needs it.
+    """Returns the floating-point operations of a forward pass. A multiply-add counts as two."""
+    # This import takes a second and is only needed for a forecast.
     from torch.utils.flop_counter import FlopCounterMode
 
     encoder.eval()
@@ -57,21 +62,19 @@ def flops(encoder: nn.Module, inputs: list[Tensor]) -> int:
 
 
 def _count_saved_bytes(encoder: nn.Module, inputs: list[Tensor]) -> int:
-    """Returns the bytes that a forward pass in training saves for the backward pass, without the
-    weights.
-    """
-    known = {parameter.untyped_storage().data_ptr() for parameter in encoder.parameters()}
+    """Returns the bytes, without weights, that a forward pass saves for the backward pass."""
+    weight_storages = {parameter.untyped_storage().data_ptr() for parameter in encoder.parameters()}
     saved: dict[int, int] = {}
 
-    def keep(value: Tensor) -> Tensor:
+    def count_storage(value: Tensor) -> Tensor:
         storage = value.untyped_storage()
-        if storage.data_ptr() not in known:
+        if storage.data_ptr() not in weight_storages:
             saved[storage.data_ptr()] = storage.nbytes()
         return value
 
     encoder.train()
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
-        # The output holds the saved tensors until they are counted.
+    with torch.autograd.graph.saved_tensors_hooks(count_storage, lambda value: value):
+        # The output keeps the saved tensors alive until they are counted.
         out = encoder(*inputs)
     del out
     return sum(saved.values())

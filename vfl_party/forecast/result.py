@@ -15,13 +15,19 @@ class _Model(BaseModel):
 
 
 class StepRun(_Model):
-    """Successive steps of one exchange in a round, which determine its time.
+    """Successive steps of one exchange in a round, from which the time is computed.
 
-    ``times``: rounds with such steps. ``steps``: of one round, of which up to ``in_flight`` run at
-    once; ``parts`` of them make a batch, and are answered before the next one is sent or updated.
-    Bytes and messages are of all these steps and of all asking parties; ``up`` goes to the
-    answering party, ``down`` comes back. ``trains``: whether these are the main steps of the phase,
-    not validation.
+    Args:
+        exchange: The name of the exchange.
+        trains: Whether these are the main steps of the phase, and not validation.
+        times: The number of rounds with such steps.
+        steps: The number of steps in one round.
+        in_flight: The maximum number of steps that run at the same time.
+        parts: The number of steps that make up a batch. They are answered before the next batch.
+        up_bytes: The bytes of all these steps from all requesting parties.
+        down_bytes: The bytes of all answers.
+        up_messages: The number of messages from all requesting parties.
+        down_messages: The number of messages in all answers.
     """
 
     exchange: str
@@ -37,11 +43,16 @@ class StepRun(_Model):
 
 
 class PhaseForecast(_Model):
-    """One phase.
+    """The forecast of one phase.
 
-    ``round_trips``: answered steps; ``at_most``: it may end early (early stopping); ``unknown``:
-    its method states no traffic, so it is not counted; ``bound``: why the numbers are upper bounds
-    even without an early end, or ''. ``runs``: steps from which its time is computed.
+    Args:
+        name: The name of the phase.
+        kind: The kind of the phase.
+        round_trips: The number of answered steps.
+        at_most: Whether the phase can stop early, so that the numbers are upper bounds.
+        unknown: Whether the phase is not counted, because its method declares no traffic.
+        bound: The reason why the numbers are upper bounds even without early stopping, or ''.
+        runs: The steps from which the time is computed.
     """
 
     name: str
@@ -54,17 +65,17 @@ class PhaseForecast(_Model):
 
 
 class EncoderLoad(_Model):
-    """What one party's encoder, or bottom model, computes and keeps.
+    """The operations and the memory of one party's encoder or bottom model.
 
     Args:
-        rows: of the party's training, including those that it uses alone.
-        weights: number of trained parameters.
-        weight_bytes: bytes of the parameters; gradients take as much, and Adam's two averages twice
-            as much.
-        flops_a_row: floating-point operations of a forward pass of one row. A multiply-add counts
-            as two; fvcore, which MocoSFL uses, counts it as one.
-        kept_bytes_a_row: bytes of one row that a forward pass in training keeps for the backward
-            pass.
+        party: The party's name.
+        rows: The number of the party's training rows, including rows that only this party uses.
+        weights: The number of trained parameters.
+        weight_bytes: The bytes of the parameters. Gradients take the same, and Adam's two averages
+            twice as much.
+        flops_a_row: The floating-point operations of a forward pass for one row. A multiply-add
+            counts as two. fvcore, which MocoSFL uses, counts it as one.
+        kept_bytes_a_row: The bytes for one row that a forward pass saves for the backward pass.
     """
 
     party: str
@@ -76,11 +87,20 @@ class EncoderLoad(_Model):
 
 
 class CountedForecast(_Model):
-    """All phases that exchange tensors, beginning with the comparison of rows (``open``).
+    """The forecast of a run, with all phases that exchange tensors.
 
-    The sessions with the server (``control``) are left out: they grow with time. ``links``: as
-    ``bytes.by_link`` of a summary. ``exchanges``: as in a summary. ``encoders``: of the parties
-    whose rows are here.
+    The first phase is the comparison of rows (``open``). The sessions with the server (``control``)
+    are left out, because their bytes grow with time.
+
+    Args:
+        recipe: The name of the recipe.
+        rows: The number of rows.
+        server: The name of the server.
+        parties: The names of the parties.
+        phases: The forecasts of the phases.
+        links: The bytes of each link, in the form of ``bytes.by_link`` in a summary.
+        exchanges: The exchanges, in the form of a summary.
+        encoders: The encoders of the parties whose rows are here.
     """
 
     recipe: str
@@ -94,7 +114,7 @@ class CountedForecast(_Model):
 
 
 class LinkError(_Model):
-    """The forecast and the counted message bytes from one process to another in one phase."""
+    """The forecast and the measured message bytes from one process to another in one phase."""
 
     sender: str
     receiver: str
@@ -104,16 +124,17 @@ class LinkError(_Model):
 
     @property
     def ratio(self) -> float:
-        """The forecast's relative error: 0.03 is 3 % too much; infinite if nothing was counted."""
+        """The relative error of the forecast. 0.03 means 3 % too much.
+
+        It is infinite if the ledger has no bytes.
+        """
         if self.forecast == self.counted:
             return 0.0
         return self.forecast / self.counted - 1 if self.counted else math.inf
 
 
 def compare_with_ledger(forecast: CountedForecast, counted: Bytes) -> list[LinkError]:
-    """Compares a forecast with the run's ledger, link by link; leaves out the sessions with the
-    server.
-    """
+    """Compares a forecast with a run's ledger for each link, without sessions with the server."""
     sums: dict[tuple[str, str, str], list[int]] = {}
     for place, links in enumerate((forecast.links, counted.by_link)):
         for link in links:
@@ -122,6 +143,12 @@ def compare_with_ledger(forecast: CountedForecast, counted: Bytes) -> list[LinkE
                     link.message_bytes
                 )
     return [
-        LinkError(sender=sender, receiver=receiver, phase=phase, forecast=ours, counted=theirs)
-        for (sender, receiver, phase), (ours, theirs) in sums.items()
+        LinkError(
+            sender=sender,
+            receiver=receiver,
+            phase=phase,
+            forecast=forecast_bytes,
+            counted=ledger_bytes,
+        )
+        for (sender, receiver, phase), (forecast_bytes, ledger_bytes) in sums.items()
     ]

@@ -11,33 +11,36 @@ from vfl_party.outbound.declared import Occurrence
 
 
 class Runs:
-    """Groups the exchanges of one phase, given in order.
+    """Groups the exchanges of one phase, which are added in their order.
 
-    ``in_flight``: of the main exchange ``trains`` ('' for the first one); 0 if the phase computes
-    nothing. ``parts``: steps of it that make one batch.
+    Args:
+        in_flight: The maximum number of concurrent steps of the main exchange, or 0 if the phase
+            trains nothing.
+        parts: The number of steps of the main exchange that make up one batch.
+        trains: The name of the main exchange. '' means the first exchange.
     """
 
     def __init__(self, in_flight: int, parts: int, trains: str = "") -> None:
         self._in_flight, self._parts = in_flight, parts
-        # {(exchange, steps, sums): rounds}.
+        # {(exchange, number of steps, byte and message totals): number of rounds}.
         self._counts: Counter[tuple[str, int, tuple[int, ...]]] = Counter()
         self._trains = trains
-        self._at: tuple[StepKey, str] | None = None
-        # Exchange, peer, round.
+        self._last_step: tuple[StepKey, str] | None = None
+        # The current run: exchange, peer and round.
         self._run: tuple[str, str, int] | None = None
         self._steps = 0
-        # Bytes up and down, messages up and down.
+        # The current run's bytes up and down, and messages up and down.
         self._sums = [0, 0, 0, 0]
 
     def begin(self, occurrence: Occurrence, peer: str) -> None:
-        """Begins a step, unless ``each`` happens at the same time as the one before it."""
-        if self._at == (occurrence.step, peer):
+        """Begins a new step, unless the exchange belongs to the same step as the previous one."""
+        if self._last_step == (occurrence.step, peer):
             return
-        self._at = occurrence.step, peer
+        self._last_step = occurrence.step, peer
         self._trains = self._trains or occurrence.exchange.name
         run = (occurrence.exchange.name, peer, occurrence.step.round)
         if run != self._run:
-            self._end()
+            self._end_run()
             self._run = run
         self._steps += 1
 
@@ -48,20 +51,20 @@ class Runs:
         self._sums[2 + place] += parties * size.messages
 
     def finish(self) -> tuple[StepRun, ...]:
-        """Returns all runs, each kind once."""
-        self._end()
-        own = {
+        """Returns all different runs, with the number of rounds for each."""
+        self._end_run()
+        is_main = {
             exchange: self._in_flight > 0 and exchange == self._trains
             for exchange, _, _ in self._counts
         }
         return tuple(
             StepRun(
                 exchange=exchange,
-                trains=own[exchange],
+                trains=is_main[exchange],
                 times=times,
                 steps=steps,
-                in_flight=self._in_flight if own[exchange] else 1,
-                parts=self._parts if own[exchange] else 1,
+                in_flight=self._in_flight if is_main[exchange] else 1,
+                parts=self._parts if is_main[exchange] else 1,
                 up_bytes=sums[0],
                 down_bytes=sums[1],
                 up_messages=sums[2],
@@ -70,7 +73,7 @@ class Runs:
             for (exchange, steps, sums), times in self._counts.items()
         )
 
-    def _end(self) -> None:
+    def _end_run(self) -> None:
         if self._run is not None:
             self._counts[self._run[0], self._steps, tuple(self._sums)] += 1
         self._run, self._steps, self._sums = None, 0, [0, 0, 0, 0]

@@ -1,3 +1,4 @@
-"""What a person has allowed: grants that a party signs, keeps, counts down, shows its peers, and
-revokes (``policy.approval`` of the party file).
+"""Grants: signed approvals of runs and predictions by a person (``policy.approval``).
+
+A party signs and stores grants, counts their uses, sends them to its peers, and can revoke them.
 """

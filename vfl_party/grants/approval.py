@@ -1,5 +1,6 @@
-"""A party's program and its grants: finds one that fits, counts what is used of it, and stops what
-is not allowed any more.
+"""Finds a grant for what a party's program is about to do, and counts the uses of the grant.
+
+If the grant ends, for example because it is revoked, the program stops.
 """
 
 from __future__ import annotations
@@ -25,25 +26,25 @@ from vfl_party.grants.store import GrantStore, KeptGrant, folder_of
 from vfl_party.grants.table import digests
 from vfl_party.policy.meeting import ProposedRun
 
-# Phases of a prediction.
+# The names in a grant that allow joint predictions and serving.
 PREDICT, SERVE = "predict", "serve"
-# A grant that was revoked ends what runs within this time.
-_LOOK_S = 1.0
+# The interval between two checks whether a grant has been revoked.
+_CHECK_INTERVAL_S = 1.0
 _SIGN = "Sign one with `vfl-party approve PARTY`, which shows what would leave."
 
 
 def needs_grants(file: PartyFile) -> bool:
-    """Whether a party runs nothing without a grant."""
+    """Returns whether a party needs a grant for each run."""
     return isinstance(file.policy, PolicySettings) and file.policy.approval == "each"
 
 
 def store_of(file: PartyFile) -> GrantStore:
-    """Opens a party's grants, in the folder of its record. Raises InputError."""
+    """Opens the store of a party's grants. Raises InputError if it cannot be used."""
     return GrantStore(folder_of(Path(file.record.folder or file.out), file.name), file.name)
 
 
 def receivers(files: PartyFiles) -> list[str]:
-    """Returns the receivers of a party: the server, and the parties that it exchanges with."""
+    """Returns the names of a party's receivers: the server and the parties that get its data."""
     recipe = files.recipe
     others = (
         [passive.name for passive in recipe.passives] if files.is_active else [recipe.active.name]
@@ -57,18 +58,18 @@ def phases_of(files: PartyFiles) -> tuple[str, ...]:
 
 
 class Approval:
-    """A grant that fits what a program is about to do; any thread may call it.
+    """A grant for what a program is about to do. Any thread may call it.
 
     Args:
-        store: the party's grants.
-        grant: the grant, with its envelope.
-        asked: what is done.
+        store: The store of the party's grants.
+        grant: The grant with its envelope.
+        asked: What the program is about to do.
     """
 
     def __init__(self, store: GrantStore, grant: KeptGrant, asked: GrantQuery) -> None:
         self._store, self.kept, self._asked = store, grant, asked
-        self._looked_s, self.closed = 0.0, False
-        # Runs that this program has begun, or resumes.
+        self._checked_s, self.closed = 0.0, False
+        # The runs that this program has begun or resumes.
         self._begun = {asked.run}
 
     @property
@@ -77,74 +78,85 @@ class Approval:
         return self.kept.grant
 
     def why_over(self) -> str:
-        """Returns why the grant has ended, in one sentence; '' if it has not. Raises InputError."""
+        """Returns a sentence why the grant has ended, or '' if it has not.
+
+        Raises InputError if the store cannot be read.
+        """
         why = over(self.grant, self._store.uses(self.grant.grant), time.time())
         return f"the grant {self.grant.grant} of {self._store.name} {why}. {_SIGN}" if why else ""
 
     def goes_on(self) -> None:
-        """Looks, at most once a second, whether the grant still holds. Raises InputError (REFUSED)
-        if it has ended.
-        """
+        """Raises InputError (REFUSED) if the grant has ended. Checks at most once a second."""
         now_s = time.monotonic()
-        if now_s - self._looked_s >= _LOOK_S:
-            self._looked_s = now_s
+        if now_s - self._checked_s >= _CHECK_INTERVAL_S:
+            self._checked_s = now_s
             if why := self.why_over():
                 raise InputError(Code.REFUSED, why)
 
     def begins(self, run: str) -> None:
-        """Counts a run that is about to begin, or go on: before anything of it leaves. Raises
-        InputError (REFUSED) if the grant does not allow it.
+        """Counts a run that is about to begin or to be resumed, before anything is sent.
+
+        Raises InputError (REFUSED) if the grant does not allow the run.
         """
         asked, uses = replace(self._asked, run=run), self._store.uses(self.grant.grant)
         why = misfit(self.grant, asked, uses, time.time())
         if not why and self._asked.trains and run in uses.runs - self._begun:
-            # The server chooses the id: one that was used before would cost nothing.
+            # The server chooses the id of a run. Using an old id again would not be counted.
             why = f"was used for run {run}, which this party does not resume"
         if not why and self._asked.trains and not self._store.count_run(self.grant, run):
-            # Another program of this party was faster.
-            why = f"allows {count(self.grant.runs, 'run')}, and as many were begun"
+            # Another program of this party has just used the last run of the grant.
+            why = f"allows {count(self.grant.runs, 'run')}, and this number of runs has begun"
         if why:
             raise _refuse(self._store.name, self.grant, why)
         self._begun.add(run)
 
     def takes(self, run: str, rows: int) -> None:
-        """Counts rows that are about to be predicted jointly: all or none. Raises InputError
-        (REFUSED) if the grant does not allow as many, or has ended.
+        """Counts rows before they are predicted jointly, either all rows or none.
+
+        Raises InputError (REFUSED) if the grant does not allow this many, or has ended.
         """
         if self.why_over() or self.take(run, rows, whole=True) < rows:
-            raise self._short(rows)
+            raise self._too_few_error(rows)
 
     def take(self, run: str, rows: int, *, whole: bool = False) -> int:
-        """Counts rows that are about to be predicted by a served run; returns how many the grant
-        still allows. Raises InputError. ``whole``: all or none.
+        """Counts rows before a served model predicts them, as far as the grant allows them.
+
+        Returns the number of counted rows. ``whole``: Count either all rows or none. Raises
+        InputError if the store cannot be used.
         """
         if time.time() >= self.grant.ends_s:
             return 0
         return self._store.take_rows(self.grant, run, rows, whole=whole)
 
     def takes_all(self, run: str, rows: int) -> None:
-        """As ``take``, all or none. Raises InputError (REFUSED) if it is none."""
-        if rows and not self.take(run, rows, whole=True):
-            raise self._short(rows)
+        """Counts rows before a served model predicts them, either all rows or none.
 
-    def _short(self, rows: int) -> InputError:
+        Raises InputError (REFUSED) if the grant does not allow this many.
+        """
+        if rows and not self.take(run, rows, whole=True):
+            raise self._too_few_error(rows)
+
+    def _too_few_error(self, rows: int) -> InputError:
         uses = self._store.uses(self.grant.grant)
-        left = count(max(0, self.grant.predictions - uses.predictions), "predicted row")
+        rows_left = count(max(0, self.grant.predictions - uses.predictions), "predicted row")
         why = over(self.grant, uses, time.time())
         return _refuse(
-            self._store.name, self.grant, why or f"has {left} left, which is too few for {rows:,}"
+            self._store.name,
+            self.grant,
+            why or f"has {rows_left} left, which is too few for {rows:,}",
         )
 
     def close(self) -> None:
-        """Ends the use of the grant."""
+        """Closes the store of grants."""
         self.closed = True
         self._store.close()
 
 
 def to_train(files: PartyFiles, opened: OpenedParty, resume: RunFolder | None) -> Approval | None:
-    """Finds the grant for a training run; None if the party needs none.
+    """Finds the grant for a training run, or returns None if the party needs no grant.
 
-    ``resume``: the unfinished run that is offered. Raises InputError (REFUSED) if no grant fits.
+    ``resume``: The unfinished run that the party offers to resume. Raises InputError (REFUSED) if
+    no grant allows the run.
     """
     if not needs_grants(files.file):
         return None
@@ -156,51 +168,54 @@ def to_train(files: PartyFiles, opened: OpenedParty, resume: RunFolder | None) -
             table=digests(opened, store.secret),
             run=resume.run_id if resume is not None else "",
         )
-        return _find(store, files, asked)
+        return _find_approval(store, files, asked)
 
 
 def to_predict(files: PartyFiles, digest: str, phase: str) -> Approval | None:
-    """Finds the grant for predictions with a trained run; None if the party needs none.
+    """Finds the grant for predictions with a trained run, or returns None if none is needed.
 
     Args:
-        files: the party's, with the recipe of the run.
-        digest: of the recipe with which the run was trained.
-        phase: ``predict``, or ``serve``, in which the server has no part.
+        files: The party's files, with the recipe of the run.
+        digest: The digest of the recipe with which the run was trained.
+        phase: ``predict``, or ``serve``, in which the server takes no part.
 
-    Raises InputError (REFUSED) if no grant fits.
+    Raises InputError (REFUSED) if no grant allows the predictions.
     """
     if not needs_grants(files.file):
         return None
     if phase == SERVE and files.file.serve.cache_s and not files.is_active:
         raise InputError(
             Code.CONFIG_INVALID,
-            "serve.cache_s: an embedding that the active party keeps is not counted against a "
-            f"grant (got {files.file.serve.cache_s:g}). Set cache_s = 0.",
+            "serve.cache_s: must be 0 with policy.approval, because the use of a cached embedding "
+            f"cannot be counted (got {files.file.serve.cache_s:g}). Set cache_s = 0.",
         )
     names = receivers(files)
     if phase == SERVE:
         names.remove(files.recipe.server)
     asked = GrantQuery(digest, _get_pins(files, names), (phase,), trains=False)
     with _open_store(files) as store:
-        return _find(store, files, asked)
+        return _find_approval(store, files, asked)
 
 
 def get_trained_digest(folder: Path) -> str:
-    """Returns the digest of the recipe of the run in a party's folder, which may have had more
-    parties than the prediction. Raises InputError.
+    """Returns the digest of the recipe with which a run was trained.
+
+    A prediction may have fewer parties than this recipe. ``folder``: The party's folder of the run.
+    Raises InputError if the folder cannot be read.
     """
     facts = RunFolder(folder, folder.resolve().parent.name).facts()
     return str(facts.get("recipe_digest", ""))
 
 
 class GrantGuard:
-    """The grants of one program in a federation: what it shows, and what the others show it. See
-    ``vfl_party.policy.meeting.RunGuard``.
+    """Sends this party's grant to the other parties, and checks their grants.
+
+    It implements ``vfl_party.policy.meeting.RunGuard``.
 
     Args:
-        files: the party's.
-        resume: the unfinished run that is offered.
-        trained: the party's folder of the run to predict with; None in training.
+        files: The party's files.
+        resume: The unfinished run that the party offers to resume.
+        trained: The party's folder of the run to predict with, or None for training.
     """
 
     key = "grant"
@@ -211,15 +226,15 @@ class GrantGuard:
         self._files, self._resume, self._trains = files, resume, trained is None
         self._digest = files.recipe.digest() if trained is None else get_trained_digest(trained)
         self._approval: Approval | None = None
-        self._others: Mapping[str, KeptGrant] = {}
+        self._peer_grants: Mapping[str, KeptGrant] = {}
         self._run = ""
-        # Runs that this program has begun, or resumes.
+        # The runs that this program has begun or resumes.
         self._begun = {resume.run_id} if resume is not None else set[str]()
-        # The ids that are counted as predicted in the run.
+        # The ids that have been counted as predictions of the run.
         self._predicted: set[str] = set()
 
     def before(self, proposed: ProposedRun) -> None:
-        """Finds the grant. Raises InputError (REFUSED) if the party needs one, and none fits."""
+        """Finds the grant. Raises InputError (REFUSED) if the party needs a grant and has none."""
         self._approval = (
             to_train(self._files, proposed.opened, self._resume)
             if self._trains
@@ -227,35 +242,34 @@ class GrantGuard:
         )
 
     def shows(self) -> dict[str, Any] | None:
-        """Returns the grant for all parties; None if this party needs none."""
+        """Returns this party's grant for all parties, or None if the party needs no grant."""
         if self._approval is None:
             return None
         return peers.present(self._approval.kept, self._files.keyring.current())
 
     def meet(self, run_id: str, tables: Mapping[str, Any]) -> None:
-        """Checks the grants that the others show. Raises PeerError at the first that does not
-        fit.
-        """
+        """Checks the grants of the other parties. Raises PeerError at the first invalid grant."""
         if run_id != self._run:
             self._run, self._predicted = run_id, set()
-        goes_on = run_id in self._begun
-        joined = peers.Joined(self._digest, run_id, self._trains, goes_on)
+        is_resumed = run_id in self._begun
+        joined = peers.Joined(self._digest, run_id, self._trains, is_resumed)
         credentials = self._files.keyring.current()
         with self._store(tables) as store:
-            seen = store.list_runs_shown if store is not None else _get_no_runs
-            self._others = peers.check_grants(tables, joined, credentials, seen)
+            list_seen_runs = store.list_runs_shown if store is not None else _get_no_runs
+            self._peer_grants = peers.check_grants(tables, joined, credentials, list_seen_runs)
         self._begun.add(run_id)
 
     def begins(self, folder: RunFolder) -> list[str]:
-        """Counts the run, before anything of it leaves. Returns a sentence for the grant of each
-        party. Raises InputError (REFUSED).
+        """Counts the run before anything is sent. Returns a sentence for each party's grant.
+
+        Raises InputError (REFUSED) if the grant does not allow the run.
         """
-        grants = dict(self._others)
+        grants = dict(self._peer_grants)
         if self._approval is not None:
             self._approval.begins(folder.run_id)
             grants[self._files.name] = self._approval.kept
         if grants:
-            # What `vfl-party grants --verify` compares.
+            # `vfl-party grants --verify` compares this digest.
             folder.note(grants_for=self._digest)
         return [
             f"{party} has allowed {grant.grant} (grant {grant.grant.grant})"
@@ -263,15 +277,15 @@ class GrantGuard:
         ]
 
     def count_use(self, ids: Sequence[str]) -> None:
-        """Counts what is used, once it is known which rows all hold: nothing of them has left yet.
-        Raises InputError (REFUSED) if the grant does not allow as many predictions.
+        """Counts the uses of the grants after the entity alignment, before values are sent.
 
-        A run that begins again may have other rows: peers choose theirs.
+        A restarted prediction may have other rows, because peers choose their rows, so only new ids
+        are counted. Raises InputError (REFUSED) if the grant does not allow this many predictions.
         """
-        with self._store(self._others) as store:
+        with self._store(self._peer_grants) as store:
             if store is not None and self._trains:
-                # Only now they take part in the run for certain.
-                for grant in self._others.values():
+                # Only now is it certain that the other parties take part in the run.
+                for grant in self._peer_grants.values():
                     store.see(grant.grant, self._run)
         if self._approval is not None and not self._trains:
             new = set(ids) - self._predicted
@@ -279,14 +293,15 @@ class GrantGuard:
             self._predicted |= new
 
     def goes_on(self) -> None:
-        """See ``Approval.goes_on``."""
+        """Raises InputError (REFUSED) if this party's grant has ended."""
         if self._approval is not None:
             self._approval.goes_on()
 
     @contextlib.contextmanager
     def _store(self, tables: Mapping[str, Any]) -> Iterator[GrantStore | None]:
-        """Yields the store, to count what peers show; None if they show nothing: then none is made
-        for a party that needs no grants itself.
+        """Yields the store for counting the peers' grants, or None if the peers have no grants.
+
+        So a party that needs no grants creates a store only if a peer has one.
         """
         if not any(words for party, words in tables.items() if party != self._files.name):
             yield None
@@ -308,7 +323,7 @@ def _get_pins(files: PartyFiles, names: Sequence[str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _open_store(files: PartyFiles) -> Iterator[GrantStore]:
-    """Yields the party's grants; closes them if the block fails."""
+    """Yields the store of the party's grants, and closes it only if the block raises an error."""
     store = store_of(files.file)
     try:
         yield store
@@ -317,22 +332,28 @@ def _open_store(files: PartyFiles) -> Iterator[GrantStore]:
         raise
 
 
-def _find(store: GrantStore, files: PartyFiles, asked: GrantQuery) -> Approval:
-    """Returns the newest grant that fits, first of all the one of the run that is resumed."""
-    known = [(grant, store.uses(grant.grant.grant)) for grant in store.all(files.keyring.current())]
-    known.sort(key=lambda grant: asked.run not in grant[1].runs)
-    now_s, last = time.time(), None
-    for grant, uses in known:
+def _find_approval(store: GrantStore, files: PartyFiles, asked: GrantQuery) -> Approval:
+    """Returns the newest grant that allows ``asked``.
+
+    A grant that was already used for the resumed run has priority. Raises InputError (REFUSED) if
+    there is none.
+    """
+    grants_with_uses = [
+        (grant, store.uses(grant.grant.grant)) for grant in store.all(files.keyring.current())
+    ]
+    grants_with_uses.sort(key=lambda grant: asked.run not in grant[1].runs)
+    now_s, first_misfit = time.time(), None
+    for grant, uses in grants_with_uses:
         why = misfit(grant.grant, asked, uses, now_s)
         if not why:
             return Approval(store, grant, asked)
-        if last is None and grant.grant.digest == asked.digest:
-            last = grant.grant, why
-    if last is not None:
-        raise _refuse(store.name, *last)
+        if first_misfit is None and grant.grant.digest == asked.digest:
+            first_misfit = grant.grant, why
+    if first_misfit is not None:
+        raise _refuse(store.name, *first_misfit)
     raise InputError(
         Code.REFUSED,
-        f'policy.approval is "each", and {store.name} has signed no grant for recipe '
+        f'policy.approval is "each", but {store.name} has signed no grant for recipe '
         f"{files.recipe.name} with digest {asked.digest}. {_SIGN}",
     )
 
@@ -340,5 +361,5 @@ def _find(store: GrantStore, files: PartyFiles, asked: GrantQuery) -> Approval:
 def _refuse(name: str, grant: Grant, why: str) -> InputError:
     return InputError(
         Code.REFUSED,
-        f'policy.approval is "each", and the grant {grant.grant} of {name} {why}. {_SIGN}',
+        f'policy.approval is "each", but the grant {grant.grant} of {name} {why}. {_SIGN}',
     )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from vfl_party.grants.grant import Grant
     from vfl_party.grants.store import Uses
 
-# Days that a grant is valid without --until.
+# The number of days that a grant is valid without --until.
 _DAYS = 30
 _PARTY = click.argument("party", type=click.Path(path_type=Path))
 
@@ -39,7 +39,7 @@ _PARTY = click.argument("party", type=click.Path(path_type=Path))
     type=click.IntRange(0, 10_000),
     default=1,
     show_default=True,
-    help="Set how many runs may be trained.",
+    help="Set the number of runs that may be trained.",
 )
 @click.option(
     "--until",
@@ -51,9 +51,9 @@ _PARTY = click.argument("party", type=click.Path(path_type=Path))
     type=click.IntRange(0, 1_000_000_000),
     default=0,
     show_default=True,
-    help="Set how many rows may be predicted, jointly or by serving.",
+    help="Set the number of rows that may be predicted, jointly or by serving.",
 )
-@click.option("--purpose", default="", help="State a purpose, which the others read, too.")
+@click.option("--purpose", default="", help="State a purpose, which the other parties can read.")
 @click.option("--yes", is_flag=True, help="Sign without asking.")
 @click.pass_context
 def approve(
@@ -68,10 +68,11 @@ def approve(
 ) -> None:
     """Show what a recipe would send, and sign a grant for it.
 
-    PARTY is the party's file. With policy.approval = "each" in it nothing is trained, predicted or
-    served without a grant that fits: the same recipe, table and keys of the others. The others
-    receive the grant, check it, and keep it with the run. Its digests of the table's columns and
-    ids have a key that never leaves this party. Nothing is sent by this command.
+    PARTY is the party's file. If it has policy.approval = "each", the party trains, predicts or
+    serves only with a grant for the same recipe, the same table and the same keys of the other
+    parties. The other parties receive the grant, check it and store it with the run. The grant has
+    digests of the table's columns and ids. Their key never leaves this party. This command sends
+    nothing.
 
     \b
     Examples:
@@ -85,24 +86,27 @@ def approve(
 
     if not runs and not predictions:
         raise InputError(
-            Code.CONFIG_INVALID, "--runs 0: allows nothing. Set a number of runs, or --predictions."
+            Code.CONFIG_INVALID,
+            "--runs 0: a grant for no runs and no predictions allows nothing. Set a number of "
+            "runs, or --predictions.",
         )
-    files = read_files(party, recipe=_recipe(recipe) if recipe is not None else None)
+    files = read_files(party, recipe=_read_recipe(recipe) if recipe is not None else None)
     _require_pins(party, files)
     with naming(recipe if recipe is not None else Path(files.file.recipe)):
         opened, outlook = look(files, runs, predictions)
     store = ctx.with_resource(closing(store_of(files.file)))
     facts = {"runs": runs, "predictions": predictions, "purpose": purpose}
-    grant = _make(files, opened, store.secret, _last_day(until), facts)
+    grant = _make_grant(files, opened, store.secret, _last_day(until), facts)
     for line in describe(grant, files, outlook):
         click.echo(line)
     if not needs_grants(files.file):
-        click.echo(f'note: {party} does not ask for grants; set policy = {{ approval = "each" }}')
+        click.echo(f'note: {party} does not require grants; set policy = {{ approval = "each" }}')
     if not yes:
-        if not _is_asked():
+        if not _is_interactive():
             raise InputError(
                 Code.CONFIG_INVALID,
-                "approve: nobody can be asked here. Add --yes to sign what is shown.",
+                "approve: there is no terminal to ask for confirmation. Add --yes to sign the "
+                "grant.",
             )
         if not click.confirm("sign it?"):
             click.echo("nothing is signed")
@@ -123,12 +127,12 @@ def approve(
 )
 @click.pass_context
 def grants(ctx: click.Context, party: Path, as_json: bool, path: Path | None) -> None:
-    """List a party's grants, with what is left of each.
+    """List a party's grants, with the remaining uses of each.
 
-    PARTY is the party's file. With --verify it shows which parties have allowed a run: the grants
-    that all parties showed at its start are in shown.json of the run's folder, RUN/NAME. Each is
-    checked against the CA, and against the run's recipe. An invalid one
-    ends with exit code 2.
+    PARTY is the party's file. With --verify the command shows which parties allowed a run. The
+    grants that all parties sent at its start are in shown.json in the run's folder, RUN/NAME. Each
+    grant is checked against the CA and against the run's recipe. If a grant is invalid, the exit
+    code is 2.
 
     \b
     Examples:
@@ -140,16 +144,16 @@ def grants(ctx: click.Context, party: Path, as_json: bool, path: Path | None) ->
 
     files = read_files(party)
     if path is not None:
-        for grant in _verify(path, files):
-            _print(grant, as_json=as_json)
+        for grant in _read_verified_grants(path, files):
+            _print_grant(grant, as_json=as_json)
         return
     store = ctx.with_resource(closing(store_of(files.file)))
     lines = []
-    for signed in store.all(files.keyring.current()):
-        uses = store.uses(signed.grant.grant)
+    for grant_ in store.all(files.keyring.current()):
+        uses = store.uses(grant_.grant.grant)
         if as_json:
-            click.echo(to_json(_fields(signed.grant, uses), compact=True))
-        lines.append(_cells(signed.grant, uses))
+            click.echo(to_json(_collect_fields(grant_.grant, uses), compact=True))
+        lines.append(_render_cells(grant_.grant, uses))
     if as_json:
         return
     if not lines:
@@ -163,13 +167,14 @@ def grants(ctx: click.Context, party: Path, as_json: bool, path: Path | None) ->
 @click.command("revoke-grant", epilog=EXIT_CODES)
 @_PARTY
 @click.argument("grant")
-@click.option("--why", default="", help="State the reason, which is kept with the grant.")
+@click.option("--why", default="", help="State the reason, which is stored with the grant.")
 @click.pass_context
 def revoke_grant(ctx: click.Context, party: Path, grant: str, why: str) -> None:
-    """End a grant for good.
+    """Revoke a grant permanently.
 
-    PARTY is the party's file, GRANT the id of the grant, or the beginning of it.
-    A program that trains or serves with it stops within seconds; what has left stays where it is.
+    PARTY is the party's file. GRANT is the id of the grant, or the beginning of the id. A program
+    that trains or serves with the grant stops within seconds. Values that were already sent stay
+    with their receivers.
 
     \b
     Example: vfl-party revoke-grant bank.toml 1f3a9c --why "contract ended"
@@ -181,17 +186,17 @@ def revoke_grant(ctx: click.Context, party: Path, grant: str, why: str) -> None:
     store = ctx.with_resource(closing(store_of(files.file)))
     revoked = store.find(grant, files.keyring.current()).grant
     new = store.revoke(revoked.grant, clean(why))
-    result = "allows nothing any more" if new else "was revoked before"
+    result = "is revoked" if new else "was already revoked"
     click.echo(f"the grant {revoked.grant} of {revoked.party} {result}")
 
 
-def _is_asked() -> bool:
-    """Whether a person can be asked."""
+def _is_interactive() -> bool:
+    """Returns whether a person can answer a question in the terminal."""
     return sys.stdin.isatty()
 
 
-def _recipe(path: Path) -> Recipe:
-    """Reads a recipe, or that of a trained run in its folder. Raises InputError."""
+def _read_recipe(path: Path) -> Recipe:
+    """Reads a recipe, or a run's recipe.json. Raises InputError if it is invalid."""
     from vfl_common.config.recipe import load_recipe
     from vfl_common.run_folder import RunFolder
 
@@ -201,7 +206,7 @@ def _recipe(path: Path) -> Recipe:
 
 
 def _require_pins(party: Path, files: PartyFiles) -> None:
-    """Raises InputError if a receiver has no pin: a grant is for keys."""
+    """Raises InputError if a receiver has no pin, because a grant names the receivers' keys."""
     from vfl_common.text import list_names
     from vfl_party.grants.approval import receivers
 
@@ -209,23 +214,23 @@ def _require_pins(party: Path, files: PartyFiles) -> None:
     if missing:
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{party}: pins: a grant is for keys, and the pin of {list_names(missing)} is missing. "
-            "Ask for the line that `vfl certs show` prints there, and set it.",
+            f"{party}: pins: a grant names keys, but the pin of {list_names(missing)} is missing. "
+            "Ask that party for the line that `vfl certs show` prints, and add it.",
         )
 
 
 def _last_day(until: datetime | None) -> str:
-    """Returns the last day of a new grant. Raises InputError if it is over."""
+    """Returns the last day of a new grant. Raises InputError if this day is in the past."""
     today = datetime.now(UTC).date()
     day = until.date() if until is not None else today + timedelta(days=_DAYS)
     if day < today:
         raise InputError(
-            Code.CONFIG_INVALID, f"--until {day}: this day is over. Set a day in the future."
+            Code.CONFIG_INVALID, f"--until {day}: this day is in the past. Set a day in the future."
         )
     return day.isoformat()
 
 
-def _make(
+def _make_grant(
     files: PartyFiles, opened: Any, secret: bytes, until: str, facts: dict[str, Any]
 ) -> Grant:
     from vfl_common.config.base import parse
@@ -254,36 +259,45 @@ def _make(
     )
 
 
-def _state(grant: Grant, uses: Uses) -> str:
+def _describe_state(grant: Grant, uses: Uses) -> str:
     from vfl_party.grants.fits import over
 
     if why := over(grant, uses, time.time()):
         return why
-    left = grant.runs > len(uses.runs) or grant.predictions > uses.predictions
-    return "allows" if left else "is used up"
+    has_uses_left = grant.runs > len(uses.runs) or grant.predictions > uses.predictions
+    return "allows" if has_uses_left else "is used up"
 
 
-def _cells(grant: Grant, uses: Uses) -> tuple[str, ...]:
+def _render_cells(grant: Grant, uses: Uses) -> tuple[str, ...]:
     runs = f"{max(0, grant.runs - len(uses.runs)):,} of {grant.runs:,}"
     rows = f"{max(0, grant.predictions - uses.predictions):,} of {grant.predictions:,}"
     days = (grant.signed_on, grant.until)
-    return (grant.grant, grant.recipe, *days, runs, rows, _state(grant, uses), grant.purpose)
+    return (
+        grant.grant,
+        grant.recipe,
+        *days,
+        runs,
+        rows,
+        _describe_state(grant, uses),
+        grant.purpose,
+    )
 
 
-def _fields(grant: Grant, uses: Uses) -> dict[str, Any]:
+def _collect_fields(grant: Grant, uses: Uses) -> dict[str, Any]:
     return {
         **grant.model_dump(mode="json"),
         "runs_begun": sorted(uses.runs),
         "predicted": uses.predictions,
         "revoked": uses.revoked_s,
         "revoked_why": uses.why,
-        "state": _state(grant, uses),
+        "state": _describe_state(grant, uses),
     }
 
 
-def _verify(path: Path, files: PartyFiles) -> list[Grant]:
-    """Returns the grants in a file or in a run's folder. Raises InputError at the first that does
-    not hold.
+def _read_verified_grants(path: Path, files: PartyFiles) -> list[Grant]:
+    """Returns the verified grants in a file or in a run's folder.
+
+    Raises InputError at the first invalid grant.
     """
     from vfl_common.run_folder import RunFolder
     from vfl_party.grants.store import read_file, read_kept
@@ -297,7 +311,7 @@ def _verify(path: Path, files: PartyFiles) -> list[Grant]:
     if digest is None:
         raise InputError(
             Code.FILE_INVALID,
-            f"{path}: is not a party's folder of a run that needed grants. Give RUN/NAME.",
+            f"{path}: not a party's folder of a run that needed grants. Give RUN/NAME.",
         )
     grants_ = []
     for party, value in _read_shown(path / SHOWN).items():
@@ -305,15 +319,18 @@ def _verify(path: Path, files: PartyFiles) -> list[Grant]:
         if grant.digest != digest or grant.party != party:
             raise InputError(
                 Code.FILE_INVALID,
-                f"{path / SHOWN}: {party} has shown a grant of {grant.party} for another recipe. "
-                f"Ask {party} for the grant of this run.",
+                f"{path / SHOWN}: {party} sent a grant of {grant.party} that is not for this run's "
+                f"recipe. Ask {party} for the grant of this run.",
             )
         grants_.append(grant)
     return grants_
 
 
 def _read_shown(path: Path) -> dict[str, Any]:
-    """Returns {party: its grant} of what all have shown when they joined. Raises InputError."""
+    """Returns {party: grant} for the grants that the parties sent when they joined.
+
+    Raises InputError if the file cannot be read.
+    """
     from vfl_party.grants.approval import GrantGuard
 
     try:
@@ -323,11 +340,11 @@ def _read_shown(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError, AttributeError, TypeError, KeyError):
         raise InputError(
             Code.FILE_INVALID,
-            f"{path}: does not hold what the parties have shown. Restore it from a backup.",
+            f"{path}: not a readable file of the parties' grants. Restore it from a backup.",
         ) from None
 
 
-def _print(grant: Grant, *, as_json: bool) -> None:
+def _print_grant(grant: Grant, *, as_json: bool) -> None:
     if as_json:
         click.echo(to_json(grant.model_dump(mode="json"), compact=True))
         return

@@ -1,4 +1,4 @@
-"""Whether a grant fits what is about to be run."""
+"""Checks whether a grant allows what a program is about to do."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from vfl_party.grants.store import Uses
 
 @dataclass(frozen=True)
 class GrantQuery:
-    """What is about to be run.
+    """What a program is about to do and needs a grant for.
 
     Args:
-        digest: of the recipe.
-        peers: {receiver: the pin of its key}.
-        phases: what is run.
-        trains: whether it trains; else it predicts.
-        table: the digests of columns and ids; None for predictions, which are of other rows.
-        run: the id of the run to train; '' if it is not known yet.
+        digest: The digest of the recipe.
+        peers: {receiver: pin of its key}.
+        phases: The names of the phases.
+        trains: Whether the program trains. Otherwise it predicts.
+        table: The digests of the table's columns and ids. None for predictions of other rows.
+        run: The id of the run to train, or '' if it is not known yet.
     """
 
     digest: str
@@ -32,7 +32,7 @@ class GrantQuery:
 
 
 def over(grant: Grant, uses: Uses, now_s: float) -> str:
-    """Returns why a grant has ended, '' if it has not: it may end in the middle of a run."""
+    """Returns the reason why a grant has ended, or '' if it is still valid."""
     if uses.revoked_s is not None:
         return f"was revoked{f' ({uses.why})' if uses.why else ''}"
     if now_s >= grant.ends_s:
@@ -41,9 +41,9 @@ def over(grant: Grant, uses: Uses, now_s: float) -> str:
 
 
 def misfit(grant: Grant, asked: GrantQuery, uses: Uses, now_s: float) -> str:
-    """Returns why a grant does not allow what is asked, '' if it does."""
+    """Returns the reason why a grant does not allow ``asked``, or '' if the grant allows it."""
     if grant.digest != asked.digest:
-        return f"is for a recipe with digest {grant.digest}, and this is {asked.digest}"
+        return f"is for a recipe with digest {grant.digest}, not {asked.digest}"
     return (
         over(grant, uses, now_s)
         or _check_table(grant, asked)
@@ -66,15 +66,15 @@ def _check_peers(grant: Grant, asked: GrantQuery) -> str:
     for name, pin in asked.peers.items():
         allowed = grant.peers.get(name)
         if allowed is None:
-            return f"does not name {name}, which receives something"
+            return f"does not name {name}, which would receive values"
         if allowed != pin:
-            return f"is for the key {allowed[:23]} of {name}, and {pin[:23] or 'none'} is pinned"
+            return f"is for the key {allowed[:23]} of {name}, but {pin[:23] or 'none'} is pinned"
     return ""
 
 
 def _check_phases(grant: Grant, asked: GrantQuery) -> str:
-    more = [phase for phase in asked.phases if phase not in grant.phases]
-    return f"does not allow the phase {more[0]}" if more else ""
+    missing_phases = [phase for phase in asked.phases if phase not in grant.phases]
+    return f"does not allow the phase {missing_phases[0]}" if missing_phases else ""
 
 
 def _check_uses(grant: Grant, asked: GrantQuery, uses: Uses) -> str:

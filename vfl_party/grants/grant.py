@@ -1,4 +1,4 @@
-"""A grant: what a party has allowed, signed with its key."""
+"""The contents of a grant, which a party signs with its key."""
 
 from __future__ import annotations
 
@@ -16,58 +16,61 @@ from vfl_common.identity.credentials import Credentials
 from vfl_common.identity.envelope import Envelope
 from vfl_common.text import clean, count
 
-# The type is our own; DSSE signs it with the grant, so that no other statement is taken for one.
+# The payload type. DSSE signs it together with the grant, so that another signed statement cannot
+# be mistaken for a grant.
 PAYLOAD = "application/vnd.vfl.grant+json"
 MAX_RUNS, MAX_PREDICTIONS, MAX_PURPOSE = 10_000, 1_000_000_000, 500
 _ID_BYTES = 6
 
 
-def _day(text: str) -> str:
+def _validate_day(text: str) -> str:
     """YYYY-MM-DD"""
     if date.fromisoformat(text).isoformat() != text:
         raise ValueError(f"{text!r} cannot be used. Write a day as 2027-01-31.")
     return text
 
 
-def _plain(text: str) -> str:
+def _validate_one_line(text: str) -> str:
     """text on one line"""
     if clean(text) != text:
-        raise ValueError("must be one line of printable characters")
+        raise ValueError("the text must be one line of printable characters")
     return text
 
 
 GrantId = Annotated[str, has_form(rf"[0-9a-f]{{{2 * _ID_BYTES}}}", "the id of a grant, 12 digits")]
 Digest = Annotated[str, has_form(r"[0-9a-f]{64}", "a SHA-256, 64 digits")]
-Day = Annotated[str, AfterValidator(_day)]
-Purpose = Annotated[str, Field(max_length=MAX_PURPOSE), AfterValidator(_plain)]
+Day = Annotated[str, AfterValidator(_validate_day)]
+Purpose = Annotated[str, Field(max_length=MAX_PURPOSE), AfterValidator(_validate_one_line)]
 
 
 class Grant(Section):
-    """What a party allows.
+    """The runs and predictions that a party allows.
 
     Args:
-        grant: its id.
-        party: the party that allows it.
-        recipe, digest: the name of the recipe, and the SHA-256 of it.
-        columns, ids: keyed digests of the names and kinds of the columns, and of the ids, of the
-            party's table; only the party has the key.
-        peers: {receiver: the pin of its key}.
-        phases: what may be run: those of the recipe, after alignment; ``predict``; ``serve``.
-        purpose: in the words of the person who allows it.
-        until: the last day, in UTC.
-        runs: how many runs may be trained.
-        predictions: how many rows may be predicted, jointly or by serving.
-        at: when it was made, in seconds since 1970.
+        grant: The id of the grant.
+        party: The party that signs the grant.
+        recipe: The name of the recipe.
+        digest: The SHA-256 of the recipe.
+        columns: A keyed digest of the names and kinds of the table's columns. Only the party has
+            the key.
+        ids: A keyed digest of the table's ids.
+        peers: {receiver: pin of its key}.
+        phases: The allowed phases of the recipe, and ``predict`` and ``serve``.
+        purpose: The purpose, as the person who signs the grant states it.
+        until: The last day in UTC.
+        runs: The number of runs that may be trained.
+        predictions: The number of rows that may be predicted, jointly or by serving.
+        at: The time of the signature in seconds since 1970.
     """
 
     grant: GrantId
     party: Name
-    recipe: Annotated[str, Field(max_length=200), AfterValidator(_plain)]
+    recipe: Annotated[str, Field(max_length=200), AfterValidator(_validate_one_line)]
     digest: Digest
     columns: Digest
     ids: Digest
     peers: dict[Name, Pin]
-    phases: tuple[Annotated[str, Field(max_length=200), AfterValidator(_plain)], ...]
+    phases: tuple[Annotated[str, Field(max_length=200), AfterValidator(_validate_one_line)], ...]
     purpose: Purpose = ""
     until: Day
     runs: Annotated[int, Field(ge=0, le=MAX_RUNS)]
@@ -76,7 +79,7 @@ class Grant(Section):
 
     @property
     def ends_s(self) -> float:
-        """When it ends, in seconds since 1970: at the end of ``until``."""
+        """The end of the day ``until``, in seconds since 1970."""
         day = datetime.combine(date.fromisoformat(self.until), datetime.min.time(), UTC)
         try:
             return (day + timedelta(days=1)).timestamp()
@@ -85,24 +88,24 @@ class Grant(Section):
 
     @property
     def signed_on(self) -> str:
-        """The day on which it was signed, in UTC."""
+        """The day on which the grant was signed, in UTC."""
         return day_of(self.at)
 
     def __str__(self) -> str:
-        """Returns what it allows, in words."""
-        allows = [f"{count(self.runs, 'run')} of recipe {self.recipe}"] if self.runs else []
-        allows += [count(self.predictions, "predicted row")] if self.predictions else []
+        """Describes in words what the grant allows."""
+        allowances = [f"{count(self.runs, 'run')} of recipe {self.recipe}"] if self.runs else []
+        allowances += [count(self.predictions, "predicted row")] if self.predictions else []
         purpose = f", for: {self.purpose}" if self.purpose else ""
-        return f"{' and '.join(allows) or 'nothing'} until the end of {self.until} UTC{purpose}"
+        return f"{' and '.join(allowances) or 'nothing'} until the end of {self.until} UTC{purpose}"
 
 
 def new_id() -> str:
-    """Draws the id of a grant."""
+    """Returns a random id for a new grant."""
     return secrets.token_hex(_ID_BYTES)
 
 
 def day_of(at_s: float) -> str:
-    """Returns the day of a time in UTC, as YYYY-MM-DD."""
+    """Returns the UTC day YYYY-MM-DD of a time in seconds since 1970."""
     return time.strftime("%Y-%m-%d", time.gmtime(at_s))
 
 
@@ -112,10 +115,12 @@ def sign_grant(grant: Grant, credentials: Credentials) -> Envelope:
 
 
 def read(value: Any, where: str) -> tuple[Envelope, Grant]:
-    """Reads a grant and its envelope; checks no signature. Raises InputError that names ``where``,
-    or ValueError if it is not an envelope.
+    """Parses a grant and its envelope. Does not verify the signature.
+
+    Raises InputError, which names ``where``, if the grant is invalid, and ValueError if ``value``
+    is not an envelope.
     """
     envelope = Envelope.read(value, PAYLOAD)
     fields = envelope.statement
-    # A list of JSON is what pydantic takes for a tuple.
+    # pydantic converts the lists of JSON to tuples.
     return envelope, parse(Grant, fields, where)

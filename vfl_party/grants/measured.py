@@ -1,8 +1,8 @@
-"""What has been measured of exchanges like those of a recipe: one line each, with the page of
-results that has the figures (a test compares them).
+"""Measured leaks of exchanges like those of a recipe, with the page of results for each.
 
-It is what attacks in ``vfl leaks`` read on public data. Other data leak more or less, and another
-attack may read more: each line is a lower bound, and says on what it was measured.
+They are results of the attacks in ``vfl leaks`` on public data. Other data may leak more or less,
+and another attack may reveal more, so each result is a lower bound. A test compares the numbers
+with the pages of results.
 """
 
 from __future__ import annotations
@@ -14,25 +14,23 @@ from typing import Literal
 from vfl_common.bundle import Kind
 from vfl_common.text import list_names
 
-NOTHING = (
-    "nothing was measured of such an exchange; a rehearsal shows what it gives away: vfl leaks"
-)
-# Kinds of phases whose embeddings of a row leave once.
+NOTHING = "no leaks were measured for such an exchange; measure them in a rehearsal with vfl leaks"
+# The kinds of phases that send the embedding of a row only once.
 ONCE = frozenset({"contrastive", "fedonce", "head", "evaluate", "predict"})
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One line.
+    """A measured leak of one kind of exchange.
 
     Args:
-        phases: the kinds of phases that it is about.
-        role: of the party that sends.
-        kind: what is sent.
-        line: what was measured.
-        page: of ``docs/results``.
-        figures: those of ``line``, as the page writes them.
-        defences: the words of the transforms under which it was measured, too, such as ``Marvell
+        phases: The kinds of phases with this exchange.
+        role: The role of the sender.
+        kind: The kind of values that are sent.
+        line: The result in words.
+        page: The page in ``docs/results``.
+        figures: The numbers of ``line``, as they are written on the page.
+        defences: The names of the transforms for which the result is also valid, such as ``Marvell
             noise``.
     """
 
@@ -45,13 +43,16 @@ class Measured:
     defences: tuple[str, ...] = ()
 
     def describe(self, transforms: Sequence[str]) -> str:
-        """Returns the line for an exchange that passes ``transforms``, in words; it begins with
-        those that were not measured.
+        """Returns the result in words for an exchange with these transforms.
+
+        The text names the transforms for which nothing was measured.
         """
-        others = [transform for transform in transforms if not transform.startswith(self.defences)]
-        if not others:
+        unmeasured = [
+            transform for transform in transforms if not transform.startswith(self.defences)
+        ]
+        if not unmeasured:
             return self.line
-        return f"nothing was measured with {list_names(others)}; without it, {self.line}"
+        return f"nothing was measured with {list_names(unmeasured)}; without it, {self.line}"
 
 
 _CREDIT = "on credit default without a defence"
@@ -124,7 +125,7 @@ MEASURED = (
 
 
 def get_measurement(phase_kind: str, role: str, kind: str) -> Measured | None:
-    """Returns what was measured of an exchange; None if nothing was."""
+    """Returns the measured leak of an exchange, or None if none was measured."""
     return next(
         (
             measurement

@@ -1,8 +1,8 @@
-"""What parties show each other of their grants when they join, and how it is checked.
+"""Exchanges and checks the parties' grants when the parties join a run.
 
-Each party checks the grants of all others: that the party has signed it with its key, for this
-recipe, for a day that is not over, and for the key of the party that checks it. A party that has
-seen a grant used for as many runs as it allows accepts it for no further run.
+Each party checks the grants of all other parties. A grant must have the signature of its party, be
+for this recipe, still be valid, and name the key of the checking party. If a party has already seen
+a grant for the allowed number of runs, it does not accept the grant for another run.
 """
 
 from __future__ import annotations
@@ -21,15 +21,18 @@ from vfl_party.grants import grant as grants
 from vfl_party.grants.grant import Grant
 from vfl_party.grants.store import KeptGrant
 
-_WHAT = "the grant"
+_SUBJECT = "the grant"
 
 
 @dataclass(frozen=True)
 class Joined:
-    """What all are about to run, as each party knows it.
+    """The run that all parties have joined.
 
-    ``digest``: of the recipe, of training if this is a prediction. ``run``: its id. ``goes_on``:
-    this program has begun the run, or resumes it.
+    Args:
+        digest: The digest of the recipe with which the model is or was trained.
+        run: The id of the run.
+        trains: Whether the run trains. Otherwise it predicts.
+        goes_on: Whether this program has already begun the run, or resumes it.
     """
 
     digest: str
@@ -39,9 +42,9 @@ class Joined:
 
 
 def present(grant: KeptGrant, credentials: Credentials) -> dict[str, Any]:
-    """Returns what a party that needs a grant shows to all."""
+    """Returns the value with its grant that a party sends to all parties."""
     envelope = grant.envelope
-    # The certificate may be a newer one of the same key.
+    # The party may have a newer certificate for the same key since it signed the grant.
     if pin_of(credentials.certificate) == envelope.keyid:
         envelope = replace(envelope, chain=chain_pem(credentials).decode())
     return {"approval": "each", "grant": envelope.value}
@@ -54,49 +57,48 @@ def check_grants(
     shown_in: Callable[[str, str], Collection[str]],
     now_s: float | None = None,
 ) -> dict[str, KeptGrant]:
-    """Returns the grants that the other parties show, after all checks: {party: grant}.
+    """Checks the grants of the other parties and returns {party: grant}.
 
     Args:
-        tables: {party: what its ``present`` returned; None if it needs no grant}.
-        joined: what is run.
-        credentials: this party's.
-        shown_in: (party, id of a grant) -> the runs for which the party has shown it.
-        now_s: in seconds since 1970; None: now.
+        tables: {party: result of its ``present``, or None if it needs no grant}.
+        joined: The run.
+        credentials: This party's credentials.
+        shown_in: A function (party, id of a grant) -> the runs for which the party sent the grant.
+        now_s: The time in seconds since 1970. Default: now.
 
-    Raises PeerError, in one sentence, at the first grant that does not fit.
+    Raises PeerError at the first grant that is invalid or does not allow the run.
     """
     now_s = time.time() if now_s is None else now_s
     grants_ = {}
-    for party, words in tables.items():
-        if party == credentials.name or words is None or words == {}:
+    for party, value in tables.items():
+        if party == credentials.name or value is None or value == {}:
             continue
-        grant = _read(party, words, credentials)
-        if why := _misfit(party, grant.grant, joined, credentials, shown_in, now_s):
+        grant = _read_grant(party, value, credentials)
+        if why := _find_misfit(party, grant.grant, joined, credentials, shown_in, now_s):
             raise _refuse(party, f"the grant of {party} {why}")
         grants_[party] = grant
     return grants_
 
 
-def _read(party: str, words: Any, credentials: Credentials) -> KeptGrant:
+def _read_grant(party: str, value: Any, credentials: Credentials) -> KeptGrant:
     malformed = PeerError(
         Code.MALFORMED_MESSAGE,
-        f"the grant of {party} cannot be read. Run the same version of this program at all "
-        "parties.",
+        f"the grant of {party} is malformed. Run the same version of this program at all parties.",
         party=party,
     )
-    if not isinstance(words, dict):
+    if not isinstance(value, dict):
         raise malformed
-    if words.get("grant") is None:
-        raise _refuse(party, f"{party} needs a grant for each run, and shows none")
+    if value.get("grant") is None:
+        raise _refuse(party, f"{party} needs a grant for each run, but sent none")
     try:
-        envelope, grant = grants.read(words["grant"], _WHAT)
+        envelope, grant = grants.read(value["grant"], _SUBJECT)
     except (InputError, ValueError):
         raise malformed from None
-    envelope.require_shown(party, credentials, _WHAT)
+    envelope.require_shown(party, credentials, _SUBJECT)
     return KeptGrant(grant, envelope)
 
 
-def _misfit(
+def _find_misfit(
     party: str,
     grant: Grant,
     joined: Joined,
@@ -105,13 +107,13 @@ def _misfit(
     now_s: float,
 ) -> str:
     if grant.party != party:
-        return f"is that of {grant.party}"
+        return f"belongs to {grant.party}"
     if grant.digest != joined.digest:
         return "is for another recipe"
     if now_s >= grant.ends_s:
         return f"was valid until the end of {grant.until} (UTC)"
-    own = pin_of(credentials.certificate)
-    if grant.peers.get(credentials.name, own) != own:
+    own_pin = pin_of(credentials.certificate)
+    if grant.peers.get(credentials.name, own_pin) != own_pin:
         return f"is for another key of {credentials.name}"
     if not (grant.runs if joined.trains else grant.predictions):
         return f"allows no {'run' if joined.trains else 'prediction'}"
@@ -119,10 +121,10 @@ def _misfit(
         return ""
     runs = {*shown_in(grant.party, grant.grant)}
     if joined.run in runs and not joined.goes_on:
-        # The server chooses the id: one that was used before would cost nothing.
-        return f"was shown for run {joined.run} before, which this party does not resume"
+        # The server chooses the id of a run. Using an old id again would not be counted.
+        return f"was sent for run {joined.run} before, which this party does not resume"
     if len(runs - {joined.run}) >= grant.runs:
-        return f"allows {count(grant.runs, 'run')}, and was shown for as many others"
+        return f"allows {count(grant.runs, 'run')}, and was sent for this number of other runs"
     return ""
 
 

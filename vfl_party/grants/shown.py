@@ -1,5 +1,7 @@
-"""What a person reads before a grant is signed: what would leave, to whom, about how many people,
-under which defences, and what was measured of such exchanges.
+"""Describes to a person, before a grant is signed, what the party would send.
+
+The description has the receivers, the number of people, the defences, and measured leaks of such
+exchanges.
 """
 
 from __future__ import annotations
@@ -28,19 +30,28 @@ from vfl_party.predict.prediction import plan_exchanges
 
 _HEAD = ("phase", "to", "kind", "people", "bundles", "bytes", "carries", "defences")
 _RIGHT = frozenset({"people", "bundles", "bytes"})
-# The separator of several things of a kind that one peer receives.
+# The separator between several exchanges of the same kind with one peer.
 _JOINED = "; "
 _PAGES = "docs/results"
-# Names in shapes for a number of rows, or of bits or points with one for each row.
-_OF_ROWS = re.compile(r"\[(rows|own|packed|up|down|tags|bits)\b")
+# Matches the shape of a tensor that has a value for each row.
+_ROW_SHAPE = re.compile(r"\[(rows|own|packed|up|down|tags|bits)\b")
 
 
 @dataclass(frozen=True)
 class Leaving:
-    """What one peer gets in a phase, of one kind.
+    """The bundles of one kind that one peer would get in a phase.
 
-    ``people``: of how many rows it tells one by one, at most; 0: of nobody alone; None: unknown
-    before the run. ``bundles``, ``payload_bytes``: in a run, at most; None: unknown before it.
+    Args:
+        phase: The name of the phase.
+        phase_kind: The kind of the phase.
+        to: The peer.
+        kind: The kind of bundle.
+        people: The maximum number of rows with values of their own. 0 for aggregates. None if it is
+            unknown before the run.
+        bundles: The maximum number of bundles in a run, or None if it is unknown.
+        payload_bytes: The maximum number of bytes in a run, or None if it is unknown.
+        carries: The contents of the bundles in words.
+        defences: The chains of transforms in words.
     """
 
     phase: str
@@ -55,35 +66,35 @@ class Leaving:
 
     @property
     def transforms(self) -> tuple[str, ...]:
-        """The transforms that it passes, in words: the steps of its chains before the policy and
-        the codec.
-        """
+        """The names of the transforms: the steps of the chains before the policy and the codec."""
         chains = (chain_text.split(ARROW)[:-2] for chain_text in self.defences.split(_JOINED))
         return tuple(dict.fromkeys(step for chain in chains for step in chain))
 
     @property
     def lines(self) -> Iterator[tuple[str, ...]]:
-        """The cells of its lines for people: one, and one more for each further thing that it
-        carries.
-        """
+        """The cells of a table: one line, and one more line for each further content."""
         numbers = (self.people, self.bundles, self.payload_bytes)
-        known = ("?" if number is None else f"{number:,}" for number in numbers)
-        start: tuple[str, ...] = (self.phase, self.to, self.kind, *known)
+        number_cells = ("?" if number is None else f"{number:,}" for number in numbers)
+        start: tuple[str, ...] = (self.phase, self.to, self.kind, *number_cells)
         cells = (self.carries.split(_JOINED), self.defences.split(_JOINED))
-        for ends in zip_longest(*cells, fillvalue=""):
-            yield (*start, *ends)
+        for last_cells in zip_longest(*cells, fillvalue=""):
+            yield (*start, *last_cells)
             start = ("",) * len(start)
 
 
 @dataclass(frozen=True)
 class GrantOutlook:
-    """What a recipe would have a party send.
+    """What a party would send under a recipe.
 
-    ``rows``: how many its table has. ``leaves``: in a run. ``of_prediction``: about predicted rows.
-    ``numbers``: {peer: about one person in a run, at most}, as far as the phases say it.
-    ``balances``: what the grant would leave of the account's limits.
-    ``privacy``: the sentence about differential privacy; '' if there is none. ``uncounted``: why
-    the bytes are not known; '' if they are.
+    Args:
+        role: The role of the party.
+        rows: The number of rows in its table.
+        leaves: What it would send in a training run.
+        of_prediction: What it would send about predicted rows.
+        numbers: {peer: maximum count of numbers about one person in a run}, as far as known.
+        balances: The limits of the account, with the amounts before and after.
+        privacy: A sentence about differential privacy, or ''.
+        uncounted: The reason why the bytes are not known, or ''.
     """
 
     role: str
@@ -97,68 +108,74 @@ class GrantOutlook:
 
     @property
     def payload_bytes(self) -> int:
-        """Of all that would leave in a run, as far as it is known."""
+        """The number of bytes that the party would send in a run, as far as known."""
         return sum(exchange.payload_bytes or 0 for exchange in self.leaves)
 
 
 def look(
     files: PartyFiles, runs: int = 1, predictions: int = 0
 ) -> tuple[OpenedParty, GrantOutlook]:
-    """Makes the party as for a run, and counts what would leave. Raises InputError, also if the
-    party's policy never lets out what the recipe asks for. ``runs``, ``predictions``: of
-    the grant.
+    """Assembles the party as for a run, and counts what it would send.
+
+    ``runs`` and ``predictions`` are those of the grant. Raises InputError if the files are invalid,
+    or if the party's policy forbids what the recipe needs.
     """
     opened = files.open()
-    made = assemble(opened, expect_rows(opened), policy=files.policy(), trees=files.file.trees)
-    counted, why = _count_bytes(files, made)
-    plan = plan_sent(made.party, len(made.prepared.table)) if counted is not None else None
-    private = made.party.privacy
-    leaves = tuple(_leaves(files, made, counted))
+    assembled = assemble(opened, expect_rows(opened), policy=files.policy(), trees=files.file.trees)
+    counted, uncounted = _count_bytes(files, assembled)
+    plan = (
+        plan_sent(assembled.party, len(assembled.prepared.table)) if counted is not None else None
+    )
+    private = assembled.party.privacy
+    leaves = tuple(_list_leaving(files, assembled, counted))
     of_prediction = tuple(
-        _of_exchange(files, item, len(opened.table), PREDICT) for item in plan_exchanges(made.party)
+        _describe_uncounted(files, item, len(opened.table), PREDICT)
+        for item in plan_exchanges(assembled.party)
     )
     statement = private.report().statement if private is not None else ""
     numbers = dict(plan.numbers) if plan is not None else {}
     balances = tuple(
         item
         for guard in guards_without_run(files.file)
-        for item in guard.balances(opened, made.party, runs, predictions)
+        for item in guard.balances(opened, assembled.party, runs, predictions)
     )
-    of_runs = (leaves, of_prediction, numbers, balances, statement, why)
-    return opened, GrantOutlook(files.settings.role, len(opened.table), *of_runs)
+    outlook_fields = (leaves, of_prediction, numbers, balances, statement, uncounted)
+    return opened, GrantOutlook(files.settings.role, len(opened.table), *outlook_fields)
 
 
-def _count_bytes(files: PartyFiles, made: Assembled) -> tuple[CountedForecast | None, str]:
-    """Returns the forecast, or None and why there is none."""
+def _count_bytes(files: PartyFiles, assembled: Assembled) -> tuple[CountedForecast | None, str]:
+    """Returns the forecast of bytes, or None and the reason why there is none."""
     if files.recipe.rows.align == "none" and files.is_active and files.recipe.passives:
         return None, "only the other parties know how many rows they have"
     try:
-        return forecast_of(made.party, len(made.prepared.table)), ""
+        return forecast_of(assembled.party, len(assembled.prepared.table)), ""
     except InputError as error:
         return None, str(error)
 
 
-def _leaves(
-    files: PartyFiles, made: Assembled, counted: CountedForecast | None
+def _list_leaving(
+    files: PartyFiles, assembled: Assembled, counted: CountedForecast | None
 ) -> Iterator[Leaving]:
-    """Yields what leaves, in the order of the phases."""
-    rows, kinds = len(made.prepared.table), _kinds(files)
+    """Yields what the party would send, in the order of the phases."""
+    rows, kinds = len(assembled.prepared.table), _kinds_of_phases(files)
     if counted is None:
-        for exchange in made.leaves:
-            yield _of_exchange(files, exchange, rows, kinds.get(exchange.phase, exchange.phase))
+        for exchange in assembled.leaves:
+            yield _describe_uncounted(
+                files, exchange, rows, kinds.get(exchange.phase, exchange.phase)
+            )
         return
     for link in counted.links:
         if link.sender != files.name or not link.messages:
             continue
         exchanges = [
             exchange
-            for exchange in made.leaves
-            if _is_of(exchange, link.phase, link.receiver, link.kind)
+            for exchange in assembled.leaves
+            if _matches_link(exchange, link.phase, link.receiver, link.kind)
         ]
-        # Nothing but acknowledgements.
+        # The messages of this link are only acknowledgements.
         if not exchanges:
             continue
-        about_rows = any(_tells(exchange, link.kind) for exchange in exchanges)
+        about_rows = any(_has_row_values(exchange, link.kind) for exchange in exchanges)
         yield Leaving(
             link.phase,
             kinds.get(link.phase, link.phase),
@@ -172,39 +189,40 @@ def _leaves(
         )
 
 
-def _kinds(files: PartyFiles) -> Mapping[str, str]:
+def _kinds_of_phases(files: PartyFiles) -> Mapping[str, str]:
     return {phase.name: phase.kind for phase in files.course.phases}
 
 
-def _is_of(exchange: ExchangeSummary, phase: str, receiver: str, kind: str) -> bool:
+def _matches_link(exchange: ExchangeSummary, phase: str, receiver: str, kind: str) -> bool:
     return (
         exchange.phase == phase
         and exchange.receiver in (receiver, PASSIVES)
-        and _kind_of(exchange) == kind
+        and _kind_of_exchange(exchange) == kind
     )
 
 
-def _kind_of(exchange: ExchangeSummary) -> str:
-    """Returns the kind of what is sent: the first word; see ``Sent``."""
+def _kind_of_exchange(exchange: ExchangeSummary) -> str:
+    """Returns the kind of the values in an exchange, which is the first word of ``sent``."""
     return exchange.sent.partition(" ")[0].rstrip(":")
 
 
-def _tells(exchange: ExchangeSummary, kind: str) -> bool:
-    """Whether something tells of rows one by one. Of many tensors the shapes are not said: all but
-    weights are taken to do.
+def _has_row_values(exchange: ExchangeSummary, kind: str) -> bool:
+    """Returns whether an exchange sends values for each row.
+
+    If the shapes are unknown, it assumes so for all kinds except weights.
     """
-    return bool(_OF_ROWS.search(exchange.sent)) or (
+    return bool(_ROW_SHAPE.search(exchange.sent)) or (
         f"{kind}: " in exchange.sent and kind != "weights"
     )
 
 
-def _of_exchange(
+def _describe_uncounted(
     files: PartyFiles, exchange: ExchangeSummary, rows: int, phase_kind: str
 ) -> Leaving:
-    """Returns what is known of an exchange whose bytes are not."""
+    """Returns what is known about an exchange whose bytes are unknown."""
     _ = files
-    kind = _kind_of(exchange)
-    people = rows if _tells(exchange, kind) else 0
+    kind = _kind_of_exchange(exchange)
+    people = rows if _has_row_values(exchange, kind) else 0
     if phase_kind == PREDICT:
         people = 1 if people else 0
     return Leaving(
@@ -224,52 +242,52 @@ def describe(grant: Grant, files: PartyFiles, outlook: GrantOutlook) -> Iterator
     """Yields the lines that a person reads before signing."""
     yield f"{grant.party} would allow: {grant}"
     yield f"recipe: {grant.recipe}, digest {grant.digest}, phases {', '.join(grant.phases)}"
-    yield f"table: {outlook.rows:,} people; the run may be about all of them"
+    yield f"table: {outlook.rows:,} people; the run may use all of them"
     for name, pin in grant.peers.items():
         yield f"to: {name}, key {pin}"
     if grant.runs:
         yield ""
         size = f", at most {outlook.payload_bytes:,} bytes in all" if not outlook.uncounted else ""
-        yield f"in each run would leave{size}:"
-        yield from _table(outlook.leaves)
+        yield f"in each run this party would send{size}:"
+        yield from _render_table(outlook.leaves)
         for peer, maximum in outlook.numbers.items():
             yield f"about one person {peer} would get at most {count(maximum, 'number')} in a run"
         if outlook.uncounted:
             yield f"bytes are not counted: {outlook.uncounted}"
     if grant.predictions:
         yield ""
-        yield f"of each predicted row, for at most {grant.predictions:,} rows:"
-        nothing = ["nothing but the ids that are asked for"]
-        yield from _table(outlook.of_prediction) if outlook.of_prediction else nothing
+        yield f"this party would send for each of at most {grant.predictions:,} predicted rows:"
+        nothing = ["only the ids that it asks for"]
+        yield from _render_table(outlook.of_prediction) if outlook.of_prediction else nothing
     yield ""
-    yield "attacks on such exchanges read at least, on public data:"
+    yield "on public data, attacks on such exchanges revealed at least:"
     yield from _describe_measurements(outlook, grant)
     yield ""
     yield from _describe_spending(grant, outlook, files)
 
 
-def _table(leaves: Sequence[Leaving]) -> list[str]:
+def _render_table(leaves: Sequence[Leaving]) -> list[str]:
     return align_columns([_HEAD, *(line for exchange in leaves for line in exchange.lines)], _RIGHT)
 
 
 def _describe_measurements(outlook: GrantOutlook, grant: Grant) -> Iterator[str]:
-    exchanges_ = [
+    all_exchanges = [
         *(outlook.leaves if grant.runs else ()),
         *(outlook.of_prediction if grant.predictions else ()),
     ]
     exchanges_by_line: dict[str, list[str]] = {}
-    for exchange in exchanges_:
-        one = get_measurement(exchange.phase_kind, outlook.role, exchange.kind)
+    for exchange in all_exchanges:
+        measured = get_measurement(exchange.phase_kind, outlook.role, exchange.kind)
         line = NOTHING
-        if one is not None:
-            line = f"{one.describe(exchange.transforms)} ({_PAGES}/{one.page})"
+        if measured is not None:
+            line = f"{measured.describe(exchange.transforms)} ({_PAGES}/{measured.page})"
         exchanges_by_line.setdefault(line, []).append(f"{exchange.phase} {exchange.kind}")
     for line, exchanges in exchanges_by_line.items():
         yield f"  {', '.join(dict.fromkeys(exchanges))}: {line}"
 
 
 def _describe_spending(grant: Grant, outlook: GrantOutlook, files: PartyFiles) -> Iterator[str]:
-    """Yields what the grant would spend."""
+    """Yields sentences about the amounts that the grant would spend."""
     runs, rows = count(grant.runs, "run"), count(grant.predictions, "predicted row")
     size = (
         f" of {grant.runs * outlook.payload_bytes:,} bytes in all" if not outlook.uncounted else ""
@@ -278,10 +296,10 @@ def _describe_spending(grant: Grant, outlook: GrantOutlook, files: PartyFiles) -
     yield f"it would spend at most: {', '.join(parts)}"
     for balance in outlook.balances:
         yield balance.words(grant.runs, grant.predictions)
-    begun = len(_earlier(files))
-    yield f"this recipe has had {count(begun, 'run')} of {files.name} before"
+    earlier_runs = len(_find_earlier_runs(files))
+    yield f"{files.name} has taken part in {count(earlier_runs, 'run')} of this recipe before"
     if outlook.privacy:
-        yield f"differential privacy, of one run: {outlook.privacy}"
+        yield f"differential privacy in one run: {outlook.privacy}"
     elif grant.runs:
         yield (
             "differential privacy: the recipe does not train with dp, so nothing bounds all that a "
@@ -289,8 +307,8 @@ def _describe_spending(grant: Grant, outlook: GrantOutlook, files: PartyFiles) -
         )
 
 
-def _earlier(files: PartyFiles) -> list[Path]:
-    """Returns the folders of the party's runs of the recipe."""
+def _find_earlier_runs(files: PartyFiles) -> list[Path]:
+    """Returns the folders of the party's earlier training runs of the recipe."""
     folders, digest = [], files.recipe.digest()
     for path in Path(files.file.out).glob(f"*/{files.name}/run.json"):
         try:

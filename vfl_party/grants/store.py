@@ -1,8 +1,8 @@
-"""The grants that a party has signed, how much of each is used, and what peers have shown:
-``.grants-NAME`` in the folder of the record, for its owner alone.
+"""Stores the grants that a party signed, their uses, and the grants that peers sent.
 
-Each grant is a file that never changes. What changes is in one SQLite file, so that several
-programs of the party count at once, and a killed one leaves what it has counted.
+The folder is ``.grants-NAME`` next to the record, and only its owner may read it. Each grant is a
+file that never changes. The uses are in one SQLite file, so that several programs of the party can
+count at the same time, and the counts survive if a program is killed.
 """
 
 from __future__ import annotations
@@ -37,8 +37,13 @@ _TABLES = (
 
 @dataclass(frozen=True)
 class Uses:
-    """How much of a grant is used: the runs that were begun, the rows that were predicted, and when
-    and why it was revoked, if it was.
+    """The uses of a grant.
+
+    Args:
+        runs: The ids of the runs that were begun.
+        predictions: The number of predicted rows.
+        revoked_s: The time when the grant was revoked, in seconds since 1970, or None.
+        why: The reason why it was revoked.
     """
 
     runs: frozenset[str] = frozenset()
@@ -49,25 +54,25 @@ class Uses:
 
 @dataclass(frozen=True)
 class KeptGrant:
-    """A grant with its envelope."""
+    """A grant with its signed envelope."""
 
     grant: Grant
     envelope: Envelope
 
 
 def folder_of(beside: Path, name: str) -> Path:
-    """Returns the folder of a party's grants; it is not the folder of a run."""
+    """Returns the folder of a party's grants in the folder ``beside``."""
     return beside / f".grants-{name}"
 
 
 class GrantStore:
-    """A party's folder of grants; any thread may call it.
+    """A party's folder of grants. Any thread may call it.
 
     Args:
-        folder: it is made if it is missing.
-        name: the party's.
+        folder: The folder, which is created if it is missing.
+        name: The party's name.
 
-    Raises InputError if it cannot be used.
+    Raises InputError if the folder cannot be used.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -81,15 +86,15 @@ class GrantStore:
 
     @property
     def secret(self) -> bytes:
-        """The key of the digests of the table. Raises InputError."""
+        """The key of the table's digests. Raises InputError if it cannot be read or created."""
         return load_or_create_secret(self.folder / SECRET, secrets.token_bytes(32))
 
     def close(self) -> None:
-        """Closes the file of uses."""
+        """Closes the SQLite file with the uses."""
         self._file.close()
 
     def add(self, grant: Grant, credentials: Credentials) -> Path:
-        """Signs a grant and keeps it; returns its file. Raises InputError."""
+        """Signs and stores a grant, and returns its file. Raises InputError if this fails."""
         text = to_json(grants.sign_grant(grant, credentials).value) + "\n"
         path = self._path(grant.grant)
         with private_file(path) as file:
@@ -97,25 +102,27 @@ class GrantStore:
         return path
 
     def all(self, credentials: Credentials) -> list[KeptGrant]:
-        """Returns all grants, the newest first. Raises InputError if a file was changed since it
-        was signed.
+        """Returns all grants, the newest first.
+
+        Raises InputError if the signature of a grant is invalid.
         """
         paths = self.folder.glob("[!.]*.json")
         grants_ = [self._read(path, credentials) for path in paths]
         return sorted(grants_, key=lambda grant: (grant.grant.at, grant.grant.grant), reverse=True)
 
     def find(self, name: str, credentials: Credentials) -> KeptGrant:
-        """Returns the one grant whose id begins with ``name``. Raises InputError if there is not
-        exactly one.
+        """Returns the only grant whose id begins with ``name``.
+
+        Raises InputError if there is no such grant or more than one.
         """
-        known = self.all(credentials)
-        matches = [grant for grant in known if name and grant.grant.grant.startswith(name)]
+        all_grants = self.all(credentials)
+        matches = [grant for grant in all_grants if name and grant.grant.grant.startswith(name)]
         if len(matches) != 1:
-            ids = ", ".join(grant.grant.grant for grant in known) or "none"
+            ids = ", ".join(grant.grant.grant for grant in all_grants) or "none"
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{self.folder}: the beginning of an id must fit one grant "
-                f"(got {make_printable(name)!r}, which fits {len(matches)}). Choose one of: {ids}.",
+                f"{self.folder}: the beginning of an id must match one grant (got "
+                f"{make_printable(name)!r}, which matches {len(matches)}). Choose one of: {ids}.",
             )
         return matches[0]
 
@@ -127,85 +134,98 @@ class GrantStore:
         if grant.grant.party != self.name or path != self._path(grant.grant.grant):
             raise InputError(
                 Code.FILE_INVALID,
-                f"{path}: has the grant {grant.grant.grant} of {grant.grant.party}, which belongs "
-                "under another name. Move it away.",
+                f"{path}: this file has the grant {grant.grant.grant} of {grant.grant.party}, so "
+                "its name or its folder is wrong. Move it away.",
             )
         return grant
 
     @contextlib.contextmanager
-    def _changing(self) -> Iterator[sqlite3.Connection]:
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
         try:
             with self._file.changing() as file:
                 yield file
         except sqlite3.Error as error:
             raise InputError(
                 Code.FILE_INVALID,
-                f"{self.folder / USES}: cannot be used ({error}), and nothing leaves without a "
+                f"{self.folder / USES}: cannot be used ({error}), and nothing is sent without a "
                 "grant. Free some disk space, or restore the file.",
             ) from None
 
     def uses(self, id_: str) -> Uses:
-        """Returns how much of a grant is used. Raises InputError."""
-        with self._changing() as file:
-            return _uses(file, id_)
+        """Returns the uses of a grant. Raises InputError if the file cannot be used."""
+        with self._transaction() as file:
+            return _read_uses(file, id_)
 
     def count_run(self, grant: Grant, run: str) -> bool:
-        """Counts a run, once. Returns whether the grant allows it: none is counted that it does not
-        allow. Raises InputError.
+        """Counts a run if the grant allows it, and returns whether it does.
+
+        A run is counted only once. Raises InputError if the file cannot be used.
         """
-        with self._changing() as file:
-            uses = _uses(file, grant.grant)
-            allowed = uses.revoked_s is None and (run in uses.runs or len(uses.runs) < grant.runs)
-            if allowed:
+        with self._transaction() as file:
+            uses = _read_uses(file, grant.grant)
+            is_allowed = uses.revoked_s is None and (
+                run in uses.runs or len(uses.runs) < grant.runs
+            )
+            if is_allowed:
                 file.execute("INSERT OR IGNORE INTO runs VALUES (?, ?)", (grant.grant, run))
-            return allowed
+            return is_allowed
 
     def take_rows(self, grant: Grant, run: str, rows: int, *, whole: bool = False) -> int:
-        """Counts predicted rows, as far as the grant still allows some. Returns how many it has
-        counted. Raises InputError. ``whole``: all or none.
+        """Counts predicted rows as far as the grant allows them.
+
+        Returns the number of counted rows. ``whole``: Count either all rows or none. Raises
+        InputError if the file cannot be used.
         """
-        with self._changing() as file:
-            uses = _uses(file, grant.grant)
-            left = max(0, grant.predictions - uses.predictions)
-            taken = min(rows, left) if uses.revoked_s is None else 0
-            if whole and taken < rows:
-                taken = 0
-            if taken:
+        with self._transaction() as file:
+            uses = _read_uses(file, grant.grant)
+            rows_left = max(0, grant.predictions - uses.predictions)
+            counted_rows = min(rows, rows_left) if uses.revoked_s is None else 0
+            if whole and counted_rows < rows:
+                counted_rows = 0
+            if counted_rows:
                 file.execute(
                     "INSERT INTO predicted VALUES (?, ?, ?) "
                     "ON CONFLICT (grant_id, run) DO UPDATE SET rows = rows + excluded.rows",
-                    (grant.grant, run, taken),
+                    (grant.grant, run, counted_rows),
                 )
-            return taken
+            return counted_rows
 
     def revoke(self, id_: str, why: str) -> bool:
-        """Ends a grant for good. Returns whether it was not revoked before. Raises InputError."""
-        with self._changing() as file:
-            done = file.execute(
+        """Revokes a grant permanently. Returns False if it was already revoked.
+
+        Raises InputError if the file cannot be used.
+        """
+        with self._transaction() as file:
+            cursor = file.execute(
                 "INSERT OR IGNORE INTO revoked VALUES (?, ?, ?)", (id_, time.time(), why)
             )
-            return done.rowcount > 0
+            return cursor.rowcount > 0
 
     def list_runs_shown(self, party: str, id_: str) -> frozenset[str]:
-        """Returns the runs for which a peer has shown a grant. Raises InputError."""
-        with self._changing() as file:
+        """Returns the ids of the runs for which a peer sent a grant.
+
+        Raises InputError if the file cannot be used.
+        """
+        with self._transaction() as file:
             runs = file.execute(
                 "SELECT run FROM shown WHERE party = ? AND grant_id = ?", (party, id_)
             ).fetchall()
             return frozenset(run for (run,) in runs)
 
     def see(self, grant: Grant, run: str) -> None:
-        """Counts that a peer has shown a grant for a run, and takes part in it. Raises
-        InputError.
+        """Notes that a peer sent a grant for a run in which it takes part.
+
+        Raises InputError if the file cannot be used.
         """
-        with self._changing() as file:
+        with self._transaction() as file:
             row = (grant.party, grant.grant, run)
             file.execute("INSERT OR IGNORE INTO shown VALUES (?, ?, ?)", row)
 
 
 def read_file(path: Path, credentials: Credentials) -> KeptGrant:
-    """Reads the file of a grant, and checks that the party that it names has signed it. Raises
-    InputError.
+    """Reads a grant's file and verifies the signature of the grant's party.
+
+    Raises InputError if the file cannot be read or the signature is invalid.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -220,21 +240,22 @@ def read_file(path: Path, credentials: Credentials) -> KeptGrant:
 
 
 def read_kept(value: Any, path: Path, credentials: Credentials) -> KeptGrant:
-    """Reads a grant that a file has, and checks as ``read_file``. Raises InputError that names
-    ``path``.
+    """Parses a grant from the JSON ``value`` in a file, and verifies its signature.
+
+    Raises InputError, which names ``path``, if the grant or its signature is invalid.
     """
     try:
         envelope, grant = grants.read(value, str(path))
     except (ValueError, RecursionError):
         raise InputError(
             Code.FILE_INVALID,
-            f"{path}: is not a grant of a party. Give a file that `vfl-party approve` wrote.",
+            f"{path}: not a grant. Give a file that `vfl-party approve` wrote.",
         ) from None
     envelope.verify_stored(path, grant.party, credentials)
     return KeptGrant(grant, envelope)
 
 
-def _uses(file: sqlite3.Connection, id_: str) -> Uses:
+def _read_uses(file: sqlite3.Connection, id_: str) -> Uses:
     runs = file.execute("SELECT run FROM runs WHERE grant_id = ?", (id_,)).fetchall()
     (rows,) = file.execute(
         "SELECT coalesce(sum(rows), 0) FROM predicted WHERE grant_id = ?", (id_,)

@@ -1,6 +1,7 @@
-"""Digests of a party's table for its grants, with a key that never leaves the party.
+"""Computes keyed digests of a party's table for its grants.
 
-Without the key a peer that sees a grant could try out ids, or names of columns, and compare.
+The key never leaves the party. Without a key, a peer that has the grant could guess ids or names of
+columns and compare the digests.
 """
 
 from __future__ import annotations
@@ -14,18 +15,19 @@ from vfl_party.data import Table
 
 
 def digests(opened: OpenedParty, secret: bytes) -> tuple[str, str]:
-    """Returns the digests of the columns and of the ids of a party's rows, hexadecimal.
+    """Returns the hexadecimal digests of the columns and of the ids of a party's table.
 
-    The columns are their names and kinds, the shape of images, and whether there are labels. The
-    ids are those of all rows, also of those that only this party has.
+    The first digest includes the names and kinds of the columns, the shape of images, and whether
+    there are labels. The second includes the ids of all rows, also of rows that only this party
+    has.
     """
     tables = [cell for cell in (opened.table, opened.unaligned) if cell is not None]
-    columns = (word for table in tables for word in _columns(table))
+    columns = (word for table in tables for word in _describe_columns(table))
     ids = (cell for table in tables for cell in ("", *table.ids))
     return _digest(secret, b"columns", columns), _digest(secret, b"ids", ids)
 
 
-def _columns(table: Table) -> Iterable[str]:
+def _describe_columns(table: Table) -> Iterable[str]:
     yield "table"
     yield from (f"number {name}" for name in table.numeric_names)
     yield from (f"category {name}" for name in table.categorical_names)
@@ -39,7 +41,7 @@ def _digest(secret: bytes, what: bytes, words: Iterable[str]) -> str:
     digest = hmac.new(secret, what, sha256)
     for word in words:
         data = word.encode("utf-8", "surrogatepass")
-        # The length keeps two different lists from having the same bytes.
+        # The length before each text ensures that two different lists have different bytes.
         digest.update(b"%d:" % len(data))
         digest.update(data)
     return digest.hexdigest()

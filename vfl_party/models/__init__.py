@@ -1,7 +1,7 @@
-"""Encoders, top models and the rule that combines embeddings; one file for each kind of encoder.
+"""Builds encoders and top models, and combines embeddings. Each kind of encoder has its own file.
 
-Modules are built on the CPU inside ``seeded(...)``, so that their weights are equal on every
-device, and moved later.
+Build modules on the CPU inside ``seed_torch(...)`` and move them to a device afterwards, so that
+their weights are the same on every device.
 """
 
 from vfl_party.models.combine import CombinedEmbeddings, combine, combine_widths

@@ -1,7 +1,7 @@
-"""The parts of convolutional networks that can be cut between any two, and their order.
+"""The ordered parts of convolutional networks. A network can be cut between any two parts.
 
-Group normalisation and standardised weights take the place of BatchNorm, so that a row's latent
-depends on no other row (MocoSFL, appendix A.1).
+Group normalisation and standardised weights replace BatchNorm, so that the latent of a row does not
+depend on other rows (MocoSFL, appendix A.1).
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from vfl_common.config.models import CnnSettings, NetworkSettings
 
 CHANNELS_PER_GROUP = 4
 _EPSILON = 1e-5
-# (channels, blocks, stride of the first) of each stage, He et al. 2016, Table 1.
+# (channels, number of blocks, stride of the first block) for each stage, He et al. 2016, Table 1.
 RESNETS = {
     "resnet18": ((64, 2, 1), (128, 2, 2), (256, 2, 2), (512, 2, 2)),
     "resnet50": ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)),
 }
-# Channels of a bottleneck block for each of its inner ones.
+# The number of a bottleneck block's output channels divided by its inner channels.
 EXPANSION = 4
-# (expansion, channels, blocks, stride of the first), Sandler et al. 2018, Table 2.
+# (expansion, channels, number of blocks, stride of the first block) for each stage, Sandler et al.
+# 2018, Table 2.
 MOBILENET = (
     (1, 16, 1, 1),
     (6, 24, 2, 2),
@@ -36,12 +37,13 @@ MOBILENET = (
     (6, 320, 1, 1),
 )
 MOBILENET_STEM, MOBILENET_LAST = 32, 1280
-# Channels of both convolutions before each pooling, Simonyan and Zisserman 2015, configuration B.
+# The channels of the two convolutions before each pooling layer, Simonyan and Zisserman 2015,
+# configuration B.
 VGG13 = (64, 128, 256, 512, 512)
 
 
 def mobilenet_stages(*, small: bool) -> tuple[tuple[int, int, int, int], ...]:
-    """Returns MobileNetV2's stages; for small images the second one has no stride."""
+    """Returns the stages of MobileNetV2. For small images the second stage has stride 1."""
     return tuple(
         (expansion, channels, blocks, 1 if small and number == 1 else stride)
         for number, (expansion, channels, blocks, stride) in enumerate(MOBILENET)
@@ -50,24 +52,23 @@ def mobilenet_stages(*, small: bool) -> tuple[tuple[int, int, int, int], ...]:
 
 @dataclass(frozen=True)
 class NetworkPart:
-    """A part of a network, in order. ``convolutions``: how many layers of the paper's count it
-    is.
-    """
+    """A part of a convolutional network that is never cut."""
 
+    # The number of layers in this part, as the network's paper counts layers.
     convolutions: int
-    # The channels of its output.
+    # The number of output channels.
     channels: int
-    # An image's height or width after it.
+    # Returns the height or width of this part's output from that of its input.
     side: Callable[[int], int]
     make: Callable[[], nn.Module]
 
 
 def parts_of_cnn(settings: CnnSettings, image: tuple[int, int, int]) -> Iterator[NetworkPart]:
-    """Yields the parts of a ``cnn``."""
+    """Yields the parts of a ``cnn`` encoder."""
     channels, height, width = image
     for out in settings.channels:
         pools = min(height, width) >= 2
-        part = _layer(channels, out, pools=pools)
+        part = _conv_layer(channels, out, pools=pools)
         yield part
         height, width, channels = part.side(height), part.side(width), out
 
@@ -75,7 +76,7 @@ def parts_of_cnn(settings: CnnSettings, image: tuple[int, int, int]) -> Iterator
 def parts_of_network(
     settings: NetworkSettings, image: tuple[int, int, int]
 ) -> Iterator[NetworkPart]:
-    """Yields the parts of a network of torchvision: stem and blocks, or layers."""
+    """Yields the parts of a torchvision network: the stem and the blocks, or the layers of VGG."""
     channels, small = image[0], settings.small_images
     match settings.kind:
         case "vgg13":
@@ -83,19 +84,21 @@ def parts_of_network(
         case "mobilenet_v2":
             yield from _mobilenet(channels, small=small)
         case _:
-            side = _same if small else _quarter
+            side = _keep_side if small else _quarter_side
             yield NetworkPart(1, 64, side, partial(_resnet_stem, channels, small=small))
-            deep, channels = settings.kind == "resnet50", 64
-            for width, blocks, first in RESNETS[settings.kind]:
-                out = width * EXPANSION if deep else width
+            is_bottleneck, channels = settings.kind == "resnet50", 64
+            for width, blocks, first_stride in RESNETS[settings.kind]:
+                out = width * EXPANSION if is_bottleneck else width
                 for number in range(blocks):
-                    stride = 1 if number else first
+                    stride = 1 if number else first_stride
                     make = (
                         partial(BottleneckBlock, channels, width, stride)
-                        if deep
+                        if is_bottleneck
                         else partial(ResidualBlock, channels, width, stride)
                     )
-                    yield NetworkPart(3 if deep else 2, out, partial(apply_stride, stride), make)
+                    yield NetworkPart(
+                        3 if is_bottleneck else 2, out, partial(apply_stride, stride), make
+                    )
                     channels = out
 
 
@@ -104,7 +107,7 @@ def _vgg(image: tuple[int, int, int]) -> Iterator[NetworkPart]:
     for out in VGG13:
         pools = min(height, width) >= 2
         for last in (False, True):
-            part = _layer(channels, out, pools=pools and last)
+            part = _conv_layer(channels, out, pools=pools and last)
             yield part
             height, width, channels = part.side(height), part.side(width), out
 
@@ -118,21 +121,22 @@ def _mobilenet(channels: int, *, small: bool) -> Iterator[NetworkPart]:
         partial(_conv_norm_activation, channels, out, 3, stride),
     )
     channels = out
-    for expansion, out, blocks, first in mobilenet_stages(small=small):
+    for expansion, out, blocks, first_stride in mobilenet_stages(small=small):
         for number in range(blocks):
-            stride = 1 if number else first
+            stride = 1 if number else first_stride
             make = partial(InvertedResidual, channels, out, stride, expansion)
             yield NetworkPart(2 if expansion == 1 else 3, out, partial(apply_stride, stride), make)
             channels = out
     yield NetworkPart(
-        1, MOBILENET_LAST, _same, partial(_conv_norm_activation, channels, MOBILENET_LAST, 1, 1)
+        1,
+        MOBILENET_LAST,
+        _keep_side,
+        partial(_conv_norm_activation, channels, MOBILENET_LAST, 1, 1),
     )
 
 
 class StandardisedConv(nn.Conv2d):
-    """A convolution whose weights have mean 0 and variance 1 for each output channel (Qiao et al.
-    2019).
-    """
+    """A convolution whose weights have mean 0 and variance 1 per channel (Qiao et al. 2019)."""
 
     def forward(self, x: Tensor) -> Tensor:
         var, mean = torch.var_mean(self.weight, dim=(1, 2, 3), correction=0, keepdim=True)
@@ -143,8 +147,9 @@ class StandardisedConv(nn.Conv2d):
 
 
 def group_norm(channels: int) -> nn.GroupNorm:
-    """Returns the normalisation of four channels a group, or of as many as divide ``channels``
-    evenly.
+    """Returns a group normalisation with about four channels for each group.
+
+    The number of groups always divides ``channels``.
     """
     groups = next(
         divisor
@@ -173,8 +178,9 @@ class ResidualBlock(nn.Module):
 
 
 class BottleneckBlock(nn.Module):
-    """ResNet-50's block, with the stride in its 3x3 convolution, as torchvision's. x: [B, C, H, W]
-    -> [B, 4 * channels, H / stride, W / stride].
+    """ResNet-50's block, with the stride in the 3x3 convolution as in torchvision.
+
+    x: [B, C, H, W] -> [B, 4 * channels, H / stride, W / stride].
     """
 
     def __init__(self, in_channels: int, channels: int, stride: int) -> None:
@@ -193,22 +199,29 @@ class BottleneckBlock(nn.Module):
 
 
 class InvertedResidual(nn.Module):
-    """MobileNetV2's block: wider, by channel, narrower without ReLU. x: [B, C, H, W] -> [B, out, H
-    / stride, W / stride].
+    """MobileNetV2's block: expansion, depthwise convolution, and a projection without activation.
+
+    x: [B, C, H, W] -> [B, out, H / stride, W / stride].
     """
 
     def __init__(self, in_channels: int, out: int, stride: int, expansion: int) -> None:
         super().__init__()
-        wide = in_channels * expansion
+        inner_channels = in_channels * expansion
         depthwise = StandardisedConv(
-            wide, wide, 3, stride=stride, padding=1, groups=wide, bias=False
+            inner_channels,
+            inner_channels,
+            3,
+            stride=stride,
+            padding=1,
+            groups=inner_channels,
+            bias=False,
         )
         self.inner = nn.Sequential(
-            *(_conv_norm_activation(in_channels, wide, 1, 1) if expansion > 1 else ()),
+            *(_conv_norm_activation(in_channels, inner_channels, 1, 1) if expansion > 1 else ()),
             depthwise,
-            group_norm(wide),
+            group_norm(inner_channels),
             nn.ReLU6(),
-            StandardisedConv(wide, out, 1, bias=False),
+            StandardisedConv(inner_channels, out, 1, bias=False),
             group_norm(out),
         )
         self._adds = stride == 1 and in_channels == out
@@ -232,14 +245,14 @@ def _conv_norm_activation(
     return nn.Sequential(conv, group_norm(out), activation())
 
 
-def _layer(channels: int, out: int, *, pools: bool) -> NetworkPart:
-    """Returns a 3x3 convolution with ReLU, and a 2x2 pooling after it."""
+def _conv_layer(channels: int, out: int, *, pools: bool) -> NetworkPart:
+    """Returns a part of a 3x3 convolution with ReLU and, if ``pools``, a 2x2 pooling layer."""
 
     def make() -> nn.Module:
         modules = _conv_norm_activation(channels, out, 3, 1, nn.ReLU)
         return modules.append(nn.MaxPool2d(2)) if pools else modules
 
-    return NetworkPart(1, out, _halve if pools else _same, make)
+    return NetworkPart(1, out, _halve_side if pools else _keep_side, make)
 
 
 def _resnet_stem(channels: int, *, small: bool) -> nn.Module:
@@ -249,11 +262,11 @@ def _resnet_stem(channels: int, *, small: bool) -> nn.Module:
     return stem.append(nn.MaxPool2d(3, stride=2, padding=1))
 
 
-def _same(side: int) -> int:
+def _keep_side(side: int) -> int:
     return side
 
 
-def _halve(side: int) -> int:
+def _halve_side(side: int) -> int:
     return side // 2
 
 
@@ -262,5 +275,5 @@ def apply_stride(stride: int, side: int) -> int:
     return -(-side // stride)
 
 
-def _quarter(side: int) -> int:
+def _quarter_side(side: int) -> int:
     return apply_stride(2, apply_stride(2, side))

@@ -21,7 +21,7 @@ from vfl_common.config.task import (
 from vfl_common.errors import Code, InputError
 from vfl_party.models.top.trees import Doubles, TreeArrays
 
-# LightGBM's name of a loss, and scikit-learn's.
+# {loss of the recipe: its name in LightGBM}, and below its name in scikit-learn.
 _OBJECTIVES = {"mae": "regression_l1", "poisson": "poisson"}
 _LOSSES = {"mae": "absolute_error", "poisson": "poisson"}
 INSTALL = "pip install lightgbm"
@@ -29,9 +29,9 @@ INSTALL = "pip install lightgbm"
 
 @dataclass(frozen=True)
 class Matrix:
-    """Rows to learn from: columns [N, F] with NaN for a missing number, targets [N], weights [N].
+    """Training rows: features [N, F] with NaN for a missing value, targets [N] and weights [N].
 
-    Classes are numbers from 0; the values of a regression are scaled.
+    Targets are class numbers from 0, or the scaled values of a regression.
     """
 
     x: Doubles
@@ -40,11 +40,11 @@ class Matrix:
 
 
 def lightgbm(where: str) -> Any:
-    """Imports the optional package. Raises InputError with the command that installs it."""
+    """Imports the optional package LightGBM. Raises InputError if it is not installed."""
     try:
         import lightgbm
     except (ImportError, OSError) as error:
-        # OSError: libgomp, which its library needs, is missing.
+        # LightGBM raises OSError if the shared library libgomp is missing.
         raise InputError(
             Code.CONFIG_INVALID,
             f"{where}: gbdt needs LightGBM, which cannot be imported "
@@ -54,8 +54,9 @@ def lightgbm(where: str) -> Any:
 
 
 def objective(task: TaskSettings) -> dict[str, Any]:
-    """Returns LightGBM's parameters of the task's loss; it has no focal loss, and none of
-    plug-ins.
+    """Returns LightGBM's parameters for the task's loss.
+
+    LightGBM supports neither the focal loss nor losses of plug-ins; see ``check_loss``.
     """
     match task.loss:
         case None | FocalSettings() | PluginLossSettings():
@@ -69,11 +70,11 @@ def objective(task: TaskSettings) -> dict[str, Any]:
 
 
 def check_loss(task: TaskSettings, library: str, where: str) -> None:
-    """Raises InputError if the library has no such loss."""
-    lacks: tuple[type, ...] = (FocalSettings, PluginLossSettings)
+    """Raises InputError if the library does not support the task's loss."""
+    unsupported: tuple[type, ...] = (FocalSettings, PluginLossSettings)
     if library == "sklearn":
-        lacks = (*lacks, HuberSettings)
-    if task.loss is not None and isinstance(task.loss, lacks):
+        unsupported = (*unsupported, HuberSettings)
+    if task.loss is not None and isinstance(task.loss, unsupported):
         name = {"sklearn": "scikit-learn", "lightgbm": "LightGBM"}[library]
         raise InputError(
             Code.CONFIG_INVALID,
@@ -85,11 +86,12 @@ def check_loss(task: TaskSettings, library: str, where: str) -> None:
 def grow(
     task: TaskSettings, top: GbdtTop, train: Matrix, validation: Matrix | None, seed: int
 ) -> TreeArrays:
-    """Grows the trees of ``top`` on ``train``. ``validation``: the rows of early stopping.
+    """Trains boosted trees with the settings ``top`` on the rows of ``train``.
 
-    The same rows, seed and versions of the libraries give the same trees on one machine;
-    LightGBM's also need the same number of threads. Raises InputError if a class has no row, or if
-    LightGBM is missing.
+    ``validation``: The rows for early stopping. On one machine the same rows, seed and library
+    versions give the same trees. LightGBM also needs the same number of threads for this.
+
+    Raises InputError if a class has no training row, or if LightGBM is not installed.
     """
     if task.kind in ("binary", "multiclass"):
         classes = task.classes or 2
@@ -100,21 +102,21 @@ def grow(
                 f"recipe: model.top: trees need training rows of all {classes} classes (got none "
                 f"of {len(missing)}). Provide more training rows, or fewer classes.",
             )
-    of = _by_sklearn if top.library == "sklearn" else _by_lightgbm
-    return of(task, top, train, validation, seed % 2**31)
+    train_trees = _train_sklearn if top.library == "sklearn" else _train_lightgbm
+    return train_trees(task, top, train, validation, seed % 2**31)
 
 
 # -- trees of scikit-learn
 # ----------------------------------------------------------------------
 
 
-def _by_sklearn(
+def _train_sklearn(
     task: TaskSettings, top: GbdtTop, train: Matrix, validation: Matrix | None, seed: int
 ) -> TreeArrays:
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
     from threadpoolctl import threadpool_limits
 
-    own: dict[str, Any] = {
+    parameters: dict[str, Any] = {
         "max_iter": top.trees,
         "learning_rate": top.lr,
         "max_leaf_nodes": top.leaves,
@@ -127,38 +129,44 @@ def _by_sklearn(
     }
     if task.kind == "regression":
         if isinstance(task.loss, QuantileSettings):
-            own |= {"loss": "quantile", "quantile": task.loss.q}
+            parameters |= {"loss": "quantile", "quantile": task.loss.q}
         elif task.loss is not None:
-            own["loss"] = _LOSSES[task.loss.kind]
-        model = HistGradientBoostingRegressor(**own)
+            parameters["loss"] = _LOSSES[task.loss.kind]
+        model = HistGradientBoostingRegressor(**parameters)
     else:
-        model = HistGradientBoostingClassifier(**own)
-    more = {}
+        model = HistGradientBoostingClassifier(**parameters)
+    validation_rows = {}
     if validation is not None:
-        more = {"X_val": validation.x, "y_val": validation.y}
-        more |= {} if validation.weights is None else {"sample_weight_val": validation.weights}
+        validation_rows = {"X_val": validation.x, "y_val": validation.y}
+        validation_rows |= (
+            {} if validation.weights is None else {"sample_weight_val": validation.weights}
+        )
     with threadpool_limits(torch.get_num_threads(), "openmp"):
-        model.fit(train.x, train.y, sample_weight=train.weights, **more)
+        model.fit(train.x, train.y, sample_weight=train.weights, **validation_rows)
     rounds = model._predictors
     if validation is not None:
-        # Scores of the model without trees, then after each round; the largest is the best.
+        # The first score is that of the model without trees. A higher score is better.
         rounds = rounds[: int(np.argmax(model.validation_score_))]
     baseline = np.asarray(model._baseline_prediction, np.float64).reshape(-1)
-    return _concatenate([[_of_sklearn(tree.nodes) for tree in trees] for trees in rounds], baseline)
+    return _concatenate(
+        [[_read_sklearn_tree(tree.nodes) for tree in trees] for trees in rounds], baseline
+    )
 
 
 _Tree = dict[str, npt.NDArray[Any]]
 
 
-def _of_sklearn(nodes: npt.NDArray[Any]) -> _Tree:
-    is_leaf, itself = nodes["is_leaf"].astype(bool), np.arange(len(nodes))
-    sides = [np.where(is_leaf, itself, nodes[side].astype(np.int64)) for side in ("left", "right")]
+def _read_sklearn_tree(nodes: npt.NDArray[Any]) -> _Tree:
+    is_leaf, node_numbers = nodes["is_leaf"].astype(bool), np.arange(len(nodes))
+    children = [
+        np.where(is_leaf, node_numbers, nodes[side].astype(np.int64)) for side in ("left", "right")
+    ]
     return {
         "feature": np.where(is_leaf, 0, nodes["feature_idx"]).astype(np.int64),
-        # A split between present and missing numbers has an infinite threshold.
+        # A split that only separates missing from present values has an infinite threshold.
         "threshold": np.minimum(nodes["num_threshold"], np.finfo(np.float64).max),
         "missing_left": nodes["missing_go_to_left"].astype(bool),
-        "child": np.stack(sides, axis=1),
+        "child": np.stack(children, axis=1),
         "value": np.where(is_leaf, nodes["value"], 0.0),
         "gain": np.where(is_leaf, 0.0, nodes["gain"]),
     }
@@ -168,7 +176,7 @@ def _of_sklearn(nodes: npt.NDArray[Any]) -> _Tree:
 # ----------------------------------------------------------------------
 
 
-def _by_lightgbm(
+def _train_lightgbm(
     task: TaskSettings, top: GbdtTop, train: Matrix, validation: Matrix | None, seed: int
 ) -> TreeArrays:
     lgb = lightgbm("recipe: model.top")
@@ -180,39 +188,39 @@ def _by_lightgbm(
         "num_threads": torch.get_num_threads(),
         "seed": seed,
         "deterministic": True,
-        # Otherwise it times both ways and takes the faster one, which changes rounding.
+        # Otherwise LightGBM times two algorithms and takes the faster one, which changes rounding.
         "force_row_wise": True,
         "verbosity": -1,
     }
     if task.classes:
         parameters["num_class"] = task.classes
     data = lgb.Dataset(train.x, train.y, weight=train.weights)
-    watched, callbacks = [], []
+    validation_sets, callbacks = [], []
     if validation is not None:
-        watched = [lgb.Dataset(validation.x, validation.y, data, weight=validation.weights)]
+        validation_sets = [lgb.Dataset(validation.x, validation.y, data, weight=validation.weights)]
         callbacks = [lgb.early_stopping(top.early_stopping, verbose=False)]
-    made = lgb.train(parameters, data, top.trees, watched, callbacks=callbacks)
-    best_round = made.best_iteration if validation is not None else made.current_iteration()
+    booster = lgb.train(parameters, data, top.trees, validation_sets, callbacks=callbacks)
+    best_round = booster.best_iteration if validation is not None else booster.current_iteration()
     outputs = task.outputs
     trees = [
-        _of_lightgbm(tree["tree_structure"])
-        for tree in made.dump_model(num_iteration=best_round)["tree_info"]
+        _read_lightgbm_tree(tree["tree_structure"])
+        for tree in booster.dump_model(num_iteration=best_round)["tree_info"]
     ]
-    rounds = [trees[at : at + outputs] for at in range(0, len(trees), outputs)]
+    rounds = [trees[start : start + outputs] for start in range(0, len(trees), outputs)]
     return _concatenate(rounds, np.zeros(outputs))
 
 
-def _of_lightgbm(root: dict[str, Any]) -> _Tree:
-    nodes = list(_walk(root))
-    at = {id(node): place for place, node in enumerate(nodes)}
+def _read_lightgbm_tree(root: dict[str, Any]) -> _Tree:
+    nodes = list(_yield_nodes(root))
+    position_of = {id(node): place for place, node in enumerate(nodes)}
 
     def column(name: str, dtype: type[Any]) -> npt.NDArray[Any]:
         return np.array([node.get(name, 0) for node in nodes], dtype)
 
     def goes_left(node: dict[str, Any]) -> bool:
-        # Where training has seen no missing number, LightGBM takes one as 0.
-        is_known = node.get("missing_type") == "NaN"
-        return bool(node["default_left"] if is_known else node.get("threshold", 0.0) >= 0.0)
+        # If training had no missing value in a column, LightGBM treats a missing value as 0.
+        handles_missing = node.get("missing_type") == "NaN"
+        return bool(node["default_left"] if handles_missing else node.get("threshold", 0.0) >= 0.0)
 
     return {
         "feature": column("split_feature", np.int64),
@@ -220,7 +228,7 @@ def _of_lightgbm(root: dict[str, Any]) -> _Tree:
         "missing_left": np.array([goes_left(node) for node in nodes], bool),
         "child": np.array(
             [
-                [at[id(node.get(side, node))] for side in ("left_child", "right_child")]
+                [position_of[id(node.get(side, node))] for side in ("left_child", "right_child")]
                 for node in nodes
             ],
             np.int64,
@@ -230,7 +238,7 @@ def _of_lightgbm(root: dict[str, Any]) -> _Tree:
     }
 
 
-def _walk(root: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _yield_nodes(root: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yields the nodes of a tree, the root first."""
     waiting = [root]
     while waiting:
@@ -240,14 +248,14 @@ def _walk(root: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _concatenate(rounds: list[list[_Tree]], baseline: Doubles) -> TreeArrays:
-    """Returns trees as one table of nodes."""
+    """Returns the trees of all boosting rounds as one table of nodes."""
     trees = [tree for round_ in rounds for tree in round_]
     sizes = [len(tree["value"]) for tree in trees]
-    first = np.cumsum([0, *sizes])[:-1].astype(np.int64)
+    root_numbers = np.cumsum([0, *sizes])[:-1].astype(np.int64)
     if not trees:
         trees = [{name: np.zeros((0, 2) if name == "child" else 0) for name in _KEYS}]
     joined = {name: np.concatenate([tree[name] for tree in trees]) for name in _KEYS}
-    joined["child"] = joined["child"].astype(np.int64) + np.repeat(first, sizes)[:, None]
+    joined["child"] = joined["child"].astype(np.int64) + np.repeat(root_numbers, sizes)[:, None]
     return TreeArrays(
         feature=joined["feature"].astype(np.int64),
         threshold=joined["threshold"],
@@ -255,7 +263,7 @@ def _concatenate(rounds: list[list[_Tree]], baseline: Doubles) -> TreeArrays:
         child=joined["child"],
         value=joined["value"],
         gain=joined["gain"],
-        roots=first[: sum(map(len, rounds))].reshape(len(rounds), len(baseline)),
+        roots=root_numbers[: sum(map(len, rounds))].reshape(len(rounds), len(baseline)),
         baseline=baseline,
     )
 

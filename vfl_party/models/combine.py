@@ -12,12 +12,13 @@ from vfl_common.config.models import Combine, PluginCombination
 
 
 def combine(rule: Combine, embeddings: Sequence[Tensor]) -> Tensor:
-    """Combines n embeddings [B, D]: the active party's own first, then in the recipe's order.
+    """Combines n embeddings [B, D] with the rule of the recipe.
 
-    ``concat`` gives [B, n*D], or the sum of the widths if each embedding has its own.
-    ``attention`` and a plug-in's give [B, n, D], which the top model's first layer combines; the
-    others [B, D], element by element. ``max`` sends the whole gradient of an element to the first
-    party that holds its maximum (``amax`` would split it evenly among ties).
+    ``embeddings``: The active party's embedding, then those of the passive parties in the recipe's
+    order. ``concat`` gives [B, n*D], or the sum of the widths if the widths differ. ``attention``
+    and the combinations of plug-ins give [B, n, D], which the top model's first layer combines.
+    ``sum``, ``mean`` and ``max`` give [B, D]. ``max`` sends the whole gradient of an element to
+    the first party that has the maximum (``amax`` would split it evenly among ties).
     """
     if rule == "concat":
         return torch.cat(list(embeddings), dim=1)
@@ -30,18 +31,17 @@ def combine(rule: Combine, embeddings: Sequence[Tensor]) -> Tensor:
 
 
 class CombinedEmbeddings:
-    """The combination of a batch's embeddings in training, and the gradients of those that other
-    parties sent.
+    """Combines a batch's embeddings in training and returns the gradients of received embeddings.
 
     Args:
-        embeddings: all that are combined, [B, D] each.
-        received: those among them that came from another party, without gradient.
-        sets: sets of the embeddings, and of what stands in for others, each of which is combined by
-            itself. Default: all embeddings are combined once.
+        rule: The rule of the recipe that combines embeddings.
+        embeddings: All embeddings to combine, [B, D] each.
+        received: {party: embedding} for the embeddings of other parties, without a gradient.
+        sets: Sets of embeddings, in which learnt vectors may replace the embeddings of absent
+            parties. Each set is combined separately. Default: one set of all embeddings.
 
-    ``values``: what each set gives. Under ``sum`` and ``mean`` of all embeddings, d loss / d
-    embedding is one tensor for all parties: that of the total (of the mean, over n). So autograd
-    need not make one for each.
+    The attribute ``values`` has the combination of each set. With ``sum`` or ``mean`` over all
+    embeddings, every embedding has the same gradient, so autograd computes it only once.
     """
 
     def __init__(
@@ -67,8 +67,9 @@ class CombinedEmbeddings:
             self.values = [combine(rule, subset) for subset in (sets or [embeddings])]
 
     def gradients(self) -> dict[str, Tensor]:
-        """Returns d loss / d embedding of each received one, after ``loss.backward()``; zeros if it
-        has no effect.
+        """Returns {party: d loss / d embedding} for the received embeddings.
+
+        Call this after ``loss.backward()``. An embedding without effect on the loss has zeros.
         """
         return {
             name: _gradient(z_BD if self._total_BD is None else self._total_BD)
@@ -76,12 +77,13 @@ class CombinedEmbeddings:
         }
 
 
-def _gradient(of: Tensor) -> Tensor:
-    return torch.zeros_like(of) if of.grad is None else of.grad
+def _gradient(z_BD: Tensor) -> Tensor:
+    return torch.zeros_like(z_BD) if z_BD.grad is None else z_BD.grad
 
 
 def combine_widths(rule: Combine, widths: Sequence[int]) -> int:
-    """Returns the width of the combination of embeddings of these widths by a built-in rule; only
-    ``concat`` may have different widths.
+    """Returns the width of the combined embeddings for a built-in rule.
+
+    Only ``concat`` can combine embeddings of different widths.
     """
     return sum(widths) if rule == "concat" else widths[0]

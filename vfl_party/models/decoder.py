@@ -1,4 +1,7 @@
-"""The decoder of the model inversion attack: latents to images, "L3" of MocoSFL, appendix A.3."""
+"""The decoder of the model inversion attack, which reconstructs images from latents.
+
+This is the decoder "L3" of MocoSFL, appendix A.3.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-# Channels of all blocks but the last.
+# The number of channels in all blocks except the last.
 CHANNELS = 64
-# Residual blocks before the image grows.
+# The number of residual blocks before the upsampling layers.
 BLOCKS = 5
 
 
 class DecoderBlock(nn.Module):
-    """A residual block with BatchNorm before each convolution. x: [B, C, H, W] -> [B, channels, H,
-    W].
+    """A residual block with BatchNorm before each convolution.
+
+    x: [B, C, H, W] -> [B, channels, H, W].
     """
 
     def __init__(self, in_channels: int, channels: int) -> None:
@@ -25,8 +29,10 @@ class DecoderBlock(nn.Module):
         self.conv1 = nn.Conv2d(in_channels, channels, 3, padding=1)
         self.norm2 = nn.BatchNorm2d(channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1)
-        same = in_channels == channels
-        self.shortcut: nn.Module = nn.Identity() if same else nn.Conv2d(in_channels, channels, 1)
+        has_same_channels = in_channels == channels
+        self.shortcut: nn.Module = (
+            nn.Identity() if has_same_channels else nn.Conv2d(in_channels, channels, 1)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.conv1(functional.relu(self.norm1(x)))
@@ -35,14 +41,15 @@ class DecoderBlock(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Turns latents z [B, *latent] into images [B, *image], from 0 to 1. Build inside ``seeded``.
+    """Decodes latents z [B, *latent] to images [B, *image] with values from 0 to 1.
 
-    Height and width are doubled as often as is needed for the image. If this makes more pixels than
-    the image has, they are brought to its size (bilinear).
+    Transposed convolutions double the height and the width until they reach the image's size. If
+    the result is larger than the image, bilinear interpolation shrinks it. Build this module inside
+    ``seed_torch``.
 
     Args:
-        latent: C, H and W; or the width alone of a vector, which is decoded as one pixel.
-        image: C, H and W.
+        latent: The shape (C, H, W) of a latent, or (width,) for a vector.
+        image: The shape (C, H, W) of an image.
     """
 
     def __init__(self, latent: tuple[int, ...], image: tuple[int, int, int]) -> None:
@@ -54,8 +61,10 @@ class Decoder(nn.Module):
         for number in range(BLOCKS):
             modules += [DecoderBlock(CHANNELS if number else channels, CHANNELS), nn.ReLU()]
         for _ in range(doublings):
-            grow = nn.ConvTranspose2d(CHANNELS, CHANNELS, 3, stride=2, padding=1, output_padding=1)
-            modules += [grow, nn.BatchNorm2d(CHANNELS), nn.ReLU()]
+            upsample = nn.ConvTranspose2d(
+                CHANNELS, CHANNELS, 3, stride=2, padding=1, output_padding=1
+            )
+            modules += [upsample, nn.BatchNorm2d(CHANNELS), nn.ReLU()]
         self.body = nn.Sequential(*modules)
         self.last = DecoderBlock(CHANNELS, image[0])
 

@@ -1,5 +1,6 @@
-"""A network for images, cut in two: the bottom model for the parties that hold the images, the
-tail for the party that trains. Its parts are those of ``blocks``.
+"""Cuts a network for images into a bottom model and a tail.
+
+The parties that hold the images run the bottom model. The training party runs the tail.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from vfl_party.models.blocks import NetworkPart, apply_stride, parts_of_cnn, par
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """A convolution at the end of the bottom, undone by a transposed one at the tail's beginning
-    (TAResSFL, A.4).
+    """A convolution at the end of the bottom model that shrinks the latents (TAResSFL, A.4).
+
+    A transposed convolution at the beginning of the tail restores their shape.
     """
 
     channels: int
@@ -26,10 +28,9 @@ class Bottleneck:
 
 
 class Tail(nn.Module):
-    """The upper half: the rest of the network, averaged over positions, and a head of two layers
-    for pretraining.
+    """The layers after the cut, average pooling, and a head of two layers for pretraining.
 
-    ``latent``: C, H and W of what it takes.
+    ``latent``: The shape (C, H, W) of an input.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class Tail(nn.Module):
         self.head = nn.Sequential(nn.Linear(features, width), nn.ReLU(), nn.Linear(width, width))
 
     def features(self, z: Tensor) -> Tensor:
-        """Returns the features [B, E] of latents, which a probe gets."""
+        """Returns the features [B, E] of latents z [B, C, H, W]. A probe is trained on these."""
         return torch.flatten(functional.adaptive_avg_pool2d(self.body(z), 1), 1)
 
     def forward(self, z: Tensor) -> Tensor:
@@ -51,13 +52,14 @@ class Tail(nn.Module):
 
 @dataclass(frozen=True)
 class Halves:
-    """A network and where it is cut.
+    """A network and the place where it is cut.
 
     Args:
-        settings: of the encoder: a ``cnn`` or a network of torchvision.
-        image: C, H and W of a row.
-        cut: how many convolutions the bottom has; ResNet-18's stem is 1, stem and one block are 3.
-        bottleneck: at the cut, if there is one.
+        settings: The settings of a ``cnn`` encoder or of a torchvision network.
+        image: The shape (C, H, W) of an image.
+        cut: The number of convolutions in the bottom model. For ResNet-18 the stem is 1, and the
+            stem with one block is 3.
+        bottleneck: The layers that shrink and restore the latents at the cut, or None.
     """
 
     settings: EncoderSettings
@@ -79,37 +81,38 @@ class Halves:
         )
 
     def _split(self) -> tuple[list[NetworkPart], list[NetworkPart]]:
-        """Returns the parts of bottom and tail. Raises InputError if the cut is not between two
-        parts.
+        """Returns the parts of the bottom model and of the tail.
+
+        Raises InputError if the cut is not between two parts.
         """
-        parts, counted = self._parts(), 0
-        places = []
+        parts, convolutions = self._parts(), 0
+        cuts = []
         for number, part in enumerate(parts[:-1], 1):
-            counted += part.convolutions
-            places.append(counted)
-            if counted == self.cut:
+            convolutions += part.convolutions
+            cuts.append(convolutions)
+            if convolutions == self.cut:
                 return parts[:number], parts[number:]
-        choices = ", ".join(map(str, places))
+        choices = ", ".join(map(str, cuts))
         raise InputError(
             Code.MODEL_INVALID,
             f"recipe: phases: cut: must be between two parts of this {self.settings.kind} (got "
             f"{self.cut}). Choose one of {choices}, or give a cnn more channels."
-            if places
+            if cuts
             else f"recipe: phases: cut: this {self.settings.kind} has only one part (got "
             f"{self.cut}). Set more channels.",
         )
 
     @property
     def features(self) -> int:
-        """The width E of the tail's features. Raises InputError."""
+        """The width E of the tail's features. Raises InputError if the network cannot be cut."""
         return self._parts()[-1].channels
 
     @property
     def latent(self) -> tuple[int, int, int]:
-        """C, H and W of what crosses the cut. Raises InputError.
+        """The shape (C, H, W) of the latents at the cut. Raises InputError if the cut is invalid.
 
-        Computed with numbers: torch's ``meta`` device imports sympy, which takes a second of
-        processor time.
+        This is integer arithmetic, because torch's ``meta`` device would import sympy, which takes
+        a second of processor time.
         """
         below, _ = self._split()
         _, *sides = self.image
@@ -122,8 +125,9 @@ class Halves:
 
     @property
     def fits(self) -> bool:
-        """Whether the network can take one such image: a normalisation needs groups of several
-        values.
+        """Whether the network supports images of this size.
+
+        Group normalisation needs more than one value in each group.
         """
         below, above = self._split()
         _, *sides = self.image
@@ -136,8 +140,9 @@ class Halves:
         return True
 
     def bottom(self) -> nn.Sequential:
-        """Builds the bottom: x [B, C, H, W] -> z [B, *latent]. Build inside ``seeded``. Raises
-        InputError.
+        """Builds the bottom model, x [B, C, H, W] -> z [B, *latent]. Call this in ``seed_torch``.
+
+        Raises InputError if the network cannot be cut there.
         """
         below, _ = self._split()
         modules = [part.make() for part in below]
@@ -147,15 +152,16 @@ class Halves:
         return nn.Sequential(*modules)
 
     def tail(self, width: int) -> Tail:
-        """Builds the tail, whose head has layers of ``width``. Build inside ``seeded``. Raises
-        InputError.
+        """Builds the tail with a head of layers of ``width``. Call this inside ``seed_torch``.
+
+        Raises InputError if the network cannot be cut there.
         """
         below, above = self._split()
         modules = [part.make() for part in above]
         if self.bottleneck is not None:
             channels, stride = self.bottleneck.channels, self.bottleneck.stride
-            back = nn.ConvTranspose2d(
+            restore = nn.ConvTranspose2d(
                 channels, below[-1].channels, 3, stride=stride, padding=1, output_padding=stride - 1
             )
-            modules.insert(0, back)
+            modules.insert(0, restore)
         return Tail(nn.Sequential(*modules), self.latent, self.features, width)

@@ -1,6 +1,4 @@
-"""Builds optimizer and learning-rate schedule of one party's own parameters, and clips their
-gradients.
-"""
+"""Builds optimizers and learning-rate schedules for a party's parameters, and clips gradients."""
 
 from __future__ import annotations
 
@@ -21,15 +19,15 @@ Schedule: TypeAlias = LambdaLR
 
 
 class _Direct(Optimizer):
-    """torch's optimizer without what decorators add to its methods.
+    """A torch optimizer without the decorators of its methods.
 
-    They serve ``torch.compile`` and the profiler, which no party uses. The first decorated call
-    would import ``torch._dynamo``, which takes 1.3 s of processor time and 170 MB in each process;
-    each step would take 11 µs more (SGD of a 32-256-64 MLP: 27 instead of 16 µs). Without a
-    decorator, ``inspect.unwrap`` gives torch's method as it is.
+    The decorators serve ``torch.compile`` and the profiler, which no party uses. The first call of
+    a decorated method would import ``torch._dynamo``, which takes 1.3 s of processor time and 170
+    MB in each process. Each step would take 11 µs more (SGD of a 32-256-64 MLP: 27 instead of 16
+    µs).
     """
 
-    # Torch's step itself.
+    # The undecorated ``step`` of the torch optimizer.
     update: ClassVar[Callable[[Any], None]]
 
     def step(self, closure: None = None) -> None:  # type: ignore[override] # noqa: ARG002 - as torch has it
@@ -58,28 +56,31 @@ class _DirectSGD(_Direct, SGD):
 
 
 class _Moments(NamedTuple):
-    """Adam's state of each parameter; ``of``: the optimizer's state that holds it."""
+    """Lists of the tensors in Adam's state, in the order of the parameters."""
 
-    of: Mapping[Tensor, Any]
+    # The optimizer's state from which the tensors were listed.
+    state: Mapping[Tensor, Any]
     first: list[Tensor]
     second: list[Tensor]
     steps: list[Tensor]
 
 
 class _DirectAdam(_Direct, Adam):
-    """Calls torch's kernel with moments that it has listed once, instead of at each step: 35
-    instead of 55 µs, and 4 % of a small run's processor time. Torch's own step is the fallback.
+    """Adam that lists its moments once instead of at each step, and calls torch's fused kernel.
+
+    A step takes 35 instead of 55 µs, which saves 4 % of a small run's processor time. Where the
+    kernel cannot be used, this class calls torch's ``step``.
     """
 
-    # Whether all parameters have one dtype, on one device; None: not known yet.
-    _alike: bool | None = None
+    # Whether all parameters have the same dtype and device. None before the first step.
+    _is_uniform: bool | None = None
     _moments: _Moments | None = None
 
     def update(self) -> None:
-        """Does what torch's step does."""
-        grads, group, moments = self._dense(), self.param_groups[0], self._moments
-        # The first step, or the state was loaded.
-        if grads is None or moments is None or moments.of is not self.state:
+        """Updates the parameters with the same result as torch's ``step``."""
+        grads, group, moments = self._dense_gradients(), self.param_groups[0], self._moments
+        # This is the first step, or load_state_dict has replaced the state.
+        if grads is None or moments is None or moments.state is not self.state:
             _adam_step(self)
             states = (
                 [self.state[parameter] for parameter in group["params"]]
@@ -112,18 +113,16 @@ class _DirectAdam(_Direct, Adam):
             maximize=False,
         )
 
-    def _dense(self) -> list[Tensor] | None:
-        """Returns the gradients of all parameters if one call of the kernel can take them; else
-        None.
-        """
-        group, *others = self.param_groups
-        if self._alike is None:
+    def _dense_gradients(self) -> list[Tensor] | None:
+        """Returns all parameters' gradients, or None if one kernel call cannot apply them."""
+        group, *other_groups = self.param_groups
+        if self._is_uniform is None:
             kinds = {(parameter.device, parameter.dtype) for parameter in group["params"]}
-            self._alike = not others and len(kinds) == 1
+            self._is_uniform = not other_groups and len(kinds) == 1
         grads = [parameter.grad for parameter in group["params"]]
         return (
             grads
-            if self._alike and all(grad is not None and not grad.is_sparse for grad in grads)
+            if self._is_uniform and all(grad is not None and not grad.is_sparse for grad in grads)
             else None
         )
 
@@ -132,7 +131,7 @@ _adam_step = inspect.unwrap(Adam.step)
 
 
 class _DirectAdamW(_DirectAdam, AdamW):
-    """Torch's AdamW is its Adam with a group that says how weights decay; so is this one."""
+    """AdamW. As in torch, it is Adam with another kind of weight decay in its parameter group."""
 
 
 class _DirectAdagrad(_Direct, Adagrad):
@@ -140,14 +139,14 @@ class _DirectAdagrad(_Direct, Adagrad):
 
 
 def build_optimizer(settings: OptimizerSettings, params: Iterable[Tensor]) -> Optimizer:
-    """Builds SGD, Adam, AdamW or Adagrad over ``params``, which must already be on their device.
+    """Builds SGD, Adam, AdamW or Adagrad for ``params``, which must already be on their device.
 
-    torch's fused kernels are its fastest on the CPU too: an Adam step of a 64-256-64 MLP takes 46
-    µs instead of 107 µs, one of a ResNet-18 11 ms instead of 60 ms; SGD and Adagrad gain as much.
-    Their results differ from the default's only by rounding (tested), and are identical in every
-    run with the same number of threads.
+    torch's fused kernels are also the fastest on the CPU: an Adam step takes 46 instead of 107 µs
+    for a 64-256-64 MLP, and 11 instead of 60 ms for a ResNet-18. SGD and Adagrad gain as much. The
+    results differ from those of the default kernels only by rounding (tested). They are identical
+    in every run with the same number of threads.
 
-    Raises InputError if there is nothing to train.
+    Raises InputError if ``params`` is empty.
     """
     params = list(params)
     if not params:
@@ -167,60 +166,59 @@ def build_optimizer(settings: OptimizerSettings, params: Iterable[Tensor]) -> Op
 
 
 def keep_rate(optimizer: Optimizer, params: Sequence[Tensor]) -> None:
-    """Gives ``params`` of the optimizer their own group, whose rate no schedule of
-    ``build_schedule`` changes; call it before that. Nothing changes without ``params``.
+    """Moves ``params`` to a parameter group with a constant learning rate.
+
+    Call this before ``build_schedule``, which then does not change the rate of this group.
     """
     if not params:
         return
     (group,) = optimizer.param_groups
-    own = {id(parameter) for parameter in params}
-    group["params"] = [parameter for parameter in group["params"] if id(parameter) not in own]
+    moved_ids = {id(parameter) for parameter in params}
+    group["params"] = [parameter for parameter in group["params"] if id(parameter) not in moved_ids]
     options = {key: value for key, value in group.items() if key != "params"}
     optimizer.add_param_group({**options, "params": list(params), "kept": True})
 
 
 class Plateau(LambdaLR):
-    """A learning rate that falls when validations no longer improve.
+    """Lowers the learning rate when validations no longer improve.
 
-    It is torch's ``ReduceLROnPlateau`` with ``threshold = 0``, driven by whether a validation was
-    the best one so far instead of by its value: every party knows the former, only the active one
-    the latter. ``patience`` is torch's plus one.
+    This is torch's ``ReduceLROnPlateau`` with ``threshold = 0``, except that it takes whether a
+    validation was the best so far instead of the metric's value. Every party knows the former, but
+    only the active party knows the value. ``patience`` is torch's ``patience`` plus one.
     """
 
     def __init__(
         self,
         optimizer: Optimizer,
-        warm: Callable[[int], float],
+        warmup_factor: Callable[[int], float],
         factor: float,
         patience: int,
     ) -> None:
-        # Torch keeps all of them with the schedule's state.
+        # torch saves all public attributes in the schedule's state_dict.
         self.factor, self.patience, self.waited, self.lowered = factor, patience, 0, 0
-        super().__init__(optimizer, lambda epoch: warm(epoch) * self.factor**self.lowered)
+        super().__init__(optimizer, lambda epoch: warmup_factor(epoch) * self.factor**self.lowered)
 
     def note_validation(self, *, best: bool) -> None:
-        """Notes a validation, and lowers the rate if it is the ``patience``-th without a better
-        value.
-        """
+        """Notes a validation's result, and lowers the rate after ``patience`` worse results."""
         self.waited = 0 if best else self.waited + 1
         if self.waited < self.patience:
             return
         self.waited, self.lowered = 0, self.lowered + 1
         self._last_lr = [
-            base * of(self.last_epoch)
-            for base, of in zip(self.base_lrs, self.lr_lambdas, strict=True)
+            base_rate * factor_of(self.last_epoch)
+            for base_rate, factor_of in zip(self.base_lrs, self.lr_lambdas, strict=True)
         ]
         for group, rate in zip(self.optimizer.param_groups, self._last_lr, strict=True):
             group["lr"] = rate
 
 
 def build_schedule(settings: OptimizerSettings, optimizer: Optimizer, epochs: int) -> Schedule:
-    """Builds the learning rate's schedule, to be stepped at the end of each epoch.
+    """Builds the learning-rate schedule. Call its ``step`` at the end of each epoch.
 
-    With w = ``warmup_epochs``, the rate of epoch e < w is lr * (e + 1) / (w + 1). After that, with
-    e counted from w: ``constant``; ``cosine``: lr * (1 + cos(pi * e / (epochs - w))) / 2, which is
-    zero after ``epochs`` steps; ``step``: lr * factor ** (e // step_epochs); ``plateau``: see
-    ``Plateau``. Raises InputError if the warm-up takes all epochs.
+    With w = ``warmup_epochs``, the rate in epoch e < w is lr * (e + 1) / (w + 1). After the
+    warm-up, e counts from w. ``constant``: lr. ``cosine``: lr * (1 + cos(pi * e / (epochs - w))) /
+    2, which is 0 after ``epochs`` steps. ``step``: lr * factor ** (e // step_epochs). ``plateau``:
+    see ``Plateau``. Raises InputError if the warm-up takes all epochs.
     """
     warmup = settings.warmup_epochs
     if warmup and warmup >= epochs:
@@ -229,10 +227,10 @@ def build_schedule(settings: OptimizerSettings, optimizer: Optimizer, epochs: in
             f"recipe: phases: optimizer.warmup_epochs: must be less than the {epochs} epochs (got "
             f"{warmup}). Set fewer warm-up epochs.",
         )
-    after = _decay(settings, epochs - warmup)
+    decay = _decay(settings, epochs - warmup)
 
     def factor(epoch: int) -> float:
-        return (epoch + 1) / (warmup + 1) if epoch < warmup else after(epoch - warmup)
+        return (epoch + 1) / (warmup + 1) if epoch < warmup else decay(epoch - warmup)
 
     if settings.schedule == "plateau":
         return Plateau(optimizer, factor, settings.factor, settings.plateau_patience)
@@ -247,18 +245,20 @@ def _constant_factor(_epoch: int) -> float:
 
 
 def _decay(settings: OptimizerSettings, epochs: int) -> Callable[[int], float]:
-    """Returns what the learning rate is multiplied by in an epoch after the warm-up."""
-    every = settings.step_epochs
+    """Returns a function of the epoch after the warm-up that gives the learning rate's factor."""
+    step_epochs = settings.step_epochs
     if settings.schedule == "cosine":
         return lambda epoch: (1 + math.cos(math.pi * min(epoch / max(epochs, 1), 1.0))) / 2
-    if settings.schedule == "step" and every is not None:
-        return lambda epoch: float(settings.factor ** (epoch // every))
+    if settings.schedule == "step" and step_epochs is not None:
+        return lambda epoch: float(settings.factor ** (epoch // step_epochs))
     return lambda _epoch: 1.0
 
 
 def clip(settings: OptimizerSettings, params: Iterable[Tensor]) -> None:
-    """Scales the gradients of ``params`` in place to a joint L2 norm of at most ``clip_norm``, if
-    that is set: torch multiplies them by clip_norm / (norm + 1e-6) if that is less than 1.
+    """Scales the gradients of ``params`` in place to a joint L2 norm of at most ``clip_norm``.
+
+    torch multiplies the gradients by clip_norm / (norm + 1e-6) if this factor is less than 1.
+    Without ``clip_norm`` this function does nothing.
     """
     if settings.clip_norm is not None:
         nn.utils.clip_grad_norm_(params, settings.clip_norm)

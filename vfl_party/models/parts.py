@@ -1,5 +1,6 @@
-"""An encoder's top: the layers that FedHSSL shares between parties, while the layers below stay
-with their party.
+"""The top of an encoder: the layers that FedHSSL aggregates across parties.
+
+The other layers stay at their party.
 """
 
 from __future__ import annotations
@@ -12,26 +13,26 @@ _ATTRIBUTE = "top_layers"
 
 
 def mark_top(encoder: nn.Module, *layers: str) -> nn.Module:
-    """Notes the names of the submodules that are the top. A user's own encoder sets ``top_layers``
-    itself.
+    """Marks the submodules ``layers`` as the top of an encoder, and returns the encoder.
+
+    A user's encoder sets the attribute ``top_layers`` itself.
     """
-    # It is not a tensor, so nn.Module's bookkeeping is bypassed.
+    # The names are neither tensors nor modules, so this bypasses nn.Module.__setattr__.
     encoder.__dict__[_ATTRIBUTE] = layers
     return encoder
 
 
 def top_state(encoder: nn.Module) -> dict[str, Tensor]:
-    """Returns {name in the encoder: parameter or floating-point buffer} of its top: the tensors,
-    not copies.
+    """Returns {name in the encoder: tensor} for the parameters and buffers of the encoder's top.
 
-    Counters (BatchNorm's ``num_batches_tracked``) are left out. Raises InputError (MODEL_INVALID)
-    if the encoder names no top.
+    The tensors are not copied. Integer buffers such as BatchNorm's ``num_batches_tracked`` are left
+    out. Raises InputError (MODEL_INVALID) if the encoder does not name the layers of its top.
     """
     layers = getattr(encoder, _ATTRIBUTE, ())
     layers = (layers,) if isinstance(layers, str) else tuple(layers)
-    known = {name for name, _ in encoder.named_modules()}
+    submodules = {name for name, _ in encoder.named_modules()}
     for layer in layers:
-        if layer not in known:
+        if layer not in submodules:
             raise InputError(
                 Code.MODEL_INVALID,
                 f"top_layers: the encoder has no such submodule (got {layer!r}). Name a submodule "

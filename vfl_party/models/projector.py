@@ -1,4 +1,4 @@
-"""The heads of self-supervised methods, used in pretraining alone: projector and predictor."""
+"""The projector and the predictor of self-supervised methods, used only in pretraining."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from torch import nn
 
 
 def build_projector(in_features: int, widths: Sequence[int]) -> nn.Sequential:
-    """Builds linear and BatchNorm for each width, ReLU after all but the last. h: [B, in_features]
-    -> [B, widths[-1]]. Without widths it is the identity.
+    """Builds a projector, h [B, in_features] -> [B, widths[-1]].
 
-    FedHSSL, appendix B: [512, 512, 512] for SimSiam and BYOL, [512, 512, 128] for MoCo.
+    For each width it has a linear layer and BatchNorm, with ReLU after all but the last. Without
+    ``widths`` it is the identity. FedHSSL, appendix B uses [512, 512, 512] for SimSiam and BYOL and
+    [512, 512, 128] for MoCo.
     """
     modules: list[nn.Module] = []
     for width in widths:
@@ -21,8 +22,9 @@ def build_projector(in_features: int, widths: Sequence[int]) -> nn.Sequential:
 
 
 def build_predictor(width: int, hidden: int) -> nn.Sequential:
-    """Builds width -> hidden -> width, with BatchNorm and ReLU between. z: [B, width]. FedHSSL,
-    appendix B.
+    """Builds a predictor, z [B, width] -> [B, width], as in FedHSSL, appendix B.
+
+    It has two linear layers, with BatchNorm and ReLU between them.
     """
     return nn.Sequential(
         nn.Linear(width, hidden, bias=False),

@@ -1,6 +1,4 @@
-"""An encoder that draws its embeddings, and tells little of its columns: the variational
-information bottleneck.
-"""
+"""The variational information bottleneck: an encoder with random embeddings that leak little."""
 
 from __future__ import annotations
 
@@ -19,13 +17,14 @@ from vfl_common.files import load_or_create_secret
 from vfl_party.base.dtypes import real
 
 SECRET_BYTES = 32
-# The minimum σ of each element, so that rows far from the others get noise, too.
+# The minimum σ of each element, so that outlier rows get noise too.
 MIN_SIGMA = 0.1
 
 
 class _WithTerm(torch.autograd.Function):
-    """Returns z; whatever gradient comes back to z, ``weight`` comes back to ``term``: it is added
-    to the loss.
+    """Adds ``weight * term`` to the loss of a party that has only the gradient of z.
+
+    The forward pass returns z. The backward pass gives ``term`` the gradient ``weight``.
     """
 
     @staticmethod
@@ -41,23 +40,22 @@ class _WithTerm(torch.autograd.Function):
 
 
 class StochasticEncoder(nn.Module):
-    """z = μ + σ·ε with σ = 0.1 + softplus(s − ½) and ε ~ N(0, 1); λ · KL(N(μ, σ²) ‖ N(0, 1)) is
-    added to the loss.
+    """Draws embeddings z = μ + σ·ε with σ = 0.1 + softplus(s − ½) and ε ~ N(0, 1).
 
-    MID (Zou, Liu and Zhang 2023, arXiv 2301.01142), which bounds what z tells of the columns as
-    Alemi et al. (2017) do. KL is summed over the embedding and averaged over the batch; it is of
-    the party's own loss. Embeddings are drawn in evaluation too. The 0.1 is ours: without it σ may
-    become 0.
+    This is MID (Zou, Liu and Zhang 2023, arXiv 2301.01142). λ · KL(N(μ, σ²) ‖ N(0, 1)) in the
+    party's loss bounds the information about the columns in z, as in Alemi et al. (2017). KL is
+    summed over the embedding and averaged over the batch. Embeddings are also random in evaluation.
+    The minimum of 0.1 is not in the paper; without it σ may become 0.
 
-    ε is a function of a secret and of (μ, s) of the whole batch, so it needs no state: a resumed
-    run sends the same messages again, and no receiver gets two different messages under one noise.
-    The secret comes from the operating system and stays among the party's own weights, where its
-    checkpoints keep it, and its run's folder before there is one.
+    ε is a function of a secret and of (μ, s) of the whole batch, so it needs no state. A resumed
+    run sends the same messages again, and a receiver never gets two messages with the same noise.
+    The secret comes from the operating system's random numbers. It is a buffer of this module, so
+    checkpoints contain it. Before the first checkpoint it is in a file in the run's folder.
 
     Args:
-        encoder: gives μ and s side by side, [B, 2·width].
-        width: of z.
-        weight: λ.
+        encoder: Returns μ and s, concatenated to [B, 2·width].
+        width: The width of z.
+        weight: The weight λ of the KL term.
     """
 
     def __init__(self, encoder: nn.Module, width: int, weight: float) -> None:
@@ -67,44 +65,45 @@ class StochasticEncoder(nn.Module):
         self.register_buffer("secret", _tensor(secrets.token_bytes(SECRET_BYTES)))
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """Embeds an encoder's ``inputs`` as [B, width]."""
-        both = self.encoder(*inputs).to(real())
-        mean_BD, s_BD = both[:, : self.width], both[:, self.width :]
+        """Returns random embeddings [B, width] of the encoder's ``inputs``."""
+        mean_and_s = self.encoder(*inputs).to(real())
+        mean_BD, s_BD = mean_and_s[:, : self.width], mean_and_s[:, self.width :]
         sigma_BD = MIN_SIGMA + functional.softplus(s_BD - 0.5)
-        z_BD: Tensor = mean_BD + sigma_BD * self._noise(both)
+        z_BD: Tensor = mean_BD + sigma_BD * self._noise(mean_and_s)
         if not (self.training and torch.is_grad_enabled()):
             return z_BD
         kl = 0.5 * (mean_BD**2 + sigma_BD**2 - 1 - 2 * sigma_BD.log()).sum(dim=1).mean()
-        drawn: Tensor = _WithTerm.apply(z_BD, kl, self.weight)
-        return drawn
+        z_with_kl_BD: Tensor = _WithTerm.apply(z_BD, kl, self.weight)
+        return z_with_kl_BD
 
     def keep_secret(self, path: Path) -> None:
-        """Takes the secret that is in the file; writes its own if there is none. Raises InputError.
+        """Loads the secret from a file, or writes this module's secret if there is no file.
 
-        A generation that restarts has the same weights again, and must not send them under other
-        noise: the mean of many draws tells more than one.
+        A restarted generation sends the embeddings of the same weights again. It must use the same
+        noise, because an average over several draws reveals more than one draw. Raises InputError
+        if the file cannot be read or written.
         """
         self.secret.copy_(_tensor(load_or_create_secret(path, bytes(self.secret.cpu().numpy()))))
 
-    def _noise(self, both: Tensor) -> Tensor:
-        """Draws ε, float32 [B, width]."""
+    def _noise(self, mean_and_s: Tensor) -> Tensor:
+        """Returns ε, float32 [B, width], as a function of the secret and of ``mean_and_s``."""
         secret = bytes(self.secret.cpu().numpy())
-        message = both.detach().cpu().contiguous().numpy().tobytes()
+        message = mean_and_s.detach().cpu().contiguous().numpy().tobytes()
         key = int.from_bytes(hmac.digest(secret, message, hashlib.sha256)[:16], "big")
         random = np.random.Generator(np.random.Philox(key=key))
         return torch.from_numpy(
-            random.standard_normal((len(both), self.width), dtype=np.float32)
-        ).to(both.device)
+            random.standard_normal((len(mean_and_s), self.width), dtype=np.float32)
+        ).to(mean_and_s.device)
 
 
 def _tensor(secret: bytes) -> Tensor:
     return torch.tensor(list(secret), dtype=torch.uint8)
 
 
-class _Mean(nn.Module):
-    def __init__(self, of: StochasticEncoder) -> None:
+class _MeanEncoder(nn.Module):
+    def __init__(self, stochastic: StochasticEncoder) -> None:
         super().__init__()
-        self.encoder, self.width = of.encoder, of.width
+        self.encoder, self.width = stochastic.encoder, stochastic.width
 
     def forward(self, *inputs: Tensor) -> Tensor:
         mean_BD: Tensor = self.encoder(*inputs)[:, : self.width]
@@ -112,7 +111,8 @@ class _Mean(nn.Module):
 
 
 def deterministic(encoder: nn.Module) -> nn.Module:
-    """Returns an encoder that draws nothing, with the same weights: for its owner only, and never
-    sent.
+    """Returns an encoder with the same weights that returns the mean μ instead of a random z.
+
+    Its embeddings are only for the party itself and must never be sent.
     """
-    return _Mean(encoder) if isinstance(encoder, StochasticEncoder) else encoder
+    return _MeanEncoder(encoder) if isinstance(encoder, StochasticEncoder) else encoder

@@ -1,6 +1,4 @@
-"""Two encoders as one: a party's cross-party and its local encoder, as fine-tuning uses them
-(FedHSSL, section IV).
-"""
+"""Joins a party's cross-party and local encoders for fine-tuning (FedHSSL, section IV)."""
 
 from __future__ import annotations
 
@@ -11,11 +9,12 @@ from torch import Tensor, nn
 
 
 class TwoTowers(nn.Module):
-    """z = (cross(x) + local(x)) / 2, or both side by side.
+    """Combines the embeddings of two encoders of the same inputs: their mean or concatenation.
 
     Args:
-        cross, local: encoders of the same inputs; for ``concat`` each gives half of the recipe's
-            embedding.
+        cross: The cross-party encoder. For ``concat`` its width is half the recipe's width.
+        local: The local encoder, of the same width as ``cross``.
+        rule: The rule that combines the two embeddings.
     """
 
     def __init__(self, cross: nn.Module, local: nn.Module, rule: Literal["mean", "concat"]) -> None:
@@ -23,7 +22,7 @@ class TwoTowers(nn.Module):
         self.cross, self.local, self.rule = cross, local, rule
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """Embeds an encoder's ``inputs`` as [B, D]."""
+        """Returns the combined embeddings [B, D] of an encoder's ``inputs``."""
         cross_BD, local_BD = self.cross(*inputs), self.local(*inputs)
         if self.rule == "concat":
             return torch.cat([cross_BD, local_BD], dim=1)

@@ -1,6 +1,4 @@
-"""The training budget of a supervised phase, when it ends early, and the optimizers of single
-parties.
-"""
+"""Recipe settings of supervised phases: training budget, early stopping and parties' optimizers."""
 
 from __future__ import annotations
 
@@ -17,12 +15,12 @@ from vfl_common.errors import Code, InputError
 
 
 class TrainingSettings(Section):
-    """The budget of a supervised phase: ``epochs`` or ``steps``."""
+    """The training budget of a supervised phase, in epochs or in steps."""
 
     epochs: PositiveInt | None = None
     """Epochs over the training rows. Give this or ``steps``."""
     steps: PositiveInt | None = None
-    """For few rows: whole epochs with at least this many batches."""
+    """The minimum number of batches, rounded up to whole epochs. Use this for few rows."""
     batch_size: PositiveInt = 64
     """Rows of a batch."""
     optimizer: UnjudgedOptimizer = OptimizerSettings()
@@ -30,52 +28,54 @@ class TrainingSettings(Section):
 
     def model_post_init(self, _context: Any) -> None:
         if (self.epochs is None) == (self.steps is None):
-            raise ValueError("set either epochs or steps")
+            raise ValueError("a phase needs either epochs or steps. Set one of them.")
 
     def epochs_over(self, rows: int) -> int:
         """Returns the number of epochs over ``rows`` training rows."""
         if self.steps is None:
             return self.epochs or 1
-        whole, rest = divmod(rows, self.batch_size)
-        # The last batch may be dropped; see vfl_party.base.seeds.batches.
-        a_step = rest > 1 or (rest == 1 and (whole == 0 or self.batch_size == 1))
-        return -(-self.steps // max(1, whole + a_step))
+        whole_batches, remaining_rows = divmod(rows, self.batch_size)
+        # A last batch of one row is dropped; see vfl_party.base.seeds.batches.
+        has_partial_batch = remaining_rows > 1 or (
+            remaining_rows == 1 and (whole_batches == 0 or self.batch_size == 1)
+        )
+        return -(-self.steps // max(1, whole_batches + has_partial_batch))
 
 
 class EarlyStopping(Section):
     """Ends the phase when a metric on the validation rows has not improved for some time."""
 
     patience: PositiveInt = 5
-    """Validations without a better value after which the phase ends. All parties then restore their
-    best weights.
+    """The phase ends after this many validations without a better value. All parties then restore
+    their best weights.
     """
     metric: KindName = "loss"
     """The metric on the validation rows."""
 
 
 class OwnOptimizers(Section):
-    """Optimizers of single parties, of a phase in which several parties have one."""
+    """The key ``optimizers`` of a phase in which several parties train."""
 
     optimizers: dict[str, UnjudgedOptimizer] = Field(default_factory=dict)
-    """The optimizers of single parties, by the party's name, each in place of ``optimizer``."""
+    """{party: optimizer} for parties that do not use the phase's ``optimizer``."""
 
 
 def own_optimizer(
     recipe: Recipe, phase: str, party: str, optimizers: Mapping[str, OptimizerSettings]
 ) -> OptimizerSettings | None:
-    """Returns the optimizer that the recipe sets for ``party`` only, or None.
+    """Returns the optimizer that the recipe sets only for ``party``, or None.
 
     Raises InputError if ``optimizers`` names an unknown party.
     """
     names = [place.name for place in recipe.parties]
     for name in optimizers:
         if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
+            suggestions = difflib.get_close_matches(name, names, n=1)
             raise InputError(
                 Code.CONFIG_INVALID,
                 f"recipe: phases: {phase}: optimizers: unknown party {name!r}. Did you mean "
-                f"{near[0]!r}?"
-                if near
+                f"{suggestions[0]!r}?"
+                if suggestions
                 else f"recipe: phases: {phase}: optimizers: unknown party {name!r}. Choose one of: "
                 f"{', '.join(names)}.",
             )

@@ -1,3 +1,1 @@
-"""What is checked before anything leaves a party: of a run before it joins, and of what all parties
-show each other when they join.
-"""
+"""Checks of a party before it sends anything: of the proposed run, and of the parties' policies."""

@@ -13,7 +13,10 @@ _UNKNOWN = "sha256:unknown"
 
 
 def digests(names: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yields (``group:name``, digest) of plug-ins; ``names``: ``group:name`` of each."""
+    """Yields (``group:name``, digest) for each installed plug-in in ``names``.
+
+    ``names``: The plug-ins as ``group:name``.
+    """
     for name in names:
         group, _, short = name.partition(":")
         for entry in entry_points(group=group, name=short):
@@ -21,19 +24,19 @@ def digests(names: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def digest_of(module: str) -> str:
-    """Returns ``sha256:`` and the digest of a module's file; if it is in a package, of all files of
-    the whole package, with their names, because the module may import and read them all.
-    ``sha256:unknown`` if there are none.
+    """Returns the digest of a module's code, as ``sha256:`` and the hexadecimal digest.
 
-    Of a namespace package, which several projects share, only the package within it counts. The
-    code is not run.
+    For a module in a package, the digest includes the names and contents of all files in the
+    package, because the module may import or read them. In a namespace package, which several
+    projects share, only the package inside it counts. The code is not run. Returns
+    ``sha256:unknown`` if there are no files.
     """
-    spec = _outermost(module)
+    spec = _find_outermost_package(module)
     if spec is None:
         return _UNKNOWN
     if spec.submodule_search_locations is not None:
         roots = [Path(location) for location in spec.submodule_search_locations]
-        files = sorted((root, path) for root in roots for path in _files(root))
+        files = sorted((root, path) for root in roots for path in _yield_files(root))
     elif spec.has_location and spec.origin is not None:
         files = [(Path(spec.origin).parent, Path(spec.origin))]
     else:
@@ -46,9 +49,11 @@ def digest_of(module: str) -> str:
     return f"sha256:{digest.hexdigest()}" if files else _UNKNOWN
 
 
-def _outermost(module: str) -> ModuleSpec | None:
-    """Returns the first part of a module's name that is no namespace: of ``a.b.c``, ``a``, or else
-    ``a.b``, or else ``a.b.c``. Parts before are namespaces, which have no code to run.
+def _find_outermost_package(module: str) -> ModuleSpec | None:
+    """Returns the spec of the outermost package or module that is not a namespace package.
+
+    For ``a.b.c`` this is ``a``, or else ``a.b``, or else ``a.b.c``. Finding the spec of ``a.b``
+    imports ``a``, which runs no code if ``a`` is a namespace package.
     """
     parts, spec = module.split("."), None
     for count in range(1, len(parts) + 1):
@@ -58,8 +63,8 @@ def _outermost(module: str) -> ModuleSpec | None:
     return spec
 
 
-def _files(root: Path) -> Iterator[Path]:
-    """Yields the files below a folder; not what Python has compiled from them."""
+def _yield_files(root: Path) -> Iterator[Path]:
+    """Yields the files in a folder and its subfolders, without compiled Python files."""
     for path in root.rglob("*"):
         if path.is_file() and "__pycache__" not in path.relative_to(root).parts:
             yield path

@@ -1,4 +1,4 @@
-"""The guards of a party: all that may refuse a run before anything leaves."""
+"""Creates the guards of a party, which may refuse a run before anything is sent."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from vfl_party.policy.words import WordsGuard
 
 
 def words_of(file: PartyFile, recipe: Recipe) -> WordsGuard:
-    """Returns the guard of the party file's policy."""
+    """Returns the guard that checks the party file's policy."""
     return WordsGuard(file.policy, file.name, recipe, file.pins)
 
 
 def guards_of(file: PartyFile, recipe: Recipe) -> Sequence[RunGuard]:
-    """Returns the guards of a party that its party file asks for."""
+    """Returns the guards that a party file requires."""
     return [words_of(file, recipe)]
 
 
 def guards_of_trial(recipe: Recipe, name: str) -> Sequence[RunGuard]:
-    """Returns the guards of a party in a trial on one machine, where nobody has a key."""
+    """Returns the guards of a party in a trial on one machine, where parties have no keys."""
     return [WordsGuard(get_trial_policy_name(recipe, name), name, recipe, None)]
 
 
 def trees_of_trial(recipe: Recipe, name: str) -> TreeLimits | None:
-    """Returns what the level of a party's policy asks of trees in a trial; None: nothing. There,
-    keys may be short.
+    """Returns the limits for trees that a party's policy sets in a trial, or None.
+
+    A trial may use shorter keys.
     """
     policy = get_trial_policy_name(recipe, name)
     limits = policy.elsewhere.get("trees") if isinstance(policy, PolicySettings) else None

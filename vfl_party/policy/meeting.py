@@ -1,8 +1,8 @@
-"""What parties show each other when they join, and what each of them checks before it sends
-anything.
+"""The tables that parties exchange when they join, and the guards that check them.
 
-Each party hands the server one JSON text; the server passes all of them on, unread, when a
-generation begins. It is a table with a key for each guard: ``policy``, ``grant``, ``head``.
+Each party sends the server one JSON text. When a generation begins, the server sends all these
+texts to all parties, without reading them. A text is a table with a key for each guard: ``policy``,
+``grant``, ``head``.
 """
 
 from __future__ import annotations
@@ -20,16 +20,20 @@ from vfl_party.assembly.party import OpenedParty
 from vfl_party.phases.context import Party
 from vfl_party.policy.planned import SendingPlan, plan_sent
 
-# The file, in the party's folder of a run, of what each party has shown.
+# The name of the file with all parties' tables, in the party's folder of a run.
 SHOWN = "shown.json"
 
 
 @dataclass(frozen=True)
 class ProposedRun:
-    """A run that this party is asked to take part in, before it joins.
+    """A run that this party has not yet joined.
 
-    ``party``: as it would be, with the ``rows`` that it expects. ``epochs``: {phase: its epochs}.
-    ``plugins``: ``group:name`` of each that the recipe has this party use.
+    Args:
+        opened: The opened party, with its recipe and table.
+        party: The party with the models and exchanges that it would have in the run.
+        rows: The number of rows that the party expects.
+        epochs: {phase: number of epochs}.
+        plugins: The plug-ins that this party would use, as ``group:name``.
     """
 
     opened: OpenedParty
@@ -40,49 +44,53 @@ class ProposedRun:
 
     @cached_property
     def plan(self) -> SendingPlan | None:
-        """What this party would send in training; None if that has too many steps to be counted
-        before, and of a prediction, in which each row leaves once.
+        """What this party would send in training.
+
+        None for a prediction, which sends each row once, and for a run with too many steps to
+        count.
         """
         trains = self.opened.work.job == "train"
         return plan_sent(self.party, self.rows) if trains else None
 
 
 class RunGuard(Protocol):
-    """Checks runs; a party has several. Only the party itself reads the text of its errors; the
-    others read that it refuses.
+    """Checks proposed runs. A party may have several guards.
+
+    Only the party itself sees the messages of its errors. The other parties only see that it
+    refuses.
     """
 
     @property
     def key(self) -> str:
-        """The key of this guard in the table that parties show."""
+        """The key of this guard in the tables that parties exchange."""
         ...
 
     def before(self, asked: ProposedRun) -> None:
-        """Called before the party joins. Raises InputError (REFUSED) if the run may not be."""
+        """Is called before the party joins. Raises InputError (REFUSED) to refuse the run."""
         ...
 
     def shows(self) -> Any:
-        """Returns what all parties may read, fit for JSON; None: nothing."""
+        """Returns this guard's JSON value for all other parties, or None."""
         ...
 
     def meet(self, run_id: str, tables: Mapping[str, Any]) -> None:
-        """Called when all have joined, in each generation, before anything leaves.
+        """Is called in each generation when all parties have joined, before anything is sent.
 
-        ``tables``: {party: what it shows under this guard's key; None if nothing}, of this party
-        too; of peers, and not checked. Raises InputError (REFUSED) if the run may not be.
+        ``tables``: {party: its value under this guard's key, or None}, including this party. The
+        values of peers are not validated. Raises InputError (REFUSED) to refuse the run.
         """
         ...
 
 
 def render_guards(guards: Sequence[RunGuard]) -> str:
-    """Returns what a party shows to all. Raises InputError if that is too much."""
+    """Returns the text with all guards' values. Raises InputError if it is too long."""
     tables = {guard.key: table for guard in guards if (table := guard.shows()) is not None}
     text = json.dumps(tables, sort_keys=True, separators=(",", ":")) if tables else ""
     if len(text.encode()) > MAX_SHOWN_BYTES:
         raise InputError(
             Code.CONFIG_INVALID,
-            f"policy: with the grant and the record's head, must take at most {MAX_SHOWN_BYTES:,} "
-            f"bytes (got {len(text.encode()):,}). Shorten the lists in [policy].",
+            f"policy: must have at most {MAX_SHOWN_BYTES:,} bytes together with the grant and the "
+            f"record's head (got {len(text.encode()):,}). Shorten the lists in [policy].",
         )
     return text
 
@@ -90,22 +98,22 @@ def render_guards(guards: Sequence[RunGuard]) -> str:
 def check_tables(
     guards: Sequence[RunGuard], run_id: str, texts: Mapping[str, str]
 ) -> dict[str, dict[str, Any]]:
-    """Has each guard check what the parties show, and returns it. ``texts``: {party: its text}, as
-    it came.
+    """Parses the tables of all parties, lets each guard check them, and returns them.
 
-    Raises InputError (REFUSED), and PeerError if a text is not a table.
+    ``texts``: {party: its text}, as received. Raises InputError (REFUSED) if a guard refuses, and
+    PeerError if a text is not a valid table.
     """
-    tables = {name: _table(name, text) for name, text in texts.items()}
+    tables = {name: _parse_table(name, text) for name, text in texts.items()}
     for guard in guards:
         guard.meet(run_id, {name: table.get(guard.key) for name, table in tables.items()})
     return tables
 
 
-def _table(name: str, text: str) -> dict[str, Any]:
+def _parse_table(name: str, text: str) -> dict[str, Any]:
     try:
         table = json.loads(text) if text else {}
         if isinstance(table, dict) and len(text) <= MAX_SHOWN_BYTES:
-            # It is kept with the run: what is nested too deeply to be written is found here.
+            # The table is stored with the run, so this raises if it is too deeply nested to write.
             to_json(table)
             return table
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Plans what a party sends in a run, from the declarations of its phases, before anything runs."""
+"""Computes what a party would send in a run, from the declarations of its phases."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from vfl_party.align import alignment_of
 from vfl_party.outbound.declared import Exchange, Occurrence, Sent
 from vfl_party.phases.context import Party
 
-# Splits that have no row in common.
+# The splits that have no rows in common.
 _APART = ("train", "validation", "test")
-# Steps of a run; counting more takes longer than people wait.
+# The maximum number of steps that are counted, because counting more takes too long.
 MAX_STEPS = 1_000_000
 
 
 @dataclass
 class SendingPlan:
-    """What a party plans to send.
+    """What a party would send in a run.
 
-    ``payload_bytes``: to all. ``numbers``: {peer: the maximum about one person}. ``batches``:
-    {(phase, exchange): the minimum rows of a batch that is disclosed row by row}.
+    Args:
+        payload_bytes: The number of bytes to all receivers together.
+        numbers: {peer: maximum count of numbers about one person}.
+        batches: {(phase, exchange): minimum number of rows in a batch with values for each row}.
     """
 
     payload_bytes: int = 0
@@ -32,15 +34,15 @@ class SendingPlan:
 
 
 def plan_sent(party: Party, rows: int) -> SendingPlan | None:
-    """Returns what the party sends, as far as its phases declare it; None if they declare too many
-    steps to be counted, or if how many rows the others hold is not known yet.
+    """Returns what the party would send in a run, as far as its phases declare it.
 
-    The rows of a batch are not known, and rounds are taken to go through the rows of a split; what
-    leaves is counted exactly.
+    Returns None if there are too many steps to count, or if it depends on the unknown number of
+    rows at other parties. The rows of a batch are not known in advance, so this assumes that a
+    round goes through the rows of one split. During the run, everything is counted exactly.
 
     Args:
-        party: before it joins.
-        rows: of its table.
+        party: The party before it joins.
+        rows: The number of rows in its table.
     """
     if party.awaits_sizes:
         return None
@@ -56,15 +58,15 @@ def plan_sent(party: Party, rows: int) -> SendingPlan | None:
         if not to or not sent.tensors or occurrence.empty == ("up" if up else "down"):
             continue
         phase, name = occurrence.step.phase, occurrence.exchange.name
-        both = chains(phase, occurrence.exchange)
+        both_chains = chains(phase, occurrence.exchange)
         spec = occurrence.exchange.spec(sent, phase, dict(occurrence.sizes))
-        wire = (both.up if up else both.down).wire_spec(spec)
+        wire = (both_chains.up if up else both_chains.down).wire_spec(spec)
         plan.payload_bytes += wire.payload_bytes * len(to)
         batch = dict(occurrence.sizes).get("rows", 0)
         if not (sent.about_rows and batch) or phase not in phases:
             continue
         plan.batches[phase, name] = min(batch, plan.batches.get((phase, name), batch))
-        width = -(-sum(math.prod(of.shape) for of in spec.tensors.values()) // batch)
+        width = -(-sum(math.prod(tensor.shape) for tensor in spec.tensors.values()) // batch)
         for peer in to:
             key = (peer, phase, name, occurrence.step.round)
             rounds[key] = (width, rounds.get(key, (0, 0))[1] + batch)
@@ -78,22 +80,23 @@ def _add_people(
     rows: int,
     rounds: Mapping[tuple[str, str, str, int], tuple[int, int]],
 ) -> None:
-    """Adds the numbers about a person: the rows of a round are taken to be those of the smallest
-    split that has as many.
+    """Adds the maximum count of numbers about one person for each peer.
+
+    It assumes that the rows of a round are those of the smallest split that is large enough.
     """
     splits = sorted({len(party.data.splits.get(name, ())) for name in _APART} - {0})
-    # {(peer, rows of the split)}; of all rows, None.
+    # {(peer, rows of the split or None for all rows): count of numbers about one person}.
     sums: Counter[tuple[str, int | None]] = Counter()
-    for (peer, *_), (width, rows_told) in rounds.items():
-        split = next((size for size in splits if rows_told <= size), None)
-        sums[peer, split] += width * -(-rows_told // (split or rows))
+    for (peer, *_), (width, row_count) in rounds.items():
+        split = next((size for size in splits if row_count <= size), None)
+        sums[peer, split] += width * -(-row_count // (split or rows))
     for peer in {peer for peer, _ in sums}:
-        of_a_split = max(sums[peer, split] for split in [*splits, 0])
-        plan.numbers[peer] = of_a_split + sums[peer, None]
+        max_of_split = max(sums[peer, split] for split in [*splits, 0])
+        plan.numbers[peer] = max_of_split + sums[peer, None]
 
 
 def occurrences(party: Party, rows: int) -> Iterator[Occurrence]:
-    """Yields the exchanges of a run, with a table of ``rows`` rows."""
+    """Yields all occurrences of exchanges in a run with a table of ``rows`` rows."""
     yield from alignment_of(party.recipe).occurrences(rows)
     for phase in party.course.phases:
         traffic = phase.method.traffic(party, phase.name, phase.settings)
@@ -103,13 +106,13 @@ def occurrences(party: Party, rows: int) -> Iterator[Occurrence]:
 
 
 def get_sent(party: Party, exchange: Exchange) -> tuple[Sent, bool]:
-    """Returns what this party sends in an exchange, and whether it is the one that asks."""
+    """Returns what this party sends in an exchange, and whether it sends the request."""
     up = party.role == "passive" or exchange.asks == "server"
     return (exchange.up if up else exchange.down), up
 
 
 def receivers(party: Party, occurrence: Occurrence, *, up: bool) -> list[str]:
-    """Returns who gets what this party sends."""
+    """Returns the names of the receivers of what this party sends in an exchange."""
     recipe, exchange = party.recipe, occurrence.exchange
     asking = [other.name for other in recipe.passives]
     if occurrence.party is not None:

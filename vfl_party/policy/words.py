@@ -1,4 +1,4 @@
-"""The guard of ``[policy]``: what it says of a run, before the party joins and when all have."""
+"""The guard that checks the table ``[policy]`` of a party file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vfl_party.predict.prediction import exchanges_of
 
 
 def describe_missing_policy(policy: str | PolicySettings) -> str:
-    """Returns a note on a party file that describes no policy; '' if it describes one."""
+    """Returns a note on a party file without a table [policy], or '' if it has the table."""
     if isinstance(policy, PolicySettings):
         return ""
     if policy == "allow_all":
@@ -24,7 +24,8 @@ def describe_missing_policy(policy: str | PolicySettings) -> str:
             'limits. Set level = "careful" in [policy].'
         )
     return (
-        f"this party file has no table [policy], so the policy {policy} decides what leaves, "
+        f"this party file has no table [policy], so only the plug-in {policy} decides what is "
+        "sent, "
         f'without limits. Set plugin = "{policy}" in [policy].'
     )
 
@@ -33,9 +34,10 @@ class WordsGuard:
     """Checks a run against a party's policy.
 
     Args:
-        policy: the party file's.
-        name: of the party.
-        pins: {peer: the only key that it may have}; None: on one machine, where nobody has a key.
+        policy: The policy of the party file.
+        name: The name of the party.
+        recipe: The recipe of the run.
+        pins: {peer: pin of the only key that it may have}. None on one machine, without keys.
     """
 
     key = "policy"
@@ -50,7 +52,7 @@ class WordsGuard:
         self._policy, self._name, self._recipe, self._pins = policy, name, recipe, pins
 
     def before(self, asked: ProposedRun) -> None:
-        """Raises InputError (REFUSED) that names the key, what it wants, and what is given."""
+        """Raises InputError (REFUSED) with the key of the policy if the run violates it."""
         if not isinstance(self._policy, PolicySettings):
             return
         policy = self._policy
@@ -60,12 +62,13 @@ class WordsGuard:
         self.check_epochs(asked.epochs)
         self._check_plan(policy, asked)
         if policy.demands and asked.opened.work.job == "train":
-            # Check prediction too, or an unmet demand shows only after the training.
+            # This also checks predictions. Otherwise they would be refused only after the training.
             exchanges_of(asked.party)
 
     def check_epochs(self, epochs: Mapping[str, int]) -> None:
-        """Raises InputError (REFUSED) if a phase has more epochs than allowed. ``epochs``:
-        {phase: its epochs}.
+        """Raises InputError (REFUSED) if a phase has more epochs than the policy allows.
+
+        ``epochs``: {phase: number of epochs}.
         """
         if not isinstance(self._policy, PolicySettings) or self._policy.most_epochs is None:
             return
@@ -75,9 +78,7 @@ class WordsGuard:
                 raise policy_error("most_epochs", limit, f"phase {name} has {count:,} epochs")
 
     def serves(self) -> None:
-        """Raises InputError (REFUSED) if a model of the recipe may not be used: because of the
-        recipe, its phases, or the others.
-        """
+        """Raises InputError (REFUSED) if the policy forbids the recipe, its phases or the peers."""
         if not isinstance(self._policy, PolicySettings):
             return
         policy = self._policy
@@ -132,7 +133,7 @@ class WordsGuard:
             return
         plan = asked.plan
         if plan is None:
-            # Too long to be counted before; what leaves is.
+            # The run has too many steps to count in advance. The bundles are counted when sent.
             return
         for (phase, exchange), rows in plan.batches.items():
             if rows < policy.least_rows:
@@ -155,25 +156,25 @@ class WordsGuard:
             raise policy_error("most_bytes", policy.most_bytes, planned)
 
     def shows(self) -> dict[str, Any]:
-        """Returns the table of ``[policy]`` with its level's defaults, or the name of a policy."""
+        """Returns the table ``[policy]`` with the defaults of its level, or a plug-in's name."""
         if isinstance(self._policy, str):
             return {"plugin": self._policy}
         return self._policy.model_dump(mode="json", exclude_none=True)
 
     def meet(self, run_id: str, tables: Mapping[str, Any]) -> None:
-        """Raises PeerError if the server has not passed on what this party shows."""
+        """Raises PeerError if the server did not relay this party's policy unchanged."""
         _ = run_id
         if isinstance(self._policy, PolicySettings) and tables.get(self._name) != self.shows():
             raise PeerError(
                 Code.MALFORMED_MESSAGE,
-                "the server changes the parties' policies on their way. Install this release at "
+                "the server did not relay this party's policy unchanged. Install this release at "
                 "the server, too.",
                 party=self._recipe.server,
             )
 
 
 def describe_policy(policy: str | PolicySettings) -> Iterator[str]:
-    """Yields what a policy says, a line for each key that asks for something."""
+    """Yields a line for each key of a policy that sets a limit or a demand."""
     if isinstance(policy, str):
         yield describe_missing_policy(policy)
         return

@@ -1,5 +1,7 @@
-"""A prediction of the active party without the others, because one is away or because it does not
-ask them: scores of its own model, or none.
+"""Predictions of the active party without the passive parties.
+
+The active party predicts alone if a passive party is unreachable or if the user asks for it. It
+writes the scores of its own model, or a result without scores.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ from vfl_party.predict.results import (
 
 @dataclass(frozen=True)
 class _NoConnections:
-    """The connections of a party that is alone; see ``vfl_party.outbound.exchange.Connections``."""
+    """Implements ``vfl_party.outbound.exchange.Connections`` for a party that predicts alone."""
 
     hub: Hub | None
     link: Link | None = None
@@ -53,7 +55,7 @@ class _NoConnections:
 
 @dataclass(frozen=True)
 class Alone:
-    """The active party's own model, and its rows as that model needs them."""
+    """A model that only the active party needs, and the rows to predict with it."""
 
     trained: TrainedRun
     opened: OpenedParty
@@ -70,16 +72,17 @@ class Alone:
         source: str | None,
         query: str | None,
     ) -> Alone:
-        """Loads a run of ``--baseline alone``, or one that has trained a student, and reads the
-        rows to predict.
+        """Loads a local-only baseline or a run with a student, and reads the rows to predict.
 
         Args:
-            run: its folder.
-            joint: the run with the others.
-            name: of the active party.
-            settings, source, query: as in ``prediction_data``.
+            run: The folder of the baseline's run, or of the run with a student.
+            joint: The run that was trained with the passive parties.
+            name: The name of the active party.
+            settings: The party file's [data], or None.
+            source: Another source instead of the one in ``settings``.
+            query: Another query instead of the one in ``settings``.
 
-        Raises InputError, also if the model was trained for other labels, or with others and
+        Raises InputError if the run was trained for other labels, or with passive parties and
         without a student.
         """
         try:
@@ -94,8 +97,10 @@ class Alone:
                 f"phase of kind student. Give the run of {name} by itself (vfl simulate "
                 f"{name}.toml --baseline alone).",
             )
-        own, whole = (Labels.from_state(run_.state["labels"]) for run_ in (trained, joint))
-        if (own.kind, own.classes) != (whole.kind, whole.classes):
+        own_labels, joint_labels = (
+            Labels.from_state(trained_run.state["labels"]) for trained_run in (trained, joint)
+        )
+        if (own_labels.kind, own_labels.classes) != (joint_labels.kind, joint_labels.classes):
             raise InputError(
                 Code.CONFIG_INVALID,
                 f"predict.alone: {run}: has other labels than {joint.path}. Train it again.",
@@ -107,21 +112,25 @@ class Alone:
     def open_for(
         cls, trained: TrainedRun, name: str, data: DataSettings, load: Load = load_rows
     ) -> Alone:
-        """Reads the rows ``data``, as ``prediction_data`` gives them, for a trained run. ``name``:
-        of the active party. Raises InputError.
+        """Reads the rows to predict with a trained run.
+
+        ``name``: The name of the active party. ``data``: The settings that ``prediction_data``
+        returns. Raises InputError if the rows cannot be read.
         """
         work = _make_work(trained, data, ())
         return cls(trained, open_party(trained.recipe, name, data, trained.encoder, load, work))
 
     def meaning(self, settings: DataSettings) -> str:
-        """Returns in one line what the numbers of the result are. ``settings``: the party's own,
-        which name the label.
+        """Describes the scores of the result in one line.
+
+        ``settings``: The party file's [data], which names the label's column.
         """
         return meaning(Labels.from_state(self.trained.state["labels"]), label_name(settings))
 
     def write(self, outputs: Sequence[Output], device: torch.device) -> Predicted:
-        """Writes the scores of all rows, as a prediction with others would, and counts them. Raises
-        InputError.
+        """Writes the scores of all rows to ``outputs``, and returns the numbers of predicted rows.
+
+        Raises InputError if a result cannot be written.
         """
         opened, recipe = self.opened, self.trained.recipe
         work = replace(
@@ -145,13 +154,14 @@ def _make_work(trained: TrainedRun, data: DataSettings, outputs: Sequence[Output
 
 
 def has_student(trained: TrainedRun) -> bool:
-    """Whether the run has trained a model with which the active party scores by itself."""
+    """Returns whether the run trained a student, with which the active party predicts alone."""
     return SOLO in trained.state["models"]
 
 
 def load_solo(run: Path, name: str) -> TrainedRun:
-    """Loads the active party's part of a run with a student. Raises InputError if it has none, or
-    if ``name`` is a passive party.
+    """Loads the active party's part of a run with a student.
+
+    Raises InputError if the run has no student, or if ``name`` is a passive party.
     """
     trained = load_trained(run, name)
     if name != trained.recipe.active.name:
@@ -170,23 +180,21 @@ def load_solo(run: Path, name: str) -> TrainedRun:
 
 
 def is_away(error: VflError) -> bool:
-    """Whether a prediction has ended because the server or a party was not there."""
+    """Returns whether an error means that the server or a party was unreachable."""
     return isinstance(error, LostError) or error.code is Code.UNREACHABLE
 
 
 def write_waiting(trained: TrainedRun, table: Table, ids: Sequence[str], output: Output) -> None:
-    """Writes all rows without a score, with the columns that a prediction has. Raises
-    InputError.
-    """
+    """Writes a result in which no row has a score. Raises InputError if it cannot be written."""
     labels = Labels.from_state(trained.state["labels"])
-    none = torch.zeros(0, trained.recipe.task.outputs)
+    no_outputs = torch.zeros(0, trained.recipe.task.outputs)
     columns: dict[str, Any] = {
         name: pa.nulls(len(table), pa.array(values).type)
-        for name, values in result_columns(trained.recipe, labels, none).items()
+        for name, values in result_columns(trained.recipe, labels, no_outputs).items()
     }
     if trained.says_parties:
-        more = {PARTIES: pa.nulls(len(table), pa.string())}
+        participation = {PARTIES: pa.nulls(len(table), pa.string())}
         if trained.expects:
-            more[f"{EXPECTED}{trained.expects}"] = pa.nulls(len(table), pa.float64())
-        columns = {**more, **columns}
+            participation[f"{EXPECTED}{trained.expects}"] = pa.nulls(len(table), pa.float64())
+        columns = {**participation, **columns}
     output.write(list_all_rows(ids, table, columns, WAITING), table.own)

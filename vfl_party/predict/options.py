@@ -19,7 +19,7 @@ _OPTIONS = (
         default="predictions.csv",
         show_default=True,
         type=click.Path(path_type=Path),
-        help="Write ids, scores and classes into this .csv or .parquet file.",
+        help="Write ids, scores and classes to this .csv or .parquet file.",
     ),
     click.option(
         "--like-input",
@@ -29,7 +29,7 @@ _OPTIONS = (
     click.option(
         "--spreadsheet",
         is_flag=True,
-        help="Put ' before text that a spreadsheet would compute.",
+        help="Put ' before text that a spreadsheet would treat as a formula.",
     ),
     flag_with_old_name(
         "--student",
@@ -51,7 +51,7 @@ without_option = click.option(
 
 
 def result_options(command: C) -> C:
-    """Adds ``output``, ``like_input``, ``spreadsheet``, ``student`` and ``replace``."""
+    """Adds the options that ``vfl predict`` and ``vfl-party predict`` share to a command."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command

@@ -1,5 +1,6 @@
-"""Joint prediction with a trained run: all parties embed the same rows, the active party writes the
-result.
+"""Joint prediction with a trained run.
+
+All parties compute embeddings of the same rows, and the active party writes the result.
 """
 
 from __future__ import annotations
@@ -65,12 +66,12 @@ PHASE = "predict"
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A finished run as one party holds it.
+    """One party's part of a finished run.
 
-    ``encoder``: the settings of the party's encoder. ``state``: what its job's ``state`` returned
-    at the end. ``path``: the party's folder of it. ``plugins``: names and versions of the plug-ins
-    with which the party began it. ``blocks``: see ``Scores.blocks``; empty until the models are
-    checked.
+    ``encoder``: The settings of the party's encoder. ``state``: The job's state in the last
+    checkpoint. ``path``: The party's folder in the run's folder. ``plugins``: {plug-in: version} at
+    the start of the run. ``blocks``: The blocks in which each model computes rows; empty until the
+    models have been checked.
     """
 
     run_id: str
@@ -83,7 +84,7 @@ class TrainedRun:
 
     @property
     def says_parties(self) -> bool:
-        """Whether a result names who took part: the model can do without some."""
+        """Whether a result names the parties that took part in each score."""
         recipe = self.recipe
         return (
             recipe.modelled != recipe.parties
@@ -94,36 +95,42 @@ class TrainedRun:
 
     @cached_property
     def quality(self) -> Quality:
-        """What was measured of the model, by the parties that take part. Raises InputError."""
+        """The measured quality of the model for each set of participating parties.
+
+        Raises InputError if the run's summary is damaged.
+        """
         return read_quality(self.path.parent, self.recipe)
 
     @property
     def expects(self) -> str:
-        """The metric that a result shows with the parties that took part; '' for none."""
+        """The metric whose expected value a result has for each row, or '' for none."""
         return self.quality.metric if self.says_parties and self.quality.by_party else ""
 
 
 def load_trained(run: Path, name: str) -> TrainedRun:
-    """Loads the run in ``<out>/<run id>``, or in the party's own folder in it. Raises
-    InputError.
+    """Loads a party's part of a finished run.
+
+    ``run``: The folder ``<out>/<run id>`` or the party's folder in it. Raises InputError if the run
+    is missing, not finished or damaged.
     """
     path = run if run.name == name and (run / "run.json").exists() else run / name
     if not (path / "run.json").exists():
         raise InputError(
-            Code.FILE_INVALID, f"{run}: holds no run of {name}. Give the folder <out>/<run id>."
+            Code.FILE_INVALID, f"{run}: has no run of {name}. Give the folder <out>/<run id>."
         )
     folder = RunFolder(path, path.resolve().parent.name)
     if not folder.facts().get("trained"):
         raise InputError(
             Code.CHECKPOINT_INVALID,
-            f"{path}: this run was not finished. Finish it, or give another.",
+            f"{path}: this run is not finished. Finish it, or give another run.",
         )
     recipe = folder.recipe()
-    left = Course(recipe).keeps_nothing
-    if left is not None:
+    phase_without_model = Course(recipe).keeps_nothing
+    if phase_without_model is not None:
         raise InputError(
             Code.CHECKPOINT_INVALID,
-            f"{path}: its phase {left} keeps no model. Give a run of another method.",
+            f"{path}: the phase {phase_without_model} of this run stores no model. Give a run of "
+            "another method.",
         )
     store = CheckpointStore(path / "checkpoints", keep=2)
     labels = store.labels()
@@ -144,56 +151,61 @@ def load_trained(run: Path, name: str) -> TrainedRun:
 
 
 def load_joint(run: Path, name: str, without: Collection[str] = ()) -> TrainedRun:
-    """Loads a run to predict with, as ``load_trained``, and leaves parties out of its recipe.
+    """Loads a run for a joint prediction, and removes the parties ``without`` from its recipe.
 
-    Raises InputError, also if no row has parts at all parties, or if the model has not learnt to do
-    without a party.
+    Raises InputError if the run cannot be loaded, if it cannot score rows that only one party has,
+    or if the model was not trained to predict without a party.
     """
     trained = load_trained(run, name)
     course = Course(trained.recipe)
     if trained.recipe.own_rows and not course.scores_own_rows:
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{trained.path}: its parties hold different rows, and it has no head that scores them."
-            " Add a phase of kind probe without hidden, or export the models of each party "
-            "(vfl export model).",
+            f"{trained.path}: the parties of this run have different rows, and the run has no head "
+            "that scores them. Add a phase of kind probe without hidden, or export the models of "
+            "each party (vfl export model).",
         )
     if not without:
         return trained
     if name in without:
         raise InputError(
             Code.CONFIG_INVALID,
-            f"--without {name}: {name} itself predicts here. Start only the other parties.",
+            f"--without {name}: this command predicts for {name}. Leave out another party.",
         )
     if course.without == "wait" and not trained.recipe.own_rows:
         raise InputError(
             Code.CONFIG_INVALID,
-            f"--without {', '.join(without)}: the model of {trained.path} has not learnt to do "
-            "without a party. Train it with subsets or party_dropout in its phase splitnn or head.",
+            f"--without {', '.join(without)}: the model of {trained.path} was not trained to "
+            "predict without a party. Train it with subsets or party_dropout in its phase splitnn "
+            "or head.",
         )
     return replace(trained, recipe=trained.recipe.without(without))
 
 
 def encoder_of(folder: RunFolder, recipe: Recipe, name: str) -> EncoderSettings:
-    """Returns the settings of the party's encoder: its own, if the folder notes one, else the
-    recipe's.
+    """Returns the settings of the party's encoder, from the run's folder or else from the recipe.
+
+    Raises InputError if ``run.json`` is damaged.
     """
-    noted = folder.facts().get("encoder")
+    stored = folder.facts().get("encoder")
     try:
-        own = TypeAdapter(EncoderSettings).validate_python(noted) if noted is not None else None
+        own_settings = (
+            TypeAdapter(EncoderSettings).validate_python(stored) if stored is not None else None
+        )
     except ValidationError:
         raise InputError(
             Code.FILE_INVALID,
-            f"{folder.path / 'run.json'}: its encoder cannot be read. Restore the file.",
+            f"{folder.path / 'run.json'}: the settings of the encoder are damaged. Restore the "
+            "file.",
         ) from None
-    return encoder_settings(recipe, name, own)
+    return encoder_settings(recipe, name, own_settings)
 
 
 def load_start(recipe: Recipe, name: str, out: Path) -> TrainedRun | None:
-    """Loads the run that the recipe starts from, from ``name``'s folder of runs; None if it has
-    none to start from.
+    """Loads a party's part of the run whose weights the recipe starts from.
 
-    Raises InputError if the run is missing or not finished.
+    ``name``: The party. ``out``: Its folder of runs. Returns None if the party starts with new
+    weights. Raises InputError if the run is missing or not finished.
     """
     start = recipe.start
     if start is None or (start.held_by == "active" and name != recipe.active.name):
@@ -218,11 +230,18 @@ def load_start(recipe: Recipe, name: str, out: Path) -> TrainedRun | None:
 def prediction_data(
     settings: DataSettings | None, source: str | None, state: Tree, query: str | None = None
 ) -> DataSettings:
-    """Returns the party file's [data] with another source or query. Raises InputError if there is
-    no [data].
+    """Returns the settings for reading the rows to predict.
 
-    A table is read with the columns of training only: new rows need no label and may have more
-    columns. ``source``: as in a party file; a relative path starts at the working folder.
+    They are the party file's [data] with another source or query. Of a table they select only the
+    columns that were used in training, so new rows need no label and may have more columns.
+
+    Args:
+        settings: The party file's [data].
+        source: Another source. A relative path starts at the working folder.
+        state: The state of the trained run.
+        query: Another query.
+
+    Raises InputError if the party file has no [data], or if source and query do not fit.
     """
     if settings is None:
         raise InputError(
@@ -235,15 +254,18 @@ def prediction_data(
     preprocessor = Preprocessor.from_state(state["preprocessor"])
     changed = changed.copy_layout_of(preprocessor.style)
     if settings.parts:
-        return _parts_of_training(settings, source, preprocessor)
+        return _select_training_columns_of_parts(settings, source, preprocessor)
     if changed.is_table and preprocessor.image_shape is None and settings.view is None:
-        return _as_in_training(changed, preprocessor.numeric_names, preprocessor.categorical_names)
+        return _select_training_columns(
+            changed, preprocessor.numeric_names, preprocessor.categorical_names
+        )
     return changed
 
 
 def _apply_source(settings: DataSettings, source: str | None, query: str | None) -> DataSettings:
-    """Returns the settings with another source or query, None for those of training. Raises
-    InputError.
+    """Returns the settings with another source or query, where these are not None.
+
+    Raises InputError if source and query do not fit each other.
     """
     changes: dict[str, Any] = {} if query is None else {"query": query}
     if source is not None:
@@ -252,32 +274,30 @@ def _apply_source(settings: DataSettings, source: str | None, query: str | None)
     if query is not None and not changed.is_database:
         raise InputError(
             Code.CONFIG_INVALID,
-            "--query: is for a database. Remove it, or give --data such as "
+            "--query: works only with a database. Remove it, or give --data such as "
             "postgresql://USER@HOST/NAME.",
         )
     if source is not None and changed.is_database and changed.query is None:
         raise InputError(
             Code.CONFIG_INVALID,
             f"--data {hide_passwords(changed.source)}: is a database, and the party file has no "
-            "query. Give the SELECT whose rows are to be predicted with --query.",
+            "query. Give a SELECT of the rows to predict with --query.",
         )
     return changed
 
 
-def _as_in_training(
+def _select_training_columns(
     settings: DataSettings, numeric: tuple[str, ...], categorical: tuple[str, ...]
 ) -> DataSettings:
-    """Returns a table's settings with the columns of training alone, each of the kind that it had
-    there.
-    """
+    """Returns a table's settings for only the columns of training, with the same kinds."""
     kinds = {"columns": (*numeric, *categorical), "numeric": numeric, "categorical": categorical}
     return settings.model_copy(update={"label": None, "drop": (), "as_trained": True, **kinds})
 
 
-def _parts_of_training(
+def _select_training_columns_of_parts(
     settings: DataSettings, source: str | None, preprocessor: Preprocessor
 ) -> DataSettings:
-    """Returns the settings of joined tables, of which each is read with its columns of training."""
+    """Returns the settings of joined tables, each with only its columns of training."""
     if source is not None:
         raise InputError(
             Code.CONFIG_INVALID,
@@ -287,7 +307,9 @@ def _parts_of_training(
         )
     kinds = (preprocessor.numeric_names, preprocessor.categorical_names)
     parts = {
-        name: _as_in_training(part, *(own_columns(names, settings, name) for names in kinds))
+        name: _select_training_columns(
+            part, *(own_columns(names, settings, name) for names in kinds)
+        )
         if part.is_table and part.view is None
         else part
         for name, part in settings.parts.items()
@@ -296,20 +318,18 @@ def _parts_of_training(
 
 
 def unseen(trained: TrainedRun, table: Table) -> list[str]:
-    """Returns a sentence for each column of rows to predict that holds what training never had;
-    they show no value.
+    """Returns a warning for each column of the rows to predict that differs from training.
 
-    That is categories, and numbers far outside those of training.
-
-    Raises InputError if the table lacks a column of training, or if more of a column's numbers are
-    outside than ``predict.refuse_outside`` of the recipe allows.
+    A column differs if it has new categories or numbers far outside the training range. The
+    warnings contain no values. Raises InputError if the table lacks a column of training, or if the
+    share of numbers outside the range exceeds the recipe's ``predict.refuse_outside``.
     """
     if trained.state["preprocessor"] is None:
         return []
     preprocessor = Preprocessor.from_state(trained.state["preprocessor"])
     sentences = [
-        f"column {name!r} has categories that training never had, so the model knows nothing of "
-        f"them: in {count:,} of {len(table):,} rows"
+        f"column {name!r} has categories that did not occur in training: in {count:,} of "
+        f"{len(table):,} rows; the model has learnt nothing about them"
         for name, count in preprocessor.unseen(table).items()
     ]
     share = trained.recipe.predict.refuse_outside
@@ -319,7 +339,7 @@ def unseen(trained: TrainedRun, table: Table) -> list[str]:
                 Code.DATA_INVALID,
                 f"{table.source}: column {name!r} has numbers far outside those of training: in "
                 f"{count:,} of {len(table):,} rows, and the recipe allows at most a share of "
-                f"{share:g} (predict.refuse_outside). Give them in the unit of training.",
+                f"{share:g} (predict.refuse_outside). Convert the column to the unit of training.",
             )
         sentences.append(
             f"column {name!r} has numbers far outside those of training: in {count:,} of "
@@ -329,37 +349,42 @@ def unseen(trained: TrainedRun, table: Table) -> list[str]:
 
 
 def embeddings(party: Party) -> Exchange:
-    """Declares the exchange of the rows to predict, with the noise that the phases of training ask
-    for.
+    """Declares the exchange that sends the embeddings of the rows to predict.
+
+    The embeddings get the same noise as in the phases of training.
     """
     course = party.course
     return scoring(course.sent_noise, name="embedding", when="once", how=course.protected)
 
 
 def scorer(party: Party) -> Scorer:
-    """Opens a party's side of the joint prediction: its method's own, or that of encoders and a top
-    model. Raises InputError.
+    """Opens a party's side of the joint prediction.
+
+    This is the scorer of the recipe's method, or the scorer for encoders and a top model. Raises
+    InputError if the method cannot predict.
     """
-    own = party.course.scores(party, PHASE)
-    return own if own is not None else SplitScorer(party, PHASE, embeddings(party))
+    method_scorer = party.course.scores(party, PHASE)
+    return (
+        method_scorer if method_scorer is not None else SplitScorer(party, PHASE, embeddings(party))
+    )
 
 
 def plan_exchanges(party: Party) -> list[ExchangeSummary]:
-    """Returns what a party would send for a prediction with the trained model; empty if it would
-    send nothing.
-    """
+    """Summarizes the messages that a party would send in a prediction with the trained model."""
     lines = [
         line
         for exchange, chains in exchanges_of(party)
         for line in summarize_exchanges(party.recipe, PHASE, exchange, chains, after_labels=True)
     ]
-    mine = party.name if party.role == "active" else PASSIVES
-    return [line for line in lines if line.sender == mine]
+    own_sender = party.name if party.role == "active" else PASSIVES
+    return [line for line in lines if line.sender == own_sender]
 
 
 def exchanges_of(party: Party) -> list[tuple[Exchange, Chains]]:
-    """Returns the exchanges of a prediction with the trained model, of a party that trains; empty
-    if the party would send nothing.
+    """Returns the exchanges in which a party would send values in a later prediction.
+
+    ``party``: A party during training. The result has each exchange with its chains of transforms
+    and guards.
     """
     course = party.course
     if course.keeps_nothing is not None:
@@ -377,7 +402,7 @@ def exchanges_of(party: Party) -> list[tuple[Exchange, Chains]]:
 
 
 class PassivePredict(Phase):
-    """Sends the embeddings of all rows, in one round."""
+    """The passive party's phase of a prediction: sends the embeddings of all rows in one round."""
 
     def __init__(self, party: Party) -> None:
         self.name, self.rounds, self._party = PHASE, 1, party
@@ -389,7 +414,10 @@ class PassivePredict(Phase):
 
 
 class ActivePredict(Phase):
-    """Writes the scores of all rows, with the rows' ids, in one round. ``work``: says where."""
+    """The active party's phase of a prediction: writes ids and scores of all rows in one round.
+
+    ``work``: The prediction, which names the files to write.
+    """
 
     def __init__(self, party: Party, work: Prediction, table: Table) -> None:
         self.name, self.rounds, self._party = PHASE, 1, party
@@ -399,13 +427,15 @@ class ActivePredict(Phase):
     def run_round(self, round_: int) -> RoundReport:
         party = self._party
         scored = self._scorer.score(party.rows("all"), StepKey(PHASE, round_, 0))
-        outputs, table, by = scored.outputs, self._table, scored.by
-        holders = party.data.held if by is None else HeldRows({}, by)
-        rows, nobody = party.rows("all"), ELSEWHERE
-        if by is not None:
-            rows, nobody = np.flatnonzero(np.logical_or.reduce([*by.values()])), NOBODY
+        outputs, table, held_rows = scored.outputs, self._table, scored.by
+        holders = party.data.held if held_rows is None else HeldRows({}, held_rows)
+        rows, reason = party.rows("all"), ELSEWHERE
+        if held_rows is not None:
+            rows, reason = np.flatnonzero(np.logical_or.reduce([*held_rows.values()])), NOBODY
             outputs, table = party.take(outputs, rows), table.select(rows)
-            self._work.tell(party, len(rows), own_rows_said(by, scored.unlisted, party.name))
+            self._work.tell(
+                party, len(rows), describe_own_rows(held_rows, scored.unlisted, party.name)
+            )
         if party.data.labels is None:
             raise InputError(
                 Code.CHECKPOINT_INVALID,
@@ -414,10 +444,10 @@ class ActivePredict(Phase):
         columns = result_columns(party.recipe, party.data.labels, outputs, decides(party))
         if self._work.says_parties:
             columns = {
-                **self._make_participation_columns(rows, holders, one=by is not None),
+                **self._make_participation_columns(rows, holders, one=held_rows is not None),
                 **columns,
             }
-        result = list_all_rows(self._work.ids, table, columns, self._work.state, nobody)
+        result = list_all_rows(self._work.ids, table, columns, self._work.state, reason)
         for output in self._work.outputs:
             output.write(result, self._table.own)
             self._work.written.append(output)
@@ -427,62 +457,74 @@ class ActivePredict(Phase):
     def _make_participation_columns(
         self, rows: Rows, held: HeldRows | None, *, one: bool
     ) -> dict[str, Any]:
-        """Returns columns for rows: who took part, and what was measured of such rows.
+        """Returns the columns with the participating parties and the expected metric of each row.
 
-        ``held``: who holds which row; None if all hold all. ``one``: whether the first of those
-        who hold a row scores it alone.
+        Args:
+            rows: The rows of the result.
+            held: The rows that each party has. None if all parties have all rows.
+            one: Whether only the first party that has a row scores it.
         """
         party = self._party
-        of = [party.recipe.active] if self._work.solo else party.recipe.parties
-        names = [party_.name for party_ in of if party_.features]
+        scoring_parties = [party.recipe.active] if self._work.solo else party.recipe.parties
+        names = [party_.name for party_ in scoring_parties if party_.features]
         groups = [(tuple(names), np.arange(len(rows)))]
         if held is not None and not self._work.solo:
             groups = held.by_holders(rows)
         quality, metric = self._work.trained.quality, self._work.expects
         parties, expected = np.empty(len(rows), object), np.empty(len(rows), object)
-        for others, at in groups:
-            there = [name for name in names if name in others or name == party.name]
-            parties[at] = ", ".join(there[:1] if one else there)
+        for holders, indices in groups:
+            participants = [name for name in names if name in holders or name == party.name]
+            parties[indices] = ", ".join(participants[:1] if one else participants)
             if metric == quality.metric:
-                value = quality.student if self._work.solo else quality.of_holders(there)
-                expected[at] = value
-                if there == [party.name] and not one:
+                value = quality.student if self._work.solo else quality.of_holders(participants)
+                expected[indices] = value
+                if participants == [party.name] and not one:
                     out = self._work.trained.path.parent.parent
                     advise(party.show, better_alone(value, quality, party.recipe, out))
-        of_metric = {f"{EXPECTED}{metric}": pa.array(expected, pa.float64())} if metric else {}
-        return {PARTIES: parties.tolist(), **of_metric}
+        metric_column = {f"{EXPECTED}{metric}": pa.array(expected, pa.float64())} if metric else {}
+        return {PARTIES: parties.tolist(), **metric_column}
 
 
-def own_rows_said(
-    by: Mapping[str, npt.NDArray[np.bool_]], unlisted: Mapping[str, int], active: str
+def describe_own_rows(
+    held_rows: Mapping[str, npt.NDArray[np.bool_]], unlisted: Mapping[str, int], active: str
 ) -> list[str]:
-    """Returns sentences about a result of rows that different parties hold: ids that several
-    parties know, and rows without a score. ``by``, ``unlisted``: see ``Scored``.
+    """Returns notes on a result of rows of which each party has different ones.
+
+    Args:
+        by: {party: bool [N], whether the party has each row}.
+        unlisted: {party: number of its rows whose ids the active party does not ask for}.
+        active: The name of the active party.
     """
-    several = int((np.sum([*by.values()], axis=0) > 1).sum())
+    several = int((np.sum([*held_rows.values()], axis=0) > 1).sum())
     overlaps = [
-        f"{several:,} ids are at several parties; of each, the first of {', '.join(by)} has "
-        "scored it"
+        f"{several:,} ids are at several parties; the first of {', '.join(held_rows)} that has "
+        "such an id scored it"
     ]
-    more = [
-        f"{name} has {count:,} rows whose ids {active} does not ask for; they have no score"
+    without_score = [
+        f"{name} has {count:,} rows whose ids {active} does not ask for; these rows have no score"
         for name, count in unlisted.items()
         if count
     ]
-    return [*(overlaps if several else []), *more]
+    return [*(overlaps if several else []), *without_score]
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """See ``vfl_party.assembly.party.Work``: the joint prediction of new rows with a trained run.
+    """The joint prediction of new rows, a kind of ``vfl_party.assembly.party.Work``.
 
-    ``settings``: the party's, from the recipe. ``ids``: the names of the id columns. ``outputs``:
-    the files that the active party writes. ``state``: of the rows that have a score. ``solo``:
-    whether the active party scores by itself, with the run's student. ``says_parties``: whether
-    they name who took part; ``expects``: the metric that they then tell, '' for none. ``written``:
-    the files that are written already. ``scored``: how many rows have a score, once that is known,
-    if the parties hold different rows; ``said``: sentences about the result; ``by``: who holds the
-    rows, in words.
+    Args:
+        trained: The party's part of the trained run.
+        settings: The party's settings in the recipe.
+        ids: The names of the id columns.
+        outputs: The files that the active party writes.
+        state: The value of the column ``state`` for rows that have a score.
+        solo: Whether the active party predicts alone, with the run's student.
+        says_parties: Whether the result names the parties that took part in each score.
+        expects: The metric whose expected value the result has, or '' for none.
+        written: The files that have been written.
+        scored: The number of rows with a score, if the parties have different rows.
+        said: Notes on the result.
+        by: A description of the parties that have the rows.
     """
 
     trained: TrainedRun
@@ -506,15 +548,16 @@ class Prediction:
         return self.trained.run_id
 
     def tell(self, party: Party, scored: int, sentences: Sequence[str]) -> None:
-        """Notes how many rows have a score, and shows sentences about the result."""
+        """Stores the number of rows with a score, and shows notes on the result to the user."""
         self.scored.append(scored)
         self.said.extend(sentences)
         for sentence in sentences:
             advise(party.show, sentence)
 
     def count_rows(self, table: Table, common: int) -> Predicted:
-        """Counts the rows of a party's table that are predicted. ``common``: those that all hold,
-        or that some others do.
+        """Counts the predicted rows of a party's table.
+
+        ``common``: The number of the table's rows that all or some other parties have.
         """
         if not self.trained.recipe.own_rows:
             return replace(Predicted.of(table, common), by=self.by[-1] if self.by else "")
@@ -523,8 +566,9 @@ class Prediction:
         return replace(Predicted.of(table, self.scored[-1]), others=NOBODY)
 
     def prepare(self, opened: OpenedParty, aligned: AlignedRows) -> Prepared:
-        """Returns the rows, with the statistics and classes of training. Raises InputError if
-        columns differ.
+        """Prepares the rows with the statistics and classes of training.
+
+        Raises InputError if the columns differ from those of training.
         """
         table, state = aligned.of(opened.table), self.trained.state
         self.by[:] = [aligned.by(opened.name, self.trained.recipe.active.name)]
@@ -544,19 +588,20 @@ class Prediction:
         )
 
     def begin(self, models: dict[str, nn.Module]) -> None:
-        """Loads the trained weights."""
+        """Loads the trained weights into ``models``."""
         load_models(models, self.trained.state)
 
     def phases(self, party: Party, prepared: Prepared) -> Sequence[Phase]:
-        """Returns the one phase of the party's side."""
+        """Returns the one phase of this party in a prediction."""
         self.prepare_scoring(party)
         if party.role == "passive":
             return [PassivePredict(party)]
         return [ActivePredict(party, self, prepared.table)]
 
     def prepare_scoring(self, party: Party) -> None:
-        """Gives a party what it scores rows with: the run's threshold, and the blocks that its
-        models' check on this machine has chosen.
+        """Sets the party's decision threshold and the blocks in which its models compute rows.
+
+        The blocks are those in which scores do not depend on other rows on this machine.
         """
         # A run of an earlier version has no threshold.
         party.scores.threshold = self.trained.state.get("threshold")

@@ -1,6 +1,4 @@
-"""What was measured of a model with some of its parties: ``worth`` in the run's summary, and the
-metrics of the rows that some parties hold.
-"""
+"""Reads the measured quality of a model for sets of parties from the summary of a run."""
 
 from __future__ import annotations
 
@@ -18,11 +16,14 @@ from vfl_party.models.metrics import first_metric, lower_is_better
 
 @dataclass(frozen=True)
 class Quality:
-    """A metric of the model, by the set of parties that take part.
+    """The values of a metric of the model for sets of participating parties.
 
-    ``metric``: its name; '' if nothing was measured. ``less``: whether less is better. ``values``:
-    of rows that all hold, with these parties. ``student``: that of the run's student, if it was
-    measured. ``held``: of the rows that exactly these parties hold (``rows.partial``).
+    Args:
+        metric: The name of the metric, or '' if nothing was measured.
+        less: Whether a lower value is better.
+        values: {participating parties: value on the rows that all parties have}.
+        student: The value for the run's student, or None.
+        held: {parties: value on the rows that exactly these parties have}, with ``rows.partial``.
     """
 
     metric: str = ""
@@ -33,29 +34,32 @@ class Quality:
 
     @property
     def by_party(self) -> bool:
-        """Whether more was measured than the model with all parties."""
+        """Whether the metric was measured for more than one set of parties."""
         return len(self.values) + len(self.held) > 1
 
     def of(self, parties: Iterable[str]) -> float | None:
-        """Returns what was measured with exactly these parties."""
+        """Returns the metric's value when exactly these parties take part, or None."""
         names = frozenset(parties)
         return self.values.get(names, self.held.get(names))
 
     def of_holders(self, parties: Iterable[str]) -> float | None:
-        """Returns what was measured of the rows that exactly these parties hold; without such rows,
-        with these parties.
+        """Returns the metric's value on the rows that exactly these parties have.
+
+        If there are no such rows, this is the value when these parties take part, or None.
         """
         names = frozenset(parties)
         return self.held.get(names, self.values.get(names))
 
     def enough(self, value: float, bound: float) -> bool:
-        """Whether a value is at least as good as ``bound``."""
+        """Returns whether a value is at least as good as ``bound``."""
         return value <= bound if self.less else value >= bound
 
 
 def read_quality(run: Path, recipe: Recipe) -> Quality:
-    """Reads the qualities from the summary of a run's folder; that of all parties alone, if it was
-    trained without ``evaluate.subsets`` and ``rows.partial``. Raises InputError if it is damaged.
+    """Reads the quality of a model from the summary in a run's folder.
+
+    Without ``evaluate.subsets`` and ``rows.partial`` it was measured only for all parties together.
+    Raises InputError if the summary is damaged.
     """
     path, task = run / "summary.json", recipe.task
     summary = load_summary(path) if path.exists() else None
@@ -68,52 +72,59 @@ def read_quality(run: Path, recipe: Recipe) -> Quality:
             first_metric(task),
             [party.name for party in recipe.parties if party.features],
         )
-        whole = None if held or recipe.own_rows else _read_metric(summary, metric)
-        values = {} if whole is None else {frozenset(names): whole}
+        joint_value = None if held or recipe.own_rows else _read_metric(summary, metric)
+        values = {} if joint_value is None else {frozenset(names): joint_value}
         if not values and not held:
             return Quality()
         return Quality(metric, lower_is_better(task, metric), values, held=held)
-    # Test rows count before validation rows.
+    # A value on the test rows takes precedence over one on the validation rows.
     measured = {
         frozenset(subset.parties): subset.test if subset.test is not None else subset.validation
         for subset in worth.subsets
     }
-    known = {names: value for names, value in measured.items() if value is not None}
+    values_by_parties = {names: value for names, value in measured.items() if value is not None}
     student = _read_metric(summary, worth.metric, " student")
-    return Quality(worth.metric, lower_is_better(task, worth.metric), known, student, held)
+    return Quality(
+        worth.metric, lower_is_better(task, worth.metric), values_by_parties, student, held
+    )
 
 
 def _read_by_holders(summary: Summary, metric: str) -> dict[frozenset[str], float]:
-    """Returns {holders: the metric of the rows that exactly they hold}, of the test rows, if there
-    are any.
+    """Returns {parties: the metric's value on the rows that exactly these parties have}.
+
+    A value on the test rows replaces the value on the validation rows.
     """
     values: dict[frozenset[str], float] = {}
     for split in ("validation", "test"):
-        for name, of in summary.metrics.items():
+        for name, metrics in summary.metrics.items():
             holders = parse_holders(split, name)
-            if holders and metric in of and of[metric] == of[metric]:
-                values[frozenset(holders)] = of[metric]
+            if holders and metric in metrics and metrics[metric] == metrics[metric]:
+                values[frozenset(holders)] = metrics[metric]
     return values
 
 
-def _read_metric(summary: Summary, metric: str, of: str = "") -> float | None:
-    """Returns a metric of the test rows, else of the validation rows; None if there is neither.
-    ``of``: what follows the split's name.
+def _read_metric(summary: Summary, metric: str, suffix: str = "") -> float | None:
+    """Returns a metric's value on the test rows, or else on the validation rows, or None.
+
+    ``suffix``: The end of a key in the summary's metrics, after the name of the split.
     """
-    splits = [f"{split}{of}" for split in ("test", "validation")]
+    splits = [f"{split}{suffix}" for split in ("test", "validation")]
     metrics = next((summary.metrics[name] for name in splits if name in summary.metrics), {})
     value = metrics.get(metric)
     return value if value == value else None
 
 
 def better_alone(value: float | None, quality: Quality, recipe: Recipe, out: Path) -> str:
-    """Returns a sentence if a run of the active party alone, such as a baseline, reaches more than
-    the joint model does when no other party takes part; '' if not, or if nobody has measured it.
+    """Returns advice if a run of the active party alone is better than the joint model without
+    others.
+
+    Returns '' if there is no such run.
 
     Args:
-        value: what was measured of the joint model then.
-        quality: has the metric.
-        out: the folder of runs.
+        value: The metric's value for the joint model when no other party takes part, or None.
+        quality: The quality of the joint model, which names the metric.
+        recipe: The recipe of the joint model.
+        out: The folder of runs.
     """
     active = recipe.active.name
     if value is None:
@@ -123,11 +134,13 @@ def better_alone(value: float | None, quality: Quality, recipe: Recipe, out: Pat
         if not run.alone or run.recipe != recipe.name:
             continue
         try:
-            own = _read_metric(load_summary(out / run.run_id / "summary.json"), quality.metric)
+            own_value = _read_metric(
+                load_summary(out / run.run_id / "summary.json"), quality.metric
+            )
         except (OSError, ValidationError):
             continue
-        if own is not None and own != value and quality.enough(own, value):
-            better.append((-own if quality.less else own, run.run_id))
+        if own_value is not None and own_value != value and quality.enough(own_value, value):
+            better.append((-own_value if quality.less else own_value, run.run_id))
     if not better:
         return ""
     best, run_id = max(better)

@@ -1,4 +1,4 @@
-"""Scores as tables: what a prediction writes, and what an evaluation keeps."""
+"""Writes the scores of predictions and evaluations as tables."""
 
 from __future__ import annotations
 
@@ -36,42 +36,58 @@ from vfl_party.models.row_blocks import in_blocks
 
 KEPT = "predictions.parquet"
 FORMATS = (".csv", ".parquet")
-# Rows that are written at once.
+# The number of rows that are written at once.
 _AT_ONCE = 1 << 14
-# Prefix of a class's name.
+# The prefix of a column with the score of a class.
 _SCORE = "score_"
-# Prefix of an id column's name: the id by which the parties have matched the row.
+# The prefix of a column with the normalised id that the parties used in the entity alignment.
 MATCHED = "matched_"
 # The column that names the parties that took part in a score.
 PARTIES = "parties"
-# Prefix of a metric's name: what was measured of the model with these parties.
+# The prefix of a column with the metric's measured value for the participating parties.
 EXPECTED = "expected_"
 STATE, SCORED, ELSEWHERE = "state", "scored", "not at every party"
-# State of rows that no party holds, if parties hold different rows.
+# The state of rows that no party has, if the parties have different rows.
 NOBODY = "at no party"
-# States of rows without a joint score because a party was away: with this party's score, or with
-# none.
+# The states of rows without a joint score because a party was unreachable. ALONE rows have the
+# score of the active party's own model, and WAITING rows have no score.
 ALONE, WAITING = "alone", "waiting"
-# State of a passive party's rows: it has sent what the active party scores, if that asks for them.
+# The state of a passive party's rows whose latents it sent to the active party.
 SENT = "sent"
-# Columns of results; older ones have ``score``.
-_OURS = ("phase", "split", "truth", "score", "class", "value", "risk", "event", STATE, PARTIES)
-# Text that a spreadsheet takes for a formula.
-_COMPUTED = r"^[=+\-@\t\r]"
-# Such text that is a plain number.
+# The columns of results. Results of older versions have ``score``.
+_RESERVED_COLUMNS = (
+    "phase",
+    "split",
+    "truth",
+    "score",
+    "class",
+    "value",
+    "risk",
+    "event",
+    STATE,
+    PARTIES,
+)
+# Matches text that a spreadsheet treats as a formula.
+_FORMULA = r"^[=+\-@\t\r]"
+# Matches numbers, which are not formulas even if they begin with a sign.
 _NUMBER = r"^[+-]?[0-9]+([.,][0-9]+)?$"
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """How many rows of a party's table are predicted, and why the others are left out.
+    """The number of predicted rows in a party's table, and the reasons for leaving out rows.
 
-    ``rows``: in the table; ``missing``: without an id; ``repeated``: left out because another row
-    has their id. All others that are not ``written`` are not at every party. ``state``: that of
-    the rows that are written without the other parties, ``ALONE`` or ``WAITING``; ``SENT`` of a
-    passive party's rows if the parties hold different ones; '' if all were there. ``why``: who was
-    away. ``others``: why the other rows with an id have no score; '' if not every party has them.
-    ``by``: who holds the rows, in words; '' if that goes without saying.
+    Args:
+        written: The number of predicted rows.
+        rows: The number of rows in the table.
+        missing: The number of rows without an id.
+        repeated: The number of rows that are left out because another row has the same id.
+        state: ``ALONE`` or ``WAITING`` if a party was unreachable. ``SENT`` at a passive party if
+            the parties have different rows. Otherwise ''.
+        why: The error that says which party was unreachable.
+        others: The reason why other rows with an id have no score. '' means that they are not at
+            every party.
+        by: A description of the parties that have the rows, or ''.
     """
 
     written: int
@@ -85,7 +101,7 @@ class Predicted:
 
     @classmethod
     def of(cls, table: Table, written: int, *, state: str = "", why: str = "") -> Predicted:
-        """Counts the rows of a table, of which ``written`` are predicted."""
+        """Counts the rows of a table in which ``written`` rows are predicted."""
         counts = table.counts
         return (
             cls(written, len(table), state=state, why=why)
@@ -95,7 +111,7 @@ class Predicted:
 
     @property
     def elsewhere(self) -> int:
-        """The number of rows that have an id, which not every party holds."""
+        """The number of rows with an id that are not predicted."""
         return self.rows - self.missing - self.repeated - self.written
 
     def __str__(self) -> str:
@@ -119,23 +135,23 @@ class Predicted:
 
 
 def id_names(settings: DataSettings) -> tuple[str, ...]:
-    """Returns the names of a result's id columns: those of ``data.id``; without it ``id``, or
-    ``file`` for images.
+    """Returns the names of a result's id columns.
 
-    If one of them has the name of another column of a result, ``id_`` is put before each.
+    They are the columns of ``data.id``, or ``id``, or ``file`` for images. If a name equals that of
+    another column of the result, all id columns get the prefix ``id_``.
     """
-    # Joined tables have the ids of the first.
+    # Joined tables use the id columns of the first table.
     settings = next(iter(settings.parts.values()), settings)
     folder = is_path(settings.source) and Path(settings.source).is_dir()
     names = settings.id or (FILE if folder else "id",)
-    taken = any(name in _OURS or name.startswith((_SCORE, MATCHED, EXPECTED)) for name in names)
-    return tuple(f"id_{name}" for name in names) if taken else names
+    is_ambiguous = any(
+        name in _RESERVED_COLUMNS or name.startswith((_SCORE, MATCHED, EXPECTED)) for name in names
+    )
+    return tuple(f"id_{name}" for name in names) if is_ambiguous else names
 
 
 def id_values(names: Sequence[str], ids: Sequence[str]) -> dict[str, pa.Array]:
-    """Returns ids as columns: an id of several columns is divided again. They stay as the rules
-    spell them.
-    """
+    """Returns {name: column} of normalised ids. An id of several columns is split into these."""
     values = Ids.of(ids).values
     if len(names) == 1:
         return {names[0]: values}
@@ -148,17 +164,19 @@ def _match_ids(names: Sequence[str], ids: Sequence[str]) -> dict[str, pa.Array]:
 
 
 def row_columns(names: Sequence[str], table: Table, rows: Rows) -> dict[str, pa.Array]:
-    """Returns the ids of some rows of a table: as its source has them, then as the parties have
-    matched them.
+    """Returns {name: column} of the ids of some rows of a table.
 
-    ``names``: of the id columns.
+    The first columns have the ids as the source has them, and the next ones have the normalised ids
+    of the entity alignment. ``names``: The names of the id columns.
     """
     matched = Ids.of(table.ids).take(rows)
     if table.own is None or table.places_N is None:
         return {**id_values(names, matched), **_match_ids(names, matched)}
     places = pa.array(table.places_N[rows])
-    own = {name: values.take(places) for name, values in zip(names, table.own.ids, strict=True)}
-    return {**own, **_match_ids(names, matched)}
+    source_ids = {
+        name: values.take(places) for name, values in zip(names, table.own.ids, strict=True)
+    }
+    return {**source_ids, **_match_ids(names, matched)}
 
 
 def list_all_rows(
@@ -168,49 +186,57 @@ def list_all_rows(
     state: str = SCORED,
     others: str = ELSEWHERE,
 ) -> pa.Table:
-    """Returns a result with a row for each row of the source, in its order; scores are null where
-    there are none.
+    """Returns a result with all rows of the source, in the source's order.
+
+    Rows that were not scored have null scores.
 
     Args:
-        names: of the id columns.
-        table: the rows that are scored, [N].
-        columns: their scores and classes, [N] each.
-        state: of these rows; ``others``: of those that have an id and no score.
+        names: The names of the id columns.
+        table: The N scored rows.
+        columns: {name: column} of scores and classes, [N] each.
+        state: The state of the scored rows.
+        others: The state of rows that have an id and no score.
     """
-    own, places_N = table.own, table.places_N
-    # The table was made in memory, and not read from a source.
-    if own is None or places_N is None:
-        own = InputRows(tuple(id_values(names, table.ids).values()), np.zeros(len(table), np.uint8))
+    input_rows, places_N = table.own, table.places_N
+    # A table that was made in memory has no source.
+    if input_rows is None or places_N is None:
+        input_rows = InputRows(
+            tuple(id_values(names, table.ids).values()), np.zeros(len(table), np.uint8)
+        )
         places_N = np.arange(len(table), dtype=np.int64)
-    row_S = np.full(len(own), -1, np.int64)
+    row_S = np.full(len(input_rows), -1, np.int64)
     row_S[places_N] = np.arange(len(table))
     rows = pa.array(row_S, mask=row_S < 0)
     state_S = np.where(
-        row_S >= 0, len(LEFT_OUT), np.where(own.left_out == 0, len(LEFT_OUT) + 1, own.left_out)
+        row_S >= 0,
+        len(LEFT_OUT),
+        np.where(input_rows.left_out == 0, len(LEFT_OUT) + 1, input_rows.left_out),
     )
     states = pa.array([*LEFT_OUT, state, others]).take(pa.array(state_S))
     result = {
         name: pa.array(values).take(rows)
         for name, values in (_match_ids(names, table.ids) | dict(columns)).items()
     }
-    matched = {name: result.pop(name) for name in [*result][: len(names)]}
-    return pa.table({**dict(zip(names, own.ids, strict=True)), **matched, STATE: states, **result})
+    matched_ids = {name: result.pop(name) for name in [*result][: len(names)]}
+    return pa.table(
+        {**dict(zip(names, input_rows.ids, strict=True)), **matched_ids, STATE: states, **result}
+    )
 
 
 def label_name(settings: DataSettings) -> str:
-    """Returns the name of the label's column, for a sentence about it."""
+    """Returns the name of the label's column for use in a sentence."""
     settings = next(iter(settings.parts.values()), settings)
     return settings.label or ("target" if settings.is_named else "the label")
 
 
 def meaning(labels: Labels, label: str) -> str:
-    """Returns one line about the numbers of a result. ``label``: the name of the label's column."""
+    """Describes the scores of a result in one line. ``label``: The name of the label's column."""
     if labels.kind == "regression":
-        return f"value: the predicted {label}, in its own unit"
+        return f"value: the predicted {label}, in the unit of the data"
     if labels.kind == "survival":
-        return f"risk: the logarithm of the hazard; the greater it is, the shorter is {label}"
+        return f"risk: the logarithm of the hazard; a greater risk means a shorter {label}"
     if labels.kind == "ranking":
-        return f"score: the greater it is, the greater is {label} among the rows of a query"
+        return f"score: a greater score means a greater {label} among the rows of a query"
     if labels.kind == "binary":
         positive = labels.classes[1]
         return f"{_SCORE}{positive}: the probability that {label} is {positive}"
@@ -222,14 +248,15 @@ def meaning(labels: Labels, label: str) -> str:
 def result_columns(
     recipe: Recipe, labels: Labels, outputs_NO: Tensor, threshold: float | None = None
 ) -> dict[str, Any]:
-    """Returns the columns of the result.
+    """Returns the columns of a result that have the scores, by the kind of task.
 
-    Regression: ``value``, in the label's own unit. Binary: ``score_<class>`` of the positive class,
-    and ``class``, which is positive above the ``threshold`` (None: 0.5). Multi-class:
-    ``score_<class>`` of each class, and ``class``. Survival: ``risk``. Ranking: ``score``. Several
-    labels: ``score_<label>`` of each.
+    Regression: ``value``, in the label's unit. Binary: ``score_<class>`` of the positive class, and
+    ``class``, which is positive above the ``threshold`` (None means 0.5). Multi-class:
+    ``score_<class>`` of each class, and ``class``. Survival: ``risk``. Ranking: ``score``.
+    Multi-label: ``score_<label>`` of each label.
     """
-    # Float32 sigmoids would round the last bit differently in vectorised and scalar code.
+    # Vectorised and scalar code round the last bit of a float32 sigmoid differently, so this
+    # computes in float64.
     link = partial(scores, recipe.task)
     known_NO = labels.select_known(outputs_NO)
     scores_ = in_blocks(link, None, known_NO.double()).to(outputs_NO.dtype).cpu()
@@ -240,20 +267,25 @@ def result_columns(
     if recipe.task.kind == "regression":
         return {"value": labels.unscale(scores_.double()).reshape(-1).numpy()}
     if recipe.task.kind == "binary":
-        # As the accuracy counts.
-        chosen = labels.decode(decide(outputs_NO, threshold).to(torch.int64))
-        return {f"{_SCORE}{labels.classes[1]}": scores_.reshape(-1).numpy(), "class": list(chosen)}
+        # The accuracy uses the same decision.
+        classes = labels.decode(decide(outputs_NO, threshold).to(torch.int64))
+        return {f"{_SCORE}{labels.classes[1]}": scores_.reshape(-1).numpy(), "class": list(classes)}
     if recipe.task.kind == "multilabel":
-        return {f"{_SCORE}{name}": scores_[:, at].numpy() for at, name in enumerate(labels.classes)}
-    named = {
+        return {
+            f"{_SCORE}{name}": scores_[:, column].numpy()
+            for column, name in enumerate(labels.classes)
+        }
+    scores_by_class = {
         f"{_SCORE}{name}": scores_[:, column].numpy() for column, name in enumerate(labels.classes)
     }
-    return {**named, "class": list(labels.decode(scores_.argmax(dim=1)))}
+    return {**scores_by_class, "class": list(labels.decode(scores_.argmax(dim=1)))}
 
 
 def check_output(path: Path, *, replace: bool = False) -> None:
-    """Raises InputError if ``path`` cannot become a result: a wrong ending, no folder, or a file
-    that exists and is not to be replaced.
+    """Raises InputError if a result cannot be written to ``path``.
+
+    The name must end in .csv or .parquet, and the folder must exist. An existing file is an error
+    unless ``replace`` is set.
     """
     if path.suffix not in FORMATS:
         raise InputError(
@@ -263,7 +295,7 @@ def check_output(path: Path, *, replace: bool = False) -> None:
     if path.exists() and not (replace and path.is_file()):
         raise InputError(
             Code.FILE_INVALID,
-            f"{path}: is not a file. Give another --out."
+            f"{path}: not a file, so it cannot be replaced. Give another --out."
             if replace
             else f"{path}: exists already. Move it away, give another --out, or add --replace.",
         )
@@ -273,11 +305,14 @@ def check_output(path: Path, *, replace: bool = False) -> None:
 
 @dataclass(frozen=True)
 class Output:
-    """Where and how a prediction is written.
+    """The file and the format of a prediction's result.
 
-    ``like_input``: CSV with the separator and the decimal sign of the active party's own file;
-    ``spreadsheet``: with ``'`` before text that a spreadsheet would compute; ``replace``: an older
-    result of this name is replaced, once the new one is whole.
+    Args:
+        path: The file.
+        like_input: Whether to write CSV with the separator and decimal sign of the active party's
+            file.
+        spreadsheet: Whether to put ``'`` before text that a spreadsheet treats as a formula.
+        replace: Whether to replace an existing result once the new one is complete.
     """
 
     path: Path
@@ -286,8 +321,9 @@ class Output:
     replace: bool = False
 
     def check(self, settings: DataSettings | None = None) -> None:
-        """Raises InputError if this cannot become a result of the rows of ``settings``, as far as
-        these are known.
+        """Raises InputError if the result cannot be written in this format.
+
+        ``settings``: The settings of the rows to predict, if they are known.
         """
         check_output(self.path, replace=self.replace)
         flags = [
@@ -301,7 +337,8 @@ class Output:
         if flags and self.path.suffix != ".csv":
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{flags[0]}: is for a .csv result (got --out {self.path}). Remove it.",
+                f"{flags[0]}: works only with a .csv result (got --out {self.path}). Remove the "
+                "flag.",
             )
         first = None if settings is None else next(iter(settings.parts.values()), settings)
         if self.like_input and first is not None and first.kind != "text":
@@ -311,26 +348,30 @@ class Output:
                 "separator. Remove the flag.",
             )
 
-    def write(self, table: pa.Table, own: InputRows | None) -> None:
-        """Writes the result. ``own``: the rows of the active party's source. Raises InputError."""
-        table = _guard(table) if self.spreadsheet else table
-        if not self.like_input or own is None or own.separator is None:
+    def write(self, table: pa.Table, input_rows: InputRows | None) -> None:
+        """Writes the result. Raises InputError if this is not possible.
+
+        ``input_rows``: The rows of the active party's source, which have its separator and decimal
+        sign.
+        """
+        table = _guard_formulas(table) if self.spreadsheet else table
+        if not self.like_input or input_rows is None or input_rows.separator is None:
             write_table(self.path, table)
             return
         with private_file(self.path) as file:
             text = io.TextIOWrapper(file, "utf-8", newline="")
-            _write_like(text, table, own.separator, own.decimal or ".")
-            # Detaching writes what is left, and leaves the file open.
+            _write_like(text, table, input_rows.separator, input_rows.decimal or ".")
+            # detach() flushes the text and leaves the file open.
             text.detach()
 
     def advice(self, table: pa.Table) -> str:
-        """Returns a warning if a spreadsheet computes cells of this result; '' if it does not."""
+        """Returns a warning if a spreadsheet would treat text in this result as formulas, or ''."""
         if self.path.suffix != ".csv" or self.spreadsheet:
             return ""
         count = sum(map(count_formula_cells, table.columns))
         return (
-            f"{self.path}: {count:,} cells of text begin with =, +, -, @ or a tab, and a "
-            "spreadsheet computes them; give --spreadsheet, which puts ' before them, or write "
+            f"{self.path}: {count:,} text cells begin with =, +, -, @ or a tab, which a "
+            "spreadsheet treats as formulas; add --spreadsheet to put ' before them, or write "
             ".parquet"
             if count
             else ""
@@ -338,49 +379,52 @@ class Output:
 
 
 def count_formula_cells(values: Any) -> int:
-    """Returns how many cells of a column a spreadsheet would compute; none of numbers. ``values``:
-    Arrow's, or any.
+    """Returns the number of text cells in a column that a spreadsheet would treat as formulas.
+
+    ``values``: An Arrow array, or any sequence.
     """
     column = values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
-    return (pa.compute.sum(_is_computed(column)).as_py() or 0) if _is_text(column) else 0
+    return (pa.compute.sum(_is_formula(column)).as_py() or 0) if _is_text(column) else 0
 
 
-def _is_computed(column: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
-    odd, number = (
-        pa.compute.match_substring_regex(column, pattern) for pattern in (_COMPUTED, _NUMBER)
+def _is_formula(column: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
+    looks_like_formula, is_number = (
+        pa.compute.match_substring_regex(column, pattern) for pattern in (_FORMULA, _NUMBER)
     )
-    return pa.compute.and_not(odd, number)
+    return pa.compute.and_not(looks_like_formula, is_number)
 
 
 def _is_text(column: pa.ChunkedArray | pa.Array) -> bool:
     return bool(pa.types.is_string(column.type) or pa.types.is_large_string(column.type))
 
 
-def _guard(table: pa.Table) -> pa.Table:
-    """Puts ``'`` before each text that a spreadsheet would compute."""
-    for at, name in enumerate(table.column_names):
-        column = table.column(at)
+def _guard_formulas(table: pa.Table) -> pa.Table:
+    """Puts ``'`` before each text that a spreadsheet would treat as a formula."""
+    for index, name in enumerate(table.column_names):
+        column = table.column(index)
         if _is_text(column):
             guarded = pa.compute.replace_substring_regex(column, "^", "'")
             table = table.set_column(
-                at, name, pa.compute.if_else(_is_computed(column), guarded, column)
+                index, name, pa.compute.if_else(_is_formula(column), guarded, column)
             )
     return table
 
 
 def remove_guards(table: pa.Table) -> pa.Table:
-    """Returns texts as they were before ``--spreadsheet``."""
-    for at, name in enumerate(table.column_names):
-        column = table.column(at)
+    """Removes the ``'`` that ``--spreadsheet`` put before texts."""
+    for index, name in enumerate(table.column_names):
+        column = table.column(index)
         if _is_text(column):
-            rest = pa.compute.replace_substring_regex(column, "^'", "")
-            was_guarded = pa.compute.and_(pa.compute.starts_with(column, "'"), _is_computed(rest))
-            table = table.set_column(at, name, pa.compute.if_else(was_guarded, rest, column))
+            original = pa.compute.replace_substring_regex(column, "^'", "")
+            was_guarded = pa.compute.and_(
+                pa.compute.starts_with(column, "'"), _is_formula(original)
+            )
+            table = table.set_column(index, name, pa.compute.if_else(was_guarded, original, column))
     return table
 
 
 def _write_like(file: TextIO, table: pa.Table, separator: str, decimal: str) -> None:
-    """Writes CSV with the separator and decimal sign of another file. Numbers have no quotes."""
+    """Writes CSV with the separator and decimal sign of the input. Numbers have no quotes."""
     writer = csv.writer(file, delimiter=separator, lineterminator="\n")
     writer.writerow(table.column_names)
     for batch in table.to_batches(_AT_ONCE):
@@ -394,8 +438,9 @@ def _write_like(file: TextIO, table: pa.Table, separator: str, decimal: str) -> 
 
 
 def write_table(path: Path, table: pa.Table) -> None:
-    """Writes CSV or Parquet, by the name's ending: the whole file or nothing. Only the owner may
-    read the scores.
+    """Writes a table as CSV or Parquet, depending on the ending of the file's name.
+
+    Only the owner may read the file. If writing fails, no incomplete file remains.
     """
     with private_file(path) as file:
         if path.suffix == ".parquet":
@@ -412,12 +457,18 @@ def make_prediction_table(
     predictions: Predictions,
     threshold: float | None = None,
 ) -> pa.Table:
-    """Returns a row for each prediction: phase, split, ids, the label as in the data, and the
-    columns of a result.
+    """Returns a table of predictions with phase, split, ids, true label and scores.
 
-    ``ids``: the names of the id columns. Scores are float64, so that they rank the rows as the
-    logits do, from which the metrics were computed. Of several labels, each has a column
-    ``truth_<label>``.
+    Scores are float64, so that they rank the rows in the same order as the logits. A multi-label
+    task has a column ``truth_<label>`` for each label.
+
+    Args:
+        recipe: The recipe of the run.
+        ids: The names of the id columns.
+        prepared: The prepared rows and labels of the active party.
+        phase: The name of the phase.
+        predictions: {split: (rows, outputs)}.
+        threshold: The decision threshold of a binary task.
     """
     labels, targets, raw_N = prepared.labels, prepared.targets, prepared.table.labels
     assert labels is not None and targets is not None and raw_N is not None  # noqa: S101, PT018 - of the active party
@@ -427,53 +478,55 @@ def make_prediction_table(
             "phase": [phase] * len(rows),
             "split": [split] * len(rows),
             **row_columns(ids, prepared.table, rows),
-            **_truth(recipe, labels, targets[rows], raw_N[rows]),
-            **_group(recipe, prepared.table, rows),
+            **_make_truth_columns(recipe, labels, targets[rows], raw_N[rows]),
+            **_make_group_column(recipe, prepared.table, rows),
             **result_columns(recipe, labels, outputs_NO.cpu().double(), threshold),
         }
         parts.append(pa.table(columns))
     return pa.concat_tables(parts)
 
 
-def _truth(
+def _make_truth_columns(
     recipe: Recipe, labels: Labels, targets: Tensor, raw_N: npt.NDArray[Any]
 ) -> dict[str, Any]:
     if recipe.task.kind == "multilabel":
-        return {f"truth_{name}": targets[:, at].numpy() for at, name in enumerate(labels.classes)}
+        return {
+            f"truth_{name}": targets[:, column].numpy()
+            for column, name in enumerate(labels.classes)
+        }
     if recipe.task.kind == "survival":
         return {"truth": raw_N, "event": targets[:, 1].numpy()}
-    numbers = recipe.task.kind in ("regression", "ranking")
-    return {"truth": raw_N if numbers else labels.decode(targets)}
+    is_numeric = recipe.task.kind in ("regression", "ranking")
+    return {"truth": raw_N if is_numeric else labels.decode(targets)}
 
 
-def _group(recipe: Recipe, table: Table, rows: Rows) -> dict[str, Any]:
-    """Returns the query of each row of a ranking, by which alone its scores mean something."""
+def _make_group_column(recipe: Recipe, table: Table, rows: Rows) -> dict[str, Any]:
+    """Returns a column with the query of each row, if the task is a ranking."""
     if recipe.task.kind != "ranking" or table.groups is None:
         return {}
     return {"group": table.groups[rows]}
 
 
 def keep(folder: Path, phase: str, table: pa.Table) -> None:
-    """Writes the predictions of a phase into ``folder``, with those of other phases, instead of its
-    earlier ones.
+    """Writes the predictions of a phase to the file in ``folder`` that has those of all phases.
 
-    So a round that is repeated changes nothing. Raises InputError if the file cannot be read or
-    written.
+    They replace earlier predictions of the same phase, so a repeated round changes nothing. Raises
+    InputError if the file cannot be read or written.
     """
     path = folder / KEPT
     if path.exists():
         try:
-            before = pyarrow.parquet.read_table(path)
-            others = before.filter(pa.compute.field("phase") != phase)
+            old_table = pyarrow.parquet.read_table(path)
+            other_phases = old_table.filter(pa.compute.field("phase") != phase)
             table = (
-                pa.concat_tables([others, table], promote_options="default")
-                if len(others)
+                pa.concat_tables([other_phases, table], promote_options="default")
+                if len(other_phases)
                 else table
             )
         except (OSError, pa.ArrowException):
             raise InputError(
                 Code.FILE_INVALID,
-                f"{path}: cannot be read as the predictions of an earlier phase. Remove it to go "
-                "on without them.",
+                f"{path}: cannot read the predictions of earlier phases. Remove the file to "
+                "continue without them.",
             ) from None
     write_table(path, table)

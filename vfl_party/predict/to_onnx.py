@@ -1,9 +1,9 @@
-"""A trained party's models as ONNX files, for programs without torch.
+"""Exports a trained party's models as ONNX files, for programs without torch.
 
-The encoder's file takes the party's own columns as they are, in the units of its table: filling,
-scaling and coding are part of the graph. A JSON file, which is also in the ONNX file's metadata,
-says what the inputs and outputs are. The active party's top model is a separate file, which takes
-one embedding of each party. So is its student, which takes the party's own columns only.
+The encoder takes the party's columns in the units of its table. The graph fills missing values, and
+scales and encodes the columns. A JSON file describes the inputs and outputs; the ONNX file's
+metadata has the same description. The active party's top model is a separate file that takes the
+embedding of each party. Its student is another file, which takes only the active party's columns.
 """
 
 from __future__ import annotations
@@ -37,55 +37,60 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 SUFFIX = ".onnx"
-# Opset of the default domain. ONNX Runtime knows it since 1.14.
+# The opset of the default domain. ONNX Runtime supports it since version 1.14.
 OPSET = 18
-# Domain and opset of ``ai.onnx.ml``, which has the table of categories.
+# The domain and opset of the operator LabelEncoder, which maps categories to codes.
 _ML, _ML_OPSET = "ai.onnx.ml", 3
 NUMBERS, CATEGORIES, IMAGES = "numbers", "categories", "images"
 OUTPUT = "output"
 _ROWS = "rows"
-# Number of rows with which the exported file is compared.
+# The number of rows for comparing the exported file with the module.
 _N_EXAMPLES = 5
-# How far an embedding may be from torch's, relative to its largest number if that is above 1.
+# The maximum difference between an output and torch's output, relative to the largest number in
+# torch's output if this is above 1.
 TOLERANCE = 1e-5
 
 
 def embedding_of(party: str) -> str:
-    """Returns the name of a party's embedding in the files."""
+    """Returns the name of a party's embedding in the ONNX files."""
     return f"embedding of {party}"
 
 
 class OnnxPreparation(nn.Module):
-    """An encoder after the preparation of its rows: see ``Preprocessor.transform``.
+    """Prepares raw rows as ``Preprocessor.transform`` does, and computes their embeddings.
 
-    Takes, of those that the party has, numbers [B, F] with NaN for a missing one, or images [B, C,
-    H, W] in 0..1, as float32, and codes of categories [B, K] as int64.
+    The inputs are the ones that the party has: float32 numbers [B, F] with NaN for missing values
+    or float32 images [B, C, H, W] in 0..1, and int64 codes of categories [B, K].
     """
 
-    def __init__(self, encoder: nn.Module, made: Preprocessor) -> None:
+    def __init__(self, encoder: nn.Module, preprocessor: Preprocessor) -> None:
         super().__init__()
         self.encoder = encoder
-        self._one_hot, self._flatten = made.one_hot, made.flatten
-        self._widths = [len(words) for words in made.vocabularies]
-        self._has_values = made.image_shape is not None or bool(made.numeric_names)
-        shape = (-1, *(1 for _ in (made.image_shape or ())[1:]))
+        self._one_hot, self._flatten = preprocessor.one_hot, preprocessor.flatten
+        self._widths = [len(words) for words in preprocessor.vocabularies]
+        self._has_values = preprocessor.image_shape is not None or bool(preprocessor.numeric_names)
+        shape = (-1, *(1 for _ in (preprocessor.image_shape or ())[1:]))
         self.shift, self.scale = (
             nn.Buffer(torch.tensor(values, dtype=torch.float64).reshape(shape), persistent=False)
-            for values in (made.shift, made.scale)
+            for values in (preprocessor.shift, preprocessor.scale)
         )
-        fill = None if made.fill is None else torch.tensor(made.fill, dtype=torch.float32)
-        if fill is not None and made.image_shape is not None:
-            fill = fill.reshape(made.image_shape)
+        fill = (
+            None
+            if preprocessor.fill is None
+            else torch.tensor(preprocessor.fill, dtype=torch.float32)
+        )
+        if fill is not None and preprocessor.image_shape is not None:
+            fill = fill.reshape(preprocessor.image_shape)
         self.fill = nn.Buffer(fill, persistent=False) if fill is not None else None
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """Embeds raw rows."""
-        rest = list(inputs)
-        columns = [self._scale(rest.pop(0))] if self._has_values else []
-        codes_BK = rest.pop(0) if self._widths else None
+        """Returns the embeddings of raw rows."""
+        remaining_inputs = list(inputs)
+        columns = [self._scale(remaining_inputs.pop(0))] if self._has_values else []
+        codes_BK = remaining_inputs.pop(0) if self._widths else None
         if codes_BK is not None and self._one_hot:
             columns += [
-                self._columns(codes_BK[:, k], width) for k, width in enumerate(self._widths)
+                self._encode_one_hot(codes_BK[:, k], width) for k, width in enumerate(self._widths)
             ]
             codes_BK = None
         if not columns and codes_BK is not None:
@@ -101,8 +106,8 @@ class OnnxPreparation(nn.Module):
         return x.flatten(1) if self._flatten else x
 
     @staticmethod
-    def _columns(codes_B: Tensor, words: int) -> Tensor:
-        """A column of 0 and 1 for "missing" and for each word; "unknown" is all zeros."""
+    def _encode_one_hot(codes_B: Tensor, words: int) -> Tensor:
+        """Returns a 0/1 column for "missing" and for each category. "Unknown" is all zeros."""
         place_B1 = (codes_B - HIDDEN).clamp(min=0).unsqueeze(1)
         is_known_B1 = (codes_B != UNKNOWN).unsqueeze(1)
         return ((place_B1 == torch.arange(1 + words)) & is_known_B1).float()
@@ -116,28 +121,30 @@ class Joint(nn.Module):
         self.top, self._rule = top, rule
 
     def forward(self, *embeddings: Tensor) -> Tensor:
-        """Scores rows by one embedding of each party, [B, D] each."""
+        """Returns the outputs for the embeddings of the parties, [B, D] each."""
         out: Tensor = self.top(combine(self._rule, embeddings))
         return out
 
 
 @dataclass(frozen=True)
 class Graph:
-    """One file to write: ``about`` describes it."""
+    """An ONNX file to write, and its description ``about``."""
 
     model: ModelProto
     about: dict[str, Any]
 
 
 def export(trained: TrainedParty, path: Path) -> list[Path]:
-    """Writes ``path``, an encoder, ``<name>-top.onnx`` at the active party, ``<name>-student.onnx``
-    if it has trained a student, and ``<name>.json``, which describes them. Returns the files. Only
-    the owner may read them.
+    """Exports a party's models as ONNX files, and returns the paths of all files.
 
-    Raises InputError if there is nothing to export, if a model cannot be written as ONNX or
-    computes something else there, if packages are missing, or if a file exists.
+    ``path`` is the encoder's file. The active party also writes ``<name>-top.onnx`` and, if it has
+    a student, ``<name>-student.onnx``. ``<name>.json`` describes the files. Only the owner may read
+    them.
+
+    Raises InputError if there is nothing to export, if a model cannot be exported, if the exported
+    model has other results than the module, if packages are missing, or if a file exists.
     """
-    graphs = _graphs(trained, path)
+    graphs = _make_graphs(trained, path)
     description = path.with_suffix(".json")
     for file_path in (*graphs, description):
         if file_path.exists():
@@ -148,13 +155,13 @@ def export(trained: TrainedParty, path: Path) -> list[Path]:
     for target, graph in graphs.items():
         with private_file(target) as file:
             file.write(graph.model.SerializeToString())
-    whole = {file_path.name: graph.about for file_path, graph in graphs.items()}
+    descriptions = {file_path.name: graph.about for file_path, graph in graphs.items()}
     with private_file(description) as file:
-        file.write(f"{json.dumps(whole, indent=1)}\n".encode())
+        file.write(f"{json.dumps(descriptions, indent=1)}\n".encode())
     return [*graphs, description]
 
 
-def _graphs(trained: TrainedParty, path: Path) -> dict[Path, Graph]:
+def _make_graphs(trained: TrainedParty, path: Path) -> dict[Path, Graph]:
     if path.suffix != SUFFIX:
         raise InputError(
             Code.FILE_INVALID,
@@ -165,118 +172,129 @@ def _graphs(trained: TrainedParty, path: Path) -> dict[Path, Graph]:
         kinds = ", ".join(phase.kind for phase in about.recipe.phases)
         raise InputError(
             Code.MODEL_INVALID,
-            f"a run of {kinds} trains neither encoder nor top model, so there is nothing to export."
-            " Give a run of another method.",
+            f"a run of {kinds} trains neither an encoder nor a top model, so there is nothing to "
+            "export. Give a run of another method.",
         )
     if about.recipe.model.precision != "float32":
         raise InputError(
             Code.MODEL_INVALID,
-            f"the models of {about.party} were trained in {about.recipe.model.precision}, and an "
-            "ONNX file computes other embeddings. Export them as safetensors.",
+            f"the models of {about.party} were trained in {about.recipe.model.precision}, which "
+            "the ONNX export does not support. Export them as safetensors.",
         )
     if trained.preprocessor is not None and trained.preprocessor.quantiles is not None:
         raise InputError(
             Code.MODEL_INVALID,
-            f"the columns of {about.party} have data.scale = 'quantile', which is not written as "
-            "ONNX. Export the models as safetensors.",
+            f"the columns of {about.party} have data.scale = 'quantile', which the ONNX export "
+            "does not support. Export the models as safetensors.",
         )
     graphs: dict[Path, Graph] = {}
     if "encoder" in models and trained.preprocessor is not None:
-        graphs[path] = _encoder(trained, trained.preprocessor)
-    # A network that is cut in two has its upper half in another model.
+        graphs[path] = _make_encoder_graph(trained, trained.preprocessor)
+    # If the network is cut in two, its upper half is the model "tail", which is not exported.
     if "top" in models and "tail" not in models:
-        graphs[path.with_name(f"{path.stem}-top{SUFFIX}")] = _top(trained)
+        graphs[path.with_name(f"{path.stem}-top{SUFFIX}")] = _make_top_graph(trained)
     if SOLO in models and trained.preprocessor is not None:
-        graphs[path.with_name(f"{path.stem}-student{SUFFIX}")] = _student(
+        graphs[path.with_name(f"{path.stem}-student{SUFFIX}")] = _make_student_graph(
             trained, trained.preprocessor
         )
     return graphs
 
 
-def _encoder(trained: TrainedParty, made: Preprocessor) -> Graph:
+def _make_encoder_graph(trained: TrainedParty, preprocessor: Preprocessor) -> Graph:
     party, kind = trained.about.party, trained.about.encoder.kind
     what = f"the encoder of {party} (kind {kind!r})"
-    # The name of the top model's input for it. No value inside a graph has a blank in its name.
+    # The top model has an input of the same name. No value inside a graph has a blank in its name.
     output = embedding_of(party)
-    of = trained.models["encoder"]
-    return _on_columns(trained, made, of, output, what, {"what": "encoder", "encoder": kind})
+    encoder = trained.models["encoder"]
+    return _make_column_graph(
+        trained, preprocessor, encoder, output, what, {"what": "encoder", "encoder": kind}
+    )
 
 
-def _student(trained: TrainedParty, made: Preprocessor) -> Graph:
+def _make_student_graph(trained: TrainedParty, preprocessor: Preprocessor) -> Graph:
     what = f"the student of {trained.about.party}"
     about = {"what": "student"} | _describe_output(trained)
-    return _on_columns(trained, made, trained.models[SOLO], OUTPUT, what, about)
+    return _make_column_graph(trained, preprocessor, trained.models[SOLO], OUTPUT, what, about)
 
 
-def _on_columns(
+def _make_column_graph(
     trained: TrainedParty,
-    made: Preprocessor,
+    preprocessor: Preprocessor,
     encoder: nn.Module,
     output: str,
     what: str,
-    more: Mapping[str, Any],
+    description: Mapping[str, Any],
 ) -> Graph:
-    """Makes the graph of a module that takes the party's own columns; ``more``: to describe it."""
-    inputs, examples = _columns(made)
-    module = OnnxPreparation(deterministic(encoder.eval()), made).eval()
+    """Exports a module that takes the party's columns.
+
+    ``what`` names the module in messages, and ``description`` has more entries of its description.
+    """
+    inputs, examples = _describe_columns(preprocessor)
+    module = OnnxPreparation(deterministic(encoder.eval()), preprocessor).eval()
     model = _export_module(module, inputs, examples, output, what)
-    if made.vocabularies:
-        _take_words(model, made.vocabularies)
-    about = _about(trained, inputs) | dict(more)
+    if preprocessor.vocabularies:
+        _add_category_tables(model, preprocessor.vocabularies)
+    about = _about(trained, inputs) | dict(description)
     return Graph(_add_description(model, about, output), about)
 
 
-def _columns(made: Preprocessor) -> tuple[dict[str, dict[str, Any]], list[Tensor]]:
-    """Returns a description of the inputs that stand for a party's own columns, and examples."""
+def _describe_columns(preprocessor: Preprocessor) -> tuple[dict[str, dict[str, Any]], list[Tensor]]:
+    """Returns a description of the inputs for a party's columns, and example inputs."""
     inputs: dict[str, dict[str, Any]] = {}
     examples: list[Tensor] = []
     generator = torch.Generator().manual_seed(0)
-    if made.image_shape is not None:
+    if preprocessor.image_shape is not None:
         inputs[IMAGES] = {
             "type": "float32",
-            "shape": [_ROWS, *made.image_shape],
+            "shape": [_ROWS, *preprocessor.image_shape],
             "values": "pixels in 0..1 (bytes divided by 255), or numbers in the scale of training",
         }
-        examples.append(torch.rand(_N_EXAMPLES, *made.image_shape, generator=generator))
-    elif made.numeric_names:
+        examples.append(torch.rand(_N_EXAMPLES, *preprocessor.image_shape, generator=generator))
+    elif preprocessor.numeric_names:
         inputs[NUMBERS] = {
             "type": "float32",
-            "shape": [_ROWS, len(made.numeric_names)],
-            "columns": list(made.numeric_names),
-            "missing": "NaN, which is filled" if made.fill is not None else "none may be missing",
+            "shape": [_ROWS, len(preprocessor.numeric_names)],
+            "columns": list(preprocessor.numeric_names),
+            "missing": "NaN, which is filled"
+            if preprocessor.fill is not None
+            else "none may be missing",
         }
-        unit = torch.randn(_N_EXAMPLES, len(made.shift), generator=generator).double()
-        examples.append((unit * torch.tensor(made.scale) + torch.tensor(made.shift)).float())
-        if made.fill is not None:
+        unit = torch.randn(_N_EXAMPLES, len(preprocessor.shift), generator=generator).double()
+        examples.append(
+            (unit * torch.tensor(preprocessor.scale) + torch.tensor(preprocessor.shift)).float()
+        )
+        if preprocessor.fill is not None:
             examples[0][0] = torch.nan
-    if made.vocabularies:
+    if preprocessor.vocabularies:
         inputs[CATEGORIES] = {
             "type": "string",
-            "shape": [_ROWS, len(made.vocabularies)],
-            "columns": list(made.categorical_names),
+            "shape": [_ROWS, len(preprocessor.vocabularies)],
+            "columns": list(preprocessor.categorical_names),
             "missing": "the empty text",
-            "words": dict(zip(made.categorical_names, made.vocabularies, strict=True)),
+            "words": dict(
+                zip(preprocessor.categorical_names, preprocessor.vocabularies, strict=True)
+            ),
         }
-        counts = [RESERVED + len(words) for words in made.vocabularies]
+        counts = [RESERVED + len(words) for words in preprocessor.vocabularies]
         rows = [[(row + k) % count for k, count in enumerate(counts)] for row in range(_N_EXAMPLES)]
-        # No word has the code of what augmentation hides.
+        # The code HIDDEN occurs only in augmentation, never in an input.
         codes = torch.tensor(rows)
         examples.append(torch.where(codes == HIDDEN, MISSING, codes))
     return inputs, examples
 
 
-def _top(trained: TrainedParty) -> Graph:
+def _make_top_graph(trained: TrainedParty) -> Graph:
     recipe = trained.about.recipe
     active = [recipe.active] if recipe.active.features else []
     names = [party.name for party in (*active, *recipe.passives) if party.features]
     widths = {name: recipe.embedding_size(name) for name in names}
-    about, made = trained.about, trained.preprocessor
-    if about.party in widths and made is not None:
-        widths[about.party] = width_of(recipe, about.party, about.encoder, made.spec)
+    about, preprocessor = trained.about, trained.preprocessor
+    if about.party in widths and preprocessor is not None:
+        widths[about.party] = width_of(recipe, about.party, about.encoder, preprocessor.spec)
     trees = isinstance(recipe.model.top, GbdtTop)
     inputs = {
         embedding_of(name): {"type": "float32", "shape": [_ROWS, width]}
-        | ({"missing": "NaN, such as a whole row of a party that is away"} if trees else {})
+        | ({"missing": "NaN, such as the whole row of an absent party"} if trees else {})
         for name, width in widths.items()
     }
     generator = torch.Generator().manual_seed(0)
@@ -291,7 +309,7 @@ def _top(trained: TrainedParty) -> Graph:
 
 
 def _describe_output(trained: TrainedParty) -> dict[str, Any]:
-    """Returns what ``OUTPUT`` is."""
+    """Describes the output of a top model or a student."""
     labels = trained.labels
     return {
         "task": trained.about.recipe.task.kind,
@@ -320,8 +338,9 @@ def _export_module(
     output: str,
     what: str,
 ) -> ModelProto:
-    """Writes a module as ONNX, for any number of rows, and compares the two on a few rows. Raises
-    InputError with ``what``.
+    """Exports a module as ONNX for any number of rows, and compares both on a few rows.
+
+    Raises InputError, which names the module ``what``, if the export fails or the results differ.
     """
     rows = torch.export.Dim(_ROWS)
     try:
@@ -333,7 +352,7 @@ def _export_module(
                 opset_version=OPSET,
                 input_names=list(inputs),
                 output_names=[output],
-                # The module takes any number of tensors, as one argument.
+                # The one argument is a tuple of tensors.
                 dynamic_shapes=(tuple({0: rows} for _ in examples),),
                 external_data=False,
                 verbose=False,
@@ -341,21 +360,22 @@ def _export_module(
     except ImportError as error:
         raise InputError(
             Code.CONFIG_INVALID,
-            f"vfl export model: ONNX cannot be written here ({str(error).splitlines()[0]}). Run "
+            f"vfl export model: a package for ONNX is missing ({str(error).splitlines()[0]}). Run "
             "pip install '.[onnx]' in the clone of vfl.",
         ) from None
-    # The exporter's errors are of many types, and a plug-in's model may raise any.
+    # The exporter raises errors of many types, and a plug-in's model may raise any exception.
     except Exception as error:
         raise InputError(
             Code.MODEL_INVALID,
-            f"{what} cannot be written as ONNX ({type(error).__name__}). Export it as safetensors.",
+            f"{what} cannot be exported as ONNX ({type(error).__name__}). Export it as "
+            "safetensors.",
         ) from error
     model: ModelProto = program.model_proto  # type: ignore[union-attr] # None only without dynamo
-    _compare(model, module, inputs, examples, what)
+    _check_results(model, module, inputs, examples, what)
     return model
 
 
-def _compare(
+def _check_results(
     model: ModelProto,
     module: nn.Module,
     inputs: Mapping[str, Any],
@@ -365,24 +385,26 @@ def _compare(
     """Raises InputError if the file and the module compute different results."""
     from onnx.reference import ReferenceEvaluator
 
-    # Other rows, and another number of them, than those that the exporter has seen.
+    # The check uses another number and order of rows than the export.
     inputs_ = [example.flip(0)[: _N_EXAMPLES - 2] for example in examples]
     with torch.no_grad():
-        want = module(*inputs_).numpy()
-    fed = {name: example.numpy() for name, example in zip(inputs, inputs_, strict=True)}
+        expected = module(*inputs_).numpy()
+    named_inputs = {name: example.numpy() for name, example in zip(inputs, inputs_, strict=True)}
     with _silence():
-        results: Any = ReferenceEvaluator(model).run(None, fed)
-    got = np.asarray(results[0])
-    scale = max(1.0, float(np.abs(want).max(initial=0.0)))
-    if got.shape != want.shape or not np.allclose(got, want, rtol=0.0, atol=TOLERANCE * scale):
+        results: Any = ReferenceEvaluator(model).run(None, named_inputs)
+    outputs = np.asarray(results[0])
+    scale = max(1.0, float(np.abs(expected).max(initial=0.0)))
+    if outputs.shape != expected.shape or not np.allclose(
+        outputs, expected, rtol=0.0, atol=TOLERANCE * scale
+    ):
         raise InputError(
             Code.MODEL_INVALID,
             f"{what} has other results in ONNX than in torch. Export it as safetensors.",
         )
 
 
-def _take_words(model: ModelProto, vocabularies: Sequence[Sequence[str]]) -> None:
-    """Lets the graph take texts in the place of codes: a table of words for each column."""
+def _add_category_tables(model: ModelProto, vocabularies: Sequence[Sequence[str]]) -> None:
+    """Makes the graph take texts instead of codes, with a table of categories for each column."""
     from onnx import TensorProto, helper
 
     graph = model.graph
@@ -394,9 +416,11 @@ def _take_words(model: ModelProto, vocabularies: Sequence[Sequence[str]]) -> Non
                 node.input[place] = codes
     nodes, columns = [], []
     for k, words in enumerate(vocabularies):
-        at, text, code = (f"{CATEGORIES} {part} {k}" for part in ("place", "text", "code"))
-        graph.initializer.append(helper.make_tensor(at, TensorProto.INT64, [1], [k]))
-        nodes.append(helper.make_node("Gather", [CATEGORIES, at], [text], axis=1))
+        column_index, text, code = (
+            f"{CATEGORIES} {part} {k}" for part in ("place", "text", "code")
+        )
+        graph.initializer.append(helper.make_tensor(column_index, TensorProto.INT64, [1], [k]))
+        nodes.append(helper.make_node("Gather", [CATEGORIES, column_index], [text], axis=1))
         table = {"": MISSING} | {word: RESERVED + place for place, word in enumerate(words)}
         nodes.append(
             helper.make_node(
@@ -411,18 +435,18 @@ def _take_words(model: ModelProto, vocabularies: Sequence[Sequence[str]]) -> Non
         )
         columns.append(code)
     nodes.append(helper.make_node("Concat", columns, [codes], axis=1))
-    rest = list(graph.node)
+    other_nodes = list(graph.node)
     del graph.node[:]
-    graph.node.extend([*nodes, *rest])
+    graph.node.extend([*nodes, *other_nodes])
     categories.type.tensor_type.elem_type = TensorProto.STRING
     model.opset_import.append(helper.make_opsetid(_ML, _ML_OPSET))
 
 
 def _add_description(model: ModelProto, about: Mapping[str, Any], output: str) -> ModelProto:
-    """Adds the description to the file's metadata, and checks that the whole is ONNX."""
+    """Adds the description to the file's metadata, and checks that the model is valid ONNX."""
     from onnx import checker, helper
 
-    # What the exporter notes of each node has paths of this machine.
+    # The exporter adds paths of this machine to the metadata, so this removes them.
     for node in model.graph.node:
         del node.metadata_props[:]
         node.doc_string = ""
@@ -439,12 +463,12 @@ def _add_description(model: ModelProto, about: Mapping[str, Any], output: str) -
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Hides the exporter's own messages: a failure is reported in one sentence."""
-    before = logging.root.manager.disable
+    """Hides the exporter's log messages and warnings."""
+    disabled_level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(before)
+        logging.disable(disabled_level)

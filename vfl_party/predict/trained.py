@@ -1,8 +1,8 @@
-"""A trained party's models, from its folder of a run or from an exported file.
+"""Loads a trained party's models from a run's folder or from an exported safetensors file.
 
-The file is safetensors: each tensor under its name in the module, after ``encoder.``, ``tail.`` or
-``top.``. The entry ``about`` of its metadata is JSON, with the keys of ``About``: it says how the
-modules are made, and rows prepared.
+A tensor's name in the file is its name in the module, with the prefix ``encoder.``, ``tail.`` or
+``top.``. The entry ``about`` of the file's metadata is JSON with the keys of ``About``. It
+describes how to build the modules and how to prepare rows.
 """
 
 from __future__ import annotations
@@ -42,13 +42,14 @@ from vfl_party.phases.scoring import chunks
 from vfl_party.predict.prediction import load_trained
 
 SUFFIX = ".safetensors"
-# The column that stands in for ids: embeddings need none.
+# The name of the column that replaces the ids, which embeddings do not need.
 _ROW = "number of the row"
 
 
 class About(BaseModel):
-    """What is known of the models. ``preprocessor`` and ``labels``: as their ``state`` gives
-    them.
+    """Metadata of a party's models.
+
+    ``preprocessor`` and ``labels`` have the results of ``Preprocessor.state`` and ``Labels.state``.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -64,10 +65,10 @@ class About(BaseModel):
 
 @dataclass(frozen=True, eq=False)
 class TrainedParty:
-    """One party's trained models, on the CPU, in evaluation mode.
+    """One party's trained models, on the CPU and in evaluation mode.
 
-    ``models``: ``encoder`` (if the party has features); at the active party ``top``, and what
-    ``Method.upper`` makes.
+    ``models``: {name: module}. A party with features has ``encoder``. The active party has ``top``
+    and the models of ``Method.upper``.
     """
 
     about: About
@@ -76,27 +77,32 @@ class TrainedParty:
     labels: Labels | None
 
     def inputs(self, rows: Any) -> tuple[Tensor, ...]:
-        """Returns the encoder's arguments for rows in memory, in their order.
+        """Returns the encoder's inputs for rows in memory, in the order of the rows.
 
         Args:
-            rows: a frame or a dict of arrays with the columns of training; for images an array [N,
-                C, H, W], the party's own part of each image, bytes or numbers in the scale of
-                training.
+            rows: A data frame or a dict of arrays with the columns of training. For images, an
+                array [N, C, H, W] of the party's part of each image, as bytes or as numbers in the
+                scale of training.
 
-        Returns float32 [N, …] and, for a tabular encoder, int64 [N, K] codes. Raises InputError.
+        Returns float32 [N, …] and, for a tabular encoder, int64 [N, K] codes. Raises InputError if
+        the columns differ from those of training.
         """
         preprocessor, table = self._read(rows)
         return preprocessor.transform(table).inputs(np.arange(len(table), dtype=np.int64))
 
     def cells(self, rows: Any) -> Cells:
-        """Returns the columns of rows in memory as trees take them, in their order; see ``inputs``.
-        Raises InputError.
+        """Returns the columns of rows in memory in the form that trees need.
+
+        ``rows``: See ``inputs``. Raises InputError if the columns differ from those of training.
         """
         preprocessor, table = self._read(rows)
         return preprocessor.cells(table)[:2]
 
     def _read(self, rows: Any) -> tuple[Preprocessor, Table]:
-        """Returns a table of rows in memory, and what prepares it. Raises InputError."""
+        """Returns the preprocessor and a table of rows in memory.
+
+        Raises InputError if the party has no features, or if columns are missing or invalid.
+        """
         name, preprocessor = self.about.party, self.preprocessor
         if preprocessor is None:
             raise InputError(
@@ -128,8 +134,9 @@ class TrainedParty:
 
     @torch.no_grad()
     def embed(self, rows: Any) -> Tensor:
-        """Returns the embeddings [N, D] of rows in memory, as the party would send them without
-        noise; or latents.
+        """Returns the embeddings or latents [N, D] of rows in memory, without noise.
+
+        ``rows``: See ``inputs``. Raises InputError if the run trained no encoder.
         """
         if self.preprocessor is not None and "encoder" not in self.models:
             kinds = ", ".join(phase.kind for phase in self.about.recipe.phases)
@@ -152,21 +159,22 @@ class TrainedParty:
         )
 
     def save(self, path: Path) -> None:
-        """Writes weights, names and all that ``load`` needs. Only the owner may read it. Raises
-        InputError.
+        """Writes the models and their metadata to a file that ``load`` can read.
+
+        Only the owner may read the file. Raises InputError if the file cannot be written.
         """
         check_path(path)
         tensors = nn.ModuleDict(self.models).state_dict()
-        plain = {
+        cpu_tensors = {
             name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()
         }
-        data = safetensors.torch.save(plain, {"about": self.about.model_dump_json()})
+        encoded = safetensors.torch.save(cpu_tensors, {"about": self.about.model_dump_json()})
         with private_file(path) as file:
-            file.write(data)
+            file.write(encoded)
 
 
 def check_path(path: Path) -> None:
-    """Raises InputError if ``path`` cannot become an exported model."""
+    """Raises InputError if a model cannot be exported to ``path``."""
     if path.suffix != SUFFIX:
         raise InputError(
             Code.FILE_INVALID,
@@ -182,13 +190,13 @@ def load(path: Path, party: str | None) -> TrainedParty:
     """Loads a party's models.
 
     Args:
-        path: a run's folder, a party's folder in it, or an exported file.
-        party: its name; None: the only party whose folder is here, or the active one.
+        path: A run's folder, a party's folder in it, or an exported file.
+        party: The party's name. Default: the only party in the folder, or the active party.
 
-    Raises InputError.
+    Raises InputError if the models cannot be loaded.
     """
     if path.is_file():
-        return _from_file(path, party)
+        return _load_exported(path, party)
     if not path.exists():
         raise InputError(
             Code.FILE_INVALID,
@@ -202,9 +210,10 @@ def load(path: Path, party: str | None) -> TrainedParty:
 def of_state(
     run_id: str, party: str, recipe: Recipe, encoder: EncoderSettings, state: Tree
 ) -> TrainedParty:
-    """Makes a party's models of the state of a run, which may be under way: copies, on the CPU.
+    """Builds copies of a party's models on the CPU from the state of a run.
 
-    ``state``: as ``Assembled.state`` gives it. Raises InputError.
+    The run need not be finished. ``state``: The result of ``Assembled.state``. Raises InputError if
+    the state does not fit the recipe.
     """
     about = About(
         run_id=run_id,
@@ -215,14 +224,16 @@ def of_state(
         preprocessor=state["preprocessor"],
         labels=state["labels"],
     )
-    return _make(about, state)
+    return _build_party(about, state)
 
 
 def of_round(
     run: Path, party: str, recipe: Recipe, encoder: EncoderSettings, phase: str, round_: int
 ) -> TrainedParty | None:
-    """Makes a party's models of the checkpoint after ``round_`` rounds of a phase, of a run that
-    other processes make; None if it is not on the disk. Raises InputError.
+    """Builds a party's models from the checkpoint after ``round_`` rounds of a phase.
+
+    The run may be in progress in other processes. Returns None if there is no such checkpoint.
+    Raises InputError if the checkpoint is damaged.
     """
     store = CheckpointStore(run / party / "checkpoints", keep=1)
     label = next(
@@ -234,17 +245,18 @@ def of_round(
 
 
 def choose_run(path: Path, party: str | None) -> tuple[Path, str]:
-    """Returns the run's folder and the party's name. Raises InputError if the party is not
-    there.
+    """Returns the run's folder and the party's name.
+
+    Raises InputError if the run's folder has no checkpoints of the party.
     """
-    # A party's own folder.
+    # ``path`` is a party's folder.
     if (path / "checkpoints").is_dir():
-        whole = path.resolve()
-        path, party = whole.parent, party or whole.name
+        party_folder = path.resolve()
+        path, party = party_folder.parent, party or party_folder.name
     names = sorted(folder.parent.name for folder in path.glob("*/checkpoints"))
     if not names:
         raise InputError(
-            Code.FILE_INVALID, f"{path}: has no party's checkpoints. Give the folder OUT/RUN-ID."
+            Code.FILE_INVALID, f"{path}: has no checkpoints. Give the folder OUT/RUN-ID."
         )
     if party is None:
         active = RunFolder(path / names[0], path.name).recipe().active.name
@@ -257,9 +269,9 @@ def choose_run(path: Path, party: str | None) -> tuple[Path, str]:
     return path, party
 
 
-def _from_file(path: Path, party: str | None) -> TrainedParty:
+def _load_exported(path: Path, party: str | None) -> TrainedParty:
     try:
-        # Only the header is read here.
+        # safe_open reads only the header.
         with safe_open(path, framework="np") as file:
             about = About.model_validate_json((file.metadata() or {})["about"])
         tensors = safetensors.torch.load(path.read_bytes())
@@ -279,21 +291,21 @@ def _from_file(path: Path, party: str | None) -> TrainedParty:
             f"{path}: has the models of {about.party}. Give the file of {party}.",
         )
     models: dict[str, dict[str, Tensor]] = {}
-    for whole, tensor in tensors.items():
-        model, _, name = whole.partition(".")
+    for full_name, tensor in tensors.items():
+        model, _, name = full_name.partition(".")
         models.setdefault(model, {})[name] = tensor
-    return _make(about, {"models": models})
+    return _build_party(about, {"models": models})
 
 
-def _make(about: About, state: Tree) -> TrainedParty:
-    """Makes the modules as a run does, and loads their weights. Raises InputError."""
+def _build_party(about: About, state: Tree) -> TrainedParty:
+    """Builds the modules as a run does and loads their weights. Raises InputError if this fails."""
     preprocessor = (
         Preprocessor.from_state(about.preprocessor) if about.preprocessor is not None else None
     )
-    make = None
+    make_encoder = None
     if preprocessor is not None:
-        make = MakeEncoder(about.recipe, about.party, about.encoder, preprocessor.spec)
-    models = build_models(Course(about.recipe), about.party, make)
+        make_encoder = MakeEncoder(about.recipe, about.party, about.encoder, preprocessor.spec)
+    models = build_models(Course(about.recipe), about.party, make_encoder)
     load_models(models, state)
     labels = Labels.from_state(about.labels) if about.labels is not None else None
     return TrainedParty(

@@ -1,1 +1,1 @@
-"""Works on a party's trained runs: input drift, and deleting a person."""
+"""Operations on a party's trained runs: measuring input drift and deleting a person's data."""

@@ -56,7 +56,11 @@ _ADVICE: dict[Part, str] = {
 
 @dataclass(frozen=True)
 class FileWithId:
-    """A file that contains the id. ``stays``: why it is kept; '' if its rows are removed."""
+    """A file that contains the id.
+
+    ``what``: A description of the contents. ``stays``: The reason why the file is not changed, or
+    '' if its rows are removed.
+    """
 
     path: Path
     what: str
@@ -70,8 +74,12 @@ class FileWithId:
 class Trace:
     """The traces of the person in one run.
 
-    ``part``: the purpose of the row; ``start``: the run from which this one has started;
-    ``lacks_it``: the name of the party's table if it has no such id, otherwise ''.
+    Args:
+        run: The id of the run.
+        part: The purpose of the row in the run.
+        held: The files of the run that contain the id.
+        start: The id of the run whose weights this run started from, or ''.
+        lacks_it: The name of the party's table if the table does not have the id, otherwise ''.
     """
 
     run: str
@@ -82,7 +90,9 @@ class Trace:
 
     @property
     def has_row(self) -> bool:
-        """Whether the run's own predictions have the row; equal text elsewhere may mean others."""
+        """Whether the run's predictions have the row. Equal text in other files may be a
+        coincidence.
+        """
         return any(not file.stays for file in self.held)
 
     @property
@@ -101,9 +111,12 @@ class Trace:
 class Person:
     """The id of one person.
 
-    ``own``: its cells as the party's table spells them, one for each id column; ``settings``: those
-    of that table; ``tables``: the id columns of the table and of other files that the settings
-    name; None if they cannot be read. ``record``: the folder of the party's record; None without.
+    Args:
+        own: The cells of the id in the party's table, one for each id column.
+        settings: The settings of this table.
+        tables: The id columns of the table and of other files that the settings name, or None if
+            they cannot be read.
+        record: The folder of the party's record, or None if there is no record.
     """
 
     own: tuple[str, ...]
@@ -117,50 +130,51 @@ class Person:
         return id_names(self.settings)
 
     def rules(self, recipe: Recipe | None) -> tuple[str, ...]:
-        """Returns the id rules of a run; without a recipe, those of the party file."""
+        """Returns the id rules of a run, or those of the party file if there is no recipe."""
         settings = self.settings.with_id_rules(
             () if recipe is None else tuple(recipe.rows.id_rules)
         )
         return settings.id_rules or ()
 
     def normalise_id(self, recipe: Recipe | None) -> str | None:
-        """Returns the id as the parties spell it in a run; None if its rules reject it."""
-        spelling: str | None = normalize_ids([[cell] for cell in self.own], self.rules(recipe))[
+        """Returns the normalised id in a run, or None if the id rules reject the id."""
+        normalised: str | None = normalize_ids([[cell] for cell in self.own], self.rules(recipe))[
             0
         ].as_py()
-        return spelling
+        return normalised
 
     def among(self, columns: Sequence[Any], recipe: Recipe | None) -> Mask:
-        """Returns for each row whether it is the person's: by equal cells, or by the id rules.
+        """Returns a bool mask [N] of the rows that belong to the person.
 
-        ``columns``: the id columns, [N] cells each. Returns a mask, [N].
+        A row belongs to the person if its cells or its normalised id are equal. ``columns``: The id
+        columns with N cells each.
         """
-        texts = [pa.compute.cast(_whole(column), pa.large_string()) for column in columns]
-        here = np.ones(len(texts[0]), bool)
+        texts = [pa.compute.cast(_to_array(column), pa.large_string()) for column in columns]
+        mask = np.ones(len(texts[0]), bool)
         for cell, column in zip(self.own, texts, strict=True):
-            here &= _equal(column, cell)
+            mask &= _match_text(column, cell)
         matched = self.normalise_id(recipe)
         if matched is not None:
-            here |= _equal(normalize_ids(texts, self.rules(recipe)), matched)
-        return here
+            mask |= _match_text(normalize_ids(texts, self.rules(recipe)), matched)
+        return mask
 
     def in_table(self, recipe: Recipe | None) -> bool:
-        """Whether the party's table has the id, as far as it can be read."""
+        """Returns whether the party's table has the id, or True if the table cannot be read."""
         return self.tables is None or any(
             bool(self.among(columns, recipe).any()) for columns in self.tables
         )
 
 
 def absent(source: str) -> str:
-    """Returns a clause: the table has no such id."""
+    """Returns the clause that a table does not have the id."""
     return f"no row of {source} has this id"
 
 
 def person(cells: Sequence[str], settings: DataSettings, record: Path | None = None) -> Person:
-    """Returns the person with an id.
+    """Returns the person with the id ``cells``.
 
-    ``record``: as in ``Person``. Raises InputError if the number of cells is not that of the id
-    columns of the table, or if the id is not UTF-8 text.
+    ``record``: The folder of the party's record. Raises InputError if the number of cells differs
+    from the number of id columns, or if the id is not UTF-8 text.
     """
     names = id_names(settings)
     if len(cells) != len(names):
@@ -176,33 +190,37 @@ def person(cells: Sequence[str], settings: DataSettings, record: Path | None = N
         raise InputError(
             Code.CONFIG_INVALID, "id: must be UTF-8 text. Type it again in a UTF-8 terminal."
         ) from None
-    return Person(tuple(cells), settings, _ids_of(settings), record)
+    return Person(tuple(cells), settings, _read_ids(settings), record)
 
 
-def _ids_of(settings: DataSettings) -> tuple[tuple[Any, ...], ...] | None:
-    """Reads the ids of all rows of a party, also of those that a run leaves out."""
+def _read_ids(settings: DataSettings) -> tuple[tuple[Any, ...], ...] | None:
+    """Reads the ids of all rows of a party, including rows that a run leaves out.
+
+    Returns None if a table cannot be read.
+    """
     more = get_unaligned_settings(settings)
     tables = [*(settings.parts.values() or [settings]), *([] if more is None else [more])]
     try:
         return tuple(tuple(read_rows(ids_only(table), False).ids) for table in tables)
     except InputError:
-        # A table has changed, or is gone.
+        # A table has changed or does not exist any more.
         return None
 
 
 def trace(folder: RunFolder, name: str, who: Person, *, remove: bool) -> Trace:
-    """Returns what a party's folder of a run has about the person; ``remove``: also remove it.
+    """Finds the traces of a person in a party's folder of a run.
 
-    Raises InputError if the folder cannot be read or written, or if another process uses it.
+    With ``remove`` it also removes the rows that can be removed. Raises InputError if the folder
+    cannot be read or written, or if another process uses it.
     """
     if remove:
         folder.lock()
     try:
         recipe = folder.recipe()
-        part = _part(folder, recipe, name, who)
+        part = _find_purpose(folder, recipe, name, who)
         held = [
             *_drop_scores(folder.path / KEPT, who, recipe, remove=remove),
-            *_elsewhere(folder.path, who, recipe),
+            *_find_other_files(folder.path, who, recipe),
         ]
     finally:
         folder.unlock()
@@ -212,13 +230,13 @@ def trace(folder: RunFolder, name: str, who: Person, *, remove: bool) -> Trace:
 
 
 def outputs(out: Path, name: str, who: Person) -> list[FileWithId]:
-    """Returns the files of scores that contain the id, by the log of predictions.
+    """Returns the files of scores that contain the id, according to the log of predictions.
 
-    They are not changed, because they belong to the users who asked for them. Raises InputError if
-    the log cannot be read.
+    These files are not changed, because they belong to the users who requested the predictions.
+    Raises InputError if the log cannot be read.
     """
     by_output = {line.output: line for line in scorings.read(out) if line.party == name}
-    held = []
+    files = []
     for output, scoring in by_output.items():
         path = Path(output)
         if not output or not path.is_file():
@@ -230,52 +248,54 @@ def outputs(out: Path, name: str, who: Person) -> list[FileWithId]:
                     Code.FILE_INVALID, f"{path}: has different id columns. Check this file."
                 )
         except InputError:
-            held.append(FileWithId(path, "cannot be read", "check it yourself"))
+            files.append(FileWithId(path, "cannot be read", "check it yourself"))
             continue
-        if _rows(table, who, _recipe_of(out / scoring.model / name, scoring.model)).any():
+        if _find_rows(table, who, _read_recipe(out / scoring.model / name, scoring.model)).any():
             what = f"contains the row, which {scoring.who} scored at {scoring.at}"
-            held.append(FileWithId(path, what, "remove the row there and from all copies"))
-    return held
+            files.append(FileWithId(path, what, "remove the row there and from all copies"))
+    return files
 
 
-def _part(folder: RunFolder, recipe: Recipe, name: str, who: Person) -> Part:
-    """Returns the purpose of the row: by the party's table if it is that of training, otherwise by
-    the run's own predictions, otherwise by the party's record.
+def _find_purpose(folder: RunFolder, recipe: Recipe, name: str, who: Person) -> Part:
+    """Returns the purpose of the row in a run.
+
+    It is taken from the party's table if the table has not changed since training, otherwise from
+    the run's predictions, and otherwise from the party's record.
     """
     try:
-        part = _by_table(folder, recipe, name, who)
+        part = _find_purpose_by_table(folder, recipe, name, who)
     except (VflError, KeyError):
-        # The table has changed, or is gone.
+        # The table has changed or does not exist any more.
         part = "unknown"
     path = folder.path / KEPT
     if part == "unknown" and path.exists():
         table = read_scores(path)
-        splits = table.filter(pa.array(_rows(table, who, recipe))).column("split").to_pylist()
+        splits = table.filter(pa.array(_find_rows(table, who, recipe))).column("split").to_pylist()
         if splits:
             if any(split.startswith("train") for split in splits):
                 return "training"
             return "validation" if "validation" in splits else "test"
-    return _by_record(folder, recipe, who) if part == "unknown" else part
+    return _find_purpose_by_record(folder, recipe, who) if part == "unknown" else part
 
 
-def _by_record(folder: RunFolder, recipe: Recipe, who: Person) -> Part:
-    """Returns whether the record lists the person among the rows of a run."""
+def _find_purpose_by_record(folder: RunFolder, recipe: Recipe, who: Person) -> Part:
+    """Returns ``among`` or ``none``, depending on whether the record lists the person in a run."""
     matched = who.normalise_id(recipe)
     if who.record is None or matched is None:
         return "unknown"
     try:
-        has = RecordHistory(who.record).runs_with([matched]).get(folder.run_id)
+        is_listed = RecordHistory(who.record).runs_with([matched]).get(folder.run_id)
     except InputError:
         # The party keeps no record, or it is damaged.
         return "unknown"
-    return "unknown" if has is None else "among" if has else "none"
+    return "unknown" if is_listed is None else "among" if is_listed else "none"
 
 
-def _by_table(folder: RunFolder, recipe: Recipe, name: str, who: Person) -> Part:
+def _find_purpose_by_table(folder: RunFolder, recipe: Recipe, name: str, who: Person) -> Part:
     opened = open_party(recipe, name, who.settings, encoder_of(folder, recipe, name))
     # A stored alignment needs no peers.
-    nobody = cast(Connections, None)
-    at = AlignmentContext(name, folder.run_id, opened.table, folder.path, nobody)
+    no_connections = cast(Connections, None)
+    at = AlignmentContext(name, folder.run_id, opened.table, folder.path, no_connections)
     aligned = alignment_of(recipe).get_agreed(at)
     prepared = TRAINING.prepare(opened, aligned)
     if prepared.fingerprint != folder.facts().get("data"):
@@ -285,37 +305,41 @@ def _by_table(folder: RunFolder, recipe: Recipe, name: str, who: Person) -> Part
         return "none"
     rows = np.flatnonzero(Ids.of(prepared.table.ids).among([matched]))
     if not len(rows):
-        rest = opened.unaligned
-        tables = [opened.table] if rest is None else [opened.table, rest]
-        alone = any(Ids.of(table.ids).among([matched]).any() for table in tables)
-        return "alone" if alone else "none"
+        unaligned = opened.unaligned
+        tables = [opened.table] if unaligned is None else [opened.table, unaligned]
+        is_unaligned = any(Ids.of(table.ids).among([matched]).any() for table in tables)
+        return "alone" if is_unaligned else "none"
     if rows[0] in prepared.splits["validation"]:
         return "validation"
     return "test" if rows[0] in prepared.splits["test"] else "training"
 
 
 def _drop_scores(path: Path, who: Person, recipe: Recipe, *, remove: bool) -> Iterator[FileWithId]:
-    """Yields the run's own predictions if they have the row; ``remove``: also remove it there."""
+    """Yields the file of the run's predictions if it has the row, and removes the row if asked."""
     if not path.exists():
         return
     table = read_scores(path)
-    here = _rows(table, who, recipe)
-    if here.any():
+    mask = _find_rows(table, who, recipe)
+    if mask.any():
         if remove:
-            write_table(path, table.filter(pa.array(~here)))
-        count = int(here.sum())
+            write_table(path, table.filter(pa.array(~mask)))
+        count = int(mask.sum())
         yield FileWithId(
             path, f"{count:,} {'row' if count == 1 else 'rows'} with id, label and score"
         )
 
 
-def _elsewhere(folder: Path, who: Person, recipe: Recipe) -> Iterator[FileWithId]:
-    """Yields other files that contain a cell of the id as quoted text, as in JSON."""
+def _find_other_files(folder: Path, who: Person, recipe: Recipe) -> Iterator[FileWithId]:
+    """Yields other files of the run that contain the id as quoted text, as in JSON."""
     matched = who.normalise_id(recipe)
-    spelt = who.own if matched is None else tuple(matched.split(SEPARATOR))
-    wanted = [[json.dumps(cell).encode() for cell in cells] for cells in {who.own, spelt}]
+    normalised_cells = who.own if matched is None else tuple(matched.split(SEPARATOR))
+    quoted_ids = [
+        [json.dumps(cell).encode() for cell in cells] for cells in {who.own, normalised_cells}
+    ]
     for path in sorted(file for file in folder.rglob("*") if file.is_file()):
-        if path.name != KEPT and any(all(_holds(path, t) for t in cells) for cells in wanted):
+        if path.name != KEPT and any(
+            all(_contains(path, t) for t in cells) for cells in quoted_ids
+        ):
             yield FileWithId(
                 path,
                 "contains a text that equals the id",
@@ -323,41 +347,42 @@ def _elsewhere(folder: Path, who: Person, recipe: Recipe) -> Iterator[FileWithId
             )
 
 
-def _holds(path: Path, text: bytes) -> bool:
-    before = b""
+def _contains(path: Path, text: bytes) -> bool:
+    previous = b""
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):
-            if text in before + chunk:
+            if text in previous + chunk:
                 return True
-            before = chunk[-len(text) :]
+            previous = chunk[-len(text) :]
     return False
 
 
-def _recipe_of(path: Path, run_id: str) -> Recipe | None:
-    """Returns the recipe of a run whose folder may be gone."""
+def _read_recipe(path: Path, run_id: str) -> Recipe | None:
+    """Returns the recipe of a run, or None if its folder does not exist any more."""
     try:
         return RunFolder(path, run_id).recipe()
     except InputError:
         return None
 
 
-def _rows(table: pa.Table, who: Person, recipe: Recipe | None) -> Mask:
-    """Returns for each row of a result whether it is the person's: by the id of the party's own
-    table, or by that of entity alignment. The mask is [N].
+def _find_rows(table: pa.Table, who: Person, recipe: Recipe | None) -> Mask:
+    """Returns a bool mask [N] of the rows of a result that belong to the person.
+
+    It compares the ids of the party's table and the normalised ids of the entity alignment.
     """
-    here = np.zeros(table.num_rows, bool)
+    mask = np.zeros(table.num_rows, bool)
     for names in (who.names, [f"{MATCHED}{name}" for name in who.names]):
         if all(name in table.column_names for name in names):
-            here |= who.among([table.column(name) for name in names], recipe)
-    return here
+            mask |= who.among([table.column(name) for name in names], recipe)
+    return mask
 
 
-def _equal(column: Any, text: str) -> Mask:
+def _match_text(column: Any, text: str) -> Mask:
     mask: Mask = pa.compute.fill_null(pa.compute.equal(column, text), False).to_numpy(False)
     return mask
 
 
-def _whole(column: Any) -> Any:
+def _to_array(column: Any) -> Any:
     """Returns a column of text as one Arrow array."""
     if isinstance(column, pa.ChunkedArray):
         return column.combine_chunks()

@@ -1,3 +1,5 @@
-"""The party's own record of all that leaves it: lines that are only ever added, a Merkle tree over
-them, heads that peers cosign, and the history of disclosures.
+"""The evidence log of a party, which is called its record.
+
+It has one line for each bundle that the party sends. Lines are only appended. A Merkle tree over
+the lines and heads that peers cosign make later changes visible.
 """

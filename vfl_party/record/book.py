@@ -1,12 +1,12 @@
-"""The file of a record: lines that are only ever added, and the hashes of the tree over them.
+"""The append-only file of a record, and the hashes of the Merkle tree over its lines.
 
-A line is written, by one call of the system, before what it tells of is sent. The kernel keeps what
-was written if the process is killed; a disk that loses power may lose the last second, so the file
-is synchronised once a second, and always before a head is signed. Several programs of the party may
-write at once: each holds the file's lock while it adds a line.
+A line is written with one system call before the bundle that it describes is sent. If the process
+is killed, the kernel keeps the line. If the disk loses power, the last second may be lost, because
+the file is synced once a second and before each head is signed. Several programs of the party may
+write at the same time; each locks the file while it appends a line.
 
-The kernel may end a write in its middle if the process is killed then. Nothing was sent for such a
-line, and the process that adds the next one cuts it off.
+If the process is killed during a write, the last line may be incomplete. Nothing was sent for such
+a line, and the next process that appends a line truncates it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from vfl_party.record.note import RecordHead
 LINES, HASHES, STATE, SECRET = "lines.jsonl", "hashes", "hashes.json", "people.secret"
 _SECRET_BYTES = 32
 _SYNC_S = 1.0
-_WHAT = "cannot be written, and nothing leaves without a record"
-# The bytes that are read at once.
+_PROBLEM = "cannot be written, and nothing leaves without a record"
+# The number of bytes that are read at once.
 _CHUNK = 1 << 22
 
 
@@ -44,13 +44,14 @@ def folder_of(out: Path, name: str) -> Path:
 
 
 class RecordBook:
-    """The lines of one party's record, open to add some; any thread may call it.
+    """Appends lines to one party's record. Any thread may call it.
 
     Args:
-        folder: of the record; it is made if it is missing, for its owner alone.
-        name: the party's.
+        folder: The folder of the record. It is created if it is missing, and only its owner may
+            read it.
+        name: The party's name.
 
-    Raises InputError if the folder cannot be used, or is another party's.
+    Raises InputError if the folder cannot be used, or if it has another party's record.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -63,39 +64,48 @@ class RecordBook:
             self._hashes = os.open(folder / HASHES, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise write_error(self.path, error) from None
-        # Where this process knows the file to end, with a whole line.
+        # ``_end`` is the offset after the last complete line that this process knows.
         self._end, self._dirty, self._closed = -1, False, threading.Event()
         self._failed: OSError | None = None
         with self._lock():
             self.is_new = os.fstat(self._file).st_size == 0
             if self.is_new:
-                # One program at a time makes the key: tags made with another key match nobody.
+                # Only the program that has the lock creates the key. Tags of another key would
+                # match nobody.
                 key = load_or_create_secret(folder / SECRET, secrets.token_bytes(_SECRET_BYTES))
-                first = {"record": secrets.token_hex(16), "party": name, "key": _fingerprint(key)}
-                self._write(f"{to_json({**first, 'at': now()}, compact=True)}\n".encode())
-        self.origin = _origin(self.path, name)
+                identity = {
+                    "record": secrets.token_hex(16),
+                    "party": name,
+                    "key": _fingerprint(key),
+                }
+                self._write(f"{to_json({**identity, 'at': now()}, compact=True)}\n".encode())
+        self.origin = _read_origin(self.path, name)
         self.secret = secret_of(folder)
-        self._syncing = threading.Thread(target=self._keep_synced, name="record", daemon=True)
-        self._syncing.start()
+        self._sync_thread = threading.Thread(
+            target=self._sync_periodically, name="record", daemon=True
+        )
+        self._sync_thread.start()
 
     def add(self, **fields: Any) -> None:
-        """Adds a line. Returns when it is written; what it tells of may leave then. Raises
-        InputError if it cannot be written.
+        """Appends a line. After this call, the data that the line describes may be sent.
+
+        Raises InputError if the line cannot be written.
         """
         self.add_line(to_json({**fields, "at": now()}, compact=True))
 
     def add_line(self, text: str) -> tuple[int, int]:
-        """Adds a line that is JSON already; see ``add``. Returns where it begins and ends in the
-        file.
+        """Appends a line that is already JSON; see ``add``.
+
+        Returns the offsets where the line begins and ends in the file.
         """
         line, file = f"{text}\n".encode(), self._file
-        # This is ``_lock`` in fewer calls, because it runs at every step.
+        # This does the same as ``_lock`` with fewer calls, because it runs at every step.
         with self._mutex:
             try:
                 if self._failed is not None:
                     raise self._failed
                 if self._closed.is_set():
-                    # The number of the file may be another file's by now.
+                    # The file descriptor may already belong to another file.
                     raise OSError(errno.EBADF, os.strerror(errno.EBADF))
                 fcntl.flock(file, fcntl.LOCK_EX)
                 try:
@@ -103,34 +113,35 @@ class RecordBook:
                 finally:
                     fcntl.flock(file, fcntl.LOCK_UN)
             except OSError as error:
-                raise write_error(self.path, error, _WHAT) from None
+                raise write_error(self.path, error, _PROBLEM) from None
             return self._end - len(line), self._end
 
     def head(self) -> RecordHead:
-        """Returns the head of all lines so far, which are on the disk then. Raises InputError."""
+        """Syncs the file, and returns the head of all lines. Raises InputError if this fails."""
         with self._lock():
-            self._require_whole(os.fstat(self._file).st_size)
-            # Lines of other programs of the party are synchronised, too.
+            self._truncate_incomplete_line(os.fstat(self._file).st_size)
+            # This also syncs lines that other programs of the party wrote.
             os.fdatasync(self._file)
-            size, at = self._grow_tree()
-            return RecordHead(self.origin, size, tree.root(size, self._hash_at), at)
+            size, time_s = self._grow_tree()
+            return RecordHead(self.origin, size, tree.root(size, self._hash_at), time_s)
 
     def consistency(self, old: int, new: int) -> list[bytes]:
-        """Returns the proof that the tree of ``new`` lines goes on from that of ``old``; see
-        ``tree.consistency``. Both are sizes that the record has had.
+        """Returns the proof that the first ``new`` lines begin with the first ``old`` lines.
+
+        Both numbers are former or present sizes of the record; see ``tree.consistency``.
         """
         with self._lock():
             return tree.consistency(old, new, self._hash_at)
 
     def inclusion(self, number: int, size: int) -> list[bytes]:
-        """Returns the proof that a line is in the tree of ``size`` lines."""
+        """Returns the proof that line ``number`` is in the tree of the first ``size`` lines."""
         with self._lock():
             return tree.inclusion(number, size, self._hash_at)
 
     def close(self) -> None:
-        """Writes all lines to the disk, and closes the files."""
+        """Syncs all lines to the disk and closes the files."""
         self._closed.set()
-        self._syncing.join()
+        self._sync_thread.join()
         with self._mutex:
             with contextlib.suppress(OSError):
                 self._sync()
@@ -147,15 +158,15 @@ class RecordBook:
             try:
                 yield
             except OSError as error:
-                raise write_error(self.path, error, _WHAT) from None
+                raise write_error(self.path, error, _PROBLEM) from None
             finally:
                 fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def _write(self, line: bytes) -> None:
-        # The end of the file, in half the time of fstat.
+        # lseek returns the end of the file in half the time of fstat.
         size = os.lseek(self._file, 0, os.SEEK_END)
         if size != self._end:
-            size = self._require_whole(size)
+            size = self._truncate_incomplete_line(size)
         try:
             if os.write(self._file, line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -164,8 +175,8 @@ class RecordBook:
             raise
         self._end, self._dirty = size + len(line), True
 
-    def _require_whole(self, size: int) -> int:
-        """Cuts off a line that a process could not finish; returns where the file ends then."""
+    def _truncate_incomplete_line(self, size: int) -> int:
+        """Truncates an incomplete last line, and returns the new end of the file."""
         end = size
         while end > 0:
             begin = max(0, end - _CHUNK)
@@ -184,7 +195,7 @@ class RecordBook:
             self._dirty = False
             os.fdatasync(self._file)
 
-    def _keep_synced(self) -> None:
+    def _sync_periodically(self) -> None:
         while not self._closed.wait(_SYNC_S):
             if not self._dirty:
                 continue
@@ -192,7 +203,7 @@ class RecordBook:
             try:
                 os.fdatasync(self._file)
             except OSError as error:
-                # The next call of ``add`` raises it: earlier lines may be lost.
+                # Earlier lines may be lost, so the next call of ``add`` raises this error.
                 self._failed = error
 
     # -- the tree
@@ -202,67 +213,78 @@ class RecordBook:
         return os.pread(self._hashes, tree.HASH_BYTES, place * tree.HASH_BYTES)
 
     def _grow_tree(self) -> tuple[int, int]:
-        """Adds the hashes of the lines that are new. Returns how many lines there are, and the time
-        of their head.
-        """
-        lines, at, headed = self._read_state()
-        stored = [tree.count_hashes(lines)]
-        os.ftruncate(self._hashes, stored[0] * tree.HASH_BYTES)
-        new: list[bytes] = []
+        """Adds the hashes of new lines. Returns the number of lines and the time of their head."""
+        lines, offset_in_lines, head_time_s = self._read_state()
+        stored_counts = [tree.count_hashes(lines)]
+        os.ftruncate(self._hashes, stored_counts[0] * tree.HASH_BYTES)
+        new_hashes: list[bytes] = []
 
         def hash_at(place: int) -> bytes:
-            return new[place - stored[0]] if place >= stored[0] else self._hash_at(place)
+            return (
+                new_hashes[place - stored_counts[0]]
+                if place >= stored_counts[0]
+                else self._hash_at(place)
+            )
 
-        for line in lines_from(self._file, at, self._end):
-            new += tree.hashes_of_leaf(tree.leaf_hash(line), lines, hash_at)
-            lines, at = lines + 1, at + len(line) + 1
-        data = memoryview(b"".join(new))
-        offset = stored[0] * tree.HASH_BYTES
+        for line in lines_from(self._file, offset_in_lines, self._end):
+            new_hashes += tree.hashes_of_leaf(tree.leaf_hash(line), lines, hash_at)
+            lines, offset_in_lines = lines + 1, offset_in_lines + len(line) + 1
+        data = memoryview(b"".join(new_hashes))
+        offset = stored_counts[0] * tree.HASH_BYTES
         while data:
             written = os.pwrite(self._hashes, data, offset)
             data, offset = data[written:], offset + written
-        # Otherwise a disk that loses power may keep their number but not the hashes.
+        # The hashes must be on the disk before the file that says how many there are.
         os.fdatasync(self._hashes)
-        # A clock that is set back must not make a smaller head look later: peers would take that
-        # for evidence.
-        headed = max(headed, int(now()))
-        write_atomic(self.folder / STATE, to_json({"lines": lines, "bytes": at, "at": headed}))
-        return lines, headed
+        # If the clock was set back, the time of a larger head must still not be earlier. Peers
+        # would treat that as evidence of a changed record.
+        head_time_s = max(head_time_s, int(now()))
+        write_atomic(
+            self.folder / STATE,
+            to_json({"lines": lines, "bytes": offset_in_lines, "at": head_time_s}),
+        )
+        return lines, head_time_s
 
     def _read_state(self) -> tuple[int, int, int]:
-        """Returns how many lines have their hashes, where these lines end, and the time of the last
-        head.
-        """
+        """Returns the number of hashed lines, the offset of their end, and the last head's time."""
         try:
-            known = json.loads((self.folder / STATE).read_text())
-            lines, at, headed = int(known["lines"]), int(known["bytes"]), int(known.get("at", 0))
+            state = json.loads((self.folder / STATE).read_text())
+            lines, offset, head_time_s = (
+                int(state["lines"]),
+                int(state["bytes"]),
+                int(state.get("at", 0)),
+            )
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return 0, 0, 0
-        there = os.fstat(self._hashes).st_size // tree.HASH_BYTES
-        fits = 0 <= at <= self._end and tree.count_hashes(lines) <= there
-        return (lines, at, headed) if fits else (0, 0, headed)
+        stored_count = os.fstat(self._hashes).st_size // tree.HASH_BYTES
+        fits = 0 <= offset <= self._end and tree.count_hashes(lines) <= stored_count
+        return (lines, offset, head_time_s) if fits else (0, 0, head_time_s)
 
 
 def now() -> float:
-    """Returns the time of a line: seconds since 1970, to the millisecond."""
+    """Returns the current time for a line: seconds since 1970, rounded to milliseconds."""
     return round(time.time(), 3)
 
 
 def lines_from(file: int, at: int, end: int) -> Iterator[bytes]:
-    """Yields the lines of a file between two places, without their ends."""
-    rest = b""
+    """Yields the lines between two offsets of a file, without newlines.
+
+    ``file`` is a file descriptor, and ``at`` and ``end`` are offsets in bytes.
+    """
+    incomplete = b""
     while at < end:
         chunk = os.pread(file, min(_CHUNK, end - at), at)
         if not chunk:
             return
         at += len(chunk)
-        *lines, rest = (rest + chunk).split(b"\n")
+        *lines, incomplete = (incomplete + chunk).split(b"\n")
         yield from lines
 
 
 def secret_of(folder: Path) -> bytes:
-    """Returns the key of the tags of people in a record. Raises InputError if it cannot be read, or
-    is not the key of the record.
+    """Returns the key with which a record computes the tags of people.
+
+    Raises InputError if the key cannot be read, or if it is not the key of this record.
     """
     path = folder / SECRET
     try:
@@ -271,9 +293,9 @@ def secret_of(folder: Path) -> bytes:
         raise InputError(
             Code.FILE_INVALID, f"{path}: cannot be read ({error.strerror}). Restore it from a copy."
         ) from None
-    # Records of earlier versions do not name it.
-    noted = _first(folder / LINES).get("key", _fingerprint(key))
-    if len(key) != _SECRET_BYTES or noted != _fingerprint(key):
+    # Records of earlier versions have no fingerprint of the key.
+    fingerprint = _read_first_line(folder / LINES).get("key", _fingerprint(key))
+    if len(key) != _SECRET_BYTES or fingerprint != _fingerprint(key):
         raise InputError(
             Code.FILE_INVALID,
             f"{path}: is not the key with which this record was created. Restore it from a copy.",
@@ -282,33 +304,34 @@ def secret_of(folder: Path) -> bytes:
 
 
 def _fingerprint(key: bytes) -> str:
-    """Returns what the first line names a key by; it does not tell the key."""
+    """Returns the fingerprint of a key, which the first line of a record has."""
     return sha256(key).hexdigest()[:32]
 
 
-def _first(path: Path) -> dict[str, Any]:
-    """Returns the first line of a record. Raises InputError if it is none."""
+def _read_first_line(path: Path) -> dict[str, Any]:
+    """Returns the first line of a record. Raises InputError if it is invalid."""
     try:
         with path.open("rb") as file:
-            first = json.loads(file.readline())
-        return {**first, "record": str(first["record"]), "party": str(first["party"])}
+            fields = json.loads(file.readline())
+        return {**fields, "record": str(fields["record"]), "party": str(fields["party"])}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise InputError(
             Code.FILE_INVALID,
-            f"{path}: is not a record of what left. Restore it, or move its folder away.",
+            f"{path}: not a valid record. Restore it, or move its folder away.",
         ) from None
 
 
-def _origin(path: Path, name: str) -> str:
-    """Returns the name of a record in notes. Raises InputError if its first line is none, or of
-    another party.
+def _read_origin(path: Path, name: str) -> str:
+    """Returns the name of a record that its signed notes have.
+
+    Raises InputError if its first line is invalid, or if the record belongs to another party.
     """
-    first = _first(path)
+    first = _read_first_line(path)
     identity, party = first["record"], first["party"]
     if party != name:
         raise InputError(
             Code.FILE_INVALID,
-            f"{path}: is the record of another party (got {party}, not {name}). Set a separate "
-            "folder for each party.",
+            f"{path}: this is the record of another party (got {party}, not {name}). Set a "
+            "separate folder for each party.",
         )
     return f"vfl-record/{party}/{identity}"

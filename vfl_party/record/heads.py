@@ -1,13 +1,15 @@
-"""Heads of records among peers: each party shows its own, holds the last one of each peer, and asks
-every time for the proof that the peer's record goes on from it.
+"""Exchanges the heads of records between the active party and a passive party.
 
-A passive party calls the active one, twice. The first call shows its head and says which head of
-the active party it holds; the answer does the same, with the proof. The second call has the proof
-for the active party, and the active party's note with a signature of the caller's; the answer has
-the caller's note, signed.
+Each party sends the head of its record, stores the last head of each peer, and requests a proof
+that the peer's record extends the stored head.
 
-A head that does not extend the held one is kept with it, with the peer's signatures on both. If
-they contradict each other, that is evidence; see ``evidence``.
+A passive party calls the active party twice. The first call has the passive party's head, and says
+which head of the active party it has stored. The answer has the active party's head, which head it
+has stored, and its proof. The second call has the passive party's proof, and the active party's
+note with the passive party's signature. The answer has the passive party's note, signed.
+
+If a head does not extend the stored head, both are kept with the peer's signatures. If they
+contradict each other, they are evidence; see ``evidence``.
 """
 
 from __future__ import annotations
@@ -39,45 +41,45 @@ from vfl_party.record.evidence import Proof, is_extension, keep, proof_text
 from vfl_party.record.note import RecordHead, SignedNote, StoredHead
 
 PEERS, OWN = "peers", "heads.jsonl"
-# The tries to show a head that is not older than one that another program of the party shows.
+# The maximum number of attempts of a passive party. Another program of the same party may exchange
+# a later head at the same time.
 _TRIES = 3
-# The most calls of a peer in one process: each adds a line to the record.
+# The maximum number of calls of a peer in one process, because each call adds a line to the record.
 _MAX_CALLS = 2000
 
 
 @dataclass(frozen=True)
-class _Shown:
-    """A head that a peer has shown and signed, with its certificate and its chain in PEM."""
+class _PeerHead:
+    """A head that a peer sent and signed, with its certificate and its certificate chain in PEM."""
 
     note: SignedNote
     certificate: x509.Certificate
     chain: str
 
     def cosign(self, peer: str, credentials: Credentials) -> SignedNote:
-        """Adds this party's cosignature, in the form that the peer's version reads."""
+        """Adds this party's cosignature in the format that the peer's version supports."""
         older = not self.note.is_cosigned_by(peer, self.certificate)
         return self.note.sign(credentials, older=older)
 
 
 class HeadExchange:
-    """What a party shows and holds; any thread may call it.
+    """Exchanges heads of records with peers. Any thread may call it.
 
     Args:
-        book: the party's own record.
-        credentials: gives those that are in use.
+        book: This party's record.
+        credentials: Returns the party's credentials that are currently in use.
     """
 
     def __init__(self, book: RecordBook, credentials: Callable[[], Credentials]) -> None:
         self.book, self._credentials = book, credentials
         self._lock = threading.Lock()
-        # {peer: (what it has shown, this party's note, the peer's head that was held)}, between its
-        # two calls.
-        self._between: dict[str, tuple[_Shown, SignedNote, StoredHead | None]] = {}
-        # {peer: the pin of its key}, of those that have shown their record in this process.
+        # {peer: (its head, this party's note, the peer's stored head)} between its two calls.
+        self._between: dict[str, tuple[_PeerHead, SignedNote, StoredHead | None]] = {}
+        # {peer: the pin of its key} for the peers that sent a head to this process.
         self.met: dict[str, str] = {}
-        # {passive party: the active party's head that it holds}; see ``relay``.
+        # {passive party: the active party's head that it has stored}; see ``relay``.
         self.relayed: dict[str, StoredHead] = {}
-        # The size of the record when the active party last cosigned its head.
+        # The size of this record when the active party last cosigned its head.
         self._cosigned_size = -1
         self._calls: Counter[str] = Counter()
 
@@ -85,33 +87,41 @@ class HeadExchange:
     # ----------------------------------------------------------------------
 
     def confer(self, peer: str, ask: Callable[[LogHeads], LogHeads]) -> None:
-        """Shows the active party the head of this party's record, and takes its head. Raises
-        PeerError if its record does not go on from the head that is held.
+        """Exchanges heads with the active party, as a passive party.
 
-        ``ask``: makes one call.
+        ``ask``: Makes one call to the active party. Raises PeerError if the active party's record
+        does not extend the stored head.
         """
-        for left in reversed(range(_TRIES)):
-            own, held = self._sign_head(), self.read_last(peer)
-            others = self._of_others(peer, held)
-            also = tuple(other.note.head.size for _, other in others)
-            first = ask(replace(self._shows(own, held), also=also))
-            # If so, another program of this party has shown a later head meanwhile.
-            later = first.held_origin == own.head.origin and first.held_size > own.head.size
-            if later and left:
+        for remaining_attempts in reversed(range(_TRIES)):
+            own_note, stored_head = self._sign_head(), self.read_last(peer)
+            relayed_heads = self._choose_relayed_heads(peer, stored_head)
+            sizes = tuple(other.note.head.size for _, other in relayed_heads)
+            answer = ask(replace(self._make_first_message(own_note, stored_head), also=sizes))
+            # Another program of this party may have sent a later head in the meantime.
+            has_later_head = (
+                answer.held_origin == own_note.head.origin and answer.held_size > own_note.head.size
+            )
+            if has_later_head and remaining_attempts:
                 continue
-            seen = self._read(peer, first)
-            self._require_going_on(peer, held, seen, _proof_in(first))
-            for (holder, other), more in zip_longest(others, first.proofs[: len(others)]):
-                self._require_going_on(peer, other, seen, Proof(*(more or ())), holder)
-            proof = self._proof(first, own.head)
-            cosigned = str(seen.cosign(peer, self._credentials()))
-            shows = LogHeads(proof=proof.hashes, cosigned=cosigned, proof_signature=proof.signature)
-            last = ask(shows)
-            # Otherwise the same has happened between the two calls.
-            if last.cosigned and self.read_last(peer) == held:
-                self._keep_own(peer, own, last.cosigned, seen)
-                self._keep(peer, seen)
-                self._cosigned_size = own.head.size
+            peer_head = self._read_peer_head(peer, answer)
+            self._require_extension(peer, stored_head, peer_head, _read_proof(answer))
+            for (holder, other), proof_fields in zip_longest(
+                relayed_heads, answer.proofs[: len(relayed_heads)]
+            ):
+                self._require_extension(
+                    peer, other, peer_head, Proof(*(proof_fields or ())), holder
+                )
+            proof = self._make_requested_proof(answer, own_note.head)
+            cosigned = str(peer_head.cosign(peer, self._credentials()))
+            second_call = LogHeads(
+                proof=proof.hashes, cosigned=cosigned, proof_signature=proof.signature
+            )
+            second_answer = ask(second_call)
+            # If this is false, another program exchanged heads between the two calls.
+            if second_answer.cosigned and self.read_last(peer) == stored_head:
+                self._store_own_head(peer, own_note, second_answer.cosigned, peer_head)
+                self._store_peer_head(peer, peer_head)
+                self._cosigned_size = own_note.head.size
                 return
         raise PeerError(
             Code.MALFORMED_MESSAGE,
@@ -119,28 +129,31 @@ class HeadExchange:
             party=peer,
         )
 
-    def _of_others(self, peer: str, held: StoredHead | None) -> list[tuple[str, StoredHead]]:
-        """Returns (holder, the active party's head that it holds) of other passive parties: as many
-        as one call asks about, by chance. Those are left out whose record a person has replaced.
+    def _choose_relayed_heads(
+        self, peer: str, stored_head: StoredHead | None
+    ) -> list[tuple[str, StoredHead]]:
+        """Chooses random heads of the active party's record that other passive parties have stored.
+
+        Returns (passive party, head) for as many heads as fit in one call. It leaves out heads of
+        a record for which a person has accepted another record.
         """
-        known = {_state(held)} if held is not None else set()
-        aside = _set_aside(self.book.folder, peer)
-        new = [
+        known_states = {_key_of_head(stored_head)} if stored_head is not None else set()
+        replaced_records = _replaced_records(self.book.folder, peer)
+        candidates = [
             (holder, other)
             for holder, other in self.relayed.items()
-            if _state(other) not in known and other.note.head.origin not in aside
+            if _key_of_head(other) not in known_states
+            and other.note.head.origin not in replaced_records
         ]
-        return secrets.SystemRandom().sample(new, min(len(new), MAX_OTHER_HEADS))
+        return secrets.SystemRandom().sample(candidates, min(len(candidates), MAX_OTHER_HEADS))
 
     @property
     def has_news(self) -> bool:
-        """Whether something has left since the active party last signed this party's head."""
+        """Whether the record has new lines since the active party last signed this party's head."""
         return self.book.head().size > self._cosigned_size + 1
 
     def seal(self) -> None:
-        """Signs the head of the record at the end of a program, and keeps it with those that peers
-        have signed.
-        """
+        """Signs and stores the head of the record at the end of a program."""
         certificates = {self.book.name: chain_pem(self._credentials()).decode()}
         _append(self.book.folder / OWN, StoredHead(self._sign_head(), certificates, now()).line)
 
@@ -148,55 +161,57 @@ class HeadExchange:
     # ----------------------------------------------------------------------
 
     def answer(self, peer: str, call: LogHeads) -> LogHeads:
-        """Answers a call of ``confer``. Raises PeerError if the peer's record does not go on from
-        the head that is held.
+        """Answers a call of a passive party's ``confer``.
+
+        Raises PeerError if the passive party's record does not extend the stored head.
         """
         with self._lock:
             self._calls[peer] += 1
             if self._calls[peer] > _MAX_CALLS:
                 raise PeerError(
                     Code.MALFORMED_MESSAGE,
-                    f"{peer}: showed its record more than {_MAX_CALLS:,} times",
+                    f"{peer}: sent the head of its record more than {_MAX_CALLS:,} times",
                     party=peer,
                 )
             if call.note:
-                seen = self._read(peer, call)
-                own, held = self._sign_head(), self.read_last(peer)
-                self._between[peer] = seen, own, held
-                proof = self._proof(call, own.head)
-                more = (self._proof_from(size, own.head) for size in call.also)
+                peer_head = self._read_peer_head(peer, call)
+                own_note, stored_head = self._sign_head(), self.read_last(peer)
+                self._between[peer] = peer_head, own_note, stored_head
+                proof = self._make_requested_proof(call, own_note.head)
+                proofs = (self._make_proof(size, own_note.head) for size in call.also)
                 return replace(
-                    self._shows(own, held),
+                    self._make_first_message(own_note, stored_head),
                     proof=proof.hashes,
                     proof_signature=proof.signature,
-                    proofs=tuple((other.hashes, other.signature) for other in more),
+                    proofs=tuple((proof_.hashes, proof_.signature) for proof_ in proofs),
                 )
             if peer not in self._between:
                 raise PeerError(
                     Code.MALFORMED_MESSAGE,
-                    f"{peer}: did not show the head of its record",
+                    f"{peer}: did not send the head of its record",
                     party=peer,
                 )
-            seen, own, held = self._between.pop(peer)
-            if self.read_last(peer) != held:
-                # Other programs of both have met meanwhile: the proof is of an older head. An
-                # answer without a signature asks the peer to begin again.
+            peer_head, own_note, stored_head = self._between.pop(peer)
+            if self.read_last(peer) != stored_head:
+                # Other programs of both parties exchanged heads in the meantime, so the proof is
+                # for an older head. An answer without a signature makes the peer start again.
                 return LogHeads()
-            self._require_going_on(peer, held, seen, _proof_in(call))
-            self._keep_own(peer, own, call.cosigned, seen)
-            return LogHeads(cosigned=str(self._keep(peer, seen)))
+            self._require_extension(peer, stored_head, peer_head, _read_proof(call))
+            self._store_own_head(peer, own_note, call.cosigned, peer_head)
+            return LogHeads(cosigned=str(self._store_peer_head(peer, peer_head)))
 
     # -- both roles
     # ----------------------------------------------------------------------
 
     def read_last(self, peer: str) -> StoredHead | None:
-        """Returns the last head of a peer's record that it has shown; None if it never has. Raises
-        InputError if the file cannot be read.
+        """Returns the last head that a peer sent, or None if there is none.
+
+        Raises InputError if the file cannot be read.
         """
         path = self._path(peer)
         try:
-            # Only the last head is read: a peer can make many.
-            return next(_newest_first(path), None)
+            # This parses only the last head, because a peer can send many.
+            return next(_yield_newest_first(path), None)
         except FileNotFoundError:
             return None
         except (OSError, ValueError):
@@ -211,25 +226,32 @@ class HeadExchange:
     def _sign_head(self) -> SignedNote:
         return SignedNote(self.book.head()).sign(self._credentials())
 
-    def _shows(self, own: SignedNote, held: StoredHead | None) -> LogHeads:
-        head = held.note.head if held is not None else RecordHead("", 0, tree.EMPTY)
-        return LogHeads(str(own), chain_pem(self._credentials()), head.origin, head.size)
+    def _make_first_message(self, own_note: SignedNote, stored_head: StoredHead | None) -> LogHeads:
+        head = stored_head.note.head if stored_head is not None else RecordHead("", 0, tree.EMPTY)
+        return LogHeads(str(own_note), chain_pem(self._credentials()), head.origin, head.size)
 
-    def _proof(self, call: LogHeads, own: RecordHead) -> Proof:
-        """Returns the proof that a peer asks for, signed. There is none of another record, or of
-        more lines than there are; the peer reports that.
+    def _make_requested_proof(self, call: LogHeads, own_head: RecordHead) -> Proof:
+        """Returns the signed proof that a peer requests.
+
+        The proof is empty if the peer has stored a head of another record or of more lines than
+        there are. The peer then reports an error.
         """
-        return self._proof_from(call.held_size, own) if call.held_origin == own.origin else Proof()
+        return (
+            self._make_proof(call.held_size, own_head)
+            if call.held_origin == own_head.origin
+            else Proof()
+        )
 
-    def _proof_from(self, size: int, own: RecordHead) -> Proof:
-        if not 0 < size <= own.size:
+    def _make_proof(self, size: int, own_head: RecordHead) -> Proof:
+        if not 0 < size <= own_head.size:
             return Proof()
-        hashes = tuple(self.book.consistency(size, own.size))
-        return Proof(hashes, sign(self._credentials(), proof_text(size, own, hashes)))
+        hashes = tuple(self.book.consistency(size, own_head.size))
+        return Proof(hashes, sign(self._credentials(), proof_text(size, own_head, hashes)))
 
-    def _read(self, peer: str, call: LogHeads) -> _Shown:
-        """Returns what a peer shows, with its own signature alone. Raises PeerError if it has not
-        signed it.
+    def _read_peer_head(self, peer: str, call: LogHeads) -> _PeerHead:
+        """Returns the head in a peer's message, with only the peer's signature.
+
+        Raises PeerError if the head is invalid or not signed by the peer.
         """
         certificate = verify_chain(
             call.certificates, self._credentials(), peer, "the head of the record"
@@ -239,14 +261,14 @@ class HeadExchange:
         except ValueError:
             raise PeerError(
                 Code.MALFORMED_MESSAGE,
-                f"{peer}: the head of its record cannot be read. Run the same version of this "
-                "program at all parties.",
+                f"{peer}: sent an invalid head of its record. Run the same version of this program "
+                "at all parties.",
                 party=peer,
             ) from None
         if note.head.owner != peer:
             raise PeerError(
                 Code.IDENTITY_MISMATCH,
-                f"{peer}: showed a head of another party's record (got {note.head.origin})",
+                f"{peer}: sent a head of another party's record (got {note.head.origin})",
                 party=peer,
             )
         note = note.select_signatures(peer, certificate)
@@ -257,70 +279,80 @@ class HeadExchange:
                 party=peer,
             )
         chain = x509.load_pem_x509_certificates(call.certificates)[: 1 + MAX_INTERMEDIATES]
-        return _Shown(note, certificate, "".join(_pem(cert) for cert in chain))
+        return _PeerHead(note, certificate, "".join(_to_pem(cert) for cert in chain))
 
-    def _require_going_on(
-        self, peer: str, held: StoredHead | None, seen: _Shown, proof: Proof, of: str = ""
+    def _require_extension(
+        self,
+        peer: str,
+        stored_head: StoredHead | None,
+        peer_head: _PeerHead,
+        proof: Proof,
+        relayed_by: str = "",
     ) -> None:
-        """Raises PeerError if a peer's record does not go on from a head that it has signed.
+        """Raises PeerError if a peer's record does not extend a head that the peer signed.
 
-        ``of``: the party that has passed the head on; '': this party holds it.
+        ``relayed_by``: The party that relayed the stored head, or '' for this party.
         """
-        if held is None or is_extension(held.note.head, seen.note.head, proof):
+        if stored_head is None or is_extension(stored_head.note.head, peer_head.note.head, proof):
             return
-        old, new = held.note.head, seen.note.head
-        newer = StoredHead(seen.note, {peer: seen.chain}, now())
-        path, why = keep(self.book.folder / PEERS, peer, held, newer, proof)
-        lines, holder = f"{old.size:,}", of or self.book.name
-        if why:
+        old, new = stored_head.note.head, peer_head.note.head
+        newer = StoredHead(peer_head.note, {peer: peer_head.chain}, now())
+        path, contradiction = keep(self.book.folder / PEERS, peer, stored_head, newer, proof)
+        line_count, holder = f"{old.size:,}", relayed_by or self.book.name
+        if contradiction:
             public = PeerError(
                 Code.MALFORMED_MESSAGE,
-                f"{peer}: its record contradicts the head of {lines} lines that it signed and "
+                f"{peer}: its record contradicts the head of {line_count} lines that it signed and "
                 f"{holder} holds: lines were changed or lost. Restore the record of {peer}, or ask "
                 "the others to accept the new one.",
                 party=peer,
             )
             raise public.privately(
-                f"{peer}: its record contradicts the head of {lines} lines that it signed and "
+                f"{peer}: its record contradicts the head of {line_count} lines that it signed and "
                 f"{holder} holds: lines were changed or lost; the evidence is {path}. Ask {peer} "
                 f"for its record, or accept the new one: vfl-party disclosures accept PARTY {peer}"
             )
         if old.origin != new.origin:
             public = PeerError(
                 Code.MALFORMED_MESSAGE,
-                f"{peer}: showed another record than the one whose head of {lines} lines {holder} "
-                f"holds. Restore the record of {peer}, or ask the others to accept the new one.",
+                f"{peer}: sent the head of another record than the one whose head of {line_count} "
+                f"lines {holder} holds. Restore the record of {peer}, or ask the other parties to "
+                "accept the new one.",
                 party=peer,
             )
             raise public.privately(
-                f"{peer}: showed another record than the one whose head of {lines} lines {holder} "
-                f"holds; both heads, which are no evidence, are in {path}. Ask {peer} for its "
-                f"record, or accept the new one: vfl-party disclosures accept PARTY {peer}"
+                f"{peer}: sent the head of another record than the one whose head of {line_count} "
+                f"lines {holder} holds; both heads, which are no evidence, are in {path}. Ask "
+                f"{peer} for its record, or accept the new one: vfl-party disclosures accept PARTY "
+                f"{peer}"
             )
         public = PeerError(
             Code.MALFORMED_MESSAGE,
-            f"{peer}: did not prove that its record extends the head of {lines} lines that it "
+            f"{peer}: did not prove that its record extends the head of {line_count} lines that it "
             f"signed and {holder} holds. Restore the record of {peer}, or ask the others to accept "
             "the new one.",
             party=peer,
         )
         raise public.privately(
-            f"{peer}: did not prove that its record extends the head of {lines} lines that it "
+            f"{peer}: did not prove that its record extends the head of {line_count} lines that it "
             f"signed and {holder} holds; both heads, which are no evidence, are in {path}. Ask "
             f"{peer} for its record, or accept the new one: vfl-party disclosures accept PARTY "
             f"{peer}"
         )
 
-    def _keep_own(self, peer: str, own: SignedNote, cosigned: str, seen: _Shown) -> None:
-        """Keeps the head of this party's record with the peer's signature. Raises PeerError if the
-        peer has not signed it.
+    def _store_own_head(
+        self, peer: str, own_note: SignedNote, cosigned: str, peer_head: _PeerHead
+    ) -> None:
+        """Stores the head of this party's record with the peer's signature.
+
+        Raises PeerError if the peer has not signed the head.
         """
         try:
-            # Nothing else that it has put there.
-            note = SignedNote.read(cosigned).select_signatures(peer, seen.certificate)
+            # This drops everything else that the peer added to the note.
+            note = SignedNote.read(cosigned).select_signatures(peer, peer_head.certificate)
         except ValueError:
             note = SignedNote(RecordHead("", 0, b""))
-        if note.head != own.head or not note.signatures:
+        if note.head != own_note.head or not note.signatures:
             raise PeerError(
                 Code.MALFORMED_MESSAGE,
                 f"{peer}: did not sign the head of the record of {self.book.name}",
@@ -328,21 +360,22 @@ class HeadExchange:
             )
         certificates = {
             self.book.name: chain_pem(self._credentials()).decode(),
-            peer: seen.chain,
+            peer: peer_head.chain,
         }
-        own_head = StoredHead(own.with_those_of(note), certificates, now())
+        own_head = StoredHead(own_note.with_those_of(note), certificates, now())
         _append(self.book.folder / OWN, own_head.line)
 
-    def _keep(self, peer: str, seen: _Shown) -> SignedNote:
-        """Keeps a peer's head, and notes in this party's record that it was shown; returns it with
-        this party's signature.
+    def _store_peer_head(self, peer: str, peer_head: _PeerHead) -> SignedNote:
+        """Stores a peer's head and adds a line about it to this party's record.
+
+        Returns the peer's note with this party's signature.
         """
         credentials = self._credentials()
         note, certificates = (
-            seen.cosign(peer, credentials),
-            {peer: seen.chain, self.book.name: chain_pem(credentials).decode()},
+            peer_head.cosign(peer, credentials),
+            {peer: peer_head.chain, self.book.name: chain_pem(credentials).decode()},
         )
-        head, pin = note.head, pin_of(seen.certificate)
+        head, pin = note.head, pin_of(peer_head.certificate)
         self.book.add(head=peer, key=pin, origin=head.origin, size=head.size, root=head.root.hex())
         _append(self._path(peer), StoredHead(note, certificates, now()).line)
         self.met[peer] = pin
@@ -350,13 +383,14 @@ class HeadExchange:
 
 
 def read_signed_heads(folder: Path) -> list[StoredHead]:
-    """Returns the heads of a party's own record that it and its peers have signed, the oldest
-    first, without lines that a killed process has not finished; none if there is no file. Raises
-    InputError if it cannot be read.
+    """Returns the signed heads of a party's own record, the oldest first.
+
+    It ignores incomplete lines of a killed process. Without a file it returns an empty list. Raises
+    InputError if the file cannot be read.
     """
     path = folder / OWN
     try:
-        return [*_newest_first(path)][::-1] if path.is_file() else []
+        return [*_yield_newest_first(path)][::-1] if path.is_file() else []
     except (OSError, UnicodeDecodeError):
         raise InputError(
             Code.FILE_INVALID,
@@ -364,15 +398,16 @@ def read_signed_heads(folder: Path) -> list[StoredHead]:
         ) from None
 
 
-def _newest_first(path: Path) -> Iterator[StoredHead]:
+def _yield_newest_first(path: Path) -> Iterator[StoredHead]:
     for line in reversed(path.read_text(encoding="utf-8").split("\n")):
         with contextlib.suppress(ValueError):
             yield StoredHead.read(line)
 
 
 def accept(folder: Path, peer: str) -> Path:
-    """Sets the held heads of a peer aside, so that its next head is taken whatever it is. Returns
-    where they are now. Raises InputError if there are none.
+    """Renames the file with a peer's stored heads, so that the next head of the peer is accepted.
+
+    Returns the new path of the file. Raises InputError if there is no file.
     """
     if not PLAIN_NAME.fullmatch(peer):
         raise InputError(
@@ -380,48 +415,48 @@ def accept(folder: Path, peer: str) -> Path:
             f"PEER: not a valid party name (got {make_printable(peer)}). Pass the name of a party.",
         )
     path = folder / PEERS / f"{peer}.jsonl"
-    # What was set aside before stays.
-    aside = path.with_name(f"{peer}.until-{now():.6f}.jsonl")
+    # The time in the name keeps files that were renamed earlier.
+    new_path = path.with_name(f"{peer}.until-{now():.6f}.jsonl")
     try:
-        path.rename(aside)
+        path.rename(new_path)
     except OSError as error:
         raise InputError(
             Code.FILE_INVALID,
-            f"{path}: no heads of {peer} can be set aside ({error.strerror}). Check the name of "
-            "the peer.",
+            f"{path}: cannot rename the file with the heads of {peer} ({error.strerror}). Check "
+            "the name of the peer.",
         ) from None
-    return aside
+    return new_path
 
 
-def _set_aside(folder: Path, peer: str) -> set[str]:
-    """Returns the names of a peer's records in place of which a person has accepted another."""
+def _replaced_records(folder: Path, peer: str) -> set[str]:
+    """Returns the names of a peer's records that a person has replaced by accepting another one."""
     files = (folder / PEERS).glob(f"{peer}.until-*.jsonl")
-    newest = (next(_newest_first(path), None) for path in files)
+    newest = (next(_yield_newest_first(path), None) for path in files)
     return {held.note.head.origin for held in newest if held is not None}
 
 
-def _state(held: StoredHead) -> tuple[str, int, bytes]:
+def _key_of_head(held: StoredHead) -> tuple[str, int, bytes]:
     head = held.note.head
     return head.origin, head.size, head.root
 
 
-def _proof_in(call: LogHeads) -> Proof:
+def _read_proof(call: LogHeads) -> Proof:
     return Proof(call.proof, call.proof_signature)
 
 
-def _pem(certificate: x509.Certificate) -> str:
+def _to_pem(certificate: x509.Certificate) -> str:
     return certificate.public_bytes(Encoding.PEM).decode()
 
 
 def _append(path: Path, line: str) -> None:
-    """Appends a line to a file that only its owner may read. Raises InputError."""
+    """Appends a line to a file that only its owner may read. Raises InputError if this fails."""
     try:
         path.parent.mkdir(exist_ok=True, mode=0o700)
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             size = os.fstat(file).st_size
-            whole = size == 0 or os.pread(file, 1, size - 1) == b"\n"
-            data = f"{'' if whole else chr(10)}{line}\n".encode()
+            ends_with_newline = size == 0 or os.pread(file, 1, size - 1) == b"\n"
+            data = f"{'' if ends_with_newline else chr(10)}{line}\n".encode()
             if os.write(file, data) != len(data):
                 os.ftruncate(file, size)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -1,6 +1,6 @@
-"""Reads a record: every bundle that has left, to whom, in which run, and about whom.
+"""Reads a record: all bundles that were sent, with their receivers, runs and people.
 
-This is what a policy may ask before something leaves, too.
+A policy can also read the record before a bundle is sent.
 """
 
 from __future__ import annotations
@@ -21,23 +21,35 @@ from vfl_party.record import people
 from vfl_party.record.book import LINES, lines_from, secret_of
 from vfl_party.record.lines import ALL, TAG, TOGETHER, Route, Rows, unpack_rows, unpack_tags
 
-# The most names that a message lists; of runs, the newest.
+# The maximum number of names in a message. For runs these are the newest.
 _MAX_NAMES = 10
-# The most rows, whose numbers have four bytes; and the most of anything else, so that sums fit.
+# The maximum number of rows, whose numbers have four bytes, and the maximum of all other numbers,
+# so that sums do not overflow.
 _MAX_ROWS, _MAX_NUMBER = 2**32, 2**48
 
 
 @dataclass(frozen=True)
 class Disclosure:
-    """One bundle that was about to leave.
+    """One bundle that the party sent.
 
-    ``line``: its number in the record, from 0; ``at``: when, in seconds since 1970; ``to``: the
-    receivers, each of which got the whole; ``numbers``: before the codec, to each receiver;
-    ``payload_bytes``, ``message_bytes``, ``messages``: to each receiver, as the ledger counts them;
-    ``about``: the rows, as the record writes them, of those that ``people`` names, or the tags of
-    people; ``asked``: of the answer of a served model, the number of ids in the question, answered
-    or not; ``keys``: {receiver: the pin of its key}, of those that have shown it; ``of_person``:
-    the numbers about the person who was asked for.
+    Args:
+        line: The number of the line in the record, from 0.
+        at: The time in seconds since 1970.
+        way: The direction of an exchange in which the bundle was sent.
+        to: The receivers. Each got the whole bundle.
+        round: The round of the step.
+        batch: The batch of the step.
+        numbers: The count of numbers to each receiver, before the codec.
+        payload_bytes: The bytes of tensors to each receiver, as in the ledger.
+        message_bytes: The bytes of messages to each receiver, as in the ledger.
+        messages: The number of messages to each receiver.
+        about: The packed row numbers or the packed tags of the people in the bundle.
+        digest: The digest of the bundle.
+        people: The digest of the table of people to which the row numbers refer.
+        table_rows: The number of rows in this table.
+        asked: The number of ids in a request to a served model, whether answered or not.
+        keys: {receiver: pin of its key} for the receivers that sent a head of their record.
+        of_person: The count of numbers about the person of a query, or None without a query.
     """
 
     line: int
@@ -60,8 +72,9 @@ class Disclosure:
 
     @property
     def rows(self) -> Rows:
-        """The numbers of the rows that it tells of one by one, in ascending order; none if it has
-        ``tags``. Raises InputError if the line was changed, and has no such numbers.
+        """The ascending numbers of the rows in the bundle, or none if the line has ``tags``.
+
+        Raises InputError if the line was changed.
         """
         if self.about is None or self.about == TOGETHER or self.tags is not None:
             return np.empty(0, np.int64)
@@ -73,26 +86,27 @@ class Disclosure:
                 return numbers
         except ValueError:
             pass
-        raise self._wrong
+        raise self._invalid_rows
 
     @property
     def tags(self) -> tuple[npt.NDArray[np.void], Rows] | None:
-        """The tags of the people of whom it tells, and how often of each; None if it has the
-        numbers of rows. Raises InputError if the line was changed.
+        """The tags of the people in the bundle, and how often each occurs.
+
+        None if the line has row numbers. Raises InputError if the line was changed.
         """
         try:
             return unpack_tags(self.about)
         except ValueError:
-            raise self._wrong from None
+            raise self._invalid_rows from None
 
     @property
     def people_told(self) -> int:
-        """Of how many people it tells one by one. Raises InputError if the line was changed."""
+        """The number of different people in it. Raises InputError if the line was changed."""
         tagged = self.tags
         return len(np.unique(tagged[0] if tagged is not None else self.rows))
 
     @property
-    def _wrong(self) -> InputError:
+    def _invalid_rows(self) -> InputError:
         return InputError(
             Code.FILE_INVALID,
             f"line {self.line + 1} of the record: refers to rows that do not exist. Restore the "
@@ -100,14 +114,16 @@ class Disclosure:
         )
 
     def of(self, times: int, among: int) -> Disclosure:
-        """Returns it for a person of whom it tells ``times`` times, of ``among`` in all: the
-        numbers are counted as the account counts them.
+        """Returns a copy with the count of numbers about one person.
+
+        ``times``: How often the bundle has the person. ``among``: The number of entries in the
+        bundle. The count is the one that the account of disclosures uses.
         """
         return replace(self, of_person=times * -(-self.numbers // among))
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The facts for JSON; without the rows, of which it has the count."""
+        """The values for JSON, with the number of people instead of the rows."""
         return {
             "line": self.line,
             "at": self.at,
@@ -129,11 +145,18 @@ class Disclosure:
 
 @dataclass(frozen=True)
 class PrivateStep:
-    """A step of training with differential privacy that was about to be taken.
+    """One step of training with differential privacy.
 
-    ``cost``: of one step, for each person; ``steps``: so far, with this one, under the keys that
-    ``of`` tells from others; ``to``: who learns what is computed with the model; ``people``,
-    ``table_rows``: as in ``Disclosure``.
+    Args:
+        run: The id of the run.
+        generation: The generation of the run.
+        phase: The name of the phase.
+        cost: The privacy cost of one step for each person, a ``Mechanism`` as text.
+        steps: The number of steps with the same sampling and noise keys, including this one.
+        of: Identifies these keys.
+        to: The parties that learn results computed with the model.
+        people: See ``Disclosure``.
+        table_rows: See ``Disclosure``.
     """
 
     run: str
@@ -148,51 +171,59 @@ class PrivateStep:
 
 
 class RecordReader:
-    """Reads one line after the other. ``known``: what later lines refer to, {(kind, name): the
-    line}; a reader with the same goes on where another has ended.
+    """Parses the lines of a record in their order.
+
+    ``known``: {(kind, name): line} for the lines to which later lines refer. With the ``known`` of
+    another reader, a new reader can continue after that reader's last line.
     """
 
     def __init__(self, known: Mapping[tuple[str, str], dict[str, Any]] | None = None) -> None:
         self.known: dict[tuple[str, str], dict[str, Any]] = {}
         self._ways: dict[str, Route] = {}
         # {(run, generation): (digest of the rows' ids, number of rows)}.
-        self._whose: dict[tuple[str, int], tuple[str, int]] = {}
+        self._people_of_run: dict[tuple[str, int], tuple[str, int]] = {}
         self._keys: dict[str, str] = {}
         for line in (known or {}).values():
-            self._refer(line)
+            self._store_declaration(line)
 
     def read(self, number: int, text: bytes) -> Disclosure | PrivateStep | None:
-        """Returns what a line tells of; None if it only says what later ones refer to. Raises
-        ValueError, KeyError, TypeError, AttributeError or RecursionError if it is none of a record.
+        """Parses a line. Returns None for a line that only declares what later lines refer to.
+
+        Raises ValueError, KeyError, TypeError, AttributeError or RecursionError if the line is
+        invalid.
         """
         line = json.loads(text)
         if not isinstance(line, dict):
-            raise TypeError
+            raise TypeError("a line of a record is not a JSON object")
         if "sent" in line:
             way = self._ways[line["sent"]]
-            return _disclosure(number, line, way, self._whose, self._keys)
+            return _parse_disclosure(number, line, way, self._people_of_run, self._keys)
         if "private" in line:
-            run = _word(line["run"]), _number(line["generation"])
-            whose = self._whose.get(run, ("", 0))
-            to = tuple(map(_word, line["to"]))
-            phase, cost, of = (_word(line[name]) for name in ("private", "cost", "of"))
-            return PrivateStep(*run, phase, cost, _number(line["steps"]), of, to, *whose)
-        self._refer(line)
+            run = _require_text(line["run"]), _require_number(line["generation"])
+            people = self._people_of_run.get(run, ("", 0))
+            to = tuple(map(_require_text, line["to"]))
+            phase, cost, of = (_require_text(line[name]) for name in ("private", "cost", "of"))
+            return PrivateStep(*run, phase, cost, _require_number(line["steps"]), of, to, *people)
+        self._store_declaration(line)
         return None
 
-    def _refer(self, line: dict[str, Any]) -> None:
+    def _store_declaration(self, line: dict[str, Any]) -> None:
         if "way" in line:
-            names = line.keys() & Route.__dataclass_fields__
-            words: dict[str, Any] = {name: _word(line[name]) for name in names - {"generation"}}
-            self._ways[line["way"]] = Route(generation=_number(line["generation"]), **words)
+            field_names = line.keys() & Route.__dataclass_fields__
+            values: dict[str, Any] = {
+                name: _require_text(line[name]) for name in field_names - {"generation"}
+            }
+            self._ways[line["way"]] = Route(
+                generation=_require_number(line["generation"]), **values
+            )
             self.known["way", line["way"]] = line
         elif "people" in line:
-            of = _word(line["run"]), _number(line["generation"])
+            run = _require_text(line["run"]), _require_number(line["generation"])
             bytes.fromhex(line["people"])
-            self._whose[of] = line["people"], _number(line["rows"], _MAX_ROWS)
-            self.known["people", f"{of[0]}/{of[1]}"] = line
+            self._people_of_run[run] = line["people"], _require_number(line["rows"], _MAX_ROWS)
+            self.known["people", f"{run[0]}/{run[1]}"] = line
         elif "head" in line:
-            self._keys = {**self._keys, _word(line["head"]): _word(line["key"])}
+            self._keys = {**self._keys, _require_text(line["head"]): _require_text(line["key"])}
             self.known["head", line["head"]] = line
         elif "run" in line:
             self._keys = {**self._keys, **line["keys"]}
@@ -200,12 +231,12 @@ class RecordReader:
 
 
 class RecordHistory:
-    """The lines of a party's record, as they are now.
+    """Reads the current lines of a party's record.
 
     Args:
-        folder: of the record.
+        folder: The folder of the record.
 
-    Raises InputError if there is none.
+    Raises InputError if there is no record.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -225,8 +256,9 @@ class RecordHistory:
         phase: str | None = None,
         kind: str | None = None,
     ) -> Iterator[Disclosure]:
-        """Yields what has left, the oldest first; only what fits, if something is asked for. Raises
-        InputError that names the line if one cannot be read.
+        """Yields the disclosures that match all given filters, the oldest first.
+
+        Raises InputError, which names the line, if a line is invalid.
         """
         for disclosure in self._all():
             way = disclosure.way
@@ -238,59 +270,65 @@ class RecordHistory:
             ):
                 yield disclosure
 
-    def check_known(self, **asked: str | None) -> None:
-        """Raises InputError if nothing in the record has the ``run``, ``peer``, ``phase`` or
-        ``kind`` that is asked for: a typing error must not read as if nothing had left.
+    def check_known(self, **filters: str | None) -> None:
+        """Raises InputError if a ``run``, ``peer``, ``phase`` or ``kind`` is not in the record.
+
+        Otherwise a query with a typing error would look as if nothing had been sent.
         """
-        known: dict[str, set[str]] = {name: set() for name, value in asked.items() if value}
-        if not known:
+        values_by_filter: dict[str, set[str]] = {
+            name: set() for name, value in filters.items() if value
+        }
+        if not values_by_filter:
             return
         for disclosure in self._all():
-            for name, values in known.items():
+            for name, values in values_by_filter.items():
                 values.update(disclosure.to if name == "peer" else [getattr(disclosure.way, name)])
-        for name, values in known.items():
-            if asked[name] not in values:
+        for name, values in values_by_filter.items():
+            if filters[name] not in values:
                 raise InputError(
                     Code.CONFIG_INVALID,
-                    f"{self._folder}: the record has no {name} {asked[name]}. Choose one of: "
+                    f"{self._folder}: the record has no {name} {filters[name]}. Choose one of: "
                     f"{list_names(sorted(values)[-_MAX_NAMES:]) or 'none'}.",
                 )
 
     def about(self, spellings: Collection[str], of: Iterable[Disclosure]) -> Iterator[Disclosure]:
-        """Yields those of some disclosures that tell of one person alone, by ``rows``, with how
-        many of the numbers are about the person.
+        """Yields the disclosures about one person, with the count of numbers about the person.
 
-        ``spellings``: the person's id, as the runs have spelt it. Raises InputError.
+        Args:
+            spellings: The person's id in each normalised form that the runs used.
+            of: The disclosures to search.
+
+        Raises InputError if a line or a file of people is invalid.
         """
         secret = secret_of(self._folder)
         tags = [people.tag(secret, spelling) for spelling in spellings]
         if not tags:
             return
-        places: dict[str, Rows] = {}
-        wanted = np.frombuffer(b"".join(tags), TAG)
+        rows_by_people: dict[str, Rows] = {}
+        person_tags = np.frombuffer(b"".join(tags), TAG)
         for disclosure in of:
-            if (tagged := disclosure.tags) is not None:
-                row_tags, often = tagged
-                times = int(often[np.isin(row_tags, wanted)].sum())
+            if (packed := disclosure.tags) is not None:
+                row_tags, counts = packed
+                times = int(counts[np.isin(row_tags, person_tags)].sum())
                 if times:
-                    yield disclosure.of(times, int(often.sum()))
+                    yield disclosure.of(times, int(counts.sum()))
                 continue
             if not disclosure.people or not disclosure.about:
                 continue
-            if disclosure.people not in places:
-                places[disclosure.people] = np.concatenate(
+            if disclosure.people not in rows_by_people:
+                rows_by_people[disclosure.people] = np.concatenate(
                     [people.rows_of(self._folder, disclosure.people, tag) for tag in tags]
                 )
             rows = disclosure.rows
-            times = int(np.isin(rows, places[disclosure.people]).sum())
+            times = int(np.isin(rows, rows_by_people[disclosure.people]).sum())
             if times:
                 yield disclosure.of(times, len(rows))
 
     def runs_with(self, spellings: Collection[str]) -> dict[str, bool]:
-        """Returns {run: whether a person was among its rows}, of the runs whose rows the record
-        lists: those that the phases of a generation worked with, in training, validation or test.
+        """Returns {run: whether a person was in its rows} for the runs whose rows the record lists.
 
-        ``spellings``: the person's id, as the runs have spelt it. Raises InputError.
+        These are the rows for training, validation or test. ``spellings``: The person's id in each
+        normalised form that the runs used. Raises InputError if a line or a file is invalid.
         """
         reader, secret = RecordReader(), secret_of(self._folder)
         for _ in self.lines(reader):
@@ -301,8 +339,8 @@ class RecordHistory:
             if kind != "people" or line["what"] != "aligned":
                 continue
             run, digest = line["run"], line["people"]
-            has = any(len(people.rows_of(self._folder, digest, tag)) for tag in tags)
-            runs[run] = runs.get(run, False) or has
+            has_person = any(len(people.rows_of(self._folder, digest, tag)) for tag in tags)
+            runs[run] = runs.get(run, False) or has_person
         return runs
 
     def _all(self) -> Iterator[Disclosure]:
@@ -311,17 +349,21 @@ class RecordHistory:
     def lines(
         self, reader: RecordReader | None = None, number: int = 0, at: int = 0
     ) -> Iterator[tuple[Disclosure | PrivateStep | None, int]]:
-        """Yields what each whole line tells of, and where the line ends in the file.
+        """Yields the parsed content of each complete line, and the offset of the line's end.
 
-        ``reader``: has read the first ``number`` lines, which end at ``at``. Raises InputError that
-        names the line if one cannot be read.
+        Args:
+            reader: A reader that has already read the first ``number`` lines.
+            number: The number of the first line to read.
+            at: The offset where this line begins.
+
+        Raises InputError, which names the line, if a line is invalid.
         """
         reader = reader or RecordReader()
-        # This runs before each request to a served model, so it takes few calls.
+        # This runs before each request to a served model, so it uses few system calls.
         file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            whole = lines_from(file, at, os.fstat(file).st_size)
-            for number_, text in enumerate(whole, number):
+            complete_lines = lines_from(file, at, os.fstat(file).st_size)
+            for number_, text in enumerate(complete_lines, number):
                 at += len(text) + 1
                 try:
                     entry = reader.read(number_, text)
@@ -336,58 +378,62 @@ class RecordHistory:
             os.close(file)
 
 
-def _word(value: Any) -> str:
-    """Returns a text of a line. Raises TypeError if it is none."""
+def _require_text(value: Any) -> str:
+    """Returns a value of a line that must be a text. Raises TypeError if it is not."""
     if not isinstance(value, str):
-        raise TypeError(value)
+        raise TypeError(f"not a text (got {value!r})")
     return value
 
 
-def _number(value: Any, max_value: int = _MAX_NUMBER) -> int:
-    """Returns a number of a line, from 0. Raises TypeError, or ValueError if it is too large."""
+def _require_number(value: Any, max_value: int = _MAX_NUMBER) -> int:
+    """Returns a value of a line that must be an integer from 0 to ``max_value``.
+
+    Raises TypeError or ValueError if it is not.
+    """
     if not isinstance(value, int):
-        raise TypeError(value)
+        raise TypeError(f"not an integer (got {value!r})")
     if not 0 <= value <= max_value:
-        raise ValueError(value)
+        raise ValueError(f"not between 0 and {max_value} (got {value})")
     return value
 
 
-def _disclosure(
+def _parse_disclosure(
     number: int,
     line: dict[str, Any],
     way: Route,
-    whose: Mapping[tuple[str, int], tuple[str, int]],
+    people_of_run: Mapping[tuple[str, int], tuple[str, int]],
     keys: Mapping[str, str],
 ) -> Disclosure:
     round_, batch = line["step"]
     payload, message, messages = line["bytes"]
-    digest, rows = whose.get((way.run, way.generation), ("", 0))
-    about = line["rows"] if line["rows"] is None else _word(line["rows"])
+    digest, rows = people_of_run.get((way.run, way.generation), ("", 0))
+    about = line["rows"] if line["rows"] is None else _require_text(line["rows"])
     return Disclosure(
         number,
         float(line["at"]),
         way,
-        tuple(map(_word, line["to"])),
-        _number(round_),
-        _number(batch),
-        _number(line["numbers"]),
-        _number(payload),
-        _number(message),
-        _number(messages),
+        tuple(map(_require_text, line["to"])),
+        _require_number(round_),
+        _require_number(batch),
+        _require_number(line["numbers"]),
+        _require_number(payload),
+        _require_number(message),
+        _require_number(messages),
         about,
-        _word(line["digest"]),
+        _require_text(line["digest"]),
         digest,
         rows,
-        _number(line.get("asked", 0)),
+        _require_number(line.get("asked", 0)),
         keys,
     )
 
 
 @dataclass
 class DisclosureSum:
-    """What one peer got in one exchange of a run: ``people`` are counted once, each.
+    """The totals of the bundles that one peer got in one direction of an exchange.
 
-    ``of_person``: the numbers about the person of a query; None without one.
+    ``people`` counts each person once. ``of_person`` is the count of numbers about the person of a
+    query, or None without a query.
     """
 
     bundles: int = 0
@@ -402,7 +448,7 @@ class DisclosureSum:
     _tags: set[bytes] = field(default_factory=set)
 
     def add(self, disclosure: Disclosure) -> None:
-        """Adds one bundle, as one receiver got it."""
+        """Adds a bundle that the receiver got."""
         self.bundles += 1
         self.numbers += disclosure.numbers
         self.payload_bytes += disclosure.payload_bytes
@@ -411,31 +457,39 @@ class DisclosureSum:
         self.first, self.last = min(self.first, disclosure.at), max(self.last, disclosure.at)
         if disclosure.of_person is not None:
             self.of_person = (self.of_person or 0) + disclosure.of_person
-        if (tagged := disclosure.tags) is not None:
-            self._tags.update(tagged[0].tolist())
+        if (packed_tags := disclosure.tags) is not None:
+            self._tags.update(packed_tags[0].tolist())
         elif disclosure.about not in (None, "", TOGETHER):
-            of, rows = (disclosure.people, disclosure.table_rows), disclosure.rows
-            if of not in self._people:
-                self._people[of] = np.zeros(disclosure.table_rows, bool)
-            self._people[of][rows] = True
+            people_key, rows = (disclosure.people, disclosure.table_rows), disclosure.rows
+            if people_key not in self._people:
+                self._people[people_key] = np.zeros(disclosure.table_rows, bool)
+            self._people[people_key][rows] = True
 
     @property
     def people(self) -> int:
-        """The number of rows disclosed one by one; if the table of ids has changed, the maximum."""
+        """The number of different people in the bundles.
+
+        If the runs had different tables of people, it is the maximum over the tables.
+        """
         rows = (int(mask.sum()) for mask in self._people.values())
         return max(rows, default=0) + len(self._tags)
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The sums for JSON."""
+        """The totals for JSON."""
         names = ("bundles", "numbers", "payload_bytes", "message_bytes", "messages")
-        asked = {} if self.of_person is None else {"of_person": self.of_person}
-        return {"people": self.people, **{name: getattr(self, name) for name in names}, **asked}
+        person_fields = {} if self.of_person is None else {"of_person": self.of_person}
+        return {
+            "people": self.people,
+            **{name: getattr(self, name) for name in names},
+            **person_fields,
+        }
 
 
 def sum_disclosures(of: Iterable[Disclosure]) -> dict[tuple[str, str, Route], DisclosureSum]:
-    """Returns {(run, receiver, what left): the sum}, in the order in which they began. Generations
-    of a run are summed.
+    """Returns {(run, receiver, route): totals} of disclosures, ordered by the first bundle.
+
+    The generations of a run are added up.
     """
     sums: dict[tuple[str, str, Route], DisclosureSum] = {}
     for disclosure in of:

@@ -1,9 +1,9 @@
-"""The lines of a record: one JSON object each.
+"""The format of a record's lines. Each line is a JSON object.
 
-``record`` is the first line; ``run`` opens a generation of a run; ``people`` says whose rows the
-numbers of rows mean; ``way`` declares one direction of an exchange; ``sent`` is one bundle;
-``private`` is one step of training with differential privacy; ``head`` notes the head of a peer's
-record.
+The first key of a line gives its kind. ``record`` is the first line. ``run`` begins a generation of
+a run. ``people`` names the table of people to which row numbers refer. ``way`` declares one
+direction of an exchange. ``sent`` is one bundle. ``private`` is one step of training with
+differential privacy. ``head`` is the head of a peer's record.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from vfl_common.text import to_json
 from vfl_common.wire.frames import BundleSizes, measure
 from vfl_party.record.people import TAG_BYTES
 
-# In place of rows: all rows of the last line of the kind ``people``, at most.
+# Instead of row numbers: at most all rows of the last line of the kind ``people``.
 ALL = "*"
-# In place of rows: none.
+# Instead of row numbers: no rows.
 NOBODY = ""
-# In place of rows: several together, as in a sum, a mean or weights.
+# Instead of row numbers: an aggregate of several rows, such as a sum, a mean or weights.
 TOGETHER = "+"
 Rows = npt.NDArray[np.int64]
-# A larger bundle is not hashed as a whole, unless the party wants it.
+# Only a part of a larger tensor is hashed, unless the party file asks for whole digests.
 SMALL_BYTES = 4096
 _SAMPLE_BYTES = 1024
 _KEY, _BLOCK_BYTES = b"vfl digest of a bundle", 64
 _TYPES: dict[int, np.dtype[Any]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 TAG = np.dtype(f"V{TAG_BYTES}")
-# The prefix of people that are named by their tags instead of by row numbers.
+# The prefix of a text with the tags of people instead of row numbers.
 _TAGGED = f"{TAG_BYTES}:"
 
 
 @dataclass(frozen=True)
 class Route:
-    """One direction of an exchange, as a line declares it.
+    """One direction of an exchange, as a ``way`` line declares it.
 
-    ``what``: the tensors, in words; ``chain``: the transforms, the policy and the codec, in words;
-    ``how``: what the method has done to the tensors; ``cost``: what a bundle costs a row of which
-    it tells, a ``Mechanism``; '' if it is not private.
+    ``what`` describes the tensors. ``chain`` describes the transforms, the policy and the codec.
+    ``how`` describes how the method protects the tensors. ``cost`` is the privacy cost of a bundle
+    for each of its rows, a ``Mechanism`` as text, or '' without differential privacy.
     """
 
     run: str
@@ -64,20 +64,20 @@ class Route:
 
     @property
     def key(self) -> str:
-        """Tells a declaration from others: the first 64 bits of its digest."""
+        """The key that identifies this declaration: the first 64 bits of its digest."""
         return sha256(to_json(self.fields).encode()).hexdigest()[:16]
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The declaration for JSON."""
+        """The values of the declaration for JSON."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
 def pack_rows(rows: Sequence[int] | npt.NDArray[Any] | str | None, bound: int = 0) -> str | None:
-    """Writes numbers of rows, in any order; None and words such as ``ALL`` as they are. It is done
-    at every step, so it takes few calls.
+    """Encodes row numbers as text. None and texts such as ``ALL`` stay as they are.
 
-    ``bound``: all numbers are below it; 0: that is not known.
+    This runs at every step, so it uses few calls. ``bound``: An upper bound (exclusive) of the
+    numbers, or 0 if none is known.
     """
     if rows is None or isinstance(rows, str):
         return rows
@@ -89,19 +89,23 @@ def pack_rows(rows: Sequence[int] | npt.NDArray[Any] | str | None, bound: int = 
 
 
 def unpack_rows(text: str) -> Rows:
-    """Reads what ``packed`` wrote of numbers: in ascending order. Raises ValueError."""
+    """Decodes the text of ``pack_rows`` to ascending row numbers.
+
+    Raises ValueError if the text is invalid.
+    """
     if not text:
         return np.empty(0, np.int64)
     width, _, data = text.partition(":")
     if width not in {"2", "4"}:
-        raise ValueError(text)
+        raise ValueError("the row numbers have an unknown width")
     rows = np.frombuffer(base64.b64decode(data, validate=True), _TYPES[int(width)])
     return np.sort(rows.astype(np.int64))
 
 
 def pack_tags(tags: bytes, times: Sequence[int] | npt.NDArray[Any] | None = None) -> str:
-    """Writes people by their tags, one after the other. ``times``: how often each is disclosed;
-    None: once.
+    """Encodes the tags of people as text.
+
+    ``tags``: The concatenated tags. ``times``: How often each person occurs; None means once.
     """
     if not tags:
         return NOBODY
@@ -113,27 +117,28 @@ def pack_tags(tags: bytes, times: Sequence[int] | npt.NDArray[Any] | None = None
 
 
 def unpack_tags(text: str | None) -> tuple[npt.NDArray[np.void], Rows] | None:
-    """Reads what ``packed_tags`` wrote: the tags, and how often each is disclosed; None if rows are
-    given by number. Raises ValueError.
+    """Decodes the text of ``pack_tags`` to the tags and how often each person occurs.
+
+    Returns None if the text has row numbers. Raises ValueError if the text is invalid.
     """
     if text is None or not text.startswith(_TAGGED):
         return None
-    first, _, second = text.removeprefix(_TAGGED).partition(":")
-    tags = np.frombuffer(base64.b64decode(first, validate=True), TAG)
-    if not second:
+    tags_text, _, counts_text = text.removeprefix(_TAGGED).partition(":")
+    tags = np.frombuffer(base64.b64decode(tags_text, validate=True), TAG)
+    if not counts_text:
         return tags, np.ones(len(tags), np.int64)
-    times = np.frombuffer(base64.b64decode(second, validate=True), _TYPES[4]).astype(np.int64)
+    times = np.frombuffer(base64.b64decode(counts_text, validate=True), _TYPES[4]).astype(np.int64)
     if len(times) != len(tags):
-        raise ValueError(text)
+        raise ValueError("the numbers of tags and counts differ")
     return tags, times
 
 
 class BundleForm:
-    """What bundles have in common whose tensors have the same names, dtypes and shapes: mostly all
-    of one way. It is worked out once: at every step, each call finds cold caches.
+    """The names, dtypes and shapes of a bundle's tensors, and what is computed from them only once.
 
-    ``secret``: of the record, 32 bytes. Without it, a guess of a small bundle cannot be compared
-    with its digest.
+    Mostly all bundles of one direction of an exchange have the same form. ``secret``: The 32-byte
+    key of the record. Without the key, nobody can check a guess of a small bundle against its
+    digest.
     """
 
     def __init__(self, bundle: Bundle, secret: bytes) -> None:
@@ -142,16 +147,16 @@ class BundleForm:
             for name, buffer in bundle.tensors.items()
         ]
         heads = [_form(*tensor[:3]) for tensor in self._tensors]
-        # The key fills the first block of SHA-256, and the first head is in the digest already.
-        # Lengths follow from the heads, so that no digest continues another.
+        # The key fills the first block of SHA-256. The hasher already has the key and the first
+        # head. The heads determine all lengths, which prevents length extension.
         key = sha256(_KEY + secret).digest().ljust(_BLOCK_BYTES, b"\0")
-        self._begun = sha256(key + b"".join(heads[:1]))
+        self._initial_hasher = sha256(key + b"".join(heads[:1]))
         self._heads = [b"", *heads[1:]][: len(heads)]
-        # {bits of the step's round and batch: the sizes of a bundle}.
+        # {(bits of the round, bits of the batch): sizes of a bundle}.
         self._sizes: dict[tuple[int, int], BundleSizes] = {}
 
     def is_of(self, bundle: Bundle) -> bool:
-        """Whether a bundle has this form."""
+        """Returns whether a bundle has this form."""
         tensors = bundle.tensors
         if len(tensors) != len(self._tensors):
             return False
@@ -164,11 +169,11 @@ class BundleForm:
                 or tensor.data.nbytes != nbytes
             ):
                 return False
-        # In this order, too.
-        return len(tensors) == 1 or [*tensors] == [known[0] for known in self._tensors]
+        # The order of the tensors must be the same, too.
+        return len(tensors) == 1 or [*tensors] == [expected[0] for expected in self._tensors]
 
     def sizes(self, step: StepKey, bundle: Bundle) -> BundleSizes:
-        """Returns the size of a bundle of this form, as ``measure`` does."""
+        """Returns the sizes of a bundle of this form, with the result of ``measure``."""
         bits = step.round.bit_length(), step.batch.bit_length()
         size = self._sizes.get(bits)
         if size is None:
@@ -176,25 +181,25 @@ class BundleForm:
         return size
 
     def digest(self, step: StepKey, bundle: Bundle, *, whole: bool = False) -> str:
-        """Returns a digest of what crosses the wire: names, dtypes, shapes and bytes, by SHA-256
-        with a key.
+        """Returns a keyed SHA-256 digest of the names, dtypes, shapes and bytes of a bundle.
 
-        Of a tensor of more than ``SMALL_BYTES`` it takes 1 KiB, from a place that follows from the
-        step, and says so: ``keyed-sample:`` in place of ``keyed:``. ``whole``: it takes all bytes.
-        Records of earlier versions have ``sample:`` and ``sha256:``, without a key.
+        Of a tensor with more than ``SMALL_BYTES`` it hashes 1 KiB at an offset that depends on the
+        step. The digest then begins with ``keyed-sample:`` instead of ``keyed:``. With ``whole`` it
+        hashes all bytes. Records of earlier versions have digests without a key, which begin with
+        ``sample:`` and ``sha256:``.
         """
-        hasher, sampled = self._begun.copy(), False
+        hasher, is_sampled = self._initial_hasher.copy(), False
         for head, buffer in zip(self._heads, bundle.tensors.values(), strict=True):
             data = buffer.data
             if head:
                 hasher.update(head)
             if not whole and data.nbytes > SMALL_BYTES:
-                sampled = True
-                places = data.nbytes - _SAMPLE_BYTES + 1
-                first = (step.round * 7919 + step.batch * 104_729) % places
-                data = data[first : first + _SAMPLE_BYTES]
+                is_sampled = True
+                offsets = data.nbytes - _SAMPLE_BYTES + 1
+                offset = (step.round * 7919 + step.batch * 104_729) % offsets
+                data = data[offset : offset + _SAMPLE_BYTES]
             hasher.update(data)
-        return f"{'keyed-sample' if sampled else 'keyed'}:{hasher.hexdigest()}"
+        return f"{'keyed-sample' if is_sampled else 'keyed'}:{hasher.hexdigest()}"
 
 
 def digest_of(bundle: Bundle, step: StepKey, secret: bytes, *, whole: bool = False) -> str:

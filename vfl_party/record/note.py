@@ -1,16 +1,15 @@
-"""Heads of records as signed notes, in the formats of C2SP: tlog-checkpoint, signed-note and
-tlog-cosignature.
+"""Signed heads of records in the C2SP formats tlog-checkpoint, signed-note and tlog-cosignature.
 
-A note is four lines (whose record it is, how many lines it has, the root of their tree in base64,
-and when that was), a blank line, and a line for each signature. Keys are those of the parties'
-certificates: ECDSA has the identifier that C2SP gives it (0x02); RSA-PSS, which has none there, a
-long one of ours (0xff).
+A note has four lines (the name of the record, the number of lines, the root of their tree in
+base64, and the time), a blank line, and a line for each signature. The keys are those of the
+parties' certificates. ECDSA keys have the C2SP identifier 0x02. C2SP defines no identifier for
+RSA-PSS, so RSA-PSS keys have a long identifier that begins with 0xff.
 
-The owner of a record signs these four lines, and everybody, the owner too, signs a cosignature:
+The owner of a record signs these four lines. The owner and all peers also sign a cosignature of
 ``cosignature/v1``, the time, and the four lines. C2SP defines no cosignature for these keys, so
-their identifiers are long ones of ours. A cosignature under a head of another party's record is
-therefore never the signature of a record's owner. Versions before this one signed the four lines of
-whatever head a peer showed them, so a signature without a cosignature is no evidence.
+their identifiers are also long. A cosignature of another party's head can therefore never be
+mistaken for the signature of the record's owner. Earlier versions signed the four lines of any head
+that a peer sent, so a signature without a cosignature is no evidence.
 """
 
 from __future__ import annotations
@@ -37,18 +36,24 @@ _RSA = b"\xffvfl RSA-PSS SHA-256"
 _COSIGNATURE = b"\xffvfl cosignature/v1 SHA-256"
 _TIME_BYTES = 8
 _ID_BYTES = 4
-# The most characters of a note; and its largest number, as in the messages between parties.
+# The maximum number of characters in a note, and below it the largest number in a note, as in the
+# messages between parties.
 MAX_CHARACTERS = 16_384
 _MAX_NUMBER = 2**63 - 1
 MAX_SIGNATURES = 16
-_BEFORE = "\N{EM DASH} "
+_SIGNATURE_PREFIX = "\N{EM DASH} "
 _ORIGIN = re.compile(r"[!-~]{1,200}")
 
 
 @dataclass(frozen=True)
 class RecordHead:
-    """The state of a record: its name, how many lines it has, the root of their tree, 32 bytes, and
-    when that was, in seconds since 1970.
+    """The state of a record at one time.
+
+    Args:
+        origin: The name of the record.
+        size: The number of lines.
+        root: The root of the tree over the lines, 32 bytes.
+        at: The time in seconds since 1970.
     """
 
     origin: str
@@ -58,10 +63,10 @@ class RecordHead:
 
     @property
     def owner(self) -> str:
-        """The party whose record this is; '' if the name of the record is not of our form."""
-        begin, _, rest = self.origin.partition("/")
+        """The party that owns the record, or '' if the name of the record has another form."""
+        prefix, _, rest = self.origin.partition("/")
         party, _, identity = rest.partition("/")
-        return party if begin == "vfl-record" and identity else ""
+        return party if prefix == "vfl-record" and identity else ""
 
     @property
     def text(self) -> str:
@@ -71,15 +76,20 @@ class RecordHead:
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """Reads ``text``. Raises ValueError if it is not a head."""
-        origin, size, root, at, *rest = text.split("\n")
-        when = int(at.removeprefix("at "))
-        head = cls(origin, int(size), base64.b64decode(root, validate=True), when)
-        numbers = 0 <= head.size <= _MAX_NUMBER and abs(head.at) <= _MAX_NUMBER
-        if rest != [""] or head.text != text or not _ORIGIN.fullmatch(origin) or not numbers:
-            raise ValueError(text)
+        """Parses the text of a head. Raises ValueError if it is invalid."""
+        origin, size, root, time_line, *remaining_lines = text.split("\n")
+        time_s = int(time_line.removeprefix("at "))
+        head = cls(origin, int(size), base64.b64decode(root, validate=True), time_s)
+        has_valid_numbers = 0 <= head.size <= _MAX_NUMBER and abs(head.at) <= _MAX_NUMBER
+        if (
+            remaining_lines != [""]
+            or head.text != text
+            or not _ORIGIN.fullmatch(origin)
+            or not has_valid_numbers
+        ):
+            raise ValueError("the text is not a valid head of a record")
         if len(head.root) != HASH_BYTES:
-            raise ValueError(root)
+            raise ValueError(f"the root must have {HASH_BYTES} bytes (got {len(head.root)})")
         return head
 
 
@@ -91,83 +101,93 @@ class SignedNote:
     signatures: tuple[tuple[str, bytes, bytes], ...] = ()
 
     def __str__(self) -> str:
-        lines = [_line(*signature) for signature in self.signatures]
+        lines = [_format_signature(*signature) for signature in self.signatures]
         return f"{self.head.text}\n{''.join(lines)}"
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """Reads what ``str`` returns. Raises ValueError if it is not a note."""
+        """Parses the text that ``str`` returns. Raises ValueError if it is invalid."""
         if len(text) > MAX_CHARACTERS:
-            raise ValueError("too long")
-        body, blank, rest = text.rpartition("\n\n")
-        lines = rest.splitlines(keepends=True)
+            raise ValueError(f"a note has at most {MAX_CHARACTERS} characters (got {len(text)})")
+        body, blank, signature_text = text.rpartition("\n\n")
+        lines = signature_text.splitlines(keepends=True)
         if not blank or len(lines) > MAX_SIGNATURES:
-            raise ValueError(text)
-        return cls(RecordHead.read(f"{body}\n"), tuple(_signature(line) for line in lines))
+            raise ValueError("a note needs a blank line, and at most 16 signatures after it")
+        return cls(RecordHead.read(f"{body}\n"), tuple(_parse_signature(line) for line in lines))
 
     def sign(self, credentials: Credentials, *, older: bool = False) -> SignedNote:
-        """Adds the cosignature of the party of ``credentials``, and its signature as the owner to a
-        head of its own record. Raises InputError if its key is neither ECDSA nor RSA.
+        """Returns the note with a cosignature of the party that has these credentials.
 
-        ``older``: the reader's version knows no cosignatures, so the head itself is signed too.
+        If the party owns the record, it also signs the head itself. ``older``: The receiver's
+        version does not support cosignatures, so the head is signed in any case. Raises InputError
+        if the party's key is neither ECDSA nor RSA.
         """
         name, certificate = credentials.name, credentials.certificate
-        at, head = int(time.time()), self.head.text
-        signature = at.to_bytes(_TIME_BYTES, "big") + sign(
-            credentials, _cosignature_message(at, head)
+        time_s, head = int(time.time()), self.head.text
+        signature = time_s.to_bytes(_TIME_BYTES, "big") + sign(
+            credentials, _cosignature_message(time_s, head)
         )
-        own = [(name, cosigner_id(name, certificate), signature)]
+        new_signatures = [(name, cosigner_id(name, certificate), signature)]
         if older or self.head.owner == name:
-            own.insert(0, (name, key_id(name, certificate), sign(credentials, head.encode())))
+            new_signatures.insert(
+                0, (name, key_id(name, certificate), sign(credentials, head.encode()))
+            )
         return SignedNote(
-            self.head, (*(other for other in self.signatures if other[0] != name), *own)
+            self.head, (*(other for other in self.signatures if other[0] != name), *new_signatures)
         )
 
     def with_those_of(self, other: SignedNote) -> SignedNote:
-        """Adds the signatures of another copy of the note."""
+        """Returns the note with the additional signatures of another copy of the note."""
         new = [signature for signature in other.signatures if signature not in self.signatures]
         return SignedNote(self.head, (*self.signatures, *new))
 
     def select_signatures(self, name: str, certificate: x509.Certificate) -> SignedNote:
-        """Returns the note with the signatures of the key of a certificate in this name: one over
-        the head and one cosignature at most; with none, if it has signed neither.
+        """Returns the note with only the valid signatures of one party.
+
+        These are at most one signature of the head and one cosignature. ``name``: The party.
+        ``certificate``: The certificate of its key.
         """
-        good: dict[bytes, tuple[str, bytes, bytes]] = {}
+        valid_signatures: dict[bytes, tuple[str, bytes, bytes]] = {}
         for signer, key, signature in self.signatures:
             message = self._message_of(name, certificate, key, signature)
-            if signer != name or key in good or message is None:
+            if signer != name or key in valid_signatures or message is None:
                 continue
             if is_signature_of(certificate, message[0], message[1]):
-                good[key] = signer, key, signature
-        return SignedNote(self.head, tuple(good.values()))
+                valid_signatures[key] = signer, key, signature
+        return SignedNote(self.head, tuple(valid_signatures.values()))
 
     def _message_of(
         self, name: str, certificate: x509.Certificate, key: bytes, signature: bytes
     ) -> tuple[bytes, bytes] | None:
-        """Returns what a signature is over, and its bytes; None if it has another key."""
+        """Returns the signed message and the bytes of a signature, or None if the key differs."""
         if key == key_id(name, certificate):
             return self.head.text.encode(), signature
         if key != cosigner_id(name, certificate):
             return None
-        at = int.from_bytes(signature[:_TIME_BYTES], "big")
-        return _cosignature_message(at, self.head.text), signature[_TIME_BYTES:]
+        time_s = int.from_bytes(signature[:_TIME_BYTES], "big")
+        return _cosignature_message(time_s, self.head.text), signature[_TIME_BYTES:]
 
     def is_signed_by(self, name: str, certificate: x509.Certificate) -> bool:
-        """Whether the key of a certificate has signed or cosigned the head in this name."""
+        """Returns whether the party ``name`` with this certificate signed or cosigned the head."""
         return bool(self.select_signatures(name, certificate).signatures)
 
     def is_cosigned_by(self, name: str, certificate: x509.Certificate) -> bool:
-        """Whether the key of a certificate has cosigned the head in this name."""
-        wanted = cosigner_id(name, certificate)
+        """Returns whether the party ``name`` with this certificate cosigned the head."""
+        cosigner_key = cosigner_id(name, certificate)
         return any(
-            key == wanted for _, key, _ in self.select_signatures(name, certificate).signatures
+            key == cosigner_key
+            for _, key, _ in self.select_signatures(name, certificate).signatures
         )
 
 
 @dataclass(frozen=True)
 class StoredHead:
-    """A head of a record as it is kept: the note with its signatures, {signer: its certificates},
-    and when.
+    """A stored head of a record.
+
+    Args:
+        note: The head with its signatures.
+        certificates: {signer: its certificate chain in PEM}.
+        at: The time when it was stored, in seconds since 1970.
     """
 
     note: SignedNote
@@ -176,26 +196,26 @@ class StoredHead:
 
     @property
     def line(self) -> str:
-        """The head on one line of JSON."""
+        """The stored head as one line of JSON."""
         fields = {"at": self.at, "note": str(self.note), "certificates": self.certificates}
         return to_json(fields)
 
     @classmethod
     def read(cls, text: str) -> StoredHead:
-        """Reads ``line``. Raises ValueError if it is none."""
+        """Parses the text of ``line``. Raises ValueError if it is invalid."""
         try:
             fields = json.loads(text)
             certificates, at = dict(fields["certificates"]), float(fields["at"])
             if not all(isinstance(certificate, str) for certificate in certificates.values()):
-                raise ValueError(text)
+                raise ValueError("the certificates must be texts")
             return cls(SignedNote.read(fields["note"]), certificates, at)
         except (KeyError, TypeError, AttributeError, RecursionError):
-            raise ValueError(text) from None
+            raise ValueError("the line is not a valid stored head") from None
 
 
 def key_id(name: str, certificate: x509.Certificate) -> bytes:
     """Returns the identifier of a certificate's key in notes, 4 bytes."""
-    spki = _spki(certificate)
+    spki = _encode_public_key(certificate)
     if isinstance(certificate.public_key(), rsa.RSAPublicKey):
         spki = name.encode() + b"\n" + _RSA + spki
     return sha256(spki).digest()[:_ID_BYTES]
@@ -203,11 +223,11 @@ def key_id(name: str, certificate: x509.Certificate) -> bytes:
 
 def cosigner_id(name: str, certificate: x509.Certificate) -> bytes:
     """Returns the identifier of a certificate's key in cosignatures, 4 bytes."""
-    message = name.encode() + b"\n" + _COSIGNATURE + _spki(certificate)
+    message = name.encode() + b"\n" + _COSIGNATURE + _encode_public_key(certificate)
     return sha256(message).digest()[:_ID_BYTES]
 
 
-def _spki(certificate: x509.Certificate) -> bytes:
+def _encode_public_key(certificate: x509.Certificate) -> bytes:
     return certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
 
@@ -216,17 +236,17 @@ def _cosignature_message(at: int, head: str) -> bytes:
     return f"cosignature/v1\ntime {at}\n{head}".encode()
 
 
-def _line(name: str, key: bytes, signature: bytes) -> str:
-    return f"{_BEFORE}{name} {base64.b64encode(key + signature).decode()}\n"
+def _format_signature(name: str, key: bytes, signature: bytes) -> str:
+    return f"{_SIGNATURE_PREFIX}{name} {base64.b64encode(key + signature).decode()}\n"
 
 
-def _signature(line: str) -> tuple[str, bytes, bytes]:
-    name, _, encoded = line.removeprefix(_BEFORE).removesuffix("\n").partition(" ")
+def _parse_signature(line: str) -> tuple[str, bytes, bytes]:
+    name, _, encoded = line.removeprefix(_SIGNATURE_PREFIX).removesuffix("\n").partition(" ")
     try:
         data = base64.b64decode(encoded, validate=True)
     except binascii.Error:
-        raise ValueError(line) from None
+        raise ValueError("the signature is not valid base64") from None
     signature = name, data[:_ID_BYTES], data[_ID_BYTES:]
-    if _line(*signature) != line or not signature[2]:
-        raise ValueError(line)
+    if _format_signature(*signature) != line or not signature[2]:
+        raise ValueError("the line of a signature is invalid")
     return signature

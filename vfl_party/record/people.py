@@ -1,7 +1,7 @@
-"""Whose rows the numbers of rows mean: a keyed digest for each id, so that a record holds no ids.
+"""Tables of people: keyed digests (tags) of the ids to which the row numbers of a record refer.
 
-Only a reader with the record's key and the id finds a person in it: the record can say what left
-about a person even after all files with ids are gone.
+A record has no ids. Only a reader who has the record's key and a person's id can find the person.
+So the record shows what was sent about a person even after all files with ids have been deleted.
 """
 
 from __future__ import annotations
@@ -18,29 +18,31 @@ from vfl_common.files import fsync_folder, lock_folder, private_file, write_erro
 
 FOLDER = "people"
 TAG_BYTES = 16
-# The name of a file that is being written.
+# The name of an incomplete file.
 _UNNAMED = "unnamed"
 
 
 def tag(secret: bytes, person: str) -> bytes:
-    """Returns the digest of an id, ``TAG_BYTES`` long."""
+    """Returns the tag of a person's id, which has ``TAG_BYTES`` bytes."""
     return blake2b(person.encode(), key=secret, digest_size=TAG_BYTES).digest()
 
 
 def keep(folder: Path, secret: bytes, ids: Iterable[str]) -> tuple[str, int]:
-    """Writes the tags of ids, in their order. Returns the file's SHA-256, which names it, and how
-    many there are. Raises InputError.
+    """Writes a file with the tags of ids, in the order of the ids.
+
+    Returns the SHA-256 of the file, which is its name, and the number of ids. Raises InputError if
+    the file cannot be written.
     """
     place = folder / FOLDER
     digest, count = sha256(), 0
     try:
         place.mkdir(exist_ok=True, mode=0o700)
-        # One program at a time, so that what is there was left by one that was killed.
+        # Only one program writes at a time, so a killed program left the incomplete files.
         with lock_folder(place):
-            for left in place.glob(f"*{_UNNAMED}*"):
-                left.unlink()
+            for incomplete in place.glob(f"*{_UNNAMED}*"):
+                incomplete.unlink()
             unnamed = place / _UNNAMED
-            # Written piece by piece: all tags of a large table need much memory.
+            # The tags are written one by one, because those of a large table need much memory.
             with private_file(unnamed) as file:
                 for person in ids:
                     data = tag(secret, person)
@@ -56,16 +58,18 @@ def keep(folder: Path, secret: bytes, ids: Iterable[str]) -> tuple[str, int]:
 
 
 def rows_of(folder: Path, digest: str, wanted: bytes) -> npt.NDArray[np.int64]:
-    """Returns the numbers of the rows of a person, whose tag is ``wanted``. Raises InputError if
-    the file was changed.
+    """Returns the numbers of the rows that have the tag ``wanted``.
+
+    ``digest``: The name of the file with the table of people. Raises InputError if the file was
+    changed.
     """
-    data = read(folder / FOLDER / digest, digest)
-    tags = np.frombuffer(data, f"V{TAG_BYTES}")
+    content = read(folder / FOLDER / digest, digest)
+    tags = np.frombuffer(content, f"V{TAG_BYTES}")
     return np.flatnonzero(tags == np.void(wanted)).astype(np.int64)
 
 
 def read(path: Path, digest: str) -> bytes:
-    """Returns the tags of a file, one after the other. Raises InputError if it was changed."""
+    """Returns the concatenated tags in a file. Raises InputError if the file was changed."""
     try:
         data = path.read_bytes()
     except OSError as error:

@@ -1,11 +1,11 @@
-"""Passes on what the active party's record was, from each passive party to the others.
+"""Relays the heads of the active party's record between the passive parties.
 
-Passive parties do not call each other. An active party could keep a record for each of them, and
-each would be consistent for the one that it is shown to. So what a passive party shows when it
-joins has the active party's head that it holds, and the server passes that on unread. Each other
-passive party asks the active party for the proof from that head, too. It asks in the same call, so
-that all proofs are to one head. A head without a cosignature is of an active party of an older
-version, which gives no such proof, and is not passed on.
+Passive parties do not call each other. A dishonest active party could therefore keep a separate
+record for each of them. To detect this, each passive party sends its stored head of the active
+party's record when it joins, and the server relays this head unread. The other passive parties then
+ask the active party for a proof that its record extends this head. They ask in the call in which
+they exchange heads, so that all proofs are for the same new head. Heads without a cosignature come
+from an active party of an older version, which gives no such proofs, and are not relayed.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ log = logging.getLogger(__name__)
 
 
 class HeadRelay:
-    """Shows the head of the active party's record that this party holds, and takes those of the
-    others; see ``vfl_party.policy.meeting.RunGuard``.
+    """Sends this party's stored head of the active party's record, and receives those of others.
+
+    It implements ``vfl_party.policy.meeting.RunGuard``.
 
     Args:
-        heads: this party's.
-        me: its name.
-        active: the name of the active party.
+        heads: This party's exchange of heads.
+        me: The name of this party.
+        active: The name of the active party.
+        credentials: Returns the party's current credentials.
     """
 
     key = "head"
@@ -43,20 +45,20 @@ class HeadRelay:
         self._credentials = credentials
 
     def before(self, asked: object) -> None:
-        """Does nothing: a run that is only planned has no heads."""
+        """Does nothing, because a planned run has no heads yet."""
 
     def shows(self) -> dict[str, Any] | None:
-        """Returns the newest head of the active party that this party holds, signed by it alone."""
+        """Returns the newest stored head of the active party, with only its own signatures."""
         held = self._heads.read_last(self._active) if self._me != self._active else None
-        if held is None or not self._counts(held):
+        if held is None or not self._is_signed_by_active(held):
             return None
-        fields: dict[str, Any] = json.loads(self._bare(held).line)
+        fields: dict[str, Any] = json.loads(self._keep_own_signatures(held).line)
         return fields
 
     def meet(self, run_id: str, heads: Mapping[str, Any]) -> None:
-        """Keeps the heads that other passive parties show, for the next call to the active party.
+        """Stores the heads from other passive parties for the next call to the active party.
 
-        A head that the active party has not signed proves nothing, and is left out with a warning.
+        It ignores heads that the active party did not sign, and logs a warning.
         """
         _ = run_id
         relayed = {}
@@ -64,8 +66,8 @@ class HeadRelay:
             if peer in (self._me, self._active) or value is None:
                 continue
             try:
-                held = self._bare(StoredHead.read(to_json(value)))
-                if self._counts(held):
+                held = self._keep_own_signatures(StoredHead.read(to_json(value)))
+                if self._is_signed_by_active(held):
                     relayed[peer] = held
                     continue
             except ValueError:
@@ -79,12 +81,14 @@ class HeadRelay:
             )
         self._heads.relayed = relayed
 
-    def _counts(self, held: StoredHead) -> bool:
-        owned = held.note.head.owner == self._active
-        return owned and is_cosigned_by(held, self._active, self._credentials())
+    def _is_signed_by_active(self, held: StoredHead) -> bool:
+        is_own_record = held.note.head.owner == self._active
+        return is_own_record and is_cosigned_by(held, self._active, self._credentials())
 
-    def _bare(self, held: StoredHead) -> StoredHead:
-        """Returns a head without the signatures of others."""
-        own = tuple(signature for signature in held.note.signatures if signature[0] == self._active)
+    def _keep_own_signatures(self, held: StoredHead) -> StoredHead:
+        """Returns a head with only the active party's signatures."""
+        signatures = tuple(
+            signature for signature in held.note.signatures if signature[0] == self._active
+        )
         chain = {self._active: held.certificates.get(self._active, "")}
-        return StoredHead(SignedNote(held.note.head, own), chain)
+        return StoredHead(SignedNote(held.note.head, signatures), chain)

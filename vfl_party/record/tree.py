@@ -1,9 +1,9 @@
-"""A Merkle tree over the lines of a record, as RFC 9162 (Certificate Transparency 2.0) defines it
-in section 2.1: heads, and proofs that one tree is the beginning of another.
+"""The Merkle tree over a record's lines (RFC 9162, Certificate Transparency 2.0, section 2.1).
 
-The hashes of complete subtrees are kept in the order in which they become known: each leaf, then
-every subtree that it completes. So a tree that grows only appends, and a head or a proof reads
-about log2(n) of them.
+This module computes roots, and proofs that one tree is the beginning of another. The hashes of
+complete subtrees are stored in the order in which they are computed: each leaf, then every subtree
+that the leaf completes. So a growing tree only appends hashes, and a root or a proof reads about
+log2(n) of them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hashlib import sha256
 HASH_BYTES = 32
 EMPTY = sha256().digest()
 
-# Returns the hash of a complete subtree by its place among those that are kept.
+# A function that returns the stored hash at an index.
 HashReader = Callable[[int], bytes]
 
 
@@ -29,8 +29,9 @@ def node_hash(left: bytes, right: bytes) -> bytes:
 
 
 def place(level: int, number: int) -> int:
-    """Returns where the hash of a complete subtree of 2^level leaves is kept, ``number`` such
-    subtrees after the beginning.
+    """Returns the index at which the hash of a complete subtree is stored.
+
+    ``number``: The number of the subtree among the subtrees of 2^level leaves, from 0.
     """
     for _ in range(level):
         number = 2 * number + 1
@@ -42,17 +43,17 @@ def place(level: int, number: int) -> int:
 
 
 def count_hashes(size: int) -> int:
-    """Returns how many hashes are kept of a tree of ``size`` leaves."""
+    """Returns the number of stored hashes for a tree of ``size`` leaves."""
     return 0 if size == 0 else place(0, size - 1) + 1 + _count_completed(size - 1)
 
 
 def _count_completed(leaf: int) -> int:
-    """Returns how many subtrees the leaf of this number completes, besides itself."""
+    """Returns the number of subtrees that the leaf with this number completes, without itself."""
     return (~leaf & (leaf + 1)).bit_length() - 1
 
 
 def hashes_of_leaf(leaf: bytes, number: int, hash_at: HashReader) -> list[bytes]:
-    """Returns the hashes to keep when a leaf is added to a tree of ``number`` leaves."""
+    """Returns the hashes to store when a leaf is added to a tree of ``number`` leaves."""
     hashes = [leaf]
     for level in range(_count_completed(number)):
         left = hash_at(place(level, (number >> level) - 1))
@@ -61,22 +62,24 @@ def hashes_of_leaf(leaf: bytes, number: int, hash_at: HashReader) -> list[bytes]
 
 
 def root(size: int, hash_at: HashReader) -> bytes:
-    """Returns the head of the first ``size`` leaves: MTH(D[size]) of the RFC."""
-    return _subtree(0, size, hash_at) if size else EMPTY
+    """Returns the root of the tree over the first ``size`` leaves: MTH(D[size]) of the RFC."""
+    return _compute_root(0, size, hash_at) if size else EMPTY
 
 
 def consistency(old: int, new: int, hash_at: HashReader) -> list[bytes]:
-    """Returns the proof that the tree of ``new`` leaves begins with that of the first ``old``:
-    PROOF(old, D[new]) of section 2.1.4.1. 0 < old <= new.
+    """Returns the proof that a tree of ``new`` leaves begins with the tree of its ``old`` leaves.
+
+    This is PROOF(old, D[new]) of section 2.1.4.1, with 0 < old <= new.
     """
-    return _proof(old, 0, new, True, hash_at) if old < new else []
+    return _compute_proof(old, 0, new, True, hash_at) if old < new else []
 
 
 def is_consistent(
     old: int, new: int, old_root: bytes, new_root: bytes, proof: Sequence[bytes]
 ) -> bool:
-    """Returns whether a proof shows that the tree of the new head begins with that of the old one
-    (section 2.1.4.2). An empty tree is the beginning of every tree.
+    """Returns whether a proof shows that the new tree begins with the old tree (section 2.1.4.2).
+
+    An empty tree is the beginning of every tree.
     """
     if not 0 <= old <= new:
         return False
@@ -105,25 +108,27 @@ def is_consistent(
 
 
 def inclusion(number: int, size: int, hash_at: HashReader) -> list[bytes]:
-    """Returns the proof that a leaf is in the tree of ``size`` leaves: PATH(number, D[size]) of
-    section 2.1.3.1.
+    """Returns the proof that leaf ``number`` is in the tree of ``size`` leaves.
+
+    This is PATH(number, D[size]) of section 2.1.3.1.
     """
     proof: list[bytes] = []
     low, high = 0, size
     while high - low > 1:
-        middle = low + _half(high - low)
+        middle = low + _split_size(high - low)
         if number < middle:
-            proof.append(_subtree(middle, high, hash_at))
+            proof.append(_compute_root(middle, high, hash_at))
             high = middle
         else:
-            proof.append(_subtree(low, middle, hash_at))
+            proof.append(_compute_root(low, middle, hash_at))
             low = middle
     return proof[::-1]
 
 
 def is_included(number: int, size: int, leaf: bytes, head: bytes, proof: Sequence[bytes]) -> bool:
-    """Returns whether a proof shows that the leaf of this number is in the tree of a head (section
-    2.1.3.2).
+    """Returns whether a proof shows that leaf ``number`` is in a tree (section 2.1.3.2).
+
+    ``head``: The root of the tree.
     """
     if not 0 <= number < size:
         return False
@@ -141,31 +146,34 @@ def is_included(number: int, size: int, leaf: bytes, head: bytes, proof: Sequenc
     return sn == 0 and computed == head
 
 
-def _half(leaves: int) -> int:
-    """Returns the largest power of two below ``leaves``, which is more than 1."""
+def _split_size(leaves: int) -> int:
+    """Returns the largest power of two that is less than ``leaves``, for at least two leaves."""
     return 1 << (leaves - 1).bit_length() - 1
 
 
-def _subtree(low: int, high: int, hash_at: HashReader) -> bytes:
-    """Returns the head of the leaves from ``low`` to ``high``, where the RFC divides a tree."""
+def _compute_root(low: int, high: int, hash_at: HashReader) -> bytes:
+    """Returns the root of the subtree over the leaves from ``low`` to ``high``."""
     leaves = high - low
     if leaves & (leaves - 1) == 0:
         level = leaves.bit_length() - 1
         return hash_at(place(level, low >> level))
-    middle = low + _half(leaves)
-    return node_hash(_subtree(low, middle, hash_at), _subtree(middle, high, hash_at))
+    middle = low + _split_size(leaves)
+    return node_hash(_compute_root(low, middle, hash_at), _compute_root(middle, high, hash_at))
 
 
-def _proof(old: int, low: int, high: int, whole: bool, hash_at: HashReader) -> list[bytes]:
-    """SUBPROOF(old, D[low:high], whole) of the RFC."""
+def _compute_proof(old: int, low: int, high: int, whole: bool, hash_at: HashReader) -> list[bytes]:
+    """Returns SUBPROOF(old, D[low:high], whole) of the RFC."""
     leaves = high - low
     if old == leaves:
-        return [] if whole else [_subtree(low, high, hash_at)]
-    half = _half(leaves)
+        return [] if whole else [_compute_root(low, high, hash_at)]
+    half = _split_size(leaves)
     middle = low + half
     if old <= half:
-        return [*_proof(old, low, middle, whole, hash_at), _subtree(middle, high, hash_at)]
+        return [
+            *_compute_proof(old, low, middle, whole, hash_at),
+            _compute_root(middle, high, hash_at),
+        ]
     return [
-        *_proof(old - half, middle, high, False, hash_at),
-        _subtree(low, middle, hash_at),
+        *_compute_proof(old - half, middle, high, False, hash_at),
+        _compute_root(low, middle, hash_at),
     ]

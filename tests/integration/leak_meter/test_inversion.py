@@ -413,9 +413,9 @@ def test_rows_and_images_are_the_same_each_time(once: Path) -> None:
 REFUSED: dict[str, tuple[dict[str, str], str]] = {
     "no such run": (
         {"run": "other"},
-        r"other: holds no run of north. Give the folder <out>/<run id>",
+        r"other: has no run of north. Give the folder <out>/<run id>",
     ),
-    "no such party": ({"party": "west"}, r"run: holds no run of west. Give the folder"),
+    "no such party": ({"party": "west"}, r"run: has no run of west. Give the folder"),
     "a party without images": (
         {"party": "registry", "data": "labels.toml"},
         r"registry: its rows are not images",

@@ -1,1 +1,1 @@
-"""Encoders: one file for each kind, those of plug-ins, and the one that builds the recipe's."""
+"""The built-in kinds of encoders, the encoders of plug-ins, and the function that builds them."""

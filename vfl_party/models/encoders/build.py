@@ -1,4 +1,4 @@
-"""Builds an encoder from the recipe's settings and checks that it gives the recipe's embedding."""
+"""Builds an encoder from the recipe's settings and checks the shape of its output."""
 
 from __future__ import annotations
 
@@ -35,12 +35,13 @@ from vfl_party.models.encoders.tabular import build_tabular
 
 
 def build_encoder(settings: EncoderSettings, spec: InputSpec, embedding_size: int) -> nn.Module:
-    """Builds an encoder on the CPU: ``encoder(x)`` or, if the spec has cardinalities, ``encoder(x,
-    categories)``.
+    """Builds an encoder on the CPU.
 
-    x: float32 [B, *spec.shape]; categories: int64 [B, K]; it returns float32 [B, embedding_size].
-    Weights come from torch's CPU generator: build inside ``seeded(...)``. Raises InputError
-    (MODEL_INVALID) if this kind of encoder cannot take rows of this spec.
+    Call it as ``encoder(x)`` or, if the spec has cardinalities, as ``encoder(x, categories)``. x is
+    float32 [B, *spec.shape], categories are int64 [B, K], and the output is float32 [B,
+    embedding_size]. The weights come from torch's CPU generator, so build the encoder inside
+    ``seed_torch(...)``. Raises InputError (MODEL_INVALID) if this kind of encoder does not support
+    rows of this spec.
     """
     if not isinstance(settings, CustomSettings | PluginSettings):
         _check_rows(settings.kind, spec)
@@ -64,8 +65,10 @@ def build_encoder(settings: EncoderSettings, spec: InputSpec, embedding_size: in
 
 
 def width_of(recipe: Recipe, party: str, settings: EncoderSettings, spec: InputSpec) -> int:
-    """Returns the width of a party's embedding: the recipe's, or the number of the party's columns
-    if these go into trees as they are and the recipe gives the party no width.
+    """Returns the width of a party's embedding.
+
+    This is the width that the recipe sets. If a model of trees takes the party's raw columns and
+    the recipe sets no width for the party, it is the number of columns.
     """
     place = recipe.party(party)
     has_width = place is not None and place.embedding_size is not None
@@ -79,10 +82,9 @@ def width_of(recipe: Recipe, party: str, settings: EncoderSettings, spec: InputS
 
 
 def needs_codes(settings: EncoderSettings) -> bool:
-    """Returns whether an encoder takes categorical columns as codes, not as a column of 0 and 1 for
-    each category.
+    """Returns whether an encoder takes categorical columns as codes instead of one-hot columns.
 
-    Raises InputError if a custom encoder cannot be found.
+    Raises InputError if a custom encoder cannot be imported.
     """
     match settings:
         case CustomSettings():
@@ -95,10 +97,10 @@ def needs_codes(settings: EncoderSettings) -> bool:
 def build_checked_encoder(
     settings: EncoderSettings, spec: InputSpec, embedding_size: int, *, party: str
 ) -> nn.Module:
-    """Builds an encoder and passes two rows of zeros through it in evaluation mode.
+    """Builds an encoder and checks its output for two rows of zeros in evaluation mode.
 
-    That pass changes neither torch's generator nor the statistics of batch norm. Raises InputError
-    (MODEL_INVALID) if the encoder fails or does not give float32 [2, embedding_size].
+    The check changes neither torch's generator nor the batch norm statistics. Raises InputError
+    (MODEL_INVALID) if the encoder fails or does not return float32 [2, embedding_size].
     """
     encoder = build_encoder(settings, spec, embedding_size)
     inputs = [torch.zeros(2, *spec.shape)]

@@ -10,10 +10,11 @@ from vfl_party.models.parts import mark_top
 
 
 def build_cnn(settings: CnnSettings, spec: InputSpec, embedding_size: int) -> nn.Module:
-    """Builds blocks of convolution 3x3, batch norm, ReLU, pooling 2x2; then a linear layer.
+    """Builds blocks of 3x3 convolution, batch norm, ReLU and 2x2 pooling, and a last linear layer.
 
-    A block does not pool an image that is less than two pixels high or wide. x: [B, C, H, W];
-    returns [B, embedding_size]. The top is all above the first block, or only the blocks there.
+    A block does not pool an image that is less than two pixels high or wide. The encoder takes
+    [B, C, H, W] and returns [B, embedding_size]. Its top consists of the blocks after the first one
+    and, with ``shared = "all"``, of the last linear layer.
     """
     channels, height, width = spec.shape
     modules: list[nn.Module] = []

@@ -15,44 +15,49 @@ from vfl_party.models.encoders.spec import InputSpec
 
 
 def build_custom(settings: CustomSettings, spec: InputSpec, embedding_size: int) -> nn.Module:
-    """Builds the encoder by ``factory(spec, embedding_size, **options)``.
+    """Calls the user's ``factory(spec, embedding_size, **options)`` and returns the encoder.
 
-    Raises as ``build_module``.
+    Raises the errors of ``build_module``.
     """
     return build_module(settings.factory, settings.options, _where(settings), spec, embedding_size)
 
 
 def asks_for_codes(settings: CustomSettings) -> bool:
-    """Returns whether the factory has ``takes_codes = True``. Raises InputError (MODEL_INVALID) if
-    it cannot be imported.
+    """Returns whether the user's factory has the attribute ``takes_codes = True``.
+
+    Raises InputError (MODEL_INVALID) if the factory cannot be imported.
     """
     return bool(getattr(_import_factory(settings.factory, _where(settings)), "takes_codes", False))
 
 
 def build_module(factory: str, options: Mapping[str, Any], where: str, *args: Any) -> nn.Module:
-    """Returns the module that the user's factory, ``module:callable``, makes of ``args`` and
-    ``options``.
+    """Calls the user's factory, ``module:callable``, with ``args`` and ``options``.
 
-    ``where``: the key that names it. Raises InputError (MODEL_INVALID) if the factory cannot be
-    imported, fails, or gives no ``torch.nn.Module``.
+    ``where``: The recipe key that names the factory. Raises InputError (MODEL_INVALID) if the
+    factory cannot be imported, fails, or does not return a ``torch.nn.Module``.
     """
     make = _import_factory(factory, where)
     return module_of(lambda: make(*args, **options), where, "the factory")
 
 
-def module_of(make: Callable[[], object], where: str, whose: str) -> nn.Module:
-    """Returns the module that external code makes. ``where``: the key that names the code;
-    ``whose``: as in ``the factory``. Raises InputError (MODEL_INVALID) if it fails, or gives none.
+def module_of(make: Callable[[], object], where: str, subject: str) -> nn.Module:
+    """Calls the user's or a plug-in's code and returns the module that the code builds.
+
+    ``where`` is the recipe key that names the code. ``subject`` names it in an error message, as in
+    ``the factory``. Raises InputError (MODEL_INVALID) if the code fails or does not return a
+    ``torch.nn.Module``.
     """
     try:
         model = make()
     except Exception as error:
-        # It may raise anything.
-        raise _invalid(f"{where}: {whose} failed {where_it_failed(error)}. Correct it.") from error
+        # External code may raise any exception.
+        raise _invalid(
+            f"{where}: {subject} failed {where_it_failed(error)}. Correct it."
+        ) from error
     if not isinstance(model, nn.Module):
         raise _invalid(
-            f"{where}: {whose} must return a torch.nn.Module (got {type(model).__name__}). Correct "
-            "it."
+            f"{where}: {subject} must return a torch.nn.Module (got {type(model).__name__}). "
+            "Correct it."
         )
     return model
 
@@ -62,7 +67,7 @@ def _import_factory(factory: str, where: str) -> Callable[..., Any]:
     try:
         module = import_module(module_name)
     except Exception as error:
-        # The user's module may raise anything.
+        # The user's module may raise any exception.
         raise _invalid(
             f"{where}: cannot import {module_name} ({_first_line(error)}). Put its folder on "
             "PYTHONPATH."

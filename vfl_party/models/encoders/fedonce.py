@@ -13,17 +13,17 @@ from vfl_party.models.encoders.mlp import layers
 from vfl_party.models.encoders.spec import InputSpec
 from vfl_party.models.parts import mark_top
 
-# Pixels of the smallest image that leaves one after the last pooling.
+# The minimum height and width of an image, so that one pixel remains after the last pooling layer.
 MIN_SIDE = {"cnn0": 6, "cnn1": 14}
 
 
 def build_fedonce(
     settings: Cnn0Settings | Cnn1Settings, spec: InputSpec, embedding_size: int
 ) -> nn.Module:
-    """Builds the convolutions, then linear layers with ReLU between them. Raises InputError if
-    images are too small.
+    """Builds convolutions and then linear layers with ReLU between them.
 
-    x: [B, C, H, W]; returns [B, embedding_size]. The top is all after the convolutions.
+    The encoder takes [B, C, H, W] and returns [B, embedding_size]. The linear layers are its top.
+    Raises InputError if the images are too small.
     """
     channels, height, width = spec.shape
     min_side = MIN_SIDE[settings.kind]
@@ -37,11 +37,13 @@ def build_fedonce(
     blocks = (
         _cnn0(channels, settings.dropout) if isinstance(settings, Cnn0Settings) else _cnn1(channels)
     )
-    below = nn.Sequential(*blocks, nn.Flatten())
+    convolutions = nn.Sequential(*blocks, nn.Flatten())
     with torch.no_grad():
-        features = below.eval()(torch.zeros(1, *spec.shape)).shape[1]
-    encoder = nn.Sequential(*below.train(), *layers(features, settings.hidden, embedding_size))
-    return mark_top(encoder, *(str(place) for place in range(len(below), len(encoder))))
+        features = convolutions.eval()(torch.zeros(1, *spec.shape)).shape[1]
+    encoder = nn.Sequential(
+        *convolutions.train(), *layers(features, settings.hidden, embedding_size)
+    )
+    return mark_top(encoder, *(str(place) for place in range(len(convolutions), len(encoder))))
 
 
 def _cnn0(channels: int, dropout: float) -> list[nn.Module]:

@@ -1,4 +1,4 @@
-"""Fully connected layers: the ``mlp`` encoder, and the end of ``tabular`` and of top models."""
+"""The ``mlp`` encoder, and the fully connected layers that other encoders and top models use."""
 
 from __future__ import annotations
 
@@ -23,12 +23,10 @@ def layers(
     batch_norm: bool = False,
     dropout: float = 0.0,
 ) -> list[nn.Module]:
-    """Builds linear, batch norm, activation and dropout for each hidden width; then one linear
-    layer.
-    """
+    """Builds hidden layers (linear, batch norm, activation, dropout) and a last linear layer."""
     modules: list[nn.Module] = []
     for width in hidden:
-        # The norm has its own bias.
+        # Batch norm has a bias, so the linear layer before it needs none.
         modules.append(nn.Linear(in_features, width, bias=not batch_norm))
         if batch_norm:
             modules.append(nn.BatchNorm1d(width))
@@ -40,9 +38,10 @@ def layers(
 
 
 def build_mlp(settings: MlpSettings, spec: InputSpec, embedding_size: int) -> nn.Module:
-    """Builds the encoder. x: [B, *spec.shape], flattened -> [B, embedding_size].
+    """Builds the ``mlp`` encoder, which flattens x [B, *spec.shape] and returns [B,
+    embedding_size].
 
-    Its top is the last layer, with the batch normalisation after it if there is one.
+    Its top is the last linear layer and, if there is one, the batch normalisation after this layer.
     """
     encoder = nn.Sequential(
         nn.Flatten(),

@@ -22,13 +22,13 @@ class Encoder(Generic[S]):
     """The type that an entry point of ``vfl.encoders`` names.
 
     Args:
-        settings: the keys of ``[model.encoder]`` besides ``kind``.
-        build: (settings, the rows that the encoder will see, the embedding's size) -> the encoder.
-            It takes float32 [B, *spec.shape], categorical columns as one 0 or 1 a category, and
-            gives float32 [B, embedding_size]. The submodules that FedHSSL aggregates are named by
-            the encoder's attribute ``top_layers``.
-        takes_codes: the encoder takes categorical columns as codes, int64 [B, C], as its second
-            argument, and ``spec.cardinalities`` says how many codes each column has.
+        settings: The class of the settings in ``[model.encoder]``, without ``kind``.
+        build: A function (settings, spec, embedding_size) -> encoder. The encoder takes float32
+            [B, *spec.shape], in which categorical columns are one-hot, and returns float32 [B,
+            embedding_size]. Its attribute ``top_layers`` names the submodules that FedHSSL
+            aggregates.
+        takes_codes: Whether the encoder takes categorical columns as codes, int64 [B, C], in a
+            second argument. ``spec.cardinalities`` then has the number of codes in each column.
     """
 
     settings: type[S]
@@ -40,29 +40,33 @@ PLUGINS = PlugIns("vfl.encoders", "encoder", ours=ENCODERS)
 
 
 def check_encoder(settings: EncoderSettings, where: str) -> None:
-    """Raises InputError that names ``where`` if no plug-in has such an encoder, or if its settings
-    are wrong.
+    """Raises InputError if no installed plug-in has this encoder, or if its settings are invalid.
+
+    ``where``: The place in the recipe that the error message names.
     """
     if isinstance(settings, PluginSettings):
         _load(settings, where)
 
 
 def build_plugin(settings: PluginSettings, spec: InputSpec, embedding_size: int) -> nn.Module:
-    """Builds the encoder of a plug-in. Raises InputError (MODEL_INVALID) if that fails, or gives no
-    nn.Module.
+    """Builds the encoder of a plug-in.
+
+    Raises InputError (MODEL_INVALID) if the plug-in fails or does not return an ``nn.Module``.
     """
     where = f"model.encoder.kind = {settings.kind!r}"
-    export, own = _load(settings, where)
-    return module_of(lambda: export.build(own, spec, embedding_size), where, "the plug-in")
+    export, parsed_settings = _load(settings, where)
+    return module_of(
+        lambda: export.build(parsed_settings, spec, embedding_size), where, "the plug-in"
+    )
 
 
 def plugin_asks_for_codes(settings: PluginSettings) -> bool:
-    """Returns the plug-in's ``takes_codes``. Raises InputError as ``check_encoder``."""
+    """Returns the plug-in's ``takes_codes``. Raises the errors of ``check_encoder``."""
     export, _ = _load(settings, f"model.encoder.kind = {settings.kind!r}")
     return export.takes_codes
 
 
 def _load(settings: PluginSettings, where: str) -> tuple[Encoder[Any], Section]:
     export = PLUGINS.check_type(PLUGINS.load(settings.kind, where), settings.kind, where, Encoder)
-    own: Section = parse(export.settings, settings.settings, where)
-    return export, own
+    parsed_settings: Section = parse(export.settings, settings.settings, where)
+    return export, parsed_settings

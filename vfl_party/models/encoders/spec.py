@@ -1,4 +1,4 @@
-"""Describes the rows that an encoder will see."""
+"""Describes the rows that an encoder takes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class InputSpec:
-    """One row, without the batch dimension.
+    """The shape of one input row, without the batch dimension.
 
-    ``shape``: ``(F,)`` for numeric features, ``(C, H, W)`` for images. ``cardinalities``: the
-    number of codes of each categorical column; if not empty, the encoder is called as ``encoder(x,
-    categories_BK)``. Code 0 is a category that training did not have, 1 a missing one, 2 one that
-    augmentation hides.
+    Args:
+        shape: ``(F,)`` for numeric features, ``(C, H, W)`` for images.
+        cardinalities: The number of codes of each categorical column. If it is not empty, call the
+            encoder as ``encoder(x, categories_BK)``. Code 0 is a category that did not occur in
+            training, 1 a missing value, and 2 a value that augmentation masked.
     """
 
     shape: tuple[int, ...]

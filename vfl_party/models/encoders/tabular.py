@@ -14,9 +14,12 @@ from vfl_party.models.parts import mark_top
 
 
 class TabularEncoder(nn.Module):
-    """Holds the embedding tables of all columns in one table: one lookup instead of K."""
+    """An MLP on numeric columns and on embeddings of categorical columns.
 
-    # [K], the first row of each column in the table.
+    One table has the embeddings of all columns, so that a batch needs one lookup instead of K.
+    """
+
+    # [K], the row of ``table`` where the embeddings of each column begin.
     offsets: Tensor
 
     def __init__(self, settings: TabularSettings, spec: InputSpec, embedding_size: int) -> None:
@@ -38,8 +41,11 @@ class TabularEncoder(nn.Module):
         )
 
     def forward(self, x_BF: Tensor, categories_BK: Tensor | None = None) -> Tensor:
-        """Embeds a batch. x_BF: [B, F], F may be 0; categories_BK: int64, column k within [0,
-        cardinalities[k]).
+        """Embeds a batch.
+
+        Args:
+            x_BF: The numeric columns, float32 [B, F]. F may be 0.
+            categories_BK: The codes, int64 [B, K]. Column k is in [0, cardinalities[k]).
         """
         if self.table is not None and categories_BK is not None:
             x_BF = torch.cat([x_BF, self.table(categories_BK + self.offsets).flatten(1)], dim=1)
@@ -48,10 +54,10 @@ class TabularEncoder(nn.Module):
 
 
 def build_tabular(settings: TabularSettings, spec: InputSpec, embedding_size: int) -> nn.Module:
-    """Builds the encoder; its top is the last layer.
+    """Builds the ``tabular`` encoder. Its top is the last layer.
 
-    x: [B, F]; categories: int64 [B, K] if the spec has K cardinalities; returns [B,
-    embedding_size].
+    The encoder takes x [B, F] and, if the spec has K cardinalities, categories int64 [B, K]. It
+    returns [B, embedding_size].
     """
     encoder = TabularEncoder(settings, spec, embedding_size)
     return mark_top(encoder, f"mlp.{len(encoder.mlp) - 1}")

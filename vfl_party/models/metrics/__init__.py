@@ -1,4 +1,4 @@
-"""The loss, the decisions and the metrics of a task."""
+"""Losses, metrics and decision thresholds of a task."""
 
 from vfl_party.models.metrics.losses import TaskLoss, loss_fn, scores
 from vfl_party.models.metrics.measures import (

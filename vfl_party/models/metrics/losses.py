@@ -1,4 +1,4 @@
-"""The loss of a task, and what its outputs mean."""
+"""Builds the loss of a task and turns a model's outputs into predictions."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from vfl_common.config.task import (
 )
 from vfl_party.models.metrics.plugin_loss import rows_loss
 
-# The pairs of rows that are compared at once: some 100 MB.
+# The maximum number of pairs of rows that are compared at once, which takes about 100 MB.
 _MAX_PAIRS = 1 << 21
 
 
 class TaskLoss(Protocol):
-    """A task's loss."""
+    """The type of a loss function that ``loss_fn`` returns."""
 
     def __call__(
         self, outputs_NO: Tensor, targets: Tensor, weights_N: Tensor | None = None, /
     ) -> Tensor:
-        """Returns the mean over the rows of each row's loss times its weight, a scalar.
+        """Returns the mean of the rows' weighted losses, a scalar.
 
-        It is divided by the number of rows, not by the sum of the weights: so the losses of a
-        batch's parts add to that of the batch. ``weights_N``: None, if all rows count 1.
+        The sum is divided by the number of rows and not by the sum of the weights, so that the
+        losses of parts of a batch add up to the loss of the batch. If ``weights_N`` is None, each
+        row has the weight 1.
         """
         ...
 
@@ -41,30 +42,36 @@ class _Reducible(Protocol):
 
 
 def loss_fn(task: TaskSettings) -> TaskLoss:
-    """Returns the task's loss, ``task.loss`` with ``task.label_smoothing``.
+    """Returns the task's loss function: ``task.loss`` with ``task.label_smoothing``.
 
-    ``binary``: logits [N, 1], targets float [N, 1] of 0 and 1. ``multiclass``: logits [N, classes],
-    targets int64 [N]. ``multilabel``: logits [N, labels], targets float [N, labels] of 0 and 1.
-    ``regression``: values [N, 1], or their logarithms (``poisson``), targets float [N, 1], both
-    scaled. ``survival``: logarithms of hazards [N, 1], targets float [N, 2], a time and 1 if it
-    happened then. ``ranking``: scores [N, 1], targets float [N, 2], how relevant a row is and the
-    number of its query. The rows of a call of the last two are compared with each other, and have
-    no weights.
+    The outputs and targets depend on the kind of task. ``binary``: logits [N, 1] and targets float
+    [N, 1] of 0 and 1. ``multiclass``: logits [N, classes] and targets int64 [N]. ``multilabel``:
+    logits [N, labels] and targets float [N, labels] of 0 and 1. ``regression``: scaled values [N,
+    1], or their logarithms for ``poisson``, and scaled targets float [N, 1]. ``survival``:
+    logarithms of hazards [N, 1] and targets float [N, 2], a time and 1 if the event happened at
+    that time. ``ranking``: scores [N, 1] and targets float [N, 2], a relevance and the number of a
+    query. ``survival`` and ``ranking`` compare the rows of a call with each other and do not
+    support weights.
     """
-    of = _reducible(task)
+    reducible_loss = _build_reducible_loss(task)
 
     def loss(outputs_NO: Tensor, targets: Tensor, weights_N: Tensor | None = None, /) -> Tensor:
         if weights_N is None:
-            return of(outputs_NO, targets, reduction="mean")
-        each_N = of(outputs_NO, targets, reduction="none").reshape(len(outputs_NO), -1).mean(dim=1)
-        return (each_N * weights_N).mean()
+            return reducible_loss(outputs_NO, targets, reduction="mean")
+        losses_N = (
+            reducible_loss(outputs_NO, targets, reduction="none")
+            .reshape(len(outputs_NO), -1)
+            .mean(dim=1)
+        )
+        return (losses_N * weights_N).mean()
 
     return loss
 
 
 def scores(task: TaskSettings, outputs_NO: Tensor) -> Tensor:
-    """Returns predictions of the same shape: probabilities from logits, or the (scaled) values of a
-    regression.
+    """Returns the predictions for a model's outputs, in the same shape.
+
+    These are probabilities, or the scaled values of a regression.
     """
     if task.kind in ("binary", "multilabel"):
         return outputs_NO.sigmoid()
@@ -73,10 +80,10 @@ def scores(task: TaskSettings, outputs_NO: Tensor) -> Tensor:
     return outputs_NO.exp() if task.counts else outputs_NO
 
 
-def _reducible(task: TaskSettings) -> _Reducible:
+def _build_reducible_loss(task: TaskSettings) -> _Reducible:
     match task.loss:
         case None:
-            return _of_kind(task)
+            return _default_loss(task)
         case FocalSettings():
             return _focal(task, task.loss.gamma)
         case QuantileSettings():
@@ -84,12 +91,12 @@ def _reducible(task: TaskSettings) -> _Reducible:
         case HuberSettings():
             return _huber(task.loss.delta)
         case PluginLossSettings():
-            return _of_plugin(task.loss)
+            return _plugin_loss(task.loss)
         case _:
-            return _PLAIN[task.loss.kind]
+            return _LOSSES[task.loss.kind]
 
 
-def _of_kind(task: TaskSettings) -> _Reducible:
+def _default_loss(task: TaskSettings) -> _Reducible:
     smoothing = task.label_smoothing
     if task.kind == "regression":
         return F.mse_loss
@@ -100,7 +107,7 @@ def _of_kind(task: TaskSettings) -> _Reducible:
     if task.kind == "multiclass":
         return _smooth_classes(smoothing) if smoothing else F.cross_entropy
     logits = F.binary_cross_entropy_with_logits
-    return _smooth_halves(smoothing) if smoothing else logits
+    return _smooth_binary(smoothing) if smoothing else logits
 
 
 def _smooth_classes(smoothing: float) -> _Reducible:
@@ -112,9 +119,9 @@ def _smooth_classes(smoothing: float) -> _Reducible:
     return loss
 
 
-def _smooth_halves(smoothing: float) -> _Reducible:
+def _smooth_binary(smoothing: float) -> _Reducible:
     def loss(outputs_NO: Tensor, targets_NO: Tensor, /, *, reduction: str) -> Tensor:
-        # With two classes, half of the smoothing goes to each.
+        # Label smoothing is divided evenly among the classes, and there are two classes.
         soft_NO = targets_NO * (1.0 - smoothing) + smoothing / 2
         return F.binary_cross_entropy_with_logits(outputs_NO, soft_NO, reduction=reduction)
 
@@ -122,31 +129,32 @@ def _smooth_halves(smoothing: float) -> _Reducible:
 
 
 def _focal(task: TaskSettings, gamma: float) -> _Reducible:
-    """Equation 4 of Lin et al. 2017, arXiv 1708.02002, from logarithms: the gradient is finite for
-    every gamma.
+    """Returns the focal loss, Equation 4 of Lin et al. 2017, arXiv 1708.02002.
+
+    It is computed from logarithms, so that the gradient is finite for every gamma.
     """
 
     def loss(outputs_NO: Tensor, targets: Tensor, /, *, reduction: str) -> Tensor:
         if task.kind == "multiclass":
             log_all_NC = outputs_NO.log_softmax(dim=1)
             entropy = -log_all_NC.gather(1, targets[:, None])
-            others_NC = log_all_NC.scatter(1, targets[:, None], -torch.inf)
-            log_wrong = others_NC.logsumexp(dim=1, keepdim=True)
+            other_classes_NC = log_all_NC.scatter(1, targets[:, None], -torch.inf)
+            log_wrong = other_classes_NC.logsumexp(dim=1, keepdim=True)
         else:
-            towards = outputs_NO * (2.0 * targets - 1.0)
-            entropy, log_wrong = F.softplus(-towards), F.logsigmoid(-towards)
+            signed_logits = outputs_NO * (2.0 * targets - 1.0)
+            entropy, log_wrong = F.softplus(-signed_logits), F.logsigmoid(-signed_logits)
         losses = (gamma * log_wrong).exp() * entropy
         return losses.mean() if reduction == "mean" else losses
 
     return loss
 
 
-def _of_plugin(settings: PluginLossSettings) -> _Reducible:
-    of_rows = rows_loss(settings)
+def _plugin_loss(settings: PluginLossSettings) -> _Reducible:
+    compute_row_losses = rows_loss(settings)
 
     def loss(outputs_NO: Tensor, targets: Tensor, /, *, reduction: str) -> Tensor:
-        each_N = of_rows(outputs_NO, targets)
-        return each_N.mean() if reduction == "mean" else each_N
+        losses_N = compute_row_losses(outputs_NO, targets)
+        return losses_N.mean() if reduction == "mean" else losses_N
 
     return loss
 
@@ -168,63 +176,69 @@ def _huber(delta: float) -> _Reducible:
 
 
 def _cox(outputs_N1: Tensor, targets_N2: Tensor, /, *, reduction: str) -> Tensor:
-    """The negative logarithm of the partial likelihood (Cox 1972) with Breslow's ties, a mean over
-    the rows to which it happened; 0 if it happened to none.
+    """Returns the negative log partial likelihood (Cox 1972) with Breslow's method for ties.
+
+    It is a mean over the rows with an event, or 0 if no row has one.
     """
     time_N, order = targets_N2[:, 0].sort(descending=True, stable=True)
     hazard_N, event_N = outputs_N1[order, 0], targets_N2[order, 1]
-    # Rows with the same time are at risk, too.
+    # The risk set of an event includes the rows with the same time.
     last_N = torch.searchsorted(-time_N, -time_N, right=True) - 1
-    each_N = event_N * (hazard_N.logcumsumexp(dim=0)[last_N] - hazard_N)
+    losses_N = event_N * (hazard_N.logcumsumexp(dim=0)[last_N] - hazard_N)
     if reduction == "none":
-        return each_N[order.argsort()]
-    return each_N.sum() / event_N.sum().clamp_min(1.0)
+        return losses_N[order.argsort()]
+    return losses_N.sum() / event_N.sum().clamp_min(1.0)
 
 
 def _ranknet(outputs_N1: Tensor, targets_N2: Tensor, /, *, reduction: str) -> Tensor:
-    """Equation 3 of Burges et al. 2005 for the pairs of rows of a query of which the first is more
-    relevant, a mean over the pairs; 0 if there is none.
+    """Returns the RankNet loss, Equation 3 of Burges et al. 2005.
+
+    It is a mean over all pairs of rows of one query whose first row is more relevant, or 0 if there
+    is no such pair.
     """
-    relevance_N, one_by_one = targets_N2[:, 0], reduction == "none"
-    total = torch.zeros_like(outputs_N1[:, 0]) if one_by_one else outputs_N1.new_zeros(())
+    relevance_N, is_per_row = targets_N2[:, 0], reduction == "none"
+    total = torch.zeros_like(outputs_N1[:, 0]) if is_per_row else outputs_N1.new_zeros(())
     count = 0
-    for first_P, second_P in pairs(targets_N2[:, 1]):
+    for first_P, second_P in yield_pairs(targets_N2[:, 1]):
         ordered_P = relevance_N[first_P] > relevance_N[second_P]
         first_P, second_P = first_P[ordered_P], second_P[ordered_P]
-        each_P = F.softplus(outputs_N1[second_P, 0] - outputs_N1[first_P, 0])
-        count += len(each_P)
-        # A sum over no pairs has a gradient, too.
-        total = total.index_add(0, first_P, each_P) if one_by_one else total + each_P.sum()
-    return total if one_by_one else total / max(1, count)
+        losses_P = F.softplus(outputs_N1[second_P, 0] - outputs_N1[first_P, 0])
+        count += len(losses_P)
+        # A sum over no pairs still has a gradient of zeros, so no special case is needed.
+        total = total.index_add(0, first_P, losses_P) if is_per_row else total + losses_P.sum()
+    return total if is_per_row else total / max(1, count)
 
 
 def _listnet(outputs_N1: Tensor, targets_N2: Tensor, /, *, reduction: str) -> Tensor:
-    """Equation 5 of Cao et al. 2007 with their top-one probabilities, a mean over the queries of
-    two rows or more; 0 if there is none.
+    """Returns the ListNet loss with top-one probabilities, Equation 5 of Cao et al. 2007.
+
+    It is a mean over the queries with two or more rows, or 0 if there is no such query.
     """
     query_N, sizes_N = torch.unique(targets_N2[:, 1], return_inverse=True, return_counts=True)[1:]
-    wanted_N = _log_softmax_of(targets_N2[:, 0], query_N, len(sizes_N)).exp()
-    each_N = -wanted_N * _log_softmax_of(outputs_N1[:, 0], query_N, len(sizes_N))
+    target_probabilities_N = _log_softmax_by_query(targets_N2[:, 0], query_N, len(sizes_N)).exp()
+    losses_N = -target_probabilities_N * _log_softmax_by_query(
+        outputs_N1[:, 0], query_N, len(sizes_N)
+    )
     if reduction == "none":
-        return each_N
-    return each_N.sum() / max(1, int((sizes_N > 1).sum()))
+        return losses_N
+    return losses_N.sum() / max(1, int((sizes_N > 1).sum()))
 
 
-def _log_softmax_of(values_N: Tensor, query_N: Tensor, queries: int) -> Tensor:
+def _log_softmax_by_query(values_N: Tensor, query_N: Tensor, queries: int) -> Tensor:
     """Returns the logarithm of the softmax over the rows of each query."""
     max_Q = values_N.new_full((queries,), -torch.inf)
     max_Q = max_Q.scatter_reduce(0, query_N, values_N.detach(), "amax")
-    less_N = values_N - max_Q[query_N]
-    sums_Q = values_N.new_zeros(queries).index_add(0, query_N, less_N.exp())
-    found_N: Tensor = less_N - sums_Q.log()[query_N]
-    return found_N
+    shifted_N = values_N - max_Q[query_N]
+    sums_Q = values_N.new_zeros(queries).index_add(0, query_N, shifted_N.exp())
+    log_softmax_N: Tensor = shifted_N - sums_Q.log()[query_N]
+    return log_softmax_N
 
 
-def pairs(query_N: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields the places [P] of the first and the second row of all ordered pairs of rows of one
-    query, each row with itself too.
+def yield_pairs(query_N: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields all ordered pairs of rows that belong to the same query, in chunks.
 
-    They come in parts of about ``_MAX_PAIRS``: all rows of a split may be of one query.
+    A chunk has about ``_MAX_PAIRS`` pairs: the indices [P] of the first rows and the indices [P] of
+    the second rows. Each row is also paired with itself.
     """
     order = query_N.argsort(stable=True)
     sizes_Q = torch.unique_consecutive(query_N[order], return_counts=True)[1]
@@ -232,20 +246,20 @@ def pairs(query_N: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         values_Q.repeat_interleave(sizes_Q) for values_Q in (sizes_Q, sizes_Q.cumsum(0))
     )
     step = max(1, _MAX_PAIRS // int(sizes_Q.max()) if len(order) else 1)
-    parts = (torch.split(values_N, step) for values_N in (size_N, end_N, order))
-    for size_R, end_R, order_R in zip(*parts, strict=True):
+    chunks = (torch.split(values_N, step) for values_N in (size_N, end_N, order))
+    for size_R, end_R, order_R in zip(*chunks, strict=True):
         row_P = torch.arange(len(order_R), device=order.device).repeat_interleave(size_R)
-        # The first pair of a row has the first row of its query.
+        # The pairs of a row begin with the first row of its query.
         begin_R = size_R.cumsum(0) - size_R
-        at_P = torch.arange(len(row_P), device=order.device) - begin_R[row_P]
-        yield order_R[row_P], order[(end_R - size_R)[row_P] + at_P]
+        offset_P = torch.arange(len(row_P), device=order.device) - begin_R[row_P]
+        yield order_R[row_P], order[(end_R - size_R)[row_P] + offset_P]
 
 
 def _poisson(outputs_N1: Tensor, targets_N1: Tensor, /, *, reduction: str) -> Tensor:
     return F.poisson_nll_loss(outputs_N1, targets_N1, log_input=True, reduction=reduction)
 
 
-_PLAIN: dict[str, _Reducible] = {
+_LOSSES: dict[str, _Reducible] = {
     "mae": F.l1_loss,
     "poisson": _poisson,
     "ranknet": _ranknet,

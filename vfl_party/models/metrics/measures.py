@@ -39,14 +39,15 @@ class Metric:
     """The type that an entry point of ``vfl.metrics`` names.
 
     Args:
-        compute: (scores, targets) -> the metric over all rows of a split; None if it is undefined
-            for them. Both are float64 on the CPU, except for a class, int64. ``binary``:
-            probabilities [N, 1], 0 and 1 [N, 1]. ``multiclass``: probabilities [N, classes],
-            classes [N]. ``multilabel``: probabilities [N, labels], 0 and 1 [N, labels].
-            ``regression``: values [N, 1], values [N, 1], in the label's unit. ``survival``:
-            logarithms of hazards [N, 1], times and events [N, 2]. ``ranking``: scores [N, 1],
-            relevances and numbers of queries [N, 2].
-        lower_is_better: for early stopping.
+        compute: A function (scores, targets) -> the metric over all rows of a split, or None if the
+            metric is undefined for these rows. Scores and targets are float64 on the CPU, except
+            that classes are int64. ``binary``: probabilities [N, 1] and targets of 0 and 1 [N, 1].
+            ``multiclass``: probabilities [N, classes] and classes [N]. ``multilabel``:
+            probabilities [N, labels] and targets of 0 and 1 [N, labels]. ``regression``: predicted
+            and true values [N, 1] in the label's unit. ``survival``: logarithms of hazards [N, 1],
+            and times and events [N, 2]. ``ranking``: scores [N, 1], and relevances and numbers of
+            queries [N, 2].
+        lower_is_better: Whether early stopping looks for the minimum of this metric.
     """
 
     compute: Callable[[Tensor, Tensor], float | None]
@@ -57,21 +58,25 @@ PLUGINS = PlugIns("vfl.metrics", "metric", ours=tuple(METRICS))
 
 
 def load_metric(name: str) -> Metric:
-    """Returns the metric of a plug-in; a bare function is a metric of which more is better. Raises
-    InputError if it is unknown.
+    """Loads a plug-in's metric. A higher value is better for a metric that is a bare function.
+
+    Raises InputError if no installed plug-in has this metric.
     """
     loaded = PLUGINS.load(name, _WHERE)
-    made = Metric(loaded) if callable(loaded) and not isinstance(loaded, type) else loaded
-    return PLUGINS.check_type(made, name, _WHERE, Metric)
+    metric = Metric(loaded) if callable(loaded) and not isinstance(loaded, type) else loaded
+    return PLUGINS.check_type(metric, name, _WHERE, Metric)
 
 
 def first_metric(task: TaskSettings) -> str:
-    """Returns the metric by which a task is judged, if nothing names another one."""
+    """Returns the default metric for judging models of a task."""
     return FIRST[task.kind]
 
 
 def lower_is_better(task: TaskSettings, name: str) -> bool:
-    """Returns whether a smaller value of one of the task's metrics is better. Raises InputError."""
+    """Returns whether a lower value of the metric ``name`` is better.
+
+    Raises InputError if no installed plug-in has this metric.
+    """
     return (
         load_metric(name).lower_is_better
         if name in task.plugin_metrics
@@ -88,29 +93,30 @@ def evaluate(
     weights_N: Tensor | None = None,
     threshold: float | None = None,
 ) -> dict[str, float]:
-    """Computes metrics over all rows (``task.all_metrics``) in float64 on the CPU; empty if there
-    are no rows.
+    """Computes a task's metrics (``task.all_metrics``) over all rows, in float64 on the CPU.
 
-    Every metric but ``loss`` counts each row once.
+    Only ``loss`` uses the weights; every other metric counts each row once. The result is empty if
+    there are no rows.
 
     Args:
-        task: decides the metrics. All: ``loss``, the mean of what training minimises. ``binary``:
-            ``accuracy`` and ``f1`` at the threshold, ``auc``. ``multiclass``: ``accuracy``, ``f1``
-            (macro, over the classes that occur in targets or predictions), ``auc`` (macro, one
-            class against the rest, over the classes that occur in the targets). ``multilabel``: the
-            means of what ``binary`` has, over the labels for which it is defined. ``regression``:
-            ``rmse`` in the label's own unit, ``rmse_scaled`` in the scale that the model sees.
-            ``survival``: ``c_index``. ``ranking``: ``ndcg``.
-        outputs_NO: as for ``loss_fn``, on any device.
-        targets: as for ``loss_fn``.
-        unscale: from the model's scale to the label's unit; None if they are the same.
-        weights_N: what each row counts in ``loss``; None: all count 1.
-        threshold: the probability above which a row is positive; None: 0.5. Only for ``binary``.
+        task: The task, whose kind determines the metrics. All kinds: ``loss``, the mean training
+            loss. ``binary``: ``accuracy`` and ``f1`` at the threshold, and ``auc``. ``multiclass``:
+            ``accuracy``; ``f1`` (macro, over the classes that occur in targets or predictions);
+            ``auc`` (macro, one-vs-rest, over the classes that occur in the targets).
+            ``multilabel``: the metrics of ``binary``, each averaged over the labels for which it is
+            defined. ``regression``: ``rmse`` in the label's unit and ``rmse_scaled`` in the model's
+            scale. ``survival``: ``c_index``. ``ranking``: ``ndcg``.
+        outputs_NO: The model's outputs, in the shape that ``loss_fn`` describes, on any device.
+        targets: The targets, in the shape that ``loss_fn`` describes.
+        unscale: Converts values from the model's scale to the label's unit. None if they are the
+            same.
+        weights_N: The weight of each row in ``loss``. Default: 1 for each row.
+        threshold: The probability above which a ``binary`` row is positive. Default: 0.5.
 
-    A metric is left out if it is undefined: ``auc`` and its kin if the targets hold a single class,
-    ``c_index`` if no two rows can be compared, ``ndcg`` if no query of two rows has a relevant one,
-    ``r2`` if the targets hold a single value, ``mape`` if one of them is 0. Raises InputError if a
-    plug-in's metric cannot be computed.
+    An undefined metric is left out: ``auc`` and metrics like it if the targets have only one class,
+    ``c_index`` if no two rows can be compared, ``ndcg`` if no query of two or more rows has a
+    relevant row, ``r2`` if all targets are the same, and ``mape`` if a target is 0. Raises
+    InputError if a plug-in's metric fails.
     """
     if not len(targets):
         return {}
@@ -131,16 +137,18 @@ def evaluate(
         metrics |= _multilabel(task, outputs_NO, targets.long())
     else:
         metrics |= _multiclass(task, outputs_NO.log_softmax(dim=1), targets)
-    return metrics | (_others(task, outputs_NO, targets, unscale) if task.plugin_metrics else {})
+    return metrics | (
+        _compute_plugin_metrics(task, outputs_NO, targets, unscale) if task.plugin_metrics else {}
+    )
 
 
-def _others(
+def _compute_plugin_metrics(
     task: TaskSettings,
     outputs_NO: Tensor,
     targets: Tensor,
     unscale: Callable[[Tensor], Tensor] | None,
 ) -> dict[str, float]:
-    """Computes the metrics of plug-ins."""
+    """Computes the metrics that plug-ins provide."""
     scores_NO = scores(task, outputs_NO)
     if task.kind == "regression" and unscale is not None:
         scores_NO, targets = unscale(scores_NO), unscale(targets)
@@ -162,7 +170,7 @@ def _others(
         try:
             number = float(value)
         except (TypeError, ValueError, RuntimeError):
-            # No number, or a tensor of several.
+            # The plug-in returned something that is not one number.
             number = math.nan
         if not math.isfinite(number):
             raise InputError(
@@ -177,29 +185,35 @@ def _others(
 def _binary(
     task: TaskSettings, logits_N: Tensor, targets_N: Tensor, threshold: float | None
 ) -> dict[str, float]:
-    m, guess_N = functional().classification, decide(logits_N, threshold).long()
-    both = bool(targets_N.min() != targets_N.max())
+    classification, decided_N = functional().classification, decide(logits_N, threshold).long()
+    has_both_classes = bool(targets_N.min() != targets_N.max())
     metrics = {
-        "accuracy": m.binary_accuracy(guess_N, targets_N, validate_args=False).item(),
-        "f1": m.binary_f1_score(guess_N, targets_N, validate_args=False).item(),
+        "accuracy": classification.binary_accuracy(
+            decided_N, targets_N, validate_args=False
+        ).item(),
+        "f1": classification.binary_f1_score(decided_N, targets_N, validate_args=False).item(),
     }
-    if both:
+    if has_both_classes:
         metrics["auc"] = auc(logits_N.numpy(), targets_N.numpy() == 1)
-    wanted: dict[str, Callable[[], float]] = {
-        "precision": lambda: m.binary_precision(guess_N, targets_N, validate_args=False).item(),
-        "recall": lambda: m.binary_recall(guess_N, targets_N, validate_args=False).item(),
+    optional_metrics: dict[str, Callable[[], float]] = {
+        "precision": lambda: classification.binary_precision(
+            decided_N, targets_N, validate_args=False
+        ).item(),
+        "recall": lambda: classification.binary_recall(
+            decided_N, targets_N, validate_args=False
+        ).item(),
         "brier": lambda: (
             functional().mean_squared_error(logits_N.sigmoid(), targets_N.double()).item()
         ),
         "log_loss": lambda: _log_loss((logits_N * (2 * targets_N - 1)).sigmoid()),
     }
-    if both:
-        wanted |= {
+    if has_both_classes:
+        optional_metrics |= {
             "gini": lambda: 2 * metrics["auc"] - 1,
             "ks": lambda: _precision_and_ks(logits_N, targets_N)[1],
             "average_precision": lambda: _precision_and_ks(logits_N, targets_N)[0],
         }
-    return metrics | _compute_requested(task, wanted)
+    return metrics | _compute_requested(task, optional_metrics)
 
 
 def _multilabel(task: TaskSettings, logits_NL: Tensor, targets_NL: Tensor) -> dict[str, float]:
@@ -208,31 +222,31 @@ def _multilabel(task: TaskSettings, logits_NL: Tensor, targets_NL: Tensor) -> di
         for logits_N, targets_N in zip(logits_NL.T, targets_NL.T, strict=True)
     ]
     metrics: dict[str, list[float]] = {}
-    for of_label in by_label:
-        for name, value in of_label.items():
+    for label_metrics in by_label:
+        for name, value in label_metrics.items():
             metrics.setdefault(name, []).append(value)
     return {name: sum(values) / len(values) for name, values in metrics.items()}
 
 
 def _multiclass(task: TaskSettings, scores_NC: Tensor, targets_N: Tensor) -> dict[str, float]:
-    m, n = functional().classification, scores_NC.shape[1]
+    classification, n = functional().classification, scores_NC.shape[1]
 
-    def of(measure: Callable[..., Tensor], **how: object) -> float:
+    def compute(measure: Callable[..., Tensor], **how: object) -> float:
         return measure(scores_NC, targets_N, n, validate_args=False, **how).item()
 
     metrics = {
-        "accuracy": of(m.multiclass_accuracy, average="micro"),
-        "f1": of(m.multiclass_f1_score, average="macro"),
+        "accuracy": compute(classification.multiclass_accuracy, average="micro"),
+        "f1": compute(classification.multiclass_f1_score, average="macro"),
     }
     classes = sorted(set(targets_N.tolist()))
     if len(classes) > 1:
         aucs = [auc(scores_NC[:, k].numpy(), targets_N.numpy() == k) for k in classes]
         metrics["auc"] = sum(aucs) / len(aucs)
-    wanted: dict[str, Callable[[], float]] = {
-        "precision": lambda: of(m.multiclass_precision, average="macro"),
-        "recall": lambda: of(m.multiclass_recall, average="macro"),
+    optional_metrics: dict[str, Callable[[], float]] = {
+        "precision": lambda: compute(classification.multiclass_precision, average="macro"),
+        "recall": lambda: compute(classification.multiclass_recall, average="macro"),
         "log_loss": lambda: _log_loss(scores_NC.exp().gather(1, targets_N[:, None])),
-        # The sum over the classes, as Brier has it.
+        # Brier's definition sums over the classes.
         "brier": lambda: (
             (scores_NC.exp() - F.one_hot(targets_N, n)).square().sum(dim=1).mean().item()
         ),
@@ -240,15 +254,17 @@ def _multiclass(task: TaskSettings, scores_NC: Tensor, targets_N: Tensor) -> dic
     for name in task.own_metrics:
         k = top_of(name)
         if k is not None:
-            metrics[name] = of(m.multiclass_accuracy, average="micro", top_k=min(k, n))
-    return metrics | _compute_requested(task, wanted)
+            metrics[name] = compute(
+                classification.multiclass_accuracy, average="micro", top_k=min(k, n)
+            )
+    return metrics | _compute_requested(task, optional_metrics)
 
 
 def _compute_requested(
-    task: TaskSettings, known: dict[str, Callable[[], float]]
+    task: TaskSettings, optional_metrics: dict[str, Callable[[], float]]
 ) -> dict[str, float]:
-    """Computes those of ``known`` that the recipe names."""
-    return {name: known[name]() for name in task.own_metrics if name in known}
+    """Computes the optional metrics that the recipe names."""
+    return {name: optional_metrics[name]() for name in task.own_metrics if name in optional_metrics}
 
 
 def _precision_and_ks(scores_N: Tensor, targets_N: Tensor) -> tuple[float, float]:
@@ -257,13 +273,14 @@ def _precision_and_ks(scores_N: Tensor, targets_N: Tensor) -> tuple[float, float
 
 
 def _log_loss(probabilities: Tensor) -> float:
-    """Returns the log loss. ``probabilities``: that of the true class of each row."""
+    """Returns the mean log loss of ``probabilities``, the probability of each row's true class."""
     return float(log_losses(probabilities.numpy()).mean())
 
 
 def _survival(hazards_N: Tensor, times_N: Tensor, events_N: Tensor) -> dict[str, float]:
-    """Harrell's C: of the pairs of rows of which one is known to be the first, the share in which
-    it has the greater hazard; equal hazards count half.
+    """Computes Harrell's C over the pairs of rows of which one is known to have its event first.
+
+    It is the share of pairs in which that row has the greater hazard. Equal hazards count half.
     """
     spread = c_index_spread(times_N.numpy(), events_N.numpy(), hazards_N.numpy())
     return {} if spread is None else {"c_index": spread.value}
@@ -272,8 +289,10 @@ def _survival(hazards_N: Tensor, times_N: Tensor, events_N: Tensor) -> dict[str,
 def _ranking(
     task: TaskSettings, scores_N: Tensor, relevance_N: Tensor, query_N: Tensor
 ) -> dict[str, float]:
-    """NDCG (Järvelin and Kekäläinen 2002), whose gain is the relevance; equal scores share their
-    places. A mean over the queries of two rows or more of which one is relevant.
+    """Computes NDCG (Järvelin and Kekäläinen 2002) with the relevance as gain.
+
+    It is a mean over the queries that have two or more rows, at least one of them relevant. Rows
+    with equal scores share their ranks.
     """
     names: dict[str, int | None] = {"ndcg": None}
     names |= {name: k for name in task.own_metrics if (k := top_of(name)) is not None}
@@ -297,35 +316,39 @@ def _regression(
     targets_N1: Tensor,
     unscale: Callable[[Tensor], Tensor] | None,
 ) -> dict[str, float]:
-    m, scaled = functional(), (values_N1.flatten(), targets_N1.flatten())
-    own = tuple(map(unscale, scaled)) if unscale is not None else scaled
+    torchmetrics, scaled = functional(), (values_N1.flatten(), targets_N1.flatten())
+    unscaled = tuple(map(unscale, scaled)) if unscale is not None else scaled
     metrics = {
-        "rmse": m.mean_squared_error(*own, squared=False).item(),
-        "rmse_scaled": m.mean_squared_error(*scaled, squared=False).item(),
+        "rmse": torchmetrics.mean_squared_error(*unscaled, squared=False).item(),
+        "rmse_scaled": torchmetrics.mean_squared_error(*scaled, squared=False).item(),
     }
-    wanted: dict[str, Callable[[], float]] = {"mae": lambda: m.mean_absolute_error(*own).item()}
-    if own[1].min() != own[1].max():
-        # Centred on the mean: a sum of squares of large labels would round the variance away.
-        centred = own[1] - own[1].mean()
-        wanted["r2"] = lambda: (
-            1 - (own[0] - own[1]).square().sum() / centred.square().sum()
+    optional_metrics: dict[str, Callable[[], float]] = {
+        "mae": lambda: torchmetrics.mean_absolute_error(*unscaled).item()
+    }
+    if unscaled[1].min() != unscaled[1].max():
+        # The targets are centred, because a sum of squares of large values loses precision.
+        centred = unscaled[1] - unscaled[1].mean()
+        optional_metrics["r2"] = lambda: (
+            1 - (unscaled[0] - unscaled[1]).square().sum() / centred.square().sum()
         ).item()
-    if bool((own[1] != 0).all()):
-        wanted["mape"] = lambda: m.mean_absolute_percentage_error(*own).item()
-    return metrics | _compute_requested(task, wanted)
+    if bool((unscaled[1] != 0).all()):
+        optional_metrics["mape"] = lambda: torchmetrics.mean_absolute_percentage_error(
+            *unscaled
+        ).item()
+    return metrics | _compute_requested(task, optional_metrics)
 
 
 @cache
 def functional() -> Any:
     """Returns ``torchmetrics.functional``, imported on first use."""
-    with _not_installed("torchvision", "matplotlib"):
+    with _hide_packages("torchvision", "matplotlib"):
         import torchmetrics.functional
 
     return torchmetrics.functional
 
 
 @contextmanager
-def _not_installed(*packages: str) -> Iterator[None]:
+def _hide_packages(*packages: str) -> Iterator[None]:
     """Makes torchmetrics treat ``packages`` as missing inside the block.
 
     Any import of torchmetrics loads torchvision and matplotlib if installed, for image metrics and

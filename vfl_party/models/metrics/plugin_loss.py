@@ -21,13 +21,13 @@ class LossOfRows(Generic[S]):
     """The type that an entry point of ``vfl.losses`` names.
 
     Args:
-        settings: the keys of ``task.loss`` besides ``kind``.
-        compute: (settings, outputs, targets) -> the loss of each row [N], of the outputs' type.
-            Each number must depend on its own row alone: parts of a batch are computed apart, and
-            rows are weighted. Outputs are what the top model gives: logits [N, 1] and targets
-            float [N, 1] (``binary``), logits [N, classes] and targets int64 [N] (``multiclass``),
-            logits and targets [N, labels] (``multilabel``), or values and targets [N, 1], both
-            scaled (``regression``).
+        settings: The class of the settings in ``task.loss``, without ``kind``.
+        compute: A function (settings, outputs, targets) -> the loss of each row [N], in the dtype
+            of the outputs. The loss of a row must depend only on this row, because a batch may be
+            computed in parts and rows are weighted. Outputs and targets are logits [N, 1] and float
+            [N, 1] for ``binary``, logits [N, classes] and int64 [N] for ``multiclass``, logits [N,
+            labels] and float [N, labels] for ``multilabel``, or scaled values [N, 1] and [N, 1] for
+            ``regression``.
     """
 
     settings: type[S]
@@ -35,7 +35,7 @@ class LossOfRows(Generic[S]):
 
 
 class NoSettings(Section):
-    """The settings of a bare function: none."""
+    """The empty settings of a loss that is a bare function."""
 
 
 PLUGINS = PlugIns("vfl.losses", "loss", ours=LOSSES)
@@ -43,54 +43,57 @@ _WHERE = "recipe: task.loss"
 
 
 def rows_loss(settings: PluginLossSettings) -> Callable[[Tensor, Tensor], Tensor]:
-    """Returns the plug-in's ``loss(outputs_NO, targets)``: the loss of each row, [N].
+    """Returns a plug-in's loss function ``loss(outputs_NO, targets)`` -> the loss of each row [N].
 
-    A bare function is a loss without settings: ``loss(outputs_NO, targets)``. Raises InputError if
-    there is no such loss or its settings are wrong, and, when it is called, if it fails or does not
-    give a number for each row.
+    A plug-in may export a bare function, which has no settings. Raises InputError if no installed
+    plug-in has this loss or if its settings are invalid. The returned function raises InputError if
+    the plug-in fails or does not return one number for each row.
     """
     loaded = PLUGINS.load(settings.kind, _WHERE)
-    made = _of_function(loaded) if callable(loaded) and not isinstance(loaded, type) else loaded
-    export = PLUGINS.check_type(made, settings.kind, _WHERE, LossOfRows)
-    own = parse(export.settings, settings.settings, _WHERE)
-    return _check_output(export, own, f"{_WHERE}: the loss {settings.kind!r}")
+    wrapped = (
+        _wrap_function(loaded) if callable(loaded) and not isinstance(loaded, type) else loaded
+    )
+    export = PLUGINS.check_type(wrapped, settings.kind, _WHERE, LossOfRows)
+    settings_of_plugin = parse(export.settings, settings.settings, _WHERE)
+    return _check_output(export, settings_of_plugin, f"{_WHERE}: the loss {settings.kind!r}")
 
 
-def _of_function(function: Callable[[Tensor, Tensor], Tensor]) -> LossOfRows[NoSettings]:
+def _wrap_function(function: Callable[[Tensor, Tensor], Tensor]) -> LossOfRows[NoSettings]:
     return LossOfRows(NoSettings, lambda _, outputs, targets: function(outputs, targets))
 
 
 def _check_output(
-    export: LossOfRows[Any], own: Section, where: str
+    export: LossOfRows[Any], settings: Section, where: str
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    def of_rows(outputs_NO: Tensor, targets: Tensor) -> Tensor:
+    def compute_row_losses(outputs_NO: Tensor, targets: Tensor) -> Tensor:
         try:
-            each_N = export.compute(own, outputs_NO, targets)
+            losses_N = export.compute(settings, outputs_NO, targets)
         except VflError:
             raise
-        # It may raise anything.
+        # The plug-in may raise any exception.
         except Exception as error:
             raise InputError(
                 Code.CONFIG_INVALID,
                 f"{where} failed {where_it_failed(error)}. Correct the plug-in.",
             ) from error
-        if not isinstance(each_N, Tensor):
+        if not isinstance(losses_N, Tensor):
             raise InputError(
                 Code.CONFIG_INVALID,
                 f"{where} must return {outputs_NO.dtype} of shape [{len(outputs_NO)}], one number "
-                f"per row (got {type(each_N).__name__}). Correct the plug-in.",
+                f"per row (got {type(losses_N).__name__}). Correct the plug-in.",
             )
-        if each_N.shape != outputs_NO.shape[:1] or each_N.dtype != outputs_NO.dtype:
+        if losses_N.shape != outputs_NO.shape[:1] or losses_N.dtype != outputs_NO.dtype:
             raise InputError(
                 Code.CONFIG_INVALID,
                 f"{where} must return {outputs_NO.dtype} of shape [{len(outputs_NO)}], one number "
-                f"per row (got {each_N.dtype} of shape {list(each_N.shape)}). Correct the plug-in.",
+                f"per row (got {losses_N.dtype} of shape {list(losses_N.shape)}). Correct the "
+                "plug-in.",
             )
-        if outputs_NO.requires_grad and not each_N.requires_grad:
+        if outputs_NO.requires_grad and not losses_N.requires_grad:
             raise InputError(
                 Code.CONFIG_INVALID,
                 f"{where} must return numbers with a gradient. Compute them with torch.",
             )
-        return each_N
+        return losses_N
 
-    return of_rows
+    return compute_row_losses

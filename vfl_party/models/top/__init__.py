@@ -1,3 +1,1 @@
-"""The active party's model on the embeddings: what pools them, our own top model, and those of
-others.
-"""
+"""The active party's models on the parties' embeddings: combinations and top models."""

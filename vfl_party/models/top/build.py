@@ -29,29 +29,29 @@ from vfl_party.models.top.trees import BoostedTrees
 
 
 def build_joint(model: ModelSettings, widths: Sequence[int], outputs: int) -> nn.Module:
-    """Builds the model on what ``combine`` gives of embeddings of these widths: the top model,
-    after the pooling of ``attention``, or the combination of a plug-in.
+    """Builds the active party's model on the output of ``combine`` for embeddings of these widths.
 
-    Raises InputError (MODEL_INVALID) as ``build_top``.
+    This is the top model, after the attention pooling or a plug-in's combination if the recipe has
+    one. Raises the errors of ``build_top``.
     """
-    # The pooling is built first: the order decides the weights that are drawn.
-    first: nn.Module | None = None
+    # The order in which modules are built determines their random initial weights.
+    pooling: nn.Module | None = None
     if isinstance(model.combine, PluginCombination):
-        first, width = build_combination(model.combine, widths[0], len(widths))
+        pooling, width = build_combination(model.combine, widths[0], len(widths))
     else:
-        first = AttentionPooling(widths[0]) if model.combine == "attention" else None
+        pooling = AttentionPooling(widths[0]) if model.combine == "attention" else None
         width = combine_widths(model.combine, widths)
     top = build_top(model.top, width, outputs)
-    return top if first is None else nn.Sequential(first, top)
+    return top if pooling is None else nn.Sequential(pooling, top)
 
 
 def build_top(settings: TopKinds, in_features: int, outputs: int) -> nn.Module:
-    """Builds a top model, float32 [B, in_features] -> float32 [B, outputs]: logits, or one value.
+    """Builds a top model, float32 [B, in_features] -> logits or values float32 [B, outputs].
 
-    Ours is a linear layer or, if ``hidden`` is set, an MLP with ReLU; or a module of trees, without
-    any before ``head`` has grown them. Weights come from torch's CPU
-    generator: build inside ``seeded(...)``. Raises InputError (MODEL_INVALID) if a custom top model
-    cannot be built, fails on two rows of zeros, or gives another shape or type.
+    The built-in top models are a linear layer or, if ``hidden`` is set, an MLP with ReLU, and
+    boosted trees, which have no trees before the phase ``head``. Initial weights come from torch's
+    CPU generator, so call this inside ``seed_torch(...)``. Raises InputError (MODEL_INVALID) if a
+    custom top model cannot be built, fails on two rows of zeros, or returns another shape or dtype.
     """
     match settings:
         case TopSettings():
@@ -69,7 +69,7 @@ def build_top(settings: TopKinds, in_features: int, outputs: int) -> nn.Module:
 
 
 def _check_top_model(top: nn.Module, in_features: int, outputs: int) -> nn.Module:
-    """Passes two rows of zeros through a top model in evaluation mode; see ``checked_encoder``."""
+    """Checks the output of a top model for two rows of zeros, in evaluation mode."""
     mode = top.training
     top.eval()
     try:

@@ -24,11 +24,11 @@ class Combination(Generic[S]):
     """The type that an entry point of ``vfl.combinations`` names.
 
     Args:
-        settings: the keys of ``model.combine`` besides ``kind``.
-        build: (settings, width of an embedding, number of embeddings) -> the module that combines.
-            It takes float32 [B, K, D], the active party's embedding first, then in the recipe's
-            order, and gives float32 [B, width], whose width is its own. K is the number of
-            embeddings; under ``late_policy = "skip"`` it is less if a party is away.
+        settings: The class of the settings in ``model.combine``, without ``kind``.
+        build: A function (settings, width D of an embedding, number K of embeddings) -> a module.
+            The module takes float32 [B, K, D] with the active party's embedding first and the
+            others in the recipe's order. It returns float32 [B, width] of any width. With
+            ``late_policy = "skip"`` K is smaller if a party is absent.
     """
 
     settings: type[S]
@@ -36,11 +36,11 @@ class Combination(Generic[S]):
 
 
 class _NoSettings(Section):
-    """The settings of a bare function: none."""
+    """The empty settings of a combination that is a bare function."""
 
 
 class _Function(nn.Module):
-    """A function as a module without weights."""
+    """Wraps a function as a module without weights."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ _WHERE = "recipe: model.combine"
 
 
 def check_combination(settings: Combine) -> None:
-    """Raises InputError if no plug-in has such a combination, or if its settings are wrong."""
+    """Raises InputError if no plug-in has this combination, or if its settings are invalid."""
     if isinstance(settings, PluginCombination):
         _load(settings)
 
@@ -63,33 +63,35 @@ def check_combination(settings: Combine) -> None:
 def build_combination(
     settings: PluginCombination, width: int, embeddings: int
 ) -> tuple[nn.Module, int]:
-    """Builds the combination of a plug-in; returns it, and the width of what it gives.
+    """Builds the combination of a plug-in. Returns the module and the width of its output.
 
-    Raises InputError (MODEL_INVALID) if that fails, if it fails on two rows of zeros, or if it
-    gives another shape or type.
+    Raises InputError (MODEL_INVALID) if the plug-in fails, or if the module fails on two rows of
+    zeros or returns another shape or dtype.
     """
     where = f"{_WHERE} = {settings.kind!r}"
-    export, own = _load(settings)
-    made = module_of(lambda: export.build(own, width, embeddings), where, "the plug-in")
-    mode = made.training
-    made.eval()
+    export, parsed_settings = _load(settings)
+    combination = module_of(
+        lambda: export.build(parsed_settings, width, embeddings), where, "the plug-in"
+    )
+    mode = combination.training
+    combination.eval()
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            out = made(torch.zeros(2, embeddings, width))
+            out = combination(torch.zeros(2, embeddings, width))
     except Exception as error:
         raise InputError(
             Code.MODEL_INVALID,
             f"{where}: failed on two rows of {embeddings} embeddings of {width} numbers "
             f"{where_it_failed(error)}. Correct the plug-in.",
         ) from error
-    made.train(mode)
+    combination.train(mode)
     if not isinstance(out, Tensor) or out.dtype != real() or out.shape[:-1] != (2,):
         raise InputError(
             Code.MODEL_INVALID,
             f"{where}: must return float32 of shape [2, width] for two rows (got "
             f"{_describe(out)}). Correct the plug-in.",
         )
-    return made, out.shape[1]
+    return combination, out.shape[1]
 
 
 def _describe(out: object) -> str:
@@ -100,8 +102,8 @@ def _describe(out: object) -> str:
 
 def _load(settings: PluginCombination) -> tuple[Combination[Any], Section]:
     loaded = PLUGINS.load(settings.kind, _WHERE)
-    alone = callable(loaded) and not isinstance(loaded, type)
-    made = Combination(_NoSettings, lambda *_: _Function(loaded)) if alone else loaded
-    export = PLUGINS.check_type(made, settings.kind, _WHERE, Combination)
-    own: Section = parse(export.settings, settings.settings, _WHERE)
-    return export, own
+    is_function = callable(loaded) and not isinstance(loaded, type)
+    wrapped = Combination(_NoSettings, lambda *_: _Function(loaded)) if is_function else loaded
+    export = PLUGINS.check_type(wrapped, settings.kind, _WHERE, Combination)
+    parsed_settings: Section = parse(export.settings, settings.settings, _WHERE)
+    return export, parsed_settings

@@ -21,10 +21,10 @@ class Top(Generic[S]):
     """The type that an entry point of ``vfl.tops`` names.
 
     Args:
-        settings: the keys of ``[model.top]`` besides ``kind``.
-        build: (settings, width of the combined embeddings, number of outputs) -> the top model. It
-            takes float32 [B, width] and gives float32 [B, outputs]: logits, or the value of a
-            regression.
+        settings: The class of the settings in ``[model.top]``, without ``kind``.
+        build: A function (settings, width of the combined embeddings, number of outputs) -> top
+            model. The top model takes float32 [B, width] and returns logits or regression values,
+            float32 [B, outputs].
     """
 
     settings: type[S]
@@ -36,21 +36,24 @@ _WHERE = "recipe: model.top"
 
 
 def check_top(settings: TopKinds) -> None:
-    """Raises InputError if no plug-in has such a top model, or if its settings are wrong."""
+    """Raises InputError if no plug-in has this top model, or if its settings are invalid."""
     if isinstance(settings, PluginTop):
         _load(settings)
 
 
 def build_plugin_top(settings: PluginTop, in_features: int, outputs: int) -> nn.Module:
-    """Builds the top model of a plug-in. Raises InputError (MODEL_INVALID) if that fails, or gives
-    no nn.Module.
+    """Builds the top model of a plug-in.
+
+    Raises InputError (MODEL_INVALID) if the plug-in fails or does not return an ``nn.Module``.
     """
     where = f"model.top.kind = {settings.kind!r}"
-    export, own = _load(settings)
-    return module_of(lambda: export.build(own, in_features, outputs), where, "the plug-in")
+    export, parsed_settings = _load(settings)
+    return module_of(
+        lambda: export.build(parsed_settings, in_features, outputs), where, "the plug-in"
+    )
 
 
 def _load(settings: PluginTop) -> tuple[Top[Any], Section]:
     export = PLUGINS.check_type(PLUGINS.load(settings.kind, _WHERE), settings.kind, _WHERE, Top)
-    own: Section = parse(export.settings, settings.settings, _WHERE)
-    return export, own
+    parsed_settings: Section = parse(export.settings, settings.settings, _WHERE)
+    return export, parsed_settings

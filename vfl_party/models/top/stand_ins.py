@@ -1,4 +1,4 @@
-"""Stand-ins for the embeddings of absent parties: learnt vectors, or missing numbers."""
+"""Replacements for the embeddings of absent parties: learnt vectors or missing values (NaN)."""
 
 from __future__ import annotations
 
@@ -11,33 +11,31 @@ NAME = "stand_ins"
 
 
 class StandIns(nn.Module):
-    """A learnt vector for each passive party, which begins as zeros.
+    """A learnt vector for each passive party that replaces its embeddings when it is absent.
 
-    ``widths``: {passive party: the width of its embeddings}.
+    The vectors are initialised to zeros. ``widths``: {passive party: width of its embeddings}.
     """
 
     def __init__(self, widths: Mapping[str, int]) -> None:
         super().__init__()
-        self._places = {name: place for place, name in enumerate(widths)}
+        self._indices = {name: place for place, name in enumerate(widths)}
         self.vectors = nn.ParameterList(torch.zeros(width) for width in widths.values())
 
     def of(self, party: str, rows: int) -> Tensor:
-        """Returns what stands in for the embeddings of ``party``, [rows, D]."""
-        vector_D: Tensor = self.vectors[self._places[party]]
+        """Returns the learnt vector of ``party`` for each row, [rows, D]."""
+        vector_D: Tensor = self.vectors[self._indices[party]]
         return vector_D.expand(rows, -1)
 
     def zero_gradients(self) -> None:
-        """Sets gradients of zeros: a vector that is not used in a batch has these, as the encoder
-        of a party that is left out.
-        """
+        """Sets the gradients to zeros, so that vectors that a batch does not use have gradients."""
         for vector_D in self.vectors:
             vector_D.grad = torch.zeros_like(vector_D)
 
 
 class MissingNumbers(StandIns):
-    """Missing numbers (NaN), which trees take as they are; it has no parameters.
+    """Replaces the embeddings of absent parties with NaN, which boosted trees support.
 
-    ``widths``: {passive party: the width of its embeddings}.
+    ``widths``: {passive party: width of its embeddings}.
     """
 
     def __init__(self, widths: Mapping[str, int]) -> None:
@@ -48,11 +46,14 @@ class MissingNumbers(StandIns):
         )
 
     def of(self, party: str, rows: int) -> Tensor:
-        """Returns missing numbers in place of the embeddings of ``party``, [rows, D]."""
+        """Returns NaN for each embedding of ``party``, [rows, D]."""
         return self._missing[: self._widths[party]].expand(rows, -1)
 
 
 def learnt_stand_ins(models: Mapping[str, nn.Module]) -> StandIns | None:
-    """Returns the stand-ins among an active party's models, {name: model}; None if it has none."""
+    """Returns the stand-ins in an active party's ``models``, or None if there are none.
+
+    ``models``: {name: model}.
+    """
     model = models.get(NAME)
     return model if isinstance(model, StandIns) else None

@@ -434,7 +434,7 @@ def test_a_file_that_was_edited_is_refused_and_made_anew(change: str, tmp_path: 
         file.execute(change)
     with raises(InputError, Code.FILE_INVALID) as error:
         standing(tmp_path)
-    assert "it is made again from the record" in str(error.value).replace("\n", " ")
+    assert "it is created again from the record" in str(error.value).replace("\n", " ")
     (tmp_path / FILE).unlink()
     assert of(tmp_path).spent["numbers_of_a_person"] == WIDTH
 

@@ -54,7 +54,7 @@ def test_a_grant_fits(asked: dict[str, Any], uses: Uses, now_s: float) -> None:
     ("asked", "uses", "now_s", "grant", "words"),
     [
         (TRAINING | {"digest": OTHER}, Uses(), NOON_S, {}, "is for a recipe with digest 1111"),
-        (PREDICTION | {"digest": OTHER}, Uses(), NOON_S, {}, "and this is 9999"),
+        (PREDICTION | {"digest": OTHER}, Uses(), NOON_S, {}, "not 9999"),
         (TRAINING, Uses(), LAST_S + 1, {}, "was valid until the end of 2027-01-31 (UTC)"),
         (PREDICTION, Uses(), LAST_S + 1, {}, "was valid until the end of 2027-01-31 (UTC)"),
         (TRAINING, Uses(revoked_s=0.0), NOON_S, {}, "was revoked"),
@@ -72,9 +72,9 @@ def test_a_grant_fits(asked: dict[str, Any], uses: Uses, now_s: float) -> None:
             Uses(),
             NOON_S,
             {},
-            "is for the key sha256:aaaaaaaaaaaaaaaa of p0, and sha256:bbbbbbbbbbbbbbbb is pinned",
+            "is for the key sha256:aaaaaaaaaaaaaaaa of p0, but sha256:bbbbbbbbbbbbbbbb is pinned",
         ),
-        (TRAINING | {"peers": {"p0": ""}}, Uses(), NOON_S, {}, "of p0, and none is pinned"),
+        (TRAINING | {"peers": {"p0": ""}}, Uses(), NOON_S, {}, "of p0, but none is pinned"),
         (TRAINING | {"phases": ("splitnn", "evaluate")}, Uses(), NOON_S, {}, "phase evaluate"),
         (PREDICTION | {"phases": ("serve",)}, Uses(), NOON_S, {}, "does not allow the phase serve"),
         (

@@ -348,7 +348,7 @@ def test_pairs_of_a_ranking_are_compared_in_parts(
         drawn.manual_seed(1)
         outputs = torch.randn(15, 1, generator=drawn, dtype=torch.float64).requires_grad_()
         weighted = of(outputs, targets, torch.arange(15.0))
-        sizes = [len(each) for each, _ in losses.pairs(query_N)]
+        sizes = [len(each) for each, _ in losses.yield_pairs(query_N)]
         (of(outputs, targets) + weighted).backward()
         found.append((of(outputs, targets), weighted, outputs.grad, sizes))
     (whole, whole_weighted, gradient, one), (loss, weighted, others, several) = found

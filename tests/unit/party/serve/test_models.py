@@ -169,7 +169,7 @@ def test_a_line_follows_the_registry(tmp_path: Path) -> None:
     def load(run_id: str) -> FakeRun:
         asked.append(run_id)
         if run_id == "bad":
-            raise InputError(Code.FILE_INVALID, "bad: holds no run of bank")
+            raise InputError(Code.FILE_INVALID, "bad: has no run of bank")
         return run(run_id)
 
     line, told = line_of(run("old"))
@@ -189,7 +189,7 @@ def test_a_line_follows_the_registry(tmp_path: Path) -> None:
     assert (line.now.run_id, asked) == ("new", ["new", "bad"])
     assert told[-1] == (
         "advice",
-        {"said": "run new answers as before (bad: holds no run of bank)"},
+        {"said": "run new answers as before (bad: has no run of bank)"},
     )
     # A file that is damaged is told of, and nothing else.
     (tmp_path / FILE).write_text("{")
