@@ -1,4 +1,4 @@
-"""Forecasts what a recipe sends, before anything runs."""
+"""Forecasts the bytes that a recipe sends, before it runs."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 class Forecast:
     """The bytes that a recipe will send, counted exactly, without the sessions with the server.
 
-    ``total``: over all phases. ``by_phase``: {phase: bytes}. ``rows``: the number of rows that all
-    parties hold. ``encoders``: {party: what its encoder computes and stores for a row}, for the
-    parties whose rows are here. For a phase with early stopping, or one that grows trees, the bytes
-    are an upper bound.
+    ``total``: the bytes of all phases. ``by_phase``: {phase: bytes}. ``rows``: the number of rows
+    that all parties hold. ``encoders``: {party: the operations and memory of its encoder for a
+    row}, for the parties whose data are available. For a phase with early stopping, or a phase that
+    grows trees, the bytes are an upper bound.
     """
 
     def __init__(self, counted: CountedForecast) -> None:
-        """Use ``forecast``."""
+        """Use ``forecast`` instead of this constructor."""
         from vfl.forecasting.show import total
 
         self._counted = counted
@@ -42,7 +42,9 @@ class Forecast:
         self.encoders: dict[str, EncoderLoad] = {load.party: load for load in counted.encoders}
 
     def seconds(self, bandwidth: str = "100Mbit/s", latency: str = "20ms") -> float:
-        """Times the exchanges alone. ``bandwidth``: of each link; ``latency``: one way. Raises
+        """Estimates the seconds of the exchanges, without computation.
+
+        ``bandwidth``: the bandwidth of each link. ``latency``: the one-way latency. Raises
         VflError.
         """
         from vfl.forecasting.network import Network
@@ -73,13 +75,13 @@ def forecast(
     plugins: RunPlugins | None = None,
     rows: int | None = None,
 ) -> Forecast:
-    """Counts what a recipe will send.
+    """Counts the bytes that a recipe will send.
 
     Args:
-        recipe: as in ``simulate``; or the path of one party's file, whose data then count.
-        data: as in ``simulate``; the number of rows counts.
+        recipe: as in ``simulate``; or the path of one party's file, whose data are then used.
+        data: as in ``simulate``; only the number of rows affects the bytes.
         plugins: as in ``simulate``.
-        rows: the number of rows that all parties hold; then no data are read.
+        rows: the number of rows that all parties hold; if given, no data are read.
 
     Raises VflError.
     """
@@ -92,8 +94,8 @@ def forecast(
     if isinstance(recipe, str | Path) and are_party_files([recipe]) and not data:
         with modules_of(Path(recipe).resolve().parent), with_plugins(plugins):
             return Forecast(count_forecast(Path(recipe), rows))
-    made = Recipe.of(recipe)
-    tables, frames = with_data(made.to_dict(), data or {})
+    loaded = Recipe.of(recipe)
+    tables, frames = with_data(loaded.to_dict(), data or {})
     settings = parse(Settings, tables, "recipe")
-    with modules_of(made.base), with_plugins(plugins):
-        return Forecast(count(outlook_of(settings, made.base, make_loader(frames)), rows))
+    with modules_of(loaded.base), with_plugins(plugins):
+        return Forecast(count(outlook_of(settings, loaded.base, make_loader(frames)), rows))
