@@ -86,7 +86,7 @@ def play_on(
         # Attacks build encoders from the modules that the recipe names.
         with modules_of(order.base):
             played = rehearsal.play(request.attacks, order.settings.seed, tell=tell)
-        gaps = (*rehearsal.gaps(), *rehearsal.unknown(request.attacks))
+        gaps = (*rehearsal.list_gaps(), *rehearsal.unknown(request.attacks))
         return played, tuple(rehearsal.sizes()), tuple(rehearsal.times()), gaps
 
 

@@ -165,7 +165,7 @@ class Rehearsal:
                 )
         return sentences
 
-    def find_gaps(self) -> list[str]:
+    def list_gaps(self) -> list[str]:
         """Returns a sentence for each transform that protects only some of the exchanges of
         embeddings or gradients.
         """

@@ -122,8 +122,8 @@ def _get_training_rows(run: Path, origin: Origin) -> tuple[dict[str, DataSetting
     if in_memory:
         raise InputError(
             Code.DATA_INVALID,
-            f"{run}: the rows of {', '.join(in_memory)} were in memory in training. Give the rows to "
-            "predict as data.",
+            f"{run}: the rows of {', '.join(in_memory)} were in memory in training. Give the rows "
+            "to predict as data.",
         )
     return dict(origin.data), {}
 

@@ -146,8 +146,8 @@ class Study:
         if not runs:
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"compare: the study has no run with {_format_values(chosen)}. Give values that the "
-                "study has.",
+                f"compare: the study has no run with {_format_values(chosen)}. Give values that "
+                "the study has.",
             )
         return runs
 

@@ -148,7 +148,7 @@ class Rehearsed:
     gaps: tuple[str, ...] = ()
     every: int = 1
     times: tuple[Times, ...] = ()
-    collect_drawings: tuple[Drawing, ...] = ()
+    drawings: tuple[Drawing, ...] = ()
 
     @property
     def worst(self) -> tuple[AttackLine, ...]:

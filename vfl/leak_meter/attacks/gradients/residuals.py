@@ -122,7 +122,7 @@ def _sum_positions(batches: list[_BatchPositions], count: int) -> Numbers:
     """Returns the sum of each row's positions over all rounds, [N]."""
     scores_N = np.zeros(count)
     for batch in batches:
-        np.add.exchange(scores_N, batch.rows, batch.positions)
+        np.add.at(scores_N, batch.rows, batch.positions)
     return scores_N
 
 
