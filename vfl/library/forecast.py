@@ -30,28 +30,28 @@ class Forecast:
 
     def __init__(self, counted: CountedForecast) -> None:
         """Use ``forecast`` instead of this constructor."""
-        from vfl.forecasting.show import total
+        from vfl.forecasting.show import sum_links
 
         self._counted = counted
         self.rows = counted.rows
-        self.total: ByteCount = total(counted.links)
+        self.total: ByteCount = sum_links(counted.links)
         self.by_phase: dict[str, ByteCount] = {
-            phase.name: total(link for link in counted.links if link.phase == phase.name)
+            phase.name: sum_links(link for link in counted.links if link.phase == phase.name)
             for phase in counted.phases
         }
         self.encoders: dict[str, EncoderLoad] = {load.party: load for load in counted.encoders}
 
-    def seconds(self, bandwidth: str = "100Mbit/s", latency: str = "20ms") -> float:
+    def compute_seconds(self, bandwidth: str = "100Mbit/s", latency: str = "20ms") -> float:
         """Estimates the seconds of the exchanges, without computation.
 
         ``bandwidth``: the bandwidth of each link. ``latency``: the one-way latency. Raises
         VflError.
         """
         from vfl.forecasting.network import Network
-        from vfl.forecasting.show import seconds
+        from vfl.forecasting.show import compute_seconds
 
         network = Network.read(bandwidth, latency)
-        return sum(seconds(network, phase) for phase in self._counted.phases)
+        return sum(compute_seconds(network, phase) for phase in self._counted.phases)
 
     def __repr__(self) -> str:
         return (

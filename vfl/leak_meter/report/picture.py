@@ -135,7 +135,7 @@ def draw_images(results: Sequence[Rehearsed]) -> dict[str, bytes]:
 
     drawn: dict[str, bytes] = {}
     for result in results:
-        for drawing in result.collect_drawings:
+        for drawing in result.drawings:
             images = drawing.shown
             stem_parts = [drawing.attack, result.name, images.party]
             stem = "-".join(re.sub(r"[^\w.-]+", "-", word).strip("-.") for word in stem_parts)
