@@ -101,14 +101,14 @@ class FirstSent:
         self._party, self._found = assembled.party, found
         self._of = find_facts(assembled.party, assembled.phases[0])
 
-    def leaves(self, at: Passage, meant: Tensors, sent: Tensors) -> None:
+    def note_sent(self, at: Passage, meant: Tensors, sent: Tensors) -> None:
         if "z" not in self._found:
             rows = self._of.rows_at("embedding", at.step)
             assert rows is not None
             self._found["x"] = self._party.need_features().inputs(rows)[0]
             self._found["z"] = sent["z"].clone()
 
-    def comes(self, at: Passage, tensors: Tensors, payload_bytes: int) -> None:
+    def note_received(self, at: Passage, tensors: Tensors, payload_bytes: int) -> None:
         """Keeps nothing of what comes back."""
 
 

@@ -292,9 +292,7 @@ class Simulation:
             if self.keep_going and is_party and (status or 0) < 0 and restarts < _MAX_RESTARTS:
                 self._restarts[name] = restarts + 1
                 process.wait()
-                self.screen.show(
-                    {"event": "restarted", "party": name, "how": process.sentence()}
-                )
+                self.screen.show({"event": "restarted", "party": name, "how": process.sentence()})
                 # Without --fresh, the party continues from its checkpoints.
                 self._start_party(name)
                 continue

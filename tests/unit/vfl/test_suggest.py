@@ -61,7 +61,7 @@ class _Piped:
 
     def __init__(self, patch: pytest.MonkeyPatch, refuses: int = 0) -> None:
         self.refuses = refuses
-        patch.setattr(suggest, "with_settings", self.changed)
+        patch.setattr(suggest, "change_settings", self.changed)
 
     def changed(self, given: Recipe, scope: Scope, bits: int, in_flight: int) -> Recipe:
         if bits < 32 or (self.refuses and in_flight >= self.refuses):
