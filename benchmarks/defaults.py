@@ -33,7 +33,7 @@ from sklearn.metrics import roc_auc_score
 import vfl
 from benchmarks.defaults_read import GAPS, Tables, gap, spread
 from benchmarks.defaults_tables import LABEL, TABLES, Shared
-from vfl.new.flow import Flags, Wishes, new_party, new_recipe
+from vfl.new.flow import Flags, RecipeFlags, new_party, new_recipe
 
 METRICS = {"binary": "auc", "multiclass": "accuracy", "regression": "rmse"}
 
@@ -45,7 +45,7 @@ def generated(table: Shared, folder: Path, **wishes: Any) -> vfl.Recipe:
     with chdir(folder), Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
         new_recipe(
             _given(paths[active], LABEL),
-            Wishes(active, tuple(passives), table.task, "digest", **wishes),
+            RecipeFlags(active, tuple(passives), table.task, "digest", **wishes),
         )
         for passive in passives:
             new_party(_given(paths[passive], None), Path("recipe.toml"), passive)

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.processes import ROOT
-from vfl.forecasting.show import total
+from vfl.forecasting.show import sum_links
 from vfl.launcher.forks import launching
 from vfl.simulation.live import View
 from vfl.simulation.run import run_federation
@@ -68,10 +68,10 @@ def compare(path: Path, folder: Path) -> dict[str, Any]:
     control = summary.bytes.by_phase[CONTROL].message_bytes
     return {
         "recipe": str(path.resolve().relative_to(ROOT)),
-        "forecast": total(said.links).model_dump(),
+        "forecast": sum_links(said.links).model_dump(),
         "ended_early": ended,
-        "forecast_for_these_rounds": total(known.links).model_dump(),
-        "counted": total(
+        "forecast_for_these_rounds": sum_links(known.links).model_dump(),
+        "counted": sum_links(
             link for link in summary.bytes.by_link if link.phase != CONTROL
         ).model_dump(),
         "control_message_bytes": control,

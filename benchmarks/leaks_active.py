@@ -96,7 +96,7 @@ def _boosted(
             }
 
         if seed not in beside:
-            beside[seed] = aucs(completion.without)
+            beside[seed] = aucs(completion.compute_baselines)
         seen = rehearsal.scene("active", seed).embeddings[ATTACKER]
         moved = [*drift(batch for batch in seen() if batch.phase == "splitnn")]
         main = found.metrics["test"]["auc"]

@@ -156,7 +156,7 @@ def _attacked(
         found = rehearse(vfl.Recipe.from_dict(tables), {}, place, rehearsal.attach, quiet=True)
         scene = rehearsal.scene(ATTACKER, seed)
         if seed not in beside:
-            beside[seed] = _accuracies(scene, completion.without(scene)) | {
+            beside[seed] = _accuracies(scene, completion.compute_baselines(scene)) | {
                 "majority": _majority(scene)
             }
         recovered = _accuracies(scene, completion.recover_labels(scene))

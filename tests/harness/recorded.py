@@ -26,7 +26,7 @@ _WHAT = ("payload_bytes", "message_bytes", "messages")
 @contextmanager
 def recording(folder: Path) -> Iterator[None]:
     """The parties of runs in this process write records below ``folder``; nobody signs them."""
-    make = inprocess._Federation._transport
+    make = inprocess._Federation._connect
     books: dict[str, RecordBook] = {}
     with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
 
@@ -43,7 +43,7 @@ def recording(folder: Path) -> Iterator[None]:
             )
             return found
 
-        patch.setattr(inprocess._Federation, "_transport", transport)
+        patch.setattr(inprocess._Federation, "_connect", transport)
         yield
 
 

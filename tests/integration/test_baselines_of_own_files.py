@@ -21,7 +21,7 @@ from tests.harness.federation import toml
 from tests.harness.here import one_launcher
 from vfl.cli import cli
 from vfl.production.models import models, show_models
-from vfl.simulation.baselines import BASELINES, baseline, of_party_file
+from vfl.simulation.baselines import BASELINES, baseline, make_from_party_file
 from vfl.simulation.origin import Origin
 from vfl.studies.plan import load_study
 from vfl.studies.run import run_study
@@ -291,7 +291,7 @@ def test_a_party_file_gives_the_baseline_of_its_own_table(here: Path) -> None:
     pd.concat([BANK, more]).to_csv(here / "own.csv", index=False)
     own = {"source": "own.csv", "id": "id", "label": "left"}
     (here / "bank.toml").write_text(toml(file | {"data": own}))
-    found = Recipe.model_validate(of_party_file(here / "bank.toml", "alone"))
+    found = Recipe.model_validate(make_from_party_file(here / "bank.toml", "alone"))
     assert [(each.name, each.role) for each in found.parties] == [("bank", "active")]
     assert found.simulate is not None
     assert found.simulate.threads == 2
@@ -303,7 +303,7 @@ def test_a_party_file_gives_the_baseline_of_its_own_table(here: Path) -> None:
     def refused(place: str, kind: str | None, **changes: Any) -> None:
         (here / place).write_text(toml(file | {"data": own} | changes))
         with raises(InputError, Code.CONFIG_INVALID):
-            of_party_file(here / place, kind)
+            make_from_party_file(here / place, kind)
 
     refused(
         "bank.toml",

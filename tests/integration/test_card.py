@@ -17,7 +17,7 @@ from tests.harness.federation import toml
 from tests.harness.here import vfl_here
 from vfl.card.known import CardFacts, read_run
 from vfl.card.marks import TO_WRITE, write
-from vfl.card.sections import block, card, code, prose, table
+from vfl.card.sections import escape_prose, format_block, format_code, format_table, render_card
 from vfl_common.errors import Code, InputError
 from vfl_common.run_folder import RunFolder
 from vfl_common.summary import load_summary
@@ -82,8 +82,8 @@ def test_a_passive_party_tells_what_it_knows(run: Path, tmp_path: Path) -> None:
     # On its own machine it has only its own folder.
     own = tmp_path / "runs" / run.name
     shutil.copytree(run / "p1", own / "p1")
-    text = card(read_run(own, None))
-    assert text == card(read_run(run, "p1")) == card(read_run(run / "p1", None))
+    text = render_card(read_run(own, None))
+    assert text == render_card(read_run(run, "p1")) == render_card(read_run(run / "p1", None))
     assert "as described by the files of `p1`" in text
     ledger = json.loads((own / "p1" / "ledger.json").read_text())["entries"]
     (embeddings,) = (
@@ -120,7 +120,7 @@ def test_what_a_party_is_worth_stands_in_the_card_if_it_was_measured(
         },
     }
     (copy / "summary.json").write_text(json.dumps(summary))
-    text = card(read_run(copy, None))
+    text = render_card(read_run(copy, None))
     assert "| `p0` | 0.125 | 0 |" in text
     assert "| `p0` | 0.75 | 0.5 |\n| none |  | 0.25 |" in text
     assert "<img" not in rendered(text)
@@ -128,8 +128,8 @@ def test_what_a_party_is_worth_stands_in_the_card_if_it_was_measured(
 
 @pytest.mark.parametrize("name", [HOSTILE, "`", "``a`", "a|b", "<b>", "  "])
 def test_a_name_is_only_text(name: str) -> None:
-    for made in (code(name), prose(name)):
-        page = rendered(table(("a", "b"), [(made, "`z`"), ("x", "y")]))
+    for made in (format_code(name), escape_prose(name)):
+        page = rendered(format_table(("a", "b"), [(made, "`z`"), ("x", "y")]))
         assert "<img" not in page
         assert "<a " not in page
         assert "<b>" not in page
@@ -138,13 +138,13 @@ def test_a_name_is_only_text(name: str) -> None:
         # It has stayed in its own cell.
         assert page.count("<td>") == 4
         assert "<td><code>z</code></td>" in page
-    page = rendered(block(f"```\n<img src=x>\n{name}", "json"))
+    page = rendered(format_block(f"```\n<img src=x>\n{name}", "json"))
     assert page.count("<pre>") == 1
     assert "<img" not in page
 
 
 def test_a_person_s_words_stay_and_are_never_lost(run: Path, tmp_path: Path) -> None:
-    path, text = tmp_path / "card.md", card(read_run(run, None))
+    path, text = tmp_path / "card.md", render_card(read_run(run, None))
     assert write(path, text) == PLACES
     before = path.read_text()
     mine = "Scores of digits.\n\n# A heading of mine, and `code`\n"
@@ -203,7 +203,7 @@ def test_hostile_words_of_peers_are_only_text(run: Path) -> None:
             "metrics": {HOSTILE: {HOSTILE: float("nan")}},
         }
     )
-    page = rendered(card(CardFacts(found.folder, found.recipe, summary=summary)))
+    page = rendered(render_card(CardFacts(found.folder, found.recipe, summary=summary)))
     assert "<img" not in page
     assert "<a " not in page
     assert "not a number" in page

@@ -11,7 +11,7 @@ import pytest
 from tests.harness import cases
 from tests.harness.errors import assert_names, raises
 from vfl.forecasting.network import BatchWork, Network
-from vfl.forecasting.show import notes, seconds
+from vfl.forecasting.show import compute_seconds, make_notes
 from vfl.simulation.inprocess import run_in_process
 from vfl_common.config.division import divide
 from vfl_common.config.recipe import Recipe
@@ -149,7 +149,7 @@ def test_without_columns_the_sums_are_named_and_the_rest_is_counted(tmp_path: Pa
         link.payload_bytes for link in said.links if link.sender == "p0" and link.kind == "gradient"
     ]
     assert sent == [2 * train * width] * 2
-    assert any(bound in sentence for sentence in notes(said, Network(1e8, 0.02)))
+    assert any(bound in sentence for sentence in make_notes(said, Network(1e8, 0.02)))
 
 
 def test_the_time_of_a_tree_is_that_of_its_exchanges_and_its_work(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_the_time_of_a_tree_is_that_of_its_exchanges_and_its_work(tmp_path: Path
     phase = said.phases[-1]
     assert phase.round_trips == 1 + 3 * 7
     idle, busy = (
-        seconds(Network(1e15, 0.02, any_work=work), phase)
+        compute_seconds(Network(1e15, 0.02, any_work=work), phase)
         for work in (BatchWork(), BatchWork(1.0, 1.0))
     )
     assert idle == pytest.approx(phase.round_trips * 0.04, rel=1e-3)

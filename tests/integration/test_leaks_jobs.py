@@ -11,7 +11,7 @@ import torch
 import vfl
 from tests.harness.errors import raises
 from tests.integration.test_leaks import tables
-from vfl.leak_meter.orders import plain, read
+from vfl.leak_meter.orders import read, to_plain
 from vfl.leak_meter.rehearsal import Played
 from vfl.leak_meter.scene.scene import Figure, Shown
 from vfl_common.errors import Code
@@ -51,7 +51,7 @@ def test_images_come_back_whole() -> None:
     shown = Shown("p1", (("private", images), ("read", images / 3)), "SSIM 0.5")
     figure = Figure("p1: images", "", "SSIM", 1 / 3, baselines={"mean": 0.1}, shown=shown)
     played = [Played("images", "reads images", "p0", (figure,)), Played("norm", "", "p0")]
-    (back, _, _, gaps) = read(json.loads(json.dumps(plain((played, (), (), ("a gap",))))))
+    (back, _, _, gaps) = read(json.loads(json.dumps(to_plain((played, (), (), ("a gap",))))))
     assert gaps == ("a gap",)
     assert (back[1], back[0].figures[0].value) == (played[1], figure.value)
     got = back[0].figures[0].shown

@@ -13,7 +13,7 @@ import vfl
 from tests.harness import cases
 from tests.harness.errors import assert_names
 from vfl.leak_meter.rehearsal import Rehearsal, rehearse
-from vfl.leak_meter.scene.trees import places, sides, trees_of
+from vfl.leak_meter.scene.trees import compute_sides, number_nodes, yield_trees
 from vfl_party.methods.secureboost.columns import encode_rows
 from vfl_party.methods.secureboost.joint_walk import forest_of
 
@@ -44,11 +44,11 @@ def test_what_is_overheard_is_what_the_trees_are(tmp_path: Path) -> None:
     rows = np.concatenate([active.rows("train"), active.rows("validation")])
     forest = forest_of(owner)
     codes_NF = encode_rows(owner, forest.columns)[rows]
-    trees = [tree for tree in trees_of(rehearsal.scene("p0", 1)) if tree.passive == "p1"]
+    trees = [tree for tree in yield_trees(rehearsal.scene("p0", 1)) if tree.passive == "p1"]
     assert len(trees) == 4
     compared = 0
     for tree, kept in zip(trees, forest.trees, strict=False):
-        found = sides(tree, len(rows))
+        found = compute_sides(tree, len(rows))
         splits = [kept.splits[at] for at in sorted(kept.splits)]
         assert len(found) == len(splits)
         for side_N, split in zip(found, splits, strict=True):
@@ -58,8 +58,8 @@ def test_what_is_overheard_is_what_the_trees_are(tmp_path: Path) -> None:
         assert tree.columns is not None
         assert len(tree.columns) == len(tree.chosen[0][0])
     assert compared > 0
-    own = [places(tree) for tree in trees_of(rehearsal.scene("p1", 1))]
-    assert [each.tolist() for each in own] == [places(tree).tolist() for tree in trees]
+    own = [number_nodes(tree) for tree in yield_trees(rehearsal.scene("p1", 1))]
+    assert [each.tolist() for each in own] == [number_nodes(tree).tolist() for tree in trees]
 
 
 def test_attacks_on_trees_have_figures_and_encryption_hides_only_sums() -> None:

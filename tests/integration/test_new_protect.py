@@ -142,7 +142,7 @@ def tuple_of(each: protect.PresetMeasurement) -> tuple[float, float | None, floa
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_figure_in_a_recipe_is_a_lower_bound(kind: Any) -> None:
-    lines = protect.comments(kind, "labels")
+    lines = protect.make_comments(kind, "labels")
     assert "Each figure is a lower bound" in " ".join(lines)
     for line in lines:
         preset, _, words = line[2:].partition(": ")

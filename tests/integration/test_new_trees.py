@@ -16,7 +16,7 @@ from tests.harness.errors import assert_names
 from tests.unit.vfl.test_new import BANK, SHOP, run, table, tables
 from vfl.library.predicting import predict_rows
 from vfl.new.rules import Task
-from vfl.new.trees import DEEPER, MAX_CATEGORIES, training_for
+from vfl.new.trees import DEEPER, MAX_CATEGORIES, make_tree_training
 from vfl.simulation.own_files import of_party_files
 from vfl_common.config.recipe import load_recipe
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
@@ -104,7 +104,8 @@ def test_settings_follow_the_labels_task(
 
 def test_trees_of_many_rows_are_deeper() -> None:
     depths = [
-        training_for(rows, Task("binary"))["phases"][0]["depth"] for rows in (DEEPER - 1, DEEPER)
+        make_tree_training(rows, Task("binary"))["phases"][0]["depth"]
+        for rows in (DEEPER - 1, DEEPER)
     ]
     assert depths == [3, 4]
 

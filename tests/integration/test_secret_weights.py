@@ -19,7 +19,7 @@ from tests.harness.errors import assert_names, raises
 from tests.harness.memory import in_process, parameters
 from tests.integration.test_exact import largest_deviation
 from vfl.leak_meter.scene.observer import observe
-from vfl.leak_meter.scene.readable import readable
+from vfl.leak_meter.scene.readable import find_facts
 from vfl_common.config.party import PartyFile
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
@@ -99,16 +99,16 @@ class FirstSent:
 
     def __init__(self, assembled: Assembled, found: dict[str, Tensor]) -> None:
         self._party, self._found = assembled.party, found
-        self._of = readable(assembled.party, assembled.phases[0])
+        self._of = find_facts(assembled.party, assembled.phases[0])
 
-    def leaves(self, at: Passage, meant: Tensors, sent: Tensors) -> None:
+    def note_sent(self, at: Passage, meant: Tensors, sent: Tensors) -> None:
         if "z" not in self._found:
             rows = self._of.rows_at("embedding", at.step)
             assert rows is not None
             self._found["x"] = self._party.need_features().inputs(rows)[0]
             self._found["z"] = sent["z"].clone()
 
-    def comes(self, at: Passage, tensors: Tensors, payload_bytes: int) -> None:
+    def note_received(self, at: Passage, tensors: Tensors, payload_bytes: int) -> None:
         """Keeps nothing of what comes back."""
 
 

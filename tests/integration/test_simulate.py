@@ -16,11 +16,11 @@ import pytest
 
 from tests.harness.errors import assert_names, raises
 from vfl.launcher import processes
-from vfl.launcher.processes import Process, culprit, end_all, wait_all
+from vfl.launcher.processes import Process, end_all, find_culprit, wait_all
 from vfl.searching.file import is_search, load_search
 from vfl.simulation.commands import DEMO
 from vfl.simulation.federation import Federation, to_toml
-from vfl.simulation.live import Lines, Track, sentence
+from vfl.simulation.live import Lines, Track, describe_event
 from vfl.simulation.origin import Origin
 from vfl.studies.plan import load_study
 from vfl_common.config.base import read_toml
@@ -247,7 +247,7 @@ def test_a_rollback_starts_the_pace_anew() -> None:
     ],
 )
 def test_events_in_words(event: dict[str, Any], text: str) -> None:
-    assert text in (sentence(event) or "")
+    assert text in (describe_event(event) or "")
 
 
 def test_plain_lines_are_few_and_the_last_one_is_there() -> None:
@@ -288,8 +288,8 @@ def ended(process: Process) -> Process:
     return process
 
 
-def failing(code: int, sentence: str) -> str:
-    return f"import sys; print('error: {sentence}', file=sys.stderr); sys.exit({code})"
+def failing(code: int, describe_event: str) -> str:
+    return f"import sys; print('error: {describe_event}', file=sys.stderr); sys.exit({code})"
 
 
 def test_the_culprit_is_who_failed_first_on_its_own_account(start: Callable[..., Process]) -> None:
@@ -297,10 +297,10 @@ def test_the_culprit_is_who_failed_first_on_its_own_account(start: Callable[...,
     server = ended(start("server", failing(2, "b stopped the run: bad data"), "vfl-server"))
     bad = ended(start("b", failing(2, "x.csv: no such file")))
     late = ended(start("c", failing(3, "b did not come")))
-    failure = culprit([stopped, server, late, bad]).failure()
+    failure = find_culprit([stopped, server, late, bad]).failure()
     assert failure.exit_code == 2
     assert_names(str(failure), "x.csv")
-    assert culprit([stopped, late]).failure().exit_code == 3
+    assert find_culprit([stopped, late]).failure().exit_code == 3
 
 
 def test_a_killed_process_is_told_by_its_signal(start: Callable[..., Process]) -> None:

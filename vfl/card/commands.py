@@ -1,4 +1,4 @@
-"""``vfl card``: a model card of a trained run."""
+"""The command ``vfl card``, which writes a model card of a trained run."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from vfl_common.process.program import EXIT_CODES
     metavar="FILE",
     help="Write the card to FILE. [default: model-card.md in the folder of the run or of --party]",
 )
-def card(run: Path, party: str | None, out: Path | None) -> None:
+def render_card(run: Path, party: str | None, out: Path | None) -> None:
     """Write a model card of RUN in Markdown.
 
-    RUN is the folder of a run, or a party's folder in it; each party can write its own card from
-    its own folder. The card states what the files say; places that a person must fill in are marked
-    TO WRITE. Write your text between the marks: it stays when the card is written again. A file
-    with text outside of the marks is not overwritten. The card has no names, categories or
+    RUN is the folder of a run, or a party's folder in it. Each party can write its own card from
+    its own folder. The card contains facts from these files. Places that a person must fill in are
+    marked TO WRITE. Write your text between the marks: it is kept when the card is written again. A
+    file with text outside of the marks is not overwritten. The card has no names, categories or
     statistics of columns.
 
     \b
@@ -39,11 +39,11 @@ def card(run: Path, party: str | None, out: Path | None) -> None:
     """
     from vfl.card.known import read_run
     from vfl.card.marks import write
-    from vfl.card.sections import card as render_card
+    from vfl.card.sections import render_card as render_card
 
     facts = read_run(run, party)
     out = out or facts.folder / facts.party / "model-card.md"
-    left = write(out, render_card(facts))
+    unwritten = write(out, render_card(facts))
     click.echo(out)
-    if left:
-        click.echo(f"to write: {', '.join(left)}", err=True)
+    if unwritten:
+        click.echo(f"to write: {', '.join(unwritten)}", err=True)

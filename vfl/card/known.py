@@ -1,7 +1,7 @@
-"""Reads the facts of a run that a model card states from the files of one process.
+"""Reads the facts for a model card from the files of a run.
 
-A card is passed on, so it contains only counts and what all parties know: no name, category,
-statistic or value of a column.
+A card is public, so it contains only counts and facts that all parties know. It contains no name,
+category, statistic or value of a column.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ class CardFacts:
     """The facts of a trained run from its files.
 
     ``party``: the party whose folder was read; '' if all folders of the run were read.
-    ``summary``: only the server and the active party have it. ``sent``: {(receiver, phase, kind):
-    bytes} from ``party``'s ledger. ``own``: {phase: {split: {metric: value}}} of its last rounds.
-    ``baselines``: {kind: the newest baseline with the same recipe name and seed}.
+    ``summary``: the run's summary, which only the server and the active party have. ``sent``:
+    {(receiver, phase, kind): bytes} from the party's ledger. ``own``: {phase: {split: {metric:
+    value}}} from the party's last round of each phase. ``baselines``: {kind: the newest baseline
+    with the same recipe name and seed}.
     """
 
     folder: Path
@@ -47,7 +48,7 @@ def read_run(path: Path, party: str | None) -> CardFacts:
 
     Args:
         path: the folder of the run, or of a party in it.
-        party: the party that the card is for; None: the party of the folder, or the only one.
+        party: the party of the card; None: the party of the folder, or the only party.
 
     Raises InputError if the folder has no run that was trained to its end.
     """
@@ -72,14 +73,15 @@ def read_run(path: Path, party: str | None) -> CardFacts:
     if facts.get("job") != "train" or not facts.get("finished"):
         raise InputError(
             Code.FILE_INVALID,
-            f"{source.folder}: is not from a finished training run. Give the folder of one.",
+            f"{source.folder}: is not from a finished training run. Give the folder of a finished "
+            "training run.",
         )
     recipe = RunFolder(source.folder, source.run_id).recipe()
     has_summary = (folder / "summary.json").is_file()
-    whole = find(folder).summary if has_summary else None
-    # In a simulation a passive party's card states only what its own machine has otherwise.
+    any_summary = find(folder).summary if has_summary else None
+    # Without a simulation, a passive party's machine has no summary, so its card does not use it.
     passive = {other.name for other in recipe.passives}
-    summary = None if name in passive else whole
+    summary = None if name in passive else any_summary
     return CardFacts(
         folder,
         recipe,
@@ -87,8 +89,8 @@ def read_run(path: Path, party: str | None) -> CardFacts:
         summary,
         facts,
         _sum_sent_bytes(source.folder),
-        _last_metrics(source.folder),
-        _baselines(folder, summary) if summary is not None else {},
+        _read_last_metrics(source.folder),
+        _find_baselines(folder, summary) if summary is not None else {},
     )
 
 
@@ -101,19 +103,21 @@ def _sum_sent_bytes(folder: Path) -> dict[tuple[str, str, str], int]:
     return totals
 
 
-def _last_metrics(folder: Path) -> dict[str, Mapping[str, Mapping[str, float]]]:
-    """Returns {phase: the metrics of its last round}, of phases in which the party has any."""
+def _read_last_metrics(folder: Path) -> dict[str, Mapping[str, Mapping[str, float]]]:
+    """Returns {phase: the metrics of its last round}, for the phases in which the party has
+    metrics.
+    """
     return {line.phase: line.metrics for line in history(folder) if line.metrics}
 
 
-def _baselines(folder: Path, summary: Summary) -> dict[str, Summary]:
+def _find_baselines(folder: Path, summary: Summary) -> dict[str, Summary]:
     baselines: dict[str, Summary] = {}
     for run in find_runs(folder.parent)[0]:
         for kind in BASELINES:
-            its_name = f"{summary.name}-{kind}"
+            baseline_name = f"{summary.name}-{kind}"
             if run.summary is None or run.summary.seed != summary.seed or not run.alone:
                 continue
             # The name of a folder is YYYYmmdd-HHMMSS-<name>-<kind>-xxxx.
-            if run.folder.name[16:-5] == its_name:
+            if run.folder.name[16:-5] == baseline_name:
                 baselines.setdefault(kind, run.summary)
     return baselines

@@ -1,7 +1,7 @@
-"""Keeps what a person has written between the marks of a card when the card is written again.
+"""Writes a card, and keeps the text that a person has written between the marks of an old card.
 
-A card ends with a digest of all text outside of the marks, so that text that a person has written
-elsewhere is noticed before it is overwritten.
+A card ends with a digest of the text outside of the marks. A different digest shows that a person
+has changed this text, which is then not overwritten.
 """
 
 from __future__ import annotations
@@ -20,28 +20,29 @@ _YOURS = re.compile(r"<!-- yours: ([a-z-]+) -->\n(.*?)<!-- /yours -->", re.DOTAL
 _DIGEST = re.compile(r"<!-- vfl card: ([0-9a-f]{64}) -->\n")
 
 
-def yours(name: str, what: str) -> str:
-    """Returns a place for a person's text; ``what``: what to write there."""
+def make_place(name: str, what: str) -> str:
+    """Returns a marked place for a person's text. ``what``: a description of the text to write."""
     return f"<!-- yours: {name} -->\n{TO_WRITE} {what}\n{_END}"
 
 
 def write(path: Path, card: str) -> list[str]:
-    """Writes a card, and keeps what a person has written between the marks of an existing card.
+    """Writes a card, and keeps the text that a person has written between the marks of an existing
+    card.
 
-    Returns the names of the places where nobody has written yet. Raises InputError if the file is
-    not a card, was changed outside of the marks, has text in a place that the new card lacks, or
+    Returns the names of the places without such a text. Raises InputError if the file is not a
+    card, was changed outside of the marks, has text in a place that the new card does not have, or
     cannot be read or written.
     """
     old_places = _read_places(path)
     places = dict(_YOURS.findall(card))
-    lost = sorted(
+    orphaned = sorted(
         name for name, text in old_places.items() if name not in places and _is_written(text)
     )
-    if lost:
+    if orphaned:
         raise InputError(
             Code.FILE_INVALID,
-            f"{path}: has text in {lost[0]!r}, for which the new card has no place. Move the file "
-            "away, or give another --out.",
+            f"{path}: has text in {orphaned[0]!r}, for which the new card has no place. Move the "
+            "file away, or give another --out.",
         )
 
     def fill(match: re.Match[str]) -> str:
@@ -56,23 +57,23 @@ def write(path: Path, card: str) -> list[str]:
 
 
 def _read_places(path: Path) -> Mapping[str, str]:
-    """Returns {place: its text} of an existing card; empty without one."""
+    """Returns {place: its text} of an existing card; empty if there is no card."""
     try:
-        before = path.read_text(encoding="utf-8")
+        content = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError):
         raise InputError(
             Code.FILE_INVALID, f"{path}: cannot be read. Move it away, or give another --out."
         ) from None
-    # Editors on other systems write other line ends.
-    before = before.replace("\r\n", "\n").rstrip("\n") + "\n"
-    match = _DIGEST.search(before)
-    body = before[: match.start()] if match is not None else ""
-    if match is None or match.end() != len(before) or _digest(body) != match[1]:
+    # An editor may have written the line ends of another system.
+    content = content.replace("\r\n", "\n").rstrip("\n") + "\n"
+    match = _DIGEST.search(content)
+    body = content[: match.start()] if match is not None else ""
+    if match is None or match.end() != len(content) or _digest(body) != match[1]:
         raise InputError(
             Code.FILE_INVALID,
-            f"{path}: has text outside of the marks, which writing the card loses. Give another "
+            f"{path}: has changed text outside of the marks, which would be lost. Give another "
             "--out, and move the text between '<!-- yours: … -->' and '<!-- /yours -->' there.",
         )
     places: list[tuple[str, str]] = _YOURS.findall(body)

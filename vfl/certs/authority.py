@@ -1,8 +1,9 @@
-"""The federation's certificate authority: ``ca.pem`` goes to every party, ``ca.key`` to nobody.
+"""The federation's certificate authority. Every party gets ``ca.pem``, and nobody gets ``ca.key``.
 
-A party gets its certificate in one of two ways: ``issue`` makes key and certificate in one place (a
-demo, one administrator), or the party runs ``create_request`` and the authority ``sign_request``,
-and no private key travels. All keys are ECDSA P-256, all signatures SHA-256.
+A party gets its certificate in one of two ways. ``issue`` makes the key and the certificate in one
+place, for a demo or a single administrator. Or the party calls ``create_request`` and the authority
+calls ``sign_request``, so that no private key is sent. All keys are ECDSA P-256, and all signatures
+use SHA-256.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from vfl_common.files import write_atomic
 from vfl_common.identity import pem
 from vfl_common.identity.revoked import FILE, SIGNED, parse
 
-# A new certificate is valid from this long ago, for machines whose clocks run behind.
+# A new certificate is valid from this time before now, for machines whose clocks are slow.
 CLOCK_SKEW = timedelta(days=1)
 _LIST = (
-    "# Revoked certificates, by serial number. A copy belongs beside ca.pem at the server and "
+    "# Revoked certificates, by serial number. Copy this file next to ca.pem at the server and "
     "at every party.\n"
 )
 _NAME: TypeAdapter[str] = TypeAdapter(Name)
@@ -54,10 +55,12 @@ def create_authority(
     ``ca.pem``.
 
     Args:
-        federation: the authority's name, 1 to 64 characters; shown to people, not compared.
+        folder: the folder for the files.
+        federation: the authority's name, 1 to 64 characters. It is shown to people, but not
+            checked.
         days: the validity in days.
-        force: replace an authority; all certificates of the old one become worthless.
-        now: when the validity starts, in UTC; default: the clock's time.
+        force: whether to replace an existing authority; all of its certificates become invalid.
+        now: the start of the validity, in UTC; by default the current time.
 
     Raises InputError.
     """
@@ -70,17 +73,17 @@ def create_authority(
     key = _new_key()
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, federation)])
     certificate = (
-        _builder(subject, subject, key.public_key(), now or datetime.now(UTC), days)
+        _make_builder(subject, subject, key.public_key(), now or datetime.now(UTC), days)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_key_usage(key_cert_sign=True, crl_sign=True), critical=True)
+        .add_extension(_make_key_usage(key_cert_sign=True, crl_sign=True), critical=True)
         .sign(key, hashes.SHA256())
     )
     files = {
-        folder / "ca.key": _key_pem(key),
+        folder / "ca.key": _encode_key(key),
         folder / "ca.pem": certificate.public_bytes(Encoding.PEM),
     }
     pem.write_new(files, force=force)
-    # This list is signed by the old authority.
+    # An existing list of revoked certificates was signed by the old authority.
     (folder / SIGNED).unlink(missing_ok=True)
     return folder / "ca.pem"
 
@@ -98,14 +101,15 @@ def issue(
     authority.
 
     Args:
-        folder: the authority's, with ``ca.pem`` and ``ca.key``.
+        folder: the authority's folder, with ``ca.pem`` and ``ca.key``.
         name: the party's name in the recipe.
-        days: the validity in days, but never longer than the authority's.
-        out: where the files go; default: ``folder``.
-        force: replace existing files.
-        now: when the validity starts, in UTC; default: the clock's time.
+        days: the validity in days, limited by the validity of the authority's certificate.
+        out: the folder for the new files; by default ``folder``.
+        force: whether to replace existing files.
+        now: the start of the validity, in UTC; by default the current time.
 
-    Returns the three paths as a party file states them. Raises InputError.
+    Returns the paths of ``ca.pem``, the certificate and the key, as in a party file. Raises
+    InputError.
     """
     check_name(name)
     _check_case(name, folder, out or folder)
@@ -118,25 +122,25 @@ def issue(
         key=str(out / f"{name}.key"),
     )
     pem.write_new(
-        {Path(settings.key): _key_pem(key), Path(settings.certificate): certificate}, force=force
+        {Path(settings.key): _encode_key(key), Path(settings.certificate): certificate}, force=force
     )
     return settings
 
 
 def give_ca(folder: Path, out: Path | None) -> Path:
-    """Copies ``ca.pem`` to the certificates in ``out``, unless it has one. Returns the path of the
-    one to use.
+    """Copies ``ca.pem`` from the authority's folder to ``out``, unless it exists there. Returns the
+    path of the copy.
 
     Raises InputError.
     """
-    ours, theirs = folder / "ca.pem", (out or folder) / "ca.pem"
-    if not theirs.exists():
-        pem.write_new({theirs: pem.read(ours)}, force=False)
-    return theirs
+    target = (out or folder) / "ca.pem"
+    if not target.exists():
+        pem.write_new({target: pem.read(folder / "ca.pem")}, force=False)
+    return target
 
 
 def create_request(folder: Path, name: str, *, force: bool = False) -> Path:
-    """Writes ``<name>.key`` (mode 0600), which stays, and ``<name>.csr``, which goes to the
+    """Writes the private key ``<name>.key`` (mode 0600), and the request ``<name>.csr`` for the
     authority.
 
     Returns the path of the request. Raises InputError.
@@ -151,7 +155,7 @@ def create_request(folder: Path, name: str, *, force: bool = False) -> Path:
     )
     path = folder / f"{name}.csr"
     pem.write_new(
-        {folder / f"{name}.key": _key_pem(key), path: request.public_bytes(Encoding.PEM)},
+        {folder / f"{name}.key": _encode_key(key), path: request.public_bytes(Encoding.PEM)},
         force=force,
     )
     return path
@@ -171,9 +175,9 @@ def sign_request(
     certificate.
 
     Args:
-        csr: the request; it must be signed with its own key and ask for ``name`` and no other name.
-        folder: the authority's, with ``ca.pem`` and ``ca.key``.
-        name: the party from which the request came.
+        csr: the request; it must be signed with its own key, and be for ``name`` alone.
+        folder: the authority's folder, with ``ca.pem`` and ``ca.key``.
+        name: the party that sent the request.
         days, out, force, now: as in ``issue``; ``out`` defaults to the request's folder.
 
     Returns the certificate's path. Raises InputError.
@@ -194,7 +198,7 @@ def sign_request(
             Code.CERTIFICATE_INVALID,
             f"{csr}: its key {problem}. Make a new request with `vfl certs request`.",
         )
-    assert isinstance(key, ec.EllipticCurvePublicKey | rsa.RSAPublicKey)  # noqa: S101 - others are unusable
+    assert isinstance(key, ec.EllipticCurvePublicKey | rsa.RSAPublicKey)  # noqa: S101 - ``key_problem`` refuses other keys
     path = (out or csr.parent) / f"{name}.pem"
     pem.write_new({path: _sign(_load_authority(folder), name, key, days, now)}, force=force)
     return path
@@ -205,11 +209,11 @@ def revoke(folder: Path, who: str) -> tuple[Path, bool]:
     folder.
 
     Args:
-        folder: the authority's, with ``ca.pem``; its key is not needed.
-        who: a party, whose certificate is ``<name>.pem`` in the folder; or the path of a
-            certificate, ``….pem``.
+        folder: the authority's folder, with ``ca.pem``; ``ca.key`` is not needed.
+        who: the name of a party, whose certificate is ``<name>.pem`` in the folder, or the path of
+            a certificate, ``….pem``.
 
-    Returns the list's path, and whether the list has changed. Raises InputError.
+    Returns the path of the list, and whether the list has changed. Raises InputError.
     """
     path, ca_path = Path(who) if who.endswith(".pem") else folder / f"{who}.pem", folder / "ca.pem"
     if not path.exists():
@@ -226,25 +230,25 @@ def revoke(folder: Path, who: str) -> tuple[Path, bool]:
             f"{path}: is not a party's certificate from the CA in {ca_path}. Name a certificate "
             "that this authority signed.",
         )
-    listed = folder / FILE
-    before = pem.read(listed) if listed.exists() else _LIST.encode()
-    if certificate.serial_number in parse(before, listed):
-        return listed, False
+    list_path = folder / FILE
+    content = pem.read(list_path) if list_path.exists() else _LIST.encode()
+    if certificate.serial_number in parse(content, list_path):
+        return list_path, False
     end = pem.utc(certificate.not_valid_after_utc)
     names = pem.quote_names(pem.names(certificate))
     line = f"{certificate.serial_number:x}  # {names}, ends at {end}\n"
-    write_atomic(listed, f"{before.decode('utf-8', 'replace').rstrip()}\n{line}")
-    return listed, True
+    write_atomic(list_path, f"{content.decode('utf-8', 'replace').rstrip()}\n{line}")
+    return list_path, True
 
 
 def sign_list(folder: Path, days: int = LIST_DAYS, *, now: datetime | None = None) -> Path | None:
-    """Writes the list of revoked certificates as ``revoked.crl``, signed. Returns None if
-    ``ca.key`` is not here.
+    """Writes the signed list of revoked certificates, ``revoked.crl``. Returns its path, or None if
+    the folder has no ``ca.key``.
 
     Args:
-        folder: the authority's; the serial numbers are those of ``revoked.txt`` there.
-        days: the validity of the list in days; afterwards every holder needs a new one.
-        now: when it is made, in UTC; default: the clock's time.
+        folder: the authority's folder, whose ``revoked.txt`` lists the serial numbers.
+        days: the validity of the list in days; then the server and every party need a new list.
+        now: the time of the signature, in UTC; by default the current time.
 
     Raises InputError.
     """
@@ -256,7 +260,7 @@ def sign_list(folder: Path, days: int = LIST_DAYS, *, now: datetime | None = Non
     if not (folder / "ca.key").exists():
         return None
     authority, now = _load_authority(folder), now or datetime.now(UTC)
-    plain, path = folder / FILE, folder / SIGNED
+    unsigned_path, path = folder / FILE, folder / SIGNED
     builder = (
         x509.CertificateRevocationListBuilder()
         .issuer_name(authority.certificate.subject)
@@ -268,7 +272,7 @@ def sign_list(folder: Path, days: int = LIST_DAYS, *, now: datetime | None = Non
             critical=False,
         )
     )
-    for serial in parse(pem.read(plain), plain) if plain.exists() else []:
+    for serial in parse(pem.read(unsigned_path), unsigned_path) if unsigned_path.exists() else []:
         revoked = (
             x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(now).build()
         )
@@ -279,7 +283,7 @@ def sign_list(folder: Path, days: int = LIST_DAYS, *, now: datetime | None = Non
 
 
 def _check_case(name: str, *folders: Path) -> None:
-    """Raises InputError if a certificate lies there for a name that differs from ``name`` only by
+    """Raises InputError if a folder has a certificate for a name that differs from ``name`` only by
     case.
     """
     for folder in folders:
@@ -293,15 +297,15 @@ def _check_case(name: str, *folders: Path) -> None:
 
 
 def check_name(name: str) -> None:
-    """Raises InputError unless ``name`` can be a party's: the recipe's pattern, not an IP address,
-    not ``ca``.
+    """Raises InputError unless ``name`` can be a party's name: it must match the recipe's pattern,
+    and must not be an IP address or ``ca``.
     """
     try:
         _NAME.validate_python(name)
     except ValidationError as error:
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{name!r}: is not a party's name. Use 1 to 64 letters, digits, '.', '_' and '-', "
+            f"{name!r}: is not a valid party name. Use 1 to 64 letters, digits, '.', '_' and '-', "
             "with a letter or digit at both ends.",
         ) from error
     if name.lower() == "ca":
@@ -315,7 +319,7 @@ def check_name(name: str) -> None:
         return
     raise InputError(
         Code.CONFIG_INVALID,
-        f"{name!r}: is an IP address, which TLS does not compare with a party's name. Choose "
+        f"{name!r}: is an IP address, which TLS does not accept as a party's name. Choose "
         "another name.",
     )
 
@@ -355,7 +359,7 @@ def _sign(
             "with `vfl certs ca`.",
         )
     certificate = (
-        _builder(
+        _make_builder(
             x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]),
             authority.certificate.subject,
             public_key,
@@ -365,7 +369,7 @@ def _sign(
         )
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_key_usage(digital_signature=True), critical=True)
+        .add_extension(_make_key_usage(digital_signature=True), critical=True)
         .add_extension(
             x509.ExtendedKeyUsage(
                 [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
@@ -381,7 +385,7 @@ def _sign(
     return certificate.public_bytes(Encoding.PEM)
 
 
-def _builder(
+def _make_builder(
     subject: x509.Name,
     issuer: x509.Name,
     public_key: ec.EllipticCurvePublicKey | rsa.RSAPublicKey,
@@ -390,7 +394,9 @@ def _builder(
     *,
     latest: datetime | None = None,
 ) -> x509.CertificateBuilder:
-    """Builds the part that the authority's and a party's certificates have in common."""
+    """Returns a builder with the fields that the authority's certificate and a party's certificate
+    have in common.
+    """
     if not 1 <= days <= MAX_DAYS:
         raise InputError(
             Code.CONFIG_INVALID,
@@ -409,7 +415,7 @@ def _builder(
     )
 
 
-def _key_usage(
+def _make_key_usage(
     *, digital_signature: bool = False, key_cert_sign: bool = False, crl_sign: bool = False
 ) -> x509.KeyUsage:
     return x509.KeyUsage(
@@ -429,5 +435,5 @@ def _new_key() -> ec.EllipticCurvePrivateKey:
     return ec.generate_private_key(ec.SECP256R1())
 
 
-def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+def _encode_key(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

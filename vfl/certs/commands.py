@@ -25,7 +25,7 @@ _days = click.option(
     type=_DAYS,
     default=PARTY_DAYS,
     show_default=True,
-    help="Set the validity in days, up to the CA's.",
+    help="Set the validity in days, at most that of the CA.",
 )
 _force = click.option("--force", is_flag=True, help="Replace existing files.")
 
@@ -88,8 +88,8 @@ def ca(out: Path, federation: str, days: int, force: bool) -> None:
 def issue(names: tuple[str, ...], ca: Path, out: Path | None, days: int, force: bool) -> None:
     """Make a key and a certificate for each NAME.
 
-    NAME is the server or a party, as the recipe names it. The folder --out gets ca.pem too, unless
-    it has one.
+    NAME is the name of the server or a party in the recipe. ca.pem is also copied to the folder
+    --out, unless it has one.
 
     \b
     Examples:
@@ -120,7 +120,7 @@ def issue(names: tuple[str, ...], ca: Path, out: Path | None, days: int, force: 
 def request(name: str, out: Path, force: bool) -> None:
     """Make a key and a request for the authority.
 
-    The key stays here; the request goes to the authority.
+    Keep the key secret, and send the request to the authority.
 
     \b
     Example:
@@ -148,9 +148,9 @@ def request(name: str, out: Path, force: bool) -> None:
 @_days
 @_force
 def sign(csr: Path, name: str | None, ca: Path, out: Path | None, days: int, force: bool) -> None:
-    """Sign a request of the party that it names.
+    """Sign the request CSR of a party.
 
-    Compare the fingerprint with the one that the party sees before you send the certificate back.
+    Before you send the certificate back, check that the party sees the same fingerprint.
 
     \b
     Example:
@@ -180,13 +180,13 @@ def sign(csr: Path, name: str | None, ca: Path, out: Path | None, days: int, for
 def revoke(names: tuple[str, ...], ca: Path, days: int) -> None:
     """Add the certificate of each NAME to revoked.txt.
 
-    NAME is a party, or a file NAME.pem. If ca.key is in the folder, the list is also written as
-    revoked.crl, signed; without a NAME it is only signed again, which is needed before --days have
-    passed.
+    NAME is a party, or a file NAME.pem. If the folder has ca.key, the signed list revoked.crl is
+    also written. Without a NAME, the list is only signed again, which is necessary before its
+    validity (--days) ends.
 
-    The server and every party need the new list next to their ca.pem; they read it at each
-    connection. Revoke a certificate before you replace it: afterwards only its file, or a line with
-    its serial number, can name it.
+    The server and every party need the new list next to their ca.pem. They read it at each
+    connection. Revoke a certificate before you replace it. Afterwards, you need the old file or the
+    serial number to revoke it.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""Describes a certificate or a request to a person."""
+"""Describes a certificate or a request as text."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ def _describe(path: Path, content: bytes) -> list[tuple[str, str]]:
         request = pem.parse_request(content, path)
         return [
             ("request", str(path)),
-            *_identity(request),
+            *_describe_identity(request),
             ("may", "nothing before the authority signs it"),
         ]
     certificate = pem.parse_certificates(content, path)[0]
     return [
         ("certificate", str(path)),
-        *_identity(certificate),
+        *_describe_identity(certificate),
         ("serial", f"{certificate.serial_number:x}"),
-        ("issuer", _common_name(certificate.issuer)),
-        ("valid", _validity(certificate, datetime.now(UTC))),
-        ("may", ", ".join(_abilities(certificate)) or "nothing that is needed here"),
+        ("issuer", _get_common_name(certificate.issuer)),
+        ("valid", _describe_validity(certificate, datetime.now(UTC))),
+        ("may", ", ".join(_list_abilities(certificate)) or "nothing that is needed here"),
     ]
 
 
@@ -69,10 +69,12 @@ def fingerprint(document: x509.Certificate | x509.CertificateSigningRequest) -> 
     return digest.finalize().hex(":").upper()
 
 
-def _identity(document: x509.Certificate | x509.CertificateSigningRequest) -> list[tuple[str, str]]:
+def _describe_identity(
+    document: x509.Certificate | x509.CertificateSigningRequest,
+) -> list[tuple[str, str]]:
     return [
-        ("name", ", ".join(pem.names(document)) or _common_name(document.subject)),
-        ("key", _key_type(document)),
+        ("name", ", ".join(pem.names(document)) or _get_common_name(document.subject)),
+        ("key", _describe_key(document)),
         ("pin", pem.pin_of(document)),
         (
             "fingerprint",
@@ -81,12 +83,12 @@ def _identity(document: x509.Certificate | x509.CertificateSigningRequest) -> li
     ]
 
 
-def _common_name(name: x509.Name) -> str:
+def _get_common_name(name: x509.Name) -> str:
     names = name.get_attributes_for_oid(NameOID.COMMON_NAME)
     return str(names[0].value) if names else name.rfc4514_string()
 
 
-def _key_type(document: x509.Certificate | x509.CertificateSigningRequest) -> str:
+def _describe_key(document: x509.Certificate | x509.CertificateSigningRequest) -> str:
     key = document.public_key()
     if isinstance(key, ec.EllipticCurvePublicKey):
         return f"ECDSA {_CURVES.get(key.curve.name, key.curve.name)}"
@@ -95,13 +97,13 @@ def _key_type(document: x509.Certificate | x509.CertificateSigningRequest) -> st
     return type(key).__name__
 
 
-def _validity(certificate: x509.Certificate, now: datetime) -> str:
+def _describe_validity(certificate: x509.Certificate, now: datetime) -> str:
     start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     state = pem.validity_problem(certificate, now) or f"{(end - now).days} days left"
     return f"{pem.utc(start)} to {pem.utc(end)} ({state})"
 
 
-def _abilities(certificate: x509.Certificate) -> list[str]:
+def _list_abilities(certificate: x509.Certificate) -> list[str]:
     abilities = []
     for extension in certificate.extensions:
         value = extension.value

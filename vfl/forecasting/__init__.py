@@ -1,1 +1,1 @@
-"""``vfl forecast``: the bytes and the time of a run, before it runs."""
+"""``vfl forecast``: forecasts the bytes and the time of a run."""

@@ -1,4 +1,4 @@
-"""``vfl forecast``: bytes and time, before anything runs."""
+"""The command ``vfl forecast``, which forecasts the bytes and the time of a run."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ from vfl_common.process.program import EXIT_CODES
 @click.option(
     "--workers",
     type=click.IntRange(1, 1024),
-    help="Count the masking of ids by this many processes of a party.",
+    help="Include the time of masking ids with this many processes per party.",
 )
 @click.option(
     "--suggest",
     is_flag=True,
-    help="Try codecs and steps in flight for this link; nothing is changed.",
+    help="Suggest codecs and steps in flight for this link; no file is changed.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line instead of the tables.")
 def forecast(
@@ -76,14 +76,15 @@ def forecast(
     suggest: bool,
     as_json: bool,
 ) -> None:
-    """Count the bytes and the time of RECIPE before it runs.
+    """Forecast the bytes and the time of RECIPE before it runs.
 
-    The bytes are by party, phase and direction. RECIPE may also be a party file: its data then give
-    the number of rows. The party files of all parties are one recipe together, as for vfl simulate.
-    --rows counts the rows that all parties hold, or each passive one if rows.align is none. Every
-    message counts with its exact size, but the sessions with the server are left out because they
-    grow with time. The time covers communication, and computation by --step-time or --measure;
-    --workers measures the masking of one batch, with a core for each process.
+    The bytes are counted for each party, phase and direction. RECIPE may also be a party file,
+    whose data then give the number of rows. The party files of all parties together are one recipe,
+    as for vfl simulate. --rows is the number of rows that all parties hold, or, with rows.align =
+    "none", that each passive party holds. Messages are counted with their exact sizes. The sessions
+    with the server are not counted, because they grow with time. The time includes communication,
+    and computation with --step-time or --measure. --workers measures the time to mask one batch of
+    ids, with one core for each process.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""Measures the computing time of a step with a few rounds in this process, without a network."""
+"""Measures the computing time of a step by a run of a few rounds in this process."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _STEPS = 40
 _SHORT = {"epochs": _ROUNDS, "rounds": _ROUNDS, "trees": _ROUNDS, "steps": _STEPS}
 
 
-def measure(outlook: Outlook, network: Network) -> Network:
-    """Returns ``network`` with the computing time of a step of each phase. Raises InputError
-    without data.
+def measure_computation(outlook: Outlook, network: Network) -> Network:
+    """Returns ``network`` with the measured computing time of a step for each phase. Raises
+    InputError if the recipe names no data.
     """
     from vfl.simulation.inprocess import run_in_process
     from vfl_party.forecast.count import forecast, outlook_of
@@ -36,26 +36,26 @@ def measure(outlook: Outlook, network: Network) -> Network:
             "(docs/how-to/recipes/simulate.md). Add it, or give --step-time instead.",
         )
     recipe = shorten_phases(outlook.recipe)
-    trips = {
+    steps_by_phase = {
         phase.name: sum(run.times * run.steps // run.parts for run in phase.runs if run.trains)
         for phase in forecast(outlook_of(recipe, outlook.folder)).phases
     }
     data = divide(recipe, outlook.folder)
-    with tempfile.TemporaryDirectory(prefix="vfl-measure-") as place:
-        # The first run includes torch's one-time initialisation.
-        for turn in ("warm", "measured"):
-            summary = run_in_process(recipe, data, Path(place) / turn, modules=outlook.folder)
+    with tempfile.TemporaryDirectory(prefix="vfl-measure-") as folder:
+        # The first run is not used, because it includes torch's one-time initialisation.
+        for run_name in ("warm", "measured"):
+            summary = run_in_process(recipe, data, Path(folder) / run_name, modules=outlook.folder)
     work = {
         name: batch_work
-        for name, steps in trips.items()
-        if (batch_work := work_of(summary, name, steps)) is not None
+        for name, steps in steps_by_phase.items()
+        if (batch_work := compute_batch_work(summary, name, steps)) is not None
     }
     return replace(network, work=work)
 
 
-def with_masking(recipe: Recipe, network: Network, workers: int) -> Network:
-    """Returns ``network`` with the time that ``workers`` processes of each party take to mask a
-    batch. Raises InputError if no ids are masked.
+def add_masking_time(recipe: Recipe, network: Network, workers: int) -> Network:
+    """Returns ``network`` with the measured time to mask a batch of ids with ``workers`` processes
+    of each party. Raises InputError if the recipe masks no ids.
     """
     from vfl_party.align import masking_time
 
@@ -64,7 +64,7 @@ def with_masking(recipe: Recipe, network: Network, workers: int) -> Network:
             Code.CONFIG_INVALID,
             '--workers: needs rows.align = "psi" and a passive party. Leave --workers out.',
         )
-    # In the first round a party masks its own rows as well.
+    # In the first round, a party also masks its own rows.
     rounds = len(recipe.passives)
     return replace(network, masking_s=masking_time.measure_masking().batch_s(workers, rounds))
 
@@ -81,21 +81,21 @@ def shorten_phases(recipe: Recipe) -> Recipe:
     return parse(Recipe, tables, "recipe")
 
 
-def work_of(summary: Summary, phase: str, steps: int) -> BatchWork | None:
-    """Returns the computing time of a step of ``phase``; ``steps``: those of the run. None if the
-    parties made none.
+def compute_batch_work(summary: Summary, phase: str, steps: int) -> BatchWork | None:
+    """Returns the computing time of a step of ``phase``; None if the phase has no steps.
 
-    The passive parties compute at the same time, and the active party when all have sent. The
-    processor time is that of all parties, without gRPC and TLS for a run in one process.
+    ``steps``: the number of steps in the measured run. The passive parties compute at the same
+    time, and then the active party. The processor time is the sum over all parties. It does not
+    include gRPC and TLS, because the run is in one process.
     """
-    own: dict[str, list[float]] = {"active": [], "passive": []}
+    times_by_role: dict[str, list[float]] = {"active": [], "passive": []}
     cpu_s = 0.0
     for party in summary.parties:
         for times in party.times:
-            if times.phase == phase and party.role in own:
-                own[party.role].append(times.busy_s / max(1, steps))
+            if times.phase == phase and party.role in times_by_role:
+                times_by_role[party.role].append(times.busy_s / max(1, steps))
                 cpu_s += times.cpu_s
-    if not (steps and own["passive"]):
+    if not (steps and times_by_role["passive"]):
         return None
-    active_s, passive_s = max(own["active"], default=0.0), max(own["passive"])
+    active_s, passive_s = max(times_by_role["active"], default=0.0), max(times_by_role["passive"])
     return BatchWork(active_s + passive_s, max(active_s, passive_s), cpu_s / steps)

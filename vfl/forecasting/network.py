@@ -1,4 +1,4 @@
-"""Reads bandwidth and latency from text, and times a forecast's exchanges with them."""
+"""Parses bandwidth and latency, and computes the time of a forecast's exchanges from them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from vfl_common.errors import Code, InputError
 from vfl_common.psi import MASKED_IDS
 from vfl_party.forecast.result import StepRun
 
-# Measured on Linux with grpcio 1.85 and TLS 1.3, on the TCP streams of runs with messages of 8 to
-# 550 kB: frames of HTTP/2, records of TLS, and the other direction's window updates, without the
-# headers of TCP and IP.
+# The overhead of a message: bytes per message, and a share of its size. It was measured on Linux
+# with grpcio 1.85, TLS 1.3 and messages of 8 to 550 kB. It includes HTTP/2 frames, TLS records and
+# window updates of the other direction, but no TCP and IP headers.
 AROUND_MESSAGE_BYTES = 60
 AROUND_BYTES_SHARE = 0.0018
 
@@ -30,9 +30,10 @@ _MAX_S = 3600.0
 class BatchWork:
     """The computing time of a batch.
 
-    ``loop_s``: in sequence, until its answer is used; ``slowest_s``: at the slowest party. With
-    several steps in flight the parties compute at the same time, so the slowest sets the pace; if
-    they share a machine, so does ``total_s``: the processor time of all parties; 0: unknown.
+    ``loop_s``: the time of all computations in sequence, until the answer is used. ``slowest_s``:
+    the time of the slowest party, which is the limit with several steps in flight, because parties
+    then compute at the same time. ``total_s``: the processor time of all parties, which is the
+    limit if they share a machine; 0: unknown.
     """
 
     loop_s: float = 0.0
@@ -42,12 +43,14 @@ class BatchWork:
 
 @dataclass(frozen=True)
 class Network:
-    """Equal links. ``bandwidth``: bits a second, in each direction; ``latency_s``: one way.
+    """The links between parties, which are all equal, and the parties' computing times.
 
-    ``work``: {phase: computing time of a training step}; ``any_work``: that of all other phases.
-    ``masking_s``: the masking time of a party for a step of a private alignment, while the step
-    before travels.
-    ``cores``: those of the machine that all parties share; None: each has its own machine.
+    ``bandwidth``: bits per second in each direction. ``latency_s``: the one-way latency.
+    ``work``: {phase: computing time of a training step}. ``any_work``: the computing time of a
+    training step in all other phases. ``masking_s``: the time in which a party masks the ids of one
+    step of private alignment, while the message of the step before is on the network. ``cores``:
+    the number of cores of the machine that all parties share; None if each party has its own
+    machine.
     """
 
     bandwidth: float
@@ -61,7 +64,7 @@ class Network:
     def read(
         cls, bandwidth: str, latency: str, step_time: str = "0", cores: int | None = None
     ) -> Network:
-        """Reads texts such as ``100Mbit/s``, ``20ms`` and ``1.5ms``. Raises InputError."""
+        """Parses texts such as ``100Mbit/s``, ``20ms`` and ``1.5ms``. Raises InputError."""
         step_s = read_time(step_time, "--step-time")
         return cls(
             read_bandwidth(bandwidth),
@@ -71,11 +74,11 @@ class Network:
         )
 
     def over_s(self, message_bytes: int, messages: int) -> float:
-        """Returns the time of messages through the bottleneck, with the overhead of gRPC and TLS.
+        """Returns the seconds that messages take on the bottleneck link, with the overhead of gRPC
+        and TLS.
 
-        The bottleneck is the link of the answering party, which all parties share: all messages to
-        it come in over this link, and the answers go out over it. Its two directions are
-        independent.
+        The bottleneck is the link of the answering party. The messages of all other parties come in
+        over this link, and the answers go out over it. The two directions are independent.
         """
         return (
             (message_bytes * (1 + AROUND_BYTES_SHARE) + messages * AROUND_MESSAGE_BYTES)
@@ -84,19 +87,20 @@ class Network:
         )
 
     def seconds(self, phase: str, runs: Iterable[StepRun]) -> float:
-        """Returns the time of the steps of a phase."""
+        """Returns the time of all steps of a phase."""
         return sum(run.times * self.run_s(phase, run) for run in runs)
 
     def run_s(self, phase: str, run: StepRun) -> float:
         """Returns the time of the steps of one round, from the first message to the use of the last
         answer.
 
-        One step alone takes ``loop``: the latency of both ways, the bytes of all parties up, and
-        down, and its computing time. With D in flight, D steps share that time; but no step is
-        faster than ``min_s``: the bytes of one direction, the slowest party, or the shared cores.
-        The first step of the round takes ``loop``; then each block of D steps takes the longer of
-        ``loop`` and D times ``min_s``. If a batch is exchanged in parts, the same holds for whole
-        batches: its ``loop`` ends with the answer of its last part.
+        One step alone takes ``loop_s``: the latency of both directions, the transfer of all
+        parties' bytes in both directions, and the computing time. With D steps in flight, D steps
+        share this time. But a step takes at least ``min_s``: the maximum of the transfer in one
+        direction, the computation of the slowest party, and the computation on shared cores. The
+        first step of the round takes ``loop_s``. Then each block of D steps takes the maximum of
+        ``loop_s`` and D times ``min_s``. If a batch is exchanged in parts, the rule applies to
+        whole batches, and ``loop_s`` ends with the answer of the last part.
         """
         up_s = self.over_s(run.up_bytes, run.up_messages) / run.steps
         down_s = self.over_s(run.down_bytes, run.down_messages) / run.steps
@@ -114,8 +118,8 @@ class Network:
 
 
 def read_bandwidth(text: str) -> float:
-    """Reads bits a second: ``10Mbit``, ``1Gbit/s``, ``100 Mbps``, ``12.5MB/s``; B is bytes. Raises
-    InputError.
+    """Parses a bandwidth to bits per second: ``10Mbit``, ``1Gbit/s``, ``100 Mbps``, ``12.5MB/s``. A
+    capital B means bytes. Raises InputError.
     """
     match = _BANDWIDTH.fullmatch(text.strip())
     value = 0.0
@@ -128,20 +132,20 @@ def read_bandwidth(text: str) -> float:
     if not 0 < value < math.inf:
         raise InputError(
             Code.CONFIG_INVALID,
-            f"--bandwidth {text}: must be greater than 0 and have a unit. Give one as in "
+            f"--bandwidth {text}: must be greater than 0 and have a unit. Give a bandwidth such as "
             "10Mbit/s, 1Gbit or 100MB/s.",
         )
     return value
 
 
 def read_latency(text: str) -> float:
-    """Reads the latency of a link, one way; see ``read_time``."""
+    """Parses the one-way latency of a link to seconds; see ``read_time``."""
     return read_time(text, "--latency")
 
 
 def read_time(text: str, option: str) -> float:
-    """Reads seconds: ``20ms``, ``0.1s``, ``500us``, ``0``. Raises InputError, which names
-    ``option``.
+    """Parses a time to seconds: ``20ms``, ``0.1s``, ``500us``, ``0``. ``option``: the option's name
+    for the InputError that it raises.
     """
     match = _LATENCY.fullmatch(text.strip())
     value = (
@@ -154,7 +158,7 @@ def read_time(text: str, option: str) -> float:
     if value is None or value > _MAX_S:
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{option} {text}: must be at most an hour and have a unit. Give a time as in 20ms "
+            f"{option} {text}: must be at most an hour and have a unit. Give a time such as 20ms "
             "or 0.1s.",
         )
     return value

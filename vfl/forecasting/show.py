@@ -1,4 +1,4 @@
-"""``vfl forecast``: the exchanges that a recipe's phases declare, as tables of bytes and time."""
+"""Shows the result of ``vfl forecast`` as tables of bytes and time."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from vfl.forecasting.measure import measure as measure_steps
-from vfl.forecasting.measure import with_masking
+from vfl.forecasting.measure import add_masking_time
+from vfl.forecasting.measure import measure_computation as measure_steps
 from vfl.forecasting.network import AROUND_BYTES_SHARE, AROUND_MESSAGE_BYTES, Network
-from vfl.forecasting.suggest import suggestions
-from vfl.forecasting.words import duration, number, rate
+from vfl.forecasting.suggest import make_suggestions
+from vfl.forecasting.words import format_duration, format_number, format_rate
 from vfl.report.table import WORDS, new_table, size, wide_console
 from vfl.simulation.own_files import of_party_files
 from vfl_common.config.base import parse
@@ -41,25 +41,26 @@ def show_forecast(
     suggest: bool = False,
     workers: int | None = None,
 ) -> None:
-    """Runs the command.
+    """Runs the command ``vfl forecast`` and prints its result.
 
     ``plan``: a recipe, a party file, or all parties' files. ``measure``: whether to measure the
-    computing time of a step. ``suggest``: whether to try settings. ``workers``: processes of a
-    party that mask ids; None: their time is not counted. Raises InputError.
+    computing time of a step. ``suggest``: whether to suggest settings. ``workers``: the number of
+    processes of a party that mask ids; None: the time of masking is not included. Raises
+    InputError.
     """
-    # Imported late: it imports torch.
+    # Imported here because it imports torch.
     from vfl_party.forecast.count import forecast_of, lone_party, read_outlook, read_rounds
 
-    outlook = read_outlook(plan[0]) if len(plan) == 1 else _of_files(plan)
-    ended = read_rounds(rounds)
+    outlook = read_outlook(plan[0]) if len(plan) == 1 else _read_party_files(plan)
+    ended_rounds = read_rounds(rounds)
     with naming(outlook.file):
-        party, known = lone_party(outlook, rows)
-        forecast = forecast_of(party, known, ended)
+        party, row_count = lone_party(outlook, rows)
+        forecast = forecast_of(party, row_count, ended_rounds)
         if measure:
             network = measure_steps(outlook, network)
         if workers is not None:
-            network = with_masking(outlook.recipe, network, workers)
-        tried = suggestions(party, known, network, ended) if suggest else None
+            network = add_masking_time(outlook.recipe, network, workers)
+        tried = make_suggestions(party, row_count, network, ended_rounds) if suggest else None
     if as_json:
         tables = as_tables(forecast, network) | (
             {"suggestions": tried.as_json()} if tried is not None else {}
@@ -71,12 +72,12 @@ def show_forecast(
         wide_console().print(tried.render())
 
 
-def _of_files(paths: Sequence[Path]) -> Outlook:
-    """Returns the outlook of party files together. Raises InputError."""
+def _read_party_files(paths: Sequence[Path]) -> Outlook:
+    """Reads the files of all parties as one recipe for a forecast. Raises InputError."""
     from vfl_party.forecast.count import outlook_of
 
     tables, base = of_party_files(paths)
-    # The user's own encoder may be there.
+    # The recipe's folder may contain the module of a custom encoder.
     sys.path.append(str(base))
     return replace(outlook_of(parse(Recipe, tables, "recipe"), base), file=paths[0])
 
@@ -84,7 +85,7 @@ def _of_files(paths: Sequence[Path]) -> Outlook:
 def count_forecast(
     plan: Path, rows: int | None = None, rounds: Sequence[str] = ()
 ) -> CountedForecast:
-    """Counts what a recipe, or the recipe of a party file, will exchange.
+    """Counts the bytes that a recipe, or the recipe of a party file, will exchange.
 
     Args:
         plan: the recipe or party file.
@@ -93,7 +94,7 @@ def count_forecast(
 
     Raises InputError.
     """
-    # Imported late: it imports torch.
+    # Imported here because it imports torch.
     from vfl_party.forecast.count import forecast, read_outlook, read_rounds
 
     outlook = read_outlook(plan)
@@ -101,8 +102,8 @@ def count_forecast(
         return forecast(outlook, rows, read_rounds(rounds))
 
 
-def total(links: Iterable[LinkBytes]) -> ByteCount:
-    """Adds up ``links``."""
+def sum_links(links: Iterable[LinkBytes]) -> ByteCount:
+    """Returns the sums of payload bytes, message bytes and messages over ``links``."""
     links = list(links)
     return ByteCount(
         payload_bytes=sum(link.payload_bytes for link in links),
@@ -111,7 +112,7 @@ def total(links: Iterable[LinkBytes]) -> ByteCount:
     )
 
 
-def seconds(network: Network, phase: PhaseForecast) -> float:
+def compute_seconds(network: Network, phase: PhaseForecast) -> float:
     """Returns the time of a phase's steps."""
     return network.seconds(phase.name, phase.runs)
 
@@ -120,11 +121,11 @@ def as_tables(forecast: CountedForecast, network: Network) -> dict[str, Any]:
     """Returns the whole forecast as JSON values."""
     phases = [
         phase.model_dump()
-        | total(link for link in forecast.links if link.phase == phase.name).model_dump()
-        | {"seconds": seconds(network, phase)}
+        | sum_links(link for link in forecast.links if link.phase == phase.name).model_dump()
+        | {"seconds": compute_seconds(network, phase)}
         for phase in forecast.phases
     ]
-    whole = total(forecast.links).model_dump() | {
+    whole = sum_links(forecast.links).model_dump() | {
         "seconds": sum(phase["seconds"] for phase in phases)
     }
     return forecast.model_dump() | {
@@ -145,26 +146,26 @@ def render(forecast: CountedForecast, network: Network) -> Group:
         Text.assemble("\n", (forecast.recipe, "bold"), f" · {forecast.rows:,} rows\n")
     ]
     parts += [
-        _by_party(forecast),
+        _make_party_table(forecast),
         Text(),
-        _by_phase(forecast, network),
+        _make_phase_table(forecast, network),
         Text(),
-        _by_exchange(forecast),
+        _make_exchange_table(forecast),
         Text(),
     ]
     if forecast.encoders:
-        parts += [_by_encoder(forecast), Text()]
-    return Group(*parts, *(Text(sentence) for sentence in notes(forecast, network)), Text())
+        parts += [_make_encoder_table(forecast), Text()]
+    return Group(*parts, *(Text(sentence) for sentence in make_notes(forecast, network)), Text())
 
 
-def notes(forecast: CountedForecast, network: Network) -> list[str]:
+def make_notes(forecast: CountedForecast, network: Network) -> list[str]:
     """Returns the notes below the tables."""
     lines = []
     for phase in forecast.phases:
         if phase.unknown:
             lines.append(
-                f"{phase.name}: the method {phase.kind} does not declare its exchanges: "
-                "they are not counted."
+                f"{phase.name}: the method {phase.kind} does not declare its exchanges, so they "
+                "are not counted."
             )
         if phase.at_most:
             lines.append(
@@ -175,11 +176,11 @@ def notes(forecast: CountedForecast, network: Network) -> list[str]:
             lines.append(f"{phase.name}: {phase.bound}.")
     if forecast.encoders:
         lines.append(
-            "FLOPs are those of a forward pass, with two for a multiplication and an addition; "
-            "training takes about three times as many. Kept is the memory of the backward pass "
+            "FLOPs are for a forward pass, and a multiplication with an addition counts as two. "
+            "Training takes about three times as many. Kept is the memory for the backward pass, "
             "for each row of a batch."
         )
-    lines += _of_time(forecast, network)
+    lines += _make_time_notes(forecast, network)
     if not any(phase.unknown for phase in forecast.phases):
         lines += filter(None, [label_statement(forecast.exchanges)])
     lines.append("Not counted: the sessions with the server (control), which grow with time.")
@@ -187,11 +188,11 @@ def notes(forecast: CountedForecast, network: Network) -> list[str]:
     return lines
 
 
-def _of_time(forecast: CountedForecast, network: Network) -> list[str]:
-    """Returns the notes on the components of the time."""
+def _make_time_notes(forecast: CountedForecast, network: Network) -> list[str]:
+    """Returns the notes about the parts of the time that are included."""
     lines = [
-        f"Time at {rate(network.bandwidth)} a link and {network.latency_s * 1000:g} ms one way, "
-        f"TLS and HTTP/2 ({AROUND_MESSAGE_BYTES} bytes a message and "
+        f"Time at {format_rate(network.bandwidth)} a link and {network.latency_s * 1000:g} ms one "
+        f"way, TLS and HTTP/2 ({AROUND_MESSAGE_BYTES} bytes a message and "
         f"{100 * AROUND_BYTES_SHARE:.2g} %) included; TCP and IP, 3 to 4 %, and connecting, "
         "come on top."
     ]
@@ -224,7 +225,7 @@ def _of_time(forecast: CountedForecast, network: Network) -> list[str]:
     ]
 
 
-def _by_party(forecast: CountedForecast) -> Table:
+def _make_party_table(forecast: CountedForecast) -> Table:
     table = new_table("Message bytes by party, direction and phase")
     table.add_column("party")
     table.add_column("direction")
@@ -239,12 +240,12 @@ def _by_party(forecast: CountedForecast) -> Table:
             # The server exchanges nothing if nothing is averaged.
             continue
         for direction, own in ends:
-            whole = total(own)
+            whole = sum_links(own)
             table.add_row(
                 party if direction == "sent" else "",
                 direction,
                 *(
-                    _cell(phase, total(link for link in own if link.phase == phase.name))
+                    _format_cell(phase, sum_links(link for link in own if link.phase == phase.name))
                     for phase in forecast.phases
                 ),
                 size(whole.message_bytes),
@@ -253,7 +254,7 @@ def _by_party(forecast: CountedForecast) -> Table:
     return table
 
 
-def _by_exchange(forecast: CountedForecast) -> Table:
+def _make_exchange_table(forecast: CountedForecast) -> Table:
     table = new_table("Exchanges, and the chain through which their tensors leave")
     for heading in ("phase", "exchange", "from", "to", "carries", "through", "when"):
         table.add_column(heading, overflow="fold")
@@ -267,7 +268,7 @@ def _by_exchange(forecast: CountedForecast) -> Table:
     return table
 
 
-def _by_encoder(forecast: CountedForecast) -> Table:
+def _make_encoder_table(forecast: CountedForecast) -> Table:
     table = new_table("Computation and memory of each encoder")
     table.add_column("party")
     for heading in ("rows", "weights", "as bytes", "FLOPs a row", "FLOPs a pass", "kept a row"):
@@ -278,22 +279,22 @@ def _by_encoder(forecast: CountedForecast) -> Table:
             f"{load.rows:,}",
             f"{load.weights:,}",
             size(load.weight_bytes),
-            number(load.flops_a_row),
-            number(load.flops_a_row * load.rows),
+            format_number(load.flops_a_row),
+            format_number(load.flops_a_row * load.rows),
             size(load.kept_bytes_a_row),
         )
     return table
 
 
-def _cell(phase: PhaseForecast, count: ByteCount) -> str:
+def _format_cell(phase: PhaseForecast, count: ByteCount) -> str:
     if phase.unknown:
         return "?"
     return size(count.message_bytes) if count.message_bytes else "–"
 
 
-def _by_phase(forecast: CountedForecast, network: Network) -> Table:
-    whole, trips = total(forecast.links), sum(phase.round_trips for phase in forecast.phases)
-    time_s = sum(seconds(network, phase) for phase in forecast.phases)
+def _make_phase_table(forecast: CountedForecast, network: Network) -> Table:
+    whole, trips = sum_links(forecast.links), sum(phase.round_trips for phase in forecast.phases)
+    time_s = sum(compute_seconds(network, phase) for phase in forecast.phases)
     table = new_table("By phase, every message counted once", show_footer=True)
     table.add_column("phase", "all")
     table.add_column("payload", size(whole.payload_bytes), justify="right")
@@ -301,12 +302,12 @@ def _by_phase(forecast: CountedForecast, network: Network) -> Table:
     table.add_column("message bytes", size(whole.message_bytes), justify="right")
     table.add_column("messages", f"{whole.messages:,}", justify="right")
     table.add_column("round trips", f"{trips:,}", justify="right")
-    table.add_column("time", duration(time_s), justify="right")
+    table.add_column("time", format_duration(time_s), justify="right")
     for phase in forecast.phases:
         if phase.unknown:
             table.add_row(phase.name, *"??????")
             continue
-        count = total(link for link in forecast.links if link.phase == phase.name)
+        count = sum_links(link for link in forecast.links if link.phase == phase.name)
         table.add_row(
             phase.name,
             size(count.payload_bytes),
@@ -314,6 +315,6 @@ def _by_phase(forecast: CountedForecast, network: Network) -> Table:
             size(count.message_bytes),
             f"{count.messages:,}",
             f"{phase.round_trips:,}",
-            duration(seconds(network, phase)),
+            format_duration(compute_seconds(network, phase)),
         )
     return table

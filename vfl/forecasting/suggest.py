@@ -1,4 +1,4 @@
-"""Tries codecs and steps in flight for a slow link, and states their cost in exactness."""
+"""Suggests codecs and steps in flight for a slow link, with their cost in exactness."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vfl.forecasting.network import Network
-from vfl.forecasting.words import duration, rate
+from vfl.forecasting.words import format_duration, format_rate
 from vfl.report.table import new_table, size
 from vfl_common.bundle import DType
 from vfl_common.config.base import parse
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 BITS = (32, 16, 8, 4, 2)
 FLIGHTS = (1, 2, 4, 8, 16)
-# The minimum number of rounds of the pipe in a round of steps: it is filled and emptied once in
-# each.
+# A training round must have at least this many times as many steps as are in flight, because the
+# pipeline is filled and emptied once in each round.
 _ROUND_STEPS = 4
-# The share of latency in a step's time above which a larger batch is suggested.
+# Above this share of latency in a step's time, a larger batch is suggested.
 _MOSTLY = 0.5
-# The ratio to the fastest setting's time up to which a setting is as good, if it costs less.
+# Up to this ratio to the time of the fastest setting, a setting with a lower cost is preferred.
 _NEAR = 1.1
-# The minimum number of bits of weights that the server averages.
+# The minimum number of bits for weights that the server averages.
 _MIN_AVERAGED = 8
 _OF_BITS = {
     32: "",
@@ -45,10 +45,11 @@ _OF_BITS = {
 
 @dataclass(frozen=True)
 class Scope:
-    """The phases whose settings are tried. ``piped``: those that can have steps in flight.
+    """The phases whose settings are tried.
 
-    ``coded``: those that can have a codec, as (phase, None) for all that its parties send each
-    other, or (phase, exchange) for an average of the server.
+    ``piped``: the phases that can have several steps in flight. ``coded``: the exchanges that can
+    have a codec: (phase, None) for all messages between its parties, or (phase, exchange) for an
+    average of the server.
     """
 
     piped: tuple[str, ...]
@@ -60,23 +61,24 @@ class Scope:
         return tuple(dict.fromkeys([*self.piped, *(phase for phase, _ in self.coded)]))
 
     def wire(self, bits: int) -> list[dict[str, Any]]:
-        """Returns the recipe's [[wire]] tables for values of ``bits`` bits; an average keeps at
-        least eight.
+        """Returns the recipe's [[wire]] tables for values of ``bits`` bits. Averages have at least
+        eight bits.
         """
         if bits == BITS[0]:
             return []
         tables = []
         for phase, average in self.coded:
             exchange = {} if average is None else {"exchange": average}
-            codec = _codec(bits if average is None else max(bits, _MIN_AVERAGED))
+            codec = _make_codec(bits if average is None else max(bits, _MIN_AVERAGED))
             tables.append({"phase": phase} | exchange | codec)
         return tables
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Tried settings. ``bits``: those of a value on the wire; ``seconds``, ``message_bytes``: those
-    of the whole run.
+    """One combination of settings that was tried. ``bits``: the number of bits of a value on the
+    wire. ``seconds``, ``message_bytes``: the time and bytes of the whole run. ``cost``: a text
+    about the cost in exactness.
     """
 
     bits: int
@@ -88,12 +90,12 @@ class Setting:
 
 @dataclass(frozen=True)
 class Suggestions:
-    """All tried settings; ``best``: the one to paste. ``refused``: the reasons of those that could
-    not be tried.
+    """All tried settings. ``best``: the suggested setting. ``refused``: the reasons why other
+    settings could not be tried.
 
-    ``toml``: the text to paste into the recipe; empty if it is best unchanged. ``own``: (seconds,
-    message bytes) of the unchanged recipe. ``waits``: the share of latency in its time; bytes and
-    computation are the rest.
+    ``toml``: the text to paste into the recipe; empty if the recipe is best unchanged. ``own``:
+    (seconds, message bytes) of the unchanged recipe. ``waits``: the share of latency in the time of
+    the unchanged recipe.
     """
 
     network: Network
@@ -115,18 +117,20 @@ class Suggestions:
 
     def render(self) -> Group:
         """Returns the table, and the text to paste."""
-        there = f"{rate(self.network.bandwidth)}, {self.network.latency_s * 1000:g} ms one way"
+        there = (
+            f"{format_rate(self.network.bandwidth)}, {self.network.latency_s * 1000:g} ms one way"
+        )
         table = new_table(f"Settings of {', '.join(self.phases)} tried for {there}")
         for heading in ("bits a value", "in flight", "time", "message bytes"):
             table.add_column(heading, justify="right")
         table.add_column("cost in exactness", overflow="fold")
         seconds, message_bytes = self.own
-        table.add_row("as it", "is", duration(seconds), size(message_bytes), "nothing")
+        table.add_row("as it", "is", format_duration(seconds), size(message_bytes), "nothing")
         for setting in self.tried:
             table.add_row(
                 str(setting.bits),
                 str(setting.in_flight),
-                duration(setting.seconds),
+                format_duration(setting.seconds),
                 size(setting.message_bytes),
                 setting.cost or "nothing",
                 style="bold" if setting == self.best else "",
@@ -155,60 +159,71 @@ class Suggestions:
         )
 
 
-def suggestions(
+def make_suggestions(
     party: Party, rows: int, network: Network, ended: Mapping[str, int] | None = None
 ) -> Suggestions:
-    """Tries every combination of codecs and steps in flight, if a phase can have them.
+    """Tries every combination of codecs and steps in flight that the phases support.
 
-    ``party``, ``rows``, ``ended``: as for ``forecast_of``. Raises InputError if nothing can be
-    tried.
+    ``party``, ``rows``, ``ended``: as in ``forecast_of``. Raises InputError if no phase supports
+    codecs or steps in flight.
     """
     from vfl_party.forecast.count import forecast_of
     from vfl_party.phases.course import Course
 
-    scope, recipe = _scope(party), party.recipe
-    plain = forecast_of(party, rows, ended)
+    scope, recipe = _find_scope(party), party.recipe
+    unchanged = forecast_of(party, rows, ended)
     if not scope.phases:
         raise InputError(
             Code.CONFIG_INVALID,
             "--suggest: no phase of this recipe can have codecs or steps in flight. Forecast "
             "without --suggest.",
         )
-    steps, flights = _min_steps(plain, scope.piped), FLIGHTS if scope.piped else FLIGHTS[:1]
-    fits = tuple(flight for flight in flights if flight == 1 or flight * _ROUND_STEPS <= steps)
+    steps, flights = _min_steps(unchanged, scope.piped), FLIGHTS if scope.piped else FLIGHTS[:1]
+    allowed_flights = tuple(
+        flight for flight in flights if flight == 1 or flight * _ROUND_STEPS <= steps
+    )
     refused: dict[str, None] = {}
-    if len(fits) < len(flights):
+    if len(allowed_flights) < len(flights):
         refused[
-            f"more than {fits[-1]} in flight: a round has {steps} steps, and ends with an "
-            "empty pipe"
+            f"more than {allowed_flights[-1]} in flight: a round has {steps} steps, and ends with "
+            "an empty pipe"
         ] = None
     tried: list[Setting] = []
     for bits in BITS if scope.coded else BITS[:1]:
         counted = None
-        for in_flight in fits:
+        for in_flight in allowed_flights:
             try:
-                changed = with_settings(recipe, scope, bits, in_flight)
+                changed = change_settings(recipe, scope, bits, in_flight)
                 counted = counted or forecast_of(
                     replace(party, course=Course(changed), exchanges={}), rows, ended
                 )
             except InputError as error:
                 refused[str(error)] = None
                 continue
-            seconds = sum(_seconds(network, phase, scope, in_flight) for phase in counted.phases)
-            tried.append(Setting(bits, in_flight, seconds, _bytes(counted), cost(bits, in_flight)))
+            seconds = sum(
+                _compute_seconds(network, phase, scope, in_flight) for phase in counted.phases
+            )
+            tried.append(
+                Setting(
+                    bits, in_flight, seconds, _count_bytes(counted), describe_cost(bits, in_flight)
+                )
+            )
     if not tried:
         raise InputError(Code.CONFIG_INVALID, "--suggest: " + next(iter(refused)))
     fastest_s = min(setting.seconds for setting in tried)
-    near = [setting for setting in tried if setting.seconds <= _NEAR * fastest_s]
-    best = min(near, key=lambda setting: (setting.in_flight, -setting.bits))
-    own = sum(network.seconds(phase.name, phase.runs) for phase in plain.phases), _bytes(plain)
-    toml, waits = _toml(recipe, scope, best), _waits(plain, network)
+    near_fastest = [setting for setting in tried if setting.seconds <= _NEAR * fastest_s]
+    best = min(near_fastest, key=lambda setting: (setting.in_flight, -setting.bits))
+    own = (
+        sum(network.seconds(phase.name, phase.runs) for phase in unchanged.phases),
+        _count_bytes(unchanged),
+    )
+    toml, waits = _make_toml(recipe, scope, best), _compute_latency_share(unchanged, network)
     return Suggestions(network, scope.phases, tuple(tried), best, own, toml, tuple(refused), waits)
 
 
-def with_settings(recipe: Recipe, scope: Scope, bits: int, in_flight: int) -> Recipe:
-    """Returns the recipe with other settings of wire and pipe. Raises InputError for invalid
-    ones.
+def change_settings(recipe: Recipe, scope: Scope, bits: int, in_flight: int) -> Recipe:
+    """Returns the recipe with another number of bits and of steps in flight. Raises InputError if
+    the settings are invalid.
     """
     tables = recipe.model_dump(mode="json", exclude_unset=True)
     for phase in tables["phases"]:
@@ -223,15 +238,15 @@ def with_settings(recipe: Recipe, scope: Scope, bits: int, in_flight: int) -> Re
     return parse(Recipe, tables, "recipe")
 
 
-def cost(bits: int, in_flight: int) -> str:
-    """Returns the cost of settings in exactness as text; empty if nothing."""
+def describe_cost(bits: int, in_flight: int) -> str:
+    """Returns a text about the cost of settings in exactness; empty if they have no cost."""
     late = in_flight - 1
     stale = f"gradients are {late} update{'s' if late > 1 else ''} old" if late else ""
     return "; ".join(filter(None, (stale, _OF_BITS[bits])))
 
 
-def _scope(party: Party) -> Scope:
-    """Finds the phases whose settings can be tried. A phase with unknown exchanges has none."""
+def _find_scope(party: Party) -> Scope:
+    """Finds the phases whose settings can be tried. Phases with unknown exchanges are left out."""
     piped, coded = list[str](), dict[tuple[str, str | None], None]()
     for phase in party.course.phases:
         traffic = phase.method.traffic(party, phase.name, phase.settings)
@@ -253,11 +268,11 @@ def _scope(party: Party) -> Scope:
     return Scope(tuple(piped), tuple(coded))
 
 
-def _codec(bits: int) -> dict[str, Any]:
+def _make_codec(bits: int) -> dict[str, Any]:
     return {"codec": "float16"} if bits == 16 else {"codec": "bits", "bits": bits}
 
 
-def _seconds(network: Network, phase: PhaseForecast, scope: Scope, in_flight: int) -> float:
+def _compute_seconds(network: Network, phase: PhaseForecast, scope: Scope, in_flight: int) -> float:
     """Returns the time of a phase with ``in_flight`` batches in flight."""
     runs = phase.runs
     if phase.name in scope.piped:
@@ -268,19 +283,21 @@ def _seconds(network: Network, phase: PhaseForecast, scope: Scope, in_flight: in
     return network.seconds(phase.name, runs)
 
 
-def _bytes(counted: CountedForecast) -> int:
+def _count_bytes(counted: CountedForecast) -> int:
     return sum(link.message_bytes for link in counted.links)
 
 
-def _toml(recipe: Recipe, scope: Scope, best: Setting) -> str:
-    """Returns the changes of a recipe for the best setting; empty if it has it already."""
-    if with_settings(recipe, scope, best.bits, best.in_flight) == recipe:
+def _make_toml(recipe: Recipe, scope: Scope, best: Setting) -> str:
+    """Returns the text to paste into a recipe for the best setting; empty if the recipe already has
+    this setting.
+    """
+    if change_settings(recipe, scope, best.bits, best.in_flight) == recipe:
         return ""
     lines = []
     for phase in recipe.phases:
-        now = phase.settings.get("in_flight", 1)
-        if phase.name in scope.piped and now != best.in_flight:
-            instead = f", instead of in_flight = {now}" if now != 1 else ""
+        current = phase.settings.get("in_flight", 1)
+        if phase.name in scope.piped and current != best.in_flight:
+            instead = f", instead of in_flight = {current}" if current != 1 else ""
             predict = (
                 "# predict_weights = true    # sends nothing more, and helps with Adam or "
                 "momentum\n"
@@ -294,11 +311,11 @@ def _toml(recipe: Recipe, scope: Scope, best: Setting) -> str:
         scope.wire(best.bits),
         recipe.wire or any(phase.codec != "identity" for phase in recipe.phases),
     )
-    theirs = "all tables [[wire]], and all keys codec of [[phases]]"
+    existing = "all tables [[wire]], and all keys codec of [[phases]]"
     if tables:
-        lines.append(f"# at the end of the file{f', instead of {theirs}' if has else ''}:")
+        lines.append(f"# at the end of the file{f', instead of {existing}' if has else ''}:")
     elif has:
-        lines.append(f"# remove {theirs}\n")
+        lines.append(f"# remove {existing}\n")
     for table in tables:
         lines.append(
             "[[wire]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())
@@ -307,18 +324,18 @@ def _toml(recipe: Recipe, scope: Scope, best: Setting) -> str:
 
 
 def _min_steps(plain: CountedForecast, phases: Sequence[str]) -> int:
-    """Returns the number of batches of the shortest round of training."""
+    """Returns the number of batches in the shortest training round of the phases."""
     runs = [
         run for phase in plain.phases if phase.name in phases for run in phase.runs if run.trains
     ]
     return min((run.steps // run.parts for run in runs), default=1)
 
 
-def _waits(plain: CountedForecast, network: Network) -> float:
+def _compute_latency_share(plain: CountedForecast, network: Network) -> float:
     """Returns the share of latency in a forecast's time."""
     instant = replace(network, latency_s=0.0)
     time_s, rest_s = (
-        sum(link.seconds(phase.name, phase.runs) for phase in plain.phases)
-        for link in (network, instant)
+        sum(network_.seconds(phase.name, phase.runs) for phase in plain.phases)
+        for network_ in (network, instant)
     )
     return 1 - rest_s / time_s if time_s else 0.0

@@ -1,3 +1,3 @@
-"""Runs our programs as child processes: starts or forks them, watches them, and ends them with
-their starter.
+"""Runs the programs vfl-server and vfl-party as child processes, which end together with the
+process that started them.
 """

@@ -1,12 +1,12 @@
-"""Runs one of the other programs as a child process that ends when its launcher ends, for whatever
-reason.
+"""Runs vfl-server or vfl-party as a child process, which ends when its starter ends for any reason.
 
     python -m vfl.launcher.child vfl-party run bank.toml
 
-The starter holds the other end of this process's standard input and never writes to it. When the
-starter is gone, even by SIGKILL, the kernel closes that end; this process then stops as if by
-SIGTERM. Unlike Linux's ``PR_SET_PDEATHSIG`` this needs no code between fork and exec and works on
-every Unix. It runs with the interpreter of ``vfl``, so it needs no activated environment.
+The standard input of this process is a pipe to which the starter never writes. When the starter
+ends, even by SIGKILL, the kernel closes the other end of the pipe, and this process stops as after
+SIGTERM. Unlike ``PR_SET_PDEATHSIG`` of Linux, this needs no code between fork and exec, and works
+on every Unix. The child uses the Python interpreter of ``vfl``, so no environment must be
+activated.
 """
 
 from __future__ import annotations
@@ -22,26 +22,24 @@ from pathlib import Path
 ORDERLY_S = 10.0
 
 
-def _server() -> None:
+def _run_server() -> None:
     from vfl_server.__main__ import main
 
     main()
 
 
-def _party() -> None:
+def _run_party() -> None:
     from vfl_party.__main__ import main
 
     main()
 
 
-# {program: its function}, which imports it.
-PROGRAMS: dict[str, Callable[[], None]] = {"vfl-server": _server, "vfl-party": _party}
+# {program: a function that imports and runs it}
+PROGRAMS: dict[str, Callable[[], None]] = {"vfl-server": _run_server, "vfl-party": _run_party}
 
 
 def run(args: Sequence[str]) -> None:
-    """Runs the program ``args[0]`` (its name, or a path that ends in it) with the other arguments;
-    exits.
-    """
+    """Runs the program ``args[0]``, a name or a path, with the arguments ``args[1:]``."""
     threading.Thread(target=_end_with_launcher, name="launcher", daemon=True).start()
     sys.argv = list(args)
     PROGRAMS[Path(args[0]).name]()

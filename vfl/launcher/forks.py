@@ -1,17 +1,19 @@
-"""Starts the other programs without repeating their imports: one process imports them and forks.
+"""Starts vfl-server and vfl-party quickly: a launcher process imports them once, and forks a child
+for each program.
 
     python -m vfl.launcher.forks FD
 
-A child is a normal process: it has its own memory, session and gRPC, and signals end it. It costs
-0.2 s of processor time instead of 4 s, and shares the pages of the imported modules. A fork is safe
-because the launcher runs no multi-threaded operation of torch, opens no channel and touches no GPU.
-Some libraries start threads when they are loaded (jemalloc in pyarrow, OpenBLAS); their own fork
-handlers take care of these.
+A child is a normal process with its own memory and gRPC, and signals end it. It costs 0.2 s of
+processor time instead of 4 s, and shares the memory pages of the imported modules. The fork is
+safe, because the launcher runs no multi-threaded operation of torch, opens no channel and uses no
+GPU. Some libraries start threads when they are loaded (jemalloc in pyarrow, OpenBLAS). Their own
+fork handlers make a fork safe.
 
-Nothing outlives its starter: a child stops when the other end of its standard input is closed (see
-``child``), and is killed when the launcher is killed. The launcher ends when the other end of its
-socket is closed. Signals go through the launcher: only it knows whether a process id is still its
-child's. Linux only: elsewhere ``launching`` gives None.
+No process outlives its starter. A child stops when the other end of its standard input is closed
+(see ``child``), and is killed when the launcher is killed. The launcher ends when the other end of
+its socket is closed. Signals are sent by the launcher, because only the launcher knows whether a
+process id still belongs to its child. This module needs Linux. On other systems, ``launching``
+yields None.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 
 
 class Forked:
-    """A child of the launcher, with the part of ``subprocess.Popen`` that we use."""
+    """A child of the launcher, with some of the methods of ``subprocess.Popen``."""
 
     def __init__(self, launcher: Launcher, key: int, args: Sequence[str]) -> None:
         self.args = args
@@ -55,7 +57,7 @@ class Forked:
         self._ended = threading.Event()
 
     def end(self, returncode: int) -> None:
-        """Notes the exit code that the launcher reported."""
+        """Stores the exit code that the launcher reported."""
         self.returncode = returncode
         self._ended.set()
 
@@ -64,7 +66,9 @@ class Forked:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Waits for the exit code. Raises subprocess.TimeoutExpired."""
+        """Waits for the child to end, and returns its exit code. Raises
+        subprocess.TimeoutExpired.
+        """
         if not self._ended.wait(timeout) or self.returncode is None:
             raise subprocess.TimeoutExpired(list(self.args), timeout or 0.0)
         return self.returncode
@@ -72,7 +76,7 @@ class Forked:
     def send_signal(self, number: int) -> None:
         """Sends a signal; does nothing if the child has ended."""
         if self.returncode is None:
-            self._launcher.ask({"key": self._key, "signal": int(number)})
+            self._launcher.send_request({"key": self._key, "signal": int(number)})
 
     def kill(self) -> None:
         """Kills the child."""
@@ -80,11 +84,12 @@ class Forked:
 
 
 class Launcher:
-    """The client side: one launcher serves any number of federations, from any thread.
+    """A client of the launcher process. Any number of federations and threads may use it.
 
     Args:
-        threads: for torch and its libraries in all children: OpenMP reads it when it is loaded.
-        environment: more variables for the children.
+        threads: the number of threads of torch and its libraries in all children. OpenMP reads it
+            when it is loaded.
+        environment: more environment variables for the children.
     """
 
     def __init__(self, threads: int = 1, environment: Mapping[str, str] | None = None) -> None:
@@ -97,17 +102,17 @@ class Launcher:
                 env={**os.environ, **limits, **(environment or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                # Ctrl-C at the terminal must reach us only.
+                # Ctrl-C at the terminal must reach only this process.
                 start_new_session=True,
             )
         self._begin()
 
     def _begin(self) -> None:
-        """Listens to a launcher at the other end of the socket."""
+        """Starts a thread that reads the launcher's messages from the socket."""
         self._children: dict[int, Forked] = {}
         self._keys = itertools.count()
         self._lock = threading.Lock()
-        self._gone = False
+        self._has_ended = False
         self._reader = threading.Thread(target=self._read, name="launcher", daemon=True)
         self._reader.start()
 
@@ -121,14 +126,14 @@ class Launcher:
         cwd: Path,
         modules: Sequence[Path] = (),
     ) -> Forked:
-        """Starts one of ``child.PROGRAMS`` in its own process; returns at once. The caller closes
-        its fds.
+        """Starts one of ``child.PROGRAMS`` in a new process, and returns at once. The caller must
+        close its file descriptors.
 
-        ``modules``: folders to put first on the child's ``sys.path``.
+        ``modules``: the first folders of the child's ``sys.path``.
         """
         with self._lock:
             child = Forked(self, key := next(self._keys), args)
-            if self._gone:
+            if self._has_ended:
                 child.end(_KILLED)
                 return child
             self._children[key] = child
@@ -138,18 +143,18 @@ class Launcher:
             "cwd": str(cwd),
             "modules": [str(folder) for folder in modules],
         }
-        self.ask(request, stdin, stdout, stderr)
+        self.send_request(request, stdin, stdout, stderr)
         return child
 
-    def ask(self, request: Mapping[str, Any], *fds: int) -> None:
-        """Sends a request. Does nothing if the launcher and its children are gone; ``_read``
-        marks them ended.
+    def send_request(self, request: Mapping[str, Any], *fds: int) -> None:
+        """Sends a request to the launcher. Does nothing if the launcher has ended; ``_read`` then
+        marks its children as ended.
         """
         with contextlib.suppress(OSError):
             socket.send_fds(self._socket, [json.dumps(request).encode()], fds)
 
     def close(self) -> None:
-        """Ends the launcher, after its children."""
+        """Ends the children and then the launcher."""
         self._end()
         try:
             self._process.wait(timeout=2 * ORDERLY_S)
@@ -158,10 +163,10 @@ class Launcher:
             self._process.wait()
 
     def _end(self) -> None:
-        """Closes the socket, at which the launcher ends its children and itself."""
-        # It may be gone already.
+        """Closes the socket. The launcher then ends its children and itself."""
+        # The launcher may have ended already.
         with contextlib.suppress(OSError):
-            # close() alone would leave it open: the reading thread holds it.
+            # After close() alone, the reading thread would keep the socket open.
             self._socket.shutdown(socket.SHUT_RDWR)
         self._reader.join()
         self._socket.close()
@@ -173,9 +178,9 @@ class Launcher:
                 child = self._children.pop(answer["key"])
             child.end(os.waitstatus_to_exitcode(answer["status"]))
         with self._lock:
-            self._gone, left = True, list(self._children.values())
-        for child in left:
-            # The kernel killed them with the launcher.
+            self._has_ended, children = True, list(self._children.values())
+        for child in children:
+            # The kernel has killed the children together with the launcher.
             child.end(_KILLED)
 
     def _receive(self) -> bytes:
@@ -187,8 +192,8 @@ class Launcher:
 
 @contextlib.contextmanager
 def launching(threads: int) -> Iterator[Launcher | None]:
-    """Runs a launcher for the block; yields None if processes cannot be forked: on systems
-    other than Linux, and if the environment has ``VFL_NO_FORK=1``.
+    """Runs a launcher during the ``with`` block. Yields None if processes cannot be forked: on
+    systems other than Linux, and with the environment variable ``VFL_NO_FORK=1``.
     """
     if sys.platform != "linux" or os.environ.get("VFL_NO_FORK", "0") != "0":
         yield None
@@ -205,11 +210,11 @@ def launching(threads: int) -> Iterator[Launcher | None]:
 
 
 def import_programs() -> None:
-    """Imports what every party needs until its first step. Recipes that need torchvision or
-    scikit-learn load them later.
+    """Imports the modules that every party needs until its first step. torchvision and scikit-learn
+    are imported later, by the recipes that need them.
     """
     with garbage.gc_paused():
-        # These imports are for the children.
+        # The children use these imported modules.
         import vfl_server.app
         import vfl_server.cli  # noqa: F401
         from vfl_party.models import metrics
@@ -226,33 +231,35 @@ def import_programs() -> None:
 
 
 def serve(requests: socket.socket) -> None:
-    """Forks until the other end is closed. Returns in the parent only, never in a child."""
-    woken, wake = os.pipe()
-    os.set_blocking(woken, False)
-    os.set_blocking(wake, False)
-    signal.signal(signal.SIGCHLD, _note)
-    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    """Forks children on request until the other end is closed. Only the parent returns from this
+    function, never a child.
+    """
+    wake_reader, wake_writer = os.pipe()
+    os.set_blocking(wake_reader, False)
+    os.set_blocking(wake_writer, False)
+    signal.signal(signal.SIGCHLD, _ignore_signal)
+    signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
     # {key: process id}
     living: dict[int, int] = {}
     give_up_s: float | None = None
     while give_up_s is None or (living and time.monotonic() < give_up_s):
-        asked = [requests.fileno()] if give_up_s is None else []
-        ready, _, _ = select.select([woken, *asked], [], [], None if asked else 1.0)
-        if woken in ready:
-            os.read(woken, 4096)
-            _reap(living, requests)
-        if requests.fileno() in ready and not _answer(requests, living):
-            # The children end by themselves: their input is closed.
+        sockets = [requests.fileno()] if give_up_s is None else []
+        ready, _, _ = select.select([wake_reader, *sockets], [], [], None if sockets else 1.0)
+        if wake_reader in ready:
+            os.read(wake_reader, 4096)
+            _report_ended(living, requests)
+        if requests.fileno() in ready and not _serve_request(requests, living):
+            # The children end by themselves, because their standard input is closed.
             give_up_s = time.monotonic() + ORDERLY_S + 2.0
     for pid in living.values():
         os.kill(pid, signal.SIGKILL)
 
 
-def _note(_signal: int, _frame: FrameType | None) -> None:
+def _ignore_signal(_signal: int, _frame: FrameType | None) -> None:
     return
 
 
-def _reap(living: dict[int, int], requests: socket.socket) -> None:
+def _report_ended(living: dict[int, int], requests: socket.socket) -> None:
     for key, pid in list(living.items()):
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
@@ -262,8 +269,8 @@ def _reap(living: dict[int, int], requests: socket.socket) -> None:
                 requests.send(json.dumps({"key": key, "status": status}).encode())
 
 
-def _answer(requests: socket.socket, living: dict[int, int]) -> bool:
-    """Serves one request; returns False at the end of the stream."""
+def _serve_request(requests: socket.socket, living: dict[int, int]) -> bool:
+    """Serves one request. Returns False at the end of the stream."""
     try:
         data, fds, _, _ = socket.recv_fds(requests, _MESSAGE_BYTES, 3)
     except OSError:
@@ -277,37 +284,38 @@ def _answer(requests: socket.socket, living: dict[int, int]) -> bool:
         return True
     launcher = os.getpid()
     with warnings.catch_warnings():
-        # Python 3.12 and later warn of threads at a fork. The one here is jemalloc's: see above.
+        # Python 3.12 and later warn about threads at a fork. The only thread is that of jemalloc,
+        # which is safe (see the module's docstring).
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:
-        _become(request, fds, requests, launcher)
+        _run_child(request, fds, requests, launcher)
     living[request["key"]] = pid
     for fd in fds:
         os.close(fd)
     return True
 
 
-def _become(
+def _run_child(
     request: dict[str, Any], fds: list[int], requests: socket.socket, launcher: int
 ) -> None:
     """Runs the program in the child, joins its threads, and exits at once.
 
-    A normal exit would take the interpreter's modules apart, which copies every page of the
-    launcher for seconds.
+    A normal exit would clear the interpreter's modules. This would copy every page that is shared
+    with the launcher, and take seconds.
     """
     code = 1
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         requests.close()
-        # All stay in the launcher's session, which Ctrl-C at the terminal does not reach. Linux
-        # schedules a session as one group: in separate sessions, the parties would interrupt
+        # The children stay in the launcher's session, which Ctrl-C at the terminal does not reach.
+        # Linux schedules a session as one group. In separate sessions, the parties would interrupt
         # each other more often (docs/explanation/decisions/0001).
         os.setpgid(0, 0)
         libc = ctypes.CDLL(None)
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        # The name in ps and top.
+        # Sets the process name that ps and top show.
         libc.prctl(_PR_SET_NAME, Path(request["args"][0]).name.encode(), 0, 0, 0)
         if os.getppid() != launcher:
             # The launcher died before PR_SET_PDEATHSIG took effect.

@@ -1,4 +1,4 @@
-"""Starts, watches and ends the processes of a simulated federation, and leaves none behind."""
+"""Starts, watches and ends the processes of a simulated federation."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from typing import Any
 from vfl.launcher.forks import Forked, Launcher
 from vfl_common.errors import Code, UnwritableError, VflError
 
-# The time between SIGTERM and SIGKILL.
+# Seconds between SIGTERM and SIGKILL.
 _ORDERLY_S = 5.0
-# The exit code for a process that was killed: see EXIT_CODES.
+# The exit code for a process that was killed; see EXIT_CODES.
 LOST = 3
 
 
-# {exit code: code of the error}
+# {exit code of a process: code of the error}
 _CODES = {
     2: Code.CONFIG_INVALID,
     3: Code.PARTY_LOST,
@@ -33,7 +33,7 @@ _CODES = {
 
 
 class ProcessFailed(VflError):  # noqa: N818 - it says what happened
-    """A process of the federation failed; the launcher ends with its exit code."""
+    """A process of the federation failed. ``vfl`` ends with the same exit code."""
 
     def __init__(self, name: str, sentence: str, exit_code: int) -> None:
         super().__init__(_CODES.get(exit_code, Code.INTERNAL), f"{name}: {sentence}", party=name)
@@ -46,19 +46,19 @@ class ProcessFailed(VflError):  # noqa: N818 - it says what happened
 
 
 class Process:
-    """One of our programs in its own process.
+    """A process of vfl-server or vfl-party.
 
-    Its standard error goes to ``<folder>/stderr``. The JSON events on its standard output go to
-    ``events`` if given, else to ``<folder>/stdout``.
+    Its standard error is written to ``<folder>/stderr``. The JSON events on its standard output are
+    put into ``events``, or written to ``<folder>/stdout`` without ``events``.
 
     Args:
-        name: the party's name, or the server's.
+        name: the name of the party or the server.
         args: the program and its arguments.
-        folder: for its output; created if missing.
-        threads: for torch and its libraries.
+        folder: the folder for the output; it is created if it does not exist.
+        threads: the number of threads of torch and its libraries.
         modules: folders with the user's own modules (encoders of kind ``custom``, plug-ins).
-        launcher: forks the process, with the launcher's ``threads``; without one it is started
-            afresh.
+        launcher: the launcher that forks the process with the launcher's ``threads``. Without it,
+            the process is started with a new interpreter.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class Process:
         self.name, self.args = name, tuple(args)
         self._stderr = folder / "stderr"
         folder.mkdir(parents=True, exist_ok=True)
-        # Nothing is written: the process ends when this end is closed.
-        stdin, self._alive = os.pipe()
+        # Nothing is written to this pipe. The process ends when the pipe is closed.
+        stdin, self._stdin = os.pipe()
         events_in: int | None = None
         if events is not None:
             events_in, stdout = os.pipe()
@@ -100,19 +100,23 @@ class Process:
                     stdout=stdout,
                     stderr=stderr,
                     env=environment(threads, modules),
-                    # Ctrl-C at the terminal reaches `vfl` alone, which ends the others.
+                    # Ctrl-C at the terminal reaches only `vfl`, which then ends all processes.
                     start_new_session=True,
                 )
         os.close(stdin)
         os.close(stdout)
         self._reader: threading.Thread | None = None
         if events is not None and events_in is not None:
-            self._reader = threading.Thread(target=_read, args=[events_in, events], daemon=True)
+            self._reader = threading.Thread(
+                target=_read_events, args=[events_in, events], daemon=True
+            )
             self._reader.start()
 
     @property
     def status(self) -> int | None:
-        """The exit code, None while it runs; if negative, the signal that killed it."""
+        """The exit code, or None while the process runs. A negative number is the signal that
+        killed the process.
+        """
         return self._process.poll()
 
     def signal(self, number: signal.Signals) -> None:
@@ -120,16 +124,18 @@ class Process:
         self._process.send_signal(number)
 
     def wait(self) -> None:
-        """Waits until it has ended and its last event has been read."""
+        """Waits until the process has ended and its last event has been read."""
         self._process.wait()
         if self._reader is not None:
             self._reader.join()
-        if self._alive >= 0:
-            os.close(self._alive)
-            self._alive = -1
+        if self._stdin >= 0:
+            os.close(self._stdin)
+            self._stdin = -1
 
     def sentence(self) -> str:
-        """Says why it ended: its own error, or the signal that killed it."""
+        """Returns a text that says why the process ended: its error, or the signal that killed
+        it.
+        """
         status = self.status or 0
         if status < 0:
             return f"was killed by {signal.Signals(-status).name}"
@@ -144,14 +150,14 @@ class Process:
         return f"ended with exit code {status} ({last})"
 
     def failure(self) -> ProcessFailed:
-        """Returns the error to raise once it has failed."""
+        """Returns the error to raise after the process has failed."""
         status = self.status or 0
         return ProcessFailed(self.name, self.sentence(), LOST if status < 0 else status)
 
 
 def environment(threads: int, modules: Sequence[Path]) -> dict[str, str]:
-    """Returns this process's variables for a child: with threads for its libraries, and
-    folders to import from.
+    """Returns the environment variables of a child: those of this process, the number of threads
+    for libraries, and the folders from which it imports modules.
     """
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     if modules:
@@ -161,16 +167,16 @@ def environment(threads: int, modules: Sequence[Path]) -> dict[str, str]:
     return environment
 
 
-def _read(fd: int, events: queue.SimpleQueue[dict[str, Any]]) -> None:
-    """Puts the events of one process's standard output into ``events``, until it ends."""
+def _read_events(fd: int, events: queue.SimpleQueue[dict[str, Any]]) -> None:
+    """Puts the events of a process's standard output into ``events`` until the output ends."""
     with os.fdopen(fd, encoding="utf-8", errors="replace") as lines:
-        for event in events_of(lines):
+        for event in parse_events(lines):
             events.put(event)
 
 
-def events_of(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Yields the events among the lines of a program's standard output; a library may have written
-    others.
+def parse_events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Yields the events among the lines of a program's standard output. Other lines, for example of
+    libraries, are ignored.
     """
     for line in lines:
         try:
@@ -181,13 +187,14 @@ def events_of(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
             yield event
 
 
-def culprit(ended: Sequence[Process]) -> Process:
-    """Picks the process that failed on its own account from those that ended badly, given in the
-    order of ending.
+def find_culprit(ended: Sequence[Process]) -> Process:
+    """Returns the process that caused the failure. ``ended``: the failed processes, in the order in
+    which they ended.
 
-    Bad input (2) and defects (1) rank before a killed process, then a deadline (3), then processes
-    that another one stopped (4). Among equals a party ranks before the server, which only repeats a
-    party's report.
+    Processes with invalid input (exit code 2) and defects (1) rank first, then killed processes,
+    then processes that missed a deadline (3), then processes that another process stopped (4). With
+    the same rank, a party comes before the server, because the server only repeats a party's
+    report.
     """
     return min(
         ended, key=lambda process: (_rank(process.status or 0), "vfl-server" in process.args)
@@ -203,15 +210,15 @@ def _rank(status: int) -> int:
 
 
 def end_all(processes: Sequence[Process]) -> None:
-    """Sends SIGTERM to all that still run, then SIGKILL to the rest; returns when all have
-    ended.
+    """Sends SIGTERM to all running processes, and later SIGKILL to those that have not ended.
+    Returns when all have ended.
     """
     try:
         for process in processes:
             process.signal(signal.SIGTERM)
         wait_all(processes, _ORDERLY_S)
     finally:
-        # Also after a second Ctrl-C.
+        # The processes are also killed after a second Ctrl-C.
         for process in processes:
             process.signal(signal.SIGKILL)
         for process in processes:
@@ -219,7 +226,7 @@ def end_all(processes: Sequence[Process]) -> None:
 
 
 def wait_all(processes: Sequence[Process], timeout_s: float) -> bool:
-    """Returns whether all processes ended within ``timeout_s``."""
+    """Waits for all processes to end, and returns whether they ended within ``timeout_s``."""
     give_up_s = time.monotonic() + timeout_s
     while any(process.status is None for process in processes):
         if time.monotonic() >= give_up_s:

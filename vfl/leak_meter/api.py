@@ -1,4 +1,4 @@
-"""Rehearses attacks on runs of recipes: what each party could read from what it receives."""
+"""Rehearses attacks on runs of recipes, to measure what each party can infer from its messages."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from vfl.leak_meter.report.result import (
     Spread,
     as_columns,
     as_json,
-    drawings,
-    over_seeds,
+    collect_drawings,
+    merge_seeds,
 )
 from vfl.library.plugins import with_plugins
 from vfl.library.recipe import GivenRecipe, Recipe
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
     from vfl.leak_meter.part import AttackRequest, SeedResult
 
-    # Makes the run of a seed.
+    # A function that makes the run of a seed.
     _Make = Callable[[int], SeedResult]
 
-# Metrics of utility; the first one that a run has is used.
+# The metrics of utility; the first metric that a run has is used.
 _GOOD = ("auc", "accuracy", "rmse", "loss")
 _SPLITS = ("test", "validation", "train")
 
@@ -65,11 +65,11 @@ class Leaks:
         return draw(self.found)
 
     def images(self) -> dict[str, bytes]:
-        """Returns {file name: PNG} with private images above their reconstructions, for each recipe
-        and party.
+        """Returns {file name: PNG} for each recipe and party. A PNG shows private images above
+        their reconstructions.
 
-        It is empty if no attack reconstructs images. ``IPython.display.Image`` shows a PNG in a
-        notebook.
+        The dict is empty if no attack reconstructs images. ``IPython.display.Image`` shows a PNG in
+        a notebook.
         """
         from vfl.leak_meter.report.picture import draw_images
 
@@ -103,23 +103,23 @@ def leaks(
     jobs: int = 1,
     backend: str | None = None,
 ) -> Leaks:
-    """Runs recipes on this machine, records what each party receives, and plays attacks on it.
+    """Runs recipes on this machine, records the messages of each party, and plays attacks on them.
 
     Args:
-        recipe: as in ``simulate``; or several, such as one for each defence, to compare. A list of
-            paths of party files is one recipe.
+        recipe: as in ``simulate``; or several recipes to compare, such as one for each defence. A
+            list of paths of party files is one recipe.
         data: as in ``simulate``; the rows of all parties are needed.
-        plugins: as in ``simulate``; attacks of plug-ins are played with the others.
-        attacks: the names of attacks; by default all, also those of plug-ins.
-        seeds: the seeds, with one run each; by default that of the recipe.
+        plugins: as in ``simulate``; the attacks of plug-ins are also played.
+        attacks: the names of attacks; by default all attacks, including the attacks of plug-ins.
+        seeds: the seeds, with one run each; by default the recipe's seed.
         every: records rounds 0, every, 2 x every, … of each phase.
-        init: as in a party file: whether the parties' weights, dropout, orders and views are
-            derived from secrets, as in a run of parties, or from the recipe's seed. The secrets of
-            a rehearsal are the same each time.
+        init: as in a party file: whether the parties' initial weights, dropout, orders and views
+            are derived from secrets, as in a run of real parties, or from the recipe's seed. The
+            secrets of a rehearsal are the same each time.
         out: the folder of the runs; without it, their files are removed at the end.
         quiet: whether to show no progress.
-        tell: called with the result of each recipe as soon as it is known, also with that of the
-            seeds before one that failed.
+        tell: called with the result of each recipe as soon as it is known. If a seed fails, it is
+            called with the result of the seeds before.
         jobs: the number of runs at a time, each in a separate process if greater than 1.
         backend: the joblib backend that makes the runs; None: processes of this machine.
 
@@ -127,9 +127,9 @@ def leaks(
     """
     with with_plugins(plugins):
         recipes = _recipes(recipe)
-        place = Path(out) if out is not None else None
+        out_folder = Path(out) if out is not None else None
         jobs = number_of_jobs(jobs)
-        plan = _Plan(data or {}, seeds, every, init, place, quiet, jobs, backend)
+        plan = _Plan(data or {}, seeds, every, init, out_folder, quiet, jobs, backend)
         return _leaks(recipes, attacks, plan, tell)
 
 
@@ -150,17 +150,16 @@ def _leaks(
     from vfl.leak_meter import attacks as kinds
     from vfl.leak_meter.part import AttackRequest
 
-    made = [Recipe.of(recipe_) for recipe_ in recipes]
+    loaded = [Recipe.of(recipe_) for recipe_ in recipes]
     names = list(attacks) if attacks is not None else kinds.REGISTRY.names()
     for name in names:
         kinds.load(name, "attacks")
-    odd = {recipe_.settings.task.kind for recipe_ in made} & {"multilabel", *COMPARED}
-    if odd:
+    unsupported = {recipe_.settings.task.kind for recipe_ in loaded} & {"multilabel", *COMPARED}
+    if unsupported:
         raise InputError(
             Code.CONFIG_INVALID,
-            f"leaks: the task must have one class or number per row (got {odd.pop()}). Give a "
-            "recipe "
-            "with such a task.",
+            "leaks: the task must have one class or number per row (got "
+            f"{unsupported.pop()}). Give a recipe with such a task.",
         )
     if plan.every < 1:
         raise InputError(
@@ -169,27 +168,27 @@ def _leaks(
         )
     if plan.seeds is not None and not plan.seeds:
         raise InputError(Code.CONFIG_INVALID, "seeds: must not be empty. Give at least one seed.")
-    for what, of in (("attacks", names), ("seeds", [*map(str, plan.seeds or [])])):
-        twice = next((value for value in of if of.count(value) > 1), None)
-        if twice is not None:
+    for what, values in (("attacks", names), ("seeds", [*map(str, plan.seeds or [])])):
+        duplicate = next((value for value in values if values.count(value) > 1), None)
+        if duplicate is not None:
             raise InputError(
-                Code.CONFIG_INVALID, f"{what}: contains {twice} more than once. Name each once."
+                Code.CONFIG_INVALID, f"{what}: contains {duplicate} more than once. Name each once."
             )
     _refuse_duplicates([Path(path_) for path_ in recipes if isinstance(path_, str | Path)])
     results = list[Rehearsed]()
-    asked = AttackRequest(names, plan.every, plan.init)
-    runs = [(recipe_, plan.seeds_of(recipe_)) for recipe_ in made]
-    with _makers(runs, plan, asked) as makers:
+    request = AttackRequest(names, plan.every, plan.init)
+    runs = [(recipe_, plan.seeds_of(recipe_)) for recipe_ in loaded]
+    with _make_functions(runs, plan, request) as makers:
         for label, source, (_, seeds), make in zip(
-            _labels(recipes, made), recipes, runs, makers, strict=True
+            _labels(recipes, loaded), recipes, runs, makers, strict=True
         ):
-            several = sum(len(own) for _, own in runs) > 1 and not plan.quiet
+            several = sum(len(run_seeds) for _, run_seeds in runs) > 1 and not plan.quiet
             path = Path(source) if isinstance(source, str | Path) else None
             with naming(path) if path is not None else contextlib.nullcontext():
-                for part in _rehearse(label, seeds, make, plan, several=several):
-                    results.append(part)
+                for result in _rehearse(label, seeds, make, plan, several=several):
+                    results.append(result)
                     if tell is not None:
-                        tell(part)
+                        tell(result)
     return Leaks(tuple(results))
 
 
@@ -212,44 +211,53 @@ class _Plan:
 
 
 @contextlib.contextmanager
-def _makers(
-    runs: Sequence[tuple[Recipe, Sequence[int]]], plan: _Plan, asked: AttackRequest
+def _make_functions(
+    runs: Sequence[tuple[Recipe, Sequence[int]]], plan: _Plan, request: AttackRequest
 ) -> Iterator[list[_Make]]:
-    """Yields for each recipe a function that makes the run of a seed: in this process when it is
-    called, or in other processes, which have all been started. Runs that have not begun at the end
-    are not made.
+    """Yields for each recipe a function that returns the result of a seed's run.
+
+    Without jobs, the function makes the run in this process. With jobs, all runs are submitted to
+    other processes, and the function waits for the result. At the end, runs that have not started
+    are cancelled.
     """
     from vfl.leak_meter.part import make_here
 
-    with _folder(plan.out) as place:
-        several = min(plan.jobs, sum(len(seeds) for _, seeds in runs))
-        if several <= 1 and plan.backend is None:
-            tell = _quiet if plan.quiet else _tell
+    with _open_folder(plan.out) as out_folder:
+        jobs = min(plan.jobs, sum(len(seeds) for _, seeds in runs))
+        if jobs <= 1 and plan.backend is None:
+            tell = _ignore_text if plan.quiet else _print_text
 
-            def here(recipe: Recipe, seed: int) -> SeedResult:
-                made_of = recipe.replace(seed=seed)
-                return make_here(made_of, plan.data, place, asked, quiet=plan.quiet, tell=tell)
+            def make_run(recipe: Recipe, seed: int) -> SeedResult:
+                seeded = recipe.replace(seed=seed)
+                return make_here(
+                    seeded, plan.data, out_folder, request, quiet=plan.quiet, tell=tell
+                )
 
-            yield [partial(here, recipe) for recipe, _ in runs]
+            yield [partial(make_run, recipe) for recipe, _ in runs]
             return
         from vfl.jobs.pool import pool, waiting
         from vfl.leak_meter.orders import MAKES, make_in_pool
 
-        with pool(MAKES, several, 1, plan.backend) as workers, waiting(workers, several) as threads:
+        with pool(MAKES, jobs, 1, plan.backend) as workers, waiting(workers, jobs) as threads:
 
-            def there(recipe: Recipe, seed: int) -> SeedResult:
-                return make_in_pool(workers, recipe.replace(seed=seed), plan.data, place, asked)
+            def make_remote_run(recipe: Recipe, seed: int) -> SeedResult:
+                return make_in_pool(
+                    workers, recipe.replace(seed=seed), plan.data, out_folder, request
+                )
 
             # A thread does not inherit the context variables of this one.
-            begun = [
-                {seed: threads.submit(copy_context().run, there, recipe, seed) for seed in seeds}
+            futures = [
+                {
+                    seed: threads.submit(copy_context().run, make_remote_run, recipe, seed)
+                    for seed in seeds
+                }
                 for recipe, seeds in runs
             ]
-            yield [partial(_result_of, own) for own in begun]
+            yield [partial(_get_result, by_seed) for by_seed in futures]
 
 
-def _result_of(begun: Mapping[int, Future[SeedResult]], seed: int) -> SeedResult:
-    return begun[seed].result()
+def _get_result(futures: Mapping[int, Future[SeedResult]], seed: int) -> SeedResult:
+    return futures[seed].result()
 
 
 def _rehearse(
@@ -260,29 +268,29 @@ def _rehearse(
     *,
     several: bool,
 ) -> Iterator[Rehearsed]:
-    """Yields the result of a recipe's runs. If a run fails, it yields the result of those before,
-    and then raises VflError.
+    """Yields the result of a recipe's runs. If a run fails, it yields the result of the runs before
+    it, and then raises VflError.
 
-    ``several``: whether to print which run begins.
+    ``several``: whether to print the name of each run when it starts.
     """
-    parts: list[SeedResult] = []
+    results: list[SeedResult] = []
     failed: VflError | None = None
     for seed in seeds:
         if several:
-            _tell(f"{label}, seed {seed}")
+            _print_text(f"{label}, seed {seed}")
         try:
-            parts.append(make(seed))
+            results.append(make(seed))
         except VflError as error:
             failed = error
             break
-    if parts:
-        lines, notes = over_seeds([part.played for part in parts])
-        runs, last = [part.run for part in parts], parts[-1]
-        metric, utility = _utility(runs)
+    if results:
+        lines, notes = merge_seeds([part.played for part in results])
+        runs, last = [part.run for part in results], results[-1]
+        metric, utility = _find_utility(runs)
         sent = sum(run.bytes.total.payload_bytes for run in runs) // len(runs)
         yield Rehearsed(
             label,
-            tuple(seeds[: len(parts)]),
+            tuple(seeds[: len(results)]),
             metric,
             utility,
             sent,
@@ -292,29 +300,30 @@ def _rehearse(
             last.gaps,
             plan.every,
             last.times,
-            drawings(last.played),
+            collect_drawings(last.played),
         )
     if failed is not None:
         raise failed
 
 
 def _refuse_duplicates(paths: Sequence[Path]) -> None:
-    """Raises InputError if two paths name the same file, because both runs are the same."""
-    whole = [path.resolve() for path in paths]
-    again = next(
-        (path for number, path in enumerate(paths) if whole[number] in whole[:number]), None
+    """Raises InputError if two paths name the same file, because their runs would be the same."""
+    resolved = [path.resolve() for path in paths]
+    duplicate = next(
+        (path for number, path in enumerate(paths) if resolved[number] in resolved[:number]), None
     )
-    if again is not None:
+    if duplicate is not None:
         raise InputError(
-            Code.CONFIG_INVALID, f"{again}: this recipe is given more than once. Name each once."
+            Code.CONFIG_INVALID,
+            f"{duplicate}: this recipe is given more than once. Name each recipe once.",
         )
 
 
-def _labels(recipes: Sequence[GivenRecipe], made: Sequence[Recipe]) -> list[str]:
-    """Returns a label for each recipe: its name, or, if several have the same name, its file, or
-    its name and a number.
+def _labels(recipes: Sequence[GivenRecipe], loaded: Sequence[Recipe]) -> list[str]:
+    """Returns a label for each recipe: its name. If several recipes have the same name, the label
+    is the file, or the name and a number.
     """
-    names = [recipe.name for recipe in made]
+    names = [recipe.name for recipe in loaded]
     if len(set(names)) == len(names):
         return names
     paths = [Path(recipe) if isinstance(recipe, str | Path) else None for recipe in recipes]
@@ -330,17 +339,17 @@ def _labels(recipes: Sequence[GivenRecipe], made: Sequence[Recipe]) -> list[str]
     return labels
 
 
-def _quiet(_text: str) -> None:
+def _ignore_text(_text: str) -> None:
     return
 
 
-def _tell(text: str) -> None:
+def _print_text(text: str) -> None:
     from rich.console import Console
 
     Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def _utility(runs: Sequence[Run]) -> tuple[str, Spread | None]:
+def _find_utility(runs: Sequence[Run]) -> tuple[str, Spread | None]:
     """Returns the name of the first metric in ``_GOOD`` that all runs have, and its values."""
     for split in _SPLITS:
         for name in _GOOD:
@@ -351,9 +360,9 @@ def _utility(runs: Sequence[Run]) -> tuple[str, Spread | None]:
 
 
 @contextlib.contextmanager
-def _folder(out: str | Path | None) -> Iterator[Path]:
+def _open_folder(out: str | Path | None) -> Iterator[Path]:
     if out is not None:
         yield Path(out)
         return
-    with tempfile.TemporaryDirectory(prefix="vfl-") as place:
-        yield Path(place)
+    with tempfile.TemporaryDirectory(prefix="vfl-") as folder:
+        yield Path(folder)

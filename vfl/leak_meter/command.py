@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @click.option(
     "--seeds",
     metavar="1,2,…",
-    help="Make one run for each seed. [default: that of the recipe]",
+    help="Make one run for each seed. [default: the recipe's seed]",
 )
 @click.option(
     "--every",
@@ -64,13 +64,13 @@ def leaks(
 ) -> None:
     """Rehearse attacks on the messages of RECIPE.
 
-    The command measures what each party can read from the messages that it receives: all parties
-    run in this process, the messages are recorded, and each attack is played on them. The data of
-    all parties must therefore be on this machine: use data for which that is allowed, or data that
-    resemble the real ones. For each leak the table also shows what the same attack finds without
-    the information, and the metric and bytes of the run. Several recipes, such as one for each
-    defence, are compared. The party files of all parties together are one recipe, as for vfl
-    simulate.
+    The command measures what each party can infer from the messages that it receives. It runs all
+    parties in this process, records the messages, and plays each attack on them. The data of all
+    parties must therefore be on this machine. Use data for which that is allowed, or data that
+    resemble the real data. For each leak, the table also shows the result of the same attack
+    without the messages, and the metric and bytes of the run. Give several recipes, such as one for
+    each defence, to compare them. The party files of all parties together are one recipe, as for
+    vfl simulate.
 
     \b
     Examples:
@@ -96,6 +96,6 @@ def leaks(
             backend=backend,
         )
     finally:
-        # Results before a failed run took long to compute, so they are shown.
+        # If a run fails, the results of the runs before it are still shown.
         if results:
             show_leaks(results, as_json=as_json, out=out)

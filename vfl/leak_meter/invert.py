@@ -55,11 +55,11 @@ from vfl_party.predict.prediction import TrainedRun, load_trained
 
 # Batch size of the bottom model.
 _AT_ONCE = 256
-# How far pixels may be outside of 0 to 1, after scaling by the range of the party's pixels.
+# Maximum distance of a pixel from the range 0 to 1, after scaling by the range of the party.
 _OUTSIDE = 0.25
-# Seconds between lines of progress without a terminal.
+# Seconds between two lines of progress when the output is not a terminal.
 _SAY_S = 10.0
-# Width in characters without a terminal.
+# Width in characters when the output is not a terminal.
 _PIPE_WIDTH = 120
 _FAILED = (
     "The attack failed: the mean image has a smaller error than the reconstructions. That does not "
@@ -107,7 +107,7 @@ def attack(
         run: the run's folder, or the party's folder in it.
         party: the party whose bottom model and images are attacked.
         data: the party's data in that run.
-        auxiliary: the images that the attacker has; images of the party are left out.
+        auxiliary: the attacker's images; images that the party also has are left out.
         settings: how the decoder is trained.
         device: the device of the bottom model and the decoder.
         progress: called after each epoch.
@@ -116,12 +116,12 @@ def attack(
     """
     trained = load_trained(run, party)
     if trained.recipe.rows.align == "none" and "scale" not in data.model_fields_set:
-        # A bare source has no scale, so the usual one is assumed.
+        # A source without settings has no scale, so the usual scale is assumed.
         data = data.model_copy(update={"scale": "minmax"})
     place = trained.recipe.party(party)
     if place is not None and not place.features:
         raise _no_images(party)
-    prepared = _rows_of(trained, party, data)
+    prepared = _prepare_rows(trained, party, data)
     preprocessor, features = prepared.preprocessor, prepared.features
     if preprocessor is None or features is None or preprocessor.image_shape is None:
         raise _no_images(party)
@@ -130,37 +130,51 @@ def attack(
     load_models(models, trained.state)
     bottom = models["encoder"].to(device).eval()
 
-    def pairs(table: Table, features: Features, rows: Rows) -> LatentPairs:
-        z = _latents(bottom, features, rows, trained.recipe, device)
-        if z.dim() not in (2, 4):
+    def make_pairs(table: Table, features: Features, rows: Rows) -> LatentPairs:
+        latents = _latents(bottom, features, rows, trained.recipe, device)
+        if latents.dim() not in (2, 4):
             raise InputError(
                 Code.MODEL_INVALID,
                 f"{party}: its encoder must return latents [C, H, W] or [D] per row (got "
-                f"{list(z.shape[1:])}). Attack a party with such an encoder.",
+                f"{list(latents.shape[1:])}). Attack a party with such an encoder.",
             )
-        return LatentPairs(z, torch.from_numpy(_pixels(table, rows, features if scaled else None)))
+        return LatentPairs(
+            latents, torch.from_numpy(_pixels(table, rows, features if scaled else None))
+        )
 
     local = prepared.splits["local"]
-    # Later rows are those of data.unaligned.
+    # Rows from data.unaligned come after the table's rows.
     local = local[local < len(prepared.table)]
-    chosen = _some(local, PRIVATE_IMAGES, settings.seed, "private")
-    scaled = data.scale == "minmax" and not _is_unit(prepared.table, chosen)
-    private = pairs(prepared.table, features, chosen)
-    known, left_out = _auxiliary(auxiliary, preprocessor, prepared.table, settings.seed)
-    theirs = pairs(known, preprocessor.transform(known), np.arange(len(known), dtype=np.int64))
+    private_rows = _draw_rows(local, PRIVATE_IMAGES, settings.seed, "private")
+    scaled = data.scale == "minmax" and not _is_unit(prepared.table, private_rows)
+    private = make_pairs(prepared.table, features, private_rows)
+    auxiliary_table, left_out = _read_auxiliary(
+        auxiliary, preprocessor, prepared.table, settings.seed
+    )
+    auxiliary_pairs = make_pairs(
+        auxiliary_table,
+        preprocessor.transform(auxiliary_table),
+        np.arange(len(auxiliary_table), dtype=np.int64),
+    )
     about = {
         "run_id": trained.run_id,
         "party": party,
         "recipe_digest": trained.recipe.digest(),
-        **_depth(trained.recipe),
+        **_describe_depth(trained.recipe),
         "latent": list(private.latent),
         "image": list(private.image),
-        "auxiliary": {"source": known.source, "images": len(theirs), "left_out": left_out},
+        "auxiliary": {
+            "source": auxiliary_table.source,
+            "images": len(auxiliary_pairs),
+            "left_out": left_out,
+        },
         "private": {"images": len(private), "training_rows": len(local)},
         "settings": asdict(settings),
         "ssim_window": window(*private.image[1:]),
     }
-    return Report(about, invert(theirs, private, settings, device=device, progress=progress))
+    return Report(
+        about, invert(auxiliary_pairs, private, settings, device=device, progress=progress)
+    )
 
 
 def _no_images(party: str) -> InputError:
@@ -169,26 +183,26 @@ def _no_images(party: str) -> InputError:
     )
 
 
-def _rows_of(trained: TrainedRun, party: str, data: DataSettings) -> Prepared:
-    """Returns the party's rows as in the run. Raises InputError if they differ."""
+def _prepare_rows(trained: TrainedRun, party: str, data: DataSettings) -> Prepared:
+    """Returns the party's rows. Raises InputError if they are not the rows of the run."""
     opened = open_party(trained.recipe, party, data, trained.encoder)
     prepared = TRAINING.prepare(opened, expect_rows(opened))
     if prepared.fingerprint != trained.state["data"]:
         raise InputError(
             Code.DATA_INVALID,
-            f"{opened.table.source}: has other rows than those that {party} used in "
+            f"{opened.table.source}: its rows are not the rows that {party} used in "
             f"{trained.run_id}. Give the data of that run.",
         )
     return prepared
 
 
-def _auxiliary(
+def _read_auxiliary(
     settings: DataSettings, preprocessor: Preprocessor, private: Table, seed: int
 ) -> tuple[Table, int]:
     """Reads the attacker's images. Returns them, and the number of images that are left out because
-    they are the party's.
+    the party also has them.
 
-    Raises InputError if they cannot be used.
+    Raises InputError if the images cannot be used.
     """
     shape = preprocessor.image_shape
     if settings.is_table and settings.image_shape is None and settings.view is None:
@@ -198,13 +212,15 @@ def _auxiliary(
     if images is None or images.shape[1:] != shape:
         raise InputError(
             Code.DATA_INVALID,
-            f"{table.source}: must have images of {_by(shape or ())} (channels x height x width), "
-            f"as here (got {'no images' if images is None else _by(images.shape[1:])}). Give "
-            "such images.",
+            f"{table.source}: must have images of {_format_shape(shape or ())} (channels x height "
+            "x width), as the party has (got "
+            f"{'no images' if images is None else _format_shape(images.shape[1:])}). Give such "
+            "images.",
         )
-    theirs = set(_digests(private))
+    private_digests = set(_hash_images(private))
     unknown = np.array(
-        [row for row, digest in enumerate(_digests(table)) if digest not in theirs], np.int64
+        [row for row, digest in enumerate(_hash_images(table)) if digest not in private_digests],
+        np.int64,
     )
     if len(unknown) < 2:
         raise InputError(
@@ -212,11 +228,13 @@ def _auxiliary(
             f"{table.source}: must have at least 2 images that are not the party's (got "
             f"{len(unknown)} of {len(images)}). Add images.",
         )
-    return table.select(_some(unknown, MAX_IMAGES, seed, "auxiliary")), len(images) - len(unknown)
+    return table.select(_draw_rows(unknown, MAX_IMAGES, seed, "auxiliary")), len(images) - len(
+        unknown
+    )
 
 
-def _digests(table: Table) -> Iterator[bytes]:
-    """Yields a hash of each image, equal for equal pixels."""
+def _hash_images(table: Table) -> Iterator[bytes]:
+    """Yields a hash of the pixels of each image."""
     if table.images_NCHW is not None:
         for part in parts_of(table.images_NCHW):
             for image in to_unit(table.images_NCHW[part]):
@@ -224,8 +242,8 @@ def _digests(table: Table) -> Iterator[bytes]:
             release(table.images_NCHW)
 
 
-def _some(rows: Rows, max_rows: int, seed: int, name: str) -> Rows:
-    """Returns at most ``most`` of the rows, drawn by the seed, ascending."""
+def _draw_rows(rows: Rows, max_rows: int, seed: int, name: str) -> Rows:
+    """Draws at most ``max_rows`` of the rows by the seed, and returns them in ascending order."""
     return np.sort(rows[permutation(derive_seed(seed, name), len(rows))[:max_rows]])
 
 
@@ -236,18 +254,18 @@ def _is_unit(table: Table, rows: Rows) -> bool:
 
 
 def _pixels(table: Table, rows: Rows, scaled: Features | None) -> npt.NDArray[np.float32]:
-    """Returns images [N, C, H, W]. Raises InputError if they cannot be compared with the output of
-    a decoder.
+    """Returns the images of rows, [N, C, H, W], with pixels from 0 to 1.
 
-    ``scaled``: the inputs of the bottom model, which are compared if the party's pixels are not
-    from 0 to 1.
+    ``scaled``: the inputs of the bottom model, which replace the images if the party's pixels are
+    not from 0 to 1; otherwise None. Raises InputError if the images are too small, or their pixels
+    have another scale.
     """
     source, images = table.source, table.pixels(rows)
     if min(images.shape[2:]) < 2:
         raise InputError(
             Code.DATA_INVALID,
-            f"{source}: its images are too small to compare (got {_by(images.shape[1:])}). Give "
-            "images of at least 2 x 2 pixels.",
+            f"{source}: its images are too small to compare (got "
+            f"{_format_shape(images.shape[1:])}). Give images of at least 2 x 2 pixels.",
         )
     if scaled is not None and not bool(np.isnan(images).any()):
         images = np.ascontiguousarray(scaled.inputs(rows)[0].numpy())
@@ -255,11 +273,10 @@ def _pixels(table: Table, rows: Rows, scaled: Features | None) -> npt.NDArray[np
             raise InputError(
                 Code.DATA_INVALID,
                 f"{source}: its pixels have another scale than the party's. Give images with "
-                "pixels "
-                "on the scale of the party's images.",
+                "pixels on the scale of the party's images.",
             )
         return images.clip(0.0, 1.0)
-    # A missing pixel (NaN) fails both comparisons.
+    # A missing pixel (NaN) also fails these comparisons.
     if not bool(((images >= 0.0) & (images <= 1.0)).all()):
         raise InputError(
             Code.DATA_INVALID,
@@ -280,7 +297,7 @@ def _latents(
     )
 
 
-def _depth(recipe: Recipe) -> dict[str, Any]:
+def _describe_depth(recipe: Recipe) -> dict[str, Any]:
     """Returns the number of convolutions of the bottom model and its bottleneck; None if the
     encoder is not a cut network.
     """
@@ -296,7 +313,7 @@ def _depth(recipe: Recipe) -> dict[str, Any]:
     return {"cut": None, "bottleneck": None}
 
 
-def _by(shape: tuple[int, ...]) -> str:
+def _format_shape(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape))
 
 
@@ -304,7 +321,8 @@ def read_data(text: str, option: str, party: str | None = None) -> DataSettings:
     """Reads an option that names data: a source, or a TOML file with the keys of [data], such as a
     party file.
 
-    Raises InputError, also if it is the file of another party than ``party``.
+    Raises InputError if the text is not valid, or names the party file of a party other than
+    ``party``.
     """
     if not text.lower().endswith(".toml"):
         return parse(DataSettings, {"source": resolve_source(text, Path())}, option)
@@ -314,18 +332,18 @@ def read_data(text: str, option: str, party: str | None = None) -> DataSettings:
     if party is not None and name not in (None, party):
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{path}: is not the party file of {party} (got {name}). Give that of {party}.",
+            f"{path}: is not the party file of {party} (got {name}). Give the file of {party}.",
         )
     where = f"{path}: data" if "data" in tables else str(path)
     return parse(DataSettings, tables.get("data", tables), where).absolute(path.resolve().parent)
 
 
-def title_of(report: Report) -> str:
-    """Returns the title: the party, the depth of its bottom model, and the auxiliary images."""
+def make_title(report: Report) -> str:
+    """Returns a title with the party, the depth of its bottom model, and the auxiliary images."""
     about, auxiliary = report.about, report.about["auxiliary"]
     neck = f" and bottleneck {about['bottleneck']}" if about["bottleneck"] else ""
     cut = f"cut = {about['cut']}{neck}" if about["cut"] is not None else "whole encoder"
-    depth = f"{cut}, latents of {_by(tuple(about['latent']))}"
+    depth = f"{cut}, latents of {_format_shape(tuple(about['latent']))}"
     known = f"{auxiliary['images']:,} auxiliary images of {Path(auxiliary['source']).name}"
     return f"Model inversion of {about['party']} in {about['run_id']}\n{depth}; {known}"
 
@@ -333,7 +351,7 @@ def title_of(report: Report) -> str:
 def show(report: Report, console: Console) -> None:
     """Prints the result as a table."""
     about, inverted = report.about, report.inverted
-    console.print(title_of(report), style="bold")
+    console.print(make_title(report), style="bold")
     lines = Lines(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     lines.add_column(f"{about['private']['images']} training images against")
     for heading in ("MSE", "SSIM", "PSNR (dB)"):
@@ -344,15 +362,19 @@ def show(report: Report, console: Console) -> None:
     ):
         lines.add_row(name, f"{likeness.mse:.5f}", f"{likeness.ssim:.3f}", f"{likeness.psnr:.2f}")
     console.print(lines)
-    left = about["auxiliary"]["left_out"]
-    own = f"\n{left:,} auxiliary images were left out because they are the party's." if left else ""
+    left_out = about["auxiliary"]["left_out"]
+    own = (
+        f"\n{left_out:,} auxiliary images were left out because they are the party's."
+        if left_out
+        else ""
+    )
     if inverted.failed:
         console.print(f"\n{_FAILED}", style="yellow")
     console.print(f"\n{_BETTER}{own}", style="dim")
 
 
 def write(report: Report, out: Path) -> Path:
-    """Writes the JSON file and, in the same folder, the picture, which only its owner may read.
+    """Writes the JSON file, and next to it a picture that only its owner may read.
 
     Returns the path of the picture. Raises InputError.
     """
@@ -361,9 +383,9 @@ def write(report: Report, out: Path) -> Path:
     inverted, picture = report.inverted, out.with_suffix(".png")
     mse = f"MSE {inverted.found.mse:.4f}; with the mean auxiliary image {inverted.baseline.mse:.4f}"
     rows = [("truth", inverted.truth), ("reconstruction", inverted.images)]
-    drawn = draw_pairs(rows, f"{title_of(report)}\n{mse}")
+    png = draw_pairs(rows, f"{make_title(report)}\n{mse}")
     with private_file(picture) as file:
-        file.write(drawn)
+        file.write(png)
     write_atomic(out, to_json(report.as_json()) + "\n")
     return picture
 
@@ -429,21 +451,25 @@ def cli(
     resolved_device, settings = resolve_device(device), InversionSettings(epochs=epochs, seed=seed)
     sources = read_data(data, "--data", party), read_data(auxiliary, "--auxiliary")
     errors = Console(stderr=True)
-    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as live:
-        bar = live.add_task("training the decoder", total=epochs)
+    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as progress_bars:
+        bar = progress_bars.add_task("training the decoder", total=epochs)
 
         shown_s = time.monotonic()
 
-        def note(done: int, _epochs: int, mse: float) -> None:
+        def show_progress(done: int, _epochs: int, mse: float) -> None:
             nonlocal shown_s
-            live.update(bar, completed=done, description=f"training the decoder: MSE {mse:.5f}")
+            progress_bars.update(
+                bar, completed=done, description=f"training the decoder: MSE {mse:.5f}"
+            )
             if not errors.is_terminal and (done == 1 or time.monotonic() - shown_s > _SAY_S):
                 shown_s = time.monotonic()
                 click.echo(
                     f"training the decoder: epoch {done} of {epochs}, MSE {mse:.5f}", err=True
                 )
 
-        report = attack(run, party, *sources, settings, device=resolved_device, progress=note)
+        report = attack(
+            run, party, *sources, settings, device=resolved_device, progress=show_progress
+        )
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         console.width = max(console.width, _PIPE_WIDTH)

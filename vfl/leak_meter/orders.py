@@ -1,4 +1,4 @@
-"""Runs rehearsals in other processes, which return their findings as a file."""
+"""Runs rehearsals in other processes. Each process returns its findings in a file."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from vfl_common.config.recipe import Recipe as Settings
 from vfl_party.base.plugins import use_plugins
 
 MAKES = "vfl.leak_meter.orders:make"
-# The file in the run's folder with the findings, until they are read.
+# The temporary file with the findings in the run's folder.
 _FILE = "rehearsal.json"
 
 
 def make_in_pool(
-    workers: WorkerPool, recipe: Recipe, data: Any, out: Path, asked: AttackRequest
+    workers: WorkerPool, recipe: Recipe, data: Any, out: Path, request: AttackRequest
 ) -> SeedResult:
-    """Makes a run and plays the attacks in a process of ``workers``, which executes ``MAKES``.
+    """Makes a run and plays the attacks in a worker process, which calls the function ``MAKES``.
 
-    The other arguments are those of ``make_here``. Raises VflError.
+    The arguments after ``workers`` are those of ``make_here``. Raises VflError.
     """
 
     def send(order: Order) -> None:
@@ -44,7 +44,7 @@ def make_in_pool(
                 "base": str(order.base.resolve()),
                 "folder": str(order.folder.resolve()),
                 "plugins": get_import_paths("jobs=1"),
-                "asked": asdict(asked),
+                "asked": asdict(request),
                 # The result of an attack may depend on the number of threads.
                 "threads": torch.get_num_threads(),
             }
@@ -60,55 +60,60 @@ def make_in_pool(
 def make(order: dict[str, Any]) -> None:
     """Makes a run in this process and plays the attacks. Raises the error of the run."""
     folder, base = clear_folder(order["folder"]), Path(order["base"])
-    asked, before = AttackRequest(**order["asked"]), torch.get_num_threads()
+    request, threads_before = AttackRequest(**order["asked"]), torch.get_num_threads()
     torch.set_num_threads(order["threads"])
     try:
         with use_plugins(import_plugins(order["plugins"])):
             settings = parse(Settings, order["recipe"], "recipe")
-            parts = settings, divide(settings, base), base, folder
-            findings = play_on(Order(order["recipe"], *parts, order["recipe"], None, {}), asked)
+            arguments = settings, divide(settings, base), base, folder
+            findings = play_on(
+                Order(order["recipe"], *arguments, order["recipe"], None, {}), request
+            )
     finally:
-        torch.set_num_threads(before)
-    (folder / _FILE).write_text(json.dumps(plain(findings)))
+        torch.set_num_threads(threads_before)
+    (folder / _FILE).write_text(json.dumps(to_plain(findings)))
 
 
-def plain(findings: Findings) -> list[list[Any]]:
-    """Returns the findings as values for JSON, without loss."""
+def to_plain(findings: Findings) -> list[list[Any]]:
+    """Returns the findings as values for JSON, from which ``read`` restores them exactly."""
     return [
         [
-            item if isinstance(item, str) else asdict(item, dict_factory=_plain_fields)
-            for item in part
+            item if isinstance(item, str) else asdict(item, dict_factory=_fields_to_plain)
+            for item in items
         ]
-        for part in findings
+        for items in findings
     ]
 
 
-def _plain_fields(named: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Turns tensors into lists; numbers in JSON represent float32 exactly."""
+def _fields_to_plain(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Turns tensors into lists. Numbers in JSON represent float32 exactly."""
     return {
-        name: [(of, images.tolist()) for of, images in value] if name == "rows" else value
-        for name, value in named
+        name: [(title, images.tolist()) for title, images in value] if name == "rows" else value
+        for name, value in fields
     }
 
 
 def read(content: list[list[Any]]) -> Findings:
-    """Returns the findings from the values that ``plain`` returned."""
+    """Restores the findings from the values that ``to_plain`` returned."""
     played, sizes, times, gaps = content
     return (
-        [Played(**line | {"figures": tuple(map(_figure, line["figures"]))}) for line in played],
-        tuple(MessageSizes(**line | {"sizes": _pairs(line["sizes"])}) for line in sizes),
+        [
+            Played(**line | {"figures": tuple(map(_read_figure, line["figures"]))})
+            for line in played
+        ],
+        tuple(MessageSizes(**line | {"sizes": _to_pairs(line["sizes"])}) for line in sizes),
         tuple(Times(**line) for line in times),
         tuple(gaps),
     )
 
 
-def _figure(fields: dict[str, Any]) -> Figure:
-    drawn = fields["shown"]
-    if drawn is not None:
-        rows = tuple((name, torch.tensor(images)) for name, images in drawn["rows"])
-        drawn = Shown(drawn["party"], rows, drawn["says"])
-    return Figure(**fields | {"shown": drawn})
+def _read_figure(fields: dict[str, Any]) -> Figure:
+    images_shown = fields["shown"]
+    if images_shown is not None:
+        rows = tuple((name, torch.tensor(images)) for name, images in images_shown["rows"])
+        images_shown = Shown(images_shown["party"], rows, images_shown["says"])
+    return Figure(**fields | {"shown": images_shown})
 
 
-def _pairs(pairs: list[list[int]]) -> tuple[tuple[int, int], ...]:
+def _to_pairs(pairs: list[list[int]]) -> tuple[tuple[int, int], ...]:
     return tuple((size, number) for size, number in pairs)

@@ -23,7 +23,7 @@ Findings = tuple[list[Played], tuple[MessageSizes, ...], tuple[Times, ...], tupl
 
 @dataclass(frozen=True)
 class AttackRequest:
-    """The attacks to play, by name, and what is recorded."""
+    """The names of the attacks to play, and the settings of the recording."""
 
     attacks: Sequence[str]
     every: int
@@ -32,7 +32,7 @@ class AttackRequest:
 
 @dataclass(frozen=True)
 class SeedResult:
-    """The result of the run of one seed; see ``Rehearsed``."""
+    """The result of one run with one seed; see ``Rehearsed``."""
 
     run: Run
     played: list[Played]
@@ -45,7 +45,7 @@ def make_here(
     recipe: Recipe,
     data: Mapping[str, Any],
     out: Path,
-    asked: AttackRequest,
+    request: AttackRequest,
     *,
     quiet: bool,
     tell: Callable[[str], None],
@@ -53,10 +53,10 @@ def make_here(
     """Makes a run in this process and plays the attacks on it.
 
     Args:
-        recipe: the recipe, whose seed is also that of the attacks.
+        recipe: the recipe; its seed is also the seed of the attacks.
         data: as in ``simulate``.
         out: the folder of runs.
-        asked: the attacks, and what is recorded.
+        request: the attacks to play, and the settings of the recording.
         quiet: whether to show no progress.
         tell: called with a sentence before each attack.
 
@@ -64,29 +64,29 @@ def make_here(
     """
     findings: list[Findings] = []
 
-    def how(order: Order) -> None:
-        findings.append(play_on(order, asked, quiet=quiet, tell=tell))
+    def execute(order: Order) -> None:
+        findings.append(play_on(order, request, quiet=quiet, tell=tell))
 
-    run = carry_out(recipe, data, how, baseline=None, out=out)
+    run = carry_out(recipe, data, execute, baseline=None, out=out)
     return SeedResult(run, *findings[0])
 
 
 def play_on(
     order: Order,
-    asked: AttackRequest,
+    request: AttackRequest,
     *,
     quiet: bool = True,
     tell: Callable[[str], None] = lambda _text: None,
 ) -> Findings:
-    """Executes an order in this process and plays the attacks on the run. Raises VflError."""
-    with tempfile.TemporaryDirectory(prefix="vfl-record-") as record:
-        rehearsal = Rehearsal(Path(record), asked.every)
-        secrets = _secrets(order) if asked.init == "secret" else None
+    """Makes the run of an order in this process and plays attacks on it. Raises VflError."""
+    with tempfile.TemporaryDirectory(prefix="vfl-record-") as folder:
+        rehearsal = Rehearsal(Path(folder), request.every)
+        secrets = _secrets(order) if request.init == "secret" else None
         in_process(quiet, None, order, attach=rehearsal.attach, secrets=secrets)
         # Attacks build encoders from the modules that the recipe names.
         with modules_of(order.base):
-            played = rehearsal.play(asked.attacks, order.settings.seed, tell=tell)
-        gaps = (*rehearsal.gaps(), *rehearsal.unknown(asked.attacks))
+            played = rehearsal.play(request.attacks, order.settings.seed, tell=tell)
+        gaps = (*rehearsal.list_gaps(), *rehearsal.unknown(request.attacks))
         return played, tuple(rehearsal.sizes()), tuple(rehearsal.times()), gaps
 
 

@@ -1,7 +1,7 @@
-"""A rehearsal runs all parties in one process, records what each receives, and plays attacks on it.
+"""A rehearsal runs all parties in one process, records the messages, and plays attacks on them.
 
-It needs the rows of all parties on one machine, so it is for research, and for data that resemble
-the real ones.
+It needs the rows of all parties on one machine. Use it for research, or with data that resemble the
+real data.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vfl.leak_meter import attacks as kinds
-from vfl.leak_meter.report.gaps import gaps
+from vfl.leak_meter.report.gaps import find_gaps
 from vfl.leak_meter.scene.build import Scenes
 from vfl.leak_meter.scene.record import Seen
 from vfl.leak_meter.scene.recording import ROW_TENSORS, Recording
@@ -41,7 +41,7 @@ from vfl_party.outbound.exchange import Answering, Asking
 
 log = logging.getLogger(__name__)
 
-# What attacks by each role read.
+# The data that attacks by each role infer.
 _ASSETS: dict[Role, str] = {"passive": "labels", "active": "columns"}
 
 
@@ -49,7 +49,7 @@ _ASSETS: dict[Role, str] = {"passive": "labels", "active": "columns"}
 class Played:
     """The figures of one attack by one attacker in one run.
 
-    ``why_not``: the reason if it could not be played.
+    ``why_not``: the reason if the attack could not be played.
     """
 
     attack: str
@@ -63,7 +63,7 @@ class Rehearsal:
     """Records a run, then plays attacks.
 
     Args:
-        folder: for the record; it must exist and be empty.
+        folder: the folder for the recorded messages; it must exist and be empty.
         every: rounds 0, every, 2 x every and so on of each phase are recorded.
     """
 
@@ -81,20 +81,19 @@ class Rehearsal:
             raise InputError(
                 Code.CONFIG_INVALID,
                 "recipe: rows.partial: a rehearsal needs rows that all parties have. Remove it "
-                "from "
-                "the recipe.",
+                "from the recipe.",
             )
         self.recording.attach(name, party)
         self._scenes.begin(name)
 
     def scene(self, attacker: str, seed: int) -> Scene:
-        """Returns what ``attacker`` has, and the truth; ``seed``: the seed of attacks."""
-        return self._scenes.of(attacker, seed)
+        """Returns the scene of ``attacker``. ``seed``: the seed of the attacks."""
+        return self._scenes.build(attacker, seed)
 
     def play(
         self, attacks: Sequence[str], seed: int, *, tell: Callable[[str], None] = lambda _text: None
     ) -> list[Played]:
-        """Plays each attack by every party that has the role of its attacker.
+        """Plays each attack from the view of every party that has the attacker's role.
 
         ``tell``: called with a sentence before each attack. Raises InputError for an unknown
         attack.
@@ -103,17 +102,17 @@ class Rehearsal:
         for number, name in enumerate(attacks, 1):
             attack = kinds.load(name, "attacks")
             tell(f"attack {number} of {len(attacks)}: {name}")
-            known = {
-                of
+            available = {
+                data
                 for (role, _), readable in self._readable().items()
                 if role == attack.by
-                for of in readable
+                for data in readable
             }
-            known |= self._encoders() | self._weights_shared()
+            available |= self._encoders() | self._weights_shared()
             for attacker in self._attackers(attack):
-                if attack.reads and attack.reads not in known:
+                if attack.reads and attack.reads not in available:
                     played.append(
-                        Played(name, attack.about, attacker, why_not=_missing(attack.reads))
+                        Played(name, attack.about, attacker, why_not=_explain_missing(attack.reads))
                     )
                     continue
                 try:
@@ -122,15 +121,15 @@ class Rehearsal:
                 except UnfitError as why:
                     played.append(Played(name, attack.about, attacker, why_not=str(why)))
                 except Exception as error:
-                    # An attack of a plug-in may fail without losing the figures of the others.
+                    # If a plug-in's attack fails, the figures of the other attacks are kept.
                     log.exception("the attack %s failed", name)
                     why_not = f"it failed {where_it_failed(error)}. Correct the attack."
                     played.append(Played(name, attack.about, attacker, why_not=why_not))
         return played
 
     def sizes(self) -> list[MessageSizes]:
-        """Returns what the sizes of embeddings and gradients reveal to any observer of the network,
-        for the recorded rounds.
+        """Returns what the sizes of embeddings and gradients in the recorded rounds reveal to any
+        observer of the network.
         """
         seen: dict[int, list[Seen]] = {}
         for message, rows in self.recording.seen:
@@ -148,13 +147,16 @@ class Rehearsal:
         return read_times(self.recording.passed, {phase.name: phase.rounds for phase in phases})
 
     def unknown(self, attacks: Sequence[str]) -> list[str]:
-        """Returns a sentence for each role that has phases which no attack supports."""
-        chosen, sentences = [kinds.load(name, "attacks") for name in attacks], []
+        """Returns a sentence for each attacker's role with phases that none of ``attacks``
+        supports.
+        """
+        loaded, sentences = [kinds.load(name, "attacks") for name in attacks], []
         for role, assets in _ASSETS.items():
-            reads = {attack.reads for attack in chosen if attack.by == role}
-            readable = {kind: here for (of, kind), here in self._readable().items() if of == role}
+            reads = {attack.reads for attack in loaded if attack.by == role}
             phases = [
-                kind for kind, here in readable.items() if not (here | self._encoders()) & reads
+                kind
+                for (receiver, kind), readable in self._readable().items()
+                if receiver == role and not (readable | self._encoders()) & reads
             ]
             if reads and phases:
                 sentences.append(
@@ -163,71 +165,72 @@ class Rehearsal:
                 )
         return sentences
 
-    def gaps(self) -> list[str]:
-        """Returns a sentence for each exchange whose embeddings or gradients lack a transform that
-        others have.
+    def list_gaps(self) -> list[str]:
+        """Returns a sentence for each transform that protects only some of the exchanges of
+        embeddings or gradients.
         """
-        return gaps(party.party for party in self.parties.values())
+        return find_gaps(party.party for party in self.parties.values())
 
     def _attackers(self, attack: Attack) -> list[str]:
         """Returns the names of the parties that can play an attack."""
-        own = [party.party for party in self.parties.values()]
+        parties = [party.party for party in self.parties.values()]
         if attack.by == "server":
-            return [own[0].recipe.server]
-        return [party.name for party in own if attack.by in ("party", party.role)]
+            return [parties[0].recipe.server]
+        return [party.name for party in parties if attack.by in ("party", party.role)]
 
     def _weights_shared(self) -> set[str]:
-        """Returns {"weights"} if a phase shares weights that can be recorded."""
-        phases = self.recording.phases.values()
-        opened = [
+        """Returns {"weights"} if a phase shares weights that can be overheard."""
+        shared = [
             key
             for party in self.parties.values()
-            for key, own in party.party.exchanges.items()
-            if _shares(own)
+            for key, opened in party.party.exchanges.items()
+            if _shares_weights(opened)
         ]
         return (
             {"weights"}
             if any(
-                (phase, exchange) in opened
-                for of_party in phases
-                for phase, readable in of_party.items()
-                for exchange in readable.overheard
+                (phase, exchange) in shared
+                for phases in self.recording.phases.values()
+                for phase, facts in phases.items()
+                for exchange in facts.overheard
             )
             else set()
         )
 
     def _encoders(self) -> set[str]:
-        """Returns {"encoder"} if a phase has trained one."""
+        """Returns {"encoder"} if a phase has trained an encoder."""
         return {"encoder"} if any(map(self._scenes.is_trained, self.parties)) else set()
 
     def _readable(self) -> dict[tuple[Role, str], set[str]]:
-        """Returns {(receiver's role, kind of a phase): what attacks can read of it}, if it sends
-        tensors of rows.
+        """Returns {(receiver's role, kind of a phase): the data that attacks can read}, for phases
+        that send gradients or embeddings.
 
-        It is the phase's kind, and gradients or embeddings if they came and the phase names their
-        rows.
+        The data are the phase's kind, and ``gradients`` or ``embeddings`` if they were received and
+        their rows are known.
         """
         readable_by_kind: dict[tuple[Role, str], set[str]] = {}
-        of_kind = {
+        kind_of_phase = {
             phase.name: phase.kind
             for party in self.parties.values()
             for phase in party.party.recipe.phases
         }
         for party in self.parties.values():
-            me = party.party
-            for (phase, _), opened in me.exchanges.items():
-                came = opened.exchange.down if me.role == "passive" else opened.exchange.up
+            receiver = party.party
+            for (phase, _), opened in receiver.exchanges.items():
+                bundle = opened.exchange.down if receiver.role == "passive" else opened.exchange.up
                 if (
                     opened.exchange.asks == "active"
-                    and came.kind in ROW_TENSORS
-                    and came.tensors
-                    and phase in of_kind
+                    and bundle.kind in ROW_TENSORS
+                    and bundle.tensors
+                    and phase in kind_of_phase
                 ):
-                    readable_by_kind.setdefault((me.role, of_kind[phase]), {of_kind[phase]})
+                    readable_by_kind.setdefault(
+                        (receiver.role, kind_of_phase[phase]), {kind_of_phase[phase]}
+                    )
         seen: set[tuple[str, str, str]] = set()
         for key in self.recording.rows.keys():  # noqa: SIM118 - not a dict
             place = (key.phase, key.exchange, key.receiver)
-            if key.meant or place in seen or key.phase not in of_kind:
+            if key.meant or place in seen or key.phase not in kind_of_phase:
                 continue
             seen.add(place)
             party = self.parties[key.receiver]
@@ -237,9 +240,9 @@ class Rehearsal:
                     party.party.exchanges[key.phase, key.exchange].exchange,
                 )
                 kind = (exchange.down if role == "passive" else exchange.up).kind.label
-                readable_by_kind.setdefault((role, of_kind[key.phase]), {of_kind[key.phase]}).add(
-                    f"{kind}s"
-                )
+                readable_by_kind.setdefault(
+                    (role, kind_of_phase[key.phase]), {kind_of_phase[key.phase]}
+                ).add(f"{kind}s")
         return readable_by_kind
 
 
@@ -256,30 +259,33 @@ def rehearse(
 
     Args:
         recipe: the recipe.
-        data: as in ``simulate``.
+        data: see ``simulate``.
         out: the folder of runs.
         attach: called with each party once it is assembled.
-        quiet: whether to show nothing while it goes on.
+        quiet: whether to show no progress.
         secrets: see ``run_in_process``.
 
     Raises VflError: bad input, or a run that failed.
     """
-    how = partial(in_process, quiet, None, attach=attach, secrets=secrets)
-    return carry_out(recipe, data, how, baseline=None, out=out)
+    execute = partial(in_process, quiet, None, attach=attach, secrets=secrets)
+    return carry_out(recipe, data, execute, baseline=None, out=out)
 
 
 def _check_figures(figures: Sequence[Figure]) -> tuple[Figure, ...]:
-    """Raises ValueError if a figure is not finite, because it sorts above all others."""
-    if odd := next((figure for figure in figures if not math.isfinite(figure.value)), None):
-        raise ValueError(f"its figure of {odd.of} is {odd.value}")
+    """Returns the figures. Raises ValueError if a value is not finite, because NaN cannot be
+    ranked.
+    """
+    for figure in figures:
+        if not math.isfinite(figure.value):
+            raise ValueError(f"its figure of {figure.of} is {figure.value}, which is not finite")
     return tuple(figures)
 
 
-def _shares(opened: Asking | Answering) -> bool:
+def _shares_weights(opened: Asking | Answering) -> bool:
     return opened.exchange.asks == "server" and opened.exchange.up.kind is Kind.WEIGHTS
 
 
-def _missing(reads: str) -> str:
+def _explain_missing(reads: str) -> str:
     if reads == "weights":
         return "no phase shares weights that can be overheard"
     if reads == "encoder":

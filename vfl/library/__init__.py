@@ -1,1 +1,1 @@
-"""The library: what ``import vfl`` gives. Nothing here imports torch before a run needs it."""
+"""The Python library behind ``import vfl``. No module here imports torch before a run needs it."""

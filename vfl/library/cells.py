@@ -1,5 +1,5 @@
-"""Encoders and top models that cannot be imported from a module: classes and
-functions of a notebook or a script.
+"""Encoders and top models that are defined in a notebook or a script, so that other processes
+cannot import them.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from typing import Any
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 
-_HERE: dict[str, Callable[..., Any]] = {}
+_FACTORIES: dict[str, Callable[..., Any]] = {}
 _WORDS = {"encoder": "encoder", "top": "top model"}
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
-    """Finds a factory by the name that it got here."""
+    """Returns the factory that ``factory`` stored under ``name``."""
     try:
-        return _HERE[name]
+        return _FACTORIES[name]
     except KeyError:
         raise AttributeError(name) from None
 
 
 def name_factories(tables: dict[str, Any]) -> dict[str, Any]:
-    """Replaces each class or function that is an encoder or the top model by ``kind = "custom"``
-    and the name of its factory.
+    """Replaces encoders and top models in a recipe's tables that are classes or functions by tables
+    with ``kind = "custom"`` and the name of the factory.
     """
     model = tables.get("model")
     places = [(model, "encoder"), (model, "top")] if isinstance(model, dict) else []
@@ -50,7 +50,9 @@ def name_factories(tables: dict[str, Any]) -> dict[str, Any]:
 
 
 def factory(made_by: Callable[..., Any]) -> str:
-    """Returns ``module:name`` of a model's factory; one that cannot be imported is kept here."""
+    """Returns ``module:name`` of a model's factory. A factory that cannot be imported is stored in
+    this module.
+    """
     module, name = (
         str(getattr(made_by, "__module__", "")),
         str(getattr(made_by, "__qualname__", "")),
@@ -61,19 +63,19 @@ def factory(made_by: Callable[..., Any]) -> str:
         and getattr(sys.modules.get(module), name, None) is made_by
     ):
         return f"{module}:{name}"
-    own = name.rpartition(".")[2] if name.rpartition(".")[2].isidentifier() else "encoder"
-    # A cell that was run again made another class of that name.
-    while _HERE.get(own, made_by) is not made_by:
-        own += "_"
-    _HERE[own] = made_by
-    return f"{__name__}:{own}"
+    stored_name = name.rpartition(".")[2] if name.rpartition(".")[2].isidentifier() else "encoder"
+    # A notebook cell that runs again defines another class with the same name.
+    while _FACTORIES.get(stored_name, made_by) is not made_by:
+        stored_name += "_"
+    _FACTORIES[stored_name] = made_by
+    return f"{__name__}:{stored_name}"
 
 
-def refuse_here(recipe: Recipe, what: str, instead: str = "processes=False") -> None:
-    """Raises InputError if an encoder of the recipe, or its top model, is one that only this
-    process has, and ``what`` cannot name it.
+def require_importable(recipe: Recipe, what: str, instead: str = "processes=False") -> None:
+    """Raises InputError if only this process has an encoder or the top model of the recipe.
 
-    ``instead``: the argument with which that does not matter.
+    ``what``: the file or process that cannot find the model. ``instead``: an argument without which
+    the model must be importable.
     """
     model = only_here(recipe)
     if model is not None:
@@ -85,8 +87,8 @@ def refuse_here(recipe: Recipe, what: str, instead: str = "processes=False") -> 
 
 
 def only_here(recipe: Recipe) -> str | None:
-    """Returns the model that only this process has, as in ``model: an encoder``; None if there is
-    none.
+    """Returns a text such as ``model: an encoder`` for a model that only this process has; None if
+    other processes can import all models.
     """
     for name, word, model in [
         ("model", "an encoder", recipe.model.encoder),

@@ -1,4 +1,4 @@
-"""``vfl predict``: the joint prediction of new rows with a run."""
+"""``vfl predict``: predicts new rows with the models of a run, all parties in this process."""
 
 from __future__ import annotations
 
@@ -42,13 +42,14 @@ def predict(
 ) -> None:
     """Predict rows with a run, all parties in this process.
 
-    RUN is the folder of a run of `vfl simulate` or of the library; by default, the newest finished
-    run of a federation (not of a baseline) in the folder runs. Without --data the run's own rows
-    are predicted again. SOURCE is a file, or any other source that a party file may name; for a
-    database, the query of training is used unless --query gives another. It needs the columns that
-    the party had in training, and no label. The result has a row for each row of the active party's
-    table, in its order, with its own ids. With --student only the active party's rows are needed:
-    the run's student scores them. Between organisations, every party runs `vfl-party predict`.
+    RUN is the folder of a run of `vfl simulate` or of the library. By default, it is the newest
+    finished run of a federation (not of a baseline) in the folder runs. Without --data, the
+    training run's own rows are predicted again. SOURCE is a file, or any other source that a party
+    file may name. A database uses the query of training unless --query gives another query. SOURCE
+    needs the columns that the party had in training, but no label. The result has a row for each
+    row of the active party's table, in the same order, with the party's own ids. With --student,
+    only the active party's rows are needed: the run's student scores them. Between organisations,
+    every party runs `vfl-party predict`.
 
     \b
     Examples:
@@ -61,17 +62,17 @@ def predict(
     from vfl_common.run_folder import RunFolder
     from vfl_party.predict.results import Output
 
-    whole = Run.load(run)
-    folder, written = whole.folder, Output(output, like_input, spreadsheet, replace)
+    training_run = Run.load(run)
+    folder, output_settings = training_run.folder, Output(output, like_input, spreadsheet, replace)
     result = predict_rows(
         folder,
         by_party(data) or None,
-        written,
-        _by_name(query, "--query", "SELECT"),
+        output_settings,
+        _parse_by_name(query, "--query", "SELECT"),
         without,
         solo=student,
     )
-    active = next(party.name for party in whole.summary.parties if party.role == "active")
+    active = next(party.name for party in training_run.summary.parties if party.role == "active")
     scorings.note(
         folder.resolve().parent,
         party=active,
@@ -85,16 +86,16 @@ def predict(
     for text in result.notes:
         click.echo(clean(text, LINE), err=True)
     click.echo(result.rows, err=True)
-    # The meaning names a class, which comes from the table.
+    # The meaning contains the name of a class, which comes from the table.
     click.echo(clean(result.meaning, LINE), err=True)
     click.echo(output)
 
 
 def by_party(data: tuple[str, ...]) -> dict[str, str]:
-    """Reads the options ``NAME=SOURCE``. Raises InputError."""
+    """Parses the options ``--data NAME=SOURCE`` to {party: source}. Raises InputError."""
     from vfl_common.config.sources import is_path, split_member
 
-    sources = _by_name(data, "--data", "SOURCE")
+    sources = _parse_by_name(data, "--data", "SOURCE")
     for name, file in sources.items():
         if is_path(file) and not Path(split_member(file)[0]).exists():
             raise InputError(
@@ -103,8 +104,8 @@ def by_party(data: tuple[str, ...]) -> dict[str, str]:
     return sources
 
 
-def _by_name(values: tuple[str, ...], option: str, what: str) -> dict[str, str]:
-    """Reads an option ``NAME=…`` that may be given once for each party. Raises InputError."""
+def _parse_by_name(values: tuple[str, ...], option: str, what: str) -> dict[str, str]:
+    """Parses an option ``NAME=…``, which may be given once for each party. Raises InputError."""
     from vfl_common.passwords import hide_passwords
 
     result = dict[str, str]()

@@ -1,4 +1,4 @@
-"""The data of the parties, if they are in memory: frames, and what their columns mean."""
+"""The parties' data in memory: frames, and the roles of their columns."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from vfl_common.files import write_error
 
 @dataclass(frozen=True)
 class Data:
-    """One party's rows, and what its columns mean.
+    """One party's rows, and the roles of its columns.
 
     Args:
         frame: a pandas or polars frame, an Arrow table, a dict of NumPy arrays, the path of a file,
             or any other source of a ``[data]`` table.
-        id: the column of ids, by which the parties' rows are compared, or several that are one id
-            together; a dict may do without, if all parties have the same rows in the same order.
-        label: the column to predict; the active party's.
+        id: the column of ids, by which the parties' rows are matched, or several columns that form
+            one id. A dict of arrays needs no ids if all parties have the same rows in the same
+            order.
+        label: the column to predict, for the active party only.
         settings: any other key of a party's ``[data]`` table, such as ``drop`` or ``missing``
             (``docs/reference/party-file.md``).
     """
@@ -35,21 +36,21 @@ class Data:
 
     def table(self) -> dict[str, Any]:
         """Returns the keys that are set, as in a party's [data] table."""
-        named = {"id": self.id, "label": self.label}
+        columns = {"id": self.id, "label": self.label}
         return {
             **self.settings,
-            **{key: value for key, value in named.items() if value is not None},
+            **{key: value for key, value in columns.items() if value is not None},
         }
 
 
 def with_data(
     tables: dict[str, Any], data: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns a recipe's tables with each party's data in memory, and {party: its frame}.
+    """Adds data to a recipe's tables. Returns the tables, and {party: its frame}.
 
-    ``data``: {party: a frame, ``Data``, or a path}. The columns are those of the recipe's
-    ``[simulate.parties.NAME]``, unless ``Data`` says otherwise. Raises InputError for a name that
-    is not a party's.
+    ``data``: {party: a frame, ``Data``, or a path}. The roles of columns in ``Data`` replace those
+    of the recipe's ``[simulate.parties.NAME]``. Raises InputError if a name in ``data`` is not a
+    party's, or if the data of a party are missing.
     """
     if not isinstance(data, Mapping):
         raise InputError(
@@ -75,20 +76,24 @@ def with_data(
         if isinstance(rows, str | os.PathLike):
             parties[name] = table | {"source": resolve_source(os.fspath(rows), Path())}
             continue
-        part = rows if isinstance(rows, Data) else Data(rows)
-        if part.label is not None and roles[name] == "passive":
+        party_data = rows if isinstance(rows, Data) else Data(rows)
+        if party_data.label is not None and roles[name] == "passive":
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"data: {name} is passive and has no label (got label={part.label!r}). Leave "
+                f"data: {name} is passive and has no label (got label={party_data.label!r}). Leave "
                 "label out, or drop the column.",
             )
-        if isinstance(part.frame, str | os.PathLike):
+        if isinstance(party_data.frame, str | os.PathLike):
             parties[name] = (
-                table | part.table() | {"source": resolve_source(os.fspath(part.frame), Path())}
+                table
+                | party_data.table()
+                | {"source": resolve_source(os.fspath(party_data.frame), Path())}
             )
             continue
-        frames[name] = part.frame
-        parties[name] = _with_id(table | part.table(), part.frame) | {"source": f"{FRAME}{name}"}
+        frames[name] = party_data.frame
+        parties[name] = _add_id(table | party_data.table(), party_data.frame) | {
+            "source": f"{FRAME}{name}"
+        }
     missing = [name for name in names if name not in parties and "data" not in simulate]
     if missing:
         raise InputError(
@@ -99,15 +104,17 @@ def with_data(
     return tables | {"simulate": simulate | {"parties": parties}}, frames
 
 
-def _with_id(table: dict[str, Any], frame: Any) -> dict[str, Any]:
-    """Takes the column ``id`` if nothing says which column has the ids."""
+def _add_id(table: dict[str, Any], frame: Any) -> dict[str, Any]:
+    """Returns the table with ``id = "id"`` if it names no column of ids and the frame has a column
+    ``id``.
+    """
     from vfl_party.data.sources.frames import is_lazy
 
-    # Reading it raises the error.
+    # A lazy frame raises its error when it is read.
     if is_lazy(frame):
         return table
     columns = frame.keys() if isinstance(frame, Mapping) else getattr(frame, "columns", ())
-    # The ``columns`` of an Arrow table are its values.
+    # The attribute ``columns`` of an Arrow table has the values, not the names.
     names = getattr(frame, "column_names", columns)
     return table if "id" in table or "id" not in list(names) else table | {"id": "id"}
 
@@ -115,10 +122,10 @@ def _with_id(table: dict[str, Any], frame: Any) -> dict[str, Any]:
 def write_frames(
     frames: Mapping[str, Any], parties: Mapping[str, Any], folder: Path
 ) -> dict[str, Any]:
-    """Writes frames as files that only their owner may read, for parties in processes.
+    """Writes frames to files that only their owner may read, for parties in other processes.
 
-    ``parties``: the recipe's ``[simulate.parties]``. Returns them with the files as sources. Raises
-    InputError.
+    ``parties``: the recipe's ``[simulate.parties]``. Returns these tables with the files as
+    sources. Raises InputError.
     """
     import pyarrow.parquet
 

@@ -1,4 +1,4 @@
-"""Forecasts what a recipe sends, before anything runs."""
+"""Forecasts the bytes that a recipe sends, before it runs."""
 
 from __future__ import annotations
 
@@ -22,34 +22,36 @@ if TYPE_CHECKING:
 class Forecast:
     """The bytes that a recipe will send, counted exactly, without the sessions with the server.
 
-    ``total``: over all phases. ``by_phase``: {phase: bytes}. ``rows``: the number of rows that all
-    parties hold. ``encoders``: {party: what its encoder computes and stores for a row}, for the
-    parties whose rows are here. For a phase with early stopping, or one that grows trees, the bytes
-    are an upper bound.
+    ``total``: the bytes of all phases. ``by_phase``: {phase: bytes}. ``rows``: the number of rows
+    that all parties hold. ``encoders``: {party: the operations and memory of its encoder for a
+    row}, for the parties whose data are available. For a phase with early stopping, or a phase that
+    grows trees, the bytes are an upper bound.
     """
 
     def __init__(self, counted: CountedForecast) -> None:
-        """Use ``forecast``."""
-        from vfl.forecasting.show import total
+        """Use ``forecast`` instead of this constructor."""
+        from vfl.forecasting.show import sum_links
 
         self._counted = counted
         self.rows = counted.rows
-        self.total: ByteCount = total(counted.links)
+        self.total: ByteCount = sum_links(counted.links)
         self.by_phase: dict[str, ByteCount] = {
-            phase.name: total(link for link in counted.links if link.phase == phase.name)
+            phase.name: sum_links(link for link in counted.links if link.phase == phase.name)
             for phase in counted.phases
         }
         self.encoders: dict[str, EncoderLoad] = {load.party: load for load in counted.encoders}
 
-    def seconds(self, bandwidth: str = "100Mbit/s", latency: str = "20ms") -> float:
-        """Times the exchanges alone. ``bandwidth``: of each link; ``latency``: one way. Raises
+    def compute_seconds(self, bandwidth: str = "100Mbit/s", latency: str = "20ms") -> float:
+        """Estimates the seconds of the exchanges, without computation.
+
+        ``bandwidth``: the bandwidth of each link. ``latency``: the one-way latency. Raises
         VflError.
         """
         from vfl.forecasting.network import Network
-        from vfl.forecasting.show import seconds
+        from vfl.forecasting.show import compute_seconds
 
         network = Network.read(bandwidth, latency)
-        return sum(seconds(network, phase) for phase in self._counted.phases)
+        return sum(compute_seconds(network, phase) for phase in self._counted.phases)
 
     def __repr__(self) -> str:
         return (
@@ -73,13 +75,13 @@ def forecast(
     plugins: RunPlugins | None = None,
     rows: int | None = None,
 ) -> Forecast:
-    """Counts what a recipe will send.
+    """Counts the bytes that a recipe will send.
 
     Args:
-        recipe: as in ``simulate``; or the path of one party's file, whose data then count.
-        data: as in ``simulate``; the number of rows counts.
+        recipe: as in ``simulate``; or the path of one party's file, whose data are then used.
+        data: as in ``simulate``; only the number of rows affects the bytes.
         plugins: as in ``simulate``.
-        rows: the number of rows that all parties hold; then no data are read.
+        rows: the number of rows that all parties hold; if given, no data are read.
 
     Raises VflError.
     """
@@ -92,8 +94,8 @@ def forecast(
     if isinstance(recipe, str | Path) and are_party_files([recipe]) and not data:
         with modules_of(Path(recipe).resolve().parent), with_plugins(plugins):
             return Forecast(count_forecast(Path(recipe), rows))
-    made = Recipe.of(recipe)
-    tables, frames = with_data(made.to_dict(), data or {})
+    loaded = Recipe.of(recipe)
+    tables, frames = with_data(loaded.to_dict(), data or {})
     settings = parse(Settings, tables, "recipe")
-    with modules_of(made.base), with_plugins(plugins):
-        return Forecast(count(outlook_of(settings, made.base, make_loader(frames)), rows))
+    with modules_of(loaded.base), with_plugins(plugins):
+        return Forecast(count(outlook_of(settings, loaded.base, make_loader(frames)), rows))

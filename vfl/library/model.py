@@ -1,4 +1,4 @@
-"""One party's trained models, to use without the others."""
+"""One party's trained models, to use without the other parties."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 class Model:
     """One party's trained models, on the CPU, in evaluation mode.
 
-    ``party``, ``run_id``: the party and its run. ``encoder``: the party's encoder; None if it has
-    labels only. ``top``: the active party's model on all parties' embeddings; None at the others.
-    ``tail``: its half of a network that is cut in two; ``top`` takes ``tail.features`` of what
-    ``embed`` returns; None otherwise. ``classes``: the classes of a classification at the active
-    party, in the order of the top model's outputs.
+    ``party``, ``run_id``: the party and its run. ``encoder``: the party's encoder; None if the
+    party has only labels. ``top``: the top model on all parties' embeddings; None for a passive
+    party. ``tail``: the upper half of a network that is split between the parties, if there is one;
+    the input of ``top`` is then ``tail.features`` of the embeddings. ``classes``: the classes of a
+    classification, in the order of the top model's outputs; empty for a passive party.
     """
 
     def __init__(self, trained: TrainedParty) -> None:
-        """Use ``Model.load`` or ``Run.model``."""
+        """Use ``Model.load`` or ``Run.model`` instead of this constructor."""
         self._trained = trained
         self.party, self.run_id = trained.about.party, trained.about.run_id
         self.encoder: nn.Module | None = trained.models.get("encoder")
@@ -43,10 +43,11 @@ class Model:
     ) -> Model:
         """Loads a party's models from a run's folder, or from a file that ``save`` has written.
 
-        ``party``: its name; if not given, the only party whose folder is there, or the active one.
-        ``plugins``: those with which the run was made, as in ``simulate``.
-        Custom encoders are found where the run found them, on this machine, or where Python finds
-        modules. Raises VflError.
+        ``party``: the party's name; by default, the only party with a folder in the run, or the
+        active party. ``plugins``: the plug-ins of the run, as in ``simulate``.
+
+        The modules of custom encoders are imported from the recipe's folder if the run was made on
+        this machine, and otherwise from Python's module path. Raises VflError.
         """
         from vfl.simulation.origin import Origin
         from vfl_party.assembly.trial import modules_of
@@ -54,54 +55,53 @@ class Model:
 
         path = Path(path)
         run = path.resolve().parent if (path / "run.json").is_file() else path
-        own: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        # A run of separate machines records no origin.
+        module_path: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        # Only a run on this machine records its origin.
         with contextlib.suppress(InputError):
-            own = modules_of(Origin.of(run).base)
-        with own, with_plugins(plugins):
+            module_path = modules_of(Origin.of(run).base)
+        with module_path, with_plugins(plugins):
             return cls(load(path, party))
 
     def prepare(self, rows: Any) -> tuple[Tensor, ...]:
-        """Returns what the encoder is called with for rows, in their order:
+        """Returns the encoder's arguments for rows, in the order of the rows:
         ``model.encoder(*model.prepare(rows))``.
 
         Args:
             rows: a pandas or polars frame, an Arrow table, or a dict of NumPy arrays with the
-                columns of training; more columns, such as ids, are left out. For images an array
-                [N, C, H, W]: this party's part of each.
+                columns of training; other columns, such as ids, are ignored. For images, an array
+                [N, C, H, W] with this party's part of each image.
 
-        Numbers are scaled, and categories coded, by the statistics of the training rows. Returns
-        float32 [N, …]; a tabular encoder also takes int64 [N, K]. Raises VflError if columns are
-        missing or differ.
+        Numbers are scaled and categories are encoded by the statistics of the training rows.
+        Returns float32 [N, …], and for a tabular encoder also the codes of categories, int64
+        [N, K]. Raises VflError if columns are missing or differ.
         """
         return self._trained.inputs(rows)
 
     def embed(self, rows: Any) -> Tensor:
-        """Returns the embeddings of rows, float32 [N, D], without gradient: what the party computes
-        before any noise.
+        """Returns the embeddings of rows before any noise, float32 [N, D], without gradients.
 
-        ``rows``: as for ``prepare``.
+        ``rows``: as in ``prepare``.
         """
         return self._trained.embed(rows)
 
     def save(self, path: str | Path) -> None:
-        """Writes a new safetensors file, which only you may read, with all that ``load`` needs.
-        Raises VflError.
+        """Writes a new safetensors file for ``load``, which only you may read. Raises VflError.
 
-        Tensors have their names in the modules, after ``encoder.``, ``tail.`` or ``top.``. It holds
-        column names, categories and statistics of the training rows too: private.
+        The names of tensors are their names in the modules with the prefix ``encoder.``, ``tail.``
+        or ``top.``. The file is private, because it also contains column names, categories and
+        statistics of the training rows.
         """
         self._trained.save(Path(path))
 
     def to_onnx(self, path: str | Path) -> list[Path]:
-        """Writes the encoder as ONNX: it takes the party's own columns, as they are. Returns the
-        new files, which only you may read.
+        """Exports the encoder to ONNX. Its inputs are the party's raw columns. Returns the new
+        files, which only you may read.
 
-        ``path``: a new file, NAME.onnx. The active party's top model is NAME-top.onnx, which takes
-        the embeddings of all parties. NAME.json, and the files' metadata, say what inputs and
-        outputs are; any number of rows is taken at once. Column names, categories and statistics
-        are in them: private. Needs the extra ``onnx``. Raises VflError, also if the encoder cannot
-        be written so.
+        ``path``: the new file, NAME.onnx. The active party also gets NAME-top.onnx, the top model,
+        whose inputs are the embeddings of all parties. NAME.json and the files' metadata describe
+        inputs and outputs. The number of rows may vary. The files are private, because they contain
+        column names, categories and statistics. Needs the extra ``onnx``. Raises VflError, for
+        example if the encoder cannot be exported.
         """
         from vfl_party.predict.to_onnx import export
 

@@ -1,6 +1,4 @@
-"""Runs as orders for other processes, each of which makes a run with all of its parties in
-itself.
-"""
+"""Makes runs in other processes. Each process makes whole runs, with all parties of a run in it."""
 
 from __future__ import annotations
 
@@ -16,22 +14,23 @@ from vfl_party.base.plugins import use_plugins
 
 
 def send(pool: WorkerPool, order: Order) -> None:
-    """Has a process of ``pool``, which carries out ``runs.MAKES``, make a run. Raises VflError."""
+    """Makes a run in a process of ``pool`` and waits for its end. Raises VflError."""
     tables, plugins = order.in_files("jobs=1"), get_import_paths("jobs=1")
     runs.make(pool, tables, order.base, order.folder, plugins)
 
 
 def make(order: dict[str, Any]) -> None:
-    """Makes a run in this process. Raises whatever it raises."""
+    """Makes a run in this process. ``order``: the request that ``runs.make`` sent."""
     folder = clear_folder(order["folder"])
     with use_plugins(import_plugins(order["plugins"])):
         run_files(order["recipe"], Path(order["base"]), folder)
 
 
 def clear_folder(path: str) -> Path:
-    """Removes what a lost process left in the folder of an order's run, and returns the folder.
+    """Removes the files of a lost process from the folder of a run, and returns the folder.
 
-    A backend may start an order again. The rows stay: they were written before.
+    A backend may start an order again. The folder ``federation`` with the rows is kept, because the
+    rows were written before the order was sent.
     """
     folder = Path(path)
     for entry in folder.iterdir() if folder.is_dir() else ():

@@ -1,4 +1,4 @@
-"""The functions and classes that a call of the library gets in addition to its recipe."""
+"""Plug-ins that the user passes to a call of the library: functions and classes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from vfl_common.config.task import LOSSES, is_our_metric
 from vfl_common.errors import Code, InputError
 from vfl_party.base.plugins import GROUPS, RunPlugins, get_run_plugins, use_plugins
 
-# {group: {name: "module:object"}}
-Named = dict[str, dict[str, str]]
+# Import paths of plug-ins: {group: {name: "module:object"}}.
+ImportPaths = dict[str, dict[str, str]]
 
-# The built-in names of the groups that do not look them up themselves.
-_OURS = {
+# {group: its built-in names}, for the groups that do not check these names themselves.
+_BUILT_IN_NAMES = {
     "combinations": COMBINATIONS,
     "encoders": ENCODERS,
     "losses": LOSSES,
@@ -33,7 +33,9 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 @contextlib.contextmanager
 def with_plugins(plugins: RunPlugins | None) -> Iterator[None]:
-    """Lets the block find what ``plugins`` has; None: nothing is added. Raises InputError."""
+    """Makes ``plugins`` available inside the ``with`` block; None: no plug-ins. Raises
+    InputError.
+    """
     if plugins is None:
         yield
         return
@@ -42,8 +44,8 @@ def with_plugins(plugins: RunPlugins | None) -> Iterator[None]:
 
 
 def _check_plugins(plugins: RunPlugins) -> RunPlugins:
-    """Returns a copy, which the caller cannot change meanwhile. Raises InputError if ``plugins`` is
-    not ``{group: {name: object}}``.
+    """Returns a copy, so that later changes by the caller have no effect. Raises InputError if
+    ``plugins`` is not ``{group: {name: object}}``.
     """
     if not isinstance(plugins, Mapping):
         raise InputError(
@@ -66,7 +68,7 @@ def _check_plugins(plugins: RunPlugins) -> RunPlugins:
                 f"object}}.",
             )
         for name in objects:
-            if _is_ours(group, name):
+            if _is_built_in(group, name):
                 raise InputError(
                     Code.CONFIG_INVALID,
                     f"plugins: {group}: {name!r} is a built-in name. Choose another name.",
@@ -80,81 +82,86 @@ def _check_plugins(plugins: RunPlugins) -> RunPlugins:
     return {group: dict(objects) for group, objects in plugins.items()}
 
 
-def _is_ours(group: str, name: object) -> bool:
+def _is_built_in(group: str, name: object) -> bool:
     if group == "metrics":
         return isinstance(name, str) and is_our_metric(name)
-    return name in _OURS.get(group, ())
+    return name in _BUILT_IN_NAMES.get(group, ())
 
 
 # -- other processes
 # ----------------------------------------------------------------------
 
 
-def get_import_paths(instead: str) -> Named:
-    """Returns the import paths of the plug-ins of this block, for other processes.
+def get_import_paths(instead: str) -> ImportPaths:
+    """Returns the import paths of the current plug-ins, for other processes.
 
-    Raises InputError if only this process has one of them. ``instead``: the argument with which
-    that does not matter.
+    ``instead``: an argument without which plug-ins must be importable. Raises InputError if a
+    plug-in is defined in a notebook or script, so that other processes cannot import it.
     """
     return {
-        group: {name: _place_of(made, group, name, instead) for name, made in named.items()}
-        for group, named in get_run_plugins().items()
-        if named
+        group: {
+            name: _find_import_path(plugin, group, name, instead)
+            for name, plugin in plugins.items()
+        }
+        for group, plugins in get_run_plugins().items()
+        if plugins
     }
 
 
-def import_plugins(named: Named) -> RunPlugins:
-    """Imports what ``named_now`` returned, in another process. Raises InputError if that fails."""
+def import_plugins(import_paths: ImportPaths) -> RunPlugins:
+    """Imports plug-ins by the paths that ``get_import_paths`` returned in another process. Raises
+    InputError if an import fails.
+    """
     plugins: dict[str, dict[str, Any]] = {}
-    for group, places in named.items():
-        for name, place in places.items():
-            module, _, attribute = place.partition(":")
+    for group, paths in import_paths.items():
+        for name, path in paths.items():
+            module, _, attribute = path.partition(":")
             try:
-                made = getattr(import_module(module), attribute)
+                plugin = getattr(import_module(module), attribute)
             except Exception as error:
                 raise InputError(
                     Code.CONFIG_INVALID,
-                    f"plugins: {group}: {name}: {place} cannot be imported by other processes "
+                    f"plugins: {group}: {name}: {path} cannot be imported by other processes "
                     f"({type(error).__name__}: {error}). Correct the module.",
                 ) from error
-            plugins.setdefault(group, {})[name] = made
+            plugins.setdefault(group, {})[name] = plugin
     return plugins
 
 
-def write_entry_points(named: Named, folder: Path) -> tuple[Path, ...]:
-    """Writes entry points into ``folder``, as if a package had them, so that our programs find
-    what is ``named``.
+def write_entry_points(import_paths: ImportPaths, folder: Path) -> tuple[Path, ...]:
+    """Writes the metadata of a package with the plug-ins' entry points into ``folder``, so that
+    other programs find the plug-ins.
 
-    Returns the folders from which they must import: none if nothing is named.
+    Returns the folders to add to the programs' module path; none without plug-ins.
     """
-    if not named:
+    if not import_paths:
         return ()
     info = folder / "given_to_the_run-0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: given-to-the-run\nVersion: 0\n")
     lines = [
-        f"[vfl.{group}]\n" + "".join(f"{name} = {place}\n" for name, place in of.items())
-        for group, of in named.items()
+        f"[vfl.{group}]\n" + "".join(f"{name} = {path}\n" for name, path in paths.items())
+        for group, paths in import_paths.items()
     ]
     (info / "entry_points.txt").write_text("\n".join(lines))
-    modules = {place.partition(":")[0] for of in named.values() for place in of.values()}
-    return folder.resolve(), *sorted({*filter(None, map(_home_of, modules))})
+    modules = {path.partition(":")[0] for paths in import_paths.values() for path in paths.values()}
+    return folder.resolve(), *sorted({*filter(None, map(_find_module_folder, modules))})
 
 
-def _place_of(made: Any, group: str, name: str, instead: str) -> str:
-    """Returns ``module:object`` of something that can be imported. Raises InputError."""
-    module, own = getattr(made, "__module__", None), getattr(made, "__qualname__", None)
-    if module != "__main__" and own is not None and _is_at(module, own, made):
-        return f"{module}:{own}"
-    # An object of a module, such as a Method, does not know its name.
+def _find_import_path(plugin: Any, group: str, name: str, instead: str) -> str:
+    """Returns the import path ``module:object`` of a plug-in. Raises InputError if it has none."""
+    module, attribute = getattr(plugin, "__module__", None), getattr(plugin, "__qualname__", None)
+    if module != "__main__" and attribute is not None and _is_importable(module, attribute, plugin):
+        return f"{module}:{attribute}"
+    # An instance, such as a Method, does not store the name of its variable.
     main = sys.modules.get("__main__")
     for module, loaded in list(sys.modules.items()):
-        # It also has another name in a child of multiprocessing.
+        # In a child of multiprocessing, the main module also has another name.
         if loaded is main or module.partition(".")[0] in ("vfl", "vfl_party"):
             continue
-        for own, value in list(getattr(loaded, "__dict__", {}).items()):
-            if value is made and own.isidentifier():
-                return f"{module}:{own}"
+        for attribute, value in list(getattr(loaded, "__dict__", {}).items()):
+            if value is plugin and attribute.isidentifier():
+                return f"{module}:{attribute}"
     raise InputError(
         Code.CONFIG_INVALID,
         f"plugins: {group}: {name} is defined in this notebook or script, and cannot be found "
@@ -162,18 +169,20 @@ def _place_of(made: Any, group: str, name: str, instead: str) -> str:
     )
 
 
-def _is_at(module: Any, name: Any, made: Any) -> bool:
-    return str(name).isidentifier() and getattr(sys.modules.get(module), name, None) is made
+def _is_importable(module: Any, name: Any, plugin: Any) -> bool:
+    return str(name).isidentifier() and getattr(sys.modules.get(module), name, None) is plugin
 
 
-def _home_of(module: str) -> Path | None:
-    """Returns the folder from which the first part of a module's name is imported; None if each
-    process looks there anyway.
+def _find_module_folder(module: str) -> Path | None:
+    """Returns the folder from which a module's top-level package is imported; None if it is on the
+    module path of every process.
     """
     root = sys.modules[module.partition(".")[0]]
     places = list(getattr(root, "__path__", ())) or [getattr(root, "__file__", None)]
     if not places or places[0] is None:
         return None
-    home = Path(places[0]).resolve().parent
-    always = {Path(sysconfig.get_path(key)).resolve() for key in ("purelib", "platlib", "stdlib")}
-    return None if home in always else home
+    folder = Path(places[0]).resolve().parent
+    default_folders = {
+        Path(sysconfig.get_path(key)).resolve() for key in ("purelib", "platlib", "stdlib")
+    }
+    return None if folder in default_folders else folder

@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Result:
-    """A prediction.
+    """The result of a prediction.
 
-    ``columns``: as ``Run.predict`` returns them. ``rows``: those of the active party's table.
-    ``meaning``: what the numbers are, in one line. ``notes``: warnings about the rows and the file.
+    ``columns``: as ``Run.predict`` returns them. ``rows``: the numbers of rows and of scored rows
+    of the active party. ``meaning``: a line that explains the scores. ``notes``: warnings about the
+    rows and the output file.
     """
 
     columns: dict[str, list[Any]]
@@ -43,14 +44,12 @@ def predict_rows(
     *,
     solo: bool = False,
 ) -> Result:
-    """Predicts rows with the run in the folder ``run``; ``data`` is that of ``Run.predict``.
+    """Predicts rows with the models of the run in the folder ``run``.
 
-    ``output``: where and how the result is also written; None: nowhere. ``queries``: {party: the
-    SELECT that gives its new rows}, for a database in ``data`` or that of training. ``without``:
-    passive parties that take no part. ``solo``: the active party scores its rows by itself, with
-    the run's student.
-
-    Raises VflError.
+    ``data``: see ``Run.predict``. ``output``: the file to which the result is also written; None:
+    no file. ``queries``: {party: the SELECT for its new rows}, for a database in ``data`` or of the
+    training. ``without``: the passive parties that do not take part. ``solo``: whether the active
+    party scores its rows by itself, with the run's student. Raises VflError.
     """
     import pyarrow.parquet
 
@@ -68,9 +67,10 @@ def predict_rows(
             "solo: cannot be combined with without, as the active party scores by itself. Give "
             "one of them.",
         )
-    whole = Origin.of(run)
+    full_origin = Origin.of(run)
     origin = Origin(
-        whole.base, {name: part for name, part in whole.data.items() if name not in without}
+        full_origin.base,
+        {name: part for name, part in full_origin.data.items() if name not in without},
     )
     for name in origin.data:
         if not (run / name / "run.json").exists():
@@ -81,12 +81,14 @@ def predict_rows(
             )
     recipe = RunFolder(run / next(iter(origin.data)), run.name).recipe()
     if queries:
-        data = _with_queries(data or {}, queries, origin)
+        data = _add_queries(data or {}, queries, origin)
     if solo:
-        origin = _of_one(origin, recipe.active.name)
-    settings, frames = _own_rows(run, origin) if data is None else new_rows(recipe, data, origin)
-    with tempfile.TemporaryDirectory(prefix="vfl-") as place:
-        result = Output(Path(place) / "predictions.parquet")
+        origin = _select_party(origin, recipe.active.name)
+    settings, frames = (
+        _get_training_rows(run, origin) if data is None else new_rows(recipe, data, origin)
+    )
+    with tempfile.TemporaryDirectory(prefix="vfl-") as folder:
+        result = Output(Path(folder) / "predictions.parquet")
         outputs = [result] if output is None else [result, output]
         rows, meaning, notes = (
             predict_solo(run, settings, outputs, make_loader(frames), origin.base)
@@ -95,7 +97,7 @@ def predict_rows(
                 run,
                 settings,
                 outputs,
-                Path(place) / "prediction",
+                Path(folder) / "prediction",
                 load=make_loader(frames),
                 modules=origin.base,
                 without=without,
@@ -106,30 +108,30 @@ def predict_rows(
     return Result(table.to_pydict(), rows, meaning, notes)
 
 
-def _of_one(origin: Origin, party: str) -> Origin:
-    """Returns where the data of ``party`` alone came from."""
+def _select_party(origin: Origin, party: str) -> Origin:
+    """Returns the origin with the data of only one party."""
     return type(origin)(origin.base, {party: origin.data[party]})
 
 
-def _own_rows(run: Path, origin: Origin) -> tuple[dict[str, DataSettings], dict[str, Any]]:
-    """Returns each party's data of training, and no frames. Raises InputError if the rows were in
-    memory.
+def _get_training_rows(run: Path, origin: Origin) -> tuple[dict[str, DataSettings], dict[str, Any]]:
+    """Returns each party's data settings of training, and no frames. Raises InputError if the
+    training rows were in memory.
     """
     sources = {name: part.source for name, part in origin.parts().items()}
-    gone = [name for name, source in sources.items() if source.startswith(FRAME)]
-    if gone:
+    in_memory = [name for name, source in sources.items() if source.startswith(FRAME)]
+    if in_memory:
         raise InputError(
             Code.DATA_INVALID,
-            f"{run}: the rows of {', '.join(gone)} were in memory in training. Give the rows to "
-            "predict as data.",
+            f"{run}: the rows of {', '.join(in_memory)} were in memory in training. Give the rows "
+            "to predict as data.",
         )
     return dict(origin.data), {}
 
 
-def _with_queries(
+def _add_queries(
     data: Mapping[str, Any], queries: Mapping[str, str], origin: Origin
 ) -> dict[str, Any]:
-    """Returns ``data`` with the queries of their databases. Raises InputError for a source that is
+    """Adds the queries to the parties' sources in ``data``. Raises InputError for a source that is
     not a database.
     """
     result, trained = dict(data), origin.parts()
@@ -156,7 +158,7 @@ def new_rows(
     """Returns each party's data settings of training with the new rows as source, and {party: its
     frame}.
     """
-    whole, trained = origin.data, origin.parts()
+    recorded, trained = origin.data, origin.parts()
     settings, frames = {}, {}
     if not isinstance(data, Mapping) or not data:
         raise InputError(
@@ -172,7 +174,7 @@ def new_rows(
     without = {
         name
         for name, part in trained.items()
-        if (not _has_features(recipe, name) if name in whole else part.columns == ())
+        if (not _has_features(recipe, name) if name in recorded else part.columns == ())
     }
     for name, trained_part in trained.items():
         rows_of = name if name in data else next(iter(data)) if name in without else ""
@@ -183,7 +185,7 @@ def new_rows(
             )
         rows = data[rows_of]
         part = rows if isinstance(rows, Data) else Data(rows)
-        # A party with labels only takes another's ids.
+        # A party that has only labels uses the ids of another party.
         if rows_of != name:
             part = Data(part.frame, id=part.id or trained[rows_of].id)
         is_source = isinstance(part.frame, str | Path)
@@ -199,7 +201,7 @@ def new_rows(
             frames[name] = part.frame
     joined = {
         name: joint.model_copy(update={"parts": {part: settings[part] for part in joint.parts}})
-        for name, joint in whole.items()
+        for name, joint in recorded.items()
         if joint.parts
     }
     return joined or settings, frames

@@ -1,4 +1,4 @@
-"""Recipes as values: read from a file, made from a dict, changed by key."""
+"""The class ``Recipe``: recipes that are read from a file, made from a dict, or changed by key."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ GivenRecipe: TypeAlias = "Recipe | Mapping[str, Any] | str | Path | Sequence[str
 
 
 class Recipe:
-    """A recipe: what the parties of a run agree on, and, under ``simulate``, where their data are.
+    """A recipe: the settings that the parties of a run agree on, and, under ``simulate``, their
+    data.
 
-    It never changes; ``replace`` returns another one. ``docs/reference/recipe.md`` has every key.
+    A recipe is immutable; ``replace`` returns a new recipe. ``docs/reference/recipe.md`` lists all
+    keys.
 
     Examples:
         >>> recipe = Recipe.from_dict({
@@ -42,11 +44,12 @@ class Recipe:
     """
 
     def __init__(self, tables: Mapping[str, Any], base: Path, source: str) -> None:
-        """Use ``load`` or ``from_dict``. ``base``: the folder of relative paths; ``source``: for
-        messages.
+        """Use ``load`` or ``from_dict`` instead of this constructor.
+
+        ``base``: the folder to which paths are relative. ``source``: the recipe's name in messages.
         """
         self._tables, self.base, self._source = (
-            cells.name_factories(_plain(dict(tables))),
+            cells.name_factories(_copy_without_numpy(dict(tables))),
             base,
             source,
         )
@@ -54,23 +57,24 @@ class Recipe:
 
     @classmethod
     def load(cls, path: str | Path) -> Recipe:
-        """Reads a TOML file; relative paths in it start at its folder. Raises VflError."""
+        """Reads a TOML file. Paths in the file are relative to its folder. Raises VflError."""
         path = Path(path)
         return cls(read_tables(path, "recipe"), path.resolve().parent, str(path))
 
     @classmethod
     def from_dict(cls, tables: Mapping[str, Any], base: str | Path = ".") -> Recipe:
-        """Makes a recipe from the tables of a file. ``base``: the folder of relative paths. Raises
-        VflError.
+        """Makes a recipe from a dict with the same keys as a recipe file.
+
+        ``base``: the folder to which paths are relative. Raises VflError.
         """
         if not isinstance(tables, Mapping):
-            raise _not_a_recipe(tables)
+            raise _make_type_error(tables)
         return cls(tables, Path(base).resolve(), "recipe")
 
     @classmethod
     def of(cls, given: GivenRecipe) -> Recipe:
-        """Returns a recipe: as it is, or made from a dict, the path of a file, or the paths of all
-        parties' files, whose tables, devices and policies are then those of ``simulate``. Raises
+        """Converts a recipe, a dict, the path of a recipe file, or the paths of all parties' files
+        to a recipe. Party files give the data, devices and policies of ``simulate``. Raises
         VflError.
         """
         if isinstance(given, Recipe):
@@ -81,7 +85,7 @@ class Recipe:
             return cls.from_dict(given)
         paths = list(given) if isinstance(given, list | tuple) else []
         if not paths or not all(isinstance(path, str | Path) for path in paths):
-            raise _not_a_recipe(given)
+            raise _make_type_error(given)
         tables, base = of_party_files([Path(path) for path in paths])
         return cls(tables, base, "recipe")
 
@@ -90,34 +94,34 @@ class Recipe:
         return copy.deepcopy(self._tables)
 
     def save(self, path: str | Path) -> None:
-        """Writes a TOML file, which the commands take; relative paths then start at its folder.
+        """Writes a TOML file for the commands. Relative paths are then relative to its folder.
 
-        Raises VflError if it cannot be written, or if an encoder is a class that only this process
-        has.
+        Raises VflError if the file cannot be written, or if an encoder is a class that cannot be
+        imported from a module.
         """
-        cells.refuse_here(self.settings, "a file")
+        cells.require_importable(self.settings, "a file")
         write_atomic(Path(path), to_toml(self._tables))
 
     def replace(self, changes: Mapping[str, Any] | None = None, /, **named: Any) -> Recipe:
-        """Returns a recipe with other values.
+        """Returns a recipe with changed values.
 
         Args:
-            changes: {key: value}; a dotted key goes into tables, a phase or a party goes by its
-                name or number: ``{"phases.splitnn.optimizer.lr": 0.01, "parties.shop.features":
-                True}``.
-            named: keys of the recipe itself: ``seed=3``.
+            changes: {key: value}. A dotted key is a path through tables. Phases and parties are
+                named by their name or number: ``{"phases.splitnn.optimizer.lr": 0.01,
+                "parties.shop.features": True}``.
+            named: top-level keys of the recipe: ``seed=3``.
 
         Raises VflError if a key does not exist, or if the recipe is invalid with the new value.
         The settings of a phase are checked when the recipe runs.
         """
         tables = self.to_dict()
         for key, value in {**(changes or {}), **named}.items():
-            _put(tables, key.split("."), value, key)
+            _set_value(tables, key.split("."), value, key)
         return Recipe(tables, self.base, self._source)
 
     @property
     def name(self) -> str:
-        """The recipe's name, with which its runs begin."""
+        """The recipe's name, which is part of the names of its runs."""
         return self.settings.name
 
     @property
@@ -142,18 +146,20 @@ class Recipe:
         return f"<pre>{html.escape(to_toml(self._tables))}</pre>"
 
 
-def _plain(value: Any) -> Any:
-    """Copies tables, with the numbers and arrays of NumPy as Python's."""
+def _copy_without_numpy(value: Any) -> Any:
+    """Returns a copy of tables in which Python numbers and lists replace the numbers and arrays of
+    NumPy.
+    """
     if isinstance(value, Mapping):
-        return {str(key): _plain(entry) for key, entry in value.items()}
+        return {str(key): _copy_without_numpy(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
+        return [_copy_without_numpy(entry) for entry in value]
     if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
         return value.tolist()
     return value if callable(value) else copy.deepcopy(value)
 
 
-def _not_a_recipe(recipe: object) -> InputError:
+def _make_type_error(recipe: object) -> InputError:
     return InputError(
         Code.CONFIG_INVALID,
         f"recipe: must be a recipe (got {type(recipe).__name__}). Give vfl.Recipe, a dict of "
@@ -161,31 +167,34 @@ def _not_a_recipe(recipe: object) -> InputError:
     )
 
 
-def _put(tables: dict[str, Any], keys: Sequence[str], value: Any, whole: str) -> None:
-    """Puts ``value`` where the keys lead; tables on the way are made if they are missing."""
-    at: Any = tables
-    for place, key in enumerate(keys):
-        last = place == len(keys) - 1
-        if isinstance(at, list):
-            number = _place(at, key, whole)
-            if last:
-                at[number] = value
+def _set_value(tables: dict[str, Any], keys: Sequence[str], value: Any, dotted: str) -> None:
+    """Sets the value at a path of keys. Missing tables on the path are created.
+
+    ``dotted``: the path as one text, for errors. Raises InputError.
+    """
+    table: Any = tables
+    for depth, key in enumerate(keys):
+        is_last = depth == len(keys) - 1
+        if isinstance(table, list):
+            number = _find_entry(table, key, dotted)
+            if is_last:
+                table[number] = value
                 return
-            at = at[number]
-        elif isinstance(at, dict):
-            if last:
-                at[key] = value
+            table = table[number]
+        elif isinstance(table, dict):
+            if is_last:
+                table[key] = value
                 return
-            at = at.setdefault(key, {})
+            table = table.setdefault(key, {})
         else:
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"recipe: {whole}: {keys[place - 1]} is not a table. Give a key that exists.",
+                f"recipe: {dotted}: {keys[depth - 1]} is not a table. Give a key that exists.",
             )
 
 
-def _place(entries: list[Any], key: str, whole: str) -> int:
-    """Returns which entry of an array of tables has that name or number."""
+def _find_entry(entries: list[Any], key: str, dotted: str) -> int:
+    """Returns the position of the entry with a name or number in an array of tables."""
     names = [
         str(entry.get("name", entry.get("kind"))) for entry in entries if isinstance(entry, dict)
     ]
@@ -196,6 +205,6 @@ def _place(entries: list[Any], key: str, whole: str) -> int:
     near = difflib.get_close_matches(key, names, n=1)
     raise InputError(
         Code.CONFIG_INVALID,
-        f"recipe: {whole}: unknown name {key!r}. Choose "
+        f"recipe: {dotted}: unknown name {key!r}. Choose "
         f"{repr(near[0]) if near else 'one of ' + ', '.join(names)}.",
     )

@@ -1,4 +1,4 @@
-"""The argument of ``on_round``: a round that a party has finished, and its models."""
+"""The argument of the callback ``on_round``: a finished round and the party's models."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 OnRound = Callable[["Round"], None]
 
-# A party writes a checkpoint while its next round runs.
+# The maximum wait for a checkpoint, which a party writes while its next round runs.
 _WAIT_S = 10.0
 _TICK_S = 0.02
 
 
 @dataclass(frozen=True)
 class Round:
-    """A round that a party has finished.
+    """A finished round of a party.
 
-    ``round``: from 1 to ``rounds``. ``metrics``: {split: {name: value}}; in split training, the
-    active party has them.
+    ``round``: the number of the round, from 1 to ``rounds``. ``metrics``: {split: {name: value}};
+    in split training, only the active party has metrics.
     """
 
     party: str
@@ -38,35 +38,34 @@ class Round:
     _models: RoundModels | None = field(default=None, repr=False, compare=False)
 
     def model(self) -> Model:
-        """Returns the party's models as they are after this round: copies, as ``Run.model`` gives
-        them.
+        """Returns copies of the party's models after this round, as ``Run.model`` does.
 
-        Nothing is copied unless this is called. Call it while ``on_round`` runs. With processes
-        the models are those of the party's checkpoint, so it fails for a round after which the
-        party writes none (``run.checkpoint_every``). Raises VflError.
+        Models are copied only if this method is called. Call it inside ``on_round``. With
+        ``processes=True``, the models are read from the party's checkpoint, so the call fails for a
+        round without a checkpoint (``run.checkpoint_every``). Raises VflError.
         """
         from vfl.library.model import Model
 
         if self._models is None:
             raise InputError(
                 Code.CONFIG_INVALID,
-                "round: has no models. Call model() of a round that on_round got.",
+                "round: has no models. Call model() of a round that was passed to on_round.",
             )
         return Model(self._models.take())
 
 
 class RoundModels:
-    """Makes a party's models after a round, until ``on_round`` returns."""
+    """Copies a party's models after a round. It refuses copies after ``on_round`` has returned."""
 
     def __init__(self, make: Callable[[], TrainedParty]) -> None:
         self._make: Callable[[], TrainedParty] | None = make
 
     def take(self) -> TrainedParty:
-        """Makes copies. Raises InputError if the party has gone on."""
+        """Returns copies of the models. Raises InputError if the party has continued to train."""
         if self._make is None:
             raise InputError(
                 Code.CONFIG_INVALID,
-                "round: the party has gone on, and its models have changed. Call model() inside "
+                "round: the party has continued, and its models have changed. Call model() inside "
                 "on_round.",
             )
         return self._make()
@@ -76,8 +75,8 @@ class RoundModels:
         self._make = None
 
 
-class Telling:
-    """Calls ``on_round``, and stores what it raises in ``error`` (None if nothing)."""
+class RoundReporter:
+    """Calls ``on_round``. If ``on_round`` raises an exception, ``error`` stores it."""
 
     def __init__(self, on_round: OnRound) -> None:
         self._on_round = on_round
@@ -92,21 +91,21 @@ class Telling:
         metrics: dict[str, dict[str, float]],
         models: Callable[[], TrainedParty],
     ) -> None:
-        closing = RoundModels(models)
+        round_models = RoundModels(models)
         try:
-            self._on_round(Round(party, phase, round_, rounds, metrics, closing))
+            self._on_round(Round(party, phase, round_, rounds, metrics, round_models))
         except BaseException as error:
             self.error = error
             raise
         finally:
-            closing.close()
+            round_models.close()
 
 
-def of_checkpoint(
+def read_round_models(
     run: Path, settings: Settings, party: str, phase: str, round_: int, *, last: bool
 ) -> TrainedParty:
-    """Reads a party's models after a round of a run of other processes. Raises InputError if they
-    are not on disk.
+    """Reads a party's models after a round from the checkpoint that the party's process wrote.
+    Raises InputError if there is no such checkpoint.
 
     ``last``: whether it is the phase's last round, after which a checkpoint is always written.
     """
@@ -123,7 +122,7 @@ def of_checkpoint(
             raise InputError(
                 Code.CHECKPOINT_INVALID,
                 f"round: {party} has no checkpoint of round {round_} of {phase}. It writes one "
-                f"after every round that {every} divides, and stores {number}. Set "
-                "run.checkpoint_every, or processes=False.",
+                f"every {every} rounds, and stores the last {number}. Set run.checkpoint_every, or "
+                "processes=False.",
             )
         time.sleep(_TICK_S)

@@ -1,4 +1,4 @@
-"""A finished run: its metrics, curves, bytes, figures and predictions."""
+"""The class ``Run``: the metrics, curves, bytes, plots and predictions of a finished run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class _Metrics(dict[str, dict[str, float]]):
-    """Explains in a KeyError why a split has no metrics."""
+    """A dict of metrics whose KeyError explains why a split has no metrics."""
 
     def __missing__(self, split: str) -> dict[str, float]:
         splits = ", ".join(self) or "none"
@@ -36,12 +36,12 @@ class _Metrics(dict[str, dict[str, float]]):
 class Run:
     """A finished run in its folder.
 
-    ``folder``: as ``vfl simulate`` leaves it, so that ``vfl report`` and ``vfl export`` take it,
-    too.
+    ``folder``: the folder of the run. It has the same files as a run of ``vfl simulate``, so that
+    ``vfl report`` and ``vfl export`` also accept it.
     """
 
     def __init__(self, folder: Path, plugins: RunPlugins | None = None) -> None:
-        """Use ``simulate`` or ``Run.load``."""
+        """Use ``simulate`` or ``Run.load`` instead of this constructor."""
         from vfl.report.reading import find
 
         self._found = find(folder)
@@ -50,8 +50,10 @@ class Run:
 
     @classmethod
     def load(cls, folder: str | Path, *, plugins: RunPlugins | None = None) -> Run:
-        """Opens the folder of a finished run. ``plugins``: those with which it was made, as in
-        ``simulate``, for its models and predictions. Raises VflError if it holds none.
+        """Opens the folder of a finished run.
+
+        ``plugins``: the plug-ins of the run, as in ``simulate``, for its models and predictions.
+        Raises VflError if the folder contains no finished run.
         """
         return cls(Path(folder), plugins)
 
@@ -62,8 +64,8 @@ class Run:
 
     @property
     def settings(self) -> Settings:
-        """The recipe that the run was made with, parsed; of a baseline, its own. Raises VflError if
-        the active party's folder is not in the run's.
+        """The parsed recipe of the run. A baseline has its own recipe. Raises VflError if the
+        active party's folder is missing in the run's folder.
         """
         path = self.folder / self._active / "recipe.json"
         try:
@@ -86,16 +88,18 @@ class Run:
 
     @property
     def bytes(self) -> Bytes:
-        """The traffic between the parties; ``bytes.total.payload_bytes`` is all tensors."""
+        """The traffic between the parties. ``bytes.total.payload_bytes`` is the size of all
+        tensors.
+        """
         return self.summary.bytes
 
     def curves(self, party: str | None = None) -> dict[str, list[Any]]:
-        """Returns the metrics round by round, as columns: ``phase``, ``round``, ``train loss``,
+        """Returns the metrics of each round, as columns: ``phase``, ``round``, ``train loss``,
         ``validation auc``, ….
 
-        ``pandas.DataFrame(run.curves())`` takes them as they are; a metric that a round lacks is
-        None. ``party``: the party whose metrics; default: the active one. Raises VflError if its
-        folder is not in the run's.
+        ``pandas.DataFrame(run.curves())`` accepts these columns. A metric that a round does not
+        have is None. ``party``: the party that reported the metrics; by default the active party.
+        Raises VflError if the party's folder is missing in the run's folder.
         """
         from vfl.report.reading import history
 
@@ -120,22 +124,22 @@ class Run:
         return columns
 
     def bytes_to(self, metric: str, value: float, *, split: str = "validation") -> int | None:
-        """Returns the message bytes of all parties until ``metric`` of the ``split`` rows was first
-        at ``value`` or better; None if it never was (SS-VFL, Table 1).
+        """Returns the message bytes of all parties until ``metric`` of the ``split`` rows first
+        reached ``value`` or better; None if it never did (SS-VFL, Table 1).
 
-        A round counts whole, with what it sends to validate. What a phase of kind ``evaluate``
-        sends is left out. So are the bytes of a run that this one started from. Raises VflError if
-        no round has the metric, or a party's folder is not in the run's.
+        All bytes of a round count, including its validation. The bytes of phases of kind
+        ``evaluate`` do not count, nor the bytes of an earlier run that this run continues. Raises
+        VflError if no round has the metric, or a party's folder is missing in the run's folder.
         """
-        return _bytes_to(self._found, self.settings, metric, value, split)
+        return _count_bytes_to(self._found, self.settings, metric, value, split)
 
     @property
     def predictions(self) -> dict[str, list[Any]]:
-        """The predictions behind the final metrics, as columns: ``phase``, ``split``, the ids,
-        ``truth``, then scores.
+        """The predictions from which the final metrics were computed, as columns: ``phase``,
+        ``split``, the ids, ``truth``, and the scores.
 
-        ``truth`` is as in the label's column; ids and scores are named as in ``predict``. Raises
-        VflError if the active party's folder has none.
+        ``truth`` has the values of the label's column. Ids and scores have the same names as in
+        ``predict``. Raises VflError if the active party's folder has no predictions.
         """
         import pyarrow
         import pyarrow.parquet
@@ -169,52 +173,52 @@ class Run:
         """Predicts new rows, with all parties in this process.
 
         Args:
-            data: {party: its part of the rows}: a frame, ``vfl.Data``, or a path; one for each
-                party that has features, also for a baseline of their joined columns. The columns
-                are those of training; no label is needed. Without it, the run's own rows are
-                predicted. With ``rows.align = "psi"`` it is the rows that all parties hold that are
-                predicted; with ``rows.partial`` all of the active party; with ``rows.align =
-                "none"`` those of the active party that some other party has, each by the first that
-                has it.
-            output: a new file for the result: CSV or Parquet, by its ending. Only you may read it.
-            without: passive parties that take no part; for a model that has learnt to do without a
-                party (``subsets`` or ``party_dropout``), or of parties that hold different rows;
-                results say in ``parties`` who took part.
-            solo: whether the student that the run has trained scores the rows: then ``data`` has
-                the active party's alone.
+            data: {party: its part of the rows}, a frame, ``vfl.Data`` or a path for each party
+                with features, also for a baseline on their joined columns. It needs the columns of
+                training, but no label. By default, the run's own rows are predicted again. With
+                ``rows.align = "psi"``, the rows that all parties hold get a score. With
+                ``rows.partial``, all rows of the active party get a score. With ``rows.align =
+                "none"``, the rows that the active party and another party hold get a score, with
+                the first such party.
+            output: a new file for the result, CSV or Parquet by its suffix. Only you may read it.
+            without: the passive parties that do not take part. The model must have been trained for
+                missing parties (``subsets`` or ``party_dropout``), or the parties must hold
+                different rows. The column ``parties`` names the parties that took part.
+            solo: whether the student of the run scores the rows. ``data`` then has only the active
+                party's rows.
 
-        Returns columns, with all rows of the active party, in their order: its own ids, under the
-        names of their columns (with ``id_`` in front if a result has such a name itself), the ids
-        by which the parties have matched them (``matched_<name>``), and ``state``: ``scored``, or
-        why there is no score; ``value`` (regression); or ``class``, and a ``score_<class>`` for
-        each class, of two for the positive one. Raises VflError.
+        Returns columns with all rows of the active party, in the same order: its own ids, named as
+        in its table (with the prefix ``id_`` if the result has a column of the same name), the ids
+        after normalisation for alignment (``matched_<name>``), and ``state``: ``scored``, or the
+        reason why a row has no score. A regression adds ``value``. A classification adds ``class``
+        and ``score_<class>`` for each class, or only for the positive class of two. Raises
+        VflError.
 
         Warns (``UserWarning``) of categories that training did not have, and of numbers far outside
-        its range.
+        the range of training.
         """
         from vfl.library.predicting import predict_rows
         from vfl_party.predict.results import Output
 
-        to = Output(Path(output)) if output is not None else None
+        file = Output(Path(output)) if output is not None else None
         with with_plugins(self._plugins):
-            result = predict_rows(self.folder, data, to, without=without, solo=solo)
+            result = predict_rows(self.folder, data, file, without=without, solo=solo)
         for note in result.notes:
             warnings.warn(note, stacklevel=2)
         return result.columns
 
     def model(self, party: str | None = None) -> Model:
-        """Returns a party's trained models, with the way to prepare rows for them; the active
-        party's if not given.
+        """Returns a party's trained models, which can also prepare new rows.
 
-        Raises VflError.
+        ``party``: the party's name; by default the active party. Raises VflError.
         """
         from vfl.library.model import Model
 
         return Model.load(self.folder, party, plugins=self._plugins)
 
     def plot(self) -> Figure:
-        """Draws loss and metrics by round. A notebook shows the figure; ``.savefig(path)`` saves
-        it.
+        """Draws loss and metrics by round. A notebook shows the returned figure, and
+        ``.savefig(path)`` saves it.
         """
         from vfl.report.charts import figure_of
 
@@ -234,15 +238,15 @@ class Run:
         return f"Run({str(self.folder)!r}, {self.metrics.get('test') or self.metrics})"
 
 
-def _bytes_to(
+def _count_bytes_to(
     run: RunRecord, recipe: Settings, metric: str, value: float, split: str = "validation"
 ) -> int | None:
     """Returns the message bytes of the run until ``metric`` first reached ``value`` or better; None
     if it never did (SS-VFL, Table 1).
 
-    They are the bytes that the parties had sent at the end of that round, and the averages of the
-    server in the phases up to it. A phase of kind ``evaluate`` only measures: its own bytes are
-    left out. Raises InputError if no round has the metric, or if a party's folder is missing.
+    They are the bytes that the parties had sent at the end of that round, and the averages that the
+    server sent in the phases up to that round. The bytes of a phase of kind ``evaluate`` do not
+    count. Raises InputError if no round has the metric, or if a party's folder is missing.
     """
     from vfl_party.models.metrics import lower_is_better
 
@@ -261,14 +265,14 @@ def _bytes_to(
             else f"{run.folder}: no round has metrics. Use a run with a phase that measures them.",
         )
     sign = -1 if lower_is_better(recipe.task, metric) else 1
-    measuring = {phase.name for phase in recipe.phases if phase.kind == "evaluate"}
-    # The last round so far that trained.
-    trained: RoundLine | None = None
+    evaluate_phases = {phase.name for phase in recipe.phases if phase.kind == "evaluate"}
+    # The last training round before the current line.
+    last_training: RoundLine | None = None
     for line in active:
-        trained = trained if line.phase in measuring else line
+        last_training = last_training if line.phase in evaluate_phases else line
         reached = line.metrics.get(split, {}).get(metric)
         if reached is not None and sign * reached >= sign * value:
-            return 0 if trained is None else _count_until(run, recipe, rounds, trained)
+            return 0 if last_training is None else _count_until(run, recipe, rounds, last_training)
     return None
 
 
@@ -288,14 +292,14 @@ def _read_rounds(run: RunRecord, name: str) -> list[RoundLine]:
 def _count_until(
     run: RunRecord, recipe: Settings, rounds: dict[str, list[RoundLine]], last: RoundLine
 ) -> int:
-    """Returns the bytes that were sent until the end of a round."""
+    """Returns the bytes that were sent until the end of the round ``last``."""
     order = [phase.name for phase in recipe.phases]
     phases = order[: order.index(last.phase) + 1]
     end = len(phases) - 1, last.round
     sent = 0.0
-    for own in rounds.values():
-        done = [line for line in own if (order.index(line.phase), line.round) <= end]
-        sent += done[-1].values["bytes/sent"] if done else 0.0
+    for lines in rounds.values():
+        finished = [line for line in lines if (order.index(line.phase), line.round) <= end]
+        sent += finished[-1].values["bytes/sent"] if finished else 0.0
     roles = {party.name: party.role for party in run.summary.parties}
     averages = sum(
         link.message_bytes

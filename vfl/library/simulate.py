@@ -18,7 +18,7 @@ from vfl.library import cells
 from vfl.library.data import with_data, write_frames
 from vfl.library.plugins import get_import_paths, with_plugins, write_entry_points
 from vfl.library.recipe import GivenRecipe, Recipe
-from vfl.library.rounds import OnRound, Telling, of_checkpoint
+from vfl.library.rounds import OnRound, RoundReporter, read_round_models
 from vfl.library.run import Run
 from vfl.simulation.baselines import baseline as baseline_of
 from vfl.simulation.origin import Origin
@@ -52,27 +52,29 @@ def simulate(
     Args:
         recipe: a recipe, a dict of its tables, or the path of its file; or the paths of all
             parties' files, as a list.
-        data: {party: its rows}: a frame, ``vfl.Data`` (which also names the columns of ids and
-            labels), or a path. The active party's has the label. Without it, the recipe says under
-            ``simulate`` where data lie.
-        plugins: {group: {name: object}}: your own functions and classes, for names in the recipe:
-            ``{"metrics": {"brier": brier}}``. The groups are those of entry points, without
-            ``vfl.``; so is what an object may be. With ``processes``, only objects that other
-            processes can import, by their names in a module.
-        processes: whether each party is a separate process, over gRPC, as under ``vfl simulate``;
-            otherwise each is a part of this process. Both compute the same, bit for bit.
-        baseline: what to run instead of the federation, on the same rows: ``alone`` (the active
-            party trains by itself), ``combined`` (one party has all columns), ``gbdt`` (boosted
-            trees over all columns) or ``gbdt-alone`` (over the active party's).
-        out: the folder of runs; a new one is made in it. Without it, the run's files go when the
-            ``Run`` does.
-        quiet: whether to show nothing on standard error while the run goes on.
-        on_round: called after each round of each party, with ``processes`` a moment later, and
-            again for a round that is repeated. What it raises ends the run, and comes out as it
-            is.
+        data: {party: its rows}, as a frame, ``vfl.Data`` (which also names the columns of ids and
+            labels), or a path. The active party's rows have the label. By default, the data that
+            the recipe names under ``simulate`` are used.
+        plugins: {group: {name: object}}, your own functions and classes for names in the recipe:
+            ``{"metrics": {"brier": brier}}``. The groups and the types of objects are those of
+            entry points (without ``vfl.``). With ``processes``, other processes must be able to
+            import the objects from a module.
+        processes: whether each party is a separate process that uses gRPC, as with
+            ``vfl simulate``; otherwise all parties run in this process. The results are the same,
+            bit for bit.
+        baseline: a baseline to run instead of the federation, on the same rows: ``alone`` (the
+            active party trains by itself), ``combined`` (one party has all columns), ``gbdt``
+            (boosted trees over all columns) or ``gbdt-alone`` (boosted trees over the active
+            party's columns).
+        out: the folder of runs, in which a folder for this run is made. By default, the run's files
+            are temporary, and are removed together with the ``Run`` object.
+        quiet: whether to show no progress on standard error.
+        on_round: called after each round of each party, and again for a round that is repeated.
+            With ``processes``, it is called a moment later. An exception that it raises ends the
+            run, and is raised unchanged.
 
-    Raises VflError: bad input, or a party that failed. Its traceback leads to the line of an
-    encoder of your own.
+    Raises VflError if the input is invalid, or a party failed. For your own encoder, the traceback
+    contains the line that failed.
     """
     how = partial(_in_processes if processes else in_process, quiet, on_round)
     with with_plugins(plugins):
@@ -83,9 +85,10 @@ def simulate(
 class Order:
     """A run to make.
 
-    ``tables``: those of the recipe to run, with relative paths from ``base``. ``folder``: the
-    run's, which does not exist yet. ``frames``: {party: its frame}; ``federation``: the tables of
-    the recipe that names these parties, which differ from ``tables`` for a baseline.
+    ``tables``: the tables of the recipe to run. ``base``: the folder to which its paths are
+    relative. ``folder``: the folder of the run, which does not exist yet. ``frames``: {party: its
+    frame}. ``federation``: the tables of the federation's recipe, which names the parties of
+    ``frames``; they differ from ``tables`` for a baseline.
     """
 
     tables: dict[str, Any]
@@ -98,17 +101,18 @@ class Order:
     frames: Mapping[str, Any]
 
     def in_files(self, instead: str) -> dict[str, Any]:
-        """Returns the tables with frames as files in the run's folder, for other processes.
+        """Writes the frames to files in the run's folder for other processes, and returns the
+        tables that name these files.
 
-        Raises InputError, also if only this process has an encoder; ``instead``: the argument with
-        which it needs no files.
+        ``instead``: an argument without which the run needs other processes. Raises InputError, for
+        example if other processes cannot import an encoder.
         """
-        cells.refuse_here(self.settings, "other processes", instead)
+        cells.require_importable(self.settings, "other processes", instead)
         if not self.frames:
             return self.tables
         settings = parse(Settings, self.federation, "recipe")
         tables = _write_data(self.federation, settings, self.base, self.folder, self.frames)
-        return _select(tables, self.baseline, self.base)[0]
+        return _select_recipe(tables, self.baseline, self.base)[0]
 
 
 def carry_out(
@@ -119,43 +123,48 @@ def carry_out(
     baseline: str | None,
     out: str | Path | None,
 ) -> Run:
-    """Has ``how`` make a run, and returns it; the other arguments are those of ``simulate``. Raises
-    VflError.
+    """Makes a run by a call of ``how`` with the order, and returns the run.
+
+    The other arguments are those of ``simulate``. Raises VflError.
     """
     federation, frames = with_data(recipe.to_dict(), data or {})
     parse(Settings, federation, "recipe")
-    tables, settings = _select(federation, baseline, recipe.base)
-    divided = divide(settings, recipe.base)
-    with _place(out) as (place, goes):
-        folder = place / new_run_id(settings.name, baseline)
-        how(Order(tables, settings, divided, recipe.base, folder, federation, baseline, frames))
+    tables, settings = _select_recipe(federation, baseline, recipe.base)
+    data_settings = divide(settings, recipe.base)
+    with _open_runs_folder(out) as (runs_folder, is_temporary):
+        folder = runs_folder / new_run_id(settings.name, baseline)
+        how(
+            Order(
+                tables, settings, data_settings, recipe.base, folder, federation, baseline, frames
+            )
+        )
         run = Run(folder, get_run_plugins())
-        if goes:
-            weakref.finalize(run, _remove, place, os.getpid())
+        if is_temporary:
+            weakref.finalize(run, _remove, runs_folder, os.getpid())
         return run
 
 
-def _select(
+def _select_recipe(
     tables: dict[str, Any], baseline: str | None, base: Path
 ) -> tuple[dict[str, Any], Settings]:
-    """Returns the recipe to run, as written and parsed: the federation's, or that of a baseline."""
+    """Returns the recipe to run, as tables and parsed: the federation's recipe, or that of a
+    baseline.
+    """
     if baseline is not None:
         tables = baseline_of(tables, baseline, base, "recipe")
     return tables, parse(Settings, tables, "recipe")
 
 
 def _remove(place: Path, pid: int) -> None:
-    """Removes a run's temporary folder, unless this process was forked from the one that made
-    it.
-    """
+    """Removes a run's temporary folder, except in a fork of the process that made the folder."""
     if os.getpid() == pid:
         shutil.rmtree(place, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def _place(out: str | Path | None) -> Iterator[tuple[Path, bool]]:
-    """Yields the folder of runs, and whether it is to go with the run; it goes at once if the run
-    fails.
+def _open_runs_folder(out: str | Path | None) -> Iterator[tuple[Path, bool]]:
+    """Yields the folder of runs, and whether it is temporary. If the run fails, a temporary folder
+    is removed.
     """
     if out is not None:
         require_folder(Path(out))
@@ -176,14 +185,14 @@ def in_process(
     attach: Attach | None = None,
     secrets: Mapping[str, bytes] | None = None,
 ) -> None:
-    """Makes a run in this process; the arguments are those of ``simulate`` and ``run_in_process``.
+    """Makes a run in this process. The arguments are those of ``simulate`` and ``run_in_process``.
     Raises VflError.
     """
     from vfl.simulation.inprocess import run_in_process
     from vfl.simulation.live import View, view
     from vfl_party.data import make_loader
 
-    observe = Telling(on_round) if on_round is not None else None
+    observe = RoundReporter(on_round) if on_round is not None else None
     Origin(order.base, order.data).note(order.folder)
     with View(order.settings) if quiet else view(order.settings) as screen, ours(observe):
         run_in_process(
@@ -200,8 +209,8 @@ def in_process(
 
 
 def run_files(tables: dict[str, Any], base: Path, folder: Path) -> None:
-    """Runs a recipe whose data lie in files, in this process. ``folder``: of the run. Raises
-    VflError.
+    """Runs a recipe whose data are in files, in this process. ``folder``: the folder of the run.
+    Raises VflError.
     """
     settings = parse(Settings, tables, "recipe")
     in_process(
@@ -210,12 +219,12 @@ def run_files(tables: dict[str, Any], base: Path, folder: Path) -> None:
 
 
 class ours:  # noqa: N801 - reads as a word in a with statement
-    """Converts any other exception to a VflError, with the original as its cause.
+    """Converts exceptions of the ``with`` block to VflError, with the original as the cause.
 
-    An interruption stays as it is, and so does an exception of ``on_round``.
+    A VflError, an interruption and an exception of ``on_round`` are not converted.
     """
 
-    def __init__(self, telling: Telling | None = None) -> None:
+    def __init__(self, telling: RoundReporter | None = None) -> None:
         self._telling = telling
 
     def __enter__(self) -> None: ...
@@ -232,13 +241,15 @@ class ours:  # noqa: N801 - reads as a word in a with statement
 def _write_data(
     tables: dict[str, Any], settings: Settings, base: Path, folder: Path, frames: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns a recipe's tables with frames as files in the run's folder. Raises InputError."""
+    """Writes frames to files in the run's folder, and returns a recipe's tables that name them.
+    Raises InputError.
+    """
     from vfl_party.data import make_loader
 
     load, active = make_loader(frames), settings.active.name
     for name, of_party in divide(settings, base).items():
         if name in frames:
-            # Errors of a frame are raised at once.
+            # Loading the frame raises its errors before any process starts.
             load(of_party, name == active)
     parties = write_frames(frames, tables["simulate"]["parties"], folder / "federation" / "data")
     return {**tables, "simulate": tables["simulate"] | {"parties": parties}}
@@ -250,7 +261,7 @@ def _in_processes(quiet: bool, on_round: OnRound | None, order: Order) -> None:
     from vfl.simulation.live import View, view
     from vfl.simulation.run import run_federation
 
-    telling = Telling(on_round) if on_round is not None else None
+    telling = RoundReporter(on_round) if on_round is not None else None
     with ours(telling):
         named = get_import_paths("processes=False")
         tables = on_one_machine(order.in_files("processes=False"))
@@ -261,7 +272,7 @@ def _in_processes(quiet: bool, on_round: OnRound | None, order: Order) -> None:
             if telling is not None:
                 place = party, line.phase, line.round
                 last = line.round == line.rounds
-                models = partial(of_checkpoint, folder, settings, *place, last=last)
+                models = partial(read_round_models, folder, settings, *place, last=last)
                 telling(*place, line.rounds, line.metrics, models)
 
         modules = write_entry_points(named, folder / "federation" / "plugins")

@@ -1,5 +1,5 @@
-"""Runs a recipe with other values, one run after the other or several at a time, and compares
-them.
+"""Runs a recipe with different values, one run after the other or in parallel, and compares the
+runs.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
 
 # The key of ``over`` that is not a key of the recipe.
 _BASELINE = "baseline"
-# The longest wait for Ctrl-C, if another thread got the signal.
+# Seconds between two checks for Ctrl-C, because another thread may receive the signal.
 _TICK_S = 0.2
-# The metric to draw: the first of these that all runs have.
+# The metrics to draw by default; the first metric that all runs have is used.
 _GOOD = ("accuracy", "auc", "f1", "rmse", "loss")
 
 
 @dataclass(frozen=True)
 class Study:
-    """Finished runs.
+    """The finished runs of a study.
 
-    ``over``: {key of the recipe: its values}; ``values``: those of each of ``runs``; ``plugins``:
-    those of the call.
+    ``over``: {key of the recipe: its values}. ``values``: the values of each run in ``runs``.
+    ``plugins``: the plug-ins of the call.
     """
 
     over: Mapping[str, Sequence[Any]]
@@ -56,11 +56,11 @@ class Study:
     plugins: RunPlugins | None = None
 
     def columns(self) -> dict[str, list[Any]]:
-        """Returns a row a run, as columns: the keys of ``over``, ``seed``, ``validation auc``,
-        ``test auc``, ….
+        """Returns one row for each run, as columns: the keys of ``over``, ``seed``,
+        ``validation auc``, ``test auc``, ….
 
-        ``pandas.DataFrame(study.columns())`` takes them as they are; a metric that a run lacks is
-        None.
+        ``pandas.DataFrame(study.columns())`` accepts these columns. A metric that a run does not
+        have is None.
         """
         metrics = [
             {f"{s} {n}": v for s, named in run.metrics.items() for n, v in named.items()}
@@ -74,13 +74,14 @@ class Study:
         }
 
     def compare(self, first: Any, second: Any, metric: str) -> Difference:
-        """Compares two values of a study, by the differences of their runs with the same seed and
+        """Compares two values of a study by the differences between runs with the same seed and
         fold.
 
         Args:
-            first: a value of the only key of ``over``; of several, {key: value} with all of them.
-            second: the value to compare it with.
-            metric: of the validation or test rows, such as ``test auc``.
+            first: a value of the only key of ``over``; for several keys, {key: value} with all
+                keys.
+            second: the value to compare with ``first``.
+            metric: a metric of the validation or test rows, such as ``test auc``.
 
         Returns the mean difference, its interval of 95 % confidence, and whether the first is
         better; its text is the whole result. With fewer than three pairs of runs there is no
@@ -100,11 +101,11 @@ class Study:
                 f"compare: no run has the metric {metric!r}. Choose one of "
                 f"{', '.join(known) or 'none'}.",
             )
-        ours_, theirs = self._runs_of(first), self._runs_of(second)
+        first_runs, second_runs = self._find_runs(first), self._find_runs(second)
         pairs = [
-            (columns[metric][ours_[at]], columns[metric][theirs[at]])
-            for at in ours_
-            if at in theirs
+            (columns[metric][first_runs[key]], columns[metric][second_runs[key]])
+            for key in first_runs
+            if key in second_runs
         ]
         pairs = [(a, b) for a, b in pairs if a is not None and b is not None]
         if not pairs:
@@ -113,7 +114,7 @@ class Study:
                 f"compare: no seed has runs of both values with {metric!r}. Run both with the "
                 "same seeds.",
             )
-        recipe = self.runs[next(iter(ours_.values()))].settings
+        recipe = self.runs[next(iter(first_runs.values()))].settings
         with with_plugins(self.plugins):
             lower = lower_is_better(recipe.task, name)
         return difference(
@@ -123,8 +124,8 @@ class Study:
             lower_is_better=lower,
         )
 
-    def _runs_of(self, chosen: Any) -> dict[tuple[Any, ...], int]:
-        """Returns {(seed, fold): number of the run} of the runs with the chosen values."""
+    def _find_runs(self, chosen: Any) -> dict[tuple[Any, ...], int]:
+        """Returns {(seed, fold): number of the run} for the runs with the chosen values."""
         keys = list(self.over)
         if len(keys) == 1 and chosen in list(self.over[keys[0]]):
             chosen = {keys[0]: chosen}
@@ -145,35 +146,35 @@ class Study:
         if not runs:
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"compare: the study has no run with {_of_values(chosen)}. Give values that the "
-                "study has.",
+                f"compare: the study has no run with {_format_values(chosen)}. Give values that "
+                "the study has.",
             )
         return runs
 
     def plot(self, metric: str | None = None) -> Figure:
-        """Draws a metric over the first key of ``over``: a line for each value of the second, the
-        mean of all others.
+        """Draws a metric over the first key of ``over``, with a line for each value of the second
+        key, averaged over the other keys, seeds and folds.
 
-        ``metric``: such as ``validation auc``; without it, a metric of the validation rows that all
-        runs have. Raises VflError if no run has it.
+        ``metric``: for example ``validation auc``; by default, a metric of the validation rows that
+        all runs have. Raises VflError if no run has the metric.
         """
         from vfl.studies.lines import draw_values
 
         columns = self.columns()
-        drawn = metric or self._metric(columns)
-        if drawn not in columns or all(value is None for value in columns[drawn]):
+        metric_name = metric or self._choose_metric(columns)
+        if metric_name not in columns or all(value is None for value in columns[metric_name]):
             known = ", ".join(name for name in columns if " " in name)
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"plot: no run has the metric {drawn!r}. Choose one of {known}.",
+                f"plot: no run has the metric {metric_name!r}. Choose one of {known}.",
             )
-        return draw_values(self.over, self.values, drawn, columns[drawn])
+        return draw_values(self.over, self.values, metric_name, columns[metric_name])
 
-    def _metric(self, columns: Mapping[str, Sequence[Any]]) -> str:
-        whole = [name for name, values in columns.items() if None not in values]
+    def _choose_metric(self, columns: Mapping[str, Sequence[Any]]) -> str:
+        complete = [name for name, values in columns.items() if None not in values]
         for split in ("validation", "train", "test"):
             for name in _GOOD:
-                if f"{split} {name}" in whole:
+                if f"{split} {name}" in complete:
                     return f"{split} {name}"
         return "validation accuracy"
 
@@ -209,39 +210,38 @@ def study(
     jobs: int = 1,
     backend: str | None = None,
 ) -> Study:
-    """Runs a recipe with every combination of values, each with every seed.
+    """Runs a recipe with every combination of values, and each combination with every seed.
 
     Args:
         recipe: as in ``simulate``.
         over: {key: values}, with keys as in ``Recipe.replace``: ``{"phases.splitnn.optimizer.lr":
-            [0.001, 0.01]}``. The key ``baseline`` compares the federation with baselines, as
-            ``simulate`` names them: ``{"baseline": [None, "alone", "combined", "gbdt"]}``; None is
-            the federation.
+            [0.001, 0.01]}``. The key ``baseline`` compares the federation with baselines, which
+            are named as in ``simulate``: ``{"baseline": [None, "alone", "combined", "gbdt"]}``.
+            None is the federation.
         data: as in ``simulate``.
         plugins: as in ``simulate``; with ``jobs``, only objects that other processes can import.
-        seeds: of the recipe; its own if not given.
-        folds: for cross-validation: each of so many parts of the rows is for testing once, with
-            every combination and seed; it takes the place of ``rows.test``.
-        out: the folder of runs, as in ``simulate``. What a study has finished there is not run
-            again, by the same study or by another one: runs with the same recipe, baseline and
-            rows. Files count by their size and time; a database, and the code of modules, count by
-            name, so take another folder when these change. Runs with ``plugins``, or with an
-            encoder of this notebook or script, are always made again.
-        quiet: whether to show nothing while it goes on.
-        jobs: the number of runs at a time. With 1, they are made in this process; otherwise as many
-            processes make them, each with all parties of its run in itself. The results are the
-            same. Each process needs the memory of a run, and a core for each of the recipe's
-            ``simulate.threads``.
-        backend: the name of a backend of joblib, whose processes make the runs instead: ``loky``,
-            on this machine; ``dask``, wherever the connected ``Client`` has workers; or another one
-            that is registered. On several machines, ``out``, the files of rows and the modules
-            must be at the same paths on all of them.
+        seeds: the seeds; by default the recipe's seed.
+        folds: the number of parts of the rows for cross-validation. With every combination and
+            seed, each part is the test set once; this replaces ``rows.test``.
+        out: the folder of runs, as in ``simulate``. A run that a study has finished in this folder
+            is not made again if it has the same recipe, baseline and rows. Files are compared by
+            size and time; databases and modules only by name, so use another folder when their
+            contents change. Runs with ``plugins``, or with an encoder that is defined in a notebook
+            or script, are always made again.
+        quiet: whether to show no progress.
+        jobs: the number of runs at a time. With 1, the runs are made in this process; otherwise in
+            as many other processes, each with all parties of a run. The results are the same. Each
+            process needs the memory of a run, and ``simulate.threads`` cores.
+        backend: the name of a joblib backend whose processes make the runs: ``loky`` (on this
+            machine), ``dask`` (on the workers of the connected ``Client``), or another registered
+            backend. On several machines, ``out``, the files of rows and the modules must have the
+            same paths on all machines.
 
-    Choose by the metrics of the validation rows: a choice by the test rows biases their metrics.
-    Raises VflError: before the first run if a combination is not a valid recipe, otherwise if a
-    run fails.
+    Choose values by the metrics of the validation rows, because a choice by the test rows biases
+    the test metrics. Raises VflError before the first run if a combination is not a valid recipe,
+    or later if a run fails.
     """
-    made = Recipe.of(recipe)
+    loaded = Recipe.of(recipe)
     if not all(isinstance(v, Iterable) and not isinstance(v, str) for v in over.values()):
         raise InputError(Code.CONFIG_INVALID, "over: values must be lists. Give {key: [values]}.")
     over = {key: v.tolist() if hasattr(v, "tolist") else list(v) for key, v in over.items()}
@@ -259,11 +259,11 @@ def study(
             Code.CONFIG_INVALID,
             f"seeds: must be integers (got {seeds!r}). Give a list like [1, 2, 3].",
         )
-    with_seeds = [None] if seeds is None else list(seeds)
-    if not with_seeds:
+    all_seeds = [None] if seeds is None else list(seeds)
+    if not all_seeds:
         raise InputError(
             Code.CONFIG_INVALID,
-            "seeds: is empty. Give a seed, or leave it out for the recipe's own.",
+            "seeds: is empty. Give a seed, or leave seeds out to use the recipe's seed.",
         )
     if "seed" in over and seeds is not None:
         raise InputError(
@@ -274,51 +274,55 @@ def study(
         | ({} if seed is None else {"seed": seed})
         | ({} if fold is None else {"fold": fold})
         for chosen in itertools.product(*over.values())
-        for seed in with_seeds
-        for fold in _folds(folds)
+        for seed in all_seeds
+        for fold in _list_folds(folds)
     ]
     _check_baselines(over.get(_BASELINE, []))
     # All recipes are checked before the first run.
-    recipes = [_with(made, chosen, folds) for chosen in values]
+    recipes = [_make_recipe(loaded, chosen, folds) for chosen in values]
     planned = []
     for number, (chosen, with_values) in enumerate(zip(values, recipes, strict=True), start=1):
-        title = f"run {number} of {len(values)}: {_of_values(chosen)}"
-        planned.append(_Planned(with_values, chosen.get(_BASELINE), title))
-    say = _silent if quiet else speaker()
-    # The process may change its folder meanwhile.
-    place = Path(out).absolute() if out is not None else None
-    at_a_time = number_of_jobs(jobs)
-    memory = _Memory(place if plugins is None else None, data)
+        title = f"run {number} of {len(values)}: {_format_values(chosen)}"
+        planned.append(_PlannedRun(with_values, chosen.get(_BASELINE), title))
+    print_line = _ignore_text if quiet else speaker()
+    # The process may change its working directory during the study.
+    runs_folder = Path(out).absolute() if out is not None else None
+    max_jobs = number_of_jobs(jobs)
+    memory = _FinishedRuns(runs_folder if plugins is None else None, data)
     finished = {n: run for n, run in enumerate(map(memory.find, planned)) if run is not None}
-    left = [one for number, one in enumerate(planned) if number not in finished]
+    remaining = [plan for number, plan in enumerate(planned) if number not in finished]
     if finished:
-        say(f"{len(finished)} of {len(planned)} runs are finished already: {place}")
+        print_line(f"{len(finished)} of {len(planned)} runs are finished already: {runs_folder}")
     runs: list[Run] = []
     with with_plugins(plugins):
-        if (several := min(at_a_time, len(left))) > 1 or (left and backend is not None):
+        if (parallel := min(max_jobs, len(remaining))) > 1 or (remaining and backend is not None):
             with ours():
-                runs = _at_a_time(several, backend, left, data, place, memory, say)
+                runs = _run_in_parallel(
+                    parallel, backend, remaining, data, runs_folder, memory, print_line
+                )
         else:
-            for one in left:
-                say(one.title)
-                with one.noting():
+            for plan in remaining:
+                print_line(plan.title)
+                with plan.add_title():
                     runs.append(
-                        simulate(one.recipe, data, baseline=one.baseline, out=place, quiet=True)
+                        simulate(
+                            plan.recipe, data, baseline=plan.baseline, out=runs_folder, quiet=True
+                        )
                     )
-                    memory.note(one, runs[-1])
-    made_now = iter(runs)
-    every = tuple(finished.get(number) or next(made_now) for number in range(len(planned)))
-    return Study(dict(over), tuple(values), every, plugins)
+                    memory.note(plan, runs[-1])
+    new_runs = iter(runs)
+    all_runs = tuple(finished.get(number) or next(new_runs) for number in range(len(planned)))
+    return Study(dict(over), tuple(values), all_runs, plugins)
 
 
 @dataclass(frozen=True)
-class _Planned:
+class _PlannedRun:
     recipe: Recipe
     baseline: str | None
     title: str
 
     @contextlib.contextmanager
-    def noting(self) -> Iterator[None]:
+    def add_title(self) -> Iterator[None]:
         """Adds the run's title to an error."""
         try:
             yield
@@ -327,48 +331,50 @@ class _Planned:
             raise
 
 
-class _Memory:
-    """The runs that a study has finished in a folder; without a folder, none."""
+class _FinishedRuns:
+    """Finds and records the finished runs of studies in a folder. Without a folder, it does
+    nothing.
+    """
 
     def __init__(self, out: Path | None, data: Mapping[str, Any] | None) -> None:
-        self._kept = FinishedRuns(out) if out is not None else None
-        self._data, self._prints = data or {}, Fingerprints()
+        self._finished = FinishedRuns(out) if out is not None else None
+        self._data, self._fingerprints = data or {}, Fingerprints()
 
-    def find(self, planned: _Planned) -> Run | None:
-        """Returns the finished run of a plan."""
+    def find(self, planned: _PlannedRun) -> Run | None:
+        """Returns the finished run of a plan; None if there is none."""
         inputs = self._inputs(planned)
-        folder = self._kept.find(inputs) if self._kept is not None and inputs else None
+        folder = self._finished.find(inputs) if self._finished is not None and inputs else None
         return Run.load(folder) if folder is not None else None
 
-    def note(self, planned: _Planned, run: Run) -> None:
-        """Notes a run that is finished now."""
+    def note(self, planned: _PlannedRun, run: Run) -> None:
+        """Records a run that has just finished."""
         inputs = self._inputs(planned)
-        if self._kept is not None and inputs:
-            self._kept.note(run.folder, inputs)
+        if self._finished is not None and inputs:
+            self._finished.note(run.folder, inputs)
 
-    def _inputs(self, planned: _Planned) -> str | None:
+    def _inputs(self, planned: _PlannedRun) -> str | None:
         """Returns the digest of a run's inputs; None if the run is always made again."""
         recipe = planned.recipe
-        if self._kept is None or cells.only_here(recipe.settings) is not None:
+        if self._finished is None or cells.only_here(recipe.settings) is not None:
             return None
-        with planned.noting():
+        with planned.add_title():
             tables, frames = with_data(recipe.to_dict(), self._data)
             settings = parse(Settings, tables, "recipe")
             data = divide(settings, recipe.base)
-            return inputs_of(settings, data, planned.baseline, self._prints, frames)
+            return inputs_of(settings, data, planned.baseline, self._fingerprints, frames)
 
 
-def _at_a_time(
+def _run_in_parallel(
     jobs: int,
     backend: str | None,
-    planned: Sequence[_Planned],
+    planned: Sequence[_PlannedRun],
     data: Mapping[str, Any] | None,
     out: Path | None,
-    memory: _Memory,
-    say: Callable[[str], None],
+    memory: _FinishedRuns,
+    print_line: Callable[[str], None],
 ) -> list[Run]:
-    """Makes runs in ``jobs`` processes, as ``pool`` has them; returns them in the order of the
-    plan. The first error ends all.
+    """Makes runs in ``jobs`` other processes, and returns them in the order of ``planned``. The
+    first error ends all runs.
     """
     from vfl.jobs.pool import pool, waiting
     from vfl.jobs.runs import MAKES
@@ -378,9 +384,9 @@ def _at_a_time(
     threads_each = simulate.threads if simulate is not None else 1
     with pool(MAKES, jobs, threads_each, backend) as workers:
 
-        def make(plan: _Planned) -> Run:
-            say(plan.title)
-            with plan.noting():
+        def make(plan: _PlannedRun) -> Run:
+            print_line(plan.title)
+            with plan.add_title():
                 run = carry_out(
                     plan.recipe, data, partial(send, workers), baseline=plan.baseline, out=out
                 )
@@ -388,18 +394,18 @@ def _at_a_time(
                 return run
 
         with waiting(workers, jobs) as threads:
-            # A new thread has its own context: copy this one's.
-            made = [threads.submit(copy_context().run, make, plan) for plan in planned]
-            left = set(made)
-            while left:
-                done, left = wait(left, timeout=_TICK_S, return_when=FIRST_COMPLETED)
+            # A new thread does not inherit the context variables of this one.
+            futures = [threads.submit(copy_context().run, make, plan) for plan in planned]
+            remaining = set(futures)
+            while remaining:
+                done, remaining = wait(remaining, timeout=_TICK_S, return_when=FIRST_COMPLETED)
                 for future in done:
                     future.result()
-        return [future.result() for future in made]
+        return [future.result() for future in futures]
 
 
 def number_of_jobs(jobs: Any) -> int:
-    """Reads the argument ``jobs``. Raises InputError."""
+    """Returns the argument ``jobs`` as an integer. Raises InputError if it is not valid."""
     number = jobs if isinstance(jobs, SupportsIndex) and not isinstance(jobs, bool) else 0
     if operator.index(number) < 1:
         raise InputError(
@@ -410,7 +416,7 @@ def number_of_jobs(jobs: Any) -> int:
     return operator.index(number)
 
 
-def _folds(folds: Any) -> list[int | None]:
+def _list_folds(folds: Any) -> list[int | None]:
     if folds is None:
         return [None]
     number = folds if isinstance(folds, SupportsIndex) and not isinstance(folds, bool) else 0
@@ -422,26 +428,26 @@ def _folds(folds: Any) -> list[int | None]:
     return [*range(1, operator.index(number) + 1)]
 
 
-def _with(recipe: Recipe, values: Mapping[str, Any], folds: int | None) -> Recipe:
-    """Returns the recipe of a run. A fold takes the place of ``rows.test``."""
-    ours_ = (_BASELINE, "fold")
-    made = recipe.replace({key: value for key, value in values.items() if key not in ours_})
+def _make_recipe(recipe: Recipe, values: Mapping[str, Any], folds: int | None) -> Recipe:
+    """Returns the recipe of a run with the given values. A fold replaces ``rows.test``."""
+    study_keys = (_BASELINE, "fold")
+    changed = recipe.replace({key: value for key, value in values.items() if key not in study_keys})
     if folds is None:
-        return made
-    rows = {key: value for key, value in made.to_dict().get("rows", {}).items() if key != "test"}
-    return made.replace({"rows": rows | {"folds": int(folds), "fold": values["fold"]}})
+        return changed
+    rows = {key: value for key, value in changed.to_dict().get("rows", {}).items() if key != "test"}
+    return changed.replace({"rows": rows | {"folds": int(folds), "fold": values["fold"]}})
 
 
-def _of_values(values: Mapping[str, Any]) -> str:
+def _format_values(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} = {format_axis_value(value)}" for key, value in values.items())
 
 
-def _silent(_text: str) -> None: ...
+def _ignore_text(_text: str) -> None: ...
 
 
 def speaker() -> Callable[[str], None]:
-    """Returns a function that writes a line to standard error. It imports everything now: imports
-    in threads race.
+    """Returns a function that writes a line to standard error. Its modules are imported here,
+    because imports in several threads may conflict.
     """
     from rich.console import Console
 

@@ -1,1 +1,1 @@
-"""``vfl new``: from a raw table to a recipe and a party file."""
+"""``vfl new``: makes a recipe and a party file from a raw table."""

@@ -1,5 +1,5 @@
-"""Gets answers from a flag of the command or a question at a terminal, or raises an error about the
-missing flag.
+"""Gets a value from an option of the command or from a question at the terminal. Without both, it
+raises an error about the missing option.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ Check = Callable[[str], str]
 
 
 def at_terminal() -> bool:
-    """Returns whether there is somebody to ask."""
+    """Returns whether standard input is a terminal, so that the user can be asked."""
     return sys.stdin.isatty()
 
 
-def answer(
+def get_answer(
     value: str | None,
     flag: str,
     question: str,
@@ -32,19 +32,18 @@ def answer(
     sure: bool = False,
     hint: str = "",
 ) -> str:
-    """Returns the value of the flag or, at a terminal, the user's answer.
+    """Returns the value of the option or, at a terminal, the user's answer.
 
     Args:
-        value: the flag's value; None if it is missing.
-        flag: its name, for the error.
+        value: the option's value; None if it is missing.
+        flag: the option's name, for errors.
         question: the question at a terminal.
-        check: converts an answer. It raises InputError for a wrong one; the question is then asked
-            again.
-        default: the proposal; '' for none.
-        sure: whether to use the proposal without asking if there is no terminal.
-        hint: the possible answers, for the error about the missing flag.
+        check: converts an answer. If it raises InputError, the question is asked again.
+        default: the proposed answer; '' for no proposal.
+        sure: whether to use the proposal if there is no terminal.
+        hint: the possible answers, for the error about the missing option.
 
-    Raises InputError if the flag is wrong, or is missing without a terminal.
+    Raises InputError if the value is not valid, or if it is missing and there is no terminal.
     """
     if value is not None:
         return check(value)
@@ -67,8 +66,8 @@ def answer(
     )
 
 
-def among(names: Sequence[str], source: str, flag: str) -> Check:
-    """Returns a check that a name is a column of the table."""
+def check_column(names: Sequence[str], source: str, flag: str) -> Check:
+    """Returns a function that checks whether a name is a column of the table."""
 
     def check(name: str) -> str:
         if name not in names:
@@ -83,16 +82,16 @@ def among(names: Sequence[str], source: str, flag: str) -> Check:
     return check
 
 
-def party_name(name: str) -> str:
-    """Checks a party's name. Raises InputError."""
+def check_party_name(name: str) -> str:
+    """Returns the name if it is a valid party name. Raises InputError otherwise."""
     from vfl.certs.authority import check_name
 
     check_name(name)
     return name
 
 
-def address(text: str) -> str:
-    """Checks ``host:port``. Raises InputError."""
+def check_address(text: str) -> str:
+    """Returns the text if it is a valid ``host:port``. Raises InputError otherwise."""
     try:
         host_and_port(text)
     except ValueError as error:

@@ -32,7 +32,7 @@ _set = click.option(
     "sets",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Set a key of [data] of how the table is read.",
+    help="Set a key of [data] that controls how the table is read.",
 )
 _server = click.option(
     "--server",
@@ -42,7 +42,7 @@ _server = click.option(
 _advertise = click.option(
     "--advertise",
     metavar="HOST:PORT",
-    help="Active party: set the address for the others.",
+    help="Set the active party's address for the other parties.",
 )
 _out = click.option(
     "--out",
@@ -55,7 +55,7 @@ _force = click.option("--force", is_flag=True, help="Replace existing files.")
 
 
 def _add_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options of both commands, and passes their values as one ``flow.Flags``."""
+    """Adds the options that both commands have, and passes their values as one ``flow.Flags``."""
 
     @functools.wraps(command)
     def with_flags(
@@ -84,9 +84,9 @@ def _add_options(command: Callable[..., None]) -> Callable[..., None]:
 def new() -> None:
     """Write a recipe and party files from your own tables.
 
-    The active party, which has the label, writes the recipe and sends it to the others; each of
-    them writes its party file with it. Every guess is printed, with the key or the flag that
-    changes it. At a terminal, missing values are asked for.
+    The active party, which has the label, writes the recipe and sends it to the other parties. Each
+    of them writes its party file from the recipe. Every guess is printed, with the key or the
+    option that changes it. At a terminal, the commands ask for missing values.
 
     \b
       vfl new recipe --data bank.csv --active bank --passive shop --label default     at the bank
@@ -97,7 +97,9 @@ def new() -> None:
 @new.command()
 @_add_options
 @click.option(
-    "--active", metavar="NAME", help="Set your own name in the recipe. [default: the table's]"
+    "--active",
+    metavar="NAME",
+    help="Set your own name in the recipe. [default: the table's name]",
 )
 @click.option(
     "--passive", "passives", multiple=True, metavar="NAME", help="Add a party; repeat for each."
@@ -111,7 +113,7 @@ def new() -> None:
 @click.option(
     "--positive",
     metavar="VALUE",
-    help="Set the positive one of two classes. [default: the second]",
+    help="Set the positive class of two classes. [default: the second]",
 )
 @click.option(
     "--align",
@@ -130,7 +132,7 @@ def new() -> None:
 @click.option(
     "--protect",
     type=click.Choice(["none", "labels", "columns", "both"]),
-    help="Protect these at splitnn. [default: labels for classes, none for regression]",
+    help="Protect these with splitnn. [default: labels for classes, none for regression]",
 )
 def recipe(
     flags: Flags,
@@ -144,9 +146,10 @@ def recipe(
 ) -> None:
     """Write recipe.toml and the active party's file.
 
-    With --align psi the parties find their common rows; with digest they must hold the same ids.
-    --protect labels: no message depends on labels, because the others upload once and trees grow on
-    that; columns: narrow, randomised embeddings; both: a narrow upload. The recipe states the cost.
+    With --align psi, the parties find their common rows. With --align digest, they must hold the
+    same ids. With --protect labels, no message depends on labels: the other parties upload once,
+    and the active party trains trees on the uploads. --protect columns uses narrow, randomised
+    embeddings. --protect both uses a narrow upload. The recipe states the cost of each choice.
     --method secureboost accepts missing cells.
 
     A table is a CSV or text file (.csv, .tsv, .txt, each also .gz), Excel (.xlsx, .xlsm), Parquet
@@ -161,9 +164,9 @@ def recipe(
       vfl new recipe --data bank.csv --active bank --passive shop --label default
       vfl new recipe --data bank.csv --passive shop --label default --method secureboost      trees, not networks
     """  # noqa: E501
-    from vfl.new.flow import Wishes, new_recipe
+    from vfl.new.flow import RecipeFlags, new_recipe
 
-    new_recipe(flags, Wishes(active, passives, task, align, positive, method, protect))
+    new_recipe(flags, RecipeFlags(active, passives, task, align, positive, method, protect))
 
 
 @new.command()
@@ -179,9 +182,9 @@ def recipe(
 @click.option(
     "--name",
     metavar="NAME",
-    help="Set your own name in the recipe. [default: the only passive one]",
+    help="Set your own name in the recipe. [default: the only passive party]",
 )
-@click.option("--label", metavar="COLUMN", help="Active party: predict this column.")
+@click.option("--label", metavar="COLUMN", help="Predict this column (active party only).")
 def party(
     flags: Flags,
     recipe_path: Path,
@@ -189,7 +192,8 @@ def party(
 ) -> None:
     """Write a party's file for an existing recipe.
 
-    It prints the recipe's digest, which is the same at every party: compare it by telephone.
+    The command prints the recipe's digest. Compare it with the other parties, for example by
+    telephone: it must be the same.
 
     A table is a CSV or text file (.csv, .tsv, .txt, each also .gz), Excel (.xlsx, .xlsm), Parquet
     (.parquet), a folder of such files, the URL of a database with --set query="SELECT …", or

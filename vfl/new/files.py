@@ -1,4 +1,4 @@
-"""The files that ``vfl new`` writes: a recipe, and a party file without default values."""
+"""Makes the files of ``vfl new``: a recipe, and a party file without default values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from vfl.new.look import Look
 from vfl.new.rules import Kind, ModelSizes, Task
-from vfl.new.settings import keys_of
+from vfl.new.settings import get_reading_keys
 from vfl.simulation.federation import to_lines, to_toml
 from vfl_common.config.base import parse
 from vfl_common.config.data import DataSettings, is_path
@@ -26,7 +26,7 @@ _HEADER = (
 )
 
 
-def recipe_tables(
+def make_recipe_tables(
     name: str,
     task: Task,
     active: str,
@@ -39,35 +39,35 @@ def recipe_tables(
     """Returns the tables of a recipe.
 
     Args:
-        name: the recipe's.
-        task: what is predicted.
-        active, passives: the parties.
-        rows: its table ``[rows]``.
-        training: its tables about the model and the training.
+        name: the recipe's name.
+        task: the prediction task.
+        active, passives: the names of the parties.
+        rows: the table ``[rows]``.
+        training: the tables about the model and the training.
         features: whether the active party has feature columns.
     """
     task_table: dict[str, Any] = {"kind": task.kind} | (
         {"classes": task.classes} if task.classes is not None else {}
     )
     task_table |= {"positive": task.positive} if task.positive is not None else {}
-    first: dict[str, Any] = {"name": active, "role": "active"} | (
+    active_table: dict[str, Any] = {"name": active, "role": "active"} | (
         {} if features else {"features": False}
     )
     return {
         "name": name,
         "task": task_table,
-        "parties": [first, *({"name": passive, "role": "passive"} for passive in passives)],
+        "parties": [active_table, *({"name": passive, "role": "passive"} for passive in passives)],
         "rows": dict(rows),
         **training,
     }
 
 
-def split_training(sizes: ModelSizes, kind: Kind) -> dict[str, Any]:
+def make_split_training(sizes: ModelSizes, kind: Kind) -> dict[str, Any]:
     """Returns the tables of a recipe about split training.
 
-    The top model has a hidden layer: a linear one only adds the parties' embeddings, so it cannot
-    learn from two parties' columns together. Dropout is for classes: in a regression, the loss
-    would fit the noise that dropout adds to the sum.
+    The top model has a hidden layer, because a linear top model only adds the parties' embeddings
+    and cannot learn interactions between their columns. Only classifications use dropout. In a
+    regression, dropout would add noise to the prediction.
     """
     splitnn = {
         "kind": "splitnn",
@@ -79,7 +79,7 @@ def split_training(sizes: ModelSizes, kind: Kind) -> dict[str, Any]:
     return {
         "model": {
             "embedding_size": sizes.embedding_size,
-            # The other parties' columns are unknown; this encoder takes numbers and categories.
+            # The other parties' columns are unknown. This encoder accepts numbers and categories.
             "encoder": {"kind": "tabular", "hidden": [sizes.hidden]}
             | ({} if kind == "regression" else {"dropout": 0.1}),
             "top": {"hidden": [sizes.top]},
@@ -88,7 +88,7 @@ def split_training(sizes: ModelSizes, kind: Kind) -> dict[str, Any]:
     }
 
 
-def party_tables(
+def make_party_tables(
     name: str,
     recipe: Path,
     server: str,
@@ -101,18 +101,18 @@ def party_tables(
     out: Path,
     trees: bool,
 ) -> dict[str, Any]:
-    """Returns the keys of a party file in ``out``.
+    """Returns the keys of a party file in the folder ``out``.
 
-    ``advertise``: as in ``PartyFile``; ``table``: its settings; ``trees``: whether the recipe grows
-    trees.
+    ``advertise``: as in ``PartyFile``. ``table``: the data settings. ``look``: the contents of the
+    table. ``trees``: whether the recipe grows trees.
     """
     data: dict[str, Any] = {
-        "source": _source(table.source, out),
-        **keys_of(table),
+        "source": _make_source_relative(table.source, out),
+        **get_reading_keys(table),
         "id": id_[0] if len(id_) == 1 else list(id_),
     }
     if table.scratch is not None and not Path(table.scratch).is_absolute():
-        data["scratch"] = relative(table.scratch, out)
+        data["scratch"] = make_relative(table.scratch, out)
     if label is not None:
         data["label"] = label
     if look.repeated:
@@ -123,25 +123,29 @@ def party_tables(
         data["drop"] = list(look.drop)
     if look.missing and not trees:
         data["missing"] = "mean"
-    tables: dict[str, Any] = {"name": name, "recipe": relative(str(recipe), out), "server": server}
+    tables: dict[str, Any] = {
+        "name": name,
+        "recipe": make_relative(str(recipe), out),
+        "server": server,
+    }
     if advertise is not None:
         tables |= {"listen": f"0.0.0.0:{advertise.rpartition(':')[2]}", "advertise": advertise}
     tls = {"ca": "certs/ca.pem", "certificate": f"certs/{name}.pem", "key": f"certs/{name}.key"}
     return tables | {"tls": tls, "policy": {"level": "careful"}, "data": data}
 
 
-def _source(source: str, out: Path) -> str:
-    """Returns a source as a file in ``out`` names it; a file of SQLite has its full path if ``out``
-    is elsewhere.
+def _make_source_relative(source: str, out: Path) -> str:
+    """Returns a source relative to the folder ``out``. The path of an SQLite file is absolute if
+    ``out`` is not the current folder.
     """
     if is_path(source):
-        return relative(source, out)
+        return make_relative(source, out)
     return source if out.resolve() == Path.cwd().resolve() else resolve_source(source, Path())
 
 
-def relative(path: str, folder: Path) -> str:
-    """Returns a path as a file in ``folder`` names it, with forward slashes; absolute if it is on
-    another drive.
+def make_relative(path: str, folder: Path) -> str:
+    """Returns a path relative to ``folder``, with forward slashes; absolute if it is on another
+    drive.
     """
     try:
         return Path(os.path.relpath(path, folder)).as_posix()
@@ -149,10 +153,11 @@ def relative(path: str, folder: Path) -> str:
         return Path(path).resolve().as_posix()
 
 
-def recipe_text(
+def make_recipe_text(
     tables: Mapping[str, Any], where: Path, comments: Sequence[str] = ()
 ) -> tuple[str, Recipe]:
-    """Returns a recipe's file and its parsed form. Raises InputError if it is invalid.
+    """Returns the text of a recipe file, and the parsed recipe. Raises InputError if the recipe is
+    invalid.
 
     ``comments``: lines above the tables.
     """
@@ -160,14 +165,16 @@ def recipe_text(
     return _HEADER + lines + "\n" + to_toml(tables), parse(Recipe, tables, str(where))
 
 
-def party_text(tables: Mapping[str, Any], where: Path) -> str:
-    """Returns a party file, one line for each key. Raises InputError if it is invalid."""
+def make_party_text(tables: Mapping[str, Any], where: Path) -> str:
+    """Returns the text of a party file, one line for each key. Raises InputError if the file is
+    invalid.
+    """
     parse(PartyFile, tables, str(where))
     return to_lines(tables)
 
 
 def refuse_existing(path: Path, *, force: bool) -> None:
-    """Raises InputError if a file would be replaced, or has no folder."""
+    """Raises InputError if the file exists (unless ``force``), or its folder does not exist."""
     if path.exists() and not force:
         raise InputError(
             Code.FILE_INVALID, f"{path}: exists already. Move it away, or replace it with --force."
@@ -179,16 +186,16 @@ def refuse_existing(path: Path, *, force: bool) -> None:
 
 
 def write_all(texts: Mapping[Path, str], *, force: bool) -> None:
-    """Writes files: all of them, or none that was not there before. Raises InputError."""
+    """Writes files. If one cannot be written, the new files are removed. Raises InputError."""
     for path in texts:
         refuse_existing(path, force=force)
-    made: list[Path] = []
+    created: list[Path] = []
     try:
         for path, text in texts.items():
-            new = not path.exists()
+            is_new = not path.exists()
             write_atomic(path, text)
-            made += [path] if new else []
+            created += [path] if is_new else []
     except InputError:
-        for path in made:
+        for path in created:
             path.unlink(missing_ok=True)
         raise

@@ -1,5 +1,5 @@
-"""The two commands of ``vfl new``: from a table to a recipe and a party file, and from a recipe to
-another party file.
+"""The two commands of ``vfl new``. The first makes a recipe and a party file from a table. The
+second makes another party's file from a recipe and a table.
 """
 
 from __future__ import annotations
@@ -13,21 +13,28 @@ import click
 from vfl.new import ask, rules
 from vfl.new.files import (
     RECIPE,
-    party_tables,
-    party_text,
-    recipe_tables,
-    recipe_text,
+    make_party_tables,
+    make_party_text,
+    make_recipe_tables,
+    make_recipe_text,
     refuse_existing,
     write_all,
 )
-from vfl.new.look import Read, few_valued, look, read_values, reader
-from vfl.new.protect import DEFAULTS, LABEL_FREE, Chosen, Protect, comments, training_of
+from vfl.new.look import Read, find_label_candidates, inspect_table, make_reader, read_values
+from vfl.new.protect import (
+    DEFAULTS,
+    LABEL_FREE,
+    Chosen,
+    Protect,
+    make_comments,
+    make_preset_training,
+)
 from vfl.new.say import (
-    digest_text,
+    format_digest,
     is_here,
     say,
     say_addresses,
-    say_alike,
+    say_id_advice,
     say_leaks,
     say_recipe,
     say_table,
@@ -35,8 +42,8 @@ from vfl.new.say import (
     say_trees,
     say_uploads,
 )
-from vfl.new.settings import settings_for, telling_flags
-from vfl.new.trees import MAX_CATEGORIES, Method, grows_trees, training_for
+from vfl.new.settings import adding_flags, parse_settings
+from vfl.new.trees import MAX_CATEGORIES, Method, grows_trees, make_tree_training
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe, load_recipe
 from vfl_common.errors import Code, InputError
@@ -50,7 +57,7 @@ HERE = "127.0.0.1:7000"
 
 @dataclass(frozen=True)
 class Flags:
-    """The flags of both commands; None or empty: missing."""
+    """The options that both commands have. An option that is not given is None or empty."""
 
     data: str | None
     id: tuple[str, ...]
@@ -64,8 +71,8 @@ class Flags:
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """The other flags of ``vfl new recipe``."""
+class RecipeFlags:
+    """The options that only ``vfl new recipe`` has."""
 
     active: str | None
     passives: tuple[str, ...]
@@ -76,25 +83,25 @@ class Wishes:
     protect: Protect | None = None
 
 
-@telling_flags()
-def new_recipe(flags: Flags, wishes: Wishes) -> None:
+@adding_flags()
+def new_recipe(flags: Flags, recipe_flags: RecipeFlags) -> None:
     """Writes the recipe and the active party's file. Raises InputError."""
     out, recipe_path = flags.out, flags.out / RECIPE
     refuse_existing(recipe_path, force=flags.force)
-    table, names = _table(flags)
+    table, names = _ask_table(flags)
     source = hide_passwords(table.source)
-    active = _name(
-        wishes.active, "--active", "Name of this party, which knows the label", _stem(source)
+    active = _ask_name(
+        recipe_flags.active, "--active", "Name of this party, which has the label", _stem(source)
     )
     path = out / f"{active}.toml"
     refuse_existing(path, force=flags.force)
-    passives = _passives(wishes.passives)
-    drop = _drop(flags, names, source)
-    label = _label(flags, names, table)
-    id_, values = _id(flags, names, label, table)
-    id_rules = rules.id_rules_for(read_values(table, id_).different)
-    trees = wishes.method == "secureboost"
-    contents = look(
+    passives = _ask_passives(recipe_flags.passives)
+    drop = _check_drop(flags, names, source)
+    label = _ask_label(flags, names, table)
+    id_, values = _ask_id(flags, names, label, table)
+    id_rules = rules.choose_id_rules(read_values(table, id_).different)
+    trees = recipe_flags.method == "secureboost"
+    contents = inspect_table(
         table,
         id_,
         id_rules,
@@ -103,24 +110,26 @@ def new_recipe(flags: Flags, wishes: Wishes) -> None:
         drop=drop,
         max_categories=MAX_CATEGORIES if trees else None,
     )
-    what = f"{source}: label column {label!r}"
-    task = rules.task_of(contents.labels, what, label, wishes.task)
-    task = rules.with_positive(task, contents.labels, what, wishes.positive)
-    server, advertise = _addresses(flags, active)
-    chosen = _preset(wishes, task.kind)
-    label_free = chosen in LABEL_FREE
-    settings = rules.rows_for(contents.rows, task, wishes.align, id_rules, label_free=label_free)
-    features = bool(contents.numbers or contents.categories)
-    name = rules.recipe_name(label, (active, *passives))
-    sizes = rules.sizes_for(contents.rows)
-    training = (
-        training_for(contents.rows, task)
-        if chosen == "trees"
-        else training_of(sizes, task.kind, chosen)
+    where = f"{source}: label column {label!r}"
+    task = rules.choose_task(contents.labels, where, label, recipe_flags.task)
+    task = rules.set_positive(task, contents.labels, where, recipe_flags.positive)
+    server, advertise = _ask_addresses(flags, active)
+    preset = _choose_preset(recipe_flags, task.kind)
+    label_free = preset in LABEL_FREE
+    settings = rules.make_rows_table(
+        contents.rows, task, recipe_flags.align, id_rules, label_free=label_free
     )
-    tables = recipe_tables(name, task, active, passives, settings, training, features=features)
-    text, recipe = recipe_text(tables, recipe_path, comments(task.kind, chosen))
-    own = party_tables(
+    features = bool(contents.numbers or contents.categories)
+    name = rules.make_recipe_name(label, (active, *passives))
+    sizes = rules.choose_sizes(contents.rows)
+    training = (
+        make_tree_training(contents.rows, task)
+        if preset == "trees"
+        else make_preset_training(sizes, task.kind, preset)
+    )
+    tables = make_recipe_tables(name, task, active, passives, settings, training, features=features)
+    text, recipe = make_recipe_text(tables, recipe_path, make_comments(task.kind, preset))
+    own = make_party_tables(
         active,
         recipe_path,
         server,
@@ -132,13 +141,13 @@ def new_recipe(flags: Flags, wishes: Wishes) -> None:
         out=out,
         trees=trees,
     )
-    write_all({recipe_path: text, path: party_text(own, path)}, force=flags.force)
+    write_all({recipe_path: text, path: make_party_text(own, path)}, force=flags.force)
     say_table(contents, id_, path, classes=task.kind != "regression", trees=trees)
     if not features:
         say("features", f"none: {active} has the label alone", f"parties.features in {recipe_path}")
     shapes = f"{', '.join(id_rules)}; then their shapes are {shapes_of(contents.ids)}"
     say("ids", shapes, f"rows.id_rules in {recipe_path}")
-    say_alike(contents, id_rules)
+    say_id_advice(contents, id_rules)
     say_recipe(recipe, label, contents, recipe_path)
     if trees:
         say_trees(recipe, contents, recipe_path)
@@ -146,18 +155,18 @@ def new_recipe(flags: Flags, wishes: Wishes) -> None:
         say_uploads(recipe, recipe_path)
     else:
         say_training(sizes, contents, recipe_path)
-    say_leaks(task.kind, chosen, recipe_path)
+    say_leaks(task.kind, preset, recipe_path)
     say_addresses(server, advertise, path)
-    say("wrote", f"{recipe_path}: send it to {list_names(passives)}; {digest_text(recipe)}")
+    say("wrote", f"{recipe_path}: send it to {list_names(passives)}; {format_digest(recipe)}")
     say("wrote", f"{path}: stays here")
     say("next", f"vfl certs ca, then vfl certs issue {recipe.server} {active}")
 
 
-@telling_flags()
+@adding_flags()
 def new_party(flags: Flags, recipe_path: Path, name: str | None) -> None:
     """Writes the file of a party of the recipe. Raises InputError."""
     recipe = load_recipe(recipe_path)
-    name = _place(recipe, recipe_path, name)
+    name = _ask_own_name(recipe, recipe_path, name)
     path = flags.out / f"{name}.toml"
     if path.exists() and path.samefile(recipe_path):
         raise InputError(
@@ -165,7 +174,7 @@ def new_party(flags: Flags, recipe_path: Path, name: str | None) -> None:
             f"{path}: is the recipe, which the file of {name} would replace. Rename the recipe.",
         )
     refuse_existing(path, force=flags.force)
-    table, names = _table(flags)
+    table, names = _ask_table(flags)
     source = hide_passwords(table.source)
     active = name == recipe.active.name
     if flags.label is not None and not active:
@@ -174,12 +183,12 @@ def new_party(flags: Flags, recipe_path: Path, name: str | None) -> None:
             f"--label: is for {recipe.active.name}, the recipe's active party. Remove it, or "
             "put the column in --drop.",
         )
-    drop = _drop(flags, names, source)
-    label = _label(flags, names, table) if active else None
-    id_, values = _id(flags, names, label, table)
+    drop = _check_drop(flags, names, source)
+    label = _ask_label(flags, names, table) if active else None
+    id_, values = _ask_id(flags, names, label, table)
     id_rules = recipe.rows.id_rules
     trees = grows_trees(recipe)
-    contents = look(
+    contents = inspect_table(
         table,
         id_,
         id_rules,
@@ -197,9 +206,11 @@ def new_party(flags: Flags, recipe_path: Path, name: str | None) -> None:
             f"{list_names(list(map(make_printable, contents.drop)))}). Add feature columns.",
         )
     if label is not None:
-        rules.task_of(contents.labels, f"{source}: label column {label!r}", label, recipe.task.kind)
-    server, advertise = _addresses(flags, name) if active else (_server(flags), None)
-    tables = party_tables(
+        rules.choose_task(
+            contents.labels, f"{source}: label column {label!r}", label, recipe.task.kind
+        )
+    server, advertise = _ask_addresses(flags, name) if active else (_ask_server(flags), None)
+    tables = make_party_tables(
         name,
         recipe_path,
         server,
@@ -211,13 +222,13 @@ def new_party(flags: Flags, recipe_path: Path, name: str | None) -> None:
         out=flags.out,
         trees=trees,
     )
-    write_all({path: party_text(tables, path)}, force=flags.force)
-    say("recipe", f"{recipe.name}, {digest_text(recipe)}")
+    write_all({path: make_party_text(tables, path)}, force=flags.force)
+    say("recipe", f"{recipe.name}, {format_digest(recipe)}")
     say_table(contents, id_, path, classes=recipe.task.kind != "regression", trees=trees)
     rules_text = f"{', '.join(id_rules)}, the recipe's rules; then" if id_rules else "unchanged,"
     shapes = f"{rules_text} their shapes are {shapes_of(contents.ids)}"
     say("ids", shapes, f"data.id_rules in {path}")
-    say_alike(contents, id_rules)
+    say_id_advice(contents, id_rules)
     say_addresses(server, advertise, path)
     say("wrote", f"{path}: stays here")
     has_keys = (flags.out / "certs" / f"{name}.pem").exists()
@@ -229,87 +240,99 @@ def new_party(flags: Flags, recipe_path: Path, name: str | None) -> None:
 # ------------------------------------------------------------
 
 
-def _table(flags: Flags) -> tuple[DataSettings, tuple[str, ...]]:
-    """Returns the settings of the table, and the names of its columns. Raises InputError."""
-    here = [path.name for path in sorted(Path().iterdir()) if path.name.lower().endswith(TABLES)]
+def _ask_table(flags: Flags) -> tuple[DataSettings, tuple[str, ...]]:
+    """Returns the data settings of the table, and the names of its columns. Raises InputError."""
+    tables_here = [
+        path.name for path in sorted(Path().iterdir()) if path.name.lower().endswith(TABLES)
+    ]
 
-    def names_in(source: str) -> tuple[str, ...]:
-        # The line that names these is the header.
-        known = {"id": tuple(dict.fromkeys(flags.id)), "label": flags.label}
-        return column_names(settings_for(source, flags.sets).model_copy(update=known))
+    def read_names(source: str) -> tuple[str, ...]:
+        # The header of a text file is the line that contains these names.
+        columns = {"id": tuple(dict.fromkeys(flags.id)), "label": flags.label}
+        return column_names(parse_settings(source, flags.sets).model_copy(update=columns))
 
-    @telling_flags()
-    def readable(text: str) -> str:
-        names_in(text)
+    @adding_flags()
+    def check_readable(text: str) -> str:
+        read_names(text)
         return text
 
-    source = ask.answer(
-        flags.data, "--data", "Your table", readable, default=here[0] if len(here) == 1 else ""
+    source = ask.get_answer(
+        flags.data,
+        "--data",
+        "Your table",
+        check_readable,
+        default=tables_here[0] if len(tables_here) == 1 else "",
     )
-    return settings_for(source, flags.sets), names_in(source)
+    return parse_settings(source, flags.sets), read_names(source)
 
 
 def _stem(source: str) -> str:
-    """Returns a file's name without its ending, if a party can have this name; else ''."""
+    """Returns a file's name without its suffix if it is a valid party name; otherwise ''."""
     try:
-        return ask.party_name(Path(source).name.partition(".")[0])
+        return ask.check_party_name(Path(source).name.partition(".")[0])
     except InputError:
         return ""
 
 
-def _name(value: str | None, flag: str, question: str, default: str) -> str:
-    return ask.answer(value, flag, question, own_name, default=default, sure=True)
+def _ask_name(value: str | None, flag: str, question: str, default: str) -> str:
+    return ask.get_answer(value, flag, question, check_own_name, default=default, sure=True)
 
 
-def own_name(name: str) -> str:
-    """Checks the name of a party, whose file must not be the recipe's. Raises InputError."""
-    if f"{ask.party_name(name)}.toml".casefold() == RECIPE:
+def check_own_name(name: str) -> str:
+    """Returns a party's name if it is valid, and its party file is not the recipe's file. Raises
+    InputError otherwise.
+    """
+    if f"{ask.check_party_name(name)}.toml".casefold() == RECIPE:
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{name!r}: a party of this name has the recipe's file {RECIPE}. Give another "
-            "--active or --passive.",
+            f"{name!r}: the file of a party of this name would replace the recipe {RECIPE}. Give "
+            "another --active or --passive.",
         )
     return name
 
 
-def _passives(values: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the names of the other parties, split at commas. Raises InputError."""
+def _ask_passives(values: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the names of the passive parties. A value may have several names with commas. Raises
+    InputError.
+    """
 
     def check(text: str) -> str:
         names = [name.strip() for name in text.split(",")]
-        return ",".join(own_name(name) for name in names)
+        return ",".join(check_own_name(name) for name in names)
 
-    text = ask.answer(
+    text = ask.get_answer(
         ",".join(values) or None, "--passive", "Names of the other parties, with commas", check
     )
     return tuple(text.split(","))
 
 
-def _label(flags: Flags, names: Sequence[str], table: DataSettings) -> str:
-    """Returns the label column, which must not be in --drop. Raises InputError."""
+def _ask_label(flags: Flags, names: Sequence[str], table: DataSettings) -> str:
+    """Returns the name of the label column, from the option or the user. Raises InputError."""
     names = [name for name in names if name not in flags.drop]
-    check = ask.among(names, hide_passwords(table.source), "--label")
+    check = ask.check_column(names, hide_passwords(table.source), "--label")
     if flags.label is not None:
         return check(flags.label)
     _show_columns(None, names)
-    few = few_valued(table, names)
+    candidates = find_label_candidates(table, names)
     hint = (
-        f"with two to twenty different values: {list_names(list(map(make_printable, few)))}"
-        if few
+        f"with two to twenty different values: {list_names(list(map(make_printable, candidates)))}"
+        if candidates
         else ""
     )
     if hint and ask.at_terminal():
         click.echo(f"Columns {hint}", err=True)
-    question, likely = "The column to predict", rules.likely_label(names, few)
-    return ask.answer(
+    question, likely = "The column to predict", rules.guess_label(names, candidates)
+    return ask.get_answer(
         None, "--label", question, check, default=likely, hint=f"columns {hint}" if hint else ""
     )
 
 
-def _id(
+def _ask_id(
     flags: Flags, names: Sequence[str], label: str | None, table: DataSettings
 ) -> tuple[tuple[str, ...], Read]:
-    """Returns the id columns, and a function that reads columns. Raises InputError."""
+    """Returns the names of the id columns, and a function that reads columns. Raises
+    InputError.
+    """
     source = hide_passwords(table.source)
     dropped = [name for name in names if name in flags.drop]
     names = [name for name in names if name != label and name not in dropped]
@@ -317,7 +340,7 @@ def _id(
         raise InputError(
             Code.DATA_INVALID, f"{source}: has no column except the label. Add the id column."
         )
-    values, check = reader(table), ask.among(names, source, "--id")
+    values, check = make_reader(table), ask.check_column(names, source, "--id")
     if flags.id:
         if label in flags.id or len(set(flags.id)) < len(flags.id):
             raise InputError(
@@ -332,20 +355,23 @@ def _id(
     if not ask.at_terminal():
         _refuse_dropped_id(guess, rules.guess_id(dropped, lambda name: values((name,))), source)
     if not guess.name and all(values((name,)) is None for name in names):
-        # This raises the cause, such as that there are no rows.
+        # No column can be read. This call raises the reason, for example that there are no rows.
         read_values(table, (names[0],))
     if not guess.name and not ask.at_terminal():
         raise InputError(
             Code.DATA_INVALID,
-            f"{source}: no column has a different value in each row, as an id has. Name the id "
+            f"{source}: no column has a different value in each row, as an id must. Name the id "
             "column with --id.",
         )
     _show_columns(None, names)
-    return (ask.answer(None, "--id", "The id column", check, default=guess.name),), values
+    return (ask.get_answer(None, "--id", "The id column", check, default=guess.name),), values
 
 
 def _refuse_dropped_id(guess: rules.IdGuess, dropped: rules.IdGuess, source: str) -> None:
-    """Raises InputError if the best id is a column in --drop. ``guess``: of the others."""
+    """Raises InputError if a column in --drop is a better id than the other columns.
+
+    ``guess``: the guess among the other columns. ``dropped``: the guess among the dropped columns.
+    """
     if dropped.name and (dropped.sure or not guess.name):
         raise InputError(
             Code.DATA_INVALID,
@@ -354,36 +380,37 @@ def _refuse_dropped_id(guess: rules.IdGuess, dropped: rules.IdGuess, source: str
         )
 
 
-def _drop(flags: Flags, names: Sequence[str], source: str) -> tuple[str, ...]:
+def _check_drop(flags: Flags, names: Sequence[str], source: str) -> tuple[str, ...]:
     """Returns the columns to leave out. Raises InputError for an unknown column, the id or the
     label.
     """
-    check = ask.among(names, source, "--drop")
+    check = ask.check_column(names, source, "--drop")
     for flag, roles in (("--id", flags.id), ("--label", (flags.label,))):
-        twice = next((name for name in flags.drop if name in roles), None)
-        if twice is not None:
+        conflict = next((name for name in flags.drop if name in roles), None)
+        if conflict is not None:
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"--drop: leaves out column {twice!r}, which {flag} names. Remove one of the two.",
+                f"--drop: leaves out column {conflict!r}, which {flag} names. Remove one of the "
+                "two.",
             )
     return tuple(check(name) for name in flags.drop)
 
 
-def _preset(wishes: Wishes, kind: rules.Kind) -> Chosen:
-    """Returns the preset, or ``trees``. Raises InputError."""
-    if wishes.method == "splitnn":
-        return wishes.protect or DEFAULTS[kind]
-    if wishes.protect not in (None, "none"):
+def _choose_preset(recipe_flags: RecipeFlags, kind: rules.Kind) -> Chosen:
+    """Returns the preset of --protect, or ``trees`` for another method. Raises InputError."""
+    if recipe_flags.method == "splitnn":
+        return recipe_flags.protect or DEFAULTS[kind]
+    if recipe_flags.protect not in (None, "none"):
         raise InputError(
             Code.CONFIG_INVALID,
-            f"--protect {wishes.protect}: is for --method splitnn, as trees have no presets. "
+            f"--protect {recipe_flags.protect}: needs --method splitnn, as trees have no presets. "
             "Remove one of the two.",
         )
     return "trees"
 
 
-def _place(recipe: Recipe, path: Path, value: str | None) -> str:
-    """Returns this party's name in the recipe. Raises InputError."""
+def _ask_own_name(recipe: Recipe, path: Path, value: str | None) -> str:
+    """Returns this party's name in the recipe, from the option or the user. Raises InputError."""
     names = [party.name for party in recipe.parties]
     others = [party.name for party in recipe.passives]
 
@@ -397,7 +424,7 @@ def _place(recipe: Recipe, path: Path, value: str | None) -> str:
         return name
 
     default = others[0] if len(others) == 1 else ""
-    return ask.answer(
+    return ask.get_answer(
         value,
         "--name",
         f"Which party is this ({list_names(names)})",
@@ -407,22 +434,24 @@ def _place(recipe: Recipe, path: Path, value: str | None) -> str:
     )
 
 
-def _server(flags: Flags) -> str:
+def _ask_server(flags: Flags) -> str:
     question = "The server's address, host:port"
-    return ask.answer(flags.server, "--server", question, ask.address, default=HERE, sure=True)
+    return ask.get_answer(
+        flags.server, "--server", question, ask.check_address, default=HERE, sure=True
+    )
 
 
-def _addresses(flags: Flags, active: str) -> tuple[str, str | None]:
-    """Returns the server's address and the active party's; the latter is None if the server is on
-    this machine.
+def _ask_addresses(flags: Flags, active: str) -> tuple[str, str | None]:
+    """Returns the server's address and the active party's address. The second is None if the server
+    is on this machine and --advertise is not given.
     """
-    server = _server(flags)
+    server = _ask_server(flags)
     if flags.advertise is None and is_here(server):
         return server, None
     question = f"The address of {active} for the others, host:port"
     proposal = f"{active}.example.org:7001"
-    return server, ask.answer(
-        flags.advertise, "--advertise", question, ask.address, default=proposal
+    return server, ask.get_answer(
+        flags.advertise, "--advertise", question, ask.check_address, default=proposal
     )
 
 

@@ -1,4 +1,6 @@
-"""Reads a party's table with the reader of a run, so that the written settings fit a run."""
+"""Reads a party's table in the same way as a run does, so that the new files are valid for a
+run.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,9 @@ from vfl_party.data.notes.smells import find_smells
 from vfl_party.data.notes.target_leakage import find_target_leakage
 from vfl_party.data.table import count_words
 
-# The number of rows in which values are counted before a column is named.
+# The number of first rows in which different values are counted to propose a label.
 SAMPLE = 10_000
-# Reads columns that are one id together; returns None if they cannot be one.
+# A function that reads the columns of an id; returns None if the columns cannot be an id.
 Read = Callable[[tuple[str, ...]], Values | None]
 
 
@@ -34,12 +36,14 @@ Read = Callable[[tuple[str, ...]], Values | None]
 class Look:
     """The contents of a table.
 
-    rows: the number of rows with an id and a label, each id once; all_rows: of the source;
-    left_out: a text about rows without an id, with a repeated one, or without a label. numbers,
-    categories: the feature columns. drop: {column: why it is left out}. missing, blank: the columns
-    in which numbers, and categories, are missing. ids: as the rules spell them. notes: the reader's
-    guesses. odd: possible mistakes. label_leaks: sentences about columns that reveal the label, if
-    it has classes. labels: the number of rows of each value; none if no label was read.
+    rows: the number of rows with a label and a unique id. all_rows: the number of rows in the
+    source. left_out: a text about the rows that are left out. repeated, unlabelled: the number of
+    rows with a repeated id, and without a label. numbers, categories: the names of the feature
+    columns. drop: {column: the reason why it is left out}. missing: the numeric columns with
+    missing cells. blank: the categorical columns with missing cells. ids: the ids after the id
+    rules. notes: the guesses of the table reader. odd: texts about possible mistakes. label_leaks:
+    texts about columns that reveal the label, if it has classes. labels: {value of the label:
+    number of rows}; empty if no label was read.
     """
 
     rows: int
@@ -59,13 +63,13 @@ class Look:
     labels: Counts = field(default_factory=dict)
 
 
-def reader(table: DataSettings) -> Read:
+def make_reader(table: DataSettings) -> Read:
     """Returns a function that reads columns of a table, with a cache."""
     return cache(lambda names: _values(table, names))
 
 
 def _values(table: DataSettings, names: tuple[str, ...]) -> Values | None:
-    """Reads columns as an id is read. Returns None if they cannot be one. Raises InputError for an
+    """Reads columns as an id. Returns None if they cannot be an id. Raises InputError for an
     unreadable file.
     """
     try:
@@ -77,32 +81,32 @@ def _values(table: DataSettings, names: tuple[str, ...]) -> Values | None:
 
 
 def read_values(table: DataSettings, names: tuple[str, ...]) -> Values:
-    """Reads columns as an id is read. Raises InputError if they cannot be one."""
-    alone: dict[str, Any] = {
+    """Reads columns as an id. Raises InputError if they cannot be an id."""
+    id_settings: dict[str, Any] = {
         "id": names,
         "columns": (),
         "numeric": (),
         "categorical": (),
         "duplicates": "first",
     }
-    rows = load_table(table.model_copy(update=alone), with_label=False)
+    rows = load_table(table.model_copy(update=id_settings), with_label=False)
     return Values(rows.counts.rows if rows.counts is not None else len(rows), rows.ids)
 
 
-def few_valued(table: DataSettings, names: Sequence[str]) -> tuple[str, ...]:
-    """Returns the columns with two to twenty different values in the first rows; none if these
+def find_label_candidates(table: DataSettings, names: Sequence[str]) -> tuple[str, ...]:
+    """Returns the columns with two to twenty different values in the first rows; empty if the rows
     cannot be read.
     """
-    few: list[str] = []
+    columns: list[str] = []
     with contextlib.suppress(InputError, pa.ArrowNotImplementedError):
         for name, column in first_rows(table, names, SAMPLE).items():
             values = pc.unique(pc.drop_null(column))
             if 2 <= len(values) <= MAX_NUMBERED:
-                few.append(name)
-    return tuple(few)
+                columns.append(name)
+    return tuple(columns)
 
 
-def look(
+def inspect_table(
     source: DataSettings,
     id_: tuple[str, ...],
     rules: tuple[str, ...],
@@ -112,23 +116,23 @@ def look(
     drop: Sequence[str] = (),
     max_categories: int | None = None,
 ) -> Look:
-    """Reads a table as a run would.
+    """Reads a table as a run does, and returns its contents.
 
     Args:
-        source: the table, and how it is read.
-        id_: its id columns.
-        rules: the rules for ids of the recipe.
-        values: reads a single column, see ``reader``.
-        label: the label column of the active party.
-        drop: columns to leave out.
-        max_categories: the most categories of a column that the method accepts, including that of
-            missing cells; None for any number.
+        source: the data settings of the table.
+        id_: the id columns.
+        rules: the recipe's rules for ids.
+        values: a function that reads a single column; see ``make_reader``.
+        label: the label column, for the active party.
+        drop: the columns to leave out.
+        max_categories: the maximum number of categories of a column, including missing cells; None
+            for no maximum.
 
     Raises InputError.
     """
-    chosen: dict[str, Any] = {"id": id_, "id_rules": rules, "label": label, "drop": tuple(drop)}
+    columns: dict[str, Any] = {"id": id_, "id_rules": rules, "label": label, "drop": tuple(drop)}
     lenient = {"duplicates": "first", "missing": "mean", "unlabelled": "drop"}
-    settings = source.model_copy(update=chosen | lenient)
+    settings = source.model_copy(update=columns | lenient)
     rows = read_rows(settings, label is not None)
     odd = list(find_smells(rows, settings))
     table = tabulate(rows, settings, label is not None)
@@ -145,7 +149,7 @@ def look(
                 if kind
                 else "too many different texts"
             )
-    counts = _category_counts(table)
+    counts = _count_categories(table)
     for name, cells in counts.items():
         if (
             max_categories is not None
@@ -157,7 +161,7 @@ def look(
         if name not in chosen_by_user and is_id_number(name, values):
             useless[name] = "looks like an id"
     useless |= dict.fromkeys(
-        (name for name in _missing(rows, all_rows=True) if name not in chosen_by_user),
+        (name for name in _find_missing(rows, all_rows=True) if name not in chosen_by_user),
         "empty in all rows",
     )
     return Look(
@@ -168,7 +172,7 @@ def look(
         unlabelled=table.counts.unlabelled if table.counts is not None else 0,
         numbers=tuple(name for name in table.numeric_names if name not in useless),
         categories=tuple(name for name in table.categorical_names if name not in useless),
-        missing=tuple(name for name in _missing(rows) if name not in useless),
+        missing=tuple(name for name in _find_missing(rows) if name not in useless),
         blank=tuple(name for name, cells in counts.items() if cells[-1] and name not in useless),
         ids=table.ids,
         notes=table.notes,
@@ -179,14 +183,14 @@ def look(
             if leak.column not in useless
         ),
         drop=useless,
-        labels=_counts(table),
+        labels=_count_labels(table),
     )
 
 
-def _missing(rows: Rows, *, all_rows: bool = False) -> tuple[str, ...]:
-    """Returns the columns with missing numbers, in all rows, with an id or not.
+def _find_missing(rows: Rows, *, all_rows: bool = False) -> tuple[str, ...]:
+    """Returns the numeric columns with missing cells, in all rows of the source.
 
-    ``all_rows``: only those without any number.
+    ``all_rows``: whether to return only columns in which all cells are missing.
     """
     if not isinstance(rows.features, Columns):
         return ()
@@ -194,9 +198,9 @@ def _missing(rows: Rows, *, all_rows: bool = False) -> tuple[str, ...]:
     return tuple(names[k] for k in cells.columns if not all_rows or cells.counts[k] == len(rows))
 
 
-def _category_counts(table: Table) -> dict[str, npt.NDArray[np.int64]]:
-    """Returns the number of cells of each word, and then of missing cells, for each column of
-    categories.
+def _count_categories(table: Table) -> dict[str, npt.NDArray[np.int64]]:
+    """Returns {categorical column: the number of cells of each category, and last of missing
+    cells}.
     """
     words = table.categorical
     return (
@@ -206,5 +210,5 @@ def _category_counts(table: Table) -> dict[str, npt.NDArray[np.int64]]:
     )
 
 
-def _counts(table: Table) -> Counts:
+def _count_labels(table: Table) -> Counts:
     return {} if table.labels is None else Counter(table.labels.tolist())

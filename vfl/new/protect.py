@@ -1,20 +1,19 @@
-"""The presets of ``vfl new recipe --protect``: their training, and their measured leakage."""
+"""The presets of ``vfl new recipe --protect``: their training settings and measured leakage."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from vfl.new.files import split_training
+from vfl.new.files import make_split_training
 from vfl.new.rules import Kind, ModelSizes
 
 Protect = Literal["none", "labels", "columns", "both"]
-# Trees have no presets.
+# The choice of a training: a preset of split training, or trees.
 Chosen = Literal[Protect, "trees"]
 # Presets with which no message of the active party depends on labels.
 LABEL_FREE = frozenset({"labels", "both"})
-# The number of values that a passive party uploads for a row, and the widths of a narrower
-# embedding; several classes need a wider one.
+# The number of values per row in a passive party's upload, and the widths of narrow embeddings.
 UPLOAD = 8
 WIDTHS: dict[Kind, int] = {"binary": 2, "multiclass": 4, "regression": 2}
 # The weight λ of MID's regularizer.
@@ -22,16 +21,16 @@ MID = 1e-3
 TREES: dict[str, Any] = {"kind": "gbdt", "trees": 400, "early_stopping": 30}
 
 
-def training_of(sizes: ModelSizes, kind: Kind, protect: Protect) -> dict[str, Any]:
+def make_preset_training(sizes: ModelSizes, kind: Kind, protect: Protect) -> dict[str, Any]:
     """Returns the tables of a recipe about its training: ``model`` and ``phases``.
 
     Args:
         sizes: the sizes of split training.
-        kind: the task's kind.
-        protect: ``none`` is split training. ``columns`` is split training with narrower, randomised
-            embeddings (MID, arXiv 2301.01142). With ``labels`` each passive party uploads principal
-            components of its columns once, and the active party grows trees on them; ``both``
-            uploads fewer.
+        kind: the kind of the task.
+        protect: ``none`` is split training. ``columns`` is split training with narrow, randomised
+            embeddings (MID, arXiv 2301.01142). With ``labels``, each passive party uploads
+            principal components of its columns once, and the active party grows trees on them.
+            ``both`` is ``labels`` with fewer components.
     """
     if protect in LABEL_FREE:
         width = UPLOAD if protect == "labels" else WIDTHS[kind]
@@ -43,7 +42,7 @@ def training_of(sizes: ModelSizes, kind: Kind, protect: Protect) -> dict[str, An
                 {"kind": "evaluate"},
             ],
         }
-    training = split_training(sizes, kind)
+    training = make_split_training(sizes, kind)
     if protect == "columns":
         model, (split, *others) = training["model"], training["phases"]
         narrow = {**model, "embedding_size": min(model["embedding_size"], WIDTHS[kind])}
@@ -53,12 +52,13 @@ def training_of(sizes: ModelSizes, kind: Kind, protect: Protect) -> dict[str, An
 
 @dataclass(frozen=True)
 class PresetMeasurement:
-    """The results of a preset in ``benchmarks/results/defaults-protect.json``, means over tables.
+    """The measurements of a preset, as means over the tables in
+    ``benchmarks/results/defaults-protect.json``.
 
-    ``lost``: the loss against ``none``, in points of AUC or accuracy, or per cent of a regression's
-    RMSE. ``labels``: the label inference of a passive party that knows none, as AUC, or |ρ| of a
-    regression; None if no attack applies. ``columns``: the active party's reconstruction of a
-    passive party's numbers, R².
+    ``lost``: the loss of utility compared with ``none``, in points of AUC or accuracy, or per cent
+    of a regression's RMSE. ``labels``: the label inference by a passive party that knows no labels,
+    as AUC or accuracy, or |ρ| for a regression; None if no attack applies. ``columns``: the active
+    party's reconstruction of a passive party's numeric columns, as R².
     """
 
     lost: float
@@ -66,7 +66,9 @@ class PresetMeasurement:
     columns: float
 
     def shows_more_labels(self, other: PresetMeasurement) -> bool:
-        """Returns whether it leaks more of the labels, as far as they were attacked."""
+        """Returns whether this preset leaks more of the labels than ``other``; False if one was not
+        attacked.
+        """
         return self.labels is not None and other.labels is not None and self.labels > other.labels
 
 
@@ -91,16 +93,18 @@ MEASURED: dict[Kind, dict[str, PresetMeasurement]] = {
         "trees": PresetMeasurement(18.71, None, 0.648),
     },
 }
-# R² of the columns that the active party predicts from its own columns, without any message.
+# R² with which the active party predicts the other columns from its own, without any message.
 ALONE: dict[Kind, float] = {"binary": 0.528, "multiclass": 0.29, "regression": 0.407}
-# The defaults. A regression loses too much with trees on uploads.
+# The default presets. In a regression, trees on uploads lose too much accuracy.
 DEFAULTS: dict[Kind, Protect] = {"binary": "labels", "multiclass": "labels", "regression": "none"}
 _LOST = {"binary": "points of AUC", "multiclass": "points of AUC", "regression": "% of RMSE"}
 _READ = {"binary": "AUC", "multiclass": "accuracy", "regression": "|ρ|"}
 
 
-def comments(kind: Kind, chosen: Chosen) -> list[str]:
-    """Returns lines for a recipe: the measured leakage of each preset; the chosen one is marked."""
+def make_comments(kind: Kind, chosen: Chosen) -> list[str]:
+    """Returns comment lines for a recipe with the measured leakage of each preset. The chosen
+    preset is marked.
+    """
     heads = f"labels ({_READ[kind]}) by the others, columns (R²) by the active party"
     return [
         "Leakage in rehearsed attacks on public and synthetic tables, and cost. Each figure is a",
@@ -109,36 +113,38 @@ def comments(kind: Kind, chosen: Chosen) -> list[str]:
         f"From its own columns, without any message, it predicts columns to {ALONE[kind]:.2f}.",
         "Your own columns, and a changed recipe, differ: rehearse them with vfl leaks.",
         *(
-            f"{'>' if name == chosen else ' '} {_option(name)}: {words(kind, name)}"
+            f"{'>' if name == chosen else ' '} {_option(name)}: {describe_leakage(kind, name)}"
             for name in (*get_args(Protect), "trees")
         ),
     ]
 
 
-def in_units(kind: Kind, preset: str) -> str:
-    """Returns ``words`` with the units of the figures, for a line without a heading."""
-    return words(kind, preset, f" ({_READ[kind]})", " (R²)")
+def describe_leakage_with_units(kind: Kind, preset: str) -> str:
+    """Returns the leakage and cost of a preset as text with units."""
+    return describe_leakage(kind, preset, f" ({_READ[kind]})", " (R²)")
 
 
-def words(kind: Kind, preset: str, of_labels: str = "", of_columns: str = "") -> str:
-    """Returns the leakage and cost of a preset, or of ``trees``, as text. ``of_labels``,
-    ``of_columns``: the units of the figures.
+def describe_leakage(kind: Kind, preset: str, label_unit: str = "", column_unit: str = "") -> str:
+    """Returns the leakage and cost of a preset, or of ``trees``, as text. ``label_unit``,
+    ``column_unit``: texts after the figures.
     """
-    of = MEASURED[kind].get(preset)
+    measured = MEASURED[kind].get(preset)
     if preset in LABEL_FREE:
         labels = ": none sent (by structure, tested)"
-    elif of is None or of.labels is None:
+    elif measured is None or measured.labels is None:
         labels = " not measured"
     else:
-        labels = f" at least {of.labels:.2f}{of_labels}"
-    if of is None:
+        labels = f" at least {measured.labels:.2f}{label_unit}"
+    if measured is None:
         return f"labels{labels}, columns not measured; cost not measured"
-    text = f"labels{labels}, columns at least {of.columns:.2f}{of_columns}"
+    text = f"labels{labels}, columns at least {measured.columns:.2f}{column_unit}"
     if preset == "none":
         return text
     # A gain is within the noise of two seeds, so it is not reported.
     costs = (
-        f"{of.lost:.1f} {_LOST[kind]}" if of.lost >= 0.05 else "nothing in the mean of the tables"
+        f"{measured.lost:.1f} {_LOST[kind]}"
+        if measured.lost >= 0.05
+        else "nothing in the mean of the tables"
     )
     return f"{text}; costs {costs}"
 

@@ -1,4 +1,4 @@
-"""Prints each guess, with the key of a file or the flag that changes it."""
+"""Prints each guess, with the key of a file or the option that changes it."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from pathlib import Path
 import click
 
 from vfl.new.look import Look
-from vfl.new.protect import LABEL_FREE, MEASURED, TREES, Chosen, in_units
+from vfl.new.protect import LABEL_FREE, MEASURED, TREES, Chosen, describe_leakage_with_units
 from vfl.new.rules import Counts, Kind, ModelSizes
-from vfl.new.settings import flags_of
+from vfl.new.settings import find_flags
 from vfl_common.config.recipe import Recipe
 from vfl_common.text import LINE, clean, host_and_port, list_names, make_printable, percent
 from vfl_party.data.ids import ASK, about_zeros
 
 _WIDTH = 12
-# The share of the rows below which an id is doubtful.
+# Below this share of rows with a unique id, the id is doubtful.
 _FEW_KEPT = 0.8
-# The number of points that a method may lose and still count as equally good.
+# The maximum loss of a method, in points, that still counts as equally good.
 _AS_GOOD = 1.0
 # The maximum length of a label's value, in characters.
 _MAX_CHARS = 40
 
 
 def say(about: str, text: str, change: str = "") -> None:
-    """Prints one line; ``change``: the key or flag that changes it."""
+    """Prints one line. ``change``: the key or option that changes the guess."""
     click.echo(f"{about:<{_WIDTH}}{clean(text, LINE)}{f'  ({change})' if change else ''}")
 
 
 def say_table(table: Look, id_: tuple[str, ...], path: Path, *, classes: bool, trees: bool) -> None:
     """Prints the contents of a table.
 
-    ``path``: the party file; ``classes``: whether the label has classes; ``trees``: whether the
+    ``path``: the party file. ``classes``: whether the label has classes. ``trees``: whether the
     recipe grows trees.
     """
     for note in table.notes:
-        say("table", note, ", ".join(flags_of(note)))
+        say("table", note, ", ".join(find_flags(note)))
     for text in (*table.odd, *(table.label_leaks if classes else ())):
-        say("look at", text, ", ".join(flags_of(text)))
+        say("look at", text, ", ".join(find_flags(text)))
     labelled = table.all_rows - table.unlabelled
     if table.rows < _FEW_KEPT * labelled:
         say(
@@ -81,8 +81,8 @@ def say_table(table: Look, id_: tuple[str, ...], path: Path, *, classes: bool, t
         )
 
 
-def say_alike(table: Look, id_rules: Sequence[str]) -> None:
-    """Prints what to compare with the other parties so that their ids match."""
+def say_id_advice(table: Look, id_rules: Sequence[str]) -> None:
+    """Prints what to compare with the other parties, so that equal ids are written the same way."""
     say("ids", ASK)
     zeros = about_zeros(table.ids, id_rules)
     if zeros:
@@ -96,9 +96,9 @@ def say_recipe(recipe: Recipe, label: str, table: Look, path: Path) -> None:
     text = f"{label!r} has {len(table.labels):,} different values: {task.kind}{several}"
     if task.kind == "binary":
         positive = (
-            _second(table.labels)
+            _describe_positive(table.labels)
             if task.positive is None
-            else f"{_short(task.positive)}, as you say"
+            else f"{_shorten(task.positive)}, as you say"
         )
         text = f"{label!r} is binary; scores, AUC and f1 are of {positive}"
     change = "--positive, or task.positive" if task.kind == "binary" else "--task, or task.kind"
@@ -130,19 +130,23 @@ def say_uploads(recipe: Recipe, path: Path) -> None:
 
 
 def say_leaks(kind: Kind, chosen: Chosen, path: Path) -> None:
-    """Prints the leakage of such a recipe, and whether encrypted trees would leak less."""
-    leaks = f"{in_units(kind, chosen)}, in rehearsals on public tables; yours: vfl leaks"
+    """Prints the measured leakage of the chosen training, and whether encrypted trees would leak
+    less.
+    """
+    leakage = describe_leakage_with_units(kind, chosen)
+    leaks = f"{leakage}, in rehearsals on public tables; yours: vfl leaks"
     say("leaks", leaks, f"--protect; all presets in {path}")
-    mine, trees = MEASURED[kind].get(chosen), MEASURED[kind]["trees"]
-    # The messages of encrypted trees depend on labels.
-    if chosen in LABEL_FREE or mine is None:
+    measured, trees = MEASURED[kind].get(chosen), MEASURED[kind]["trees"]
+    # The messages of encrypted trees depend on labels, so they are no alternative to label-free
+    # training.
+    if chosen in LABEL_FREE or measured is None:
         return
-    if trees.lost - mine.lost <= _AS_GOOD and trees.columns < mine.columns:
-        labels = "but more" if trees.shows_more_labels(mine) else "and less"
+    if trees.lost - measured.lost <= _AS_GOOD and trees.columns < measured.columns:
+        labels = "but more" if trees.shows_more_labels(measured) else "and less"
         say(
             "consider",
             f"trees were as good there, and leaked less of the columns {labels} of the labels: "
-            f"{in_units(kind, 'trees')}",
+            f"{describe_leakage_with_units(kind, 'trees')}",
             "--method secureboost",
         )
 
@@ -164,36 +168,36 @@ def say_trees(recipe: Recipe, table: Look, path: Path) -> None:
     )
 
 
-def _second(labels: Counts) -> str:
-    """Describes the positive class of a binary label, as ``vfl_party.data.inputs.labels`` sorts
-    them.
+def _describe_positive(labels: Counts) -> str:
+    """Describes the default positive class of a binary label: the second value in the order of
+    ``vfl_party.data.inputs.labels``.
     """
     # The values are all numbers, or all text.
     first, second = sorted(labels)
     if not isinstance(second, str) or not isinstance(first, str):
         return f"{second:g}, the larger number"
     capitals = ", capitals first" if second.casefold() < first.casefold() else ""
-    return f"{_short(second)}, the second in alphabetical order{capitals}"
+    return f"{_shorten(second)}, the second in alphabetical order{capitals}"
 
 
-def _short(value: object) -> str:
-    """Formats a class for a sentence: text in quotes, and not too long."""
+def _shorten(value: object) -> str:
+    """Formats a class for a sentence. Text is put into quotes, and shortened."""
     long = isinstance(value, str) and len(value) > _MAX_CHARS
     return repr(f"{str(value)[:_MAX_CHARS]}…" if long else value)
 
 
 def say_addresses(server: str, advertise: str | None, path: Path) -> None:
-    """Prints the server's address and, if others connect to this party, its own."""
+    """Prints the server's address and, for the active party, the address for the other parties."""
     say("server", f"{server}{' on this machine' if is_here(server) else ''}", f"server in {path}")
     if advertise is not None:
         say(
             "listens",
-            f"on all addresses; the others reach it at {advertise}",
+            f"on all addresses; the other parties connect to {advertise}",
             f"listen, advertise in {path}",
         )
 
 
-def digest_text(recipe: Recipe) -> str:
+def format_digest(recipe: Recipe) -> str:
     """Formats a recipe's digest as `vfl-party check` does."""
     return f"digest {recipe.digest()} (the same at every party)"
 

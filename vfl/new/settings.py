@@ -1,4 +1,4 @@
-"""The keys of ``[data]`` that ``--set`` sets, and the flags for keys that an error names."""
+"""The keys of ``[data]`` for ``--set``, and the options for keys that an error names."""
 
 from __future__ import annotations
 
@@ -26,31 +26,33 @@ _TEXTS = (
     "scratch",
 )
 _LISTS = ("numeric", "categorical", "na")
-# The keys of how a table is read.
+# The keys that control how a table is read.
 READING = (*_TEXTS, "skip_lines", "limit", "memory_mib", "names", "categorical_buckets", *_LISTS)
 _OTHER_FLAGS = {"source": "--data", "id": "--id", "label": "--label", "drop": "--drop"}
 _NAMED = re.compile(r'\bdata\.([a-z_]+)(?:(?: =| to) (?:(\d+)|"([^"]*)")(?! or "))?')
 
 
-def settings_for(source: str, pairs: Sequence[str]) -> DataSettings:
-    """Returns the settings of a table. ``pairs``: ``KEY=VALUE`` texts. Raises InputError."""
+def parse_settings(source: str, pairs: Sequence[str]) -> DataSettings:
+    """Returns the data settings of a table. ``pairs``: the ``KEY=VALUE`` texts of ``--set``. Raises
+    InputError.
+    """
     keys: dict[str, Any] = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
         key = key.strip().removeprefix("data.")
         if not equals or key not in READING or key in keys:
-            raise _invalid(pair, key, twice=key in keys)
-        keys[key] = _value(key, text)
+            raise _make_error(pair, key, twice=key in keys)
+        keys[key] = _parse_value(key, text)
     return parse(DataSettings, {"source": source, **keys}, "--set" if keys else source)
 
 
-def keys_of(settings: DataSettings) -> dict[str, Any]:
+def get_reading_keys(settings: DataSettings) -> dict[str, Any]:
     """Returns the keys that ``--set`` has set, for a party file."""
     return settings.model_dump(mode="json", include=settings.model_fields_set & set(READING))
 
 
-def flags_of(text: str) -> list[str]:
-    """Returns the flags for the keys of ``[data]`` that a sentence names."""
+def find_flags(text: str) -> list[str]:
+    """Returns the options for the keys of ``[data]`` that a sentence names."""
     flags = []
     for key, number, word in _NAMED.findall(text):
         if key in _OTHER_FLAGS:
@@ -61,25 +63,27 @@ def flags_of(text: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def telling_flags() -> Iterator[None]:
-    """Adds the flags for keys of ``[data]`` to an InputError that names such keys."""
+def adding_flags() -> Iterator[None]:
+    """Adds the matching options to an InputError that names keys of ``[data]``."""
     try:
         yield
     except InputError as error:
-        text, flags = str(error), flags_of(str(error))
+        text, flags = str(error), find_flags(str(error))
         if not flags or "(here: " in text:
             raise
         raise InputError(error.code, text + f" (here: {', '.join(flags)})") from None
 
 
-def _value(key: str, text: str) -> Any:
-    """Returns a value: TOML if it is of the key's type, else the text itself."""
+def _parse_value(key: str, text: str) -> Any:
+    """Parses a value as TOML. If the result does not have the key's type, the text itself is
+    returned.
+    """
     try:
         tables = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):
         tables = {}
     value = tables["value"] if tables.keys() == {"value"} else text
-    # A format for each column.
+    # The key ``dates`` may be a table with a format for each column.
     if key == "dates" and isinstance(value, dict):
         return value
     if key in _TEXTS:
@@ -89,7 +93,7 @@ def _value(key: str, text: str) -> Any:
     return value
 
 
-def _invalid(pair: str, key: str, *, twice: bool) -> InputError:
+def _make_error(pair: str, key: str, *, twice: bool) -> InputError:
     where = f"--set {pair!r}"
     if twice:
         return InputError(Code.CONFIG_INVALID, f"{where}: {key} is given twice. Give it once.")

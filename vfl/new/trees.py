@@ -1,4 +1,4 @@
-"""The rules of ``vfl new recipe --method secureboost`` for a recipe of trees."""
+"""The defaults of ``vfl new recipe --method secureboost``, a recipe that grows trees."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from vfl_party.methods.secureboost.settings import MAX_CODES
 Method = Literal["splitnn", "secureboost"]
 # The maximum number of categories of a column, including missing cells.
 MAX_CATEGORIES = MAX_CODES
-# The number of the active party's rows from which a tree has one more level.
+# With at least this number of the active party's rows, trees have one more level.
 DEEPER = 10_000
-# The minimum number of rows of a regression's leaf.
+# The minimum number of rows in a leaf for a regression.
 _MIN_ROWS = 5
 
 
@@ -22,23 +22,23 @@ def grows_trees(recipe: Recipe) -> bool:
     return any(phase.kind == "secureboost" for phase in recipe.phases)
 
 
-def training_for(rows: int, task: Task) -> dict[str, Any]:
-    """Returns the tables of a recipe about its training, for ``rows`` rows.
+def make_tree_training(rows: int, task: Task) -> dict[str, Any]:
+    """Returns the tables of a recipe about the training of trees, for ``rows`` rows.
 
-    The number of trees is an upper bound, as early stopping ends training. A round of a multiclass
-    task grows a tree for each class and takes longer, so there are fewer rounds, of larger steps.
-    Paillier is for every version of Python.
+    The number of rounds is an upper bound because of early stopping. A round of a multiclass task
+    grows a tree for each class and takes longer, so there are fewer rounds and a higher learning
+    rate. Paillier encryption works with every version of Python.
     """
-    few = task.kind == "multiclass"
+    is_multiclass = task.kind == "multiclass"
     phase: dict[str, Any] = {
         "kind": "secureboost",
-        "trees": 20 if few else 40,
+        "trees": 20 if is_multiclass else 40,
         "depth": 3 if rows < DEEPER else 4,
-        "learning_rate": 0.3 if few else 0.2,
-        "early_stopping": 5 if few else 8,
+        "learning_rate": 0.3 if is_multiclass else 0.2,
+        "early_stopping": 5 if is_multiclass else 8,
         "encryption": "paillier",
     }
-    # The second derivative of each row is 1, so the sum is the number of rows.
+    # In a regression, the weight (second derivative) of each row is 1, so the sum is a row count.
     if task.kind == "regression":
         phase["min_child_weight"] = float(_MIN_ROWS)
     return {"phases": [phase]}

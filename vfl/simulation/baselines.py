@@ -1,11 +1,12 @@
-"""Makes the recipes of baselines, which show what a federation gains.
+"""Makes the recipes of baselines, with which a federation is compared.
 
-Alone: a party with its own columns. Combined: one party with all columns, joined by id. The new
-recipe keeps rows, seed and model, and its only party holds the ids that all parties hold, so
-training, validation and test rows are the same; not with ``rows.partial``, which divides more rows,
-in another order. Combined needs all data in one place, so it is impossible between organisations.
-An active party's file has a baseline, too: its rows are all of its table, also those that the
-others lack.
+The baseline ``alone`` is one party with its own columns. ``combined`` is one party with all
+columns, joined by id. A baseline has the same rows, seed and model as the federation, and its only
+party holds the ids that all parties hold. The training, validation and test rows are therefore the
+same, except with ``rows.partial``, which divides more rows in another order. ``combined`` needs all
+data in one place, so it is impossible between organisations.
+
+A baseline can also be made from an active party's file. It then uses all rows of the party's table.
 """
 
 from __future__ import annotations
@@ -27,15 +28,16 @@ from vfl_common.text import list_names
 
 # The name of the party that has all columns.
 COMBINED = "combined"
-# These need the active party's table only.
+# These baselines need only the active party's table.
 ALONE = ("alone", "gbdt-alone")
-# The keys of a phase about messages between parties, and about several parties.
+# The keys of a phase that need several parties.
 _BETWEEN = ("codec", "transforms", "optimizers")
-# Keys of a phase that trains for parties that may be missing; ``evaluate`` has another ``subsets``.
+# The keys of a phase about training for missing parties. In ``evaluate``, ``subsets`` has another
+# meaning.
 _MISSING = ("subsets", "party_dropout")
-# Keys of [rows] about finding the rows in common.
+# The keys of [rows] about entity alignment.
 _ALIGNMENT = ("align", "at_least", "alignment", "partial")
-# The number of trees without a lower validation loss that ends training.
+# Training stops after this many trees without a lower validation loss.
 _PATIENCE = 50
 Tables = dict[str, Any]
 
@@ -45,9 +47,9 @@ def baseline(tables: Tables, kind: str, base: Path, where: str) -> Tables:
 
     Args:
         tables: the federation's recipe as written.
-        kind: one of BASELINES. ``alone``: the active party, with the recipe's phases; ``combined``:
-            all columns; ``gbdt``: boosted trees over all columns; ``gbdt-alone``: over the active
-            party's.
+        kind: one of BASELINES: ``alone`` (the active party, with the recipe's phases), ``combined``
+            (all columns), ``gbdt`` (boosted trees over all columns) or ``gbdt-alone`` (boosted
+            trees over the active party's columns).
         base: the folder to which the recipe's paths are relative.
         where: the place for errors.
 
@@ -60,18 +62,18 @@ def baseline(tables: Tables, kind: str, base: Path, where: str) -> Tables:
         )
     recipe = parse(Recipe, tables, where)
     if kind in ("combined", "gbdt"):
-        made = combine_columns(tables, recipe, base, where)
+        alone_tables = combine_columns(tables, recipe, base, where)
     else:
-        made = alone(tables, recipe, recipe.active.name, base, where)
-    return _by_itself(recipe, made, kind)
+        alone_tables = alone(tables, recipe, recipe.active.name, base, where)
+    return _set_phases(recipe, alone_tables, kind)
 
 
-def of_party_file(path: Path, kind: str | None) -> Tables:
+def make_from_party_file(path: Path, kind: str | None) -> Tables:
     """Returns the recipe in which the active party of a party file trains by itself, on all rows of
     its own table.
 
-    ``kind``: as in ``baseline``. Raises InputError if it needs the others' tables, or if the party
-    has no labels.
+    ``kind``: as in ``baseline``. Raises InputError if the baseline needs the tables of all parties,
+    or if the party has no labels.
     """
     file = load_party(path)
     if kind not in ALONE:
@@ -93,30 +95,35 @@ def of_party_file(path: Path, kind: str | None) -> Tables:
             Code.CONFIG_INVALID,
             f"{path}: {file.name} has no features to learn from alone. Add [data].",
         )
-    place = {key: value for key, value in _roster(tables)[file.name].items() if key == "encoder"}
+    place = {
+        key: value for key, value in _get_parties(tables)[file.name].items() if key == "encoder"
+    }
     if file.encoder is not None:
         place = {"encoder": file.encoder.model_dump(mode="json")}
     tables["simulate"] = {"threads": file.threads}
-    return _by_itself(recipe, _one_party(tables, file.name, place, file.data, file.device), kind)
+    return _set_phases(
+        recipe, _make_one_party(tables, file.name, place, file.data, file.device), kind
+    )
 
 
-def _by_itself(recipe: Recipe, made: Tables, kind: str) -> Tables:
-    """Returns the recipe of one party, ``made``, with the phases of the baseline ``kind`` and no
-    earlier run.
+def _set_phases(recipe: Recipe, tables: Tables, kind: str) -> Tables:
+    """Replaces the phases in the tables of a recipe of one party by those of the baseline ``kind``,
+    and removes the settings that need other parties or an earlier run.
     """
-    # A baseline continues no run, sends nothing, and reports to nobody.
+    # A baseline does not continue a run, send messages, or report.
     for key in ("start", "wire", "report"):
-        made.pop(key, None)
+        tables.pop(key, None)
     if kind.startswith("gbdt"):
-        # The trees use float32.
-        made.get("model", {}).pop("precision", None)
-        return made | {"phases": _trees(recipe, made["phases"])}
-    return made | {"phases": by_oneself(made["phases"], made["parties"][0]["name"])}
+        # The boosted trees always use float32.
+        tables.get("model", {}).pop("precision", None)
+        return tables | {"phases": _select_tree_phases(recipe, tables["phases"])}
+    return tables | {"phases": by_oneself(tables["phases"], tables["parties"][0]["name"])}
 
 
 def by_oneself(phases: list[Tables], name: str) -> list[Tables]:
-    """Returns the phases for the party ``name`` alone: with its own optimizer, and without settings
-    of messages and of missing parties. A student has nobody to learn from, and is left out.
+    """Returns the phases for a party that trains by itself: with the optimizer of ``name``, and
+    without settings that need other parties. A student is left out, because it learns from other
+    parties.
     """
     result = []
     for phase in (phase for phase in phases if phase["kind"] != "student"):
@@ -127,9 +134,9 @@ def by_oneself(phases: list[Tables], name: str) -> list[Tables]:
     return result
 
 
-def _trees(recipe: Recipe, phases: list[Tables]) -> list[Tables]:
-    """Returns the recipe's own phase of boosted trees, or one that stops early if the recipe
-    guarantees validation rows.
+def _select_tree_phases(recipe: Recipe, phases: list[Tables]) -> list[Tables]:
+    """Returns the recipe's own phases of boosted trees. If there are none, it returns a new phase,
+    which stops early if the recipe guarantees validation rows.
     """
     own = [phase for phase in phases if phase["kind"] == "gbdt"]
     stops = recipe.rows.validation and recipe.rows.split != "column"
@@ -141,16 +148,17 @@ def alone(tables: Tables, recipe: Recipe, name: str, base: Path, where: str) -> 
     federation.
 
     Args:
-        tables: the federation's recipe as written; ``recipe`` is the parsed form.
+        tables: the federation's recipe as written.
+        recipe: the federation's recipe, parsed.
         name: the party.
         base: the folder to which the recipe's paths are relative.
         where: the place for errors.
 
-    Raises InputError if there is no such party, or it cannot have the labels.
+    Raises InputError if there is no such party, or if it has no features or cannot get the labels.
     """
     party = recipe.party(name)
     if party is None:
-        known = [known.name for known in recipe.parties]
+        known = [each.name for each in recipe.parties]
         near = difflib.get_close_matches(name, known, n=1)
         raise InputError(
             Code.CONFIG_INVALID,
@@ -168,33 +176,33 @@ def alone(tables: Tables, recipe: Recipe, name: str, base: Path, where: str) -> 
             f"{where}: alone: {name} has its own data (simulate.parties.{name}) without labels. "
             "Choose a party that shares simulate.data, or the active party.",
         )
-    place = {key: value for key, value in _roster(tables)[name].items() if key == "encoder"}
+    place = {key: value for key, value in _get_parties(tables)[name].items() if key == "encoder"}
     device = settings_of(recipe).devices.get(name)
     data = divide(recipe, base)
     own = data[name]
-    # The others' ids determine the common rows.
+    # The common rows depend on the ids of the other parties.
     if recipe.rows.align == "psi" and settings_of(recipe).parties:
         others = {other: ids_only(settings) for other, settings in data.items() if other != name}
         own = _join_tables({name: own, **others}, in_common=True)
-    return _one_party(tables, name, place, own, device)
+    return _make_one_party(tables, name, place, own, device)
 
 
 def combine_columns(tables: Tables, recipe: Recipe, base: Path, where: str) -> Tables:
     """Returns the recipe in which one party, ``COMBINED``, has all columns and the recipe's
     ``model.encoder``.
 
-    The arguments are those of ``alone``. If parties have their own data, they are joined by id,
-    each with its own preprocessing. Raises InputError.
+    The arguments are those of ``alone``. If parties have their own tables, the tables are joined by
+    id, each with its own preprocessing. Raises InputError.
     """
     simulate, data = settings_of(recipe), divide(recipe, base)
     device = simulate.devices.get(recipe.active.name)
     if simulate.data is not None and not simulate.parties:
-        return _one_party(tables, COMBINED, {}, simulate.data.absolute(base), device)
+        return _make_one_party(tables, COMBINED, {}, simulate.data.absolute(base), device)
     if COMBINED in (recipe.server, *data):
         raise InputError(
             Code.CONFIG_INVALID,
             f"{where}: combined: {COMBINED!r} is reserved for the party with all columns. "
-            "Rename yours.",
+            "Rename the party.",
         )
     # The first table has the label.
     names = [recipe.active.name, *(party.name for party in recipe.passives)]
@@ -203,48 +211,48 @@ def combine_columns(tables: Tables, recipe: Recipe, base: Path, where: str) -> T
     joined = _join_tables(
         {name: data[name] for name in names}, in_common=recipe.rows.align == "psi"
     )
-    return _one_party(tables, COMBINED, {}, joined, device)
+    return _make_one_party(tables, COMBINED, {}, joined, device)
 
 
 def _join_tables(parts: dict[str, DataSettings], *, in_common: bool) -> DataSettings:
-    """Returns the settings of tables joined by id; the first has the label."""
-    first = next(iter(parts.values()))
+    """Returns the data settings of tables that are joined by id. The first table has the label."""
+    label_table = next(iter(parts.values()))
     return DataSettings(
         source=f"the joined tables of {list_names(list(parts))}",
-        id=first.id,
-        label=first.label or ("target" if first.is_named else None),
-        labels=first.labels,
-        event=first.event,
-        group=first.group,
-        weight=first.weight,
-        label_scale=first.label_scale,
+        id=label_table.id,
+        label=label_table.label or ("target" if label_table.is_named else None),
+        labels=label_table.labels,
+        event=label_table.event,
+        group=label_table.group,
+        weight=label_table.weight,
+        label_scale=label_table.label_scale,
         parts=parts,
         in_common=in_common,
     )
 
 
-def _roster(tables: Tables) -> dict[str, Tables]:
+def _get_parties(tables: Tables) -> dict[str, Tables]:
     return {party["name"]: party for party in tables["parties"]}
 
 
-def _one_party(
-    tables: Tables, name: str, place: Tables, data: DataSettings, device: str | None
+def _make_one_party(
+    tables: Tables, name: str, party_keys: Tables, data: DataSettings, device: str | None
 ) -> Tables:
-    made = copy.deepcopy(tables)
-    width = _roster(tables).get(name, {}).get("embedding_size")
+    changed = copy.deepcopy(tables)
+    width = _get_parties(tables).get(name, {}).get("embedding_size")
     if width is not None:
-        made["model"] = made["model"] | {"embedding_size": width}
-    made["parties"] = [{"name": name, "role": "active", **place}]
+        changed["model"] = changed["model"] | {"embedding_size": width}
+    changed["parties"] = [{"name": name, "role": "active", **party_keys}]
     simulate = {
         key: value
-        for key, value in made["simulate"].items()
+        for key, value in changed["simulate"].items()
         if key not in ("data", "scheme", "devices", "policies")
     }
     simulate["parties"] = {name: data.model_dump(mode="json", exclude_defaults=True)}
     if device is not None:
         simulate["devices"] = {name: device}
-    made["simulate"] = simulate
-    made["rows"] = {
-        key: value for key, value in made.get("rows", {}).items() if key not in _ALIGNMENT
+    changed["simulate"] = simulate
+    changed["rows"] = {
+        key: value for key, value in changed.get("rows", {}).items() if key not in _ALIGNMENT
     }
-    return made
+    return changed

@@ -31,9 +31,9 @@ _keep = click.option(
 def demo(out: Path, as_json: bool, seed: int | None, keep_going: bool, watch: bool) -> None:
     """Run a built-in federation of a server and four parties.
 
-    They are five processes with mutual TLS and gRPC. Each party sees one quarter of scikit-learn's
-    8 x 8 pictures of digits; only the party `bank`
-    knows the digits. The recipe is examples/digits.toml.
+    The server and the parties are five processes that use gRPC with mutual TLS. Each party has one
+    quarter of scikit-learn's 8 x 8 pictures of digits. Only the party `bank` has the labels. The
+    recipe is examples/digits.toml.
 
     \b
     Examples:
@@ -72,11 +72,11 @@ def simulate(
 ) -> None:
     """Run the server and all parties of RECIPE on this machine.
 
-    The recipe's [simulate] table says where the parties' data come from: one data set divided by
-    columns, quadrants or halves, or each party's own file. Instead of a recipe, give the party
-    files of all its parties, to try them together before there are keys and a network: their data,
-    encoders, devices and threads are used. With --baseline, a single file may be the active
-    party's, for its own table. Certificates come from an authority that is made for this run only.
+    The recipe's [simulate] table names the parties' data: one data set that is divided by columns,
+    quadrants or halves, or a file for each party. Instead of a recipe, you can give the party files
+    of all its parties, to test them together without keys and a network. Their data, encoders,
+    devices and threads are used. With --baseline alone or gbdt-alone, the active party's file is
+    enough. A temporary certificate authority is made for each run.
 
     \b
     In OUT/<run id>/:
@@ -104,10 +104,10 @@ def _simulate(
     baseline: str | None,
     watch: bool,
 ) -> None:
-    from vfl.simulation.run import simulate as run
+    from vfl.simulation.run import simulate as run_simulation
 
     with add_stop_text("the same command begins a new run"):
-        folder = run(
+        folder = run_simulation(
             files[0],
             out,
             others=files[1:],

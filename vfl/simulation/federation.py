@@ -1,5 +1,5 @@
-"""Writes a whole federation's files on one machine: a throwaway authority, certificates, party
-files, the recipe.
+"""Writes the files of a whole federation on one machine: certificates of a temporary authority,
+party files and the recipe.
 """
 
 from __future__ import annotations
@@ -19,17 +19,19 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.files import private_file, write_atomic
 
-# The deadline to rejoin, in seconds: a process restarts without human help.
+# The deadline for a lost party to rejoin, in seconds. It is short, because restarts are automatic.
 REJOIN_S = 60.0
-# The limit of alignments a day, and of rows of another party: all tables belong to one person here.
-_OFTEN = 10**9
+# The limits of alignments per day and of another party's rows. One person owns all tables of a
+# simulation, so these limits have no effect.
+_NO_LIMIT = 10**9
 
 
 @dataclass(frozen=True)
 class Federation:
     """The files of a simulated federation, in ``<out>/<run id>/federation``.
 
-    ``data``: {party: its [data]}, with absolute paths. ``base``: the folder of the original recipe.
+    ``data``: {party: its data settings}, with absolute paths. ``base``: the folder of the original
+    recipe.
     """
 
     recipe: Recipe
@@ -48,8 +50,9 @@ class Federation:
         return self.folder / f"{name}.toml"
 
     def write(self, source: Mapping[str, Any]) -> None:
-        """Writes all but the party files, which need the server's address. ``source``: the recipe's
-        tables.
+        """Writes the certificates and the recipe. ``source``: the tables of the recipe.
+
+        The party files are written later, because they need the server's address.
         """
         tables = {key: value for key, value in source.items() if key != "simulate"}
         certs = self.folder / "certs"
@@ -64,7 +67,7 @@ class Federation:
         create_authority(certs, f"simulation of {self.recipe.name}"[:64], days=7)
         for name in (self.recipe.server, *(party.name for party in self.recipe.parties)):
             issue(certs, name, days=7)
-        # No further party can join.
+        # Without the key of the authority, no other party can join.
         (certs / "ca.key").unlink()
 
     def write_party(self, name: str, server: str) -> None:
@@ -76,18 +79,18 @@ class Federation:
             "recipe": self.recipe_path.name,
             "server": server,
             "device": simulate.devices.get(name, "cpu"),
-            "policy": _policy(simulate.policies.get(name, "allow_all")),
+            "policy": _unpin_policy(simulate.policies.get(name, "allow_all")),
             "threads": simulate.threads,
             "out": str(self.out.resolve()),
-            # The record belongs to this simulation, not to the party's own.
+            # The record of a simulation is separate from the party's real record.
             "record": {"folder": str(self.folder.resolve())},
-            "alignments_a_day": _OFTEN,
-            "peer_rows_at_most": _OFTEN,
+            "alignments_a_day": _NO_LIMIT,
+            "peer_rows_at_most": _NO_LIMIT,
             # Short keys are allowed in a trial on one machine.
             "trees": {"least_key_bits": 1024},
-            # Equal weights make runs of one recipe equal.
+            # Initial weights from the recipe's seed make runs of one recipe equal.
             "init": "recipe",
-            # The user wrote the recipe and trusts its code.
+            # The user has written the recipe, so its code is trusted.
             "allow_code": code,
             "tls": {
                 "ca": f"{certs.name}/ca.pem",
@@ -98,21 +101,23 @@ class Federation:
                 mode="json", exclude_defaults=True, exclude_none=True
             ),
         }
-        # The URL of a database may hold a password.
+        # Only the owner may read the file, because the URL of a database may contain a password.
         with private_file(self.party_path(name)) as file:
             file.write(to_toml(tables).encode())
 
 
-def _policy(policy: str | PolicySettings) -> str | dict[str, Any]:
-    """Returns a policy for a party file. On one machine there are no keys before the run."""
+def _unpin_policy(policy: str | PolicySettings) -> str | dict[str, Any]:
+    """Returns a policy for a party file without pinned keys, because keys are made for each run."""
     if isinstance(policy, str):
         return policy
-    here = policy.model_copy(update={"pinned": False, "peers": None})
-    return here.model_dump(mode="json", exclude_none=True)
+    unpinned = policy.model_copy(update={"pinned": False, "peers": None})
+    return unpinned.model_dump(mode="json", exclude_none=True)
 
 
 def on_one_machine(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a recipe's tables with a short deadline for lost parties, unless they set one."""
+    """Returns a recipe's tables with a short deadline for lost parties to rejoin, unless the recipe
+    sets a deadline.
+    """
     run = tables.get("run", {})
     return (
         {**tables, "run": {"rejoin_deadline_s": REJOIN_S} | run}
@@ -122,40 +127,44 @@ def on_one_machine(tables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_toml(tables: Mapping[str, Any]) -> str:
-    """Returns a TOML document: plain keys first, then tables and arrays of tables, their values
-    inline.
+    """Returns a TOML document. Simple keys come first, then tables and arrays of tables. Nested
+    tables are inline.
     """
-    plain, sections = [], []
+    simple, sections = [], []
     for key, value in tables.items():
         if isinstance(value, dict):
-            sections.append(f"[{_key(key)}]\n{to_lines(value)}")
+            sections.append(f"[{_format_key(key)}]\n{to_lines(value)}")
         elif isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
-            sections.extend(f"[[{_key(key)}]]\n{to_lines(item)}" for item in value)
+            sections.extend(f"[[{_format_key(key)}]]\n{to_lines(item)}" for item in value)
         else:
-            plain.append(f"{_key(key)} = {_inline(value)}\n")
-    return "\n".join(["".join(plain), *sections])
+            simple.append(f"{_format_key(key)} = {_format_value(value)}\n")
+    return "\n".join(["".join(simple), *sections])
 
 
 def to_lines(table: Mapping[str, Any]) -> str:
-    """Returns a line of TOML for each key; tables are inline."""
-    return "".join(f"{_key(key)} = {_inline(value)}\n" for key, value in table.items())
+    """Returns a line of TOML for each key. Nested tables are inline."""
+    return "".join(f"{_format_key(key)} = {_format_value(value)}\n" for key, value in table.items())
 
 
-def _inline(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, dict):
         return (
-            "{ " + ", ".join(f"{_key(key)} = {_inline(item)}" for key, item in value.items()) + " }"
+            "{ "
+            + ", ".join(
+                f"{_format_key(key)} = {_format_value(item)}" for key, item in value.items()
+            )
+            + " }"
         )
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(_inline(item) for item in value) + "]"
+        return "[" + ", ".join(_format_value(item) for item in value) + "]"
     return _quote(value)
 
 
-def _key(key: str) -> str:
-    bare = key.replace("-", "").replace("_", "")
-    return key if bare.isascii() and bare.isalnum() else _quote(key)
+def _format_key(key: str) -> str:
+    without_dashes = key.replace("-", "").replace("_", "")
+    return key if without_dashes.isascii() and without_dashes.isalnum() else _quote(key)
 
 
 def _quote(value: Any) -> str:
-    """Formats text, a number or a boolean as TOML, which unlike JSON allows no DEL."""
+    """Formats text, a number or a boolean as TOML. Unlike JSON, TOML does not allow DEL in text."""
     return json.dumps(value, ensure_ascii=False, default=str).replace("\x7f", "\\u007F")

@@ -1,8 +1,8 @@
-"""Runs a whole federation in this process: the parties take turns, with the exchange in memory.
+"""Runs a whole federation in this process. The parties take turns and exchange messages in memory.
 
-The results equal those of separate processes, bit for bit: one party computes at a time, with
-torch's state as it left it (``vfl_party.base.turns``). No party is ever late or lost: an error of
-one party ends the run for all, and is raised here, with its own traceback.
+The results are the same as with separate processes, bit for bit. One party computes at a time, and
+torch's state is saved and restored for each party (``vfl_party.base.turns``). No party can be late
+or lost. An error of one party ends the run for all parties, and is raised with its traceback.
 """
 
 from __future__ import annotations
@@ -49,35 +49,38 @@ Observe = Callable[
     [str, str, int, int, dict[str, dict[str, float]], Callable[[], "TrainedParty"]], None
 ]
 Attach = Callable[[str, "Assembled"], None]
-# A number of rounds that no run reaches.
+# A number of rounds that no run reaches, which disables checkpoints between phases.
 _NEVER = 10**9
 
-# Torch's generators and its number of threads belong to the whole process.
+# Only one run at a time may use this process, because its runs share torch's random generators and
+# number of threads.
 _RUNNING = threading.RLock()
-# The number of runs in the thread that has the lock.
+# The number of active runs in the thread that holds the lock.
 _runs = 0
 
 
 class PartyConsole(Console):
-    """Passes on a party's notes on its own table; the server's events report all else."""
+    """Forwards only a party's notes about its own table, because the server's events report the
+    rest.
+    """
 
     def __init__(self, name: str, tell: Callable[[Event], None]) -> None:
         super().__init__("vfl", json_lines=False)
-        self._name, self._tell = name, tell
+        self._name, self._call_observer = name, tell
 
     def emit(self, event: str, **facts: Any) -> None:
         """Shows an event."""
         self.show(event, **facts)
 
     def show(self, event: str, **facts: Any) -> None:
-        """Passes on an event about the party's table."""
+        """Forwards an event about the party's table. Other events are ignored."""
         if event in NOTE_EVENTS:
-            self._tell(note_event(self._name, event, facts))
+            self._call_observer(note_event(self._name, event, facts))
 
 
 @dataclass
 class MemoryTransport:
-    """One party's exchange in memory; see ``vfl_party.runtime.generation.Transport``."""
+    """The in-memory connections of one party; see ``vfl_party.runtime.generation.Transport``."""
 
     hub: Hub | None
     link: Link | None
@@ -85,11 +88,11 @@ class MemoryTransport:
     ends: list[ExchangeHub[MemoryPipe] | MemoryLink] = field(default_factory=list)
     clock: Clock = field(default_factory=Clock)
     protocol: int = PROTOCOL
-    # Nothing leaves the process, so nothing is recorded.
+    # Messages do not leave the process, so they are not recorded.
     record: None = None
 
     def confer(self, *, once: bool = False) -> None:
-        """Does nothing: there are no peers to confer with."""
+        """Does nothing, because there are no remote peers to confer with."""
         _ = once
 
     def end(self, error: VflError) -> None:
@@ -115,22 +118,24 @@ def run_in_process(
     attach: Attach | None = None,
     secrets: Mapping[str, bytes] | None = None,
 ) -> Summary:
-    """Runs a federation to its end, and returns its summary. One run at a time in a process:
-    another one waits.
+    """Runs a federation to its end, and returns its summary. A process makes one run at a time, so
+    a second thread waits.
 
     Args:
-        data: {party: its data}.
-        folder: the run's, named after it; it must not exist yet. The parties' folders are in it, as
-            with processes.
-        load: reads a party's table; None: from the files that ``data`` names.
+        recipe: the recipe.
+        data: {party: its data settings}.
+        folder: the folder of the run, with the run's name; it must not exist yet. The parties'
+            folders are made in it.
+        load: reads a party's table; by default from the files that ``data`` names.
         modules: a folder with the user's own modules.
-        show: called with the events of the server, as ``vfl simulate`` shows them.
-        observe: called after each round of each party with its name, phase, rounds done, rounds,
-            metrics, and a function that copies its current models.
-        attach: called with each assembled party, before it runs; a rehearsal of attacks listens
-            there.
-        secrets: {party: the 32-byte seed of its own weights, dropout, orders and views}; None: the
-            recipe's seed.
+        show: called with the server's events, to show progress.
+        observe: called after each round of each party with the party's name, the phase, the number
+            of finished rounds, the number of all rounds, the metrics, and a function that copies
+            the party's current models.
+        attach: called with each assembled party before it runs. A rehearsal of attacks uses it to
+            observe the party.
+        secrets: {party: the 32-byte seed of its weights, dropout, orders and views}; by default the
+            recipe's seed is used.
 
     Raises VflError; other exceptions of a party are raised unchanged.
     """
@@ -139,16 +144,18 @@ def run_in_process(
         from vfl_party.assembly.models import encoder_settings
         from vfl_party.runtime.joining import training
 
-    def cast(name: str) -> OpenedParty:
+    def open_party(name: str) -> OpenedParty:
         settings = recipe.party(name)
-        own = data[name] if settings is not None and settings.features else ids_only(data[name])
+        party_data = (
+            data[name] if settings is not None and settings.features else ids_only(data[name])
+        )
         encoder = encoder_settings(recipe, name, None)
         work = training(recipe, name, folder.parent)
-        return assembly.open_party(recipe, name, own, encoder, load or assembly.load, work)
+        return assembly.open_party(recipe, name, party_data, encoder, load or assembly.load, work)
 
-    with _federation(recipe, "train", folder, modules, show, observe) as federation:
+    with _open_federation(recipe, "train", folder, modules, show, observe) as federation:
         federation.attach, federation.secrets = attach, secrets
-        return federation.run(cast, {"job": "train"})
+        return federation.run(open_party, {"job": "train"})
 
 
 def predict_solo(
@@ -158,10 +165,10 @@ def predict_solo(
     load: Load,
     modules: Path,
 ) -> tuple[Predicted, str, list[str]]:
-    """Predicts rows of the active party with the student of a finished run, as
-    ``predict_in_process``; ``data``: {the active party: the data of training, with these rows}.
+    """Predicts rows of the active party with the student of a finished run.
 
-    Raises VflError.
+    ``data``: {active party: its data settings with the new rows as source}. The other arguments and
+    the result are those of ``predict_in_process``. Raises VflError.
     """
     from vfl_party.assembly.trial import modules_of
     from vfl_party.base.devices import resolve_device
@@ -174,7 +181,7 @@ def predict_solo(
         output.check(settings)
     trained = load_solo(run, name)
     device = resolve_device("cpu")
-    with _one_at_a_time(), modules_of(modules), torch_alone(1, [device]):
+    with _lock_process(), modules_of(modules), torch_alone(1, [device]):
         rows = prediction_data(settings, None, trained.state)
         alone = Alone.open_for(trained, name, rows, load)
         notes = [f"{name}: {text}" for text in unseen(trained, alone.opened.table)]
@@ -192,19 +199,18 @@ def predict_in_process(
     modules: Path | None = None,
     without: Collection[str] = (),
 ) -> tuple[Predicted, str, list[str]]:
-    """Predicts new rows with the models of a finished run, which has all parties' folders in
-    ``run``.
+    """Predicts new rows with the models of a finished run.
 
-    Returns the number of predicted rows of the active party, the meaning of the result's numbers,
-    and notes on columns with categories that training did not have.
+    Returns the number of predicted rows of the active party, the meaning of the scores, and notes
+    on columns with categories that training did not have.
 
     Args:
-        data: {party: the data of training, with the new rows as source}.
-        outputs: where the active party writes the result.
-        folder: the prediction's own; it must not exist yet.
+        run: the folder of the run, with the folders of all parties.
+        data: {party: its data settings of training, with the new rows as source}.
+        outputs: the files to which the active party writes the result.
+        folder: a new folder for the prediction; it must not exist yet.
         load, modules: as in ``run_in_process``.
-        without: passive parties that take no part, which are not in ``data``.
-
+        without: the passive parties that do not take part, and are not in ``data``.
     Raises VflError.
     """
     with garbage.gc_paused():
@@ -219,60 +225,64 @@ def predict_in_process(
         name: RunFolder(party.path, party.run_id).facts().get("run_id")
         for name, party in trained.items()
     }
-    one = next(iter(run_ids))
-    other = next((name for name in run_ids if run_ids[name] != run_ids[one]), None)
-    if other is not None:
+    first_party = next(iter(run_ids))
+    different_party = next(
+        (name for name in run_ids if run_ids[name] != run_ids[first_party]), None
+    )
+    if different_party is not None:
         raise InputError(
             Code.CHECKPOINT_INVALID,
-            f"{run}: the folders of {one} and {other} are of different runs ({run_ids[one]} and "
-            f"{run_ids[other]}). Restore the right one.",
+            f"{run}: the folders of {first_party} and {different_party} are of different runs "
+            f"({run_ids[first_party]} and {run_ids[different_party]}). Restore the right one.",
         )
-    recipe = trained[one].recipe
+    recipe = trained[first_party].recipe
     active = recipe.active.name
     for output in outputs:
         output.check(data[active])
     tables: dict[str, Table] = {}
     works: dict[str, Prediction] = {}
-    new: list[str] = []
+    notes: list[str] = []
 
-    def cast(name: str) -> OpenedParty:
+    def open_party(name: str) -> OpenedParty:
         settings = recipe.party(name)
         assert settings is not None  # noqa: S101 - its folder is in the run's
-        own = prediction_data(data[name], None, trained[name].state)
+        party_data = prediction_data(data[name], None, trained[name].state)
         party = trained[name]
         work = Prediction(
             party,
             settings,
-            id_names(own),
+            id_names(party_data),
             outputs,
             says_parties=party.says_parties,
             expects=party.expects,
         )
         opened = assembly.open_party(
-            recipe, name, own, trained[name].encoder, load or assembly.load, work
+            recipe, name, party_data, trained[name].encoder, load or assembly.load, work
         )
         versions.require_same(trained[name].path, trained[name].plugins, versions.modelling(opened))
         tables[name], works[name] = opened.table, work
-        new.extend(
+        notes.extend(
             f"{name}: {text}" for text in unseen(trained[name], opened.table) if settings.features
         )
         return opened
 
-    with _federation(recipe, "predict", folder, modules, lambda _event: None, None) as federation:
-        summary = federation.run(cast, {"job": "predict", "trained_run": run.name})
+    with _open_federation(
+        recipe, "predict", folder, modules, lambda _event: None, None
+    ) as federation:
+        summary = federation.run(open_party, {"job": "predict", "trained_run": run.name})
     table = tables[active]
     report = next(party for party in summary.parties if party.name == active)
     predicted = works[active].count_rows(table, report.common_rows if report.rows else len(table))
-    new.extend(dict.fromkeys(works[active].said))
+    notes.extend(dict.fromkeys(works[active].said))
     return (
         predicted,
         meaning(Labels.from_state(trained[active].state["labels"]), label_name(data[active])),
-        new,
+        notes,
     )
 
 
 @contextlib.contextmanager
-def _federation(
+def _open_federation(
     recipe: Recipe,
     job: Job,
     folder: Path,
@@ -280,7 +290,7 @@ def _federation(
     show: Callable[[Event], None],
     observe: Observe | None,
 ) -> Iterator[_Federation]:
-    """Gives torch to the block; another run waits."""
+    """Yields a federation that may use torch in the ``with`` block. A second run waits."""
     from vfl_party.assembly.trial import modules_of
     from vfl_party.base.devices import resolve_device
     from vfl_party.base.turns import isolate_torch
@@ -291,21 +301,21 @@ def _federation(
         for party in recipe.parties
     }
     own = contextlib.nullcontext() if modules is None else modules_of(modules)
-    with _one_at_a_time(), own, isolate_torch(simulate.threads, list(devices.values())) as turns:
+    with _lock_process(), own, isolate_torch(simulate.threads, list(devices.values())) as turns:
         yield _Federation(recipe, job, folder, turns, devices, show, observe)
 
 
 @contextlib.contextmanager
-def _one_at_a_time() -> Iterator[None]:
-    """Waits for a run of another thread. Raises InputError if this thread is in one, which could
-    never end.
+def _lock_process() -> Iterator[None]:
+    """Waits until no other thread makes a run. Raises InputError if this thread already makes a
+    run, because it would wait forever.
     """
     global _runs
     with _RUNNING:
         if _runs:
             raise InputError(
                 Code.CONFIG_INVALID,
-                "another run is under way in this thread. Start the new one after it, or with "
+                "another run is active in this thread. Start the new run after it, or with "
                 "processes=True.",
             )
         _runs += 1
@@ -316,8 +326,8 @@ def _one_at_a_time() -> Iterator[None]:
             _runs -= 1
 
 
-def _but_waiting(show: Callable[[Event], None], event: str, **facts: Any) -> None:
-    """Shows the server's events, except the wait for parties, which all join at once."""
+def _show_without_waiting(show: Callable[[Event], None], event: str, **facts: Any) -> None:
+    """Shows the server's events, except ``waiting``, because all parties join at once."""
     if event != "waiting":
         show({"event": event, **facts})
 
@@ -345,7 +355,7 @@ class _Federation:
 
         from vfl_party.phases.course import Course
 
-        # The parties compute one after the other, so a step takes longer.
+        # The parties compute one after the other, so a step takes longer than with processes.
         self._timeout_s = recipe.run.step_timeout_s * (1 + len(recipe.parties))
         exchange = MemoryPipe(
             active,
@@ -365,22 +375,22 @@ class _Federation:
             opened,
             self._weights,
             turns,
-            partial(_but_waiting, show),
+            partial(_show_without_waiting, show),
             partial(turns.join, helps=True),
         )
 
-    def run(self, cast: Callable[[str], OpenedParty], facts: Mapping[str, str]) -> Summary:
-        """Runs all parties to the end. ``cast``: opens a party's data; ``facts``: recorded in each
-        party's folder.
+    def run(self, open_party: Callable[[str], OpenedParty], facts: Mapping[str, str]) -> Summary:
+        """Runs all parties to the end. ``open_party``: opens a party's data. ``facts``: values to
+        record in each party's folder.
         """
         server = self._server
-        # All parties are made before any of them runs: they share torch's generators.
-        parts = {name: self._part(name, cast(name), facts) for name in self._ledgers}
-        for name, part in parts.items():
-            self._turns.join(name, partial(self._take_part, name, part))
+        # All parties are made before any of them runs, because they share torch's generators.
+        runs = {name: self._make_run(name, open_party(name), facts) for name in self._ledgers}
+        for name, run in runs.items():
+            self._turns.join(name, partial(self._run_party, name, run))
         try:
             self._turns.play()
-        except BaseException as error:  # noqa: BLE001 - raised below, after the parties got it
+        except BaseException as error:  # noqa: BLE001 - raised below, after it is reported to the parties
             server.fail(server.recipe.server, error)
             self._turns.play()
         finally:
@@ -391,8 +401,8 @@ class _Federation:
         server.folder.prepare_finished_note()()
         return server.summary
 
-    def _part(self, name: str, opened: OpenedParty, facts: Mapping[str, str]) -> PartyRun:
-        """Makes a party, up to joining."""
+    def _make_run(self, name: str, opened: OpenedParty, facts: Mapping[str, str]) -> PartyRun:
+        """Makes a party that is ready to join the run."""
         from vfl_party.align import AlignedRows
         from vfl_party.assembly.party import assemble
         from vfl_party.outbound.policies import load_trial_policy
@@ -403,7 +413,7 @@ class _Federation:
         from vfl_party.runtime.progress import Progress
         from vfl_party.runtime.run import PartyRun
 
-        # The policy for the alignment, as in the party's own program.
+        # This policy applies to the alignment, as in the party's own program.
         policy = load_trial_policy(self._recipe, name)
         recipe, ledger, plugins = (
             self._recipe,
@@ -420,7 +430,7 @@ class _Federation:
                 trees=trees_of_trial(recipe, name),
                 secret=secret,
             )
-            # A party that is made again replaces the earlier one.
+            # A party may be made again, and then replaces the earlier party.
             self._assembled[name] = assembled
             if self.attach is not None:
                 self.attach(name, assembled)
@@ -440,7 +450,7 @@ class _Federation:
             name,
             recipe,
             {**facts, "plugins": plugins | versions.modelling(opened)},
-            # Checkpoints only at the end of each phase: nothing here can be resumed.
+            # Runs in this process cannot be resumed, so checkpoints are needed only after phases.
             checkpoint_every=_NEVER,
             logs=False,
         )
@@ -448,32 +458,32 @@ class _Federation:
         opened.tell(console.show)
         progress = Progress(console, session, ledger, name == recipe.active.name, Clock(used=None))
         if self._observe is not None:
-            progress.watchers.append(partial(self._tell, self._observe, name))
-        connect = partial(self._transport, name, ledger)
+            progress.watchers.append(partial(self._call_observer, self._observe, name))
+        connect = partial(self._connect, name, ledger)
         return PartyRun(prepared, folders, session, connect, progress)
 
-    def _tell(self, observe: Observe, name: str, *values: Any) -> None:
-        """Calls a watcher with copies, which it may keep and change."""
+    def _call_observer(self, observe: Observe, name: str, *values: Any) -> None:
+        """Calls the observer with copies of the values, so that it may keep and change them."""
         phase, round_, rounds, metrics = copy.deepcopy(values)
-        models = partial(self._models, name)
+        models = partial(self._copy_models, name)
         self._turns.aside(partial(observe, name, phase, round_, rounds, metrics, models))
 
-    def _models(self, name: str) -> TrainedParty:
-        """Returns copies of a party's current models. Raises InputError."""
+    def _copy_models(self, name: str) -> TrainedParty:
+        """Returns copies of a party's current models. Raises InputError if this is impossible."""
         from vfl_party.predict.trained import of_state
 
         party = self._assembled[name]
         encoder, state = party.opened.encoder, party.state()
         return of_state(self._folder.name, name, self._recipe, encoder, state)
 
-    def _take_part(self, name: str, part: PartyRun) -> None:
+    def _run_party(self, name: str, run: PartyRun) -> None:
         try:
-            _, folder = part.run()
+            _, folder = run.run()
             folder.prepare_finished_note()()
         except BaseException as error:  # noqa: BLE001 - raised by ``run``
             self._server.fail(name, error)
 
-    def _transport(self, name: str, ledger: Ledger, start: Start, clock: Clock) -> MemoryTransport:
+    def _connect(self, name: str, ledger: Ledger, start: Start, clock: Clock) -> MemoryTransport:
         _ = start
         exchange = self._exchange
         server = MemoryLink(self._weights.pipe, name, timeout_s=math.inf, ledger=ledger)

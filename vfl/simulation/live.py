@@ -1,4 +1,6 @@
-"""Shows a federation's progress on standard error: a bar at a terminal, plain lines elsewhere."""
+"""Shows a federation's progress on standard error: a progress bar at a terminal, otherwise lines of
+text.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,10 @@ from vfl_common.process.logs import interruption_text
 from vfl_common.text import list_names, number
 
 Event = dict[str, Any]
-# The metric to show if there is no early stopping: the first of these of the validation rows.
+# The validation metrics to show without early stopping; the first available metric is used.
 _METRICS = ("accuracy", "rmse", "auc", "loss")
 _DOING = {"ready": "starting", "started": "beginning", "lost": "waiting", "restarted": "waiting"}
-# The time between two plain lines of progress.
+# Seconds between two lines of progress.
 _LINE_S = 1.0
 
 
@@ -29,36 +31,36 @@ class Track:
     """Tracks the progress of a run by the server's events.
 
     Args:
-        rounds: {phase: its rounds}, if known; events add the others.
+        rounds: {phase: its rounds}, if known; events add other phases.
         judged: {phase: the metric of its early stopping}.
     """
 
     rounds: dict[str, int] = field(default_factory=dict)
     judged: dict[str, str] = field(default_factory=dict)
     phase: str = ""
-    # Finished rounds of the phase, with the fraction of the current one.
+    # The number of finished rounds of the phase, including the fraction of the current round.
     done: float = 0.0
     # The time of the phase's first event, and ``done`` at that time.
     _began: tuple[float, float] = (0.0, 0.0)
     _within: str = ""
     _metrics: dict[str, float] = field(default_factory=dict)
-    # {party: its metrics}, in phases with a loss at each party.
+    # {party: its metrics}, for phases in which each party has a loss.
     _parties: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def update(self, event: Event, now_s: float) -> None:
-        """Processes a progress event. Within a round, ``round`` counts from 0 and has batches;
-        after it, from 1.
+        """Processes a progress event. An event within a round has batches, and its ``round`` counts
+        from 0. An event after a round counts from 1.
         """
         phase, round_, batches = event["phase"], int(event["round"]), int(event.get("batches") or 0)
         if event.get("rounds"):
             self.rounds[phase] = int(event["rounds"])
         done = round_ + int(event["batch"]) / batches if batches else float(round_)
-        # A lower value is the next phase, or a rollback.
+        # A lower value means that the run has gone back to a checkpoint.
         if phase != self.phase or done < self.done:
             self.phase, self._began = phase, (now_s, done)
-        self.done, self._metrics = done, _numbers(event.get("metrics", {}))
+        self.done, self._metrics = done, _to_numbers(event.get("metrics", {}))
         parties = event.get("parties", {}).items()
-        self._parties = {name: _numbers(metrics) for name, metrics in parties}
+        self._parties = {name: _to_numbers(metrics) for name, metrics in parties}
         self._within = f"batch {event['batch']}/{batches}" if batches else ""
 
     @property
@@ -73,50 +75,54 @@ class Track:
             return None
         return (now_s - began_s) / (self.done - begin) * max(0.0, self.total - self.done)
 
-    def _self_supervised(self) -> list[str]:
-        """Returns ``local loss a -0.71 b -0.69  variance kept 93%``: each party's loss, and the
-        smallest share of variance.
+    def _format_self_supervised(self) -> list[str]:
+        """Returns texts such as ``local loss a -0.71 b -0.69`` and ``variance kept 93%``: the loss
+        of each party, and the smallest share of variance that embeddings kept.
         """
-        parts, shares = [], []
+        texts, shares = [], []
         for step in ("cross", "local"):
             losses = {n: m[f"{step} loss"] for n, m in self._parties.items() if f"{step} loss" in m}
             if losses:
                 text = " ".join(f"{name} {loss:.3g}" for name, loss in losses.items())
-                parts.append(f"{step} loss {text}")
+                texts.append(f"{step} loss {text}")
                 shares += [
                     self._parties[name][f"{step} variance_kept"]
                     for name in losses
                     if f"{step} variance_kept" in self._parties[name]
                 ]
-        return [*parts, f"variance kept {min(shares):.0%}"] if shares else parts
+        return [*texts, f"variance kept {min(shares):.0%}"] if shares else texts
 
     def text(self, now_s: float) -> str:
-        """Returns ``round 3/20  batch 5/22  validation accuracy 0.94  2 s left``."""
-        under_way = math.ceil(self.done) if self._within else int(self.done)
-        parts = [
-            f"round {under_way}/{self.total}" if self.total else f"round {under_way}",
+        """Returns the progress as text: ``round 3/20  batch 5/22  validation accuracy 0.94  2 s
+        left``.
+        """
+        current_round = math.ceil(self.done) if self._within else int(self.done)
+        texts = [
+            f"round {current_round}/{self.total}" if self.total else f"round {current_round}",
             self._within,
         ]
-        judged = self.judged.get(self.phase)
-        names = _METRICS if judged is None else (judged, *_METRICS)
-        first = [
+        stopping_metric = self.judged.get(self.phase)
+        names = _METRICS if stopping_metric is None else (stopping_metric, *_METRICS)
+        shown_names = [
             "train loss",
             *(name for name in (f"validation {m}" for m in names) if name in self._metrics),
         ][:2]
-        parts += [f"{name} {self._metrics[name]:.3g}" for name in first if name in self._metrics]
-        parts += self._self_supervised()
+        texts += [
+            f"{name} {self._metrics[name]:.3g}" for name in shown_names if name in self._metrics
+        ]
+        texts += self._format_self_supervised()
         left_s = self.estimate_left_s(now_s)
         if left_s is not None and self.done < (self.total or 0):
-            parts.append(f"{left_s:.0f} s left")
-        return "  ".join(part for part in parts if part)
+            texts.append(f"{left_s:.0f} s left")
+        return "  ".join(part for part in texts if part)
 
 
-def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
+def _to_numbers(metrics: dict[str, Any]) -> dict[str, float]:
     return {name: number(value) for name, value in metrics.items()}
 
 
-def sentence(event: Event) -> str | None:
-    """Returns the text of an event other than progress; None if it is not for people."""
+def describe_event(event: Event) -> str | None:
+    """Returns a sentence about an event; None for progress and for events that are not shown."""
     kind = event["event"]
     if kind == "ready":
         return f"the server listens on {event['address']}; the parties start"
@@ -142,7 +148,7 @@ def sentence(event: Event) -> str | None:
 
 
 class View(AbstractContextManager["View"]):
-    """Shows events; ``tick`` updates the seconds between them."""
+    """The base class of views, which shows nothing."""
 
     def __init__(self, recipe: Recipe) -> None:
         epochs = {phase.name: phase.settings.get("epochs") for phase in recipe.phases}
@@ -157,20 +163,22 @@ class View(AbstractContextManager["View"]):
         )
 
     def say(self, text: str) -> None:
-        """Shows a permanent sentence."""
+        """Shows a sentence that stays on the screen."""
 
     def show(self, event: Event) -> None:
         """Shows one of the server's events."""
 
     def tick(self) -> None:
-        """Updates the seconds; called regularly."""
+        """Updates the estimate of the remaining seconds; called regularly."""
 
     def __exit__(self, *_: object) -> None:
-        """Ends the view: the run has ended."""
+        """Ends the view at the end of the run."""
 
 
 class Lines(View):
-    """Writes a line for each event, and at most one a second for progress: for files and pipes."""
+    """Writes a line for each event, and at most one line per second for progress. It is used if
+    standard error is not a terminal.
+    """
 
     def __init__(self, recipe: Recipe, write: Callable[[str], None]) -> None:
         super().__init__(recipe)
@@ -182,10 +190,10 @@ class Lines(View):
 
     def show(self, event: Event) -> None:
         if event["event"] != "progress":
-            text = sentence(event)
+            text = describe_event(event)
             if text is not None:
                 self._write(text)
-                # The earlier pace is no longer valid after another event.
+                # After another event, the earlier pace cannot be used for the estimate.
                 self.track.phase = ""
             return
         now_s, before = time.monotonic(), self.track.phase
@@ -197,7 +205,7 @@ class Lines(View):
 
 
 class Live(View):
-    """Shows a spinner, the phase, a bar and its numbers, for a person at a terminal."""
+    """Shows a spinner, the phase and a progress bar with its numbers at a terminal."""
 
     def __init__(self, recipe: Recipe, console: Console) -> None:
         super().__init__(recipe)
@@ -226,7 +234,7 @@ class Live(View):
             )
             self.tick()
             return
-        text = sentence(event)
+        text = describe_event(event)
         if text is None:
             return
         if event["event"] in ("interrupted", "lost", "away", "back", "restarted", "note"):
@@ -248,7 +256,7 @@ class Live(View):
 
 
 def view(recipe: Recipe) -> View:
-    """Returns the view that standard error can show."""
+    """Returns a view for standard error: ``Live`` at a terminal, otherwise ``Lines``."""
     console = Console(stderr=True)
     if console.is_terminal:
         return Live(recipe, console)

@@ -1,5 +1,5 @@
-"""The origin of a run's data and modules on this machine: recorded in its folder, so that it can
-predict.
+"""The origin of a run's data and modules on this machine. The run's folder records it for later
+predictions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FILE = "simulated.json"
 @dataclass(frozen=True)
 class Origin:
     """The origin of a run. ``base``: the folder with the recipe's own modules. ``data``: {party:
-    its [data]}, with absolute paths.
+    its data settings}, with absolute paths.
     """
 
     base: Path
@@ -34,10 +34,10 @@ class Origin:
         }
 
     def note(self, folder: Path) -> None:
-        """Writes the origin into a run's folder, which is made if missing. Raises InputError.
+        """Writes the origin into a run's folder, which is created if it does not exist. Raises
+        InputError.
 
-        Only the owner may read it: the URL of a database may hold a password, which predictions
-        need.
+        Only the owner may read the file, because the URL of a database may contain a password.
         """
         data = {
             name: party.model_dump(mode="json", exclude_defaults=True)
@@ -53,8 +53,8 @@ class Origin:
 
     @classmethod
     def of(cls, folder: Path) -> Origin:
-        """Reads the origin of a run. Raises InputError if it is missing: the run's parties have
-        their own machines.
+        """Reads the origin of a run. Raises InputError if the folder has no origin, because the
+        parties of the run have separate machines.
         """
         path = folder / FILE
         try:

@@ -1,4 +1,4 @@
-"""Tries a federation on one machine with its own party files, before there are keys."""
+"""Makes a recipe for one machine from the real party files, to test a federation without keys."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Tables = dict[str, Any]
 
 
 def are_party_files(paths: Sequence[Any]) -> bool:
-    """Returns whether all values are paths of party files, which are one recipe together. Raises
-    InputError if a file cannot be read.
+    """Returns whether all values are paths of party files. Raises InputError if a file cannot be
+    read.
     """
     return bool(paths) and all(
         isinstance(path, str | Path) and kind_of(read_toml(Path(path))) == "party file"
@@ -27,15 +27,16 @@ def are_party_files(paths: Sequence[Any]) -> bool:
 
 
 def of_party_files(paths: Sequence[Path]) -> tuple[Tables, Path]:
-    """Returns the recipe of party files, with [simulate] for their tables, and the recipe's folder.
+    """Returns the recipe that the party files name, with their data under [simulate], and the
+    recipe's folder.
 
     Each party trains with the data, encoder, device, policy and threads of its file. Raises
     InputError if a party has no file, or two, or if the files name different recipes.
     """
-    files = {path: load_party(_party_path(path)) for path in paths}
-    first, own = next(iter(files.items()))
-    tables = read_tables(Path(own.recipe), "recipe")
-    recipe = parse(Recipe, tables, own.recipe)
+    files = {path: load_party(_check_party_file(path)) for path in paths}
+    first_path, first_file = next(iter(files.items()))
+    tables = read_tables(Path(first_file.recipe), "recipe")
+    recipe = parse(Recipe, tables, first_file.recipe)
     by_party: dict[str, PartyFile] = {}
     for path, file in files.items():
         if (
@@ -44,7 +45,8 @@ def of_party_files(paths: Sequence[Path]) -> tuple[Tables, Path]:
         ):
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{path}: recipe: differs from that of {first}. Give all parties the same one.",
+                f"{path}: recipe: differs from the recipe of {first_path}. Give all parties the "
+                "same recipe.",
             )
         if file.name in by_party:
             raise InputError(
@@ -54,7 +56,8 @@ def of_party_files(paths: Sequence[Path]) -> tuple[Tables, Path]:
         if recipe.party(file.name) is None:
             raise InputError(
                 Code.NOT_IN_RECIPE,
-                f"{path}: {file.name} is not a party of {own.recipe}. Give one file of each party.",
+                f"{path}: {file.name} is not a party of {first_file.recipe}. Give one file of each "
+                "party.",
             )
         if file.data is None:
             raise InputError(
@@ -65,15 +68,16 @@ def of_party_files(paths: Sequence[Path]) -> tuple[Tables, Path]:
     if missing:
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{first}: the files of other parties of the recipe are missing: "
+            f"{first_path}: the files of other parties of the recipe are missing: "
             f"{list_names(missing)}. Give them, too.",
         )
-    return tables | {"parties": _roster(tables, by_party), "simulate": _simulate(by_party)}, Path(
-        own.recipe
-    ).parent
+    return tables | {
+        "parties": _add_encoders(tables, by_party),
+        "simulate": _make_simulate_table(by_party),
+    }, Path(first_file.recipe).parent
 
 
-def _party_path(path: Path) -> Path:
+def _check_party_file(path: Path) -> Path:
     if kind_of(read_toml(path)) != "party file":
         raise InputError(
             Code.CONFIG_INVALID,
@@ -83,21 +87,21 @@ def _party_path(path: Path) -> Path:
     return path
 
 
-def _roster(tables: Tables, files: dict[str, PartyFile]) -> list[Tables]:
-    """Returns the parties of a recipe, with the encoders that their own files give them."""
-    own = {
+def _add_encoders(tables: Tables, files: dict[str, PartyFile]) -> list[Tables]:
+    """Returns the parties of a recipe, with the encoders from their party files."""
+    encoders = {
         name: file.encoder.model_dump(mode="json")
         for name, file in files.items()
         if file.encoder is not None
     }
     roster = [dict(party) for party in tables["parties"]]
     return [
-        party | ({"encoder": own[party["name"]]} if party["name"] in own else {})
+        party | ({"encoder": encoders[party["name"]]} if party["name"] in encoders else {})
         for party in roster
     ]
 
 
-def _simulate(files: dict[str, PartyFile]) -> Tables:
+def _make_simulate_table(files: dict[str, PartyFile]) -> Tables:
     data = {
         name: file.data.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
         for name, file in files.items()

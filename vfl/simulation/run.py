@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from vfl.launcher.forks import Launcher, launching
-from vfl.launcher.processes import Process, ProcessFailed, culprit, end_all, events_of
+from vfl.launcher.processes import Process, ProcessFailed, end_all, find_culprit, parse_events
 from vfl.report.rounds import History, PartyFolder, RoundLine
 from vfl.simulation.baselines import baseline as baseline_of
-from vfl.simulation.baselines import of_party_file
+from vfl.simulation.baselines import make_from_party_file
 from vfl.simulation.federation import Federation, on_one_machine
 from vfl.simulation.live import View, view
 from vfl.simulation.origin import Origin
@@ -31,15 +31,15 @@ from vfl_common.process.beside import watch_page
 from vfl_common.process.logs import NOTE_EVENTS, note_event
 from vfl_common.psi import MAX_ROWS
 
-# Called with a party's name, and a line of its ``metrics.jsonl``.
+# A callback that gets a party's name, and a line of its ``metrics.jsonl``.
 OnLine = Callable[[str, RoundLine], None]
 
 _TICK_S = 0.1
-# The time for the others to end by themselves after a failure.
+# Seconds for the other processes to end by themselves after a failure.
 _GRACE_S = 10.0
-# The same if they cannot know of the failure: before the start, or after a kill.
+# The same, if the other processes cannot notice the failure: before the start, or after a kill.
 _SHORT_GRACE_S = 3.0
-# The time for the parties to end after the server.
+# Seconds for the parties to end after the server has ended.
 _LINGER_S = 60.0
 # The maximum number of restarts of each party.
 _MAX_RESTARTS = 3
@@ -55,37 +55,37 @@ def simulate(
     baseline: str | None = None,
     watch: bool = False,
 ) -> Path:
-    """Runs a recipe and returns the run's folder, which holds ``summary.json``.
+    """Runs a recipe and returns the run's folder, which contains ``summary.json``.
 
     Args:
-        recipe_path: the recipe, with a [simulate] table; or, for a baseline of its party alone, a
-            party file.
-        others: if that is a party file, those of all other parties.
-        out: the folder of runs; a new one is made in it.
+        recipe_path: a recipe with a [simulate] table, or a party file.
+        others: the files of all other parties, if ``recipe_path`` is a party file. They are not
+            needed for the baselines ``alone`` and ``gbdt-alone``.
+        out: the folder of runs, in which a folder for this run is made.
         seed: replaces the recipe's seed.
-        keep_going: restart a party that was killed, so that it rejoins.
-        baseline: one of ``vfl.simulation.baselines.BASELINES``, run instead of the federation.
-        watch: show the run in a browser while it goes on.
+        keep_going: whether to restart a party that was killed, so that it rejoins.
+        baseline: a baseline of ``vfl.simulation.BASELINES`` to run instead of the federation.
+        watch: whether to show the run in a browser while it goes on.
 
-    Raises InputError if the recipe cannot be used, ProcessFailed if a process of the federation
+    Raises InputError if the recipe cannot be used, and ProcessFailed if a process of the federation
     failed.
     """
-    its_own = not others and kind_of(read_toml(recipe_path)) == "party file"
+    is_single_party_file = not others and kind_of(read_toml(recipe_path)) == "party file"
     if others:
         tables, base = of_party_files([recipe_path, *others])
-    elif its_own:
-        tables, base = of_party_file(recipe_path, baseline), recipe_path.resolve().parent
+    elif is_single_party_file:
+        tables, base = make_from_party_file(recipe_path, baseline), recipe_path.resolve().parent
     else:
         tables, base = read_tables(recipe_path, "recipe"), recipe_path.resolve().parent
     tables = on_one_machine(tables | ({} if seed is None else {"seed": seed}))
-    if baseline is not None and not its_own:
+    if baseline is not None and not is_single_party_file:
         tables = baseline_of(tables, baseline, base, str(recipe_path))
     recipe = parse(Recipe, tables, str(recipe_path))
     folder = out / new_run_id(recipe.name, baseline)
     # Wrong settings are reported before anything starts.
     divide(recipe, base)
     with launching(settings_of(recipe).threads) as launcher:
-        # This runs while the launcher imports what every party needs.
+        # These checks run while the launcher imports the modules of the parties.
         check_phases(recipe, recipe_path)
         require_folder(out)
         with watch_page(folder, wanted=watch), view(recipe) as screen:
@@ -115,16 +115,18 @@ def run_federation(
     modules: Sequence[Path] = (),
     on_line: OnLine | None = None,
 ) -> None:
-    """Runs one federation to its end; the run is named after ``folder``, which must not exist yet.
+    """Runs one federation to its end.
 
     Args:
-        tables: the recipe as written; ``recipe`` is the parsed form.
+        tables: the recipe as written.
+        recipe: the recipe, parsed.
         base: the folder to which the recipe's paths are relative.
-        stop: ends the federation when another thread sets it.
-        modules: folders from which the parties import, too.
+        folder: the folder of the run, with the run's name; it must not exist yet.
+        stop: an event with which another thread can end the federation.
+        modules: more folders from which the parties import modules.
         on_line: called with a party's name and each line of its ``metrics.jsonl``, soon after it
-            is written; again for a round that is repeated after an interruption. Its exceptions end
-            the federation.
+            is written, and again for a round that is repeated after an interruption. Its exceptions
+            end the federation.
 
     Raises InputError and ProcessFailed.
     """
@@ -145,7 +147,7 @@ class Simulation:
     folder: Path
     screen: View
     keep_going: bool = False
-    # None: each process is started without a fork.
+    # Without a launcher, each process is started with a new interpreter.
     launcher: Launcher | None = None
     stop: threading.Event | None = None
     modules: Sequence[Path] = ()
@@ -159,14 +161,16 @@ class Simulation:
     _failed: list[Process] = field(default_factory=list)
 
     def run(self) -> None:
-        """Starts all processes and returns when all have succeeded. It always ends all of them."""
+        """Starts all processes and returns when all have succeeded. On an error, it ends all of
+        them.
+        """
         try:
             self._start_server()
-            self._until_all_ended()
+            self._wait_for_all()
         finally:
             end_all(list(self.processes.values()))
-            self._show_noticed()
-        # The server may have written its last events since.
+            self._show_notes()
+        # The server may have written its last events in the meantime.
         self._show(0.0)
 
     def _start_server(self) -> None:
@@ -203,17 +207,17 @@ class Simulation:
             launcher=self.launcher,
         )
 
-    def _until_all_ended(self) -> None:
+    def _wait_for_all(self) -> None:
         server = self.federation.recipe.server
         server_ended_s: float | None = None
         while any(process.status is None for process in self.processes.values()):
             self._show(_TICK_S)
-            self._tell_lines()
+            self._pass_lines()
             if self.stop is not None and self.stop.is_set():
                 raise ProcessFailed(self.folder.name, "stopped", 130)
-            if self._note_failures():
-                self._settle()
-                raise self._failure()
+            if self._update_failures():
+                self._wait_for_failures()
+                raise self._make_failure()
             if self.processes[server].status == 0:
                 server_ended_s = server_ended_s or time.monotonic()
                 if time.monotonic() - server_ended_s > _LINGER_S:
@@ -223,11 +227,11 @@ class Simulation:
                     raise ProcessFailed(
                         late, f"did not end within {_LINGER_S:g} s of the server", 3
                     )
-        self._tell_lines()
-        if self._note_failures():
-            raise self._failure()
+        self._pass_lines()
+        if self._update_failures():
+            raise self._make_failure()
 
-    def _tell_lines(self) -> None:
+    def _pass_lines(self) -> None:
         """Passes new lines of the parties' metrics to ``on_line``."""
         if self.on_line is None:
             return
@@ -239,16 +243,16 @@ class Simulation:
                 for line in history.update():
                     self.on_line(party.name, line)
 
-    def _failure(self) -> ProcessFailed:
-        """Returns the failure to raise, without the path of the recipe's copy."""
-        failed = culprit(self._failed)
+    def _make_failure(self) -> ProcessFailed:
+        """Returns the error to raise. Its text does not contain the path of the recipe's copy."""
+        failed = find_culprit(self._failed)
         sentence = failed.sentence().replace(
             f"{self.federation.recipe_path.resolve()}: ", "recipe: "
         )
         return ProcessFailed(failed.name, sentence, failed.failure().exit_code)
 
     def _show(self, timeout_s: float) -> None:
-        """Shows the server's events; waits at most ``timeout_s`` for the first."""
+        """Shows the server's events, and waits at most ``timeout_s`` for the first event."""
         try:
             event = self._events.get(timeout=timeout_s)
             while True:
@@ -257,13 +261,13 @@ class Simulation:
         except queue.Empty:
             self.screen.tick()
 
-    def _show_noticed(self) -> None:
+    def _show_notes(self) -> None:
         """Shows the parties' notes on their own tables, from the files of their standard output."""
         for party in self.federation.recipe.parties:
             path = self.folder / party.name / "stdout"
             lines = path.read_text(errors="replace").splitlines() if path.exists() else []
-            # A restarted party repeats its notes: show each once.
-            for event in events_of(dict.fromkeys(lines)):
+            # A restarted party repeats its notes, so duplicates are removed.
+            for event in parse_events(dict.fromkeys(lines)):
                 if event["event"] in NOTE_EVENTS:
                     self.screen.show(note_event(party.name, event["event"], event))
 
@@ -275,7 +279,7 @@ class Simulation:
                 self._start_party(party.name, "--fresh")
         self._started = self._started or event["event"] == "started"
 
-    def _note_failures(self) -> list[Process]:
+    def _update_failures(self) -> list[Process]:
         """Returns the processes that have failed so far. Restarts killed parties if ``keep_going``
         is set.
         """
@@ -289,24 +293,28 @@ class Simulation:
                 self._restarts[name] = restarts + 1
                 process.wait()
                 self.screen.show({"event": "restarted", "party": name, "how": process.sentence()})
-                # It runs without --fresh, to offer its checkpoints.
+                # Without --fresh, the party continues from its checkpoints.
                 self._start_party(name)
                 continue
             self._failed.append(process)
         return self._failed
 
-    def _settle(self) -> None:
-        """Gives the others time to end by themselves: their error may be the cause."""
-        known = self._started and all((process.status or 0) > 0 for process in self._failed)
-        give_up_s = time.monotonic() + (_GRACE_S if known else _SHORT_GRACE_S)
+    def _wait_for_failures(self) -> None:
+        """Gives the other processes time to end by themselves, because their error may be the cause
+        of the failure.
+        """
+        is_noticed = self._started and all((process.status or 0) > 0 for process in self._failed)
+        give_up_s = time.monotonic() + (_GRACE_S if is_noticed else _SHORT_GRACE_S)
         while time.monotonic() < give_up_s and any(
             process.status is None for process in self.processes.values()
         ):
             self._show(_TICK_S)
-            self._note_failures()
+            self._update_failures()
 
 
 def new_run_id(name: str, baseline: str | None = None) -> str:
-    """Returns ``YYYYmmdd-HHMMSS-<recipe>-xxxx``, UTC; a baseline's name is behind the recipe's."""
+    """Returns a new run id, ``YYYYmmdd-HHMMSS-<recipe>-xxxx``, with the time in UTC. The name of a
+    baseline follows the recipe's name.
+    """
     name = name if baseline is None else f"{name}-{baseline}"
     return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{name}-{os.urandom(2).hex()}"

@@ -18,7 +18,7 @@ from vfl.leak_meter import attacks
 from vfl.leak_meter.api import Leaks
 from vfl.leak_meter.attacks.embeddings.images import decode_images
 from vfl.leak_meter.rehearsal import Played
-from vfl.leak_meter.report.result import AttackLine, Drawing, Rehearsed, Spread, drawings
+from vfl.leak_meter.report.result import AttackLine, Drawing, Rehearsed, Spread, collect_drawings
 from vfl.leak_meter.scene.scene import ALL_EPOCHS, Figure, Scene, UnfitError
 from vfl_party.methods.mocosfl.likeness import likeness
 
@@ -168,7 +168,7 @@ def test_of_an_error_less_is_a_larger_leak() -> None:
 def test_the_exchange_that_gives_most_is_drawn_for_each_recipe_and_party() -> None:
     (figure,) = [each for each in play(image_scene(turned)).values() if each.shown]
     better = replace(figure, value=1.0, place="evaluate/embedding")
-    (drawing,) = drawings([Played("images", "", "p0", (figure, better))])
+    (drawing,) = collect_drawings([Played("images", "", "p0", (figure, better))])
     assert (drawing.place, drawing.attacker, drawing.shown.party) == (
         "evaluate/embedding",
         "p0",

@@ -17,12 +17,12 @@ from tests.harness import cases
 from tests.harness.federation import toml
 from tests.harness.memory import in_process
 from vfl.leak_meter.api import leaks
-from vfl.leak_meter.attacks.embeddings.initial import _batches, _epochs
+from vfl.leak_meter.attacks.embeddings.initial import _add_gradients, _split_epochs
 from vfl.leak_meter.learn import replay
 from vfl.leak_meter.learn.fitting import r2_by_column
-from vfl.leak_meter.learn.replay import ReplayCourse, ReplayedBatch, _replay, columns_behind
+from vfl.leak_meter.learn.replay import ReplayCourse, ReplayedBatch, _replay, reconstruct_columns
 from vfl.leak_meter.rehearsal import Rehearsal
-from vfl.leak_meter.report.compare import in_short
+from vfl.leak_meter.report.compare import summarize_results
 from vfl.leak_meter.report.result import Rehearsed
 from vfl_common.config.models import OptimizerSettings
 from vfl_party.assembly.party import Assembled
@@ -60,7 +60,9 @@ def test_columns_are_found_with_the_right_weights_and_not_with_others(batch_norm
     for seed in (1, 2):
         encoder = an_encoder(seed, batch_norm=batch_norm)
         kept = {name: each.clone() for name, each in encoder.state_dict().items()}
-        found_NF = columns_behind(encoder, [epoch], (ROWS, COLUMNS), COURSE, torch.eye(COLUMNS))
+        found_NF = reconstruct_columns(
+            encoder, [epoch], (ROWS, COLUMNS), COURSE, torch.eye(COLUMNS)
+        )
         assert all(torch.equal(kept[name], each) for name, each in encoder.state_dict().items())
         r2 = r2_by_column(found_NF, x_NF)
         assert sum(r2) / COLUMNS > 0.6 if seed == 1 else sum(r2) / COLUMNS < 0.1, r2
@@ -92,12 +94,14 @@ def test_with_the_true_rows_the_replay_gives_the_weights_of_the_training(tmp_pat
     scene = rehearsal.scene("p0", 1)
     beginning = scene.beginnings["p1"]
     assert beginning.known == beginning.true == made["seed"]
-    epochs = _epochs(each for each in scene.embeddings["p1"]() if each.exchange == "embedding")
+    epochs = _split_epochs(
+        each for each in scene.embeddings["p1"]() if each.exchange == "embedding"
+    )
     assert len(epochs) == 3
     rows = scene.rows["train"]
     features = rehearsal.parties["p1"].party.need_features()
     (x_NF,) = features.inputs(rows)
-    batches = _batches(epochs, beginning, rows)
+    batches = _add_gradients(epochs, beginning, rows)
     course = ReplayCourse(beginning.optimizer, beginning.epochs)
     # The weights before a step that there was not: those at the end.
     after = [*batches, [batches[0][0]]]
@@ -123,7 +127,7 @@ def test_a_secret_leaves_what_random_weights_find(monkeypatch: pytest.MonkeyPatc
     assert means(secret).keys() == told | {"the true weights", f"the true weights{covariance}"}
     # What it says in short.
     assert {knows for knows, line in means(secret).items() if not line.detail} == told
-    (said, *_) = (str(each) for each in in_short([secret]))
+    (said, *_) = (str(each) for each in summarize_results([secret]))
     assert (
         said
         == "In short: p1: mean of columns: our attacks read almost nothing beyond chance (R² 0.00 by initial)."

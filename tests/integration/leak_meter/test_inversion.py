@@ -426,7 +426,7 @@ REFUSED: dict[str, tuple[dict[str, str], str]] = {
     ),
     "other rows": (
         {"data": "other.toml"},
-        r"has other rows than those that north used in run\. Give the data",
+        r"its rows are not the rows that north used in run\. Give the data",
     ),
     "no such data": ({"data": "none.toml"}, r"none\.toml: no such file"),
     "a wrong key": (

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from tests.harness.scenes import Scaled, labelled_scene
-from vfl.leak_meter.attacks.gradients.completion import MIXMATCH, recover_labels, without
+from vfl.leak_meter.attacks.gradients.completion import MIXMATCH, compute_baselines, recover_labels
 from vfl.leak_meter.learn import mixmatch
 from vfl_party.base.seeds import derive_seed
 from vfl_party.base.statistics import auc
@@ -58,7 +58,7 @@ def test_training_is_that_of_the_formulas(codes: bool, monkeypatch: pytest.Monke
 
     encoder = Two(4)
     known, others, judged = inputs(slice(20)), inputs(slice(20, 150)), inputs(slice(150, 200))
-    got = mixmatch.semi_supervised(encoder, known, y, others, judged, 3, 5)
+    got = mixmatch.train_mixmatch(encoder, known, y, others, judged, 3, 5)
     # A copy was trained.
     assert encoder.factor.item() == 1.0
 
@@ -98,7 +98,10 @@ def test_completion_by_mixmatch_finds_what_is_in_the_encoder_and_nothing_else(
 ) -> None:
     scene = labelled_scene(informed)
     truth = scene.labels[scene.rows["test"]].numpy() == 1
-    found, beside = recover_labels(scene)[MIXMATCH], without(scene)["from scratch, MixMatch"]
+    found, beside = (
+        recover_labels(scene)[MIXMATCH],
+        compute_baselines(scene)["from scratch, MixMatch"],
+    )
     value, alone = (auc((each[:, 1] - each[:, 0]).numpy(), truth) for each in (found, beside))
     assert abs(alone - 0.5) < 0.06
     assert value > 0.95 if informed else value == pytest.approx(alone, abs=0.05)

@@ -13,9 +13,9 @@ import torch
 from tests.harness.errors import raises
 from vfl.leak_meter import attacks
 from vfl.leak_meter.attacks.trees import probes
-from vfl.leak_meter.attacks.trees.sides import telling
+from vfl.leak_meter.attacks.trees.sides import select_splits
 from vfl.leak_meter.scene.scene import EncoderInputs, Figure, Heard, Scene, UnfitError
-from vfl.leak_meter.scene.trees import SETTLED, places, sides, trees_of
+from vfl.leak_meter.scene.trees import SETTLED, compute_sides, number_nodes, yield_trees
 from vfl_common.config.models import TaskSettings
 
 ROWS = 3000
@@ -141,8 +141,8 @@ def test_when_sides_say_nothing_of_a_column_the_note_speaks_of_sides() -> None:
 
 def test_sides_are_read_from_bits_and_nodes() -> None:
     x = np.random.default_rng(4).uniform(size=64)
-    (tree,) = trees_of(scene("active", quartiles(x), [0] * 64))
-    root, low, high = sides(tree, 64)
+    (tree,) = yield_trees(scene("active", quartiles(x), [0] * 64))
+    root, low, high = compute_sides(tree, 64)
     assert (root == np.where(x <= 0.5, 1, -1)).all()
     assert (low == np.where(x > 0.5, 0, np.where(x <= 0.25, 1, -1))).all()
     assert (high == np.where(x <= 0.5, 0, np.where(x <= 0.75, 1, -1))).all()
@@ -151,8 +151,8 @@ def test_sides_are_read_from_bits_and_nodes() -> None:
 def test_a_row_that_is_in_a_leaf_stays_where_it_was() -> None:
     first, second = np.array([0, 1, 1], np.uint8), np.array([SETTLED, 2, 3], np.uint8)
     messages = [heard("partition", "p0", values) for values in (first, second, second[:0])]
-    (tree,) = trees_of(scene("passive", messages, [0, 1, 0]))
-    assert places(tree).tolist() == [2, 6, 7]
+    (tree,) = yield_trees(scene("passive", messages, [0, 1, 0]))
+    assert number_nodes(tree).tolist() == [2, 6, 7]
 
 
 def sums_of(x: Any, g: Any, h: Any, order: Any, chosen_rows: list[Any]) -> list[Heard]:
@@ -295,4 +295,4 @@ def test_splits_that_hardly_any_known_row_meets_are_left_out() -> None:
     rare, often = np.zeros(ROWS), np.where(np.arange(ROWS) % 2, 1.0, -1.0)
     # Of 300 known rows two, on average.
     rare[:20] = 1.0
-    assert telling([rare, often]).tolist() == often[:, None].tolist()
+    assert select_splits([rare, often]).tolist() == often[:, None].tolist()

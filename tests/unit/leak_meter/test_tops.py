@@ -15,14 +15,14 @@ from torch.nn import functional
 
 from tests.harness.errors import raises
 from vfl.leak_meter import attacks
-from vfl.leak_meter.learn.fitting import view
+from vfl.leak_meter.learn.fitting import draw_view
 from vfl.leak_meter.learn.shared_weights import (
     Upload,
-    changes_of,
     collect_shared,
+    collect_uploads,
+    compute_changes,
+    compute_spectrum,
     describe_rank,
-    spectrum,
-    uploads,
 )
 from vfl.leak_meter.scene.scene import Figure, Heard, Owner, Scene, UnfitError
 from vfl_common.config.models import TaskSettings
@@ -93,7 +93,7 @@ def played(kind: str, where: Scene) -> dict[tuple[str, str], Figure]:
 
 
 def cosines(own: Tower, x_NF: Tensor, rows: Any, drawn: torch.Generator) -> Tensor:
-    z = [own["projector"](own["encoder"](*view((x_NF,), rows, drawn))) for _ in range(2)]
+    z = [own["projector"](own["encoder"](*draw_view((x_NF,), rows, drawn))) for _ in range(2)]
     return functional.cosine_similarity(own["predictor"](z[0]), z[1]).mean()
 
 
@@ -170,7 +170,7 @@ def test_one_step_gives_its_rows_away_by_the_span_of_the_change(attacker: str) -
     figure = played(kind, where)["p1: rows it trained on, by span", knows]
     assert figure.value > 0.95
     assert figure.baselines["random directions"] < 0.75
-    rank, _ = spectrum(changes_of(uploads(where)["p1"])[-1])
+    rank, _ = compute_spectrum(compute_changes(collect_uploads(where)["p1"])[-1])
     # What a peer subtracts is rounded.
     if attacker == SERVER:
         # BatchNorm's gradients add up to zero over the batch.
@@ -185,7 +185,7 @@ def test_a_peer_subtracts_its_own_weights_from_the_mean() -> None:
         }
         heard = [*messages("p0", SERVER, own["p0"]), *messages(SERVER, "p0", mean)]
         owners = {name: owner(tower(), table()) for name in names}
-        found = uploads(scene("p0", heard, owners))
+        found = collect_uploads(scene("p0", heard, owners))
         assert [*found] == [*names[1:]]
         rest = {
             key: torch.stack([own[name][key] for name in names[1:]]).mean(dim=0) for key in mean
@@ -204,9 +204,9 @@ def test_rank_and_energy_of_a_change_by_hand() -> None:
     change = torch.zeros(8, 6)
     # Energy: 100, 1, 0.01.
     change[0, 0], change[1, 1], change[2, 2] = 10.0, 1.0, 0.1
-    assert spectrum(change) == (3, 1)
+    assert compute_spectrum(change) == (3, 1)
     change[1, 1] = 2.0
-    assert spectrum(change) == (3, 2)
+    assert compute_spectrum(change) == (3, 2)
     name = "projector.0.weight"
     found = [Upload(1, {name: change}, {name: torch.zeros(8, 6)})]
     assert describe_rank("p1", found) == (

@@ -28,8 +28,8 @@ from vfl.forecasting.network import (
     read_bandwidth,
     read_latency,
 )
-from vfl.forecasting.show import as_tables, notes, render
-from vfl.forecasting.words import duration, rate
+from vfl.forecasting.show import as_tables, make_notes, render
+from vfl.forecasting.words import format_duration, format_rate
 from vfl.report.table import wide_console
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
@@ -106,8 +106,8 @@ def test_early_stopping_makes_it_an_upper_bound() -> None:
     assert known.phases[1].round_trips == 4 * (11 + 1 + 1)
     assert payloads(known, "splitnn")["p0", "p1", "verdict"] == 4
     assert most.phases[1].round_trips == 10 * (11 + 1 + 1)
-    assert_names("\n".join(notes(most, Network(1e8, 0.02))), "--rounds", "--step-time")
-    assert_names("\n".join(notes(known, Network(1e8, 0.02))), "--step-time", "--measure")
+    assert_names("\n".join(make_notes(most, Network(1e8, 0.02))), "--rounds", "--step-time")
+    assert_names("\n".join(make_notes(known, Network(1e8, 0.02))), "--step-time", "--measure")
 
 
 @pytest.mark.parametrize("ended", [{"splitnn": 2}, {"nothing": 2}])
@@ -130,7 +130,7 @@ def test_a_method_that_states_nothing_is_named(monkeypatch: pytest.MonkeyPatch) 
     found = of({"kind": "head", "epochs": 1, "name": "top"}, {"kind": "evaluate"})
     assert [each.unknown for each in found.phases] == [False, True, False]
     assert payloads(found, "top") == {}
-    assert_names("\n".join(notes(found, Network(1e8, 0.02))), "--step-time", "--measure")
+    assert_names("\n".join(make_notes(found, Network(1e8, 0.02))), "--step-time", "--measure")
 
 
 def test_who_is_alone_exchanges_nothing() -> None:
@@ -450,7 +450,7 @@ def test_parties_on_one_machine_share_its_cores() -> None:
     assert replace(own, cores=2).run_s("splitnn", alone) == pytest.approx(101 * 0.012, rel=1e-3)
     # Not all at once.
     assert replace(own, cores=1).run_s("splitnn", alone) == pytest.approx(101 * 0.024, rel=1e-3)
-    said = notes(
+    said = make_notes(
         of({"kind": "splitnn", "epochs": 2, "batch_size": 64}),
         replace(own, cores=2, work={"splitnn": own.any_work}),
     )
@@ -492,13 +492,13 @@ def test_brackets_reach_the_terminal_without_backslashes(
 
 
 def test_numbers_for_people() -> None:
-    assert [rate(bits) for bits in (1e9, 100e6, 56e3, 300)] == [
+    assert [format_rate(bits) for bits in (1e9, 100e6, 56e3, 300)] == [
         "1 Gbit/s",
         "100 Mbit/s",
         "56 kbit/s",
         "300 bit/s",
     ]
-    assert [duration(s) for s in (0.35, 421.3, 720, 12600)] == [
+    assert [format_duration(s) for s in (0.35, 421.3, 720, 12600)] == [
         "0.35 s",
         "421 s",
         "12 min",

@@ -11,7 +11,7 @@ from tests.harness.errors import assert_names, raises
 from tests.unit.vfl.test_new import BANK, ROWS, SHOP, refused, run, table, tables
 from vfl.certs.authority import create_authority, issue
 from vfl.new.commands import new
-from vfl.new.settings import flags_of, keys_of, settings_for
+from vfl.new.settings import find_flags, get_reading_keys, parse_settings
 from vfl_common.config.party import load_party
 from vfl_common.errors import Code, InputError
 from vfl_party.data import load_table
@@ -269,7 +269,9 @@ def test_words_for_missing_are_read_as_such() -> None:
     assert_names(said, "customer", "default")
     data = tables("bank.toml")["data"]
     assert (data["na"], data["missing"]) == (["k.A.", "unbekannt"], "mean")
-    found = load_table(load_party(Path("bank.toml")).data or settings_for("", []), with_label=True)
+    found = load_table(
+        load_party(Path("bank.toml")).data or parse_settings("", []), with_label=True
+    )
     assert found.categorical is not None
     assert found.categorical.words == (("Graz",),)
     assert (found.categorical.codes_NK == -1).sum() == 2
@@ -295,7 +297,7 @@ def test_words_for_missing_are_read_as_such() -> None:
 )
 def test_values_are_toml_or_plain_text(given: str, key: str, value: object) -> None:
     source = {"sheet": "x.xlsx", "query": "sqlite:///x.db"}.get(key, "x.csv")
-    assert keys_of(settings_for(source, [given])) == {key: value}
+    assert get_reading_keys(parse_settings(source, [given])) == {key: value}
 
 
 @pytest.mark.parametrize(
@@ -319,14 +321,14 @@ def test_wrong_keys_and_values_are_one_sentence(given: list[str]) -> None:
 
 
 def test_sentences_about_keys_name_the_flags() -> None:
-    assert flags_of("no key") == []
-    assert flags_of('set data.encoding = "utf-16-le"') == ["--set encoding=utf-16-le"]
-    assert flags_of('Set data.dates to "%d/%m/%Y" or "%m/%d/%Y"') == ["--set dates=…"]
-    assert flags_of("data.dates, data.categorical; data.dates") == [
+    assert find_flags("no key") == []
+    assert find_flags('set data.encoding = "utf-16-le"') == ["--set encoding=utf-16-le"]
+    assert find_flags('Set data.dates to "%d/%m/%Y" or "%m/%d/%Y"') == ["--set dates=…"]
+    assert find_flags("data.dates, data.categorical; data.dates") == [
         "--set dates=…",
         "--set categorical=…",
     ]
-    assert flags_of("correct data.source, data.id or data.drop; not data.missing") == [
+    assert find_flags("correct data.source, data.id or data.drop; not data.missing") == [
         "--data",
         "--id",
         "--drop",

@@ -26,14 +26,14 @@ from vfl_common.errors import Code, InputError
     ],
 )
 def test_sizes_follow_the_number_of_rows(rows: int, sizes: ModelSizes) -> None:
-    assert rules.sizes_for(rows) == sizes
+    assert rules.choose_sizes(rows) == sizes
 
 
 @pytest.mark.parametrize(
     ("rows", "least"), [(5, 10), (100, 10), (600, 60), (1_000, 100), (10**6, 100)]
 )
 def test_how_many_common_rows_there_must_be(rows: int, least: int) -> None:
-    assert rules.min_in_common(rows) == least
+    assert rules.compute_min_common_rows(rows) == least
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_how_many_common_rows_there_must_be(rows: int, least: int) -> None:
     ],
 )
 def test_the_task_follows_the_values_of_the_label(labels: list[Any], task: Task) -> None:
-    assert rules.task_of(Counter(labels), "t.csv: label column 'y'", "y") == task
+    assert rules.choose_task(Counter(labels), "t.csv: label column 'y'", "y") == task
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_the_task_follows_the_values_of_the_label(labels: list[Any], task: Task)
 )
 def test_a_label_that_cannot_be_learnt_is_refused(labels: list[Any], name: str) -> None:
     with raises(InputError, Code.DATA_INVALID, names="t.csv") as caught:
-        rules.task_of(Counter(labels), f"t.csv: label column {name!r}", name)
+        rules.choose_task(Counter(labels), f"t.csv: label column {name!r}", name)
     assert caught.value.code is Code.DATA_INVALID
 
 
@@ -81,7 +81,7 @@ def test_a_label_that_cannot_be_learnt_is_refused(labels: list[Any], name: str) 
     ],
 )
 def test_a_person_knows_the_task_better(labels: list[Any], wanted: str, task: Task) -> None:
-    assert rules.task_of(Counter(labels), "t.csv: label column 'y'", "y", wanted) == task
+    assert rules.choose_task(Counter(labels), "t.csv: label column 'y'", "y", wanted) == task
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_person_knows_the_task_better(labels: list[Any], wanted: str, task: Ta
 )
 def test_but_not_what_the_values_are(labels: list[Any], wanted: str) -> None:
     with raises(InputError, Code.DATA_INVALID, names=("--task", "t.csv")):
-        rules.task_of(Counter(labels), "t.csv: label column 'y'", "y", wanted)
+        rules.choose_task(Counter(labels), "t.csv: label column 'y'", "y", wanted)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_a_table_may_have_no_id() -> None:
     ],
 )
 def test_rules_for_ids(ids: list[str], found: tuple[str, ...]) -> None:
-    assert rules.id_rules_for(ids) == found
+    assert rules.choose_id_rules(ids) == found
 
 
 def test_columns_of_no_use() -> None:
@@ -187,10 +187,10 @@ def test_columns_of_no_use() -> None:
 
 
 def test_names() -> None:
-    assert rules.likely_label(["id", "default", "age"], ["age", "x"]) == "default"
-    assert rules.likely_label(["id", "age", "x"], ["age"]) == "age"
-    assert rules.likely_label(["id", "age", "x"], ["age", "x"]) == ""
-    assert rules.recipe_name("Paid back?", ("bank", "shop")) == "bank-shop-Paid-back"
-    assert rules.recipe_name("ß", ("bank", "shop")) == "bank-shop"
-    assert rules.recipe_name("y", ("bank", *"abcd")) == "bank-y"
-    assert rules.recipe_name("y" * 100, ("bank", "shop")) == "bank-shop-" + "y" * 50
+    assert rules.guess_label(["id", "default", "age"], ["age", "x"]) == "default"
+    assert rules.guess_label(["id", "age", "x"], ["age"]) == "age"
+    assert rules.guess_label(["id", "age", "x"], ["age", "x"]) == ""
+    assert rules.make_recipe_name("Paid back?", ("bank", "shop")) == "bank-shop-Paid-back"
+    assert rules.make_recipe_name("ß", ("bank", "shop")) == "bank-shop"
+    assert rules.make_recipe_name("y", ("bank", *"abcd")) == "bank-y"
+    assert rules.make_recipe_name("y" * 100, ("bank", "shop")) == "bank-shop-" + "y" * 50

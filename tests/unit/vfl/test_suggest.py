@@ -12,9 +12,9 @@ import pytest
 from tests.harness import cases
 from tests.harness.errors import raises
 from vfl.forecasting import suggest
-from vfl.forecasting.measure import measure, shorten_phases, work_of
+from vfl.forecasting.measure import compute_batch_work, measure_computation, shorten_phases
 from vfl.forecasting.network import BatchWork, Network
-from vfl.forecasting.suggest import Scope, cost, suggestions, with_settings
+from vfl.forecasting.suggest import Scope, change_settings, describe_cost, make_suggestions
 from vfl.report.table import wide_console
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
@@ -31,10 +31,12 @@ def recipe(**training: Any) -> Recipe:
 
 
 def test_each_setting_has_its_sentence() -> None:
-    assert cost(32, 1) == ""
-    assert cost(32, 2) == "gradients are 1 update old"
-    assert cost(4, 4) == "gradients are 3 updates old; values are rounded to 16 levels a row"
-    assert cost(16, 1) == "values keep 11 bits"
+    assert describe_cost(32, 1) == ""
+    assert describe_cost(32, 2) == "gradients are 1 update old"
+    assert (
+        describe_cost(4, 4) == "gradients are 3 updates old; values are rounded to 16 levels a row"
+    )
+    assert describe_cost(16, 1) == "values keep 11 bits"
 
 
 def test_the_wire_is_said_as_a_recipe_says_it() -> None:
@@ -51,7 +53,7 @@ def test_the_wire_is_said_as_a_recipe_says_it() -> None:
 
 def test_the_recipe_as_it_is_stays_what_it_is() -> None:
     given = recipe()
-    assert with_settings(given, Scope(("splitnn",), (("splitnn", None),)), 32, 1) == given
+    assert change_settings(given, Scope(("splitnn",), (("splitnn", None),)), 32, 1) == given
 
 
 class _Piped:
@@ -59,12 +61,12 @@ class _Piped:
 
     def __init__(self, patch: pytest.MonkeyPatch, refuses: int = 0) -> None:
         self.refuses = refuses
-        patch.setattr(suggest, "with_settings", self.changed)
+        patch.setattr(suggest, "change_settings", self.changed)
 
     def changed(self, given: Recipe, scope: Scope, bits: int, in_flight: int) -> Recipe:
         if bits < 32 or (self.refuses and in_flight >= self.refuses):
             raise InputError(Code.CONFIG_INVALID, f"no {bits} bits")
-        return with_settings(given, scope, bits, in_flight)
+        return change_settings(given, scope, bits, in_flight)
 
 
 def test_the_mildest_of_the_soonest_is_suggested(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +76,7 @@ def test_the_mildest_of_the_soonest_is_suggested(monkeypatch: pytest.MonkeyPatch
     given = recipe(epochs=40)
     party, rows = lone_party(outlook_of(given, HERE), 10_000)
     _Piped(monkeypatch)
-    found = suggestions(party, rows, Network(1e9, 0.05))
+    found = make_suggestions(party, rows, Network(1e9, 0.05))
     assert found.phases == ("splitnn", "evaluate")
     assert [each.in_flight for each in found.tried] == [1, 2, 4, 8, 16]
     assert len({each.message_bytes for each in found.tried}) == 1
@@ -96,7 +98,7 @@ def test_a_link_that_holds_nothing_up_needs_nothing(
 ) -> None:
     party, rows = lone_party(outlook_of(recipe(), HERE), 1000)
     _Piped(monkeypatch)
-    found = suggestions(party, rows, Network(1e12, 0.0, any_work=BatchWork(0.01, 0.01)))
+    found = make_suggestions(party, rows, Network(1e12, 0.0, any_work=BatchWork(0.01, 0.01)))
     assert (found.best.bits, found.best.in_flight, found.toml) == (32, 1, "")
     wide_console().print(found.render())
     assert "The recipe is best unchanged" in capsys.readouterr().out
@@ -110,7 +112,7 @@ def test_a_round_of_few_steps_gets_few_in_flight(
     """
     party, rows = lone_party(outlook_of(recipe(), HERE), 1000)
     _Piped(monkeypatch)
-    found = suggestions(party, rows, Network(1e9, 0.05))
+    found = make_suggestions(party, rows, Network(1e9, 0.05))
     runs = next(phase.runs for phase in forecast_of(party, rows).phases if phase.name == "splitnn")
     steps = min(run.steps for run in runs if run.trains)
     assert 8 <= steps < 16
@@ -139,11 +141,11 @@ def test_what_is_pasted_has_the_seconds_and_bytes_of_its_line(own: dict[str, Any
         tables | ({"wire": [{"codec": "bits", "bits": 2}]} if own else {})
     )
     network = Network(1e7, 0.025)
-    found = suggestions(*lone_party(outlook_of(given, HERE), 10_000), network)
+    found = make_suggestions(*lone_party(outlook_of(given, HERE), 10_000), network)
     assert found.own == seconds_and_bytes(given, network)
     scope = Scope(("splitnn",), (("splitnn", None), ("evaluate", None)))
     for each in (found.best, found.tried[0], found.tried[-1]):
-        pasted = with_settings(given, scope, each.bits, each.in_flight)
+        pasted = change_settings(given, scope, each.bits, each.in_flight)
         assert (each.seconds, each.message_bytes) == seconds_and_bytes(pasted, network)
     wire = tomllib.loads(found.toml.partition("# at the end")[2].partition("\n")[2])["wire"]
     assert wire == scope.wire(found.best.bits)
@@ -164,7 +166,7 @@ def test_a_recipe_that_is_packed_for_nothing_is_told_to_unpack() -> None:
     for phase in tables["phases"]:
         phase |= phase.pop("settings", {})
     given = Recipe.model_validate(tables | {"wire": [{"codec": "bits", "bits": 2}]})
-    found = suggestions(
+    found = make_suggestions(
         *lone_party(outlook_of(given, HERE), 10_000),
         Network(1e12, 0.0, any_work=BatchWork(0.01, 0.01)),
     )
@@ -177,7 +179,7 @@ def test_averages_get_eight_bits() -> None:
     """Nearly all bytes of FedHSSL are its averages."""
     examples = HERE.parents[2] / "examples"
     outlook = read_outlook(examples / "ssl" / "fedhssl-moco.toml")
-    found = suggestions(*lone_party(outlook, None), Network(1e7, 0.025))
+    found = make_suggestions(*lone_party(outlook, None), Network(1e7, 0.025))
     assert found.best.message_bytes < found.own[1] / 3
     assert 'exchange = "weights"' in found.toml
 
@@ -188,7 +190,7 @@ def test_trees_can_be_suggested_nothing() -> None:
     first = party.recipe.model_copy(update={"phases": party.recipe.phases[:1]})
     party = replace(party, course=Course(first))
     with raises(InputError, Code.CONFIG_INVALID, names="--suggest"):
-        suggestions(party, rows, Network(1e7, 0.025))
+        make_suggestions(party, rows, Network(1e7, 0.025))
 
 
 def test_what_is_refused_is_said(
@@ -196,7 +198,7 @@ def test_what_is_refused_is_said(
 ) -> None:
     party, rows = lone_party(outlook_of(recipe(), HERE), 10_000)
     _Piped(monkeypatch, refuses=8)
-    found = suggestions(party, rows, Network(1e6, 0.05))
+    found = make_suggestions(party, rows, Network(1e6, 0.05))
     assert [each.in_flight for each in found.tried] == [1, 2, 4]
     wide_console().print(found.render())
     shown = capsys.readouterr().out
@@ -226,13 +228,13 @@ def test_work_is_what_parties_do_one_after_the_other() -> None:
         party("p2", "passive", compute_s=0.1, decode_s=0.1, cpu_s=0.3),
     ]
     summary = Summary.model_construct(parties=parties)
-    found = work_of(summary, "splitnn", 10)
+    found = compute_batch_work(summary, "splitnn", 10)
     assert found is not None
     assert found.loop_s == pytest.approx(0.03 + 0.02)
     assert found.slowest_s == pytest.approx(0.03)
     assert found.total_s == pytest.approx(0.09)
-    assert work_of(summary, "splitnn", 0) is None
-    assert work_of(summary, "head", 10) is None
+    assert compute_batch_work(summary, "splitnn", 0) is None
+    assert compute_batch_work(summary, "head", 10) is None
 
 
 def test_a_few_steps_are_run_to_know_what_they_take() -> None:
@@ -241,10 +243,12 @@ def test_a_few_steps_are_run_to_know_what_they_take() -> None:
         "phases": [{"kind": "splitnn", "epochs": 400, "batch_size": 64}, {"kind": "evaluate"}],
         "simulate": {"data": data},
     }
-    network = measure(outlook_of(Recipe.model_validate(tables), HERE), Network(1e7, 0.01))
+    network = measure_computation(
+        outlook_of(Recipe.model_validate(tables), HERE), Network(1e7, 0.01)
+    )
     assert set(network.work) == {"splitnn", "evaluate"}
     work = network.work["splitnn"]
     assert 0 < work.slowest_s < work.loop_s < 1.0
     assert work.slowest_s < work.total_s < 1.0
     with raises(InputError, Code.CONFIG_INVALID, names=("--measure", "--step-time")):
-        measure(outlook_of(recipe(), HERE), Network(1e7, 0.01))
+        measure_computation(outlook_of(recipe(), HERE), Network(1e7, 0.01))

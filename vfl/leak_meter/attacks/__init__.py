@@ -1,4 +1,4 @@
-"""Attacks of the leak meter, one file for each, in packages by what they read."""
+"""Attacks of the leak meter, one file per attack, in packages by the kind of data they read."""
 
 from __future__ import annotations
 

@@ -7,10 +7,9 @@ from torch import Tensor
 from torch.nn import functional
 
 
-def unit(g: Tensor) -> Tensor:
-    """Returns rows scaled to length one, float64 [B, D]; a row of zeros stays zero.
-
-    ``g``: gradients, [B, ...].
+def normalize_rows(g: Tensor) -> Tensor:
+    """Returns the flattened rows of gradients [B, ...], scaled to length one, float64 [B, D]. A row
+    of zeros stays zero.
     """
     return functional.normalize(g.double().flatten(1), dim=1)
 
@@ -23,6 +22,6 @@ def common_direction(g_BD: Tensor) -> Tensor:
     return direction
 
 
-def towards(unit_KD: Tensor) -> Tensor:
+def mean_direction(unit_KD: Tensor) -> Tensor:
     """Returns the direction of the mean of rows [K, D], [D]."""
     return functional.normalize(unit_KD.sum(dim=0), dim=0)

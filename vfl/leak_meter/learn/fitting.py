@@ -1,4 +1,4 @@
-"""Models that attacks train: heads and decoders on few rows, and a self-supervised encoder."""
+"""Models that attacks train: heads and decoders for few rows, and a self-supervised encoder."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _SSL_EPOCHS, _SSL_BATCH, _SSL_ROWS, _CORRUPTED = 10, 256, 10_000, 0.3
 
 
 @dataclass(frozen=True)
-class _Shape:
-    """An MLP that decodes, and how it learns. ``patience``: steps without less error, after which
-    training ends.
+class _DecoderSettings:
+    """The settings of an MLP decoder and its training. ``patience``: the maximum number of steps
+    without improvement, after which training ends.
     """
 
     name: str
@@ -40,12 +40,12 @@ class _Shape:
     patience: int
 
 
-_DECODER = _Shape("decoder", 128, 3e-3, _DECODER_STEPS)
-_PIXELS = _Shape("pixels", 512, 1e-3, 200)
+_DECODER = _DecoderSettings("decoder", 128, 3e-3, _DECODER_STEPS)
+_PIXELS = _DecoderSettings("pixels", 512, 1e-3, 200)
 
 
 class AdamDescent:
-    """Adam, by torch's fused kernel (see ``build_optimizer``): attackers take many small steps."""
+    """The Adam optimizer with torch's fused kernel, because attackers take many small steps."""
 
     def __init__(self, weights: Iterable[Tensor], lr: float, decay: float = 0.0) -> None:
         self._optimizer = build_optimizer(
@@ -53,7 +53,7 @@ class AdamDescent:
         )
 
     def step(self, loss: Tensor) -> None:
-        """Updates the weights by the gradient of a loss."""
+        """Updates the weights with the gradient of a loss."""
         self._optimizer.zero_grad()
         backward(loss)
         self._optimizer.step()
@@ -81,28 +81,28 @@ def classify(
     *,
     tuned: bool,
 ) -> Tensor:
-    """Trains a linear head on an encoder with the classes of K rows; returns the logits of others,
-    [N, classes].
+    """Trains a linear head on an encoder with the classes of K known rows, and returns the logits
+    of the N judged rows, [N, classes].
 
-    ``tuned``: also train a copy of the encoder; otherwise it is frozen.
+    ``tuned``: whether to also train a copy of the encoder; otherwise it is frozen.
     """
     encoder = copy.deepcopy(encoder).eval()
     mean_D, std_D = _spread(embed(encoder, known))
     with seed_torch(derive_seed(seed, "init", "head")):
         head = nn.Linear(len(mean_D), classes)
-    model = _Headed(encoder, head.to(mean_D.device), mean_D, std_D)
+    model = _EncoderWithHead(encoder, head.to(mean_D.device), mean_D, std_D)
     model.learn(known, lambda logits: functional.cross_entropy(logits, classes_K), tuned=tuned)
-    return model.of(judged)
+    return model.predict(judged)
 
 
 def estimate(
     encoder: nn.Module, known: Inputs, numbers_K: Tensor, judged: Inputs, *, tuned: bool
 ) -> Tensor:
-    """Fits a linear head on an encoder to the numbers of K rows; returns its predictions for
-    others, [N].
+    """Fits a linear head on an encoder to the numbers of K known rows, and returns its predictions
+    for the N judged rows, [N].
 
-    The head is a ridge regression whose penalty is chosen by leave-one-out. ``tuned``: the head is
-    then trained together with the encoder.
+    The head is a ridge regression whose penalty is chosen by leave-one-out cross-validation.
+    ``tuned``: whether the head is then trained together with a copy of the encoder.
     """
     from sklearn.linear_model import RidgeCV
 
@@ -114,15 +114,15 @@ def estimate(
     ridge = RidgeCV(alphas=_PENALTIES).fit(
         ((z_KD - mean_D) / std_D).cpu().numpy(), y_K1[:, 0].cpu().numpy()
     )
-    # The random weights are replaced.
+    # The ridge regression replaces the random weights of the head.
     with seed_torch(0), torch.no_grad():
         head = nn.Linear(len(mean_D), 1)
         head.weight.copy_(torch.from_numpy(ridge.coef_)[None])
         head.bias.fill_(float(ridge.intercept_))
-    model = _Headed(encoder, head.to(mean_D.device), mean_D, std_D)
+    model = _EncoderWithHead(encoder, head.to(mean_D.device), mean_D, std_D)
     if tuned:
         model.learn(known, lambda found_K1: functional.mse_loss(found_K1, y_K1), tuned=True)
-    return model.of(judged)[:, 0] * std.cpu() + mean.cpu()
+    return model.predict(judged)[:, 0] * std.cpu() + mean.cpu()
 
 
 def _spread(z_KD: Tensor) -> tuple[Tensor, Tensor]:
@@ -130,8 +130,10 @@ def _spread(z_KD: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True, eq=False)
-class _Headed:
-    """An encoder with a linear head on its embeddings, standardised by those of the known rows."""
+class _EncoderWithHead:
+    """An encoder with a linear head on its embeddings, which are standardised by the mean and
+    spread of the known rows.
+    """
 
     encoder: nn.Module
     head: nn.Linear
@@ -139,7 +141,7 @@ class _Headed:
     std_D: Tensor  # noqa: N815
 
     def learn(self, known: Inputs, loss_of: Callable[[Tensor], Tensor], *, tuned: bool) -> None:
-        """Trains the head, and with ``tuned`` the encoder, too."""
+        """Trains the head. ``tuned``: whether to also train the encoder."""
         weights = [*self.head.parameters(), *(self.encoder.parameters() if tuned else ())]
         descent = AdamDescent(weights, _LR, _DECAY)
         with torch.no_grad():
@@ -149,89 +151,89 @@ class _Headed:
             descent.step(loss_of(self.head((z - self.mean_D) / self.std_D)))
 
     @torch.no_grad()
-    def of(self, judged: Inputs) -> Tensor:
-        """Returns the outputs of the head for rows, [N, outputs]."""
+    def predict(self, judged: Inputs) -> Tensor:
+        """Returns the outputs of the head for the judged rows, [N, outputs]."""
         outputs: Tensor = self.head((embed(self.encoder, judged) - self.mean_D) / self.std_D)
         return outputs.cpu()
 
 
-def self_supervised(encoder: nn.Module, inputs: Inputs, seed: int) -> nn.Module:
-    """Trains an encoder on rows without labels by SimSiam; in each of two views some numbers are
-    those of another row.
+def train_self_supervised(encoder: nn.Module, inputs: Inputs, seed: int) -> nn.Module:
+    """Trains an encoder on unlabelled rows by SimSiam, and returns it. A view of a row is made by
+    ``view``.
     """
     rows = np.arange(min(len(inputs[0]), _SSL_ROWS), dtype=np.int64)
-    some = tuple(input_[: len(rows)] for input_ in inputs)
+    rows_inputs = tuple(input_[: len(rows)] for input_ in inputs)
     with seed_torch(derive_seed(seed, "init", "predictor")), torch.no_grad():
-        width = encoder(*(input_[:2] for input_ in some)).flatten(1).shape[1]
+        width = encoder(*(input_[:2] for input_ in rows_inputs)).flatten(1).shape[1]
         predictor = nn.Sequential(
             nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, width)
         )
-    predictor.to(some[0].device)
-    drawn = torch.Generator().manual_seed(derive_seed(seed, "views") % 2**63)
+    predictor.to(rows_inputs[0].device)
+    random = torch.Generator().manual_seed(derive_seed(seed, "views") % 2**63)
     descent = AdamDescent([*encoder.parameters(), *predictor.parameters()], 1e-3)
     encoder.train()
     for epoch in range(_SSL_EPOCHS):
         for rows_B in batches(seed, "own ssl", epoch, rows, _SSL_BATCH):
             if len(rows_B) < 2:
                 continue
-            one, other = (encoder(*view(some, rows_B, drawn)).flatten(1) for _ in range(2))
+            z1, z2 = (encoder(*draw_view(rows_inputs, rows_B, random)).flatten(1) for _ in range(2))
             loss = -(
-                functional.cosine_similarity(predictor(one), other.detach()).mean()
-                + functional.cosine_similarity(predictor(other), one.detach()).mean()
+                functional.cosine_similarity(predictor(z1), z2.detach()).mean()
+                + functional.cosine_similarity(predictor(z2), z1.detach()).mean()
             )
             descent.step(loss)
     return encoder.eval()
 
 
-def view(inputs: Inputs, rows_B: np.ndarray, drawn: torch.Generator) -> Inputs:
-    """Returns rows in which some numbers are those of another row."""
+def draw_view(inputs: Inputs, rows_B: np.ndarray, random: torch.Generator) -> Inputs:
+    """Returns a random view of rows: numbers of other rows replace some of their numbers."""
     views = []
     for input_ in inputs:
-        own = input_[torch.from_numpy(rows_B)]
-        other = input_[torch.randint(len(input_), (len(own),), generator=drawn)]
-        hidden = torch.rand(own.shape, generator=drawn) < _CORRUPTED
-        views.append(torch.where(hidden.to(own.device), other, own))
+        values = input_[torch.from_numpy(rows_B)]
+        replacement = input_[torch.randint(len(input_), (len(values),), generator=random)]
+        is_replaced = torch.rand(values.shape, generator=random) < _CORRUPTED
+        views.append(torch.where(is_replaced.to(values.device), replacement, values))
     return tuple(views)
 
 
 def decode(known_KD: Tensor, values_KF: Tensor, judged_ND: Tensor, seed: int) -> Tensor:
-    """Trains an MLP from the inputs of K rows to their values, and returns its values for others,
-    [N, F].
+    """Trains an MLP on the inputs and values of K known rows, and returns its values for N judged
+    rows, [N, F].
 
-    A fifth of the known rows decides when training stops, and whether the mean of the known rows is
-    better.
+    A fifth of the known rows is held out. It decides when training stops, and whether the mean of
+    the known rows is returned because it is better.
 
     Args:
         known_KD: the inputs of the known rows, [K, D].
-        values_KF: their values, [K, F].
-        judged_ND: the inputs of the others, [N, D].
+        values_KF: the values of the known rows, [K, F].
+        judged_ND: the inputs of the judged rows, [N, D].
         seed: the seed of the MLP.
     """
     mean_F, std_F = values_KF.mean(dim=0), values_KF.std(dim=0).clamp_min(1e-6)
-    rows = repeat(slice(count_held(len(known_KD)), None), _DECODER_STEPS)
+    rows = repeat(slice(count_held_out(len(known_KD)), None), _DECODER_STEPS)
     decoded = _fit_decoder(known_KD, (values_KF - mean_F) / std_F, judged_ND, rows, _DECODER, seed)
     return mean_F.expand(len(judged_ND), -1) if decoded is None else decoded * std_F + mean_F
 
 
 def decode_pixels(known_KD: Tensor, pixels_KF: Tensor, judged_ND: Tensor, seed: int) -> Tensor:
-    """Decodes the pixels of images, [N, F]; the arguments are those of ``decode``.
+    """Decodes the pixels of images, [N, F]. The arguments are those of ``decode``.
 
-    Pixels keep their scale, because those that vary most are most informative, and a wider MLP is
-    trained on batches.
+    Pixels keep their scale, because the pixels that vary most are most informative. The MLP is
+    wider than that of ``decode`` and is trained on batches.
     """
-    mean_F, held = pixels_KF.mean(dim=0), count_held(len(known_KD))
-    drawn = torch.Generator().manual_seed(derive_seed(seed, "batches of pixels") % 2**63)
+    mean_F, held_out = pixels_KF.mean(dim=0), count_held_out(len(known_KD))
+    random = torch.Generator().manual_seed(derive_seed(seed, "batches of pixels") % 2**63)
     rows = (
-        torch.randint(held, len(known_KD), (_PIXELS_BATCH,), generator=drawn)
+        torch.randint(held_out, len(known_KD), (_PIXELS_BATCH,), generator=random)
         for _ in range(_PIXELS_STEPS)
     )
     decoded = _fit_decoder(known_KD, pixels_KF - mean_F, judged_ND, rows, _PIXELS, seed)
     return mean_F.expand(len(judged_ND), -1) if decoded is None else decoded + mean_F
 
 
-def count_held(known: int) -> int:
-    """Returns the number of the first known rows that decide when the training of a decoder
-    stops.
+def count_held_out(known: int) -> int:
+    """Returns the number of held-out known rows, which decide when the training of a decoder stops.
+    They are the first known rows.
     """
     return max(1, known // 5)
 
@@ -241,32 +243,34 @@ def _fit_decoder(
     y_KF: Tensor,
     judged_ND: Tensor,
     rows: Iterable[Tensor | slice],
-    shape: _Shape,
+    settings: _DecoderSettings,
     seed: int,
 ) -> Tensor | None:
-    """Returns the outputs of an MLP for judged rows, at the step with the smallest error on the
-    first known rows; None if it was never better than the mean.
+    """Returns the outputs of an MLP for judged rows, from the step with the smallest error on the
+    held-out rows; None if no step was better than the mean.
 
-    ``rows``: the known rows of each step.
+    ``rows``: the known rows on which each step trains.
     """
     mean_D, std_D = known_KD.mean(dim=0), known_KD.std(dim=0)
     # An input that is constant in the known rows has no information.
     scale_D = torch.where(std_D > _MIN_SPREAD, 1 / std_D, 0.0)
-    x, held = (known_KD - mean_D) * scale_D, count_held(len(known_KD))
-    with seed_torch(derive_seed(seed, "init", shape.name)):
+    x, held_out = (known_KD - mean_D) * scale_D, count_held_out(len(known_KD))
+    with seed_torch(derive_seed(seed, "init", settings.name)):
         decoder = nn.Sequential(
-            nn.Linear(x.shape[1], shape.width), nn.ReLU(), nn.Linear(shape.width, y_KF.shape[1])
+            nn.Linear(x.shape[1], settings.width),
+            nn.ReLU(),
+            nn.Linear(settings.width, y_KF.shape[1]),
         )
-    descent = AdamDescent(decoder.parameters(), shape.lr, 1e-4)
-    best, best_state, since = y_KF[:held].pow(2).mean().item(), None, 0
+    descent = AdamDescent(decoder.parameters(), settings.lr, 1e-4)
+    best, best_state, best_step = y_KF[:held_out].pow(2).mean().item(), None, 0
     for step, rows_B in enumerate(rows):
         descent.step(functional.mse_loss(decoder(x[rows_B]), y_KF[rows_B]))
         if step % 10 == 9:
             with torch.no_grad():
-                error = functional.mse_loss(decoder(x[:held]), y_KF[:held]).item()
+                error = functional.mse_loss(decoder(x[:held_out]), y_KF[:held_out]).item()
             if error < best:
-                best, best_state, since = error, copy.deepcopy(decoder.state_dict()), step
-            if step - since >= shape.patience:
+                best, best_state, best_step = error, copy.deepcopy(decoder.state_dict()), step
+            if step - best_step >= settings.patience:
                 break
     if best_state is None:
         return None
@@ -279,24 +283,24 @@ def _fit_decoder(
 def decode_table(
     known_KD: Tensor, values_KF: Tensor, judged_ND: Tensor, seed: int, groups: Iterable[range] = ()
 ) -> Tensor:
-    """Returns the values of ``decode`` for the numeric columns, and separately for each of
-    ``groups``, [N, F].
+    """Returns the values of one decoder for the numeric columns, and of one for each of ``groups``,
+    [N, F].
 
-    A common decoder gives up on all columns if many of them cannot be decoded, such as those of a
-    category with many values.
+    One decoder for all columns would learn nothing if many columns cannot be decoded, such as the
+    one-hot columns of a category with many values.
     """
-    parts = [[*group] for group in groups]
-    inside = {place for part in parts for place in part}
-    numbers = [place for place in range(values_KF.shape[1]) if place not in inside]
+    categories = [[*group] for group in groups]
+    categorical = {column for group in categories for column in group}
+    numeric = [column for column in range(values_KF.shape[1]) if column not in categorical]
     values = torch.empty(len(judged_ND), values_KF.shape[1])
-    for part in (numbers, *parts):
-        if part:
-            values[:, part] = decode(known_KD, values_KF[:, part], judged_ND, seed)
+    for columns in (numeric, *categories):
+        if columns:
+            values[:, columns] = decode(known_KD, values_KF[:, columns], judged_ND, seed)
     return values
 
 
 def is_mean(values_NF: Tensor) -> bool:
-    """Whether ``decode`` has returned the mean, which is equal for all rows, [N, F]."""
+    """Whether values [N, F] of ``decode`` are the mean, which is the same for all rows."""
     return bool((values_NF == values_NF[:1]).all())
 
 

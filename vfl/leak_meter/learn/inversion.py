@@ -1,10 +1,10 @@
 """The model inversion attack (MocoSFL, appendix A.3): a decoder that learns to invert a party's
 bottom model.
 
-The attacker is an honest-but-curious server. It knows pairs of latents and images that are not the
-party's: it may query the bottom model with its own images, or have pairs from elsewhere. The
-decoder that it trains on them reconstructs the party's private images from their latents. The
-functions here take pairs, not a bottom model.
+The attacker is an honest-but-curious server. It knows pairs of latents and auxiliary images, which
+are not the party's. For example, it queries the bottom model with its own images. It trains a
+decoder on these pairs. The decoder then reconstructs the party's private images from their latents.
+The functions here take pairs, not a bottom model.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ PRIVATE_IMAGES = 128
 # Batch size of decoding.
 _AT_ONCE = 256
 
-# Called with the number of finished epochs, of all epochs, and the mean squared error of the last.
+# Called after each epoch with its number, the number of all epochs, and the mean squared error.
 Progress = Callable[[int, int, float], None]
 
 
-def _quiet(_done: int, _epochs: int, _mse: float) -> None: ...
+def _ignore_progress(_done: int, _epochs: int, _mse: float) -> None: ...
 
 
 @dataclass(frozen=True)
 class InversionSettings:
-    """How the attacker trains its decoder: Adam with the learning rate ``lr``, on the mean squared
-    error.
+    """The settings with which the attacker trains its decoder, by Adam on the mean squared error.
+    ``lr``: the learning rate.
     """
 
     epochs: int = 50
@@ -84,12 +84,12 @@ class LatentPairs:
 
     @property
     def latent(self) -> tuple[int, ...]:
-        """C, H and W of a latent, or the width of a vector."""
+        """The shape of a latent: C, H and W, or the width of a vector."""
         return tuple(self.z.shape[1:])
 
     @property
     def image(self) -> tuple[int, int, int]:
-        """C, H and W of an image."""
+        """The shape of an image: C, H and W."""
         channels, height, width = self.images.shape[1:]
         return channels, height, width
 
@@ -99,9 +99,9 @@ class Inverted:
     """The result of the attack on a party's private images. A larger error means better privacy.
 
     ``truth``, ``images``: the private images and their reconstructions, [N, C, H, W]. ``found``:
-    their similarity. ``baseline``: the similarity of the mean auxiliary image, which an attacker
-    has without any latent. ``trained_mse``: the decoder's error on the auxiliary images in the last
-    epoch of training.
+    the similarity of ``images`` to ``truth``. ``baseline``: the similarity of the mean auxiliary
+    image to ``truth``; an attacker needs no latents for it. ``trained_mse``: the decoder's error on
+    the auxiliary images in the last epoch.
     """
 
     truth: Tensor
@@ -112,8 +112,8 @@ class Inverted:
 
     @property
     def failed(self) -> bool:
-        """Whether the reconstructions are worse than the mean image, so that they show nothing
-        about the latents.
+        """Whether the reconstructions are worse than the mean image. Then the attack shows nothing
+        about the privacy of the latents.
         """
         return self.found.mse > self.baseline.mse
 
@@ -124,20 +124,20 @@ def invert(
     settings: InversionSettings,
     *,
     device: torch.device = CPU,
-    progress: Progress = _quiet,
+    progress: Progress = _ignore_progress,
 ) -> Inverted:
-    """Trains a decoder on the attacker's pairs, and measures it on the party's.
+    """Trains a decoder on the attacker's pairs, and measures it on the party's private pairs.
 
-    On a CPU, the result is the same each time with the same number of threads. Raises InputError as
-    ``train_decoder``.
+    On a CPU, the result is the same each time with the same number of threads. Raises InputError:
+    see ``train_decoder``.
     """
     losses = [math.nan]
 
-    def note(done: int, epochs: int, mse: float) -> None:
+    def record_loss(done: int, epochs: int, mse: float) -> None:
         losses.append(mse)
         progress(done, epochs, mse)
 
-    decoder = train_decoder(auxiliary, settings, device=device, progress=note)
+    decoder = train_decoder(auxiliary, settings, device=device, progress=record_loss)
     images = reconstruct(decoder, private.z)
     mean = auxiliary.images.cpu().mean(dim=0, keepdim=True).expand_as(private.images)
     result, baseline = likeness(images, private.images), likeness(mean, private.images)
@@ -148,15 +148,15 @@ def train_decoder(
     pairs: LatentPairs,
     settings: InversionSettings,
     *,
-    held: LatentPairs | None = None,
+    held_out: LatentPairs | None = None,
     device: torch.device = CPU,
-    progress: Progress = _quiet,
+    progress: Progress = _ignore_progress,
 ) -> Decoder:
     """Returns a decoder in evaluation mode that was trained on pairs.
 
-    ``held``: other pairs; the decoder of the epoch with the smallest error on them is returned.
-    Raises InputError if there are fewer than two pairs (BatchNorm needs two), or if the training
-    diverges.
+    ``held_out``: pairs that are not trained on; the returned decoder is from the epoch with the
+    smallest error on these pairs. Raises InputError if there are fewer than two pairs (BatchNorm
+    needs two), or if the training diverges.
     """
     if len(pairs) < 2:
         raise InputError(
@@ -188,16 +188,16 @@ def train_decoder(
                 "learning rate.",
             )
         progress(epoch + 1, settings.epochs, mse)
-        if held is not None and (error := _error(decoder, held)) < best:
+        if held_out is not None and (error := _compute_error(decoder, held_out)) < best:
             best, best_state = error, copy.deepcopy(decoder.state_dict())
     if best_state is not None:
         decoder.load_state_dict(best_state)
     return decoder.eval()
 
 
-def _error(decoder: Decoder, held: LatentPairs) -> float:
+def _compute_error(decoder: Decoder, held_out: LatentPairs) -> float:
     decoder.eval()
-    error = functional.mse_loss(reconstruct(decoder, held.z), held.images.cpu()).item()
+    error = functional.mse_loss(reconstruct(decoder, held_out.z), held_out.images.cpu()).item()
     decoder.train()
     return error
 

@@ -1,12 +1,13 @@
-"""MixMatch: a head and an encoder learn from a few labelled rows and many without labels.
+"""MixMatch: a head and an encoder learn from a few labelled rows and many unlabelled rows.
 
-Berthelot et al., NeurIPS 2019, as Fu et al. use it for model completion (USENIX Security 2022). A
-step takes B rows of each kind. The model's own guess for a row without a label, sharpened, is its
-target: q_c = p_c^(1/T) / Σ p^(1/T). All 2B rows and targets are mixed with the same in another
-order: x = l·x_i + (1 − l)·x_j, with l = max(b, 1 − b) and b ~ Beta(α, α). The loss is the
-cross-entropy of the first B rows, and λ·t times the mean squared error of the others'
-probabilities, where t grows from 0 to 1. Rows are not augmented, so a row has one guess. The
-weights that judge are a moving average. There are fewer steps than theirs, so its decay is lower.
+The method is by Berthelot et al., NeurIPS 2019. Fu et al. use it for model completion (USENIX
+Security 2022). A step takes B labelled and B unlabelled rows. The target of an unlabelled row is
+the model's own prediction, sharpened: q_c = p_c^(1/T) / Σ p^(1/T). All 2B rows and targets are
+mixed with the same rows in another order: x = l·x_i + (1 − l)·x_j, with l = max(b, 1 − b) and
+b ~ Beta(α, α). The loss is the cross-entropy of the first B rows, plus λ·t times the mean squared
+error of the probabilities of the last B rows, where t grows from 0 to 1. Rows are not augmented, so
+each row has one prediction. The predictions of the attack use a moving average of the weights. Its
+decay is lower than in the paper, because there are fewer steps.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ _STEPS, _BATCH, _LR, _DECAY = 1024, 16, 2e-3, 0.99
 _ALPHA, _TEMPERATURE, _WEIGHT = 0.75, 0.8, 50.0
 
 
-class Completed(nn.Module):
-    """An encoder with a linear head on its standardised embeddings. Build inside ``seeded``."""
+class MixMatchModel(nn.Module):
+    """An encoder with a linear head on its standardised embeddings. The head's initial weights are
+    random, so build it inside ``seed_torch``.
+    """
 
     def __init__(self, encoder: nn.Module, z_KD: Tensor, classes: int) -> None:
         super().__init__()
@@ -39,41 +42,42 @@ class Completed(nn.Module):
         return z
 
 
-def semi_supervised(
+def train_mixmatch(
     encoder: nn.Module,
     known: Inputs,
     classes_K: Tensor,
-    others: Inputs,
+    unlabelled: Inputs,
     judged: Inputs,
     classes: int,
     seed: int,
 ) -> Tensor:
-    """Trains a copy of an encoder with a head by MixMatch; returns the logits [N, classes] of
-    ``judged`` rows.
+    """Trains a copy of an encoder with a head by MixMatch, and returns the logits of the judged
+    rows, [N, classes].
 
-    ``others``: rows without labels. Inputs are mixed; if some are codes of categories, embeddings
-    are mixed instead.
+    ``unlabelled``: rows without labels. MixMatch mixes the inputs of rows. If some inputs are codes
+    of categories, it mixes the embeddings instead.
     """
     encoder = copy.deepcopy(encoder).eval()
     with seed_torch(derive_seed(seed, "init", "mixmatch")), torch.no_grad():
-        model = Completed(encoder, encoder(*known).flatten(1), classes).to(classes_K.device)
-    judge = copy.deepcopy(model)
+        model = MixMatchModel(encoder, encoder(*known).flatten(1), classes).to(classes_K.device)
+    averaged = copy.deepcopy(model)
     random = np.random.default_rng(derive_seed(seed, "mixmatch"))
     descent = AdamDescent(model.parameters(), _LR)
-    averages, new = tuple(judge.parameters()), tuple(model.parameters())
-    size = min(_BATCH, len(classes_K), len(others[0]))
+    averaged_weights, weights = tuple(averaged.parameters()), tuple(model.parameters())
+    size = min(_BATCH, len(classes_K), len(unlabelled[0]))
     hot_KC = functional.one_hot(classes_K, classes).float()
     for step in range(_STEPS):
-        few = torch.from_numpy(random.choice(len(classes_K), size, replace=False))
-        many = torch.from_numpy(random.choice(len(others[0]), size, replace=False))
+        labelled_rows = torch.from_numpy(random.choice(len(classes_K), size, replace=False))
+        unlabelled_rows = torch.from_numpy(random.choice(len(unlabelled[0]), size, replace=False))
         inputs = tuple(
-            torch.cat([one[few], other[many]]) for one, other in zip(known, others, strict=True)
+            torch.cat([known_[labelled_rows], unlabelled_[unlabelled_rows]])
+            for known_, unlabelled_ in zip(known, unlabelled, strict=True)
         )
         with torch.no_grad():
             guess_BC = sharpen(
                 model.head(model.standardize(tuple(input_[size:] for input_ in inputs)))
             )
-        targets = torch.cat([hot_KC[few], guess_BC])
+        targets = torch.cat([hot_KC[labelled_rows], guess_BC])
         b = float(random.beta(_ALPHA, _ALPHA))
         share, order = max(b, 1 - b), torch.from_numpy(random.permutation(2 * size))
         if all(input_.is_floating_point() for input_ in inputs):
@@ -84,25 +88,27 @@ def semi_supervised(
             mixmatch_loss(model.head(z), mix(targets, share, order), size, _WEIGHT * step / _STEPS)
         )
         with torch.no_grad():
-            torch._foreach_lerp_(averages, new, 1 - _DECAY)
+            torch._foreach_lerp_(averaged_weights, weights, 1 - _DECAY)
     with torch.no_grad():
-        logits: Tensor = judge.head((embed(judge.encoder, judged) - judge.mean_D) / judge.std_D)
+        logits: Tensor = averaged.head(
+            (embed(averaged.encoder, judged) - averaged.mean_D) / averaged.std_D
+        )
     return logits.cpu()
 
 
 def sharpen(logits_BC: Tensor) -> Tensor:
-    """Returns the probabilities to the power of 1/T, scaled to a sum of 1."""
+    """Returns the softmax probabilities to the power of 1/T, scaled to a sum of 1."""
     return torch.softmax(torch.log_softmax(logits_BC, dim=1) / _TEMPERATURE, dim=1)
 
 
 def mix(rows: Tensor, share: float, order: Tensor) -> Tensor:
-    """Returns share · rows + (1 − share) · the same rows in another order."""
+    """Returns share · rows + (1 − share) · rows[order]."""
     return share * rows + (1 - share) * rows[order]
 
 
 def mixmatch_loss(logits: Tensor, targets: Tensor, labelled: int, weight: float) -> Tensor:
-    """Returns the cross-entropy of the first rows plus ``weight`` times the squared error of the
-    others.
+    """Returns the cross-entropy of the first ``labelled`` rows, plus ``weight`` times the squared
+    error of the remaining rows' probabilities.
     """
     error = functional.mse_loss(torch.softmax(logits[labelled:], dim=1), targets[labelled:])
     return functional.cross_entropy(logits[:labelled], targets[:labelled]) + weight * error

@@ -1,5 +1,5 @@
-"""Regressions on few rows, chosen for each target by cross-validation: linear and Gaussian kernel
-ridges, and extremely randomised trees.
+"""Regressions on few rows: linear and Gaussian kernel ridge regressions, and extremely randomised
+trees. Cross-validation chooses among them for each target.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from torch import Tensor
 from vfl_party.base.seeds import derive_seed
 
 Numbers = npt.NDArray[np.float64]
-# Tensors of known rows and of judged rows.
+# (tensor of the known rows, tensor of the judged rows)
 Pair = tuple[Tensor, Tensor]
-# Penalties of a kernel ridge, in units of the kernel's mean diagonal.
+# Penalties of a kernel ridge regression, in units of the mean of the kernel's diagonal.
 _PENALTIES = 10.0 ** np.arange(-5, 3.5, 0.5)
-# Factors of a Gaussian kernel, to be divided by the number of inputs.
+# Values of gamma of the Gaussian kernel, multiplied by the number of inputs.
 _GAMMAS = (1.0, 0.25)
 _TREES, _MIN_ROWS, _SHARE, _MAX_FEATURES = 100, 2, 0.4, 400
-# Maximum number of targets with separate trees; more targets share trees.
+# Maximum number of targets that get separate trees. More targets share the same trees.
 _MAX_FORESTS = 30
-# Number of best candidates that are averaged.
+# The predictions of this many best candidates are averaged.
 _BEST = 2
 
 
 def predict(inputs: Sequence[Pair], values_KF: Tensor, seed: int) -> Tensor:
-    """Returns the values [N, F] that the best regressions give to judged rows.
+    """Returns the predictions of the best regressions for the judged rows, [N, F].
 
-    Of each number the two candidates with the smallest squared error of known rows that they have
-    not seen (leave-one-out for ridges, out-of-bag for trees) are averaged.
+    For each target, it averages the two candidates with the smallest squared error on known rows
+    that they were not trained on (leave-one-out for ridge regressions, out-of-bag for trees).
 
     Args:
-        inputs: of K known rows and of N judged rows, [K, D] and [N, D]; several are alternatives.
-        values_KF: of the known rows.
-        seed: of the trees.
+        inputs: alternative inputs, each of K known rows and N judged rows, [K, D] and [N, D].
+        values_KF: the values of the known rows.
+        seed: the seed of the trees.
     """
     y_KF = values_KF.double().numpy()
     mean_F, std_F = y_KF.mean(0), y_KF.std(0)
@@ -47,7 +47,7 @@ def predict(inputs: Sequence[Pair], values_KF: Tensor, seed: int) -> Tensor:
         x, asked = _standardize(known_KD, judged_ND)
         if not x.shape[1]:
             continue
-        for error_F, guess_NF in (*_ridges(x, y_KF, asked), _trees(x, y_KF, asked, seed)):
+        for error_F, guess_NF in (*_fit_ridges(x, y_KF, asked), _fit_trees(x, y_KF, asked, seed)):
             errors.append(error_F)
             guesses.append(guess_NF)
     order_BF = np.argsort(np.stack(errors), axis=0, kind="stable")[:_BEST]
@@ -55,15 +55,17 @@ def predict(inputs: Sequence[Pair], values_KF: Tensor, seed: int) -> Tensor:
         [np.take_along_axis(np.stack(guesses), order_F[None, None], 0)[0] for order_F in order_BF],
         axis=0,
     )
-    # A linear guess far away from the known rows is no better than the nearest value seen.
+    # A linear model extrapolates badly, so predictions stay in the range of the known values.
     best_NF = np.clip(best_NF, y_KF.min(0), y_KF.max(0))
     return torch.from_numpy(best_NF * std_F + mean_F)
 
 
-def join(came: Pair, own: Pair) -> list[Pair]:
-    """Returns as alternatives what came of rows, what an attacker has of them, and both."""
-    both = torch.cat([came[0], own[0]], 1), torch.cat([came[1], own[1]], 1)
-    return [came, own, both]
+def list_alternatives(received: Pair, own: Pair) -> list[Pair]:
+    """Returns alternative inputs for ``predict``: the received tensors, the attacker's own columns,
+    and their concatenation.
+    """
+    joined = torch.cat([received[0], own[0]], 1), torch.cat([received[1], own[1]], 1)
+    return [received, own, joined]
 
 
 def _standardize(known_KD: Tensor, judged_ND: Tensor) -> tuple[Numbers, Numbers]:
@@ -74,20 +76,20 @@ def _standardize(known_KD: Tensor, judged_ND: Tensor) -> tuple[Numbers, Numbers]
     return (x[:, varies_D] - mean_D) / std_D, (asked[:, varies_D] - mean_D) / std_D
 
 
-def _ridges(x: Numbers, y_KF: Numbers, asked: Numbers) -> Iterator[tuple[Numbers, Numbers]]:
-    """Yields the leave-one-out error [F] and the guesses [N, F] of each kernel."""
+def _fit_ridges(x: Numbers, y_KF: Numbers, asked: Numbers) -> Iterator[tuple[Numbers, Numbers]]:
+    """Yields the leave-one-out error [F] and the predictions [N, F] of each kernel."""
     width = x.shape[1]
     inner_KK, inner_NK = x @ x.T / width, asked @ x.T / width
-    # The constant is an input, because with centred inputs the other rows reveal a left-out row.
-    yield _ridge(1 + inner_KK, y_KF, 1 + inner_NK)
-    own_K, own_N = np.diag(inner_KK), (asked**2).sum(1) / width
-    far_KK = np.maximum(own_K[:, None] + own_K - 2 * inner_KK, 0.0)
-    far_NK = np.maximum(own_N[:, None] + own_K - 2 * inner_NK, 0.0)
+    # The kernel includes a constant input instead of centring, which would use the left-out row.
+    yield _fit_ridge(1 + inner_KK, y_KF, 1 + inner_NK)
+    square_K, square_N = np.diag(inner_KK), (asked**2).sum(1) / width
+    distance_KK = np.maximum(square_K[:, None] + square_K - 2 * inner_KK, 0.0)
+    distance_NK = np.maximum(square_N[:, None] + square_K - 2 * inner_NK, 0.0)
     for gamma in _GAMMAS:
-        yield _ridge(np.exp(-gamma * far_KK), y_KF, np.exp(-gamma * far_NK))
+        yield _fit_ridge(np.exp(-gamma * distance_KK), y_KF, np.exp(-gamma * distance_NK))
 
 
-def _ridge(kernel_KK: Numbers, y_KF: Numbers, kernel_NK: Numbers) -> tuple[Numbers, Numbers]:
+def _fit_ridge(kernel_KK: Numbers, y_KF: Numbers, kernel_NK: Numbers) -> tuple[Numbers, Numbers]:
     values_K, vectors_KK = np.linalg.eigh(kernel_KK)
     turned_KF, squares_KK = vectors_KK.T @ y_KF, vectors_KK**2
     scale = max(float(np.diag(kernel_KK).mean()), 1e-12)
@@ -102,12 +104,12 @@ def _ridge(kernel_KK: Numbers, y_KF: Numbers, kernel_NK: Numbers) -> tuple[Numbe
     return best_F, kernel_NK @ weights_KF
 
 
-def _trees(x: Numbers, y_KF: Numbers, asked: Numbers, seed: int) -> tuple[Numbers, Numbers]:
-    """Returns the out-of-bag error [F] and the guesses [N, F]: of trees for each number, or of the
-    same trees for all if there are many.
+def _fit_trees(x: Numbers, y_KF: Numbers, asked: Numbers, seed: int) -> tuple[Numbers, Numbers]:
+    """Returns the out-of-bag error [F] and the predictions [N, F] of trees. Each target has
+    separate trees, unless there are many targets.
     """
     if 1 < y_KF.shape[1] <= _MAX_FORESTS:
-        parts = [_trees(x, y_K1, asked, seed) for y_K1 in np.split(y_KF, y_KF.shape[1], axis=1)]
+        parts = [_fit_trees(x, y_K1, asked, seed) for y_K1 in np.split(y_KF, y_KF.shape[1], axis=1)]
         errors, guesses = zip(*parts, strict=True)
         return np.concatenate(errors), np.concatenate(guesses, axis=1)
     from sklearn.ensemble import ExtraTreesRegressor

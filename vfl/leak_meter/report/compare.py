@@ -7,17 +7,18 @@ from collections.abc import Iterator, Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
-from vfl.leak_meter.report.result import AttackLine, Rehearsed, assets
+from vfl.leak_meter.report.result import AttackLine, Rehearsed, rank_assets
 from vfl.report.table import new_table, size
 
-# Shares of the way from chance (0) to a complete leak (1).
+# Leaks above _ALL are reported as complete, and below _LITTLE as almost nothing, on a scale from
+# chance (0) to a complete leak (1).
 _ALL, _LITTLE = 0.99, 0.05
 
 
-def in_short(results: Sequence[Rehearsed]) -> Iterator[RenderableType]:
+def summarize_results(results: Sequence[Rehearsed]) -> Iterator[RenderableType]:
     """Yields a sentence for each recipe with figures, and a table if there are several recipes."""
     for result in results:
-        sentence = "; ".join(_summarize(line) for line in _strongest(result))
+        sentence = "; ".join(_describe_leak(line) for line in _find_strongest(result))
         if sentence:
             yield Text(
                 f"{result.name}: {sentence}." if len(results) > 1 else f"In short: {sentence}.",
@@ -25,22 +26,23 @@ def in_short(results: Sequence[Rehearsed]) -> Iterator[RenderableType]:
             )
     yield Text()
     if len(results) > 1:
-        yield _side_by_side(results)
+        yield _compare_recipes(results)
         yield Text()
 
 
-def _strongest(result: Rehearsed) -> list[AttackLine]:
-    """Returns the line of the strongest attack for each thing that is read; among equal attacks,
-    one that knows nothing.
+def _find_strongest(result: Rehearsed) -> list[AttackLine]:
+    """Returns the line of the strongest attack for each target. Among equal attacks, it prefers an
+    attack without additional knowledge.
 
-    Units cannot be compared: the unit with the largest excess over chance is chosen.
+    Values of different units cannot be compared, so the unit with the largest excess over chance is
+    chosen.
     """
     lines = [line for line in result.worst if not line.detail]
     strongest = []
-    for of in dict.fromkeys(line.of for line in lines):
-        own = [line for line in lines if line.of == of]
-        unit = max(own, key=lambda line: round(line.excess, 2)).unit
-        strongest.append(max((line for line in own if line.unit == unit), key=_strength))
+    for target in dict.fromkeys(line.of for line in lines):
+        candidates = [line for line in lines if line.of == target]
+        unit = max(candidates, key=lambda line: round(line.excess, 2)).unit
+        strongest.append(max((line for line in candidates if line.unit == unit), key=_strength))
     return strongest
 
 
@@ -49,7 +51,7 @@ def _strength(line: AttackLine) -> tuple[float, bool]:
     return -value if line.is_error else value, line.knows.startswith("nothing")
 
 
-def _summarize(line: AttackLine) -> str:
+def _describe_leak(line: AttackLine) -> str:
     bound = "at most" if line.is_error else "at least"
     how = f"{line.unit} {line.value.mean:.2f} by {line.attack}" + (
         f" from {line.place}" if line.place else ""
@@ -70,21 +72,27 @@ def _summarize(line: AttackLine) -> str:
     return f"{line.of}: {bound} {how}{known}"
 
 
-def _side_by_side(results: Sequence[Rehearsed]) -> RenderableType:
-    """Returns a table with a row for each attack and a column for each recipe, with the metric, its
-    loss against the first recipe, and bytes.
+def _compare_recipes(results: Sequence[Rehearsed]) -> RenderableType:
+    """Returns a table with a column for each recipe. Its rows are the metric, the loss of the
+    metric against the first recipe, the bytes sent, and each attack.
     """
     table = new_table("Recipes compared; the worst leaks first")
     for heading in ("attack", "attacker", "reads", "knows"):
         table.add_column(heading)
     for result in results:
         table.add_column(result.name, justify="right")
-    first = results[0].utility
+    reference = results[0].utility
     metric = results[0].metric or "metric"
-    same = [result.utility if result.metric == results[0].metric else None for result in results]
-    table.add_row(metric, "", "", "", *("" if own is None else f"{own.mean:.3f}" for own in same))
-    if first is not None:
-        lost = ("" if own is None else f"{first.mean - own.mean:+.3f}" for own in same)
+    utilities = [
+        result.utility if result.metric == results[0].metric else None for result in results
+    ]
+    table.add_row(
+        metric, "", "", "", *("" if value is None else f"{value.mean:.3f}" for value in utilities)
+    )
+    if reference is not None:
+        lost = (
+            "" if value is None else f"{reference.mean - value.mean:+.3f}" for value in utilities
+        )
         table.add_row(f"lost against {results[0].name}", "", "", "", *lost)
     table.add_row(
         "bytes sent",
@@ -94,7 +102,7 @@ def _side_by_side(results: Sequence[Rehearsed]) -> RenderableType:
         *(size(result.payload_bytes) for result in results),
         end_section=True,
     )
-    for asset in assets(results):
+    for asset in rank_assets(results):
         attack, attacker, of, knows, unit = asset
         lines = [
             next((line for line in result.worst if line.asset == asset), None) for result in results

@@ -13,9 +13,9 @@ from vfl_party.outbound.declared import Role, Sent
 from vfl_party.phases.context import Party
 
 
-def gaps(parties: Iterable[Party]) -> list[str]:
-    """Returns a sentence for each exchange whose embeddings or gradients lack a transform that
-    others have.
+def find_gaps(parties: Iterable[Party]) -> list[str]:
+    """Returns a sentence for each transform that protects only some of the exchanges of embeddings
+    or gradients.
     """
     sentences: dict[str, None] = {}
     for party in parties:
@@ -28,40 +28,42 @@ def gaps(parties: Iterable[Party]) -> list[str]:
                 used = _transforms(party.recipe, phase, name, sent, party.role)
                 of_kind.setdefault(sent.kind.label, {})[f"{phase}/{name}"] = used
         for kind, places in of_kind.items():
-            named = sorted(set().union(*places.values()))
-            variants = Counter(name.partition(" (")[0] for name in named)
-            for transform in named:
-                without = [place for place, own in places.items() if transform not in own]
+            transforms = sorted(set().union(*places.values()))
+            variants = Counter(name.partition(" (")[0] for name in transforms)
+            for transform in transforms:
+                without = [place for place, used in places.items() if transform not in used]
                 having = [place for place in places if place not in without]
                 if without:
                     short = transform.partition(" (")[0]
                     label = short if variants[short] == 1 else transform
-                    sentences[_gap(f"{kind}s", label, without, having)] = None
+                    sentences[_describe_gap(f"{kind}s", label, without, having)] = None
     return list(sentences)
 
 
 def _transforms(recipe: Recipe, phase: str, exchange: str, sent: Sent, role: Role) -> set[str]:
-    """Returns the names of the transforms, the method's and the recipe's, through which a direction
-    is sent.
+    """Returns the transforms of the method and of the recipe that are applied to the tensors
+    ``sent``.
     """
-    own = {_describe(use.kind, use.settings) for use in sent.through if use.role in (None, role)}
-    asked = [
+    of_method = {
+        _describe(use.kind, use.settings) for use in sent.through if use.role in (None, role)
+    }
+    of_recipe = [
         transform
         for settings in recipe.phases
         if settings.name == phase
         for transform in settings.transforms
     ]
-    used = [use for use in asked if use.exchange == exchange and use.sent_by == role]
-    return own | {_describe(use.kind, use.settings) for use in used}
+    used = [use for use in of_recipe if use.exchange == exchange and use.sent_by == role]
+    return of_method | {_describe(use.kind, use.settings) for use in used}
 
 
 def _describe(kind: str, settings: Mapping[str, Any]) -> str:
-    """Returns a transform with its settings, because a weaker defence is a different one."""
+    """Returns a text of a transform and its settings, which make different defences."""
     settings_text = ", ".join(f"{key} = {value}" for key, value in sorted(settings.items()))
     return f"{kind} ({settings_text})" if settings_text else kind
 
 
-def _gap(what: str, transform: str, without: Sequence[str], having: Sequence[str]) -> str:
+def _describe_gap(what: str, transform: str, without: Sequence[str], having: Sequence[str]) -> str:
     return (
         f"{transform} protects {what} of {list_names(having)} only: {list_names(without)} "
         f"{'leaves' if len(without) == 1 else 'leave'} without it. Name each exchange in the "

@@ -1,4 +1,4 @@
-"""Draws the leaks of each attack against chance; with several recipes, over their metric."""
+"""Draws the leaks of each attack and their chance levels; for several recipes, over the metric."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from vfl.leak_meter.report.result import AttackLine, Rehearsed, assets
+from vfl.leak_meter.report.result import AttackLine, Rehearsed, rank_assets
 from vfl.report.picture import NotebookFigure, style
 from vfl.report.table import size
 from vfl_common.text import list_names
 
-# Areas of points, in points squared.
+# Minimum and maximum area of a marker, in points squared.
 _MIN_AREA, _MAX_AREA = 14.0, 110.0
-# Maximum number of panels, and of panels in one row.
+# Maximum number of panels in the picture, and in one row.
 _PANELS, _ACROSS = 9, 3
 # Maximum number of bars.
 _BARS = 24
@@ -28,29 +28,30 @@ _LEGEND = "chance, or without\nany message"
 def draw(results: Sequence[Rehearsed]) -> Figure:
     """Draws the leak of each attack: the 95 % quantile over batches, or the value without batches.
 
-    For each attack, only the knowledge with which it reads most is drawn. One recipe has a bar for
-    each asset, the worst leak first, and a panel for each unit. Several recipes have a panel for
-    each asset: leak over metric, with a colour for each recipe and an area that grows with the
-    bytes. The dashed line is chance, or the best figure without any message if that is higher, as
-    the mean over the recipes. A text below lists what is left out.
+    For each attack, only the attacker's knowledge with the largest leak is drawn. The picture of
+    one recipe has a panel for each unit and a bar for each asset, the worst leak first. The picture
+    of several recipes has a panel for each asset: leak over metric, with a colour for each recipe
+    and an area that grows with the bytes. The dashed line is the mean over the recipes of chance,
+    or of the best baseline without any message if that is higher. A text below lists the assets
+    that are not drawn.
     """
-    every = _panels(results)
-    if len(results) == 1 and every:
-        return _bars(results[0], every)
-    keys, rest = every[:_PANELS], every[_PANELS:]
-    across = min(_ACROSS, max(1, len(keys)))
-    down = max(1, -(-len(keys) // across))
-    figure = NotebookFigure(3.0 * across + 1.8, 2.6 * down + 0.7)
-    grid = figure.subplots(down, across, squeeze=False, sharex=True).flatten()
+    all_assets = _select_assets(results)
+    if len(results) == 1 and all_assets:
+        return _draw_bars(results[0], all_assets)
+    keys, left_out = all_assets[:_PANELS], all_assets[_PANELS:]
+    columns = min(_ACROSS, max(1, len(keys)))
+    rows = max(1, -(-len(keys) // columns))
+    figure = NotebookFigure(3.0 * columns + 1.8, 2.6 * rows + 0.7)
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=True).flatten()
     for axes in grid[len(keys) :]:
         axes.set_visible(False)
     largest = max((result.payload_bytes for result in results), default=1) or 1
     for key, axes in zip(keys, grid, strict=False):
-        _panel(axes, key, results, largest)
+        _draw_panel(axes, key, results, largest)
     if not keys:
         figure.text(0.5, 0.5, "No attack was played.", ha="center")
     metric = next((result.metric for result in results if result.metric), "metric")
-    figure.supxlabel(f"{metric}\n{_describe_left_out(rest, across)}", fontsize=8)
+    figure.supxlabel(f"{metric}\n{_describe_left_out(left_out, columns)}", fontsize=8)
     handles = [
         Line2D(
             [],
@@ -67,11 +68,11 @@ def draw(results: Sequence[Rehearsed]) -> Figure:
     return figure
 
 
-def _bars(of: Rehearsed, every: Sequence[tuple[str, ...]]) -> Figure:
-    """Draws one recipe: a bar for each asset, with a mark at the level of chance."""
-    keys, rest = every[:_BARS], every[_BARS:]
+def _draw_bars(result: Rehearsed, all_assets: Sequence[tuple[str, ...]]) -> Figure:
+    """Draws the result of one recipe: a bar for each asset, with a mark at the level of chance."""
+    keys, left_out = all_assets[:_BARS], all_assets[_BARS:]
     panels: dict[str, list[AttackLine]] = {}
-    for line in of.worst:
+    for line in result.worst:
         if line.asset in keys:
             panels.setdefault(_unit(line), []).append(line)
     for lines in panels.values():
@@ -84,7 +85,7 @@ def _bars(of: Rehearsed, every: Sequence[tuple[str, ...]]) -> Figure:
     for axes, (unit, lines) in zip(grid, panels.items(), strict=True):
         spreads = [line.high or line.value for line in lines]
         places = range(len(lines))
-        errors = [spread.sd for spread in spreads] if len(of.seeds) > 1 else None
+        errors = [spread.sd for spread in spreads] if len(result.seeds) > 1 else None
         axes.barh(
             places,
             [spread.mean for spread in spreads],
@@ -95,25 +96,25 @@ def _bars(of: Rehearsed, every: Sequence[tuple[str, ...]]) -> Figure:
         )
         for place, line in zip(places, lines, strict=True):
             axes.plot(
-                [_floor(line)] * 2, [place - 0.45, place + 0.45], color="0.2", ls="--", lw=1.2
+                [_get_chance(line)] * 2, [place - 0.45, place + 0.45], color="0.2", ls="--", lw=1.2
             )
-        axes.set_yticks(places, ["\n".join(_what([line])) for line in lines], fontsize=7)
+        axes.set_yticks(places, ["\n".join(_describe_asset([line])) for line in lines], fontsize=7)
         axes.invert_yaxis()
         axes.set_xlabel(unit, fontsize=8)
         axes.set_xlim(left=0.0, right=None if lines[0].is_error else 1.0)
         axes.tick_params(axis="x", labelsize=7)
         style(axes, "x")
-    utility = f", {of.metric} {of.utility}" if of.utility is not None else ""
-    figure.set_heading(f"{of.name}{utility}, {size(of.payload_bytes)}")
-    figure.supxlabel(_describe_left_out(rest, 2), fontsize=8)
+    utility = f", {result.metric} {result.utility}" if result.utility is not None else ""
+    figure.set_heading(f"{result.name}{utility}, {size(result.payload_bytes)}")
+    figure.supxlabel(_describe_left_out(left_out, 2), fontsize=8)
     handles = [Line2D([], [], color="0.2", ls="--", lw=1.2, label=_LEGEND.replace("\n", " "))]
     figure.legend(handles=handles, loc="outside upper right", fontsize=7, frameon=False)
     return figure
 
 
-def _what(lines: Sequence[AttackLine]) -> tuple[str, str]:
-    """Returns two texts about the lines of one asset: who reads what, and with what knowledge or
-    from where.
+def _describe_asset(lines: Sequence[AttackLine]) -> tuple[str, str]:
+    """Returns two texts about the lines of one asset: the attack with attacker and target, and the
+    attacker's knowledge or the exchanges.
     """
     attack, attacker, of, knows, _ = lines[0].asset
     places = list_names(list(dict.fromkeys(line.place for line in lines)))
@@ -124,7 +125,7 @@ def _unit(line: AttackLine) -> str:
     return f"{line.unit}, 95 % of batches" if line.high is not None else line.unit
 
 
-def _floor(line: AttackLine) -> float:
+def _get_chance(line: AttackLine) -> float:
     return line.chance_high.mean if line.chance_high is not None else line.floor
 
 
@@ -136,8 +137,8 @@ def draw_images(results: Sequence[Rehearsed]) -> dict[str, bytes]:
     for result in results:
         for drawing in result.drawings:
             images = drawing.shown
-            words = [drawing.attack, result.name, images.party]
-            stem = "-".join(re.sub(r"[^\w.-]+", "-", word).strip("-.") for word in words)
+            stem_parts = [drawing.attack, result.name, images.party]
+            stem = "-".join(re.sub(r"[^\w.-]+", "-", word).strip("-.") for word in stem_parts)
             name = f"{stem}.png"
             # Names may differ only in characters that file names do not have.
             while name in drawn:
@@ -150,24 +151,19 @@ def draw_images(results: Sequence[Rehearsed]) -> dict[str, bytes]:
     return drawn
 
 
-def _panels(results: Sequence[Rehearsed]) -> list[tuple[str, ...]]:
-    """Returns the assets to draw, the worst leak first; one for each attack, attacker and
-    target.
-    """
+def _select_assets(results: Sequence[Rehearsed]) -> list[tuple[str, ...]]:
+    """Returns one asset for each attack, attacker and target, the worst leak first."""
     worst: dict[tuple[str, ...], tuple[str, ...]] = {}
-    for asset in assets(results):
+    for asset in rank_assets(results):
         worst.setdefault(asset[:3], asset)
     return list(worst.values())
 
 
-def _describe_left_out(rest: Sequence[tuple[str, ...]], across: int) -> str:
-    few = (
-        f"; {list_names([f'{attack} by {attacker}: {of}' for attack, attacker, of, *_ in rest])}"
-        if rest
-        else ""
-    )
+def _describe_left_out(left_out: Sequence[tuple[str, ...]], across: int) -> str:
+    texts = [f"{attack} by {attacker}: {of}" for attack, attacker, of, *_ in left_out]
+    names = f"; {list_names(texts)}" if texts else ""
     return fill(
-        f"Not drawn: single columns, and the same attack with other knowledge{few}",
+        f"Not drawn: single columns, and the same attack with other knowledge{names}",
         46 * across,
     )
 
@@ -177,7 +173,9 @@ def _colour(number: int) -> Any:
     return colours[number % len(colours)]
 
 
-def _panel(axes: Any, key: tuple[str, ...], results: Sequence[Rehearsed], largest: int) -> None:
+def _draw_panel(
+    axes: Any, key: tuple[str, ...], results: Sequence[Rehearsed], largest: int
+) -> None:
     lines: list[AttackLine] = []
     for number, result in enumerate(results):
         line = next((line for line in result.worst if line.asset == key), None)
@@ -189,9 +187,9 @@ def _panel(axes: Any, key: tuple[str, ...], results: Sequence[Rehearsed], larges
         spread = line.high or line.value
         axes.errorbar([x], [spread.mean], yerr=[spread.sd], color=_colour(number), lw=1, capsize=2)
         axes.scatter([x], [spread.mean], s=area, color=_colour(number))
-    floors = [_floor(line) for line in lines]
+    floors = [_get_chance(line) for line in lines]
     axes.axhline(sum(floors) / len(floors), color="0.5", ls="--", lw=0.8)
-    axes.set_title("\n".join(_what(lines)), fontsize=8, loc="left")
+    axes.set_title("\n".join(_describe_asset(lines)), fontsize=8, loc="left")
     axes.set_ylabel(_unit(lines[0]), fontsize=8)
     axes.tick_params(labelsize=7, labelbottom=True)
     axes.grid(alpha=0.25)

@@ -15,9 +15,9 @@ from torch.nn import functional
 # Maximum number of images in one row.
 MAX_IMAGES = 16
 _DPI = 130
-# Inches of the larger side of an image.
+# Size of the larger side of an image in inches.
 _INCHES = 0.72
-# Inches for the labels left of the images.
+# Width of the labels left of the images in inches.
 _LABELS = 1.45
 # Approximate number of pixels of the larger side of an image.
 _PIXELS = 96
@@ -26,8 +26,8 @@ _PIXELS = 96
 def draw_pairs(rows: Sequence[tuple[str, Tensor]], title: str) -> bytes:
     """Returns a PNG with rows of images and a title.
 
-    It shows the first images of each row. Images with 3 channels are in colour, others in grey, as
-    the mean of their channels.
+    The picture shows the first images of each row. Images with 3 channels are in colour. Other
+    images are grey, the mean of their channels.
 
     Args:
         rows: (name, images [N, C, H, W] with pixels from 0 to 1) of each row.
@@ -46,7 +46,7 @@ def draw_pairs(rows: Sequence[tuple[str, Tensor]], title: str) -> bytes:
     for axes, (name, images) in zip(
         figure.subplots(len(rows), squeeze=False)[:, 0], rows, strict=True
     ):
-        axes.imshow(_strip(images[:count]), interpolation="nearest")
+        axes.imshow(_join_images(images[:count]), interpolation="nearest")
         axes.set_xticks([])
         axes.set_yticks([])
         axes.spines[:].set_visible(False)
@@ -58,13 +58,13 @@ def draw_pairs(rows: Sequence[tuple[str, Tensor]], title: str) -> bytes:
     return file.getvalue()
 
 
-def _strip(images: Tensor) -> np.ndarray:
-    """Returns images side by side with white gaps, [H, W, 3]; drawing an axis for each is slow."""
+def _join_images(images: Tensor) -> np.ndarray:
+    """Joins images to one wide image, [H, W, 3], because one plot per image is slow."""
     grey = (
         images if images.shape[1] == 3 else images.mean(dim=1, keepdim=True).expand(-1, 3, -1, -1)
     )
-    times = max(1, round(_PIXELS / max(images.shape[2:])))
-    large = grey.clamp(0, 1).repeat_interleave(times, dim=2).repeat_interleave(times, dim=3)
-    apart = functional.pad(large, (0, _PIXELS // 16), value=1.0)
-    strip: np.ndarray = apart.permute(2, 0, 3, 1).flatten(1, 2)[:, : -(_PIXELS // 16)].numpy()
+    factor = max(1, round(_PIXELS / max(images.shape[2:])))
+    large = grey.clamp(0, 1).repeat_interleave(factor, dim=2).repeat_interleave(factor, dim=3)
+    padded = functional.pad(large, (0, _PIXELS // 16), value=1.0)
+    strip: np.ndarray = padded.permute(2, 0, 3, 1).flatten(1, 2)[:, : -(_PIXELS // 16)].numpy()
     return strip

@@ -1,4 +1,4 @@
-"""The result of a rehearsal: each attack's figures over seeds, with metric and bytes of the
+"""The result of a rehearsal: the figures of each attack over seeds, and the metric and bytes of the
 runs.
 """
 
@@ -47,9 +47,9 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Spread | None:
-        """Returns the spread of the values that are not None; None without any."""
-        there = tuple(value for value in values if value is not None)
-        return cls(there) if there else None
+        """Returns the spread of the values that are not None; None if there are no such values."""
+        numbers = tuple(value for value in values if value is not None)
+        return cls(numbers) if numbers else None
 
     def __str__(self) -> str:
         return f"{self.mean:.3f}" + (f" ± {self.sd:.3f}" if len(self.values) > 1 else "")
@@ -76,7 +76,9 @@ class AttackLine:
 
     @property
     def asset(self) -> tuple[str, ...]:
-        """The target, the attacker and the way of the attack, independent of the exchange."""
+        """Identifies the attack, the attacker, the target, the knowledge and the unit, without the
+        exchange.
+        """
         knows = (
             self.knows if not self.place else ALL_EPOCHS if self.knows.endswith(ALL_EPOCHS) else ""
         )
@@ -89,7 +91,7 @@ class AttackLine:
 
     @property
     def excess(self) -> float:
-        """The leak on a scale from what is known without the message (0) to everything (1)."""
+        """The leak on a scale from the value without any message (0) to a complete leak (1)."""
         everything = 0.0 if self.is_error else 1.0
         return (
             0.0
@@ -99,8 +101,8 @@ class AttackLine:
 
     @property
     def floor(self) -> float:
-        """The value without the message: the maximum of chance, all baselines and 0, or the
-        smallest error.
+        """The value without any message: the maximum of chance, all baselines and 0. For an error,
+        it is the minimum of chance and the baselines.
         """
         known = [
             spread.mean for spread in (self.chance, *self.baselines.values()) if spread is not None
@@ -109,13 +111,13 @@ class AttackLine:
 
     def leaks_more(self, other: AttackLine) -> bool:
         """Whether this line reads more than another line of the same unit."""
-        mine, theirs = self.value.mean, other.value.mean
-        return mine < theirs if self.is_error else mine > theirs
+        value, other_value = self.value.mean, other.value.mean
+        return value < other_value if self.is_error else value > other_value
 
 
 @dataclass(frozen=True, eq=False)
 class Drawing:
-    """Images that an attack has reconstructed, with the attacker and the exchange."""
+    """Images that an attack has reconstructed, with the attack, the attacker and the exchange."""
 
     attack: str
     attacker: str
@@ -127,11 +129,12 @@ class Drawing:
 class Rehearsed:
     """The result of one recipe.
 
-    ``metric``: the name of ``utility``, on the test rows if there are any. ``sizes``, ``times``:
-    what sizes and times of the messages of the last seed reveal to any observer of the network.
-    ``gaps``: a sentence for each thing that lacks a defence of others, or was not attacked.
-    ``every``: one of this many rounds was recorded. ``drawings``: images of the last seed to draw,
-    for each party those of the exchange that leaks most.
+    ``utility``, ``metric``: the values of a metric over seeds, and its name; on the test rows if
+    there are any. ``sizes``, ``times``: the sizes and times of the messages of the last seed, and
+    what they reveal to any observer of the network. ``gaps``: a sentence for each defence that some
+    exchanges lack, and for phases that no attack supports. ``every``: one of this many rounds was
+    recorded. ``drawings``: images of the last seed to draw, from the exchange that leaks most of
+    each party.
     """
 
     name: str
@@ -149,7 +152,7 @@ class Rehearsed:
 
     @property
     def worst(self) -> tuple[AttackLine, ...]:
-        """The lines of each asset with the largest leak over all exchanges."""
+        """The line of each asset from the exchange with the largest leak."""
         worst: dict[tuple[str, ...], AttackLine] = {}
         for line in self.lines:
             before = worst.get(line.asset)
@@ -176,8 +179,8 @@ class Rehearsed:
         )
 
 
-def assets(results: Sequence[Rehearsed]) -> list[tuple[str, ...]]:
-    """Returns the assets of all recipes without details, the worst leak of any recipe first."""
+def rank_assets(results: Sequence[Rehearsed]) -> list[tuple[str, ...]]:
+    """Returns the assets of all recipes without details, sorted by the worst leak in any recipe."""
     excess: dict[tuple[str, ...], float] = {}
     for line in (line for result in results for line in result.worst if not line.detail):
         excess[line.asset] = max(line.excess, excess.get(line.asset, line.excess))
@@ -213,10 +216,10 @@ def as_columns(results: Sequence[Rehearsed]) -> dict[str, list[Any]]:
 
 def as_json(results: Sequence[Rehearsed]) -> dict[str, Any]:
     """Returns all values of all seeds."""
-    return {"rehearsal": REHEARSAL, "recipes": [_plain(result) for result in results]}
+    return {"rehearsal": REHEARSAL, "recipes": [_to_plain(result) for result in results]}
 
 
-def over_seeds(
+def merge_seeds(
     played: Sequence[Sequence[Played]],
 ) -> tuple[tuple[AttackLine, ...], tuple[str, ...]]:
     """Returns the lines over all seeds, and a note for each attack that could not be played.
@@ -227,8 +230,8 @@ def over_seeds(
     notes: dict[str, None] = {}
     # {(reason, attacker): attacks}
     refused: dict[tuple[str, str], list[str]] = {}
-    for of_seed in played:
-        for attack in of_seed:
+    for attacks in played:
+        for attack in attacks:
             if attack.why_not:
                 names = refused.setdefault((attack.why_not, attack.attacker), [])
                 names += [attack.attack] if attack.attack not in names else []
@@ -265,10 +268,10 @@ def over_seeds(
         )
         for key, figures in figures_of.items()
     )
-    return lines, (*notes, *_refusals(refused))
+    return lines, (*notes, *_describe_refusals(refused))
 
 
-def drawings(played: Sequence[Played]) -> tuple[Drawing, ...]:
+def collect_drawings(played: Sequence[Played]) -> tuple[Drawing, ...]:
     """Returns the images of one seed to draw: for each attack, attacker and party the largest
     leak.
     """
@@ -283,7 +286,7 @@ def drawings(played: Sequence[Played]) -> tuple[Drawing, ...]:
     return tuple(drawing for _, drawing in worst.values())
 
 
-def _refusals(refused: Mapping[tuple[str, str], Sequence[str]]) -> Iterator[str]:
+def _describe_refusals(refused: Mapping[tuple[str, str], Sequence[str]]) -> Iterator[str]:
     """Yields one sentence for all attacks and attackers that were not played for the same
     reason.
     """
@@ -297,12 +300,12 @@ def _refusals(refused: Mapping[tuple[str, str], Sequence[str]]) -> Iterator[str]
         )
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     if isinstance(value, Spread):
         return {"mean": value.mean, "sd": value.sd, "values": list(value.values)}
     if is_dataclass(value):
         names = [field_.name for field_ in fields(value) if field_.name != "drawings"]
-        return {name: _plain(getattr(value, name)) for name in names}
+        return {name: _to_plain(getattr(value, name)) for name in names}
     if isinstance(value, Mapping):
-        return {name: _plain(item) for name, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+        return {name: _to_plain(item) for name, item in value.items()}
+    return [_to_plain(item) for item in value] if isinstance(value, tuple) else value

@@ -1,4 +1,4 @@
-"""``vfl leaks``: prints the result of a rehearsal as a table, and writes its pictures."""
+"""Prints the result of ``vfl leaks`` as a table, and writes its pictures."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ T = TypeVar("T")
 
 
 def show_leaks(results: Sequence[Rehearsed], *, as_json: bool, out: Path | None) -> None:
-    """Prints the results; with ``out``, writes leaks.json and leaks.png into this folder.
-
-    Pictures of private images go there, too; only their owner may read them.
+    """Prints the results. With ``out``, also writes leaks.json, leaks.png and pictures of private
+    images to this folder. Only their owner may read the pictures of private images.
     """
     if as_json:
         click.echo(to_json(written(results), compact=True))
@@ -44,17 +43,17 @@ def show_leaks(results: Sequence[Rehearsed], *, as_json: bool, out: Path | None)
             click.echo("\n".join(map(str, written_to)))
 
 
-def read_list(text: str | None, option: str, what: Callable[[str], T]) -> Sequence[T] | None:
+def read_list(text: str | None, option: str, parse_item: Callable[[str], T]) -> Sequence[T] | None:
     """Parses a list such as ``a,b``; None stays None. Raises InputError."""
     if text is None:
         return None
     words = [word.strip() for word in text.split(",") if word.strip()]
     try:
-        items = [what(word) for word in words]
+        items = [parse_item(word) for word in words]
     except ValueError:
         items = []
     if not items:
-        example = "1,2,3" if what is int else "norm,cosine"
+        example = "1,2,3" if parse_item is int else "norm,cosine"
         raise InputError(
             Code.CONFIG_INVALID,
             f"{option}: is not a valid list (got {text!r}). Give a list such as {example}.",

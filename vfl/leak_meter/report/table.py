@@ -9,24 +9,23 @@ from typing import Literal
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from vfl.leak_meter.report.compare import in_short
+from vfl.leak_meter.report.compare import summarize_results
 from vfl.leak_meter.report.result import REHEARSAL, AttackLine, Rehearsed, Spread
 from vfl.report.table import new_table, size
 
-# Minimum width of the table in characters without a terminal.
+# Minimum width of the table in characters when the output is not a terminal.
 WIDTH = 140
 # Maximum number of sizes that are shown for one exchange.
 _SIZES = 3
 _CLOCK = (
-    "Times are those of this rehearsal: all parties took turns in one process. Between machines "
-    "the "
-    "seconds differ, but not the positions of the pauses."
+    "The times are from this rehearsal, in which all parties took turns in one process. Between "
+    "machines the seconds differ, but not the positions of the pauses."
 )
 
 
 def render(results: Sequence[Rehearsed]) -> Group:
     """Returns a summary, and a table for each recipe with notes below it."""
-    parts: list[RenderableType] = [*in_short(results)]
+    blocks: list[RenderableType] = [*summarize_results(results)]
     for result in results:
         utility = f"{result.metric} {result.utility}" if result.utility is not None else "no metric"
         seeds = f"{len(result.seeds)} seed{'s' if len(result.seeds) > 1 else ''}"
@@ -49,21 +48,21 @@ def render(results: Sequence[Rehearsed]) -> Group:
         where = [f"Columns and rows are read from {place}." for place in places if len(places) == 1]
         notes = [Text(note, style="dim") for note in (*where, *result.elsewhere, *result.notes)]
         body = table if lines else Text(f"{title}\nNo attack was played.")
-        parts += [
+        blocks += [
             body,
             *warnings,
             *notes,
             Text(),
-            *([_sizes(result), Text()] if result.sizes else []),
+            *([_render_sizes(result), Text()] if result.sizes else []),
         ]
-        parts += [_times(result), Text(_CLOCK, style="dim"), Text()] if result.times else []
-    return Group(*parts, Text(REHEARSAL, style="dim"))
+        blocks += [_render_times(result), Text(_CLOCK, style="dim"), Text()] if result.times else []
+    return Group(*blocks, Text(REHEARSAL, style="dim"))
 
 
-def _sizes(result: Rehearsed) -> RenderableType:
-    part = f" (one round in {result.every:,})" if result.every > 1 else ""
+def _render_sizes(result: Rehearsed) -> RenderableType:
+    sampling = f" (one round in {result.every:,})" if result.every > 1 else ""
     table = new_table(
-        f"What sizes of encrypted messages reveal to any observer of the network{part}"
+        f"What sizes of encrypted messages reveal to any observer of the network{sampling}"
     )
     for heading in ("phase", "exchange", "from", "to", "payload bytes x messages", "reveals"):
         table.add_column(heading)
@@ -76,7 +75,7 @@ def _sizes(result: Rehearsed) -> RenderableType:
     return table
 
 
-def _times(result: Rehearsed) -> RenderableType:
+def _render_times(result: Rehearsed) -> RenderableType:
     table = new_table("What times of messages reveal to any observer of the network")
     for heading in ("phase", "exchange", "from", "to"):
         table.add_column(heading)
@@ -84,28 +83,30 @@ def _times(result: Rehearsed) -> RenderableType:
         table.add_column(heading, justify="right")
     table.add_column("reveals")
     for line in result.times:
-        of = (line.phase, line.exchange, line.sender, line.receiver)
-        table.add_row(*of, f"{line.messages:,}", *line.between, line.tells)
+        direction = (line.phase, line.exchange, line.sender, line.receiver)
+        table.add_row(*direction, f"{line.messages:,}", *line.between, line.tells)
     return table
 
 
-def _of(spread: Spread | None) -> str:
+def _format_spread(spread: Spread | None) -> str:
     return "" if spread is None else str(spread)
 
 
-def _chance(line: AttackLine) -> str:
-    return _of(line.chance) + (
+def _format_chance(line: AttackLine) -> str:
+    return _format_spread(line.chance) + (
         f" ({line.chance_high.mean:.3f})" if line.chance_high is not None else ""
     )
 
 
-def _baselines(line: AttackLine) -> str:
+def _format_baselines(line: AttackLine) -> str:
     return "\n".join(f"{name} {spread}" for name, spread in line.baselines.items())
 
 
 @dataclass(frozen=True)
 class _Column:
-    """A column that is left out if all its cells are empty. ``whole``: never wrap its cells."""
+    """A column of the table, which is left out if all its cells are empty. ``whole``: whether its
+    cells are never wrapped.
+    """
 
     heading: str
     cell: Callable[[AttackLine], str]
@@ -113,7 +114,7 @@ class _Column:
     whole: bool = False
 
     def min_width(self, lines: Sequence[AttackLine]) -> int:
-        """Returns the width of the longest word, so that a narrow screen does not break it."""
+        """Returns the length of the longest word in the cells, so that no word is broken."""
         return max((len(word) for line in lines for word in self.cell(line).split()), default=0)
 
 
@@ -124,7 +125,7 @@ _CELLS = (
     _Column("from", lambda line: line.place, whole=True),
     _Column("knows", lambda line: line.knows),
     _Column("leak", lambda line: f"{line.unit} {line.value}", "right", whole=True),
-    _Column("95 % of batches", lambda line: _of(line.high), "right"),
-    _Column("chance (95 %)", _chance, "right", whole=True),
-    _Column("without any message", _baselines, whole=True),
+    _Column("95 % of batches", lambda line: _format_spread(line.high), "right"),
+    _Column("chance (95 %)", _format_chance, "right", whole=True),
+    _Column("without any message", _format_baselines, whole=True),
 )

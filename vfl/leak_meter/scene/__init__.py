@@ -1,1 +1,1 @@
-"""The data of an attacker: received messages, its own rows, and the truth for judges."""
+"""The data of an attacker: its received messages and rows, and the truth that judges attacks."""

@@ -1,4 +1,4 @@
-"""Builds what each attacker has after a run, and the truth by which attacks are judged."""
+"""Builds the scene of each attacker: its data after a run, and the truth that judges attacks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vfl.leak_meter.scene.inputs import inputs_of
+from vfl.leak_meter.scene.inputs import make_inputs_table
 from vfl.leak_meter.scene.recording import Recording
 from vfl.leak_meter.scene.scene import Beginning, Intercepted, Owner, Scene
 from vfl_party.base.seeds import derive_seed
@@ -22,29 +22,33 @@ class Scenes:
 
     def __init__(self, recording: Recording) -> None:
         self._recording, self._parties = recording, recording.parties
-        # Each encoder's parameters before the first phase.
-        self._begun: dict[str, list[Tensor]] = {}
+        # {party: the encoder's parameters before the first phase}
+        self._initial_weights: dict[str, list[Tensor]] = {}
 
     def begin(self, name: str) -> None:
-        """Stores a party's untrained weights; called before it runs."""
-        self._begun[name] = [weight.detach().cpu().clone() for weight in self._weights(name)]
+        """Stores a copy of a party's untrained weights; called before the party runs."""
+        self._initial_weights[name] = [
+            weight.detach().cpu().clone() for weight in self._weights(name)
+        ]
 
-    def of(self, attacker: str, seed: int) -> Scene:
-        """Returns what ``attacker`` has, and the truth."""
+    def build(self, attacker: str, seed: int) -> Scene:
+        """Returns the scene of ``attacker``."""
         owner = next(party for party in self._parties.values() if party.party.role == "active")
-        # The labels before any noise: those are what an attacker wants.
+        # An attacker wants the labels without any noise.
         active, targets = owner.party, owner.prepared.targets
-        owners = {name: held for name in self._parties if (held := self._owner(name)) is not None}
+        owners = {
+            name: owner_ for name in self._parties if (owner_ := self._make_owner(name)) is not None
+        }
         if attacker == active.recipe.server:
             task = active.recipe.task
             return Scene(
                 attacker=attacker,
                 role="server",
                 task=task,
-                labels=_classes(targets, task.kind),
+                labels=_get_classes(targets, task.kind),
                 rows={},
                 seed=derive_seed(seed, "attack", attacker),
-                gradients=_nothing,
+                gradients=_yield_nothing,
                 heard=partial(self._recording.messages_of, attacker),
                 owners=owners,
             )
@@ -55,8 +59,8 @@ class Scenes:
             attacker=attacker,
             role=own.role,
             task=own.recipe.task,
-            labels=_classes(targets, own.recipe.task.kind),
-            targets=_numbers(targets, own.recipe.task.kind),
+            labels=_get_classes(targets, own.recipe.task.kind),
+            targets=_get_numbers(targets, own.recipe.task.kind),
             rows=own.data.splits,
             seed=derive_seed(seed, "attack", attacker),
             gradients=partial(self._recording.batches, active.name, attacker, "gradient"),
@@ -73,11 +77,13 @@ class Scenes:
             columns={
                 name: inputs
                 for name in self._parties
-                if (inputs := inputs_of(self._parties[name])) is not None
+                if (inputs := make_inputs_table(self._parties[name])) is not None
             },
             owners=owners,
             beginnings={
-                name: of for name in senders if (of := self._beginning(attacker, name)) is not None
+                name: beginning
+                for name in senders
+                if (beginning := self._make_beginning(attacker, name)) is not None
             },
         )
 
@@ -92,52 +98,53 @@ class Scenes:
             or self._parties[name].party.recipe.start is not None
         ):
             return "encoder" in self._parties[name].party.models
-        now, begun = self._weights(name), self._begun[name]
-        return not begun or any(
-            not torch.equal(one.cpu(), other) for one, other in zip(now, begun, strict=True)
+        weights, initial = self._weights(name), self._initial_weights[name]
+        return not initial or any(
+            not torch.equal(weight.cpu(), before)
+            for weight, before in zip(weights, initial, strict=True)
         )
 
-    def _beginning(self, attacker: str, name: str) -> Beginning | None:
-        """Returns how a passive party's encoder began; None if it does not begin with split
-        training.
+    def _make_beginning(self, attacker: str, name: str) -> Beginning | None:
+        """Returns how the training of a passive party's encoder begins; None if the first phase is
+        not split training, or the attacker is not the active party.
         """
-        me, own = self._parties[attacker].party, self._parties[name].party
-        recipe, make = own.recipe, own.make_encoder
+        attacker_party, sender_party = self._parties[attacker].party, self._parties[name].party
+        recipe, make = sender_party.recipe, sender_party.make_encoder
         first = recipe.phases[0]
         if (
-            me.role != "active"
+            attacker_party.role != "active"
             or make is None
             or first.kind != "splitnn"
             or recipe.start is not None
         ):
             return None
-        settings: Any = own.course.phases[0].settings
+        settings: Any = sender_party.course.phases[0].settings
         return Beginning(
             first.name,
-            lambda root: deterministic(own.course.encoder(replace(make, secret=root))),
+            lambda root: deterministic(sender_party.course.encoder(replace(make, secret=root))),
             recipe.seed,
-            own.own_seed,
+            sender_party.own_seed,
             settings.optimizers.get(name, settings.optimizer),
-            settings.epochs_over(len(own.data.splits["train"])),
+            settings.epochs_over(len(sender_party.data.splits["train"])),
             settings.plain,
             partial(self._recording.batches, attacker, name, "gradient"),
         )
 
-    def _owner(self, name: str) -> Owner | None:
-        own = self._parties[name].party
-        if own.features is None or "encoder" not in own.models:
+    def _make_owner(self, name: str) -> Owner | None:
+        party = self._parties[name].party
+        if party.features is None or "encoder" not in party.models:
             return None
         return Owner(
-            deterministic(own.models["encoder"].eval()), own.features.inputs, own.data.splits
+            deterministic(party.models["encoder"].eval()), party.features.inputs, party.data.splits
         )
 
 
-def _nothing() -> Iterator[Intercepted]:
-    """Returns no batches: none come to the server."""
+def _yield_nothing() -> Iterator[Intercepted]:
+    """Returns no batches, because the server receives none."""
     return iter(())
 
 
-def _classes(targets: Tensor | None, kind: str) -> Tensor:
+def _get_classes(targets: Tensor | None, kind: str) -> Tensor:
     """Returns each row's class, int64 [N]; -1 everywhere for a regression."""
     assert targets is not None  # noqa: S101 - the active party has them
     if kind == "regression":
@@ -145,7 +152,7 @@ def _classes(targets: Tensor | None, kind: str) -> Tensor:
     return targets.reshape(-1).long().cpu()
 
 
-def _numbers(targets: Tensor | None, kind: str) -> Tensor | None:
+def _get_numbers(targets: Tensor | None, kind: str) -> Tensor | None:
     """Returns each row's label of a regression, float64 [N]."""
     return (
         targets.reshape(-1).double().cpu() if targets is not None and kind == "regression" else None

@@ -13,7 +13,7 @@ from vfl_party.data.inputs.preprocess import Preprocessor
 _MIN_SIDE = 2
 
 
-def inputs_of(assembled: Assembled) -> EncoderInputs | None:
+def make_inputs_table(assembled: Assembled) -> EncoderInputs | None:
     """Returns a party's encoder inputs as a table; None if it has no features."""
     features, preprocessor = assembled.party.features, assembled.prepared.preprocessor
     if features is None or preprocessor is None:
@@ -39,8 +39,8 @@ def inputs_of(assembled: Assembled) -> EncoderInputs | None:
 
 
 def _image(preprocessor: Preprocessor) -> Image | None:
-    """Returns how pixels are an image; None if it is a line of them, which has no structure to
-    compare.
+    """Returns the image format of the columns; None if an image is only a line of pixels, which
+    cannot be compared by SSIM.
     """
     channels, height, width = preprocessor.image_shape or (0, 0, 0)
     if min(height, width) < _MIN_SIDE:

@@ -1,7 +1,7 @@
 """An observer sees the messages of a party's exchanges in a rehearsal.
 
-It is part of the chains of that party, which the leak meter replaces before the party runs. A real
-party has no observer and no hook for one: its steps do nothing for the leak meter.
+The leak meter inserts it into the chains of transforms of that party before the party runs. A real
+party has no observer and no hook for an observer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vfl_party.outbound.filter import NOWHERE, Passage, Tensors
 class Observer(Protocol):
     """Observes both directions of one exchange at one party. It must not change a tensor."""
 
-    def leaves(self, at: Passage, meant: Tensors, sent: Tensors) -> None:
+    def note_sent(self, at: Passage, meant: Tensors, sent: Tensors) -> None:
         """Observes a message that a party sends.
 
         Args:
@@ -30,7 +30,7 @@ class Observer(Protocol):
         """
         ...
 
-    def comes(self, at: Passage, tensors: Tensors, payload_bytes: int) -> None:
+    def note_received(self, at: Passage, tensors: Tensors, payload_bytes: int) -> None:
         """Observes a message that a party has received.
 
         Args:
@@ -41,51 +41,51 @@ class Observer(Protocol):
         ...
 
 
-def observe(end: Asking | Answering, observer_of: Callable[[Chains], Observer]) -> None:
+def observe(end: Asking | Answering, make_observer: Callable[[Chains], Observer]) -> None:
     """Adds an observer to one side of an exchange.
 
     Args:
         end: the asking or the answering side, before the first step.
-        observer_of: makes the observer from the original chains of the party.
+        make_observer: makes the observer from the original chains of the party.
     """
-    own = end.chains
-    observer = observer_of(own)
+    chains = end.chains
+    observer = make_observer(chains)
     end.chains = Chains(
-        ObservedChain(own.up, observer), ObservedChain(own.down, observer), own.party
+        ObservedChain(chains.up, observer), ObservedChain(chains.down, observer), chains.party
     )
 
 
 class ObservedChain(Chain):
     """A chain that behaves like the given one, and reports to an observer."""
 
-    # Each receiver's tensors pass through the chain, so that the observer hears all of them. The
-    # results are the same: that is what ``repeats`` promises of the filters.
+    # With False, the tensors for each receiver pass through the chain separately, so that the
+    # observer sees all of them. The results do not change.
     repeats = False
 
     def __init__(self, chain: Chain, observer: Observer) -> None:
-        # Filters, noise and state are shared with the given chain.
+        # This chain shares the filters, noise and state of the given chain.
         vars(self).update(vars(chain))
         self._observer = observer
 
     def apply(self, tensors: Tensors, at: Passage = NOWHERE) -> Tensors:
         sent = super().apply(tensors, at)
-        self._observer.leaves(at, tensors, sent)
+        self._observer.note_sent(at, tensors, sent)
         return sent
 
     def undo(
         self, tensors: dict[str, Tensor], at: Passage = NOWHERE, spec: BundleSpec | None = None
     ) -> dict[str, Tensor]:
         received = super().undo(tensors, at, spec)
-        return self._came(received, at, spec)
+        return self._observe_received(received, at, spec)
 
     def undo_rest(
         self, tensors: dict[str, Tensor], at: Passage, spec: BundleSpec
     ) -> dict[str, Tensor]:
-        return self._came(super().undo_rest(tensors, at, spec), at, spec)
+        return self._observe_received(super().undo_rest(tensors, at, spec), at, spec)
 
-    def _came(
+    def _observe_received(
         self, received: dict[str, Tensor], at: Passage, spec: BundleSpec | None
     ) -> dict[str, Tensor]:
         payload_bytes = self.wire_spec(spec).payload_bytes if spec is not None else 0
-        self._observer.comes(at, received, payload_bytes)
+        self._observer.note_received(at, received, payload_bytes)
         return received

@@ -1,6 +1,4 @@
-"""Pairs of an active attacker: the embeddings of rows in an exchange, and the columns of these
-rows.
-"""
+"""Pairs of embeddings and columns of the same rows, from which an active party trains an attack."""
 
 from __future__ import annotations
 
@@ -14,9 +12,9 @@ from torch import Tensor
 from vfl.leak_meter.scene.scene import Image, Intercepted, Scene, UnfitError
 from vfl_party.base.seeds import Rows, derive_seed
 
-# Concatenation of these embeddings of a row.
+# Name of the concatenation of a row's first, last and mean embedding.
 ALL_THREE = "first, last and mean"
-# Share of known rows, minimum and maximum number of them, and maximum number of judged rows.
+# The share, the minimum and the maximum number of known rows, and the maximum of judged rows.
 _SHARE, _MIN_KNOWN, _MAX_KNOWN, _JUDGED = 0.1, 50, 2000, 5000
 # Maximum width of the concatenated embeddings of a row; with more rounds, some are left out.
 _MAX_WIDTH = 2048
@@ -24,15 +22,16 @@ _MAX_WIDTH = 2048
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Rows that one sender sent in one exchange: known rows, whose columns the attacker has, and
-    rows that are judged.
+    """The rows that one sender sent in one exchange. The attacker has the columns of the known
+    rows. The attack is measured on the judged rows.
 
-    ``place``: the phase and the exchange. ``z_known``, ``values_known``: [K, D] and [K, F].
-    ``own``: the attacker's own columns of these rows; None without columns. ``groups``, ``image``:
-    see ``EncoderInputs``. ``over``: {how the embeddings of all recorded rounds are combined: those
-    of the known and of the judged rows}; empty if each row came once. ``stacked``: the concatenated
-    embeddings of all rounds, of the known and of the judged rows. ``labels``: the labels of the
-    known and of the judged rows, which an active party has, [K, 1] and [N, 1].
+    ``place``: the phase and the exchange. ``z_known``, ``values_known``: the embeddings [K, D] and
+    the columns [K, F] of the known rows. ``own``: the attacker's own columns of the known and of
+    the judged rows; None if it has no columns. ``groups``, ``image``: see ``EncoderInputs``.
+    ``over``: {name of a combination of all recorded rounds: the combined embeddings of the known
+    and of the judged rows}; empty if each row was sent once. ``stacked``: the concatenated
+    embeddings of all rounds, for the known and for the judged rows. ``labels``: the labels of the
+    known and of the judged rows, [K, 1] and [N, 1].
     """
 
     sender: str
@@ -55,33 +54,35 @@ def count_known(count: int) -> int:
     return min(_MAX_KNOWN, max(_MIN_KNOWN, int(_SHARE * count)))
 
 
-def pairs(scene: Scene, *, images: bool | None = None, what: str = "embeddings") -> Iterator[Pairs]:
-    """Yields the pairs of each sender whose columns are known, exchange by exchange.
+def yield_pairs(
+    scene: Scene, *, images: bool | None = None, what: str = "embeddings"
+) -> Iterator[Pairs]:
+    """Yields the pairs of each sender with known columns, for each exchange.
 
-    Each exchange is read separately, because a defence may protect only some. Exchanges with too
-    few rows are left out. ``images``: only senders whose columns are (True) or are not (False) an
-    image. ``what``: the name of the embeddings in texts. Raises UnfitError if there is no such
-    sender, or no exchange has enough rows.
+    Each exchange is read separately, because a defence may protect only some exchanges. Exchanges
+    with too few rows are left out. ``images``: True selects the senders whose columns are pixels,
+    False the other senders. ``what``: the name of the embeddings in messages. Raises UnfitError if
+    there is no such sender, or no exchange has enough rows.
     """
-    senders = senders_of(scene, images)
-    if not senders and senders_of(scene):
+    senders = find_senders(scene, images)
+    if not senders and find_senders(scene):
         raise UnfitError(
             "no sender's columns are an image" if images else "all columns are pixels; see images"
         )
-    some = False
+    yielded = False
     for sender in senders:
         for place, sent in _collect_embeddings(scene.embeddings[sender]()).items():
             if len(sent) >= 2 * _MIN_KNOWN:
-                some = True
-                yield _pairs(scene, sender, place, sent)
-    if not some:
+                yielded = True
+                yield _make_pairs(scene, sender, place, sent)
+    if not yielded:
         raise UnfitError(f"no party sends {what} of at least {2 * _MIN_KNOWN} known rows")
 
 
-def exchanges_left_out(scene: Scene, *, images: bool | None = None) -> list[str]:
-    """Returns the exchanges that ``pairs`` leaves out, with the number of their rows."""
+def list_small_exchanges(scene: Scene, *, images: bool | None = None) -> list[str]:
+    """Returns a text for each exchange that ``yield_pairs`` leaves out, with its number of rows."""
     exchanges = []
-    for sender in senders_of(scene, images):
+    for sender in find_senders(scene, images):
         sizes = {
             place: len(sent)
             for place, sent in _collect_embeddings(scene.embeddings[sender]()).items()
@@ -92,23 +93,25 @@ def exchanges_left_out(scene: Scene, *, images: bool | None = None) -> list[str]
     return exchanges
 
 
-def senders_of(scene: Scene, images: bool | None = None) -> list[str]:
-    """Returns who sends embeddings of columns that are known; ``images`` as for ``pairs``."""
-    known = [sender for sender in scene.embeddings if sender in scene.columns]
+def find_senders(scene: Scene, images: bool | None = None) -> list[str]:
+    """Returns the senders of embeddings whose columns are known; ``images``: see
+    ``yield_pairs``.
+    """
+    senders = [sender for sender in scene.embeddings if sender in scene.columns]
     return [
         sender
-        for sender in known
+        for sender in senders
         if images is None or (scene.columns[sender].image is not None) == images
     ]
 
 
-class _Sent:
-    """Embeddings of each row in one exchange: its first and its last embedding, and the sum and
-    number of all.
+class _RowEmbeddings:
+    """The embeddings of each row in one exchange: the first, the last, and the sum and number of
+    all.
     """
 
     def __init__(self, width: int) -> None:
-        # The rows, as they came first.
+        # The rows in the order in which they first came.
         self.order: dict[int, None] = {}
         self.first, self.last = torch.empty(0, width), torch.empty(0, width)
         self.total, self.times = (
@@ -117,34 +120,36 @@ class _Sent:
         )
 
     def add(self, rows_B: Rows, z_BD: Tensor) -> None:
-        """Adds a message; a row is there once."""
-        more = int(rows_B.max(initial=-1)) + 1 - len(self.times)
-        if more > 0:
+        """Adds a message, in which each row occurs once."""
+        missing = int(rows_B.max(initial=-1)) + 1 - len(self.times)
+        if missing > 0:
             for name in ("first", "last", "total", "times"):
                 old = getattr(self, name)
                 setattr(
-                    self, name, torch.cat([old, old.new_zeros(max(more, len(old)), *old.shape[1:])])
+                    self,
+                    name,
+                    torch.cat([old, old.new_zeros(max(missing, len(old)), *old.shape[1:])]),
                 )
-        at, z_BD = torch.from_numpy(rows_B), z_BD.float()
-        new = self.times[at] == 0
-        self.first[at[new]] = z_BD[new]
-        self.last[at] = z_BD
-        self.total[at] += z_BD
-        self.times[at] += 1
+        index_B, z_BD = torch.from_numpy(rows_B), z_BD.float()
+        is_new_B = self.times[index_B] == 0
+        self.first[index_B[is_new_B]] = z_BD[is_new_B]
+        self.last[index_B] = z_BD
+        self.total[index_B] += z_BD
+        self.times[index_B] += 1
         self.order.update(dict.fromkeys(rows_B.tolist()))
 
     def __len__(self) -> int:
         return len(self.order)
 
-    def over(self, rows_B: Rows) -> dict[str, Tensor]:
-        """Returns {how a row's embeddings are put together: that of some rows}; nothing if each row
-        came once.
+    def combine_rounds(self, rows_B: Rows) -> dict[str, Tensor]:
+        """Returns {name of the combination: the combined embeddings of rows, [B, ...]}; empty if
+        each row came once.
         """
         if len(self.times) == 0 or int(self.times.max()) < 2:
             return {}
-        at = torch.from_numpy(rows_B)
-        mean_BD = (self.total[at] / self.times[at, None].clamp_min(1)).float()
-        ends_BD = torch.cat([self.first[at], self.last[at]], dim=1)
+        index_B = torch.from_numpy(rows_B)
+        mean_BD = (self.total[index_B] / self.times[index_B, None].clamp_min(1)).float()
+        ends_BD = torch.cat([self.first[index_B], self.last[index_B]], dim=1)
         return {
             "mean": mean_BD,
             "first and last": ends_BD,
@@ -152,23 +157,23 @@ class _Sent:
         }
 
 
-def _collect_embeddings(batches: Iterator[Intercepted]) -> dict[str, _Sent]:
-    """Returns {phase and exchange: what has come of its rows}."""
-    sent: dict[str, _Sent] = {}
+def _collect_embeddings(batches: Iterator[Intercepted]) -> dict[str, _RowEmbeddings]:
+    """Returns {phase and exchange: the embeddings of its rows}."""
+    sent: dict[str, _RowEmbeddings] = {}
     for batch in batches:
         z_BD = batch.came.flatten(1)
-        sent.setdefault(batch.place, _Sent(z_BD.shape[1])).add(batch.rows, z_BD)
+        sent.setdefault(batch.place, _RowEmbeddings(z_BD.shape[1])).add(batch.rows, z_BD)
     return sent
 
 
-def _pairs(scene: Scene, sender: str, place: str, sent: _Sent) -> Pairs:
+def _make_pairs(scene: Scene, sender: str, place: str, sent: _RowEmbeddings) -> Pairs:
     rows = np.random.default_rng(derive_seed(scene.seed, "auxiliary rows", sender)).permutation(
         [*sent.order]
     )
     count = count_known(len(rows))
     known, judged = rows[:count], rows[count : count + _JUDGED]
     columns, own = scene.columns[sender], scene.columns.get(scene.attacker)
-    over, over_judged = sent.over(known), sent.over(judged)
+    over, over_judged = sent.combine_rounds(known), sent.combine_rounds(judged)
     stacked_RD = _stack(scene, sender, place, np.concatenate([known, judged])) if over else None
     labels_N1 = (scene.labels if scene.targets is None else scene.targets)[:, None].float()
     return Pairs(
@@ -189,20 +194,22 @@ def _pairs(scene: Scene, sender: str, place: str, sent: _Sent) -> Pairs:
 
 
 def _stack(scene: Scene, sender: str, place: str, rows: Rows) -> Tensor:
-    """Returns the embeddings of rows in all rounds side by side, [R, T * D]; 0 where a row did not
-    come.
+    """Returns the concatenated embeddings of rows in T rounds, [R, T * D]; 0 for a round without
+    the row.
     """
     batches = [batch for batch in scene.embeddings[sender]() if batch.place == place]
     rounds = sorted({batch.round for batch in batches})
     width = batches[0].came.flatten(1).shape[1]
-    taken = rounds[:: -(-len(rounds) * width // _MAX_WIDTH)]
-    at = np.full(max(int(batch.rows.max(initial=-1)) for batch in batches) + 1, -1)
-    at[rows] = np.arange(len(rows))
-    stacked = torch.zeros(len(rows), len(taken), width)
+    chosen_rounds = rounds[:: -(-len(rounds) * width // _MAX_WIDTH)]
+    index_of_row = np.full(max(int(batch.rows.max(initial=-1)) for batch in batches) + 1, -1)
+    index_of_row[rows] = np.arange(len(rows))
+    stacked = torch.zeros(len(rows), len(chosen_rounds), width)
     for batch in batches:
-        if batch.round in taken:
-            here = at[batch.rows]
-            inside = torch.from_numpy(here >= 0)
+        if batch.round in chosen_rounds:
+            index_B = index_of_row[batch.rows]
+            is_wanted = torch.from_numpy(index_B >= 0)
             z_BD = batch.came.flatten(1).float()
-            stacked[torch.from_numpy(here)[inside], taken.index(batch.round)] = z_BD[inside]
+            stacked[torch.from_numpy(index_B)[is_wanted], chosen_rounds.index(batch.round)] = z_BD[
+                is_wanted
+            ]
     return stacked.flatten(1)

@@ -1,7 +1,7 @@
-"""Defines the rows of a phase's messages, and the messages that are recorded whole.
+"""Defines which rows a message of a phase is about, and which messages are recorded whole.
 
-A phase of a plug-in may provide this itself. For our own methods it is defined here, so that they
-need no knowledge of attacks.
+A plug-in's phase may provide these facts itself. The facts about the built-in methods are defined
+here, so that the methods need no knowledge of attacks.
 """
 
 from __future__ import annotations
@@ -36,30 +36,30 @@ class Readable(Protocol):
         ...
 
     def rows_at(self, exchange: str, step: StepKey) -> Rows | None:
-        """Returns the rows that an exchange is about at a step, int64 [B], in the order of its
-        tensors; None if it is about no rows, or about unknown ones.
+        """Returns the rows of an exchange's tensors at a step, in order, int64 [B]; None if its
+        tensors have no rows, or unknown rows.
         """
         ...
 
     def behind(self, exchange: str) -> Tensor | None:
-        """Returns the truth that the newest message of an overheard exchange hides; None if it is
-        unknown.
+        """Returns the secret that the newest message of an overheard exchange hides, by which
+        attacks are judged; None if the phase does not know it.
         """
         ...
 
 
-def readable(party: Party, phase: Phase) -> Readable:
-    """Returns what is known about a phase of ``party``: ours from this module, others from
-    themselves.
+def find_facts(party: Party, phase: Phase) -> Readable:
+    """Returns the facts about a phase of ``party``: from this module for a built-in method, and
+    from the phase itself for a plug-in.
     """
     kind = next(
         (settings.kind for settings in party.recipe.phases if settings.name == phase.name), ""
     )
-    return _OURS.get(kind, _OfItself)(party, phase)
+    return _FACTS_BY_KIND.get(kind, _PluginFacts)(party, phase)
 
 
-class _Unknown:
-    """Knows nothing: most exchanges are about no rows."""
+class _PhaseFacts:
+    """The facts about a phase whose exchanges have no known rows, as most phases do."""
 
     overheard: frozenset[str] = frozenset()
 
@@ -80,8 +80,8 @@ class _Unknown:
         return None
 
 
-class _OfItself(_Unknown):
-    """Passes on what a plug-in's phase says."""
+class _PluginFacts(_PhaseFacts):
+    """Passes on the facts that a plug-in's phase provides about itself."""
 
     def __init__(self, party: Party, phase: Phase) -> None:
         super().__init__(party, phase)
@@ -89,25 +89,25 @@ class _OfItself(_Unknown):
 
     @name_plugin_errors()
     def rows_at(self, exchange: str, step: StepKey) -> Rows | None:
-        tell = getattr(self._phase, "rows_at", None)
-        return tell(exchange, step) if tell is not None else None
+        plugin_rows_at = getattr(self._phase, "rows_at", None)
+        return plugin_rows_at(exchange, step) if plugin_rows_at is not None else None
 
     @name_plugin_errors()
     def behind(self, exchange: str) -> Tensor | None:
-        tell = getattr(self._phase, "behind", None)
-        return tell(exchange) if tell is not None else None
+        plugin_behind = getattr(self._phase, "behind", None)
+        return plugin_behind(exchange) if plugin_behind is not None else None
 
 
-class _Evaluate(_Unknown):
+class _EvaluateFacts(_PhaseFacts):
     def rows_at(self, exchange: str, step: StepKey) -> Rows | None:
         _ = exchange
         splits = self._settings.splits
         chunks_ = [chunk for split in splits for chunk in chunks(self._party.rows(split))]
-        # Later messages, such as means, are not about rows.
+        # Later messages, such as means, have no rows.
         return chunks_[step.batch] if step.batch < len(chunks_) else None
 
 
-class _Head(_Unknown):
+class _HeadFacts(_PhaseFacts):
     def rows_at(self, exchange: str, step: StepKey) -> Rows | None:
         if exchange != "upload" or step.round != UPLOAD:
             return None
@@ -115,30 +115,30 @@ class _Head(_Unknown):
         return np.concatenate([self._party.rows(split) for split in splits])
 
 
-class _SplitNN(_Unknown):
+class _SplitNNFacts(_PhaseFacts):
     @cached_property
     def _batches(self) -> Batches:
         return Batches(self._party, self._phase.name, self._settings)
 
     def rows_at(self, exchange: str, step: StepKey) -> Rows | None:
-        parts = [part for batch in self._batches.plan(step.round) for part in batch.parts]
+        batches = [part for batch in self._batches.plan(step.round) for part in batch.parts]
         if exchange == "embedding":
-            return parts[step.batch]
+            return batches[step.batch]
         if exchange == "validation":
-            return chunks(self._party.rows("validation"))[step.batch - len(parts)]
+            return chunks(self._party.rows("validation"))[step.batch - len(batches)]
         return None
 
 
-class _FedHSSL(_Unknown):
+class _FedHSSLFacts(_PhaseFacts):
     overheard = frozenset({"weights"})
 
 
-class _SecureBoost(_Unknown):
+class _SecureBoostFacts(_PhaseFacts):
     overheard = frozenset({"sums", "partition"})
 
     def behind(self, exchange: str) -> Tensor | None:
-        """Returns of the sums of a tree, which lie in an order that only the sender knows, the
-        column of each number's entry, int64 [E].
+        """Returns the column of each sum of a tree, int64 [E]. Only the sender knows the order of
+        the sums.
         """
         # Imported here, because trees have additional dependencies.
         from vfl_party.methods.secureboost.passive import PassiveSecureBoost
@@ -146,17 +146,15 @@ class _SecureBoost(_Unknown):
         phase = self._phase
         if exchange != "sums" or not isinstance(phase, PassiveSecureBoost) or not phase.offered:
             return None
-        offered = phase.offered
-        columns = [
-            offered.layout.numbers[place].column for place in offered.order[: offered.sizes[0]]
-        ]
+        offer = phase.offered
+        columns = [offer.layout.numbers[place].column for place in offer.order[: offer.sizes[0]]]
         return torch.tensor(columns, dtype=torch.int64)
 
 
-_OURS: dict[str, type[_Unknown]] = {
-    "evaluate": _Evaluate,
-    "fedhssl": _FedHSSL,
-    "head": _Head,
-    "secureboost": _SecureBoost,
-    "splitnn": _SplitNN,
+_FACTS_BY_KIND: dict[str, type[_PhaseFacts]] = {
+    "evaluate": _EvaluateFacts,
+    "fedhssl": _FedHSSLFacts,
+    "head": _HeadFacts,
+    "secureboost": _SecureBoostFacts,
+    "splitnn": _SplitNNFacts,
 }

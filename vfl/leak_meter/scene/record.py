@@ -11,18 +11,18 @@ from torch import Tensor
 
 from vfl_common.bundle import StepKey
 
-# (phase, exchange, sender, receiver)
+# A direction of an exchange: (phase, exchange, sender, receiver).
 Way = tuple[str, str, str, str]
-# Number of bytes that are buffered before they are written.
+# Number of bytes to buffer before they are written to a file.
 _AT_ONCE = 32 * 2**20
 
 
 @dataclass(frozen=True)
 class Key:
-    """The key of a message of an exchange at a step between two parties.
+    """Identifies one recorded tensor: the exchange, the step and the two parties.
 
-    ``meant``: whether it is from before the sender's chain. ``tensor``: the name of the tensor if
-    the message has several.
+    ``meant``: whether the tensor was recorded before the sender's chain of transforms.
+    ``tensor``: the name of the tensor if the message has several.
     """
 
     phase: str
@@ -37,8 +37,8 @@ class Key:
 
 @dataclass(frozen=True)
 class Seen:
-    """One message as seen on the network, with the phase and the exchange, which its position in
-    the run reveals.
+    """The size of one message on the network. Its position in the run reveals the phase and the
+    exchange.
     """
 
     phase: str
@@ -51,9 +51,10 @@ class Seen:
 
 @dataclass(frozen=True)
 class Passed:
-    """The time of one message on the network, with what its position in the run reveals.
+    """The time of one message on the network. Its position in the run reveals the phase and the
+    exchange.
 
-    ``at_s``: seconds on a common clock.
+    ``at_s``: the time in seconds on the clock of the rehearsal.
     """
 
     phase: str
@@ -78,7 +79,7 @@ class Record:
 
     folder: Path
     every: int = 1
-    _held: dict[Key, Tensor] = field(default_factory=dict)
+    _buffer: dict[Key, Tensor] = field(default_factory=dict)
     _bytes: int = 0
     _files: list[tuple[Key, ...]] = field(default_factory=list)
 
@@ -91,26 +92,28 @@ class Record:
         receiver: str,
         *,
         meant: bool = False,
-        named: str = "",
+        name: str = "",
     ) -> None:
-        """Stores a copy of a message's tensor, or of the tensor ``named`` of several."""
+        """Stores a copy of a message's tensor. ``name``: its name if the message has several."""
         if step.round % self.every:
             return
-        key = Key(step.phase, exchange, step.round, step.batch, sender, receiver, meant, named)
-        held = tensor.detach().cpu().clone()
-        self._held[key] = held
-        self._bytes += held.nbytes
+        key = Key(step.phase, exchange, step.round, step.batch, sender, receiver, meant, name)
+        copied = tensor.detach().cpu().clone()
+        self._buffer[key] = copied
+        self._bytes += copied.nbytes
         if self._bytes >= _AT_ONCE:
             self.flush()
 
     def flush(self) -> None:
         """Writes the buffered tensors."""
-        if self._held:
-            keys = tuple(self._held)
-            named = {str(number): self._held[key].contiguous() for number, key in enumerate(keys)}
-            safetensors.torch.save_file(named, self._path(len(self._files)))
+        if self._buffer:
+            keys = tuple(self._buffer)
+            tensors = {
+                str(number): self._buffer[key].contiguous() for number, key in enumerate(keys)
+            }
+            safetensors.torch.save_file(tensors, self._path(len(self._files)))
             self._files.append(keys)
-            self._held, self._bytes = {}, 0
+            self._buffer, self._bytes = {}, 0
 
     def keys(self) -> Iterator[Key]:
         """Yields the keys of all messages in the order in which they came."""
@@ -124,14 +127,14 @@ class Record:
         """Yields the messages between two parties (None: any), in the order in which they came."""
         self.flush()
         for number, keys in enumerate(self._files):
-            wanted = [
+            matches = [
                 (place, key)
                 for place, key in enumerate(keys)
                 if sender in (None, key.sender) and receiver in (None, key.receiver)
             ]
-            if wanted:
+            if matches:
                 with safetensors.safe_open(self._path(number), framework="pt") as file:
-                    for place, key in wanted:
+                    for place, key in matches:
                         yield key, file.get_tensor(str(place))
 
     def _path(self, number: int) -> Path:

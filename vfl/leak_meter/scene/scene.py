@@ -1,5 +1,5 @@
-"""A scene: what one party received in a rehearsal, its own data, and the truth by which attacks are
-judged.
+"""A scene: the messages that one party received in a rehearsal, the party's own data, and the truth
+that judges attacks.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from vfl_common.config.models import OptimizerSettings, TaskSettings
 from vfl_party.base.seeds import Rows
 
 Role = Literal["active", "passive", "server"]
-# Suffix of the knowledge of an attacker that uses all messages about a row, not only the last.
+# Describes the knowledge of an attacker that uses all messages about a row, not only the last.
 ALL_EPOCHS = "all epochs"
 
 
 class UnfitError(Exception):
-    """An attack cannot be played on this scene; the text says why, for the table's notes."""
+    """An attack cannot be played on this scene. The table's notes show the text as the reason."""
 
 
 @dataclass(frozen=True, eq=False)
 class Intercepted:
-    """The content of one message to the attacker, and the same without the sender's chain.
+    """The tensor of one message to the attacker, after and before the sender's transforms.
 
-    ``rows``: the rows of the message, in order. ``came``: [B, D], after the receiver has undone
-    codecs. ``meant``: the same before the sender's chain; None if the sender's side was not
-    recorded. ``exchange``: its name in the phase.
+    ``rows``: the rows of the message, in order. ``came``: the received tensor [B, D], decoded by
+    the receiver. ``meant``: the tensor before the sender's transforms; None if the sender's side
+    was not recorded. ``exchange``: the name of the exchange in the phase.
     """
 
     phase: str
@@ -42,16 +42,16 @@ class Intercepted:
 
     @property
     def place(self) -> str:
-        """Phase and exchange, ``splitnn/embedding``."""
+        """The phase and the exchange, such as ``splitnn/embedding``."""
         return f"{self.phase}/{self.exchange}" if self.exchange else self.phase
 
 
 @dataclass(frozen=True, eq=False)
 class Heard:
-    """One message of an exchange that a phase allows to be overheard.
+    """One tensor of a message in an exchange that a phase allows to be overheard.
 
-    ``behind``: the truth behind it, if the sender's phase knows it; for judges, not for attackers.
-    ``name``: the name of the tensor if the message has several, each of which is a ``Heard``.
+    ``behind``: the secret that the message hides, if the sender's phase knows it; only judges may
+    use it. ``name``: the name of the tensor if the message has several.
     """
 
     phase: str
@@ -66,8 +66,8 @@ class Heard:
 
 @dataclass(frozen=True, eq=False)
 class Owner:
-    """A party as a judge knows it: its trained encoder, the encoder's arguments for rows, its rows
-    by split.
+    """The data of a party that judges use: its trained encoder, a function that returns the
+    encoder's arguments for rows, and {split: rows}.
     """
 
     encoder: nn.Module
@@ -77,14 +77,13 @@ class Owner:
 
 @dataclass(frozen=True, eq=False)
 class Beginning:
-    """The recipe's settings of a party whose encoder the first phase trains, and the gradients
-    that the attacker has sent to that party.
+    """How the training of a party's encoder begins, if the first phase is split training.
 
-    ``phase``: the name of the phase. ``make``: makes the untrained encoder of a party from the root
-    of its seeds. ``known``: the root that all know, the recipe's seed; ``true``: the party's own
-    root, for a judge. ``optimizer``: that of the encoder; ``epochs``: that of the phase. ``plain``:
-    whether each batch gives one update by its gradient. ``replies``: the batches of gradients that
-    the attacker has sent to that party.
+    ``phase``: the name of the phase. ``make``: makes the untrained encoder from a root seed.
+    ``known``: the recipe's seed, which all parties know. ``true``: the party's real root seed, for
+    a judge. ``optimizer``: the optimizer of the encoder. ``epochs``: the epochs of the phase.
+    ``plain``: whether each batch makes exactly one update with its gradient. ``replies``: returns
+    the batches of gradients that the attacker has sent to that party.
     """
 
     phase: str
@@ -99,11 +98,10 @@ class Beginning:
 
 @dataclass(frozen=True)
 class Image:
-    """How columns are the pixels of an image. ``shape``: C, H and W, at least two pixels high and
-    wide.
+    """The format of columns that are the pixels of an image.
 
-    ``shift``, ``scale``: of each channel, what was taken from its pixels, and by what they were
-    then divided.
+    ``shape``: C, H and W, at least two pixels high and wide. ``shift``, ``scale``: for each
+    channel, the number that was subtracted from its pixels, and the number that divided the result.
     """
 
     shape: tuple[int, int, int]
@@ -111,7 +109,7 @@ class Image:
     scale: tuple[float, ...]
 
     def pixels(self, values_BF: Tensor) -> Tensor:
-        """Returns images [B, C, H, W] in the numbers of their source."""
+        """Returns images [B, C, H, W] on the scale of the source, from scaled columns [B, F]."""
         shift, scale = (
             torch.tensor(values, dtype=torch.float32)[:, None, None]
             for values in (self.shift, self.scale)
@@ -123,10 +121,11 @@ class Image:
 class EncoderInputs:
     """A party's encoder inputs as a table of numbers.
 
-    ``names``: of the table's columns. ``values``: [N, F], scaled. ``codes``: int64 [N, K],
-    categories that are not among the values; -1 is a category that training did not have. In the
-    table they follow as columns of 0 and 1. ``groups``: {column of categories: its columns of the
-    table}; the last K are those of the codes. ``image``: if the columns are pixels.
+    ``names``: the names of the table's columns. ``values``: the scaled columns, [N, F]. ``codes``:
+    K categorical columns that are not among ``values``, int64 [N, K]; -1 is a category that
+    training did not have. The table has them one-hot, after ``values``. ``groups``: {categorical
+    column: its one-hot columns in the table}; the last K belong to ``codes``. ``image``: the image
+    format if the columns are pixels.
     """
 
     names: tuple[str, ...]
@@ -136,14 +135,14 @@ class EncoderInputs:
     image: Image | None = None
 
     def table(self, rows: Rows) -> Tensor:
-        """Returns some rows of the table, float32 [B, len(names)], on the CPU."""
-        at = torch.from_numpy(rows)
-        columns = [self.values[at.to(self.values.device)].cpu()]
+        """Returns rows of the table, float32 [B, len(names)], on the CPU."""
+        index_B = torch.from_numpy(rows)
+        columns = [self.values[index_B.to(self.values.device)].cpu()]
         if self.codes is not None:
             for codes_N, group in zip(
                 self.codes.T, [*self.groups.values()][-self.codes.shape[1] :], strict=True
             ):
-                columns.append((codes_N[at, None] == torch.arange(len(group))).float())
+                columns.append((codes_N[index_B, None] == torch.arange(len(group))).float())
         return torch.cat(columns, dim=1)
 
 
@@ -151,16 +150,17 @@ class EncoderInputs:
 class Scene:
     """One attacker's view of a finished run.
 
-    ``gradients``: the batches of gradients that came to a passive party. ``embeddings``: {sender:
-    the same of its embeddings}, at the active party. ``labels``: the class of each row, int64 [N];
-    -1 everywhere in a regression. ``rows``: {split: rows}. ``encoder``: the attacker's own trained
-    encoder, in evaluation mode. ``inputs``: the encoder's arguments for rows. ``make_encoder``:
-    makes an untrained encoder of the same kind. ``columns``: {party: its columns}; only the judge
-    and the auxiliary rows use them. ``owners``: {party: what it has}, for the judge. ``heard``: the
-    messages from and to the attacker that phases let be overheard, in order. ``beginnings``:
-    {passive party: how its encoder began}, at the active party, if the first phase is split
-    training. ``seed``: of all that an attack draws. ``targets``: the label of each row in a
-    regression, float64 [N], scaled. The server has messages, and nothing else.
+    ``gradients``: returns the batches of gradients that a passive party received. ``embeddings``:
+    {sender: returns the batches of embeddings that the active party received}. ``labels``: the
+    class of each row, int64 [N]; -1 for all rows in a regression. ``rows``: {split: rows}.
+    ``encoder``: the attacker's own trained encoder, in evaluation mode. ``inputs``: returns the
+    encoder's arguments for rows. ``make_encoder``: makes an untrained encoder of the same kind.
+    ``columns``: {party: its columns}; only the judge and the auxiliary rows use them. ``owners``:
+    {party: its encoder and rows}, for the judge. ``heard``: returns the messages from and to the
+    attacker that phases allow to be overheard, in order. ``beginnings``: {passive party: how the
+    training of its encoder begins}, for an active attacker. ``seed``: the seed of an attack's
+    random draws. ``targets``: the scaled label of each row in a regression, float64 [N]. The server
+    has only messages.
     """
 
     attacker: str
@@ -182,7 +182,7 @@ class Scene:
 
     @property
     def classes(self) -> int:
-        """How many classes the labels have. Raises UnfitError for a regression."""
+        """The number of classes of the labels. Raises UnfitError for a regression."""
         if self.task.kind == "regression":
             raise UnfitError("the labels are numbers, but the attack infers classes")
         return self.task.classes or 2
@@ -199,8 +199,8 @@ class Scene:
 class Shown:
     """Private images and their reconstructions, to be drawn.
 
-    ``party``: the owner of the images. ``rows``: names and images [N, C, H, W] from 0 to 1, the
-    private ones first. ``says``: a text on their similarity.
+    ``party``: the owner of the images. ``rows``: (name, images [N, C, H, W] with pixels from 0 to
+    1), the private images first. ``says``: a text about the similarity of the images.
     """
 
     party: str
@@ -210,16 +210,17 @@ class Shown:
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of one attack in one run.
+    """One result (metric value) of one attack in one run.
 
-    ``of``: what is read, ``labels`` or a column. ``knows``: what the attacker has in addition to
-    the messages. ``unit``: AUC, accuracy, R², SSIM, or an error (MSE), for which a lower value is a
-    larger leak. ``value``: the leak; the median over batches. ``high``: the 95 % quantile over
-    batches, or None. ``chance``, ``chance_high``: the same for shuffled labels or a constant guess.
-    ``baselines``: {attack without any message: its value}. ``batches``, ``skipped``: the numbers of
-    judged and of skipped batches. ``place``: the phase and the exchange, if only one is read; the
-    worst of several is shown. ``detail``: whether another figure summarizes it, or it is only for
-    comparison. ``note``: a sentence below the table. ``shown``: images to draw.
+    ``of``: the target of the attack, ``labels`` or a column. ``knows``: the attacker's knowledge in
+    addition to the messages. ``unit``: the metric: AUC, accuracy, R², SSIM, or an error (MSE), for
+    which a lower value is a larger leak. ``value``: the leak; the median over batches. ``high``:
+    the 95 % quantile over batches, or None. ``chance``, ``chance_high``: ``value`` and ``high`` for
+    shuffled labels or a constant guess. ``baselines``: {attack without any message: its value}.
+    ``batches``, ``skipped``: the numbers of judged and of skipped batches. ``place``: the phase and
+    the exchange, if the attack reads only one; the table shows the exchange with the largest leak.
+    ``detail``: whether another figure summarizes this one, or this one is only for comparison.
+    ``note``: a sentence below the table. ``shown``: images to draw.
     """
 
     of: str
@@ -240,14 +241,16 @@ class Figure:
 
 @dataclass(frozen=True)
 class Attack:
-    """The type that a module of ``vfl.leak_meter.attacks`` exports as ``ATTACK``, and an entry
-    point of ``vfl.attacks`` names.
+    """An attack of the leak meter.
 
-    ``about``: one sentence. ``by``: the role of the attacker; ``party``: any party. ``play``:
-    returns its figures, or raises UnfitError. ``reads``: ``gradients`` or ``embeddings`` whose rows
-    a phase names, the ``encoder`` that phases have trained, ``weights`` that a phase shares and
-    lets be overheard, or the kind of a phase whose messages it knows, such as ``secureboost``. A
-    run without them refuses the attack. '': the attack itself says if it is unfit.
+    A module of ``vfl.leak_meter.attacks`` exports it as ``ATTACK``. The entry point of a plug-in is
+    in the group ``vfl.attacks``.
+
+    ``about``: a short description. ``by``: the role of the attacker; ``party`` means any party.
+    ``play``: returns the figures, or raises UnfitError. ``reads``: the data that the attack needs:
+    ``gradients`` or ``embeddings`` with known rows, a trained ``encoder``, shared ``weights`` that
+    can be overheard, or the kind of a phase, such as ``secureboost``. The attack is not played on a
+    run without these data. '': the attack itself checks whether it can be played.
     """
 
     about: str

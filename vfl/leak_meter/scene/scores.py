@@ -1,5 +1,5 @@
-"""Scores of an attack's guesses over batches: AUC, matched accuracy, rank correlation, and
-chance.
+"""Scores an attack's guesses over batches: AUC, matched accuracy and rank correlation, compared
+with chance.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ def best_accuracy(guess_B: Classes, label_B: Classes, classes: int) -> float:
 
 @dataclass
 class Tally:
-    """Collects the score of each batch, and of the same guesses against shuffled labels."""
+    """Collects the score of an attack's guesses for each batch, and the score of the same guesses
+    for shuffled labels (chance).
+    """
 
     seed: int
     found: list[float] = field(default_factory=list)
@@ -73,7 +75,9 @@ class Tally:
         self.chance.append(auc(scores_B, self._random.permutation(positive_B)))
 
     def groups(self, guess_B: Classes, label_B: Classes, classes: int) -> None:
-        """Adds a batch of guessed groups without names. A batch of one class is skipped."""
+        """Adds a batch of guessed groups that are not yet assigned to classes. A batch of one class
+        is skipped.
+        """
         if len(np.unique(label_B)) < 2:
             self.skipped += 1
             return
@@ -99,7 +103,8 @@ class Tally:
         self.chance.append(rank_correlation(scores_B, self._random.permutation(number_B)))
 
     def figure(self, knows: str, unit: str) -> Figure:
-        """Returns median and 95 % quantile over the batches; an AUC of a batch is folded first.
+        """Returns the median and the 95 % quantile over the batches. Each AUC is folded first (see
+        ``fold_auc``).
 
         Raises UnfitError if there is no batch to judge.
         """
@@ -107,8 +112,8 @@ class Tally:
         if not self.found:
             raise UnfitError(f"no batch can be judged (batches with {few}: {self.skipped})")
         fold = unit == "AUC"
-        value, high = middle_and_high([fold_auc(score) if fold else score for score in self.found])
-        chance, chance_high = middle_and_high(
+        value, high = median_and_high([fold_auc(score) if fold else score for score in self.found])
+        chance, chance_high = median_and_high(
             [fold_auc(score) if fold else score for score in self.chance]
         )
         judged, total = len(self.found), len(self.found) + self.skipped
@@ -132,6 +137,6 @@ class Tally:
         )
 
 
-def middle_and_high(values: Sequence[float]) -> tuple[float, float]:
+def median_and_high(values: Sequence[float]) -> tuple[float, float]:
     """Returns the median and the 95 % quantile."""
     return float(np.median(values)), float(np.quantile(values, QUANTILE))

@@ -1,4 +1,4 @@
-"""The messages of two parties for each tree: sums, chosen entries, sides, and nodes of rows."""
+"""The messages of two parties for each tree: gradient sums, chosen splits, sides and nodes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor
 from vfl.leak_meter.scene.scene import Heard, Scene, UnfitError
 from vfl.leak_meter.scene.scores import Classes, Numbers
 
-# Value in place of a node for a row in a leaf.
+# Node number of a row that is already in a leaf.
 SETTLED = 255
-# Size of a sum that is not encrypted: g and h, int64.
+# Size in bytes of a sum that is not encrypted: g and h, int64.
 PAIR_BYTES = 16
 # Number of trees that attacks use: the first ones, which reveal most.
 MAX_TREES = 50
@@ -26,10 +26,11 @@ Nodes = npt.NDArray[np.uint8]
 class TreeMessages:
     """One tree between the active party and ``passive``, level by level.
 
-    ``sums``: of entries, node after node, int64 [nodes * E, 2]; empty if they are encrypted.
-    ``chosen``: flags [nodes, E]. ``left``: packed bits of the rows of the passive party's nodes.
-    ``nodes``: of all rows, of the next level; none of the last. ``columns``: of each number's
-    entry, for a judge.
+    ``sums``: the gradient sums of E candidate splits for each node, int64 [nodes * E, 2]; empty if
+    they are encrypted. ``chosen``: a flag for each chosen split, [nodes, E]. ``left``: for the rows
+    of the nodes that the passive party splits, packed bits of whether a row goes left. ``nodes``:
+    the node of each row on the next level; the last level has none. ``columns``: the column of each
+    candidate split, for a judge.
     """
 
     passive: str
@@ -44,7 +45,7 @@ class TreeMessages:
         """Adds one message."""
         up, values = message.sender == self.passive, message.tensor.numpy()
         if message.exchange == "sums" and up:
-            self.sums.append(_pairs(message.tensor))
+            self.sums.append(_decode_sums(message.tensor))
             if self.columns is None and message.behind is not None:
                 self.columns = message.behind.numpy()
         elif message.exchange == "sums":
@@ -60,26 +61,26 @@ class TreeMessages:
         return self.nodes[level - 1] if level else np.zeros(rows, np.uint8)
 
 
-def trees_of(scene: Scene) -> Iterator[TreeMessages]:
-    """Yields the trees in the order in which they grew. Raises UnfitError if none did."""
-    open_: dict[str, TreeMessages] = {}
-    some = False
+def yield_trees(scene: Scene) -> Iterator[TreeMessages]:
+    """Yields the trees in the order in which they grew. Raises UnfitError if there are none."""
+    unfinished: dict[str, TreeMessages] = {}
+    yielded = False
     for message in scene.heard():
         if message.exchange not in ("sums", "partition"):
             continue
-        passive = scene.attacker if scene.role == "passive" else _other(message, scene.attacker)
-        tree = open_.setdefault(passive, TreeMessages(passive))
+        passive = scene.attacker if scene.role == "passive" else _get_peer(message, scene.attacker)
+        tree = unfinished.setdefault(passive, TreeMessages(passive))
         tree.add(message)
         if tree.ended:
-            some = True
-            yield open_.pop(passive)
-    if not some:
+            yielded = True
+            yield unfinished.pop(passive)
+    if not yielded:
         raise UnfitError("the parties grow no trees together")
 
 
-def places(tree: TreeMessages) -> Classes:
-    """Returns the last node in which each row is known to be, [N]: no two nodes have the same
-    number.
+def number_nodes(tree: TreeMessages) -> Classes:
+    """Returns a number of the last known node of each row, [N]. All nodes of a tree have different
+    numbers.
     """
     places_N = np.ones(len(tree.nodes[0]), np.int64)
     for level, nodes_N in enumerate(tree.nodes, 1):
@@ -88,30 +89,30 @@ def places(tree: TreeMessages) -> Classes:
     return places_N
 
 
-def sides(tree: TreeMessages, rows: int) -> list[Numbers]:
-    """Returns [N] for each split of the passive party: 1 to the left, -1 to the right, 0 if the row
-    is not there.
+def compute_sides(tree: TreeMessages, rows: int) -> list[Numbers]:
+    """Returns the sides of all rows, [N], for each split of the passive party: 1 for left, -1 for
+    right, 0 if the row is not in the split node.
     """
-    sides_ = []
+    all_sides = []
     for level, (chosen, left) in enumerate(zip(tree.chosen, tree.left, strict=True)):
         nodes_N = tree.before(level, rows)
         present = [node for node in np.unique(nodes_N).tolist() if node != SETTLED]
-        won = [node for node, flags in zip(present, chosen, strict=True) if flags.any()]
-        where = [np.flatnonzero(nodes_N == node) for node in won]
-        bits = np.unpackbits(left, count=sum(map(len, where))).astype(bool)
-        for inside in where:
-            own, bits = bits[: len(inside)], bits[len(inside) :]
+        split_nodes = [node for node, flags in zip(present, chosen, strict=True) if flags.any()]
+        rows_of_nodes = [np.flatnonzero(nodes_N == node) for node in split_nodes]
+        bits = np.unpackbits(left, count=sum(map(len, rows_of_nodes))).astype(bool)
+        for node_rows in rows_of_nodes:
+            goes_left, bits = bits[: len(node_rows)], bits[len(node_rows) :]
             side_N = np.zeros(rows)
-            side_N[inside] = np.where(own, 1.0, -1.0)
-            sides_.append(side_N)
-    return sides_
+            side_N[node_rows] = np.where(goes_left, 1.0, -1.0)
+            all_sides.append(side_N)
+    return all_sides
 
 
-def _other(message: Heard, attacker: str) -> str:
+def _get_peer(message: Heard, attacker: str) -> str:
     return message.sender if message.receiver == attacker else message.receiver
 
 
-def _pairs(sums: Tensor) -> npt.NDArray[np.int64]:
+def _decode_sums(sums: Tensor) -> npt.NDArray[np.int64]:
     wire = np.ascontiguousarray(sums.numpy())
     if wire.ndim != 2 or wire.shape[1] != PAIR_BYTES:
         return np.empty((0, 2), np.int64)

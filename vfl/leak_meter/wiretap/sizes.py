@@ -11,10 +11,10 @@ from vfl.leak_meter.scene.record import Seen
 
 @dataclass(frozen=True)
 class MessageSizes:
-    """The messages of one exchange in one direction.
+    """The sizes of the messages of one exchange in one direction.
 
     ``rounds``: the number of rounds. ``sizes``: (payload bytes, number of messages) pairs.
-    ``tells``: what follows from them, as text.
+    ``tells``: a text that says what the sizes reveal.
     """
 
     phase: str
@@ -27,9 +27,9 @@ class MessageSizes:
 
 
 def read_sizes(seen: Iterable[Seen], row_bytes: int) -> list[MessageSizes]:
-    """Returns a line for each exchange and direction.
+    """Returns the sizes and what they reveal, for each exchange and direction.
 
-    ``row_bytes``: the bytes of one row on the wire, which an observer knows from the recipe or as
+    ``row_bytes``: the bytes of one row on the wire. An observer knows them from the recipe, or as
     the greatest common divisor of the sizes.
     """
     groups: dict[tuple[str, str, str, str], list[Seen]] = {}

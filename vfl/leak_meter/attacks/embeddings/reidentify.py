@@ -1,9 +1,9 @@
-"""Finds which person of a list an embedding is of: the decoder's columns, and the nearest row of a
-table with names.
+"""Re-identification: finds which person of a table an embedding belongs to.
 
-The active party has a table of the sender's columns of 500 people, from elsewhere, and does not
-know which is which. It reads the embeddings of the last recorded epoch, then those of all epochs
-together.
+The active party has a table with the sender's columns of 500 people, from another source. A decoder
+reconstructs the columns of each embedding, and the person with the nearest columns is chosen. The
+first figure uses the embeddings of the last recorded epoch, the second the embeddings of all
+epochs.
 """
 
 from __future__ import annotations
@@ -13,23 +13,22 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from vfl.leak_meter.learn.across_epochs import decode_over
-from vfl.leak_meter.learn.fitting import count_held, decode_table
-from vfl.leak_meter.scene.pairs import Pairs, pairs
+from vfl.leak_meter.learn.across_epochs import decode_all_epochs
+from vfl.leak_meter.learn.fitting import count_held_out, decode_table
+from vfl.leak_meter.scene.pairs import Pairs, yield_pairs
 from vfl.leak_meter.scene.scene import ALL_EPOCHS, Attack, Figure, Scene, UnfitError
 
 CANDIDATES = 500
 
 
 def play(scene: Scene) -> list[Figure]:
-    """Returns the share of rows whose nearest candidate is the right one; chance: one of the
-    candidates.
+    """Returns the share of rows whose nearest candidate is correct. Chance is a random candidate.
 
-    Raises UnfitError without enough rows or columns.
+    Raises UnfitError if there are not enough rows or columns.
     """
     figures = []
-    for pair in pairs(scene):
-        n = min(CANDIDATES, len(pair.z_judged))
+    for pair in yield_pairs(scene):
+        candidates = min(CANDIDATES, len(pair.z_judged))
         # Constant columns do not distinguish rows.
         varies_F = pair.values_known.std(dim=0) > 0
         if not varies_F.any():
@@ -38,52 +37,56 @@ def play(scene: Scene) -> list[Figure]:
         def share(
             known_KD: Tensor, judged_ND: Tensor, pair: Pairs = pair, varies_F: Tensor = varies_F
         ) -> float:
-            asked = torch.cat([known_KD[: count_held(len(known_KD))], judged_ND])
+            inputs = torch.cat([known_KD[: count_held_out(len(known_KD))], judged_ND])
             guess_NF = decode_table(
-                known_KD, pair.values_known, asked, scene.seed, pair.groups.values()
+                known_KD, pair.values_known, inputs, scene.seed, pair.groups.values()
             )
-            return _share(pair, varies_F, guess_NF)
+            return _match_candidates(pair, varies_F, guess_NF)
 
         baselines = (
-            {"own columns": share(pair.own[0], pair.own[1][:n])} if pair.own is not None else {}
+            {"own columns": share(pair.own[0], pair.own[1][:candidates])}
+            if pair.own is not None
+            else {}
         )
-        knows = f"{len(pair.z_known)} rows, {n} candidates"
-        value = share(pair.z_known, pair.z_judged[:n])
+        knows = f"{len(pair.z_known)} rows, {candidates} candidates"
+        value = share(pair.z_known, pair.z_judged[:candidates])
         figure = Figure(
             f"rows of {pair.sender}",
             knows,
             "accuracy",
             value,
-            chance=1 / n,
+            chance=1 / candidates,
             baselines=baselines,
             place=pair.place,
         )
         figures.append(figure)
         if pair.over:
-            value = _share(pair, varies_F, decode_over(pair, scene.seed, n))
+            value = _match_candidates(
+                pair, varies_F, decode_all_epochs(pair, scene.seed, candidates)
+            )
             figures.append(replace(figure, knows=f"{knows}, {ALL_EPOCHS}", value=value))
     if not figures:
         raise UnfitError("all columns are constant")
     return figures
 
 
-def _share(pair: Pairs, varies_F: Tensor, guess_NF: Tensor) -> float:
-    """Returns the share of rows that are nearest to their own decoded columns.
+def _match_candidates(pair: Pairs, varies_F: Tensor, guess_NF: Tensor) -> float:
+    """Returns the share of decoded rows whose nearest candidate is the same person.
 
-    ``guess_NF``: what is decoded of the held known rows, then of the judged ones. A column's
-    distance counts in units of its error in the held rows, so one that the decoder reads badly
-    counts little, and one of which it gives all rows the same counts nothing.
+    ``guess_NF``: the decoded columns of the held-out known rows, then of the judged rows. The
+    distance in a column is divided by the decoder's error on the held-out rows, so badly decoded
+    columns count little. Columns with the same decoded value for all rows are left out.
     """
-    held = count_held(len(pair.z_known))
-    tried_HF, guess_NF = guess_NF[:held], guess_NF[held:]
-    read_F = varies_F & (guess_NF != guess_NF[:1]).any(dim=0)
-    if not read_F.any():
-        # The decoder has learned nothing: a random candidate.
+    held_out = count_held_out(len(pair.z_known))
+    held_out_HF, guess_NF = guess_NF[:held_out], guess_NF[held_out:]
+    is_used_F = varies_F & (guess_NF != guess_NF[:1]).any(dim=0)
+    if not is_used_F.any():
+        # The decoder has learned nothing, so a candidate is chosen at random.
         return 1 / len(guess_NF)
-    error_F = (tried_HF - pair.values_known[:held])[:, read_F].pow(2).mean(dim=0).sqrt()
-    scale_F = error_F.clamp_min(1e-3 * pair.values_known[:, read_F].std(dim=0))
+    error_F = (held_out_HF - pair.values_known[:held_out])[:, is_used_F].pow(2).mean(dim=0).sqrt()
+    scale_F = error_F.clamp_min(1e-3 * pair.values_known[:, is_used_F].std(dim=0))
     distance_NN = torch.cdist(
-        guess_NF[:, read_F] / scale_F, pair.values_judged[: len(guess_NF), read_F] / scale_F
+        guess_NF[:, is_used_F] / scale_F, pair.values_judged[: len(guess_NF), is_used_F] / scale_F
     )
     return float((distance_NN.argmin(dim=1) == torch.arange(len(guess_NF))).double().mean())
 

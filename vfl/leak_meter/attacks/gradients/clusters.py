@@ -1,4 +1,4 @@
-"""Label inference from the similarity of the gradients of a batch, without any known label (arXiv
+"""Label inference from the similarity of gradients in a batch, without any known label (arXiv
 2203.05222).
 
 With two classes, a row's score is its position along the main direction of the batch's gradients
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vfl.leak_meter.learn.directions import common_direction, unit
+from vfl.leak_meter.learn.directions import common_direction, normalize_rows
 from vfl.leak_meter.scene.scene import Attack, Figure, Scene
 from vfl.leak_meter.scene.scores import Tally
 from vfl_party.base.seeds import derive_seed
@@ -32,14 +32,14 @@ def play(scene: Scene) -> list[Figure]:
         if (seen - 1) % every:
             continue
         y_B = scene.labels[batch.rows].numpy()
-        unit_BD = unit(batch.came)
+        unit_BD = normalize_rows(batch.came)
         if classes == 2:
             tally.binary((unit_BD @ common_direction(unit_BD)).numpy(), y_B == 1)
         if len(y_B) > classes and len(np.unique(unit_BD.numpy(), axis=0)) >= classes:
-            means = KMeans(
+            kmeans = KMeans(
                 classes, n_init=4, random_state=derive_seed(scene.seed, "clusters") % 2**32
             )
-            groups.groups(means.fit_predict(unit_BD.numpy()).astype(np.int64), y_B, classes)
+            groups.groups(kmeans.fit_predict(unit_BD.numpy()).astype(np.int64), y_B, classes)
         else:
             groups.skipped += 1
     figures = [tally.figure("nothing, by direction", "AUC")] if classes == 2 else []

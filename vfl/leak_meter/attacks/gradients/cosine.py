@@ -8,22 +8,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vfl.leak_meter.learn.directions import towards, unit
+from vfl.leak_meter.learn.directions import mean_direction, normalize_rows
 from vfl.leak_meter.scene.scene import Attack, Figure, Intercepted, Scene, UnfitError
 from vfl.leak_meter.scene.scores import Tally
 from vfl_party.base.seeds import derive_seed
 
-# Numbers of known positives in each batch; with many classes, of known rows of each class.
+# Numbers of known positives in each batch. With many classes, of known rows of each class.
 _KNOWN = (1, 3, 5)
 
 
 def play(scene: Scene) -> list[Figure]:
-    """Scores each row of a batch by its cosine to known positives: 1, 3 or 5 as received, or one
-    without its noise.
+    """Scores each row of a batch by the cosine of its gradient with the gradients of known
+    positives.
 
-    The last is an oracle, which is left out if no defence changes the gradients. Known rows are not
-    judged. With many classes, a row gets the class whose known rows are nearest. Raises UnfitError
-    if no batch has enough rows of a class.
+    The attacker knows 1, 3 or 5 positives. An oracle knows the gradient of one positive without its
+    noise; it is left out if no defence changes the gradients. Known rows are not judged. With many
+    classes, a row gets the class whose known rows have the largest cosine. Raises UnfitError if no
+    batch has enough rows of a class.
     """
     classes = scene.classes
     figures = []
@@ -35,9 +36,11 @@ def play(scene: Scene) -> list[Figure]:
         )
         for batch in scene.gradients():
             _judge(tally, batch, scene.labels[batch.rows], classes, count, oracle, random)
-        of = "positive" if classes == 2 else "row of each class"
-        rows = of if count == 1 else f"{of}s" if classes == 2 else f"rows{of[3:]}"
-        knows = f"1 {of} without its noise" if oracle else f"{count} {rows}"
+        singular = "positive" if classes == 2 else "row of each class"
+        plural = "positives" if classes == 2 else "rows of each class"
+        knows = f"{count} {singular if count == 1 else plural}"
+        if oracle:
+            knows = f"1 {singular} without its noise"
         try:
             figures.append(tally.figure(knows, "AUC" if classes == 2 else "accuracy"))
         except UnfitError:
@@ -59,24 +62,27 @@ def _judge(
     oracle: bool,
     random: np.random.Generator,
 ) -> None:
-    known_in = batch.meant if oracle else batch.came
-    wanted = [1] if classes == 2 else range(classes)
-    of_class = {c: np.flatnonzero(y_B.numpy() == c) for c in wanted}
-    present = {c: rows for c, rows in of_class.items() if len(rows) > count}
-    if known_in is None or not present or (classes == 2 and len(present) < 1):
+    known_gradients = batch.meant if oracle else batch.came
+    target_classes = [1] if classes == 2 else range(classes)
+    of_class = {c: np.flatnonzero(y_B.numpy() == c) for c in target_classes}
+    enough = {c: rows for c, rows in of_class.items() if len(rows) > count}
+    if known_gradients is None or not enough or (classes == 2 and len(enough) < 1):
         tally.skipped += 1
         return
-    known = {c: random.choice(rows, count, replace=False) for c, rows in present.items()}
-    directions = [towards(unit(known_in[torch.from_numpy(rows)])) for rows in known.values()]
-    cosines_BC = (unit(batch.came) @ torch.stack(directions).T).numpy()
+    known = {c: random.choice(rows, count, replace=False) for c, rows in enough.items()}
+    directions = [
+        mean_direction(normalize_rows(known_gradients[torch.from_numpy(rows)]))
+        for rows in known.values()
+    ]
+    cosines_BC = (normalize_rows(batch.came) @ torch.stack(directions).T).numpy()
     judged = np.setdiff1d(np.arange(len(y_B)), np.concatenate([*known.values()]))
     y = y_B.numpy()[judged]
     if classes == 2:
         tally.binary(cosines_BC[judged, 0], y == 1)
         return
-    names = np.array([*known], np.int64)
-    among = np.isin(y, names)
-    tally.named(names[cosines_BC[judged][among].argmax(axis=1)], y[among])
+    class_of_column = np.array([*known], np.int64)
+    is_judged = np.isin(y, class_of_column)
+    tally.named(class_of_column[cosines_BC[judged][is_judged].argmax(axis=1)], y[is_judged])
 
 
 ATTACK = Attack("labels from the direction of each row's gradient", "passive", play, "gradients")

@@ -7,10 +7,10 @@ from vfl.leak_meter.scene.scores import Tally
 
 
 def play(scene: Scene) -> list[Figure]:
-    """Takes the index of the lowest element of each row's gradient as its class, which is exact if
-    the embeddings are summed as logits.
+    """Guesses that the class of a row is the index of the lowest element of its gradient.
 
-    Raises UnfitError unless a gradient is as wide as the top model's output.
+    This is exact if the top model sums the embeddings as logits. Raises UnfitError unless a
+    gradient is as wide as the top model's output.
     """
     classes, tally = scene.classes, Tally(scene.seed)
     for batch in scene.gradients():

@@ -1,28 +1,28 @@
-"""Label inference from all gradients of a row instead of one batch, because independent noise
-averages out over epochs.
+"""Label inference from all gradients of a row, instead of the gradients of one batch. Independent
+noise averages out over epochs.
 
-A row has one gradient per round. The attacker needs no model and no label. There are three attacks,
-of which the last two target known defences, and read more with known labels:
+A row has one gradient per round. The attacker needs no model and no label. There are three attacks.
+The last two defeat specific defences, and are stronger with known labels:
 
-*Sum*: the sum of a row's positions along the main direction of each round's gradients (the first
-singular vector of the rows scaled to length one, with the sign that agrees with earlier rounds). It
-defeats ``iso``. Two classes.
+*Sum* (two classes): the sum of a row's positions along the main direction of each round's
+gradients. The direction is the first singular vector of the gradients scaled to length one, with
+the sign that agrees with earlier rounds. The attack defeats ``iso``.
 
-*Mixture by batch*: it defeats Marvell (arXiv 2102.08504), whose noise depends on the batch. The
-noise is largest along the axis between the classes, and orthogonal to it one class may get none.
-The first singular vector of a batch is that axis. A row's features are its position along the axis,
-the logarithm of its length orthogonal to the axis, and the cosine of its orthogonal part with that
-of the previous round. In each batch the rows of a class are one Gaussian, and expectation
-maximisation combines all batches of a row (``vfl.leak_meter.learn.mixture``). Two classes.
+*Mixture by batch* (two classes): defeats Marvell (arXiv 2102.08504), whose noise depends on the
+batch. The noise is largest along the axis between the classes. Orthogonal to the axis, one class
+may get no noise. The first singular vector of a batch is that axis. A row has three features: its
+position along the axis, the logarithm of the length of its orthogonal part, and the cosine of the
+orthogonal part with that of the previous round. In each batch, one Gaussian models the rows of a
+class. Expectation maximisation combines all batches of a row (``vfl.leak_meter.learn.mixture``).
 
-*Mixture of means*: it defeats ``max_norm``, ``iso`` and noise on each message's labels. The means
-of a row's gradients, scaled to length one, over each quarter of the training are features of a
-mixture of Gaussians. Any number of classes.
+*Mixture of means* (any number of classes): defeats ``max_norm``, ``iso`` and noise on each
+message's labels. The gradients of a row are scaled to length one and averaged over each quarter of
+the training. A mixture of Gaussians models these means.
 
-With known labels, the classes of their rows are fixed, and the search begins with a regression from
-the means and the attacker's own columns to these classes. *Regression* is this regression alone,
-and *own columns* the same without any message. A figure is for all training rows, so it also covers
-batches of one row or of one class.
+With known labels, the classes of the known rows are fixed. The search begins with a regression from
+the means and the attacker's own columns to the classes. *Regression* is this regression alone, and
+*own columns* is the regression without any message. A figure is for all training rows, so it also
+covers batches of one row or of one class.
 """
 
 from __future__ import annotations
@@ -37,44 +37,50 @@ from torch import Tensor
 from torch.nn import functional
 
 from vfl.leak_meter.attacks.gradients.completion import draw_stratified
-from vfl.leak_meter.learn.directions import common_direction, unit
-from vfl.leak_meter.learn.mixture import Messages, separate
-from vfl.leak_meter.learn.regression import join, predict
+from vfl.leak_meter.learn.directions import common_direction, normalize_rows
+from vfl.leak_meter.learn.mixture import Messages, infer_classes
+from vfl.leak_meter.learn.regression import list_alternatives, predict
 from vfl.leak_meter.scene.scene import Attack, Figure, Intercepted, Scene, UnfitError
 from vfl.leak_meter.scene.scores import Tally
 from vfl_party.base.seeds import Rows, derive_seed
 
-# Numbers of labels that an attacker knows, and the minimum number of rows for each of them.
+# Two numbers of labels that an attacker knows, and the minimum number of rows for each label.
 KNOWN, _MANY, TIMES = 50, 200, 4
-# Number of parts of a training over which gradients are averaged, and of directions of each mean.
+# The number of parts of the training over which gradients are averaged, and the number of principal
+# directions of each mean.
 _PARTS, _WIDTH = 4, 8
-# Weight of the axis of earlier batches.
+# Weight of the axes of earlier batches in the running mean.
 _DECAY = 0.8
 
 Rounds = Sequence[Sequence[Intercepted]]
 
 
 def play(scene: Scene) -> list[Figure]:
-    """Scores all rows that have had a gradient. Raises UnfitError if nothing can be judged."""
+    """Scores all rows with at least one gradient. Raises UnfitError if no row can be judged."""
     classes, count = scene.classes, len(scene.labels)
-    rounds = rounds_of(scene)
-    rows = np.unique(np.concatenate([batch.rows for of in rounds for batch in of]))
-    of_means = means(rounds, count, _PARTS)
-    stacked_ND = torch.cat([means(rounds, count, 1).stack_features(), of_means.stack_features()], 1)
+    rounds = split_rounds(scene)
+    rows = np.unique(np.concatenate([batch.rows for batches in rounds for batch in batches]))
+    of_means = compute_means(rounds, count, _PARTS)
+    stacked_ND = torch.cat(
+        [compute_means(rounds, count, 1).stack_features(), of_means.stack_features()], 1
+    )
     if classes == 2:
-        of_batch, by_round_N = by_batch(rounds, count), _sum_by_round(rounds, count)
+        of_batch, by_round_N = compute_batch_features(rounds, count), _sum_by_round(rounds, count)
         views = {"mixture by batch": of_batch, "mixture of means": of_means}
-        begins = [_begin(of_batch.sum_features()[:, 0], rows), _begin(by_round_N, rows)]
+        begins = [
+            _make_initial(of_batch.sum_features()[:, 0], rows),
+            _make_initial(by_round_N, rows),
+        ]
         scores = {
-            "sum by round": _two(by_round_N),
-            "sum by batch": _two(of_batch.sum_features()[:, 0]),
+            "sum by round": _stack_scores(by_round_N),
+            "sum by batch": _stack_scores(of_batch.sum_features()[:, 0]),
         }
         stacked_ND = torch.cat([of_batch.sum_features(), stacked_ND], 1)
     else:
         views, scores = {"mixture of means": of_means}, dict[str, Tensor]()
-        begins = [_begin_by_clusters(of_means, rows, classes, scene.seed)]
+        begins = [_make_initial_by_clusters(of_means, rows, classes, scene.seed)]
     for (name, view), begin_NC in zip(views.items(), begins, strict=True):
-        scores[name] = separate(view, begin_NC)
+        scores[name] = infer_classes(view, begin_NC)
     figures = [_judge(scene, f"nothing, {how}", score_NC, rows) for how, score_NC in scores.items()]
     for known in (KNOWN, _MANY):
         if len(rows) >= TIMES * known:
@@ -85,10 +91,12 @@ def play(scene: Scene) -> list[Figure]:
     return figures
 
 
-def rounds_of(scene: Scene) -> Rounds:
-    """Returns the batches of each round. Raises UnfitError if no gradient came."""
-    whole = groupby(scene.gradients(), key=lambda batch: (batch.place, batch.round))
-    rounds = [[*of] for _, of in whole]
+def split_rounds(scene: Scene) -> Rounds:
+    """Returns the batches of each round. Raises UnfitError if the attacker received no
+    gradients.
+    """
+    by_round = groupby(scene.gradients(), key=lambda batch: (batch.place, batch.round))
+    rounds = [[*batches] for _, batches in by_round]
     if not rounds:
         raise UnfitError("the attacker received no gradients")
     return rounds
@@ -103,28 +111,28 @@ def _play_with_labels(
     hot_KC = functional.one_hot(scene.labels[known], scene.classes).double()
     inputs, baselines = [(stacked_ND[known], stacked_ND[judged])], dict[str, float]()
     if own := scene.columns.get(scene.attacker):
-        alone = own.table(known).double(), own.table(judged).double()
-        inputs = join(inputs[0], alone)
-        guess_NC = _scatter(predict([alone], hot_KC, scene.seed), judged, len(scene.labels))
+        own_pair = own.table(known).double(), own.table(judged).double()
+        inputs = list_alternatives(inputs[0], own_pair)
+        guess_NC = _scatter(predict([own_pair], hot_KC, scene.seed), judged, len(scene.labels))
         baselines["own columns"] = _judge(scene, "own columns", guess_NC, judged).value
     guess_NC = _scatter(predict(inputs, hot_KC, scene.seed), judged, len(scene.labels))
     known_NC = _scatter(hot_KC, known, len(scene.labels))
     begin_NC = torch.softmax(4 * (guess_NC + known_NC), 1)
     scores = {"regression": guess_NC}
     for name, view in views.items():
-        scores[name] = separate(view, begin_NC, known_NC)
+        scores[name] = infer_classes(view, begin_NC, known_NC)
     for name, score_NC in scores.items():
         figure = _judge(scene, f"{count} labels, {name}", score_NC, judged)
         yield replace(figure, baselines=baselines)
 
 
-def by_batch(rounds: Rounds, count: int) -> Messages:
-    """Returns the features of each message by the axis of its batch, for ``count`` rows."""
+def compute_batch_features(rounds: Rounds, count: int) -> Messages:
+    """Returns the features of *mixture by batch* for the messages about ``count`` rows."""
     row, group, features = list[Tensor](), list[Tensor](), list[Tensor]()
     width = rounds[0][0].came.flatten(1).shape[1]
     axis_D = torch.zeros(width, dtype=torch.float64)
-    last_ND = torch.zeros(count, width, dtype=torch.float64)
-    for number, batch in enumerate(batch for of in rounds for batch in of):
+    previous_ND = torch.zeros(count, width, dtype=torch.float64)
+    for number, batch in enumerate(batch for batches in rounds for batch in batches):
         g_BD, at_B = batch.came.double().flatten(1), torch.from_numpy(batch.rows)
         unit_D = common_direction(g_BD)
         unit_D = -unit_D if unit_D @ axis_D < 0 else unit_D
@@ -132,10 +140,12 @@ def by_batch(rounds: Rounds, count: int) -> Messages:
         along_B = g_BD @ unit_D
         across_BD = g_BD - along_B[:, None] * unit_D
         length_B = (across_BD.norm(dim=1) + 1e-12 * g_BD.norm(dim=1) + 1e-300).log()
-        again_B = functional.cosine_similarity(across_BD, last_ND[at_B], dim=1, eps=1e-300)
-        last_ND[at_B] = across_BD
-        place_B = (along_B - along_B.median()) / (along_B.std(correction=0) + 1e-300)
-        features.append(torch.stack([place_B, _standardize(length_B), _standardize(again_B)], 1))
+        cosine_B = functional.cosine_similarity(across_BD, previous_ND[at_B], dim=1, eps=1e-300)
+        previous_ND[at_B] = across_BD
+        position_B = (along_B - along_B.median()) / (along_B.std(correction=0) + 1e-300)
+        features.append(
+            torch.stack([position_B, _standardize(length_B), _standardize(cosine_B)], 1)
+        )
         row.append(at_B)
         group.append(torch.full((len(at_B),), number))
     return Messages(torch.cat(row), torch.cat(group), torch.cat(features), count)
@@ -145,37 +155,39 @@ def _standardize(x_B: Tensor) -> Tensor:
     return (x_B - x_B.mean()) / (x_B.std(correction=0) + 1e-9)
 
 
-def means(rounds: Rounds, count: int, parts: int) -> Messages:
-    """Returns the mean of each row's gradients, scaled to length one, over each part of the
-    training, in the first principal directions of the part.
+def compute_means(rounds: Rounds, count: int, parts: int) -> Messages:
+    """Returns the mean of each row's gradients, scaled to length one, over each of ``parts`` parts
+    of the training. The means are projected onto the first principal directions of the part.
     """
     row, group, features = list[Tensor](), list[Tensor](), list[Tensor]()
     parts = min(parts, len(rounds))
     for part, numbers in enumerate(np.array_split(np.arange(len(rounds)), parts)):
         batches = [batch for number in numbers for batch in rounds[number]]
         at_M = torch.from_numpy(np.concatenate([batch.rows for batch in batches]))
-        unit_MD = torch.cat([unit(batch.came) for batch in batches])
+        unit_MD = torch.cat([normalize_rows(batch.came) for batch in batches])
         sum_ND = unit_MD.new_zeros(count, unit_MD.shape[1]).index_add_(0, at_M, unit_MD)
-        times_N = torch.bincount(at_M, minlength=count)
-        there_R = torch.nonzero(times_N)[:, 0]
-        mean_RD = sum_ND[there_R] / times_N[there_R, None]
+        counts_N = torch.bincount(at_M, minlength=count)
+        rows_R = torch.nonzero(counts_N)[:, 0]
+        mean_RD = sum_ND[rows_R] / counts_N[rows_R, None]
         mean_RD = mean_RD - mean_RD.mean(0)
         main_DW = torch.linalg.svd(mean_RD, full_matrices=False).Vh[:_WIDTH].T
         x_RW = mean_RD @ main_DW
-        row.append(there_R)
-        group.append(torch.full((len(there_R),), part))
+        row.append(rows_R)
+        group.append(torch.full((len(rows_R),), part))
         features.append(x_RW / x_RW.std(dim=0, correction=0).clamp_min(1e-300))
     return Messages(torch.cat(row), torch.cat(group), torch.cat(features), count)
 
 
-def _begin(score_N: Tensor, rows: Rows) -> Tensor:
-    """Returns probabilities of two classes [N, 2] that grow with a score."""
+def _make_initial(score_N: Tensor, rows: Rows) -> Tensor:
+    """Returns initial probabilities of two classes, [N, 2], from a score."""
     z_N = (score_N - score_N[rows].mean()) / score_N[rows].std().clamp_min(1e-300)
     return torch.stack([1 - z_N.sigmoid(), z_N.sigmoid()], 1)
 
 
-def _begin_by_clusters(view: Messages, rows: Rows, classes: int, seed: int) -> Tensor:
-    """Returns probabilities of several classes [N, C] by k-means, whose groups have no names."""
+def _make_initial_by_clusters(view: Messages, rows: Rows, classes: int, seed: int) -> Tensor:
+    """Returns initial probabilities of several classes, [N, C], from clusters of k-means. The order
+    of the classes is arbitrary.
+    """
     from sklearn.cluster import KMeans
 
     begin_NC = torch.full((view.rows, classes), 1 / classes, dtype=torch.float64)
@@ -188,18 +200,18 @@ def _begin_by_clusters(view: Messages, rows: Rows, classes: int, seed: int) -> T
 
 
 def _sum_by_round(rounds: Rounds, count: int) -> Tensor:
-    """Returns each row's sum of places along its rounds' shared directions, [N]."""
+    """Returns the sum of each row's positions along the main directions of the rounds, [N]."""
     scores_N = torch.zeros(count, dtype=torch.float64)
-    for of in rounds:
-        rows = np.concatenate([batch.rows for batch in of])
-        unit_BD = torch.cat([unit(batch.came) for batch in of])
-        place_B = unit_BD @ common_direction(unit_BD)
-        place_B = -place_B if place_B @ scores_N[rows] < 0 else place_B
-        scores_N.index_add_(0, torch.from_numpy(rows), place_B)
+    for batches in rounds:
+        rows = np.concatenate([batch.rows for batch in batches])
+        unit_BD = torch.cat([normalize_rows(batch.came) for batch in batches])
+        position_B = unit_BD @ common_direction(unit_BD)
+        position_B = -position_B if position_B @ scores_N[rows] < 0 else position_B
+        scores_N.index_add_(0, torch.from_numpy(rows), position_B)
     return scores_N
 
 
-def _two(score_N: Tensor) -> Tensor:
+def _stack_scores(score_N: Tensor) -> Tensor:
     return torch.stack([-score_N, score_N], 1)
 
 
@@ -210,8 +222,8 @@ def _scatter(values_RC: Tensor, rows: Rows, count: int) -> Tensor:
 
 
 def _judge(scene: Scene, knows: str, score_NC: Tensor, rows: Rows) -> Figure:
-    """Returns one figure for all rows: AUC of two classes, accuracy of more. Groups that were found
-    without a label get the names that fit best.
+    """Returns one figure for all rows: the AUC for two classes, otherwise the accuracy. Groups that
+    were found without labels are assigned to classes in the best way.
     """
     tally, labels_R, unit_ = Tally(scene.seed), scene.labels[rows].numpy(), "accuracy"
     score_RC = score_NC[rows]

@@ -1,15 +1,16 @@
-"""Feature reconstruction by a malicious active party within the limits that a passive party checks:
-the numbers of trees, levels and sides.
+"""Feature reconstruction by a malicious active party that respects the limits that a passive party
+checks: the numbers of trees, levels and sides.
 
-It attacks in two ways. It names arbitrary winners: each split of a node then reveals on which side
-of a chosen threshold all rows of the node are, and it chooses the most informative one. Or it
-encrypts marks in place of gradients, a separate bit for each of some rows, and reads from each sum
-which of them are in it, and thus their bins in every column. It divides the rows among the nodes of
-the last level by its own columns, and marks the same number in each node.
+There are two attacks. In the first, the active party names arbitrary winners instead of the best
+splits. Each split then reveals on which side of a threshold the rows of the node are. The attacker
+chooses the most informative threshold. In the second, it encrypts marks instead of gradients: a
+separate bit for each of some rows. Each sum reveals which marked rows it contains, and thus their
+bins in every column. The attacker distributes the rows over the nodes of the last level by its own
+columns, and marks the same number of rows in each node.
 
-It must know which entry belongs to which threshold. Marks that count rows reveal that, because bins
-are quantiles; here it is given. Values are estimated as the mean of the known rows (as many as in
-``columns``) in the bins that remain possible.
+The attacker must know which sum belongs to which threshold. It could infer this from marks that
+count rows, because bins are quantiles; this module assumes that it knows. A value is estimated as
+the mean of the known rows (the same rows as in the attack ``columns``) in the possible bins.
 """
 
 from __future__ import annotations
@@ -24,43 +25,47 @@ from vfl.leak_meter.learn.fitting import r2_by_column
 from vfl.leak_meter.scene.pairs import count_known
 from vfl.leak_meter.scene.scene import Attack, Figure, Scene, UnfitError
 from vfl.leak_meter.scene.scores import Classes, Numbers
-from vfl.leak_meter.scene.trees import MAX_TREES, TreeMessages, trees_of
+from vfl.leak_meter.scene.trees import MAX_TREES, TreeMessages, yield_trees
 from vfl_party.base.seeds import derive_seed
 
-# Number of marked rows of a node: a sum has 128 bits, of which some count rows.
+# Number of marked rows in a node. A sum has 128 bits, and some of them count rows.
 MARKS = 100
-# Minimum number of rows on a side, by the defaults of a binary task.
+# Minimum number of rows on a side, by default for a binary task.
 _MIN_ROWS = 4
 
 
 def play(scene: Scene) -> list[Figure]:
-    """Returns R² of the mean of columns of numbers, for each passive party and lie. Raises
-    UnfitError without any.
+    """Returns the mean R² of numeric columns for each passive party and each of the two attacks.
+    Raises UnfitError if no passive party offers numeric columns.
     """
     trees: dict[str, list[TreeMessages]] = {}
-    for tree in trees_of(scene):
-        own = trees.setdefault(tree.passive, [])
-        if len(own) < MAX_TREES:
-            own.append(tree)
-    figures = [figure for passive, own in trees.items() for figure in _figures(scene, passive, own)]
+    for tree in yield_trees(scene):
+        of_party = trees.setdefault(tree.passive, [])
+        if len(of_party) < MAX_TREES:
+            of_party.append(tree)
+    figures = [
+        figure
+        for passive, of_party in trees.items()
+        for figure in _yield_figures(scene, passive, of_party)
+    ]
     if not figures:
         raise UnfitError("no passive party offers splits of columns of numbers")
     return figures
 
 
-def _figures(scene: Scene, passive: str, trees: list[TreeMessages]) -> Iterator[Figure]:
-    """Yields the figures of both lies about one party's columns."""
+def _yield_figures(scene: Scene, passive: str, trees: list[TreeMessages]) -> Iterator[Figure]:
+    """Yields the figures of the two attacks on one party's columns."""
     train, inputs = scene.rows["train"], scene.columns.get(passive)
-    of = next(
+    column_of_sum = next(
         (tree.columns for tree in trees if tree.columns is not None and len(tree.columns)), None
     )
-    if inputs is None or of is None:
+    if inputs is None or column_of_sum is None:
         return
     depth = max(len(tree.chosen) for tree in trees)
     values_NF = (
         inputs.values[torch.from_numpy(train).to(inputs.values.device)].cpu().double().numpy()
     )
-    splits_F = np.bincount(of, minlength=values_NF.shape[1])[: values_NF.shape[1]]
+    splits_F = np.bincount(column_of_sum, minlength=values_NF.shape[1])[: values_NF.shape[1]]
     used = np.flatnonzero((splits_F > 0) & (values_NF.std(axis=0) > 0))
     if not len(used):
         return
@@ -68,7 +73,7 @@ def _figures(scene: Scene, passive: str, trees: list[TreeMessages]) -> Iterator[
     values_NF = values_NF[order_N][:, used]
     bins_F = (splits_F[used] + 1).tolist()
     bins_NF = np.stack(
-        [_bins(x_N, bins) for x_N, bins in zip(values_NF.T, bins_F, strict=True)], axis=1
+        [_compute_bins(x_N, bins) for x_N, bins in zip(values_NF.T, bins_F, strict=True)], axis=1
     )
     search = BinSearch(bins_NF)
     for _ in trees:
@@ -80,18 +85,18 @@ def _figures(scene: Scene, passive: str, trees: list[TreeMessages]) -> Iterator[
         np.where(exact_N[:, None], bins_NF, bins_NF.max(axis=0)),
     )
     count = f"{len(trees)} trees"
-    like = Figure(f"{passive}: mean of columns", "", "R²", 0.0, chance=0.0, batches=1)
-    lies = {
+    template = Figure(f"{passive}: mean of columns", "", "R²", 0.0, chance=0.0, batches=1)
+    bounds = {
         f"winners of its choice, {count}": search.known,
         f"marks in gradients, {count}": (low_NF, high_NF),
     }
-    for knows, known in lies.items():
-        yield replace(like, knows=knows, value=_mean_r2(values_NF, bins_NF, *known))
+    for knows, bins in bounds.items():
+        yield replace(template, knows=knows, value=_compute_mean_r2(values_NF, bins_NF, *bins))
 
 
-def _bins(x_N: Numbers, bins: int) -> Classes:
-    """Returns the number of each value's bin, of ``most`` quantiles; equal values are in one
-    bin.
+def _compute_bins(x_N: Numbers, bins: int) -> Classes:
+    """Returns the quantile bin of each value, of at most ``bins`` bins. Equal values are in the
+    same bin.
     """
     ordered = np.sort(x_N)
     cuts = np.unique(ordered[np.arange(1, bins) * len(ordered) // bins])
@@ -101,8 +106,8 @@ def _bins(x_N: Numbers, bins: int) -> Classes:
 
 @dataclass
 class BinSearch:
-    """Bounds of the rows' ``bins``, [N, F]: ``known``, the lowest and the highest that each
-    can be.
+    """Searches the rows' ``bins``, [N, F]. ``known``: the lowest and the highest possible bin of
+    each row and column.
     """
 
     bins: Classes
@@ -113,17 +118,19 @@ class BinSearch:
         self.known = np.zeros_like(self.bins), high_NF
 
     def grow(self, depth: int) -> None:
-        """Grows a tree in which each node is split where that tells most."""
+        """Grows a tree in which each node has the most informative split."""
         groups = [np.arange(len(self.bins))]
         for _ in range(depth):
             groups = [side for rows in groups for side in self._split(rows)]
 
     def _split(self, rows: Classes) -> list[Classes]:
-        """Splits a node, and notes what its rows tell; a node that is too small stays as it is."""
-        tells = [self._tells(rows, column) for column in range(self.bins.shape[1])]
-        column = int(np.argmax([tell.max() for tell in tells]))
-        below = int(tells[column].argmax()) + 1
-        if tells[column].max() <= 0:
+        """Splits a node at the most informative threshold, and narrows the possible bins of its
+        rows. A node that is too small is not split.
+        """
+        bits = [self._compute_bits(rows, column) for column in range(self.bins.shape[1])]
+        column = int(np.argmax([bits_T.max() for bits_T in bits]))
+        below = int(bits[column].argmax()) + 1
+        if bits[column].max() <= 0:
             return [rows]
         left = self.bins[rows, column] < below
         low_NF, high_NF = self.known
@@ -131,11 +138,11 @@ class BinSearch:
         low_NF[rows[~left], column] = np.maximum(low_NF[rows[~left], column], below)
         return [rows[left], rows[~left]]
 
-    def _tells(self, rows: Classes, column: int) -> Numbers:
-        """Returns the bits that each threshold of a column tells of all rows, as the liar expects;
-        0 if a side is few.
+    def _compute_bits(self, rows: Classes, column: int) -> Numbers:
+        """Returns the expected information of each threshold of a column about all rows in bits; 0
+        if a side would have too few rows.
 
-        A bin is as likely as another one of those that are possible.
+        All possible bins of a row are assumed to be equally likely.
         """
         bins = int(self.bins[:, column].max()) + 1
         low_R, high_R = (bound[rows, column] for bound in self.known)
@@ -145,14 +152,16 @@ class BinSearch:
         share = ((below - lows[:, None]) / (highs - lows + 1)[:, None]).clip(1e-12, 1 - 1e-12)
         bits = -share * np.log2(share) - (1 - share) * np.log2(1 - share)
         on_left = np.bincount(self.bins[rows, column], minlength=bins).cumsum()[:-1]
-        few = np.minimum(on_left, len(rows) - on_left) < _MIN_ROWS
-        bits_T: Numbers = np.where(few, 0.0, (counts[lows, highs][:, None] * bits).sum(axis=0))
+        is_small = np.minimum(on_left, len(rows) - on_left) < _MIN_ROWS
+        bits_T: Numbers = np.where(is_small, 0.0, (counts[lows, highs][:, None] * bits).sum(axis=0))
         return np.where(bits_T < 1e-3, 0.0, bits_T)
 
 
-def _mean_r2(values_NF: Numbers, bins_NF: Classes, low_NF: Classes, high_NF: Classes) -> float:
-    """Returns R² of the values that the possible bins stand for, mean of the columns; the first
-    rows are known ones.
+def _compute_mean_r2(
+    values_NF: Numbers, bins_NF: Classes, low_NF: Classes, high_NF: Classes
+) -> float:
+    """Returns the mean R² over columns. Each value is estimated as the mean of the known rows in
+    its possible bins. The known rows come first.
     """
     known, guess_NF = count_known(len(values_NF)), np.empty_like(values_NF)
     for column in range(values_NF.shape[1]):

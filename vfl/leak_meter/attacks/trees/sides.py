@@ -1,9 +1,9 @@
 """Feature reconstruction from the sides of splits, with a decoder trained on rows that the active
 party knows.
 
-At each split of a passive party the active party learns for each row of the node whether it goes
-left. These bits are decoded like embeddings (``columns``), with the same known rows, chance and
-baseline.
+At each split of a passive party, the active party learns for each row of the node whether it goes
+left. These bits are decoded like embeddings (see the attack ``columns``), with the same known rows,
+chance and baseline.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from vfl.leak_meter.attacks.embeddings import columns
 from vfl.leak_meter.scene.pairs import count_known
 from vfl.leak_meter.scene.scene import Attack, Figure, Intercepted, Scene, UnfitError
 from vfl.leak_meter.scene.scores import Numbers
-from vfl.leak_meter.scene.trees import MAX_TREES, sides, trees_of
+from vfl.leak_meter.scene.trees import MAX_TREES, compute_sides, yield_trees
 
-# Minimum number of known rows that differ from the rest.
+# Minimum number of known rows on other sides than most rows, for a split that is used.
 _DIFFER = 10
 
 
 def play(scene: Scene) -> list[Figure]:
-    """Returns R² of each column of each owner of splits. Raises UnfitError if no passive party owns
-    one.
+    """Returns R² of each column of the passive parties that own splits. Raises UnfitError if no
+    passive party owns a split.
     """
     train = scene.rows["train"]
     sides_by_party: dict[str, list[Numbers]] = {}
     seen: dict[str, int] = {}
-    for tree in trees_of(scene):
+    for tree in yield_trees(scene):
         seen[tree.passive] = seen.get(tree.passive, 0) + 1
         if seen[tree.passive] <= MAX_TREES and tree.left:
             rows = len(tree.nodes[0]) if tree.nodes else len(train)
             sides_by_party.setdefault(tree.passive, []).extend(
-                side_N[: len(train)] for side_N in sides(tree, rows)
+                side_N[: len(train)] for side_N in compute_sides(tree, rows)
             )
     bits = {
         passive: sides_NS
         for passive, sides_SN in sides_by_party.items()
-        if sides_SN and (sides_NS := telling(sides_SN)).shape[1]
+        if sides_SN and (sides_NS := select_splits(sides_SN)).shape[1]
     }
     if not bits:
         raise UnfitError("no passive party owns a split")
@@ -53,13 +53,12 @@ def play(scene: Scene) -> list[Figure]:
     return columns.decode_columns(replace(scene, embeddings=sent), "sides")
 
 
-def telling(sides_SN: list[Numbers]) -> Tensor:
-    """Returns the splits that distinguish known rows, [N, S].
+def select_splits(sides_SN: list[Numbers]) -> Tensor:
+    """Returns the sides of the informative splits, [N, S].
 
-    At least ten of the known rows, on average, must differ from the rest: a decoder cannot learn
-    from other splits, and overfits to the few rows that differ.
-
-    ``sides_SN``: the side of each row, 1, -1 or 0, of S splits, [N] each.
+    On average, at least ten of the known rows must be on other sides than most rows. From splits
+    with fewer such rows, a decoder would only overfit. ``sides_SN``: the side of each row, 1, -1 or
+    0, for each split, [N] each.
     """
     sides_NS = torch.from_numpy(np.stack(sides_SN, axis=1)).float()
     largest_S = (

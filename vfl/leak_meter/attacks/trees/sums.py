@@ -1,34 +1,34 @@
-"""Finds which sums of a tree belong to the same column from the sums alone, although their order is
-secret.
+"""Finds which gradient sums of a tree belong to the same column, although their order is secret.
 
-The sums of a column are sums over prefixes: two of them differ by the rows of some bins. If two
-sums belong to one column, their difference is a sum over rows, and is distributed over the nodes
-nearly like all rows. If they belong to two columns, rows of both sides cancel, and the difference
-deviates further. Within a column the order needs no attack: sums of h increase with it.
+The sums of a column are cumulative, so two of them differ by the rows of some bins. If two sums
+belong to one column, their difference is a sum over rows. It is distributed over the nodes nearly
+like all rows. If two sums belong to different columns, some rows cancel, and the difference
+deviates more. Within a column, the order is known, because the sums of h increase.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from vfl.leak_meter.scene.scene import Attack, Figure, Scene, UnfitError
 from vfl.leak_meter.scene.scores import Classes, Numbers, Tally
-from vfl.leak_meter.scene.trees import MAX_TREES, TreeMessages, trees_of
+from vfl.leak_meter.scene.trees import MAX_TREES, TreeMessages, yield_trees
 from vfl_party.base.seeds import derive_seed
 
-# Number of pairs of sums of a tree.
+# Number of pairs of sums that are compared for each tree.
 _PAIRS = 20_000
 
 
 def play(scene: Scene) -> list[Figure]:
-    """Returns for each passive party the AUC of pairs of sums: of one column, or of two. Raises
-    UnfitError.
+    """Returns for each passive party the AUC with which pairs of sums of one column are
+    distinguished from pairs of two columns. Raises UnfitError if there are no such sums.
     """
     random = np.random.default_rng(derive_seed(scene.seed, "pairs"))
     tallies: dict[str, Tally] = {}
-    for tree in trees_of(scene):
+    for tree in yield_trees(scene):
         tally = tallies.setdefault(tree.passive, Tally(scene.seed))
         if tree.columns is None or len(tree.columns) < 2 or len(tally.found) >= MAX_TREES:
             continue
@@ -38,24 +38,16 @@ def play(scene: Scene) -> list[Figure]:
             )
         first, second = random.integers(0, len(tree.columns), (2, _PAIRS))
         first, second = first[first != second], second[first != second]
-        tally.binary(likeness(tree, first, second), tree.columns[first] == tree.columns[second])
+        tally.binary(score_pairs(tree, first, second), tree.columns[first] == tree.columns[second])
     figures = []
     for passive, tally in tallies.items():
         if tally.found:
-            of = tally.figure("nothing", "AUC")
-            title = f"{passive}: which sums are of one column"
-            batches = of.batches
             figures.append(
-                Figure(
-                    title,
-                    "nothing",
-                    "AUC",
-                    of.value,
-                    of.high,
-                    of.chance,
-                    of.chance_high,
-                    {},
-                    batches,
+                replace(
+                    tally.figure("nothing", "AUC"),
+                    of=f"{passive}: which sums are of one column",
+                    skipped=0,
+                    note="",
                 )
             )
     if not figures:
@@ -63,11 +55,11 @@ def play(scene: Scene) -> list[Figure]:
     return figures
 
 
-def likeness(tree: TreeMessages, first: Classes, second: Classes) -> Numbers:
-    """Returns how well each pair of sums fits one column: higher is better.
+def score_pairs(tree: TreeMessages, first: Classes, second: Classes) -> Numbers:
+    """Returns how likely the sums of each pair belong to one column: higher is more likely.
 
-    It is minus the squared distance of a pair's difference in each node from what it is on average:
-    g and h in proportion to those of the node, of which the entry with the most rows is taken.
+    If they do, the difference of g and h in each node is about proportional to the node's total g
+    and h. The score is minus the squared deviation. The largest sum of a node is used as its total.
     """
     score, root_h, sizes, signs = (
         np.zeros(len(first)),
@@ -75,26 +67,26 @@ def likeness(tree: TreeMessages, first: Classes, second: Classes) -> Numbers:
         np.ones(len(first)),
         np.ones(len(first)),
     )
-    for number, sums in enumerate(_nodes(tree)):
+    for number, sums in enumerate(_yield_node_sums(tree)):
         node_g, node_h = sums[int(sums[:, 1].argmax())]
         if node_h <= 0:
             continue
-        between = sums[second] - sums[first]
+        difference = sums[second] - sums[first]
         if number == 0:
-            root_h, signs = node_h, np.where(between[:, 1] < 0, -1.0, 1.0)
-            sizes = np.maximum(np.abs(between[:, 1]), 1e-6 * node_h)
-        wanted = sizes * node_h / root_h
-        away_h = signs * between[:, 1] - wanted
-        away_g = signs * between[:, 0] - wanted * node_g / node_h
-        score -= (away_h**2 + away_g**2) / wanted
+            root_h, signs = node_h, np.where(difference[:, 1] < 0, -1.0, 1.0)
+            sizes = np.maximum(np.abs(difference[:, 1]), 1e-6 * node_h)
+        expected = sizes * node_h / root_h
+        deviation_h = signs * difference[:, 1] - expected
+        deviation_g = signs * difference[:, 0] - expected * node_g / node_h
+        score -= (deviation_h**2 + deviation_g**2) / expected
     return score
 
 
-def _nodes(tree: TreeMessages) -> Iterator[Numbers]:
-    """Yields the sums [E, 2] of the numbers' entries of each node that was computed, the root
+def _yield_node_sums(tree: TreeMessages) -> Iterator[Numbers]:
+    """Yields the sums of the numeric columns' splits, [E, 2], for each computed node, the root
     first.
     """
-    assert tree.columns is not None  # noqa: S101 - the caller has looked
+    assert tree.columns is not None  # noqa: S101 - the caller has checked it
     for chosen, sums in zip(tree.chosen, tree.sums, strict=True):
         for node in sums.reshape(-1, chosen.shape[1], 2):
             yield node[: len(tree.columns)].astype(np.float64)

@@ -1,9 +1,10 @@
 """Membership inference by a peer, from the mean of shared weights and its own view of the rows.
 
-With two parties it subtracts its own weights and gets the other's; with more it gets the mean of
-the others'. It puts them on its own encoder, because the lower layers of the others never leave
-them. Its own encoder was trained on its own view of the same rows, so it fits them better even
-alone: baselines are its own top and an untrained one.
+The peer subtracts its own weights from the mean. With two parties, the result is the other party's
+weights; with more parties, it is the mean of the other parties' weights. The peer puts these
+weights on its own encoder, because the other parties never share their lower layers. Its own
+encoder was trained on the same rows, so training rows fit better even without the shared weights.
+The baselines are therefore its own top layers and untrained top layers.
 """
 
 from __future__ import annotations
@@ -12,22 +13,24 @@ from dataclasses import replace
 
 from vfl.leak_meter.learn.shared_weights import (
     collect_shared,
+    collect_uploads,
     describe_rank,
-    eye_of,
-    judge,
-    uploads,
+    make_view,
+    yield_figures,
 )
 from vfl.leak_meter.scene.scene import Attack, Figure, Scene
 
 
 def play(scene: Scene) -> list[Figure]:
-    """Returns the AUC of rows that each other party trained on, by fit and by span. Raises
-    UnfitError.
+    """Returns the AUC with which fit and span find the training rows of each other party. Raises
+    UnfitError if no phase shares weights.
     """
-    figures, own = list[Figure](), collect_shared(scene).newest(scene.attacker)
-    for owner, received in uploads(scene).items():
-        eye = eye_of("own encoder, own columns", scene.owners[scene.attacker], own_top=own)
-        figures += judge(scene, owner, received, [eye])
+    figures, own_weights = list[Figure](), collect_shared(scene).newest(scene.attacker)
+    for owner, received in collect_uploads(scene).items():
+        view = make_view(
+            "own encoder, own columns", scene.owners[scene.attacker], own_top=own_weights
+        )
+        figures += yield_figures(scene, owner, received, [view])
         figures[-1] = replace(figures[-1], note=describe_rank(owner, received))
     return figures
 

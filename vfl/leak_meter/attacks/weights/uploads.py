@@ -1,8 +1,8 @@
 """Membership inference by the server, from the weights that a party uploads.
 
-The server has no encoder and no columns. Two attackers represent what it may obtain: one has the
-columns of the rows in question and a random encoder; the other has the party's encoder and columns
-(an oracle: the most that the weights reveal to an insider).
+The server itself has no encoder and no columns. The figures are for two stronger attackers. The
+first has the columns of the candidate rows and a random encoder. The second has the party's encoder
+and columns; it is an oracle, whose figure is the maximum leak of the weights to an insider.
 """
 
 from __future__ import annotations
@@ -10,30 +10,32 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vfl.leak_meter.learn.shared_weights import (
+    collect_uploads,
     describe_rank,
     draw_untrained,
-    eye_of,
-    judge,
-    tower_of,
-    uploads,
+    get_tower,
+    make_view,
+    yield_figures,
 )
 from vfl.leak_meter.scene.scene import Attack, Figure, Scene
 
 
 def play(scene: Scene) -> list[Figure]:
-    """Returns the AUC of rows that each party trained on, by fit and by span. Raises UnfitError."""
+    """Returns the AUC with which fit and span find the training rows of each party. Raises
+    UnfitError if no phase shares weights.
+    """
     figures = list[Figure]()
-    for name, received in uploads(scene).items():
+    for name, received in collect_uploads(scene).items():
         owner = scene.owners[name]
-        eyes = [
-            eye_of(
+        views = [
+            make_view(
                 "the rows' columns, no encoder",
                 owner,
-                draw_untrained(tower_of(owner.encoder), scene.seed),
+                draw_untrained(get_tower(owner.encoder), scene.seed),
             ),
-            eye_of("its encoder and columns (an oracle)", owner),
+            make_view("its encoder and columns (an oracle)", owner),
         ]
-        figures += judge(scene, name, received, eyes)
+        figures += yield_figures(scene, name, received, views)
         figures[-1] = replace(figures[-1], note=describe_rank(name, received))
     return figures
 
