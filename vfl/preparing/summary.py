@@ -19,7 +19,7 @@ def make_header(asked: PreparePlan) -> str:
     return (
         f"# {asked.dataset.title}: {asked.division.says}.\n"
         f"# The values are {_describe_origin(asked)}.\n"
-        "# PartyTable by `vfl prepare`; see PREPARED.md. Run it with `vfl simulate`.\n\n"
+        "# Written by `vfl prepare`; see PREPARED.md. Run it with `vfl simulate`.\n\n"
     )
 
 
