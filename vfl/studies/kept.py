@@ -29,7 +29,7 @@ class FinishedRuns:
                 self._folders[_read_digest(note)] = note.parent
 
     def find(self, inputs: str) -> Path | None:
-        """Returns the folder of the finished run whose inputs have this digest; None without one."""
+        """Returns the folder of the finished run whose inputs have this digest, or None."""
         return self._folders.get(inputs)
 
     def note(self, folder: Path, inputs: str) -> None:
