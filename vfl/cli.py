@@ -74,8 +74,8 @@ def cli() -> None:
 
     Parties hold different columns about the same people and train together. This program runs
     whole federations on one machine, to try things out. It also makes the files of a new
-    federation, its certificates, and reports of its runs. Parties on separate machines use
-    `vfl-server run` and `vfl-party run`.
+    federation, its certificates, and reports of its runs. Separate machines use the programs
+    `vfl-server` and `vfl-party`.
 
     \b
     Examples:
