@@ -74,7 +74,7 @@ def cli() -> None:
 
     Parties hold different columns about the same people and train together. This program runs
     whole federations on one machine, to try things out. It also makes the files of a new
-    federation, its certificates, and reports of its runs. Separate machines use the programs
+    federation, its certificates, and reports of its runs. On separate machines, use
     `vfl-server` and `vfl-party`.
 
     \b
