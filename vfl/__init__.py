@@ -5,8 +5,8 @@
 >>> run.metrics["test"]["accuracy"]  # doctest: +SKIP
 0.9777
 
-``docs/reference/api.md`` lists every public name. Names are imported when they are asked for, and
-torch when a run needs it.
+``docs/reference/api.md`` lists every public name. Each name is imported on first use,
+and torch when a run needs it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
-# The import sets MKL's variable, which MKL reads once, before a notebook may use torch.
+# This import sets an environment variable of MKL, which must happen before torch is imported.
 import vfl_party  # noqa: F401
 
 if TYPE_CHECKING:
-    # These re-exports are not in __all__: they go if the leak meter is removed.
+    # These names are not in __all__, because they are removed together with the leak meter.
     from vfl.leak_meter.api import Leaks as Leaks
     from vfl.leak_meter.api import leaks as leaks
     from vfl.library.data import Data
@@ -60,7 +60,7 @@ __all__ = [
     "study",
 ]
 
-_FROM = {
+_MODULES = {
     "Code": "vfl_common.errors",
     "Comparison": "vfl.production.compare",
     "Data": "vfl.library.data",
@@ -83,16 +83,16 @@ _FROM = {
 }
 
 for _name in ("vfl", "vfl_common", "vfl_party", "vfl_server"):
-    # A library's log goes where its user sends it.
+    # The application that uses the library configures logging, so the library prints no log itself.
     logging.getLogger(_name).addHandler(logging.NullHandler())
 
 
 def __getattr__(name: str) -> Any:
-    if name in _FROM:
-        return getattr(import_module(_FROM[name]), name)
-    # Research packages add names by the entry points ``vfl.library``.
-    for added in entry_points(group="vfl.library", name=name):
-        return added.load()
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
+    # Other packages add names to ``vfl`` with entry points in the group ``vfl.library``.
+    for entry_point in entry_points(group="vfl.library", name=name):
+        return entry_point.load()
     raise AttributeError(f"module 'vfl' has no attribute {name!r}")
 
 

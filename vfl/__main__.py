@@ -1,4 +1,4 @@
-"""Starts ``vfl``; a signal ends it silently while its commands are still being imported."""
+"""Starts ``vfl``. A signal during its imports ends the program without a traceback."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """The names that plug-ins may rely on.
 
-A plug-in, in a package or in a notebook, imports our names only from here::
+A plug-in, in a package or in a notebook, imports names of ``vfl`` only from this module::
 
     from vfl.api import Filter, Section, Transform
 
-``docs/reference/api-for-plugins.md`` lists the names and their guarantees. Each is
-imported on first use, so that a party without torch does not load it.
+``docs/reference/api-for-plugins.md`` lists the names and their guarantees. Each name
+is imported on first use, so that a party without torch does not load it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    # These names of attacks are not in __all__: they go if the leak meter is removed.
+    # These names for attacks are not in __all__, because they are removed with the leak meter.
     from vfl.leak_meter.scene.scene import Attack as Attack
     from vfl.leak_meter.scene.scene import Figure as Figure
     from vfl.leak_meter.scene.scene import Scene as Scene
@@ -134,7 +134,7 @@ __all__ = [
     "u8",
 ]
 
-# {name: the module that defines it}
+# {public name: the module that defines it}
 FROM = {
     name: module
     for module, names in {
@@ -173,9 +173,9 @@ FROM = {
 def __getattr__(name: str) -> Any:
     if name in FROM:
         return getattr(import_module(FROM[name]), name)
-    # Research packages add names by the entry points ``vfl.api``.
-    for added in entry_points(group="vfl.api", name=name):
-        return added.load()
+    # Other packages add names to ``vfl.api`` with entry points in the group ``vfl.api``.
+    for entry_point in entry_points(group="vfl.api", name=name):
+        return entry_point.load()
     raise AttributeError(f"module 'vfl.api' has no attribute {name!r}")
 
 

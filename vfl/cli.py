@@ -1,4 +1,4 @@
-"""``vfl``: a federation on one machine, its certificates, its reports; new federations."""
+"""The command line program ``vfl``: federations on one machine, certificates and reports."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import click
 from vfl_common.errors import Code, InputError
 from vfl_common.process.program import EXIT_CODES, NAMES, run_program
 
-# {command: its function}, each imported when it is listed or called.
-_OURS = {
+# {command: module and function}. A function is imported when its command is listed or called.
+_COMMANDS = {
     "card": "vfl.card.commands:card",
     "certs": "vfl.certs.commands:certs",
     "compare": "vfl.production.commands:compare",
@@ -33,32 +33,32 @@ _OURS = {
 
 
 class _Commands(click.Group):
-    """Our commands, and those of the entry points ``vfl.commands``."""
+    """The commands of ``vfl``, and commands that packages add as entry points ``vfl.commands``."""
 
     def list_commands(self, _ctx: click.Context) -> list[str]:
-        return sorted({*_OURS, *(entry.name for entry in _entry_points())})
+        return sorted({*_COMMANDS, *(entry.name for entry in _entry_points())})
 
     def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name in _OURS:
-            module, _, name = _OURS[cmd_name].partition(":")
-            own: click.Command = getattr(import_module(module), name)
-            return own
-        added = next((entry for entry in _entry_points() if entry.name == cmd_name), None)
-        if added is None:
+        if cmd_name in _COMMANDS:
+            module, _, name = _COMMANDS[cmd_name].partition(":")
+            own_command: click.Command = getattr(import_module(module), name)
+            return own_command
+        entry_point = next((entry for entry in _entry_points() if entry.name == cmd_name), None)
+        if entry_point is None:
             return None
         try:
-            command = added.load()
+            command = entry_point.load()
         except Exception as error:
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"the command {cmd_name!r} of {added.value} cannot be loaded "
+                f"the command {cmd_name!r} of {entry_point.value} cannot be loaded "
                 f"({type(error).__name__}: {error}). Reinstall or remove it.",
             ) from error
         if not isinstance(command, click.Command):
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{added.value}: must be a click command (got {type(command).__name__}). Correct "
-                "its entry point vfl.commands.",
+                f"{entry_point.value}: must be a click command (got {type(command).__name__}). "
+                "Correct its entry point vfl.commands.",
             )
         return command
 
@@ -73,21 +73,21 @@ def cli() -> None:
     """Run vertical federated learning on one machine.
 
     Parties hold different columns about the same people and train together. This program runs
-    whole federations on one machine, to try things out, and makes the files of a new one, its
-    certificates and reports. Parties on separate machines use `vfl-server run` and
-    `vfl-party run`.
+    whole federations on one machine, to try things out. It also makes the files of a new
+    federation, its certificates, and reports of its runs. On separate machines, use
+    `vfl-server` and `vfl-party`.
 
     \b
     Examples:
       vfl demo                              five processes learn digits, in about ten seconds
       vfl new recipe                        a recipe and a party file from your own table
-      vfl simulate examples/diabetes.toml   run your own recipe
+      vfl simulate examples/diabetes.toml   run a recipe
       vfl prepare --list                    data sets of the papers, from their official files
       vfl study examples/study/digits.toml  compare methods, seeds and label counts in a table
       vfl forecast examples/digits.toml     bytes and time, before anything runs
-      vfl leaks examples/breast-cancer.toml what the others can infer from the messages
+      vfl leaks examples/breast-cancer.toml what parties can infer from the messages
       vfl runs                              a table of your runs
-      vfl report                            the newest run again, with charts
+      vfl report                            tables and charts of the newest run
       vfl watch                             a page that shows a run while it goes on
       vfl predict --data bank=new.csv --data shop=new-shop.csv
       vfl card                              a model card of the newest run

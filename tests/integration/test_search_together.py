@@ -226,7 +226,7 @@ def test_a_command_shows_the_best_runs_and_draws_a_page(file: Path) -> None:
     assert done.exit_code == 0
     assert "1 run finished, 0 pruned, 0 failed" in done.output
     folder = file.parent / "found"
-    assert "its test metrics, which had no part in the choice: " in done.output
+    assert "its test metrics, which were not used for the choice: " in done.output
     assert all(str(folder / name) in done.output for name in ("trials.csv", "parallel.png"))
     # With more runs it goes on.
     file.write_text(FILE.replace("runs = 6", "runs = 3"))

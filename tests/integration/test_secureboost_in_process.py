@@ -18,7 +18,7 @@ from tests.harness import cases
 from tests.harness.errors import assert_names, raises
 from tests.harness.federation import toml
 from vfl.forecasting.show import count_forecast
-from vfl.report.notes import encryption
+from vfl.report.notes import describe_encryption
 from vfl.report.table import show
 from vfl.simulation.inprocess import run_in_process
 from vfl.simulation.run import simulate
@@ -243,7 +243,7 @@ def test_no_encryption_is_said_in_check_log_and_summary(
     summary = run(tmp_path, recipe())
     assert any("can read every gradient" in line.getMessage() for line in caplog.records)
     assert any("unencrypted" in each.sent for each in summary.exchanges)
-    assert_names(encryption(summary), "secureboost")
+    assert_names(describe_encryption(summary), "secureboost")
     assert [each.carries for each in summary.exchanges if each.how] == [
         "gradient unencrypted uint8 [rows, bytes] (NOT encrypted), may carry label information",
         "gradient unencrypted uint8 [sums, bytes] (NOT encrypted)",

@@ -1,4 +1,4 @@
-"""``vfl export``: rounds of a run for TensorBoard or MLflow, and a party's models as files."""
+"""The commands of ``vfl export``: rounds to TensorBoard or MLflow, and models to files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from vfl_common.production.registry import Stage
 
 _POLL_S = 1.0
-# The suffix of our event files, so that no others are replaced.
+# The suffix of the event files of vfl. Event files of other programs are never replaced.
 _SUFFIX = ".vfl"
 _FOLLOW = click.option(
     "--follow", is_flag=True, help="Keep exporting until the run finishes, or until Ctrl-C."
@@ -26,18 +26,19 @@ _FOLLOW = click.option(
 
 
 class Sink(Protocol):
-    """Writes the rounds of one party."""
+    """An export target for the rounds of one party."""
 
     def update(self, rounds: Sequence[RoundLine]) -> None:
-        """Writes the new ones of all rounds so far."""
+        """Writes the rounds that are new. ``rounds``: All rounds so far."""
 
     def close(self, *, finished: bool) -> None:
-        """Ends the export; ``finished``: whether the run is finished."""
+        """Ends the export. ``finished``: Whether the run is finished."""
 
 
 class TensorBoard:
-    """A party's folder of event files, which TensorBoard's own writer writes without TensorFlow or
-    torch. Raises InputError if the package is missing or the folder cannot be written.
+    """Writes the rounds of one party as TensorBoard event files, without TensorFlow or torch.
+
+    Raises InputError if the package tensorboard is missing or the folder cannot be written.
     """
 
     def __init__(self, source: PartyFolder, out: Path) -> None:
@@ -69,8 +70,8 @@ class TensorBoard:
             ) from None
 
     def update(self, rounds: Sequence[RoundLine]) -> None:
-        """Writes the rounds that are new; after a rollback, all of them again."""
-        # A rollback has replaced rounds that were written before.
+        """Writes the rounds that are new. After a rollback, writes all rounds again."""
+        # After a rollback, rounds that were already written have changed.
         if list(rounds[: len(self._written)]) != self._written:
             self._writer.close()
             self._writer, self._written = self._open(), []
@@ -87,7 +88,7 @@ class TensorBoard:
         self._writer.flush()
 
     def close(self, *, finished: bool) -> None:
-        """Closes the file of events."""
+        """Closes the event file."""
         _ = finished
         self._writer.close()
 
@@ -96,11 +97,11 @@ class TensorBoard:
 def export() -> None:
     """Export the metrics or the models of a run.
 
-    Metrics go to TensorBoard or MLflow, a party's trained models to files. Metrics are those in
-    metrics.jsonl of each party. Steps on the axis are training steps since the run began. A round
-    that was repeated after a rollback counts once. Only the content of metrics.jsonl is sent and,
-    to MLflow, the recipe. Without RUN, a command takes the newest finished run of a federation in
-    the folder runs.
+    Metrics are exported to TensorBoard or MLflow, and a party's trained models to files. The
+    metrics of a party are read from its metrics.jsonl. The x axis shows training steps since the
+    run began. A round that was repeated after a rollback is exported once. MLflow also gets the
+    recipe, but no other data. Without RUN, the commands take the newest finished run of a
+    federation in the folder runs.
     """
 
 
@@ -111,7 +112,7 @@ def export() -> None:
     default="tensorboard",
     show_default=True,
     type=click.Path(path_type=Path),
-    help="Write to DIR/<run id>/<party>, and replace an earlier export there.",
+    help="Write to DIR/<run id>/<party>, replacing an earlier export.",
     metavar="DIR",
 )
 @_FOLLOW
@@ -141,12 +142,12 @@ def tensorboard(run: Path, out: Path, follow: bool) -> None:
     "--experiment",
     default="vfl",
     show_default=True,
-    help="Log to this experiment; it is created if it does not exist.",
+    help="Log to this experiment, created if needed.",
 )
 @click.option(
     "--register",
     metavar="NAME",
-    help="Register the run as a version of the MLflow model NAME, too.",
+    help="Also register the run as a version of MLflow model NAME.",
 )
 @click.option(
     "--under",
@@ -165,9 +166,9 @@ def mlflow(
     """Log one MLflow run for each party.
 
     RUN is the folder of a run, or a party's folder in it. A later export appends the new rounds.
-    With --register, the version has the alias production while the run is in production (vfl
-    models); a later export moves the alias. If several parties' folders are here, the version is
-    the active party's. --under suits the runs of a study or a search.
+    With --register, the version gets the alias production if the run is in production (see vfl
+    models); a later export updates the alias. If RUN has the folders of several parties, the
+    active party's MLflow run is registered. Use --under to group the runs of a study or a search.
 
     \b
     Examples:
@@ -189,7 +190,7 @@ def mlflow(
 
 
 def _choose_source(sources: Sequence[PartyFolder]) -> tuple[PartyFolder, Stage]:
-    """Returns the source of the active party, or else the first one, and the run's stage.
+    """Returns the folder of the active party, or otherwise the first folder, and the run's stage.
 
     Raises InputError if the run was not trained to its end.
     """
@@ -207,7 +208,7 @@ def _choose_source(sources: Sequence[PartyFolder]) -> tuple[PartyFolder, Stage]:
 @click.option(
     "--party",
     metavar="NAME",
-    help="Export the models of this party. [default: the only party here, or the active one]",
+    help="Export this party's models. [default: the only local party, or the active party]",
 )
 @click.option(
     "--out",
@@ -227,12 +228,12 @@ def model(run: Path, party: str | None, out: Path | None, kind: str) -> None:
     """Write a party's bottom and top models to files.
 
     RUN is the folder of a run, or a party's folder in it. Every party with columns has a bottom
-    model (its encoder); the active party has the top model, too. In a .safetensors file, tensors
-    have their names in the modules, after encoder. or top.; `vfl.Model.load(FILE)` builds the
-    modules from it and prepares rows for them. With --format onnx, NAME.onnx maps the party's own
-    columns to the embedding, NAME-top.onnx takes the embeddings of all parties, and NAME.json
-    describes inputs and outputs. The files contain column names, categories and statistics, too:
-    they are private, and only you may read them.
+    model (its encoder), and the active party also has the top model. In a .safetensors file, the
+    names of tensors are those in the modules, with the prefix encoder. or top. Use
+    `vfl.Model.load(FILE)` to build the modules and to prepare rows for them. With --format onnx,
+    NAME.onnx maps the party's columns to the embedding, NAME-top.onnx takes the embeddings of all
+    parties, and NAME.json describes inputs and outputs. The files also contain column names,
+    categories and statistics. They are private, and only you can read them.
 
     \b
     Examples:
@@ -253,7 +254,9 @@ def model(run: Path, party: str | None, out: Path | None, kind: str) -> None:
 
 
 def copy(run: Path, open_sink: Callable[[PartyFolder], Sink], *, follow: bool) -> list[PartyFolder]:
-    """Writes each party's rounds to its own sink; returns the sources. Raises InputError."""
+    """Writes the rounds of each party to its own sink. Returns the parties' folders. Raises
+    InputError.
+    """
     histories = [History(source) for source in find_sources(run)]
     # Unreadable files must fail before an earlier export is replaced.
     for history in histories:
@@ -262,7 +265,7 @@ def copy(run: Path, open_sink: Callable[[PartyFolder], Sink], *, follow: bool) -
     finished = [False] * len(sinks)
     try:
         while True:
-            # Asked before the last lines are read, so that none is missed.
+            # This is read before the last lines, so that no line is missed.
             finished = [history.source.finished for history in histories]
             for history, sink in zip(histories, sinks, strict=True):
                 history.update()

@@ -1,5 +1,5 @@
-"""Carries out orders in other processes: our own, or those of a backend of joblib.
+"""Carries out orders in other processes, which this package or a joblib backend starts.
 
-An order is a dict of JSON values, and so is its answer. The function that carries it out is named
-by ``module:function``, so none of our objects is pickled, on this machine or another.
+An order and its answer are dicts of JSON values. A process imports the function that carries out an
+order by its name, ``module:function``. So no Python objects are pickled.
 """

@@ -1,4 +1,4 @@
-"""Carries out orders through a backend of joblib: loky, Dask, Ray, Spark, or a registered one."""
+"""Carries out orders in the processes of a joblib backend, such as loky, Dask, Ray or Spark."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from vfl_common.errors import Code, InputError, VflError
 from vfl_common.process.program import do_last
 
 INSTALL = "pip install '.[studies]' in the clone of vfl"
-# Backends that another package registers with joblib: {name: (package, module, function)}.
-_OTHERS = {
+# {backend: (package, module, function)} for backends that another package registers with joblib.
+_REGISTERED = {
     "ray": ("ray", "ray.util.joblib", "register_ray"),
     "spark": ("joblibspark", "joblibspark", "register_spark"),
 }
-# The minimum number of joblib's processes: with one, joblib carries out an order in this process.
+# The minimum number of jobs. With one job, joblib would carry out orders in this process.
 _MIN_JOBS = 2
 
 
-class Elsewhere:
-    """The processes of a backend, for a block. The arguments are those of ``pool``."""
+class BackendPool:
+    """The processes of a joblib backend, as a context manager. The arguments are as in ``pool``."""
 
     def __init__(self, does: str, jobs: int, backend: str) -> None:
         try:
@@ -35,7 +35,8 @@ class Elsewhere:
                 Code.CONFIG_INVALID,
                 f"backend: {backend!r} needs joblib. Install it: {INSTALL}.",
             ) from None
-        # joblib also accepts backend objects, but threads of our programs need a name.
+        # joblib also accepts backend objects, but a backend object cannot be used by several
+        # threads.
         if not isinstance(backend, str):
             raise InputError(
                 Code.CONFIG_INVALID,
@@ -46,19 +47,19 @@ class Elsewhere:
         self._owner, self._closed = f"the backend {backend!r}", False
         self._open = contextlib.ExitStack()
         if backend == "loky":
-            # Our programs skip Python's exit functions. joblib's would then warn of folders that it
-            # did not remove.
+            # The programs of vfl skip Python's exit functions, but joblib needs them to remove its
+            # temporary folders.
             do_last(atexit._run_exitfuncs)
         elif backend == "dask":
             self._connect()
-        elif backend in _OTHERS:
-            self._register(*_OTHERS[backend])
-        # An unknown backend, or one that is not ready, fails here.
+        elif backend in _REGISTERED:
+            self._register(*_REGISTERED[backend])
+        # This raises an error now if the backend is unknown or not ready.
         with self._configure():
             pass
 
     def run(self, order: Order) -> None:
-        """Has an order carried out and waits for its end. Raises VflError."""
+        """Carries out an order in a process, and waits for its end. Raises VflError."""
         if self._closed:
             raise process_error("was ended", self._owner)
         with self._configure():
@@ -71,13 +72,13 @@ class Elsewhere:
                 f"backend: {self._backend} cannot pickle the order ({error}). Choose another "
                 "backend.",
             ) from error
-        # Each backend raises its own errors.
+        # A lost process raises a different exception in each backend.
         except Exception as error:
             raise process_error(f"was lost ({type(error).__name__})", self._owner) from error
         check(result)
 
     def close(self) -> None:
-        """Ends loky's processes immediately. Other backends finish what they have begun."""
+        """Kills the processes of loky. Processes of other backends finish their current orders."""
         self._closed = True
         self._open.close()
         if self._backend == "loky":
@@ -88,7 +89,7 @@ class Elsewhere:
                 )
 
     def _connect(self) -> None:
-        """Connects to the scheduler of Dask's settings, unless this program is connected."""
+        """Connects to the scheduler in Dask's settings, unless there is a connection already."""
         try:
             dask, distributed = map(importlib.import_module, ("dask", "distributed"))
         except ImportError:
@@ -105,7 +106,7 @@ class Elsewhere:
             except OSError as error:
                 raise InputError(
                     Code.CONFIG_INVALID,
-                    f"backend: no scheduler of Dask answers at {address}. Start it first.",
+                    f"backend: no Dask scheduler answers at {address}. Start it first.",
                 ) from error
 
     def _register(self, package: str, module: str, function: str) -> None:
@@ -118,7 +119,7 @@ class Elsewhere:
             ) from None
         if package == "ray":
             ray = importlib.import_module(package)
-            # Ray starts once, not in each of our threads; RAY_ADDRESS names a cluster.
+            # Ray must start here once, instead of in each thread. RAY_ADDRESS can name a cluster.
             if not ray.is_initialized():
                 ray.init(log_to_driver=False)
                 self._open.callback(ray.shutdown)
@@ -126,7 +127,7 @@ class Elsewhere:
     @contextlib.contextmanager
     def _configure(self) -> Iterator[None]:
         try:
-            backend = _loky(self._joblib) if self._backend == "loky" else self._backend
+            backend = _make_loky(self._joblib) if self._backend == "loky" else self._backend
             with self._joblib.parallel_config(backend=backend):
                 yield
         except VflError:
@@ -137,8 +138,8 @@ class Elsewhere:
                 "backend: Dask is not connected. Connect a distributed.Client first, or set "
                 "DASK_SCHEDULER_ADDRESS."
                 if self._backend == "dask"
-                else f"backend: joblib has no backend {self._backend!r} that is ready. Name "
-                "loky, dask, ray or spark, or register yours with joblib first.",
+                else f"backend: {self._backend!r} is unknown to joblib or not ready. Choose one of "
+                "loky, dask, ray, spark, or register the backend with joblib first.",
             ) from error
 
     def __enter__(self) -> Self:
@@ -148,11 +149,11 @@ class Elsewhere:
         self.close()
 
 
-def _loky(joblib: Any) -> Any:
-    """Returns joblib's loky, with processes that end when this one does, even without an order."""
+def _make_loky(joblib: Any) -> Any:
+    """Returns a loky backend whose processes end when this process ends, even if they are idle."""
 
-    class Watched(joblib.parallel.LokyBackend):  # type: ignore[misc]
+    class EndingBackend(joblib.parallel.LokyBackend):  # type: ignore[misc]
         def configure(self, *args: Any, **options: Any) -> Any:
             return super().configure(*args, initializer=watch, initargs=(os.getpid(),), **options)
 
-    return Watched(nesting_level=0)
+    return EndingBackend(nesting_level=0)

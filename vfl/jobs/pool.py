@@ -1,4 +1,4 @@
-"""Chooses the processes that carry out orders."""
+"""Starts the processes that carry out orders: workers of this package, or a joblib backend."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ class WorkerPool(Protocol):
     """Processes that carry out orders."""
 
     def run(self, order: Order) -> None:
-        """Has an order carried out and waits for its end; several threads may call it. Raises
-        VflError.
+        """Carries out an order in a process, and waits for its end. Several threads may call this
+        method. Raises VflError.
         """
 
     def close(self) -> None:
-        """Ends what is not finished, as far as the processes allow it."""
+        """Ends unfinished orders, as far as the backend supports it."""
 
 
-class _Pools(WorkerPool, AbstractContextManager["_Pools"], Protocol): ...
+class _WorkerPoolContext(WorkerPool, AbstractContextManager["_WorkerPoolContext"], Protocol): ...
 
 
-def pool(does: str, jobs: int, threads: int, backend: str | None = None) -> _Pools:
-    """Returns the processes for a block.
+def pool(does: str, jobs: int, threads: int, backend: str | None = None) -> _WorkerPoolContext:
+    """Returns a pool of processes, as a context manager.
 
     Args:
-        does: ``module:function``, which carries out an order.
-        jobs: the number of orders at a time.
-        threads: for torch and its libraries in each of our own processes.
-        backend: the name of a backend of joblib, such as ``loky`` or ``dask``; None: our own
-            processes, on this machine.
+        does: The function that carries out an order, as ``module:function``.
+        jobs: The number of orders at the same time.
+        threads: The number of threads of torch and its libraries in each worker of this package.
+        backend: The name of a joblib backend, such as ``loky`` or ``dask``. None starts workers of
+            this package, on this machine.
 
-    Raises InputError if joblib has no such backend, OSError if processes cannot be started.
+    Raises InputError if joblib has no such backend, and OSError if a process cannot be started.
     """
     if backend is None:
         return JobWorkers(does, jobs, threads)
-    # Imported late: it imports joblib.
-    from vfl.jobs.elsewhere import Elsewhere
+    # This import is late because the module is needed only with a backend.
+    from vfl.jobs.elsewhere import BackendPool
 
-    return Elsewhere(does, jobs, backend)
+    return BackendPool(does, jobs, backend)
 
 
 @contextlib.contextmanager
 def waiting(workers: WorkerPool, jobs: int) -> Iterator[ThreadPoolExecutor]:
-    """Yields ``jobs`` threads for a block, to wait for orders. If the block raises, also by Ctrl-C,
-    unfinished orders are ended.
+    """Yields an executor with ``jobs`` threads, which wait for orders. If the block raises an
+    exception such as KeyboardInterrupt, unfinished orders are ended.
     """
     threads = ThreadPoolExecutor(jobs)
     try:
@@ -60,5 +60,5 @@ def waiting(workers: WorkerPool, jobs: int) -> Iterator[ThreadPoolExecutor]:
         workers.close()
         raise
     finally:
-        # All orders are finished, or their processes are gone.
+        # Now all orders are finished, or their processes have ended.
         threads.shutdown()

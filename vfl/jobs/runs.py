@@ -1,4 +1,4 @@
-"""Runs as orders: the keys of their dict, and the function that makes them."""
+"""Makes runs in other processes, as orders."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vfl.jobs.answers import Order
 from vfl.jobs.pool import WorkerPool, pool
 from vfl_common.errors import Code, InputError
 
-# The library's function that makes a run; other processes import it by this name.
+# The function that makes a run, by the name under which other processes import it.
 MAKES = "vfl.library.orders:make"
 
 
@@ -22,13 +22,13 @@ def make(
     folder: Path,
     plugins: dict[str, dict[str, str]] | None = None,
 ) -> None:
-    """Has a process of ``workers`` make a run with all of its parties in itself.
+    """Makes a run in one process of ``workers``, with all parties in the same process.
 
     Args:
-        workers: the processes, which carry out ``MAKES``.
-        recipe: its tables.
-        base: the folder of relative paths.
-        folder: the run's.
+        workers: The processes, which carry out orders with the function ``MAKES``.
+        recipe: The tables of the recipe.
+        base: The folder that relative paths in the recipe start from.
+        folder: The folder of the run.
         plugins: {group: {name: ``module:object``}}.
 
     Raises VflError.
@@ -43,8 +43,8 @@ def make(
     if not (folder / "summary.json").exists():
         raise InputError(
             Code.FILE_INVALID,
-            f"{folder}: another machine made the run and wrote to another folder. Set out to a "
-            "folder that all machines share.",
+            f"{folder}: the run was made on another machine, which does not share this folder. Set "
+            "out to a folder that all machines share.",
         )
 
 
@@ -52,8 +52,8 @@ def make(
 def making(
     jobs: int, backend: str | None = None
 ) -> Iterator[Callable[[dict[str, Any], Path, Path], None]]:
-    """Yields a function that makes a run of a study (``vfl.studies.run.Make``) in another process.
-    The arguments are those of ``pool``.
+    """Yields a function that makes a run of a study in another process (a ``Make`` function of
+    ``vfl.studies.run``). The arguments are those of ``pool``.
     """
     with pool(MAKES, jobs, 1, backend) as workers:
 

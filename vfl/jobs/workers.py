@@ -1,9 +1,10 @@
-"""Carries out orders in processes of this machine.
+"""Starts worker processes on this machine, and carries out orders in them.
 
     python -m vfl.jobs.workers MODULE:FUNCTION
 
-The command is such a process: an order is a line of JSON on its standard input, an answer a line on
-its standard output. It ends when its standard input does, so it does not outlive its parent.
+This command is a worker process. It reads an order as a line of JSON from standard input, and
+writes the answer as a line to standard output. It ends when its standard input is closed, so it
+ends with its parent.
 """
 
 from __future__ import annotations
@@ -24,25 +25,29 @@ from vfl.launcher.processes import environment
 
 
 class JobWorkers:
-    """A number of processes for a block. They are killed at its end, or by ``close``.
+    """Worker processes, as a context manager. They are killed at the end of the block.
 
-    ``does``: ``module:function``, which carries out an order. ``threads``: for torch and its
-    libraries in each process. Raises OSError if they cannot be started.
+    Args:
+        does: The function that carries out an order, as ``module:function``.
+        number: The number of processes.
+        threads: The number of threads of torch and its libraries in each process.
+
+    Raises OSError if a process cannot be started.
     """
 
     def __init__(self, does: str, number: int, threads: int) -> None:
-        self._all: list[_Worker] = []
+        self._workers: list[_Worker] = []
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
         try:
             for _ in range(number):
-                self._all.append(worker := _Worker(does, threads))
+                self._workers.append(worker := _Worker(does, threads))
                 self._idle.put(worker)
         except BaseException:
             self.close()
             raise
 
     def run(self, order: Order) -> None:
-        """Has an idle process carry out an order, and waits for its answer. Raises VflError."""
+        """Carries out an order in an idle process, and waits for its answer. Raises VflError."""
         worker = self._idle.get()
         try:
             worker.run(order)
@@ -50,11 +55,11 @@ class JobWorkers:
             self._idle.put(worker)
 
     def close(self) -> None:
-        """Kills all processes; their orders fail."""
-        # All are killed first: an interruption may come during a wait.
-        for worker in self._all:
+        """Kills all processes. Their unfinished orders fail."""
+        # All processes are killed before the first wait, which may be interrupted.
+        for worker in self._workers:
             worker.kill()
-        for worker in self._all:
+        for worker in self._workers:
             worker.close()
 
     def __enter__(self) -> Self:
@@ -65,7 +70,7 @@ class JobWorkers:
 
 
 class _Worker:
-    """One process; it imports while the first order is made."""
+    """The parent's side of one worker process."""
 
     def __init__(self, does: str, threads: int) -> None:
         self._process = subprocess.Popen(
@@ -73,15 +78,15 @@ class _Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment(threads, ()),
-            # Ctrl-C reaches this process alone, which ends the others.
+            # In its own session, the worker does not get Ctrl-C. The parent ends it instead.
             start_new_session=True,
             text=True,
         )
-        # Like the interpreter, this skips entries that are not text.
+        # Entries that are not text are skipped, because the interpreter ignores them too.
         self._send([path for path in sys.path if isinstance(path, str)])
 
     def run(self, order: Order) -> None:
-        """Carries out an order. Raises VflError."""
+        """Sends an order to the process, and waits for its answer. Raises VflError."""
         self._send(order)
         line = self._output.readline()
         if not line.endswith("\n"):
@@ -95,59 +100,60 @@ class _Worker:
         check(json.loads(line))
 
     def kill(self) -> None:
-        """Ends the process at once: nothing of an abandoned run is needed."""
+        """Kills the process. Its unfinished run is not needed."""
         self._process.kill()
 
     def close(self) -> None:
-        """Waits for its end, after ``kill``."""
+        """Waits for the end of the process after ``kill``, and closes its pipes."""
         self._process.wait()
-        # Closing fails if there is input that the process has not read.
+        # Closing raises an error if the process has not read all input.
         with contextlib.suppress(OSError):
             self._input.close()
-        # This waits for a thread that reads the output, which has ended.
+        # If another thread is reading the output, this waits for it.
         self._output.close()
 
-    def _send(self, what: Any) -> None:
-        # A dead process is reported by its missing answer.
+    def _send(self, message: Any) -> None:
+        # If the process has ended, ``run`` notices that the answer is missing.
         with contextlib.suppress(OSError):
-            self._input.write(json.dumps(what) + "\n")
+            self._input.write(json.dumps(message) + "\n")
             self._input.flush()
 
     @property
     def _input(self) -> IO[str]:
-        assert self._process.stdin is not None  # noqa: S101 - a pipe
+        assert self._process.stdin is not None  # noqa: S101 - stdin is a pipe
         return self._process.stdin
 
     @property
     def _output(self) -> IO[str]:
-        assert self._process.stdout is not None  # noqa: S101 - a pipe
+        assert self._process.stdout is not None  # noqa: S101 - stdout is a pipe
         return self._process.stdout
 
 
-# -- the process's own side
-# ----------------------------------------------------------------------
+# The functions below run in the worker process.
 
 
 def _serve(does: str) -> None:
-    """Carries out orders. It hides both pipes from their code: an encoder reads nothing, and its
-    prints are not answers.
+    """Carries out orders until standard input is closed.
+
+    The code of an order cannot use the pipes to the parent: its standard input is empty, and its
+    standard output goes to standard error.
     """
-    orders_in, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
-    with Path(os.devnull).open("rb") as nothing:
-        os.dup2(nothing.fileno(), 0)
+    order_lines, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    with Path(os.devnull).open("rb") as empty:
+        os.dup2(empty.fileno(), 0)
     os.dup2(2, 1)
     orders: queue.SimpleQueue[str] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=[orders_in, orders], daemon=True).start()
+    threading.Thread(target=_read_orders, args=[order_lines, orders], daemon=True).start()
     sys.path[:] = json.loads(orders.get())
     while True:
         answers.write(json.dumps(answer(does, json.loads(orders.get()))) + "\n")
         answers.flush()
 
 
-def _read(orders_in: IO[str], orders: queue.SimpleQueue[str]) -> None:
-    for line in orders_in:
+def _read_orders(order_lines: IO[str], orders: queue.SimpleQueue[str]) -> None:
+    for line in order_lines:
         orders.put(line)
-    # The run's result is no longer needed.
+    # The parent has closed the pipe, so it does not need the result.
     os._exit(0)
 
 

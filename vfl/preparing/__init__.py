@@ -1,1 +1,1 @@
-"""``vfl prepare``: from the official files of a data set to the parties' tables and a recipe."""
+"""``vfl prepare``: makes parties' tables and a recipe from the official files of a data set."""

@@ -12,10 +12,17 @@ from vfl_common.errors import Code, InputError
 
 @dataclass(frozen=True)
 class PreparePlan:
-    """A request to prepare: a data set, divided in one way, as a paper uses it.
+    """The checked arguments of ``vfl prepare``, with defaults filled in.
 
-    ``validation``: the share of the training rows for validation. ``numbers``: the use whose
-    hyperparameters the recipe has, as far as the division fits it; None: no paper divides so.
+    Args:
+        name: The name of the data set.
+        dataset: The description of the data set.
+        use: The paper's use of the data set, which provides the defaults.
+        division: The way to divide the data set among the parties.
+        request: The number of parties, seed and settings for the division.
+        validation: The share of the training rows for validation.
+        numbers: The paper's use whose hyperparameters the recipe gets; None if no paper uses a
+            division like this one.
     """
 
     name: str
@@ -40,34 +47,37 @@ def resolve(
     validation: float | None,
     options: Mapping[str, Any],
 ) -> PreparePlan:
-    """Fills in the paper's values; the arguments are those of ``vfl.prepare``. Raises InputError
-    for what does not fit the data set.
+    """Checks the arguments of ``vfl.prepare``, and fills in the paper's values as defaults. Raises
+    InputError if an argument does not fit the data set.
     """
-    use = _use(dataset, paper, divide)
-    division = _division(dataset, use, divide)
-    count = _count(division, use, parties)
+    use = _choose_use(dataset, paper, divide)
+    division = _choose_division(dataset, use, divide)
+    count = _choose_party_count(division, use, parties)
     request = Request(
         count,
-        _active(division, active, count),
+        _check_active(division, active, count),
         seed,
         deal or use.deal,
-        _options(dataset, division, options),
+        _fill_options(dataset, division, options),
     )
     if deal is not None and division.aligned:
         raise InputError(
             Code.CONFIG_INVALID,
-            f"deal: the parties have the same rows of {dataset.title}. Give divide = rows with it.",
+            "deal: needs a division by rows, but this division gives all parties the same rows. "
+            "Give divide = rows, or leave deal out.",
         )
     share = use.validation if validation is None else validation
-    uses = (
+    matching_uses = (
         paper_use
         for paper_use in (use, *dataset.uses)
         if dataset.divisions[paper_use.division].aligned == division.aligned
     )
-    return PreparePlan(name, dataset, use, division, request, _share(share), next(uses, None))
+    return PreparePlan(
+        name, dataset, use, division, request, _check_share(share), next(matching_uses, None)
+    )
 
 
-def _use(dataset: DataSet, paper: str | None, divide: str | None) -> PaperUse:
+def _choose_use(dataset: DataSet, paper: str | None, divide: str | None) -> PaperUse:
     if paper is None:
         return next((use for use in dataset.uses if use.division == divide), dataset.uses[0])
     papers = {use.paper.lower().replace("-", ""): use for use in dataset.uses}
@@ -76,12 +86,12 @@ def _use(dataset: DataSet, paper: str | None, divide: str | None) -> PaperUse:
         raise InputError(
             Code.CONFIG_INVALID,
             f"paper: {paper!r} has no experiment with {dataset.title}. Choose one of "
-            f"{', '.join(known.paper for known in dataset.uses)}, or leave it out.",
+            f"{', '.join(paper_use.paper for paper_use in dataset.uses)}, or leave it out.",
         )
     return use
 
 
-def _division(dataset: DataSet, use: PaperUse, divide: str | None) -> Division:
+def _choose_division(dataset: DataSet, use: PaperUse, divide: str | None) -> Division:
     division = dataset.divisions.get(divide or use.division)
     if division is None:
         raise InputError(
@@ -92,19 +102,19 @@ def _division(dataset: DataSet, use: PaperUse, divide: str | None) -> Division:
     return division
 
 
-def _count(division: Division, use: PaperUse, parties: int | None) -> int:
+def _choose_party_count(division: Division, use: PaperUse, parties: int | None) -> int:
     fits = not division.parties or use.parties in division.parties
     count = parties or (use.parties if fits else division.parties[0])
     if count < 1 or (division.parties and count not in division.parties):
-        known = " or ".join(map(str, division.parties)) or "1 or more"
+        possible = " or ".join(map(str, division.parties)) or "1 or more"
         raise InputError(
             Code.CONFIG_INVALID,
-            f"parties: {count} cannot share {division.says}. Give {known}.",
+            f"parties: this division is not possible among {count} parties. Give {possible}.",
         )
     return count
 
 
-def _active(division: Division, active: int, parties: int) -> int:
+def _check_active(division: Division, active: int, parties: int) -> int:
     if not 1 <= active <= parties:
         raise InputError(
             Code.CONFIG_INVALID,
@@ -113,32 +123,36 @@ def _active(division: Division, active: int, parties: int) -> int:
     if active != 1 and not division.aligned:
         raise InputError(
             Code.CONFIG_INVALID,
-            "active: a party without images has the labels. Leave active out.",
+            "active: cannot be set with this division, because the party with the labels has no "
+            "images. Leave active out.",
         )
     return active
 
 
-def _options(dataset: DataSet, chosen: Division, options: Mapping[str, Any]) -> dict[str, Any]:
-    reads = {key: how for how, d in dataset.divisions.items() for key in d.settings}
+def _fill_options(
+    dataset: DataSet, division: Division, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    division_of = {key: how for how, d in dataset.divisions.items() for key in d.settings}
     for key in options:
-        if key in reads and key not in chosen.settings:
+        if key in division_of and key not in division.settings:
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{key}: only divide = {reads[key]} reads it. Give that too, or leave {key} out.",
+                f"{key}: applies only with divide = {division_of[key]}. Set that, or leave {key} "
+                "out.",
             )
         if key not in dataset.options:
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{key}: is not a setting of {dataset.title} (got "
-                f"{', '.join(dataset.options) or 'no settings'}). Leave it out.",
+                f"{key}: is not a setting of {dataset.title} (settings: "
+                f"{', '.join(dataset.options) or 'none'}). Leave it out.",
             )
     return {key: options.get(key, default) for key, (default, _) in dataset.options.items()}
 
 
-def _share(validation: float) -> float:
+def _check_share(validation: float) -> float:
     if not 0.0 <= validation < 1.0:
         raise InputError(
             Code.CONFIG_INVALID,
-            f"validation: must be at least 0 and less than 1 (got {validation}). Give a share.",
+            f"validation: must be at least 0 and less than 1 (got {validation}). Correct it.",
         )
     return validation

@@ -1,4 +1,4 @@
-"""``vfl prepare``: a paper's data set, from its official files to tables and a recipe."""
+"""The command ``vfl prepare``, which makes tables and a recipe from a paper's data set."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
 @click.option(
     "--rows",
     type=click.IntRange(1),
-    help="Use this many rows, with the same share of each class. [default: all]",
+    help="Draw this many rows, with the same share of each class. [default: all]",
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option(
-    "--paper", metavar="PAPER", help="Follow the division and recipe of PAPER. [default: the first]"
+    "--paper", metavar="PAPER", help="Use the division and recipe of PAPER. [default: the first]"
 )
 @click.option(
-    "--divide", metavar="HOW", help="Divide the data set this way. [default: as the paper]"
+    "--divide", metavar="HOW", help="Choose a division of the list. [default: as the paper]"
 )
 @click.option(
     "--deal",
@@ -85,22 +85,23 @@ def prepare(
     """Make parties' tables and a recipe from a paper's data set.
 
     NAME is a data set of `vfl prepare --list`, and DIR the folder with its official files, packed
-    or not. Nothing is downloaded. Names, sizes and numbers of rows are compared with the published
-    ones. Differences are printed, and written into PREPARED.md next to the recipe.
+    or not. Nothing is downloaded. The command compares names, sizes and numbers of rows with the
+    published values. It prints the differences, and writes them into PREPARED.md next to the
+    recipe.
 
     \b
     Examples:
       vfl prepare --list
       vfl prepare mnist --from downloads --out mnist
-      vfl prepare cifar10 --from downloads --out clients --paper mocosfl --deal classes:2 --parties 20
-      vfl simulate mnist/recipe.toml
-    """  # noqa: E501
-    from vfl.preparing.listing import describe, listing
+      vfl prepare cifar10 --from downloads --out clients --paper mocosfl --deal classes:2 --parties
+      20 vfl simulate mnist/recipe.toml
+    """
+    from vfl.preparing.listing import describe, make_listing
     from vfl.report.table import wide_console
 
     if as_list or name is None:
         if name is None:
-            wide_console(160).print(listing())
+            wide_console(160).print(make_listing())
         else:
             click.echo("\n".join(describe(name)))
         return
@@ -108,34 +109,34 @@ def prepare(
         raise InputError(
             Code.CONFIG_INVALID,
             f"--from: is missing. Give the folder of the files that `vfl prepare {name} --list` "
-            "names.",
+            "prints.",
         )
     from vfl.preparing.prepare import prepare as run
 
-    settings = _settings(sets)
-    with _progress() as progress, _as_options(settings):
+    settings = _parse_settings(sets)
+    with _show_progress() as progress, _name_options(settings):
         result = run(name, source, out or Path(name), progress=progress, **options, **settings)
-    _report(result)
+    _print_result(result)
 
 
 @contextmanager
-def _as_options(settings: Mapping[str, Any]) -> Iterator[None]:
-    """Replaces argument names in errors by options. ``settings``: those of ``--set``."""
+def _name_options(settings: Mapping[str, Any]) -> Iterator[None]:
+    """Replaces names of arguments in error messages by names of options."""
     options = {param.name: f"--{param.name}" for param in prepare.params}
     options |= {key: f"--set {key}" for key in settings}
     try:
         yield
     except InputError as error:
-        name, _, says = str(error).partition(":")
+        name, _, problem = str(error).partition(":")
         if name not in options:
             raise
-        says = re.sub(r"\bdivide = (\w+)", r"--divide \1", says)
-        raise InputError(error.code, options[name] + ":" + says) from None
+        problem = re.sub(r"\bdivide = (\w+)", r"--divide \1", problem)
+        raise InputError(error.code, options[name] + ":" + problem) from None
 
 
 @contextmanager
-def _progress() -> Iterator[Progress | None]:
-    """Shows the progress in rows, at a terminal."""
+def _show_progress() -> Iterator[Progress | None]:
+    """Shows a progress bar of the written rows, if standard error is a terminal."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -148,8 +149,8 @@ def _progress() -> Iterator[Progress | None]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _settings(sets: tuple[str, ...]) -> dict[str, Any]:
-    """Returns the settings of ``--set``: a value is TOML or plain text. Raises InputError."""
+def _parse_settings(sets: tuple[str, ...]) -> dict[str, Any]:
+    """Parses the values of ``--set``, each as TOML or otherwise as text. Raises InputError."""
     import tomllib
 
     settings: dict[str, Any] = {}
@@ -166,13 +167,13 @@ def _settings(sets: tuple[str, ...]) -> dict[str, Any]:
     return settings
 
 
-def _report(result: PreparedData) -> None:
+def _print_result(result: PreparedData) -> None:
     from vfl.report.table import new_table, size, wide_console
 
     table = new_table(f"Written into {result.recipe.parent}")
     for heading in ("party", "table", "rows", "features", "size"):
         table.add_column(heading, justify="left" if heading in ("party", "table") else "right")
-    # There may be a thousand clients: show the first ones.
+    # There may be a thousand clients, so only the first 20 are printed.
     for part in result.written[:20]:
         table.add_row(part.name, part.path.name, f"{part.rows:,}", part.features, size(part.bytes))
     wide_console().print(table)

@@ -15,12 +15,12 @@ class Need:
     """A file or folder of a data set.
 
     Args:
-        name: the published name.
-        others: other possible names, such as the unpacked file's.
-        bytes: its size, if published; for a folder, that of its archive.
-        md5: its digest, if published.
-        folder: whether it is a folder.
-        optional: whether the data set can be read without it.
+        name: The published name of the file or folder.
+        others: Other possible names, such as the name of the unpacked file.
+        bytes: The published size in bytes, if any; for a folder, the size of its archive.
+        md5: The published MD5 digest, if any.
+        folder: Whether this is a folder.
+        optional: Whether the data set can be read without this file.
     """
 
     name: str
@@ -37,14 +37,14 @@ Files = Mapping[str, Path]
 
 @dataclass(frozen=True)
 class Request:
-    """The choices for a data set, with its defaults filled in.
+    """The user's choices for dividing a data set, with defaults filled in.
 
     Args:
-        parties: the number of parties with features.
-        active: the number of the one that has the labels, from 1.
-        seed: the seed of all draws.
-        deal: how rows are dealt to parties: ``even``, ``classes:N`` or ``dirichlet:ALPHA``.
-        options: the data set's settings.
+        parties: The number of parties with features.
+        active: The number of the party with the labels, from 1.
+        seed: The seed of all random draws.
+        deal: The way to deal rows to parties: ``even``, ``classes:N`` or ``dirichlet:ALPHA``.
+        options: The values of the data set's own settings.
     """
 
     parties: int
@@ -56,13 +56,13 @@ class Request:
 
 @dataclass(frozen=True)
 class Form:
-    """A set of files that holds the data set, or a part of it.
+    """A form in which the data set is available: a set of files, and a function that reads them.
 
     Args:
-        needs: its files.
-        read: reads them. It raises InputError for an invalid file.
-        rows: {split, or ``""`` without splits: the published number of rows}.
-        unofficial: what it is, if these are not the official files or not all of them.
+        needs: The files of this form.
+        read: A function that reads the files. It raises InputError for an invalid file.
+        rows: {split: published number of rows}, with the key ``""`` if there are no splits.
+        unofficial: A description of the files, if they are not the complete official files.
     """
 
     needs: tuple[Need, ...]
@@ -76,11 +76,11 @@ class Division:
     """A way to divide a data set among parties.
 
     Args:
-        says: a description, such as ``quarters of each image``.
-        make: returns each party's part, the active party's first.
-        parties: the possible numbers of parties; empty: any.
-        aligned: whether the parties have the same rows.
-        settings: the data set's settings that only this division reads.
+        says: A description, such as ``quarters of each image``.
+        make: A function that returns the part of each party, the active party first.
+        parties: The possible numbers of parties; empty if any number is possible.
+        aligned: Whether the parties have the same rows.
+        settings: The names of the data set's settings that apply only to this division.
     """
 
     says: str
@@ -95,14 +95,14 @@ class PaperUse:
     """A paper's use of the data set.
 
     Args:
-        paper: its name, such as ``FedOnce``.
-        where: its tables and figures.
-        division: the name of the division.
-        parties: the number of parties with features.
-        recipe: the recipe's tables ``model`` and ``phases``, and keys of ``rows`` if they matter.
-        deal: how rows are dealt, if they are.
-        validation: the share of the training rows for validation.
-        silent: what the paper does not say, and what is done instead.
+        paper: The name of the paper, such as ``FedOnce``.
+        where: The tables and figures of the paper that use the data set.
+        division: The name of the division.
+        parties: The number of parties with features.
+        recipe: The recipe's tables ``model`` and ``phases``, and optionally keys of ``rows``.
+        deal: The way to deal rows to clients, for a division by rows.
+        validation: The share of the training rows for validation.
+        silent: Sentences about details that the paper does not specify, and the choice made here.
     """
 
     paper: str
@@ -117,19 +117,19 @@ class PaperUse:
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set that ``vfl prepare`` knows.
+    """A data set that ``vfl prepare`` supports.
 
     Args:
-        title: its usual name.
-        publisher: who publishes its files, and under which name.
-        holds: what a row is, such as ``grey images of 28 × 28``.
-        rows: the number of rows.
-        task: the recipe's table ``task``.
-        forms: the files it may be read from; the official ones come first.
-        divisions: {name: division}.
-        uses: the papers' uses; the first one is the default.
-        memory: the memory that preparing needs, in words.
-        options: {setting: (its default, what it means)}.
+        title: The usual name of the data set.
+        publisher: The publisher of the files, and the name under which they are published.
+        holds: A description of the rows, such as ``grey images of 28 × 28``.
+        rows: The number of rows.
+        task: The recipe's table ``task``.
+        forms: The sets of files that can be read; the official files come first.
+        divisions: {name of a division: division}.
+        uses: The uses of the data set by papers; the first use is the default.
+        memory: The memory that ``vfl prepare`` needs for this data set, as text.
+        options: {setting of the data set: (default, description)}.
     """
 
     title: str

@@ -1,4 +1,4 @@
-"""Divides a data set among parties: cuts of images, runs of columns, views, whole rows."""
+"""Divides a data set among parties: tiles of images, ranges of columns, views, or whole rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vfl.preparing.dataset import Division, Request
 from vfl_common.errors import Code, InputError
 from vfl_party.base.deal import deal
 
-# The party that has the labels and no images, if whole rows are dealt.
+# The name of the party with the labels in a division by rows. It has no images.
 LABELS = "labels"
 EVEN: dict[str, Any] = {"how": "even"}
 
@@ -22,7 +22,7 @@ Pick = Callable[[Block], Block]
 
 
 def name_parts(request: Request, picks: Sequence[Pick]) -> list[ContentPart]:
-    """Returns parts ``party-1``, ``party-2`` and so on, the active one first."""
+    """Returns parts named ``party-1``, ``party-2`` and so on, the active party first."""
     parts = [
         ContentPart(f"party-{number}", pick, label=number == request.active)
         for number, pick in enumerate(picks, 1)
@@ -30,84 +30,87 @@ def name_parts(request: Request, picks: Sequence[Pick]) -> list[ContentPart]:
     return sorted(parts, key=lambda part: not part.label)
 
 
-def _run(n: int, part: int, parts: int) -> slice:
-    """Returns the ``part``-th of ``parts`` runs of ``range(n)``, the longer ones first."""
+def _cut_range(n: int, part: int, parts: int) -> slice:
+    """Cuts ``range(n)`` into ``parts`` slices, the longer ones first, and returns one of them."""
     size, longer = divmod(n, parts)
     start = part * size + min(part, longer)
     return slice(start, start + size + (part < longer))
 
 
-def _cut(part: int, down: int, across: int, block: Block) -> Array:
-    """Returns one of ``down`` times ``across`` tiles of images [n, H, W, …], row by row of tiles.
-    If a side cannot be divided evenly, its first tiles are longer.
+def _cut_tile(part: int, down: int, across: int, block: Block) -> Array:
+    """Cuts images [n, H, W, …] into ``down`` times ``across`` tiles, and returns the tile with the
+    number ``part``, counted row by row. If a side cannot be divided evenly, its first tiles are
+    longer.
     """
-    assert isinstance(block, np.ndarray)  # noqa: S101 - a division of images
-    rows = _run(block.shape[1], part // across, down)
-    return block[:, rows, _run(block.shape[2], part % across, across)]
+    assert isinstance(block, np.ndarray)  # noqa: S101 - this division is for images
+    rows = _cut_range(block.shape[1], part // across, down)
+    return block[:, rows, _cut_range(block.shape[2], part % across, across)]
 
 
-def _quarters(_: Content, request: Request) -> list[ContentPart]:
-    return name_parts(request, [partial(_cut, part, 2, 2) for part in range(4)])
+def _make_quarters(_: Content, request: Request) -> list[ContentPart]:
+    return name_parts(request, [partial(_cut_tile, part, 2, 2) for part in range(4)])
 
 
-def _halves(_: Content, request: Request) -> list[ContentPart]:
-    return name_parts(request, [partial(_cut, part, 1, 2) for part in range(2)])
+def _make_halves(_: Content, request: Request) -> list[ContentPart]:
+    return name_parts(request, [partial(_cut_tile, part, 1, 2) for part in range(2)])
 
 
-def _strips(_: Content, request: Request) -> list[ContentPart]:
+def _make_strips(_: Content, request: Request) -> list[ContentPart]:
     k = request.parties
-    return name_parts(request, [partial(_cut, part, 1, k) for part in range(k)])
+    return name_parts(request, [partial(_cut_tile, part, 1, k) for part in range(k)])
 
 
-def _columns(content: Content, request: Request) -> list[ContentPart]:
-    first = next(content.blocks(np.arange(1)))
-    assert isinstance(first, pa.Table)  # noqa: S101 - a division of columns
-    names, k = first.column_names, request.parties
+def _make_column_ranges(content: Content, request: Request) -> list[ContentPart]:
+    first_row = next(content.blocks(np.arange(1)))
+    assert isinstance(first_row, pa.Table)  # noqa: S101 - this division is for columns
+    names, k = first_row.column_names, request.parties
     if k > len(names):
         raise InputError(
             Code.CONFIG_INVALID,
             f"parties: must be at most {len(names)}, the number of columns (got {k}). Give fewer.",
         )
-    return name_parts(request, [columns(names[_run(len(names), part, k)]) for part in range(k)])
+    return name_parts(
+        request, [columns(names[_cut_range(len(names), part, k)]) for part in range(k)]
+    )
 
 
 def columns(names: Sequence[str]) -> Pick:
-    """Returns a function that picks columns by name."""
+    """Returns a function that selects columns of a block by name."""
 
     def pick(block: Block) -> Block:
-        assert isinstance(block, pa.Table)  # noqa: S101 - of columns
+        assert isinstance(block, pa.Table)  # noqa: S101 - this division is for columns
         return block.select(list(names))
 
     return pick
 
 
-def _whole(block: Block) -> Block:
+def _pick_all(block: Block) -> Block:
     return block
 
 
-def _rows(content: Content, request: Request) -> list[ContentPart]:
+def _make_row_parts(content: Content, request: Request) -> list[ContentPart]:
     parts = [
-        ContentPart(f"client-{k}", _whole, rows)
+        ContentPart(f"client-{k}", _pick_all, rows)
         for k, rows in enumerate(_deal_rows(content, request), 1)
     ]
     return [ContentPart(LABELS, None, label=True), *parts]
 
 
 def _deal_rows(content: Content, request: Request) -> list[Rows]:
-    """Deals the training rows as requested, and all others evenly. Raises InputError."""
-    how, k, seed = dealing(request.deal), request.parties, request.seed
+    """Deals the training rows as requested, and all other rows evenly. Raises InputError."""
+    how, k, seed = parse_dealing(request.deal), request.parties, request.seed
     train_N = np.full(len(content), True) if content.splits is None else content.splits == TRAIN
     dealt: list[list[Rows]] = [[] for _ in range(k)]
     for rows, keys in ((np.flatnonzero(train_N), how), (np.flatnonzero(~train_N), EVEN)):
         if len(rows):
-            for own, places in zip(
+            for client_rows, places in zip(
                 dealt, deal(content.labels[rows], k, seed=seed, **keys), strict=True
             ):
-                own.append(rows[places])
+                client_rows.append(rows[places])
     return [np.sort(np.concatenate(rows)) for rows in dealt]
 
 
-def dealing(text: str) -> dict[str, Any]:
+def parse_dealing(text: str) -> dict[str, Any]:
     """Converts ``even``, ``classes:2`` or ``dirichlet:0.5`` to keyword arguments of ``vfl.deal``.
     Raises InputError.
     """
@@ -129,13 +132,15 @@ def dealing(text: str) -> dict[str, Any]:
 
 
 QUARTERS = Division(
-    "quarters of each image: top left, top right, bottom left, bottom right", _quarters, (4,)
+    "quarters of each image: top left, top right, bottom left, bottom right", _make_quarters, (4,)
 )
-HALVES = Division("the left and the right half of each image", _halves, (2,))
-STRIPS = Division("upright strips of each image, as equal as possible", _strips)
-COLUMNS = Division("runs of neighbouring columns, as equal as possible", _columns)
+HALVES = Division("the left and the right half of each image", _make_halves, (2,))
+STRIPS = Division("vertical strips of each image, as equal as possible", _make_strips)
+COLUMNS = Division("ranges of neighbouring columns, as equal as possible", _make_column_ranges)
 ROWS = Division(
-    "whole images, which are dealt to clients; another party has the labels", _rows, aligned=False
+    "whole images, which are dealt to clients; another party has the labels",
+    _make_row_parts,
+    aligned=False,
 )
-# The divisions of images.
+# {name: division} for data sets of images.
 IMAGE_DIVISIONS = {"quadrants": QUARTERS, "halves": HALVES, "strips": STRIPS, "rows": ROWS}

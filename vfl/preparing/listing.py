@@ -1,4 +1,4 @@
-"""``vfl prepare --list``: the data sets, their files, and the papers that use them."""
+"""Prints the data sets of ``vfl prepare --list``, their files, and the papers that use them."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from vfl.preparing.datasets import REGISTRY, load
 from vfl.report.table import new_table, size
 
 
-def listing() -> Table:
-    """Returns the table of all data sets."""
+def make_listing() -> Table:
+    """Returns a table of all data sets."""
     table = new_table("Data sets of `vfl prepare`")
     for heading in ("name", "rows", "size", "needs", "used by"):
         table.add_column(heading, justify="right" if heading in ("rows", "size") else "left")
     for name in REGISTRY.names():
-        table.add_row(*_line(name, load(name)))
+        table.add_row(*_make_row(name, load(name)))
     return table
 
 
 def describe(name: str) -> Iterable[str]:
-    """Yields the description of a data set, a sentence or a list at a time. Raises InputError."""
+    """Yields the description of a data set, line by line. Raises InputError."""
     dataset = load(name)
     yield f"{dataset.title}: {dataset.rows:,} rows, {dataset.holds}."
     yield f"Published by {dataset.publisher}."
@@ -40,7 +40,7 @@ def describe(name: str) -> Iterable[str]:
     yield f"Preparing it needs {dataset.memory} of memory, in addition to the program's own."
 
 
-def _line(name: str, dataset: DataSet) -> tuple[str, str, str, str, str]:
+def _make_row(name: str, dataset: DataSet) -> tuple[str, str, str, str, str]:
     needs = [need.name for need in dataset.forms[0].needs if not need.optional]
     total = size(dataset.bytes) if dataset.bytes is not None else "–"
     uses = [f"{use.paper} {use.where}" for use in dataset.uses]

@@ -1,4 +1,4 @@
-"""Writes tables, recipe and summary into a new folder, all or nothing."""
+"""Writes tables, recipe and summary into a new folder. After an error, nothing is left behind."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from vfl.preparing import recipes
 from vfl.preparing.asked import PreparePlan
 from vfl.preparing.content import TEST, VALIDATION, Array, Content, ContentPart, Rows
 from vfl.preparing.dataset import Files
-from vfl.preparing.fitting import fit, training_rows
-from vfl.preparing.summary import header_of, text_of
-from vfl.preparing.writing import ID, LABEL, SPLIT, Beside, Written, write_parts
+from vfl.preparing.fitting import count_training_rows, fit
+from vfl.preparing.summary import describe_data, make_header
+from vfl.preparing.writing import ID, LABEL, SPLIT, PartyTable, SharedColumns, write_parts
 from vfl.simulation.federation import to_lines, to_toml
 from vfl_common.config.base import parse, read_toml
 from vfl_common.config.recipe import Recipe
@@ -24,13 +24,13 @@ from vfl_common.files import write_atomic, write_error
 from vfl_common.text import list_names
 
 RECIPE, SUMMARY = "recipe.toml", "PREPARED.md"
-# Called with the numbers of written and of all rows; a party's own rows count separately.
+# A function that is called with the number of rows written so far, and the number of all rows.
 Progress = Callable[[int, int], None]
 
 
 def refuse_folder(folder: Path, *, replace: bool) -> None:
-    """Raises InputError if the folder has files, unless ``vfl prepare`` wrote them and may
-    replace them.
+    """Raises InputError if the folder is not empty, unless ``replace`` is set and ``vfl prepare``
+    wrote all of its files.
     """
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
@@ -45,20 +45,21 @@ def refuse_folder(folder: Path, *, replace: bool) -> None:
     if not replace:
         raise InputError(
             Code.FILE_INVALID,
-            f"out: {folder} was written by `vfl prepare` already. Give another folder, or set "
+            f"out: {folder} already has files of `vfl prepare`. Give another folder, or set "
             "replace.",
         )
-    others = sorted(path.name for path in folder.iterdir() if path.name not in _ours(folder))
-    if others:
+    own_names = _list_own_files(folder)
+    foreign = sorted(path.name for path in folder.iterdir() if path.name not in own_names)
+    if foreign:
         raise InputError(
             Code.FILE_INVALID,
-            f"out: {folder} also holds {list_names(others)}, which replace removes. Move it away, "
-            "or give another folder.",
+            f"out: {folder} has other files, which replace would remove: {list_names(foreign)}. "
+            "Move them away, or give another folder.",
         )
 
 
-def _ours(folder: Path) -> set[str]:
-    """Returns the names of the files that an earlier call has written."""
+def _list_own_files(folder: Path) -> set[str]:
+    """Returns the names of the files that an earlier ``vfl prepare`` wrote."""
     names = {SUMMARY, RECIPE}
     if (folder / RECIPE).is_file():
         tables = read_toml(folder / RECIPE)
@@ -68,52 +69,52 @@ def _ours(folder: Path) -> set[str]:
 
 
 @dataclass(frozen=True)
-class Making:
-    """The tables, recipe and summary to write.
+class DataWriter:
+    """Writes the parties' tables, the recipe and the summary.
 
     Args:
-        asked: the data set, its division and the request.
-        content: all rows that were read.
-        used: the numbers of those that are used.
-        parts: the parties' parts of them, whose rows are numbers in ``content``.
-        beside: ids, labels and splits of ``content``.
-        files: the files that were read.
-        notes: the differences from the official data set.
+        asked: The checked arguments of ``vfl prepare``.
+        content: All rows of the data set.
+        used: The numbers of the rows that are used.
+        parts: The parts of the parties, with row numbers in ``content``.
+        beside: The ids, labels and splits of ``content``.
+        files: The files that were read.
+        notes: The differences from the official data set.
     """
 
     asked: PreparePlan
     content: Content
     used: Rows
     parts: Sequence[ContentPart]
-    beside: Beside
+    beside: SharedColumns
     files: Files
     notes: tuple[str, ...]
 
     def write(
         self, folder: Path, progress: Progress | None
-    ) -> tuple[list[Written], tuple[str, ...]]:
-        """Writes into a temporary folder, and then replaces ``folder`` by it. Returns the parties'
-        tables and all notes. Raises InputError.
+    ) -> tuple[list[PartyTable], tuple[str, ...]]:
+        """Writes all files into a temporary folder, which then replaces ``folder``. Returns the
+        parties' tables and all notes. Raises InputError.
         """
-        made = _new_beside(folder)
+        temporary = _make_temporary(folder)
         try:
-            written = self._tables(made, progress)
-            recipe, lowered = self._recipe(written)
-            write_atomic(made / RECIPE, header_of(self.asked) + recipe)
+            written = self._write_tables(temporary, progress)
+            recipe, lowered = self._make_recipe(written)
+            write_atomic(temporary / RECIPE, make_header(self.asked) + recipe)
             notes = (*self.notes, *self.content.afterwards(), *lowered)
-            text = text_of(self.asked, self.content, self.used, self.files, notes, written)
-            write_atomic(made / SUMMARY, text)
-            _take_place(made, folder)
+            text = describe_data(self.asked, self.content, self.used, self.files, notes, written)
+            write_atomic(temporary / SUMMARY, text)
+            _move_folder(temporary, folder)
         except BaseException:
-            shutil.rmtree(made, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
             raise
         return written, notes
 
-    def _tables(self, folder: Path, progress: Progress | None) -> list[Written]:
-        tables: dict[str, Written] = {}
-        done, total = 0, self._rows()
+    def _write_tables(self, folder: Path, progress: Progress | None) -> list[PartyTable]:
+        tables: dict[str, PartyTable] = {}
+        done, total = 0, self._count_rows()
         for step in write_parts(self.content, self.parts, self.used, self.beside, folder):
-            if isinstance(step, Written):
+            if isinstance(step, PartyTable):
                 tables[step.name] = step
                 continue
             done += step
@@ -121,62 +122,68 @@ class Making:
                 progress(done, total)
         return [tables[part.name] for part in self.parts]
 
-    def _rows(self) -> int:
-        """Returns the number of rows to read: once for all parties that share them."""
-        having = [part.rows for part in self.parts if part.pick is not None]
-        own = sum(len(rows) for rows in having if rows is not None)
-        return own + (len(self.used) if any(rows is None for rows in having) else 0)
+    def _count_rows(self) -> int:
+        """Returns the number of rows to read. Rows that several parties share are read once."""
+        rows_by_party = [part.rows for part in self.parts if part.pick is not None]
+        unshared = sum(len(rows) for rows in rows_by_party if rows is not None)
+        shared = len(self.used) if any(rows is None for rows in rows_by_party) else 0
+        return unshared + shared
 
-    def _recipe(self, written: Sequence[Written]) -> tuple[str, list[str]]:
-        """Returns the recipe, and notes about values that are not the paper's. Raises InputError if
-        the recipe is invalid.
+    def _make_recipe(self, written: Sequence[PartyTable]) -> tuple[str, list[str]]:
+        """Returns the recipe as TOML, and a note for each value that differs from the paper's.
+        Raises InputError if the recipe is invalid.
         """
-        tables = self._tables_of_recipe()
-        counts = training_rows(self.parts, self.used, self.beside.splits, tables["rows"])
-        fits, notes = fit(tables, counts, dealt=not self.asked.division.aligned)
-        split = self.beside.splits is not None
-        pairs = zip(self.parts, written, strict=True)
-        data = {part.name: _data(part, table, split=split) for part, table in pairs}
-        whole = fits | {"simulate": {"parties": data}}
-        parse(Recipe, whole, f"the recipe of {self.asked.name}")
-        # One table for each party: inline, a thousand of them would be one line.
-        lines = (f"\n[simulate.parties.{name}]\n{to_lines(own)}" for name, own in data.items())
-        return to_toml(fits) + "".join(lines), notes
+        tables = self._make_recipe_tables()
+        counts = count_training_rows(self.parts, self.used, self.beside.splits, tables["rows"])
+        fitted, notes = fit(tables, counts, dealt=not self.asked.division.aligned)
+        has_splits = self.beside.splits is not None
+        data = {
+            part.name: _make_data_settings(part, table, has_splits=has_splits)
+            for part, table in zip(self.parts, written, strict=True)
+        }
+        recipe = fitted | {"simulate": {"parties": data}}
+        parse(Recipe, recipe, f"the recipe of {self.asked.name}")
+        # Each party gets its own table, because inline tables would all be on one line.
+        lines = (f"\n[simulate.parties.{name}]\n{to_lines(keys)}" for name, keys in data.items())
+        return to_toml(fitted) + "".join(lines), notes
 
-    def _tables_of_recipe(self) -> dict[str, Any]:
-        own = dict(self._method())
+    def _make_recipe_tables(self) -> dict[str, Any]:
+        method = dict(self._choose_method())
         rows: dict[str, Any] = {"align": "digest" if self.asked.division.aligned else "none"}
         if self.beside.splits is not None:
-            rows |= {"split": "column"} | self._shares(self.beside.splits)
+            rows |= {"split": "column"} | self._compute_shares(self.beside.splits)
         elif self.asked.validation:
             rows["validation"] = self.asked.validation
         return {
             "name": self.asked.name,
             "seed": self.asked.request.seed,
             "task": dict(self.asked.dataset.task),
-            "parties": [_place(part) for part in self.parts],
-            "rows": rows | dict(own.pop("rows", {})),
-            "model": own.pop("model"),
-            "phases": [self._phase(phase) for phase in own.pop("phases")],
-            **own,
+            "parties": [_make_roster_entry(part) for part in self.parts],
+            "rows": rows | dict(method.pop("rows", {})),
+            "model": method.pop("model"),
+            "phases": [self._complete_phase(phase) for phase in method.pop("phases")],
+            **method,
         }
 
-    def _shares(self, splits: Array) -> dict[str, float]:
-        """Returns the shares of rows for validation and testing, which forecasts and passive
-        parties' checks need.
+    def _compute_shares(self, splits: Array) -> dict[str, float]:
+        """Returns the shares of the rows in the validation and test splits. Forecasts and passive
+        parties need them in the recipe.
         """
-        own = splits[self.used]
-        return {name: round(float((own == name.encode()).mean()), 6) for name in (VALIDATION, TEST)}
+        used_splits = splits[self.used]
+        return {
+            name: round(float((used_splits == name.encode()).mean()), 6)
+            for name in (VALIDATION, TEST)
+        }
 
-    def _method(self) -> Mapping[str, Any]:
-        """Returns the tables of the paper's method, or of a default that fits the division."""
+    def _choose_method(self) -> Mapping[str, Any]:
+        """Returns the recipe tables of the paper's method, or of a default for the division."""
         if self.asked.numbers is not None:
             return self.asked.numbers.recipe
         aligned = self.asked.division.aligned
         return recipes.splitnn({"kind": "mlp"}, 32) if aligned else recipes.mocosfl()
 
-    def _phase(self, phase: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns a phase. MocoSFL's needs the shape of an image, as its active party has none."""
+    def _complete_phase(self, phase: Mapping[str, Any]) -> dict[str, Any]:
+        """Adds the image shape to a phase of MocoSFL, whose active party has no images."""
         if phase["kind"] != "mocosfl":
             return dict(phase)
         shape = next(self.content.blocks(self.used[:1])).shape
@@ -184,30 +191,32 @@ class Making:
         return {"kind": "mocosfl", "image": [channels, *shape[1:3]]} | dict(phase)
 
 
-def _place(part: ContentPart) -> dict[str, Any]:
-    """Returns a party's place in the roster."""
-    place: dict[str, Any] = {"name": part.name, "role": "active" if part.label else "passive"}
+def _make_roster_entry(part: ContentPart) -> dict[str, Any]:
+    """Returns a party's entry in the recipe's list of parties."""
+    entry: dict[str, Any] = {"name": part.name, "role": "active" if part.label else "passive"}
     if part.pick is None:
-        place["features"] = False
-    return place if part.encoder is None else place | {"encoder": part.encoder}
+        entry["features"] = False
+    return entry if part.encoder is None else entry | {"encoder": part.encoder}
 
 
-def _data(part: ContentPart, written: Written, *, split: bool) -> dict[str, Any]:
-    """Returns a party's [data], as the recipe has it under ``simulate.parties``."""
+def _make_data_settings(
+    part: ContentPart, written: PartyTable, *, has_splits: bool
+) -> dict[str, Any]:
+    """Returns the data settings of a party, for the recipe's table ``simulate.parties``."""
     data: dict[str, Any] = {"source": written.path.name, "id": ID}
     if part.label:
         data["label"] = LABEL
-    if split:
+    if has_splits:
         data["split"] = SPLIT
     if part.pick is None:
         data["columns"] = []
     elif written.path.suffix == ".npz":
-        # The same scale, from 0 to 1, at every party.
+        # This scales pixels to the range 0 to 1 at every party.
         data["scale"] = "minmax"
     return data | part.settings
 
 
-def _new_beside(folder: Path) -> Path:
+def _make_temporary(folder: Path) -> Path:
     try:
         folder.absolute().parent.mkdir(parents=True, exist_ok=True)
         return Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.absolute().parent))
@@ -215,11 +224,11 @@ def _new_beside(folder: Path) -> Path:
         raise write_error(folder, error) from None
 
 
-def _take_place(made: Path, folder: Path) -> None:
+def _move_folder(source: Path, folder: Path) -> None:
     try:
-        made.chmod(0o755)
+        source.chmod(0o755)
         if folder.exists():
             shutil.rmtree(folder)
-        made.rename(folder)
+        source.rename(folder)
     except OSError as error:
         raise write_error(folder, error) from None

@@ -1,4 +1,4 @@
-"""Prepares a data set: finds, reads and divides its files, and writes what a run needs."""
+"""Prepares a data set: reads its files, divides the rows, and writes tables and a recipe."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from vfl.preparing.asked import resolve
 from vfl.preparing.content import Content, ContentPart, Rows, default_ids, require_classes
 from vfl.preparing.datasets import load
 from vfl.preparing.finding import differences, find
-from vfl.preparing.making import RECIPE, SUMMARY, Making, Progress, refuse_folder
-from vfl.preparing.sampling import draw_rows, with_validation
-from vfl.preparing.writing import Beside, Written
+from vfl.preparing.making import RECIPE, SUMMARY, DataWriter, Progress, refuse_folder
+from vfl.preparing.sampling import add_validation, draw_rows
+from vfl.preparing.writing import PartyTable, SharedColumns
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,13 @@ class PreparedData:
     """The files that ``vfl.prepare`` has written.
 
     Args:
-        recipe: the recipe, for ``vfl.simulate``.
-        parties: {party: its table}, the active party first.
-        summary: a page about the origin of the tables, and what was left out.
-        notes: differences from the official data set, and what was left out; also in the summary.
-        official: whether these are all rows of the official files, unchanged.
-        written: rows, features and bytes of each table, in the parties' order.
+        recipe: The path of the recipe, for ``vfl.simulate``.
+        parties: {party: path of its table}, the active party first.
+        summary: The path of a page about the origin of the tables and the rows left out.
+        notes: Sentences about differences from the official data set, which are also in the
+            summary.
+        official: Whether the tables contain all rows of the official files, unchanged.
+        written: The rows, features and bytes of each table, in the order of ``parties``.
     """
 
     recipe: Path
@@ -34,7 +35,7 @@ class PreparedData:
     summary: Path
     notes: tuple[str, ...]
     official: bool
-    written: tuple[Written, ...] = dataclasses.field(repr=False)
+    written: tuple[PartyTable, ...] = dataclasses.field(repr=False)
 
 
 def prepare(
@@ -59,27 +60,29 @@ def prepare(
     Nothing is downloaded. The same files, numbers and seed always give the same tables.
 
     Args:
-        name: the data set, as ``vfl prepare --list`` prints it.
-        source: the folder of its files.
-        out: the folder to write, which must be empty or missing.
-        parties: the number of parties with features. Default: as the paper.
-        rows: the number of rows, drawn with the same shares of classes and splits. Default: all.
-        seed: the seed of all draws.
-        paper: the paper whose division and recipe are used, such as ``mocosfl``. Default: the first
-            in the list.
-        divide: the name of another division than the paper's.
-        deal: how rows are dealt to clients: ``even``, ``classes:2`` or ``dirichlet:0.5``.
-        active: the number of the party with the labels, from 1; only if all have the same rows.
-        validation: the share of the training rows for validation, from 0 to less than 1. Default:
-            as the paper.
-        replace: whether to remove the files of an earlier call in ``out``.
-        progress: called with the numbers of written and of all rows.
-        options: the data set's own settings.
+        name: The name of the data set, as ``vfl prepare --list`` prints it.
+        source: The folder with the official files.
+        out: The folder to write, which must be empty or missing.
+        parties: The number of parties with features. Default: as in the paper.
+        rows: The number of rows to draw, with the same shares of classes and splits. Default: all.
+        seed: The seed of all random draws.
+        paper: The paper whose division and recipe are used, such as ``mocosfl``. Default: the first
+            paper in the list.
+        divide: The name of a division to use instead of the paper's.
+        deal: The way to deal rows to clients: ``even``, ``classes:2`` or ``dirichlet:0.5``.
+        active: The number of the party with the labels, from 1. It can be set only if all parties
+            have the same rows.
+        validation: The share of the training rows for validation, from 0 to less than 1. Default:
+            as in the paper.
+        replace: Whether to remove the files of an earlier call in ``out``.
+        progress: A function that is called with the number of rows written so far, and the number
+            of all rows.
+        options: The data set's own settings.
 
-    Raises VflError: an unknown name, missing or damaged files, or values that do not fit the data
-    set.
+    Raises VflError if the name is unknown, files are missing or damaged, or values do not fit the
+    data set.
     """
-    known = resolve(
+    plan = resolve(
         name,
         load(name),
         parties=parties,
@@ -93,27 +96,28 @@ def prepare(
     )
     folder = Path(out)
     refuse_folder(folder, replace=replace)
-    form, files = find(known.dataset, Path(source))
-    content = form.read(files, known.request)
-    require_classes(content, known.dataset.task)
-    differ = differences(form, files, content)
-    notes = (*differ, *content.notes)
+    form, files = find(plan.dataset, Path(source))
+    content = form.read(files, plan.request)
+    require_classes(content, plan.dataset.task)
+    file_differences = differences(form, files, content)
+    notes = (*file_differences, *content.notes)
     used = draw_rows(content, rows, seed)
     if rows is not None and rows < len(content):
         notes += (f"{rows:,} of {len(content):,} rows were drawn with seed {seed}.",)
     ids = default_ids(len(content)) if content.ids is None else content.ids
-    splits = with_validation(content, used, known.validation, seed)
-    reduced = _only(content, used)
-    parts = [_in_source(part, used) for part in known.division.make(reduced, known.request)]
-    making = Making(known, content, used, parts, Beside(ids, content.labels, splits), files, notes)
-    written, notes = making.write(folder, progress)
+    splits = add_validation(content, used, plan.validation, seed)
+    reduced = _select(content, used)
+    parts = [_renumber(part, used) for part in plan.division.make(reduced, plan.request)]
+    beside = SharedColumns(ids, content.labels, splits)
+    writer = DataWriter(plan, content, used, parts, beside, files, notes)
+    written, notes = writer.write(folder, progress)
     tables = {part.name: folder / part.path.name for part in written}
-    official = not differ and len(used) == len(content)
+    official = not file_differences and len(used) == len(content)
     return PreparedData(folder / RECIPE, tables, folder / SUMMARY, notes, official, tuple(written))
 
 
-def _only(content: Content, used: Rows) -> Content:
-    """Returns the used rows as a data set, for dividing them."""
+def _select(content: Content, used: Rows) -> Content:
+    """Returns a data set that consists of the used rows only."""
     return dataclasses.replace(
         content,
         labels=content.labels[used],
@@ -124,6 +128,6 @@ def _only(content: Content, used: Rows) -> Content:
     )
 
 
-def _in_source(part: ContentPart, used: Rows) -> ContentPart:
-    """Returns a part with the numbers that its rows have in the source."""
+def _renumber(part: ContentPart, used: Rows) -> ContentPart:
+    """Converts the row numbers of a part, which count used rows, to row numbers of the source."""
     return part if part.rows is None else dataclasses.replace(part, rows=used[part.rows])

@@ -1,4 +1,4 @@
-"""The tables of recipes that follow the papers: models, phases and rows, by the papers' numbers."""
+"""Recipe tables (model, phases and rows) with the hyperparameters of the papers."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 Tables = dict[str, Any]
-# FedOnce's CNN0 (Fig. 4), with the guests' hidden layer (Table 2).
+# CNN0 of FedOnce (Fig. 4), with the hidden layer of the guests (Table 2).
 CNN0: Tables = {"kind": "cnn0", "hidden": [128]}
-# The encoder has no last layer: the embedding is ResNet's pooled output. RESNET18 is for images of
-# 32 to 64 pixels, the others are for larger ones.
+# Without the last layer, the embedding is the pooled output of ResNet. RESNET18 is for images of 32
+# to 64 pixels per side, and the LARGE variants are for larger images.
 RESNET18: Tables = {"kind": "resnet18", "last_layer": False}
 LARGE_RESNET18: Tables = RESNET18 | {"small_images": False}
 LARGE_RESNET50: Tables = LARGE_RESNET18 | {"kind": "resnet50"}
@@ -28,10 +28,15 @@ def fedonce(
     d: int = 3,
     f: int = 1,
 ) -> Tables:
-    """Returns FedOnce-L0 (Wu et al. 2022, Table 5).
+    """Returns the tables of FedOnce-L0 (Wu et al. 2022, Table 5).
 
-    ``guest``, ``host``: learning rate η, weight decay λ, batch size b and epochs T. ``d``: the
-    width of a representation; ``f``: epochs from one matching to the next.
+    Args:
+        encoder: The settings of the encoder.
+        top: The hidden layers of the top model.
+        guest: Learning rate η, weight decay λ, batch size b and epochs T of the guests.
+        host: Learning rate, weight decay, batch size and epochs of the host.
+        d: The width of a representation.
+        f: The number of epochs from one matching to the next.
     """
     (guest_lr, guest_decay, guest_batch, guest_epochs) = guest
     (host_lr, host_decay, host_batch, host_epochs) = host
@@ -56,10 +61,11 @@ def fedonce(
 def fedhssl(
     encoder: Mapping[str, Any], d: int, *, rounds: int = 40, batch_size: int = 128
 ) -> Tables:
-    """Returns FedHSSL-SimSiam with 40 % of the rows aligned and 200 of them labelled, then split
-    training (He et al. 2022, Table IV and Appendix B).
+    """Returns the tables of FedHSSL-SimSiam with 40 % of the rows aligned and 200 of them labelled,
+    followed by split training (He et al. 2022, Table IV and Appendix B).
 
-    ``d``: the width of an embedding; ``rounds``: of pretraining; ``batch_size``: of fine-tuning.
+    ``d`` is the width of an embedding, ``rounds`` the number of pretraining rounds, and
+    ``batch_size`` the batch size of fine-tuning.
     """
     tuning = {
         "kind": "splitnn",
@@ -77,8 +83,8 @@ def fedhssl(
 
 
 def ssvfl(encoder: Mapping[str, Any], d: int) -> Tables:
-    """Returns SS-VFL-I: 200 epochs alone, then 500 of a linear layer (Castiglia et al. 2022,
-    section 4), with all labels. ``rows.labelled`` leaves a share of them.
+    """Returns the tables of SS-VFL-I: 200 epochs at each party alone, then 500 epochs of a linear
+    layer (Castiglia et al. 2022, section 4). All rows are labelled unless ``rows.labelled`` is set.
     """
     return {
         "model": {"embedding_size": d, "encoder": dict(encoder)},
@@ -97,8 +103,8 @@ def ssvfl(encoder: Mapping[str, Any], d: int) -> Tables:
 
 
 def mocosfl(encoder: Mapping[str, Any] = RESNET18) -> Tables:
-    """Returns MocoSFL-3 with the batches of five clients, then a linear probe (Li et al. 2023,
-    Appendix A.1). The shape of an image follows from what is prepared.
+    """Returns the tables of MocoSFL-3 with the batch size for five clients, followed by a linear
+    probe (Li et al. 2023, Appendix A.1). The image shape is added from the prepared data.
     """
     return {
         "model": {"embedding_size": 512, "encoder": dict(encoder)},
@@ -115,7 +121,7 @@ def mocosfl(encoder: Mapping[str, Any] = RESNET18) -> Tables:
 
 
 def splitnn(encoder: Mapping[str, Any], d: int) -> Tables:
-    """Returns plain split training, for a division that no paper has."""
+    """Returns the tables of split training, for a division that no paper uses."""
     return {
         "model": {"embedding_size": d, "encoder": dict(encoder)},
         "phases": [{"kind": "splitnn", "epochs": 20, "batch_size": 128}, {"kind": "evaluate"}],

@@ -1,4 +1,4 @@
-"""The texts of ``vfl prepare``: the summary, and the comment at the top of the recipe."""
+"""Writes the summary of ``vfl prepare``, and the comment at the top of the recipe."""
 
 from __future__ import annotations
 
@@ -8,35 +8,37 @@ from collections.abc import Iterator, Sequence
 from vfl.preparing.asked import PreparePlan
 from vfl.preparing.content import TEST, TRAIN, VALIDATION, Content, Rows
 from vfl.preparing.dataset import Files
-from vfl.preparing.writing import Written
+from vfl.preparing.writing import PartyTable
 from vfl.report.table import size
 
 _SPLITS = (TRAIN, VALIDATION, TEST)
 
 
-def header_of(asked: PreparePlan) -> str:
+def make_header(asked: PreparePlan) -> str:
     """Returns the comment at the top of a recipe."""
     return (
         f"# {asked.dataset.title}: {asked.division.says}.\n"
-        f"# The values are {_whose(asked)}.\n"
+        f"# The values are {_describe_origin(asked)}.\n"
         "# Written by `vfl prepare`; see PREPARED.md. Run it with `vfl simulate`.\n\n"
     )
 
 
-def _whose(asked: PreparePlan) -> str:
+def _describe_origin(asked: PreparePlan) -> str:
     use = asked.numbers
-    return "ours: no paper divides so" if use is None else f"those of {use.paper} ({use.where})"
+    if use is None:
+        return "our own, because no paper divides the data set like this"
+    return f"from {use.paper} ({use.where})"
 
 
-def text_of(
+def describe_data(
     asked: PreparePlan,
     content: Content,
     used: Rows,
     files: Files,
     notes: Sequence[str],
-    written: Sequence[Written],
+    written: Sequence[PartyTable],
 ) -> str:
-    """Returns the summary, in Markdown."""
+    """Returns the summary in Markdown."""
     return "\n\n".join(_paragraphs(asked, content, used, files, notes, written)) + "\n"
 
 
@@ -46,14 +48,14 @@ def _paragraphs(
     used: Rows,
     files: Files,
     notes: Sequence[str],
-    written: Sequence[Written],
+    written: Sequence[PartyTable],
 ) -> Iterator[str]:
     dataset, use, request = asked.dataset, asked.numbers, asked.request
     who = "parties" if asked.division.aligned else "clients"
     yield f"# {dataset.title}, prepared for {request.parties} {who}"
     yield (
-        f"The parties have {asked.division.says}. The values of the recipe are {_whose(asked)}. "
-        f"All draws use the seed {request.seed}."
+        f"The parties have {asked.division.says}. The values of the recipe are "
+        f"{_describe_origin(asked)}. All draws use the seed {request.seed}."
     )
     lines = [
         f"| {table.name} | `{table.path.name}` | {table.rows:,} | {table.features} | "
@@ -63,7 +65,7 @@ def _paragraphs(
     yield "\n".join(
         ["| party | table | rows | features | size |", "| --- | --- | --- | --- | --- |", *lines]
     )
-    yield _rows(asked, content, used)
+    yield _describe_rows(asked, content, used)
     if not asked.division.aligned:
         yield f"Rows were dealt to clients: `{request.deal}`; test rows evenly."
     for key, value in request.options.items():
@@ -77,13 +79,13 @@ def _paragraphs(
     else:
         yield "These are all rows of the official files, unchanged."
     if use is not None and use.silent:
-        yield f"## What {use.paper} does not say"
+        yield f"## What {use.paper} does not specify"
         yield use.silent
 
 
-def _rows(asked: PreparePlan, content: Content, used: Rows) -> str:
-    """Returns a sentence about the splits, and the meaning of the classes' numbers."""
-    text = "These files have no split: the recipe divides the rows."
+def _describe_rows(asked: PreparePlan, content: Content, used: Rows) -> str:
+    """Returns a sentence about the splits, and the names of the classes by number."""
+    text = "These files define no splits, so the recipe divides the rows."
     if content.splits is not None:
         counts = Counter(content.splits[used].tolist())
         sizes = ", ".join(f"{counts[split]:,} {split}" for split in _SPLITS if counts[split])

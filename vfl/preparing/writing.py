@@ -1,4 +1,4 @@
-"""Writes a party's table block by block: images as NPZ that can be mapped, columns as Parquet."""
+"""Writes parties' tables block by block: images as memory-mappable NPZ, columns as Parquet."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ ID, LABEL, SPLIT, IMAGE = "id", "label", "split", "image"
 
 
 @dataclass(frozen=True)
-class Written:
-    """A party's file: ``rows`` of ``features`` in words, such as ``14 × 14`` or ``17 columns``."""
+class PartyTable:
+    """A description of a party's file.
+
+    ``features``: The features of a row as text, such as ``14 × 14`` or ``17 columns``.
+    """
 
     name: str
     path: Path
@@ -33,15 +36,15 @@ class Written:
 
 
 @dataclass(frozen=True)
-class Beside:
-    """The other columns of all rows of a data set: [N] ids, labels and splits."""
+class SharedColumns:
+    """The columns of a data set that are not features: ids, labels and splits, each [N]."""
 
     ids: Array
     labels: Array
     splits: Array | None
 
-    def of(self, part: ContentPart, rows: Rows) -> dict[str, Array]:
-        """Returns {column: values} of a party's rows."""
+    def select(self, part: ContentPart, rows: Rows) -> dict[str, Array]:
+        """Returns {column: values} for a party's rows. Only the active party gets the labels."""
         columns = {ID: self.ids[rows]}
         if part.label:
             columns[LABEL] = self.labels[rows]
@@ -49,18 +52,18 @@ class Beside:
 
 
 def write_parts(
-    content: Content, parts: Sequence[ContentPart], used: Rows, beside: Beside, folder: Path
-) -> Iterator[int | Written]:
-    """Writes the parties' files. Yields the number of rows of each block, and each file when it is
-    whole. Raises InputError if the disk is full.
+    content: Content, parts: Sequence[ContentPart], used: Rows, beside: SharedColumns, folder: Path
+) -> Iterator[int | PartyTable]:
+    """Writes the parties' files. Yields the number of rows of each block, and a description of each
+    file when it is complete. Raises InputError if the disk is full.
     """
-    for rows, together in _passes(parts, used):
+    for rows, parts_of_pass in _group_by_rows(parts, used):
         with contextlib.ExitStack() as stack:
             files = [
-                stack.enter_context(_PartyFile(part, beside.of(part, rows), folder))
-                for part in together
+                stack.enter_context(_PartyFile(part, beside.select(part, rows), folder))
+                for part in parts_of_pass
             ]
-            if any(part.pick is not None for part in together):
+            if any(part.pick is not None for part in parts_of_pass):
                 for block in content.blocks(rows):
                     for file in files:
                         file.add(block)
@@ -68,16 +71,18 @@ def write_parts(
         yield from (file.describe() for file in files)
 
 
-def _passes(parts: Sequence[ContentPart], used: Rows) -> list[tuple[Rows, list[ContentPart]]]:
-    """Groups parties with the same rows, so that these are read once."""
+def _group_by_rows(
+    parts: Sequence[ContentPart], used: Rows
+) -> list[tuple[Rows, list[ContentPart]]]:
+    """Groups the parts by rows, so that rows that several parties share are read once."""
     shared = [part for part in parts if part.rows is None and part.pick is not None]
-    alone = [part for part in parts if part.rows is not None or part.pick is None]
-    own = [(used if part.rows is None else part.rows, [part]) for part in alone]
-    return ([(used, shared)] if shared else []) + own
+    single = [part for part in parts if part.rows is not None or part.pick is None]
+    groups = [(used if part.rows is None else part.rows, [part]) for part in single]
+    return ([(used, shared)] if shared else []) + groups
 
 
 class _PartyFile:
-    """One party's file, while it is written."""
+    """Writes the file of one party."""
 
     def __init__(self, part: ContentPart, beside: dict[str, Array], folder: Path) -> None:
         self._part, self._beside, self._folder = part, beside, folder
@@ -97,7 +102,7 @@ class _PartyFile:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        with self._writable():
+        with self._convert_errors():
             if kind is None and self._part.pick is None:
                 self._append_columns(pa.table({}))
             for file in (self._member, self._file):
@@ -107,69 +112,69 @@ class _PartyFile:
             raise InternalError(f"{self._path.name}: {self._done} of {self._rows} rows were read")
 
     def add(self, block: Block) -> None:
-        """Writes the party's features of a block."""
+        """Appends the party's features of a block to the file."""
         if self._part.pick is None:
             return
-        own = self._part.pick(block)
-        with self._writable():
-            if isinstance(own, pa.Table):
-                self._append_columns(own)
+        features = self._part.pick(block)
+        with self._convert_errors():
+            if isinstance(features, pa.Table):
+                self._append_columns(features)
             else:
-                self._append_images(own)
+                self._append_images(features)
 
-    def describe(self) -> Written:
-        """Returns a description of the file, after the end of the block."""
+    def describe(self) -> PartyTable:
+        """Returns a description of the file, which must be closed."""
         size = self._path.stat().st_size
-        return Written(self._part.name, self._path, self._rows, self._features, size)
+        return PartyTable(self._part.name, self._path, self._rows, self._features, size)
 
     @contextlib.contextmanager
-    def _writable(self) -> Iterator[None]:
+    def _convert_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
             raise write_error(self._path, error) from None
 
-    def _append_columns(self, own: pa.Table) -> None:
+    def _append_columns(self, features: pa.Table) -> None:
         if self._file is None:
-            self._open_table(own)
+            self._open_table(features)
         assert isinstance(self._file, pq.ParquetWriter)  # noqa: S101 - opened above
-        here = slice(self._done, self._done + len(own) if own.num_columns else self._rows)
-        beside = {name: _texts(values[here]) for name, values in self._beside.items()}
-        named = {name: own.column(name) for name in own.column_names}
-        self._file.write_table(pa.table(beside | named))
-        self._done = here.stop
+        stop = self._done + len(features) if features.num_columns else self._rows
+        beside = {name: _decode(values[self._done : stop]) for name, values in self._beside.items()}
+        columns = {name: features.column(name) for name in features.column_names}
+        self._file.write_table(pa.table(beside | columns))
+        self._done = stop
 
-    def _open_table(self, own: pa.Table) -> None:
+    def _open_table(self, features: pa.Table) -> None:
         self._path = self._folder / f"{self._part.name}.parquet"
-        beside = {name: _texts(values[:0]) for name, values in self._beside.items()}
-        empty = own.slice(0, 0)
+        beside = {name: _decode(values[:0]) for name, values in self._beside.items()}
+        empty = features.slice(0, 0)
         columns = {name: empty.column(name) for name in empty.column_names}
-        self._features = f"{own.num_columns} columns" if own.num_columns else "none"
+        self._features = f"{features.num_columns} columns" if features.num_columns else "none"
         self._file = pq.ParquetWriter(self._path, pa.table(beside | columns).schema)
 
-    def _append_images(self, own: Array) -> None:
+    def _append_images(self, images: Array) -> None:
         if self._file is None:
-            self._open_images(own)
+            self._open_images(images)
         assert self._member is not None  # noqa: S101 - opened above
-        self._member.write(np.ascontiguousarray(own).data.cast("B"))
-        self._done += len(own)
+        self._member.write(np.ascontiguousarray(images).data.cast("B"))
+        self._done += len(images)
 
-    def _open_images(self, own: Array) -> None:
-        """Begins an uncompressed NPZ file, so that its images can be mapped."""
+    def _open_images(self, images: Array) -> None:
+        """Begins an uncompressed NPZ file, whose images can be memory-mapped."""
         self._path = self._folder / f"{self._part.name}.npz"
         self._file = zipfile.ZipFile(self._path, "w", zipfile.ZIP_STORED, allowZip64=True)
         for name, values in self._beside.items():
             with self._file.open(f"{name}.npy", "w") as member:
                 np.lib.format.write_array(member, np.ascontiguousarray(values), allow_pickle=False)
-        self._features = " × ".join(map(str, own.shape[1:]))
+        self._features = " × ".join(map(str, images.shape[1:]))
         self._member = self._file.open(f"{IMAGE}.npy", "w", force_zip64=True)
         header = {
-            "descr": np.lib.format.dtype_to_descr(own.dtype),
+            "descr": np.lib.format.dtype_to_descr(images.dtype),
             "fortran_order": False,
-            "shape": (self._rows, *own.shape[1:]),
+            "shape": (self._rows, *images.shape[1:]),
         }
         np.lib.format.write_array_header_1_0(self._member, header)
 
 
-def _texts(values: Array) -> Array:
+def _decode(values: Array) -> Array:
     return np.char.decode(values, "utf-8") if values.dtype.kind == "S" else values

@@ -1,1 +1,1 @@
-"""Models in use: which run is in production, whether a new one is better, drift, and old runs."""
+"""Manages trained models: stages, comparison of models, drift, and removal of old runs."""

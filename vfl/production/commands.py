@@ -29,8 +29,8 @@ _PICTURE = click.option(
 )
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
 
-# The exit code if the new model is or may be worse, or if something has drifted.
-_ANSWER_NO = 5
+# The exit code if the new model is or may be worse, or if a column has drifted.
+_NEGATIVE_RESULT = 5
 
 
 @click.group(invoke_without_command=True, epilog=EXIT_CODES)
@@ -42,11 +42,12 @@ _ANSWER_NO = 5
 def models(context: click.Context, out: Path, as_json: bool) -> None:
     """List trained runs with their stages, or change a stage.
 
-    A trained run is a candidate. Promoting a run puts it into production and retires the run that
-    was in production before: one run of each recipe name is in production. A run of one party, such
-    as a baseline, is marked, because it has the name of the recipe, too. OUT/models.json lists all
-    changes, with time and user. Each party keeps its own list and promotes the same run; a joint
-    prediction with --run production fails if two parties have different runs in production.
+    A trained run is a candidate. Promoting a run puts it into production, and retires the run that
+    was in production before. For each recipe name, at most one run is in production. A run of only
+    one party, such as a baseline, is marked in the list, because it has the same recipe name.
+    OUT/models.json lists all changes, with time and user. Each party keeps its own list, and should
+    promote the same run. A joint prediction with --run production fails if two parties have
+    different runs in production.
 
     \b
     Examples:
@@ -72,9 +73,9 @@ def models(context: click.Context, out: Path, as_json: bool) -> None:
 @click.argument("run")
 @click.pass_obj
 def promote(out: Path, run: str) -> None:
-    """Put RUN into production, and retire the run before it.
+    """Put RUN into production, and retire the previous run.
 
-    RUN is an id, a folder, or latest. If it is in production already, nothing changes. Use `vfl
+    RUN is an id, a folder, or latest. If RUN is already in production, nothing changes. Use `vfl
     models --out OUT promote RUN` for another folder of runs.
     """
     from vfl_common.production.registry import ModelRegistry
@@ -82,7 +83,7 @@ def promote(out: Path, run: str) -> None:
     out, run_id = _locate(out, run)
     before = ModelRegistry(out).promote(run_id)
     if before == run_id:
-        click.echo(f"{run_id} is in production already")
+        click.echo(f"{run_id} is already in production")
     else:
         click.echo(f"{run_id} is in production{f'; {before} is retired' if before else ''}")
 
@@ -107,7 +108,7 @@ def rollback(out: Path, recipe: str) -> None:
 def retire(out: Path, run: str) -> None:
     """Retire RUN, so that it is no longer a candidate.
 
-    If it is in production, no run of its recipe is in production afterwards.
+    If RUN is in production, no run of its recipe is in production afterwards.
     """
     from vfl_common.production.registry import ModelRegistry
 
@@ -126,12 +127,12 @@ def retire(out: Path, run: str) -> None:
     "--data",
     multiple=True,
     metavar="NAME=SOURCE",
-    help="Score these new rows of party NAME with both runs.",
+    help="Score new rows of party NAME with both runs.",
 )
 @click.option(
     "--truth",
     metavar="SOURCE",
-    help="Read the labels for two files of scores from this table.",
+    help="Read the labels for two score files from this table.",
 )
 @click.option("--label", metavar="COLUMN", help="Read the label from this column of --truth.")
 @click.option(
@@ -139,7 +140,7 @@ def retire(out: Path, run: str) -> None:
     type=click.FloatRange(0.0, 1.0),
     default=0.01,
     show_default=True,
-    help="Rule out a loss greater than this (AUC, accuracy, share of RMSE).",
+    help="Set the largest acceptable loss (AUC, accuracy, share of RMSE).",
 )
 @_PICTURE
 @_JSON
@@ -155,18 +156,20 @@ def compare(
 ) -> int:
     """Compare the model NEW with OLD on the same rows.
 
-    Two runs (folders, or latest and production of the folder runs) are compared on the test rows
-    that both have. With --data they score new rows first; the active party's rows need the label.
-    Between organisations each model scores the new rows with `vfl-party predict`, and OLD and NEW
-    are the two files. Rows whose label is missing are left out and counted.
+    OLD and NEW are two runs: folders, or latest and production in the folder runs. They are
+    compared on the test rows that both runs have. With --data, both runs score new rows instead,
+    and the active party's new rows need the label. Between organisations, score the new rows with
+    `vfl-party predict` and each model, and give the two score files as OLD and NEW. Rows without a
+    label are left out and counted.
 
-    The deciding metric is AUC, accuracy with several classes, or RMSE. NEW is better or worse only
-    if the whole 95 % interval of the difference is: DeLong's for AUC, otherwise that of a paired
-    bootstrap over rows. Give rows with which neither model was trained.
+    The verdict depends on the AUC for two classes, the accuracy for several classes, and the RMSE
+    for regression. NEW is better or worse only if the 95 % interval of the difference does not
+    contain 0. The interval is DeLong's for AUC, and otherwise from a paired bootstrap over rows.
+    The comparison is valid only on rows that neither model was trained on.
 
-    The exit code is 0 if the interval rules out that NEW is worse by more than --margin: points of
-    AUC or accuracy, or a share of the old RMSE. Otherwise it is 5: NEW is worse, or there are too
-    few rows to decide.
+    The exit code is 0 if the interval excludes that NEW is worse by more than --margin (in AUC or
+    accuracy, or as a share of the old RMSE). Otherwise it is 5: NEW is worse, or there are too few
+    rows to decide.
 
     \b
     Examples:
@@ -189,7 +192,7 @@ def compare(
         show_comparison(comparison, too_few)
     if picture is not None:
         save(comparison.plot(), picture)
-    return _ANSWER_NO if too_few or comparison.outcome == "worse" else 0
+    return _NEGATIVE_RESULT if too_few or comparison.outcome == "worse" else 0
 
 
 @click.command(epilog=EXIT_CODES)
@@ -207,7 +210,7 @@ def compare(
     "--read-as",
     metavar="PARTY-FILE",
     type=click.Path(path_type=Path),
-    help="Read the rows by [data] of this party file.",
+    help="Read the new rows with the [data] of this party file.",
 )
 @click.option(
     "--scores",
@@ -229,27 +232,28 @@ def drift(
 ) -> int:
     """Measure the drift of a party's new rows since training.
 
-    The command compares new rows with those that RUN was trained on. For each column it prints the
-    population stability index (PSI index; not private set intersection) over ten bins or the
-    categories of training. By convention less than 0.1 is stable, and 0.25 or more has drifted. A
-    column counts as moved or drifted only if chance alone does not explain it: with few rows the
-    index varies by chance. Nothing leaves this party.
+    The command compares new rows with the rows that RUN was trained on. For each column it prints
+    the population stability index (PSI index; not private set intersection) over ten bins, or over
+    the categories in training. By convention, a column with less than 0.1 is stable, and one with
+    0.25 or more has drifted. With few rows the index varies by chance, so a column counts as moved
+    or drifted only if its index is larger than chance explains. No data are sent to other parties.
 
-    --read-as is not needed for a run of this machine alone; without --data it reads the rows that
-    the party file names. --scores is for the active party: a file that vfl-party predict wrote.
+    --read-as is not needed if all parties of RUN were on this machine. Without --data, it reads the
+    rows that the party file names. --scores is a file that the active party wrote with `vfl-party
+    predict`.
 
     \b
     Examples:
       vfl drift production --read-as bank.toml --data churn-june.csv
-      vfl drift runs/20260101-120000-churn-1f2e --read-as bank.toml --scores scores.csv --picture drift.png
-    """  # noqa: E501
-    from vfl.production.drift import drifts as compute_drifts
-    from vfl.production.drift import show_drift
+      vfl drift runs/20260101-120000-churn-1f2e --read-as bank.toml --scores scores.csv --picture
+      drift.png
+    """
+    from vfl.production.drift import compute_drift, show_drift
     from vfl.production.pictures import draw_drift
     from vfl.report.picture import save
     from vfl.report.run_argument import locate_run
 
-    shifts = compute_drifts(locate_run(run), data, query, party, read_as, scores)
+    shifts = compute_drift(locate_run(run), data, query, party, read_as, scores)
     if as_json:
         for shift in shifts:
             facts = {"name": shift.name, "index": shift.index, "chance": shift.chance}
@@ -258,11 +262,11 @@ def drift(
         show_drift(shifts)
     if picture is not None:
         save(draw_drift(shifts), picture)
-    return _ANSWER_NO if any(shift.verdict == "drifted" for shift in shifts) else 0
+    return _NEGATIVE_RESULT if any(shift.verdict == "drifted" for shift in shifts) else 0
 
 
 class _Days(click.FloatRange):
-    """A finite number of days; the range alone accepts NaN."""
+    """Accepts a finite number of days. ``click.FloatRange`` alone accepts NaN."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -280,55 +284,54 @@ class _Days(click.FloatRange):
     "runs_days",
     type=_Days(min=0),
     metavar="DAYS",
-    help="Remove runs of training and prediction that began longer ago.",
+    help="Remove training and prediction runs that began more than DAYS ago.",
 )
 @click.option(
     "--log-older-than",
     "log_days",
     type=_Days(min=0),
     metavar="DAYS",
-    help="Remove older lines of OUT/predictions.jsonl.",
+    help="Remove lines of OUT/predictions.jsonl older than DAYS.",
 )
-@click.option(
-    "--dry-run", is_flag=True, help="Only list what the command removes without this option."
-)
+@click.option("--dry-run", is_flag=True, help="Only list what would be removed.")
 def prune(out: Path, runs_days: float | None, log_days: float | None, dry_run: bool) -> None:
     """Remove old runs, and old lines of the prediction log.
 
-    A run is kept if it is in production, or if a rollback restores it; if it is the newest trained
-    run of its recipe name; if a newer run has started from it; or if it is not over: unfinished,
-    stopped, or a failed training. A failed prediction may be removed. The folder of a study or
-    search is kept. Try --dry-run first: a removed run cannot be restored.
+    The command keeps a run that is in production, or that a rollback would restore. It keeps the
+    newest trained run of each recipe name, and a run whose weights or alignment a newer run uses.
+    It keeps runs that can be resumed: unfinished and stopped runs, and failed training runs.
+    Failed predictions are removed. Folders of studies and searches are kept. Try --dry-run first: a
+    removed run cannot be restored.
 
     \b
     Examples:
       vfl prune --older-than 90 --dry-run
       vfl prune --older-than 90 --log-older-than 730
     """
-    from vfl.production.prune import old_runs, old_scorings, remove_run, remove_scorings
+    from vfl.production.prune import find_old_runs, old_scorings, remove_run, remove_scorings
     from vfl.report.table import size
 
     if runs_days is None and log_days is None:
         raise InputError(
             Code.CONFIG_INVALID,
-            "prune: does not say what to remove. Give --older-than or --log-older-than.",
+            "prune: needs an age. Give --older-than or --log-older-than.",
         )
-    done = "to remove" if dry_run else "removed"
-    for run in [] if runs_days is None else old_runs(out, runs_days):
+    action = "to remove" if dry_run else "removed"
+    for run in [] if runs_days is None else find_old_runs(out, runs_days):
         name = f"{run.folder.name} ({size(run.bytes)})"
         if run.why:
             click.echo(f"{name}: kept, because {run.why}")
             continue
         if not dry_run:
             remove_run(run)
-        click.echo(f"{name}: {done}")
+        click.echo(f"{name}: {action}")
     if log_days is not None:
         count = len(old_scorings(out, log_days)) if dry_run else remove_scorings(out, log_days)
-        click.echo(f"predictions.jsonl: {count:,} {'line' if count == 1 else 'lines'} {done}")
+        click.echo(f"predictions.jsonl: {count:,} {'line' if count == 1 else 'lines'} {action}")
 
 
 def _locate(out: Path, run: str) -> tuple[Path, str]:
-    """Returns the folder of runs and the id of a run, from an id, a folder, or a word.
+    """Returns the folder of runs and the id of a run, from its id, its folder, or ``latest``.
 
     Raises InputError.
     """
@@ -338,7 +341,8 @@ def _locate(out: Path, run: str) -> tuple[Path, str]:
         return out, ModelRegistry(out).find(run)
     path = Path(run)
     if len(path.parts) > 1 and path.is_dir():
-        whole = path.resolve()
-        whole = whole.parent if (whole / "run.json").is_file() else whole
-        return whole.parent, whole.name
+        folder = path.resolve()
+        # The path may be a party's folder in the folder of the run.
+        folder = folder.parent if (folder / "run.json").is_file() else folder
+        return folder.parent, folder.name
     return out, run

@@ -1,4 +1,4 @@
-"""Compares a new model with an old one: metrics on the same rows, and intervals of the
+"""Compares a new model with an old model on the same rows: metrics, and intervals of their
 differences.
 """
 
@@ -40,9 +40,9 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Measure:
-    """One metric of the old and of the new model on the same rows.
+    """A metric of the old and the new model on the same rows.
 
-    ``low``, ``high``: the 95 % interval of ``difference``.
+    ``low`` and ``high`` are the ends of the 95 % interval of ``difference``.
     """
 
     metric: str
@@ -53,7 +53,7 @@ class Measure:
 
     @property
     def difference(self) -> float:
-        """New minus old."""
+        """The metric of the new model minus the metric of the old model."""
         return self.new - self.old
 
     @property
@@ -63,13 +63,13 @@ class Measure:
 
     @property
     def name(self) -> str:
-        """The name in tables."""
+        """The name of the metric in tables."""
         return _NAMES.get(self.metric, self.metric)
 
     @property
     def largest_loss(self) -> float:
-        """The loss at the worse end of the interval: points of a metric or, for RMSE and MAE, a
-        share of the old model's value. Negative if even that end is better.
+        """The largest loss of the new model that the interval contains. For RMSE and MAE it is a
+        share of the old model's value. It is negative if the whole interval is better.
         """
         loss = -self.low if self.higher_is_better else self.high
         if self.metric not in ("rmse", "mae"):
@@ -78,18 +78,24 @@ class Measure:
 
     @property
     def outcome(self) -> Outcome:
-        """``better`` or ``worse`` only if the whole interval is on that side."""
+        """``better`` or ``worse`` if the interval does not contain 0, else ``no difference``."""
         low, high = (self.low, self.high) if self.higher_is_better else (-self.high, -self.low)
         return "better" if low > 0 else "worse" if high < 0 else "no difference"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two models on the same rows.
+    """The comparison of two models on the same rows.
 
-    ``old``, ``new``: their names. ``rows``: the number of rows. ``which``: a description of the
-    rows. ``measures``: the deciding one comes first: AUC, accuracy with several classes, or RMSE.
-    ``unlabelled``: the number of new rows that are left out because their label is missing.
+    Args:
+        old: The name of the old model.
+        new: The name of the new model.
+        rows: The number of rows.
+        which: A description of the rows, such as ``new rows``.
+        measures: The metrics. The first metric decides the outcome: AUC for two classes, accuracy
+            for several classes, or RMSE.
+        scores: The scores of the old and the new model, [N, C] each.
+        unlabelled: The number of new rows that were left out because they have no label.
     """
 
     old: str
@@ -102,39 +108,40 @@ class Comparison:
 
     @property
     def outcome(self) -> Outcome:
-        """The outcome of the first measure."""
+        """The outcome of the first metric."""
         return self.measures[0].outcome
 
     @property
     def verdict(self) -> str:
-        """The result as one sentence."""
-        first = self.measures[0]
+        """A sentence that states the result."""
+        measure = self.measures[0]
         claim = {
             "better": f"{self.new} is better than {self.old}",
             "worse": f"{self.new} is worse than {self.old}",
             "no difference": f"no significant difference between {self.old} and {self.new}",
         }[self.outcome]
         return (
-            f"{claim} on {self.rows:,} {self.which}: {first.name} {first.new:.4f} against "
-            f"{first.old:.4f}, {first.difference:+.4f} (95 % interval {first.low:+.4f} to "
-            f"{first.high:+.4f})"
+            f"{claim} on {self.rows:,} {self.which}: {measure.name} {measure.new:.4f} against "
+            f"{measure.old:.4f}, {measure.difference:+.4f} (95 % interval {measure.low:+.4f} to "
+            f"{measure.high:+.4f})"
         )
 
     def too_few(self, margin: float) -> str:
-        """Returns a sentence if the rows do not rule out that the new model is worse by more than
-        ``margin``, in the unit of ``Measure.largest_loss``; '' if they do, or if it is worse.
+        """Returns a sentence if there are too few rows to exclude that the new model is worse by
+        more than ``margin`` (in the unit of ``Measure.largest_loss``). Returns '' if there are
+        enough rows, or if the new model is worse.
         """
-        first = self.measures[0]
-        # The comparison is False for NaN, which few rows can give.
-        if first.largest_loss <= margin or self.outcome == "worse":
+        loss = self.measures[0].largest_loss
+        # With very few rows the loss can be NaN, for which this comparison is False.
+        if loss <= margin or self.outcome == "worse":
             return ""
         return (
-            f"{self.rows:,} rows do not rule out a loss of {first.largest_loss:.4f}, which is more "
+            f"{self.rows:,} rows do not rule out a loss of {loss:.4f}, which is more "
             f"than {margin:g}. Compare on more rows, or give a larger --margin."
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Returns what ``vfl compare --json`` prints."""
+        """Returns the JSON object that ``vfl compare --json`` prints."""
         measures = {
             measure.metric: {
                 "old": measure.old,
@@ -151,7 +158,7 @@ class Comparison:
         return facts | {"decides": self.measures[0].metric, "measures": measures}
 
     def plot(self) -> Figure:
-        """Draws the differences with their intervals, and the scores of both."""
+        """Draws the differences with their intervals, and the scores of both models."""
         from vfl.production.pictures import draw_comparison
 
         return draw_comparison(self)
@@ -171,101 +178,99 @@ def compare(
     """Compares two models on the same rows.
 
     The difference of two AUCs has DeLong's interval for paired curves (DeLong, DeLong and
-    Clarke-Pearson 1988); all others have that of a paired bootstrap over rows (1,000 resamples,
-    percentiles). Nothing is chosen or tuned on these rows. Rows with which one of the models was
-    trained make the comparison invalid.
+    Clarke-Pearson 1988). Other metrics have an interval from a paired bootstrap over rows (1,000
+    resamples, percentiles). The comparison is invalid on rows that one of the models was trained
+    or tuned on.
 
     Args:
-        old: the folder of a run, or a ``Run``, whose test rows are compared, as far as both runs
-            have them; or a file that ``vfl-party predict`` wrote.
-        new: the same for the new model.
-        data: {party: its new rows}, as in ``Run.predict``; both runs score them on this machine.
-            The active party's rows have the label; those whose label is missing are left out.
-        truth: with files: a table of the active party with ids and label.
-        label: with files: the column of ``truth`` that has the label; rows that miss it are left
-            out.
+        old: The old model: the folder of a run, a ``Run``, or a file that ``vfl-party predict``
+            wrote. Two runs are compared on the test rows that both have.
+        new: The new model, in the same form as ``old``.
+        data: {party: new rows}, as in ``Run.predict``. Both runs score these rows on this machine.
+            The active party's rows need the label. Rows without a label are left out.
+        truth: For score files, a table of the active party with ids and labels.
+        label: For score files, the column of ``truth`` with the label. Rows without a label are
+            left out.
 
     Returns a ``Comparison``. Raises VflError.
     """
     from vfl.production import scored
 
     paths = [Path(getattr(model, "folder", model)) for model in (old, new)]
-    files = [scored.is_file(path) for path in paths]
-    if any(files):
-        if not all(files) or data is not None:
+    are_files = [scored.is_file(path) for path in paths]
+    if any(are_files):
+        if not all(are_files) or data is not None:
             raise InputError(
                 Code.CONFIG_INVALID,
-                "compare: runs and files of scores cannot be mixed. Give two runs, or two files of "
-                "scores with --truth.",
+                "compare: a run cannot be compared with a score file. Give two runs, or two score "
+                "files with --truth.",
             )
         if truth is None or label is None:
             raise InputError(
                 Code.CONFIG_INVALID,
-                "compare: files of scores do not contain the labels. Give --truth (a table) and "
-                "--label (its column).",
+                "compare: score files do not contain labels. Give --truth (a table) and --label "
+                "(its column).",
             )
-        both = [scored.read_file(path, truth, label) for path in paths]
+        model_scores = [scored.read_file(path, truth, label) for path in paths]
         which, names = "new rows", [path.name for path in paths]
     else:
         if truth is not None or label is not None:
             raise InputError(
                 Code.CONFIG_INVALID,
-                "compare: --truth and --label are for files of scores. Give new rows with --data.",
+                "compare: --truth and --label are only for score files. Give new rows with --data.",
             )
-        runs = [_run(path) for path in paths]
+        runs = [_locate_run(path) for path in paths]
         names = [run.name for run, _ in runs]
         if data is None:
-            both = [scored.read_test_rows(*run) for run in runs]
+            model_scores = [scored.read_test_rows(*run) for run in runs]
             which = "test rows of both"
         else:
-            both = [scored.score_new_rows(run, data, active) for run, active in runs]
+            model_scores = [scored.score_new_rows(run, data, active) for run, active in runs]
             which = "new rows"
-    first, second = scored.in_common(*both)
+    old_scores, new_scores = scored.select_common_rows(*model_scores)
     return Comparison(
         names[0],
         names[1],
-        len(first.keys),
+        len(old_scores.keys),
         which,
-        compute_measures(first, second),
-        (first.scores_NC, second.scores_NC),
-        first.unlabelled,
+        compute_measures(old_scores, new_scores),
+        (old_scores.scores_NC, new_scores.scores_NC),
+        old_scores.unlabelled,
     )
 
 
-def _run(path: Path) -> tuple[Path, str]:
+def _locate_run(path: Path) -> tuple[Path, str]:
     """Returns the folder of a run and the name of its active party. Raises InputError."""
     from vfl_common.run_folder import RunFolder
 
-    whole = path.resolve()
-    # The path may be a party's folder in that of the run.
-    whole = whole.parent if (whole / "run.json").is_file() else whole
-    record = next(iter(sorted(whole.glob("*/run.json"))), None)
+    folder = path.resolve()
+    # The path may be a party's folder in the folder of the run.
+    folder = folder.parent if (folder / "run.json").is_file() else folder
+    record = next(iter(sorted(folder.glob("*/run.json"))), None)
     if record is None:
-        raise InputError(
-            Code.FILE_INVALID, f"{path}: does not contain a run. Give the folder OUT/RUN-ID."
-        )
-    return whole, RunFolder(record.parent, whole.name).recipe().active.name
+        raise InputError(Code.FILE_INVALID, f"{path}: contains no run. Give the folder OUT/RUN-ID.")
+    return folder, RunFolder(record.parent, folder.name).recipe().active.name
 
 
 def compute_measures(old: ModelScores, new: ModelScores) -> tuple[Measure, ...]:
-    """Returns the metrics of two models on the same rows, the deciding one first."""
-    assert old.truth is not None  # noqa: S101 - nothing is compared without it
+    """Computes the metrics of two models on the same rows. The metric that decides comes first."""
+    assert old.truth is not None  # noqa: S101 - the caller has added the labels
     if old.classes is None:
         true_N = np.array(old.truth, np.float64)
         errors = [model.scores_NC[:, 0] - true_N for model in (old, new)]
-        squares = {
+        errors_by_metric = {
             "rmse": [error_N**2 for error_N in errors],
             "mae": [np.abs(error_N) for error_N in errors],
         }
-        return tuple(_bootstrap(squares))
+        return tuple(_bootstrap(errors_by_metric))
     names = [name.removeprefix("score_") for name in old.names]
     truth = [class_text(value) for value in old.truth]
     losses: dict[str, list[Floats]] = {"accuracy": [], "log_loss": [], "brier": []}
     hit_NC = np.array([[value == name for name in names] for value in truth], np.float64)
     for model in (old, new):
-        assert model.classes is not None  # noqa: S101 - both have the same columns
-        right = [predicted == true for predicted, true in zip(model.classes, truth, strict=True)]
-        losses["accuracy"].append(np.array(right, np.float64))
+        assert model.classes is not None  # noqa: S101 - both models have the same columns
+        correct = [predicted == true for predicted, true in zip(model.classes, truth, strict=True)]
+        losses["accuracy"].append(np.array(correct, np.float64))
         p_NC, is_NC = model.scores_NC, hit_NC
         if len(names) == 1:
             p_NC = np.concatenate([1 - p_NC, p_NC], axis=1)
@@ -281,30 +286,31 @@ def compute_measures(old: ModelScores, new: ModelScores) -> tuple[Measure, ...]:
 
 
 def auc_difference(is_positive_N: npt.NDArray[np.bool_], old_N: Floats, new_N: Floats) -> Measure:
-    """Returns both AUCs and DeLong's interval of their difference.
+    """Computes the AUC of both models, and DeLong's interval of the difference.
 
     Args:
-        is_positive_N: whether each row is of the positive class, [N]; both classes occur.
-        old_N: scores of the old model, [N].
-        new_N: scores of the new model for the same rows, [N].
+        is_positive_N: [N] Whether each row belongs to the positive class. Both classes must occur.
+        old_N: [N] The scores of the old model.
+        new_N: [N] The scores of the new model for the same rows.
     """
     old, new = (auc_spread(scores_N, is_positive_N) for scores_N in (old_N, new_N))
     return Measure("auc", old.value, new.value, *new.minus(old).interval)
 
 
 def _bootstrap(losses: Mapping[str, list[Floats]]) -> list[Measure]:
-    """Returns metrics that are means over rows (the RMSE is the root of one), with intervals of
-    their differences.
+    """Computes metrics that are means over rows, with bootstrap intervals of their differences. The
+    RMSE is the square root of such a mean.
 
     Args:
-        losses: {metric: the terms of the rows of the old and of the new model, [N] each}.
+        losses: {metric: [terms of the old model, terms of the new model]}. The terms are the values
+            for each row, [N].
     """
     terms_NT = np.stack([terms_N for pair in losses.values() for terms_N in pair], axis=1)
     rows = len(terms_NT)
     means_RT = resample(rows, lambda times_N: times_N @ terms_NT / rows)
     measures = []
-    for at, metric in enumerate(losses):
-        old_R, new_R = means_RT[:, 2 * at], means_RT[:, 2 * at + 1]
+    for index, metric in enumerate(losses):
+        old_R, new_R = means_RT[:, 2 * index], means_RT[:, 2 * index + 1]
         if metric == "rmse":
             old_R, new_R = np.sqrt(old_R), np.sqrt(new_R)
         low, high = percentiles((new_R - old_R)[1:])
@@ -313,7 +319,7 @@ def _bootstrap(losses: Mapping[str, list[Floats]]) -> list[Measure]:
 
 
 def show_comparison(comparison: Comparison, too_few: str = "") -> None:
-    """Prints the metrics in a table, and the verdict. ``too_few``: see ``Comparison.too_few``."""
+    """Prints a table of the metrics, the verdict, and the sentence of ``Comparison.too_few``."""
     table = new_table(f"{comparison.rows:,} {comparison.which}")
     for heading in ("metric", "better is"):
         table.add_column(heading, no_wrap=True)

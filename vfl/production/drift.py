@@ -1,4 +1,4 @@
-"""Finds what ``vfl drift`` compares: a party's run, and how its new rows are read."""
+"""Computes and prints the drift of a party's columns and scores, for ``vfl drift``."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from vfl_party.predict.prediction import load_trained
 from vfl_party.predict.trained import choose_run
 from vfl_party.production.input_drift import DRIFTED, MOVED, Shift, input_drift, score_drift
 
-# Maximum number of characters of a column's name in a table.
+# The maximum number of characters of a column's name in a table.
 _MAX_CHARACTERS = 60
 
 
-def drifts(
+def compute_drift(
     run: Path,
     data: str | None,
     query: str | None,
@@ -31,23 +31,24 @@ def drifts(
     read_as: Path | None,
     scores: Path | None,
 ) -> list[Shift]:
-    """Returns the shift of each column, then of each score; see ``vfl drift``.
+    """Computes the shift of each column, then of each score. The arguments are those of ``vfl
+    drift``.
 
     Raises InputError.
     """
     if data is None and read_as is None and scores is None:
         raise InputError(
             Code.CONFIG_INVALID,
-            "drift: no new rows are given. Give --data or --read-as, or scores with --scores.",
+            "drift: needs new rows or scores. Give --data, --read-as or --scores.",
         )
     settings: DataSettings | None = None
     if read_as is not None:
-        file = load_party(read_as)
-        settings, party = file.data, party or file.name
+        party_file = load_party(read_as)
+        settings, party = party_file.data, party or party_file.name
     folder, name = choose_run(run, party)
     trained = load_trained(folder, name)
     if settings is None:
-        # Only a run on one machine has this file.
+        # The file exists only if all parties of the run were on this machine.
         with contextlib.suppress(InputError):
             settings = Origin.of(folder).parts().get(name)
     shifts: list[Shift] = []
@@ -55,13 +56,13 @@ def drifts(
         if trained.state["preprocessor"] is None:
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{folder}: {name} has labels only, so no column can drift. Give --scores, or "
-                "another --party.",
+                f"{folder}: {name} has no columns but the label. Give --scores, or another "
+                "--party.",
             )
         if settings is None:
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{folder}: does not say how to read the rows of {name}. Give its party file with "
+                f"{folder}: lacks the settings to read rows of {name}. Give the party file with "
                 "--read-as.",
             )
         shifts += input_drift(trained, settings, data, query)
@@ -71,7 +72,7 @@ def drifts(
 
 
 def show_drift(shifts: Sequence[Shift]) -> None:
-    """Prints the index of each column, the greatest first, and the number of drifted columns."""
+    """Prints the stability index of each column, and the numbers of drifted and moved columns."""
     table = new_table("Population stability index of each column")
     table.add_column("column", no_wrap=True)
     table.add_column("PSI index", justify="right")

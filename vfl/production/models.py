@@ -1,4 +1,4 @@
-"""``vfl models``: lists the trained runs of a folder with their stages."""
+"""Lists the trained runs in a folder with their stages, for ``vfl models``."""
 
 from __future__ import annotations
 
@@ -14,20 +14,25 @@ from vfl_common.production.registry import ModelRegistry, RecipeRuns, Stage
 from vfl_common.summary import load_summary
 from vfl_common.text import clean
 
-# Length limit of a name that somebody else chose.
+# The maximum number of characters of a name that another party or person chose.
 _MAX_CHARACTERS = 60
-# Marks a run of one party, such as a baseline, which has the name of its federation's recipe.
+# The mark of a run with only one party, such as a baseline. It has the federation's recipe name.
 _ALONE = " (one party)"
-_MAIN = ("accuracy", "auc", "rmse")
+_MAIN_METRICS = ("accuracy", "auc", "rmse")
 
 
 @dataclass(frozen=True)
 class StagedRun:
-    """A trained run.
+    """A trained run with its stage.
 
-    ``since``, ``who``: time and user of the last change of its stage; '' without one. ``metrics``:
-    those of the test rows; empty without a summary. ``alone``: whether the run had one party only,
-    such as a baseline.
+    Args:
+        run: The id of the run.
+        recipe: The name of the recipe.
+        stage: The stage of the run.
+        since: The time of the last change of the stage; '' if it was never changed.
+        who: The user who made the last change; '' if it was never changed.
+        metrics: The metrics on the test rows; empty if the folder has no summary.
+        alone: Whether the run had only one party, like a baseline.
     """
 
     run: str
@@ -39,7 +44,7 @@ class StagedRun:
     alone: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        """Returns what ``vfl models --json`` prints."""
+        """Returns the JSON object that ``vfl models --json`` prints for the run."""
         return {
             "run": self.run,
             "recipe": self.recipe,
@@ -52,7 +57,7 @@ class StagedRun:
 
 
 def models(out: Path) -> list[StagedRun]:
-    """Returns the trained runs in ``out``, the newest first. Raises InputError."""
+    """Returns the trained runs in ``out`` with their stages, newest first. Raises InputError."""
     registry = ModelRegistry(out)
     lines, changes = registry.lines(), {change.run: change for change in registry.changes()}
     runs = []
@@ -73,9 +78,9 @@ def models(out: Path) -> list[StagedRun]:
 
 
 def show_models(runs: list[StagedRun], console: Console | None = None) -> None:
-    """Prints the models as a table, with the metrics of the test rows."""
+    """Prints a table of the trained runs, with their metrics on the test rows."""
     table = new_table("Models, with metrics of the test rows")
-    metric_names = [name for name in _MAIN if any(name in run.metrics for run in runs)]
+    metric_names = [name for name in _MAIN_METRICS if any(name in run.metrics for run in runs)]
     for heading in ("run", "recipe", "stage", "since (UTC)", "by"):
         table.add_column(heading, no_wrap=True)
     for heading in metric_names:
@@ -83,14 +88,15 @@ def show_models(runs: list[StagedRun], console: Console | None = None) -> None:
     for run in runs:
         metrics = [f"{run.metrics[m]:.4g}" if m in run.metrics else "" for m in metric_names]
         since = run.since[:16].replace("T", " ")
-        words = [
-            clean(w, _MAX_CHARACTERS) for w in (run.run, run.recipe, run.stage, since, run.who)
+        cells = [
+            clean(text, _MAX_CHARACTERS)
+            for text in (run.run, run.recipe, run.stage, since, run.who)
         ]
-        words[1] += _ALONE if run.alone else ""
-        table.add_row(*words, *metrics)
+        cells[1] += _ALONE if run.alone else ""
+        table.add_row(*cells, *metrics)
     console = console or wide_console()
-    whole = console.measure(table, options=console.options.update(max_width=400)).maximum
-    console.width = max(console.width, PIPE_WIDTH, whole)
+    table_width = console.measure(table, options=console.options.update(max_width=400)).maximum
+    console.width = max(console.width, PIPE_WIDTH, table_width)
     console.print(Group(table) if runs else Text("no trained runs"))
 
 

@@ -1,4 +1,4 @@
-"""Draws comparisons and drift with matplotlib, without a display."""
+"""Draws comparisons of models and drift, with matplotlib."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 _COLORS = {"better": GREEN, "worse": ORANGE, "no difference": GREY}
 _VERDICTS = {"stable": GREY, "moved": BLUE, "drifted": ORANGE}
-# Limits of points in a scatter plot, of bars, and of panels.
-_MAX_POINTS, _MAX_BARS, _PANELS = 5_000, 20, 4
+# The maximum numbers of points in a scatter plot, of bars, and of panels.
+_MAX_POINTS, _MAX_BARS, _MAX_PANELS = 5_000, 20, 4
 _MAX_CHARACTERS = 24
 
 
 def draw_comparison(comparison: Comparison) -> Figure:
-    """Draws the difference of each metric with its interval, and the old scores against the new."""
+    """Draws the difference of each metric with its interval, and a scatter plot of both scores."""
     figure = NotebookFigure(9.2, 3.8)
     left, right = figure.subplots(1, 2, width_ratios=(1.3, 1))
     for row, measure in enumerate(comparison.measures):
@@ -58,13 +58,13 @@ def draw_comparison(comparison: Comparison) -> Figure:
 
 
 def draw_drift(shifts: Sequence[Shift]) -> Figure:
-    """Draws the index of each column, the greatest first, and the bins of the first columns."""
-    bars, panels = list(shifts[:_MAX_BARS]), list(shifts[:_PANELS])
+    """Draws the stability index of each column, and the distributions of the first columns."""
+    bars, panels = list(shifts[:_MAX_BARS]), list(shifts[:_MAX_PANELS])
     height = max(4.2, 0.26 * len(bars) + 1.4)
     figure = NotebookFigure(10, height)
     left, right = figure.subfigures(1, 2, squeeze=False, width_ratios=(1, 1.4))[0]
     axes = left.subplots()
-    names = [_short(shift.name) for shift in bars]
+    names = [_shorten(shift.name) for shift in bars]
     colors = [_VERDICTS[shift.verdict] for shift in bars]
     axes.barh(range(len(bars)), [shift.index for shift in bars], color=colors)
     axes.set_yticks(range(len(bars)), names)
@@ -72,33 +72,40 @@ def draw_drift(shifts: Sequence[Shift]) -> Figure:
     for limit in (MOVED, DRIFTED):
         axes.axvline(limit, color="black", linewidth=0.8, linestyle=":")
     axes.set_xlabel(f"PSI index (dotted: {MOVED:g} and {DRIFTED:g})")
-    more = f", the first {len(bars)} of {len(shifts)}" if len(shifts) > len(bars) else ""
-    axes.set_title(f"population stability{more}", loc="left", fontsize="medium")
+    limit_note = f", the first {len(bars)} of {len(shifts)}" if len(shifts) > len(bars) else ""
+    axes.set_title(f"population stability{limit_note}", loc="left", fontsize="medium")
     style(axes)
     grid = right.subplots(-(-len(panels) // 2), min(2, len(panels)), squeeze=False)
     for panel in grid.flat[len(panels) :]:
         panel.set_visible(False)
     for panel, shift in zip(grid.flat, panels, strict=False):
-        _spread(panel, shift)
+        _draw_distribution(panel, shift)
     grid.flat[0].legend(frameon=False, fontsize="x-small")
     return figure
 
 
-def _spread(panel: Axes, column: Shift) -> None:
-    """Draws the shares of one column's bins in training and now."""
-    used = [at for at, both in enumerate(zip(column.before, column.now, strict=True)) if any(both)]
-    places = np.arange(len(used))
+def _draw_distribution(panel: Axes, column: Shift) -> None:
+    """Draws the share of rows in each bin of a column, in training and now."""
+    # Bins that are empty in training and now are left out.
+    used_bins = [
+        index
+        for index, counts in enumerate(zip(column.before, column.now, strict=True))
+        if any(counts)
+    ]
+    places = np.arange(len(used_bins))
     for shift, (counts, label, color) in enumerate(
         ((column.before, "training", GREY), (column.now, "now", ORANGE))
     ):
-        shares = np.array([counts[at] for at in used]) / max(1, sum(counts))
+        shares = np.array([counts[index] for index in used_bins]) / max(1, sum(counts))
         panel.bar(places + 0.4 * shift - 0.2, shares, 0.4, label=label, color=color)
-    panel.set_xticks(places, [_short(column.bins[at]) for at in used], rotation=60, ha="right")
+    panel.set_xticks(
+        places, [_shorten(column.bins[index]) for index in used_bins], rotation=60, ha="right"
+    )
     panel.tick_params(labelsize="xx-small")
-    panel.set_title(f"{_short(column.name)}: {column.index:.3f}", loc="left", fontsize="small")
+    panel.set_title(f"{_shorten(column.name)}: {column.index:.3f}", loc="left", fontsize="small")
     style(panel)
 
 
-def _short(name: str) -> str:
+def _shorten(name: str) -> str:
     name = clean(name)
     return name if len(name) <= _MAX_CHARACTERS else f"{name[: _MAX_CHARACTERS - 1]}…"

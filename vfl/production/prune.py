@@ -1,4 +1,4 @@
-"""``vfl prune``: removes old runs that nothing needs, and old lines of the log of predictions."""
+"""Removes old runs that are not needed, and old lines of the prediction log, for ``vfl prune``."""
 
 from __future__ import annotations
 
@@ -18,30 +18,34 @@ from vfl_common.production.registry import ModelRegistry
 from vfl_common.run_folder import LOCK, RunFolder
 
 _DAY_S = 86_400.0
-# States of runs that nobody resumes.
-_OVER = ("finished", "set aside")
-_STAYS = {"failed": "it has failed", "stopped": "it was stopped"}
+# The states of runs that are never resumed.
+_FINAL_STATES = ("finished", "set aside")
+# {state: the reason to keep a run in this state}
+_REASONS = {"failed": "it has failed", "stopped": "it was stopped"}
 
 
 @dataclass(frozen=True)
 class OldRun:
-    """A run that is older than the limit. ``why``: why it is kept; '' if it may be removed."""
+    """A run that is older than the limit.
+
+    ``why`` is the reason to keep the run; '' if it may be removed.
+    """
 
     folder: Path
     bytes: int
     why: str = ""
 
 
-def old_runs(out: Path, days: float) -> list[OldRun]:
-    """Returns the runs in ``out`` that began more than ``days`` ago, the oldest first, with the
-    reason of those that are kept. Raises InputError.
+def find_old_runs(out: Path, days: float) -> list[OldRun]:
+    """Returns the runs in ``out`` that began more than ``days`` ago, oldest first, each with the
+    reason to keep it, if any. Raises InputError.
     """
     runs, _ = find_runs(out)
-    before = time.time() - days * _DAY_S
-    old = [run for run in runs if run.began_s < before and run.state != "study"]
+    limit_s = time.time() - days * _DAY_S
+    old = [run for run in runs if run.began_s < limit_s and run.state != "study"]
     reasons = _find_needed(out, old, [run for run in runs if run not in old])
     return [
-        OldRun(run.folder, _size(run.folder), _why(run, reasons))
+        OldRun(run.folder, _measure_bytes(run.folder), _get_reason(run, reasons))
         for run in sorted(old, key=lambda run: run.began_s)
     ]
 
@@ -49,7 +53,7 @@ def old_runs(out: Path, days: float) -> list[OldRun]:
 def remove_run(old: OldRun) -> None:
     """Removes the folder of a run.
 
-    Raises InputError if another process uses it, or if it cannot be removed.
+    Raises InputError if another process uses the folder, or if it cannot be removed.
     """
     folders = [RunFolder(path.parent, old.folder.name) for path in old.folder.glob(f"*/{LOCK}")]
     try:
@@ -64,38 +68,40 @@ def remove_run(old: OldRun) -> None:
 
 
 def old_scorings(out: Path, days: float) -> list[scorings.Scoring]:
-    """Returns the lines of the prediction log older than ``days``. Raises InputError."""
-    return [scoring for scoring in scorings.read(out) if _older(scoring, days)]
+    """Returns the lines of the prediction log that are older than ``days``. Raises InputError."""
+    return [scoring for scoring in scorings.read(out) if _is_older(scoring, days)]
 
 
 def remove_scorings(out: Path, days: float) -> int:
-    """Removes the lines older than ``days`` and returns their number. Raises InputError."""
-    return scorings.remove(out, lambda scoring: _older(scoring, days))
+    """Removes the lines of the prediction log that are older than ``days``, and returns their
+    number. Raises InputError.
+    """
+    return scorings.remove(out, lambda scoring: _is_older(scoring, days))
 
 
-def _older(scoring: scorings.Scoring, days: float) -> bool:
+def _is_older(scoring: scorings.Scoring, days: float) -> bool:
     try:
-        at = datetime.fromisoformat(scoring.at).timestamp()
+        written_s = datetime.fromisoformat(scoring.at).timestamp()
     except (ValueError, OverflowError, OSError):
         return False
-    return at < time.time() - days * _DAY_S
+    return written_s < time.time() - days * _DAY_S
 
 
 def _find_needed(out: Path, old: list[ListedRun], others: list[ListedRun]) -> dict[str, str]:
-    """Returns {run id: why it must be kept}. ``others``: newer runs, which are kept."""
-    needed = _in_production(out)
-    staying = [*others, *(run for run in old if _why(run, needed))]
-    # A run that another one needs may need more runs: the list grows.
-    for staying_run in staying:
-        for run, use in _uses(staying_run.folder):
+    """Returns {run id: reason to keep the run}. ``others``: The runs newer than the limit."""
+    needed = _find_needed_by_registry(out)
+    kept_runs = [*others, *(run for run in old if _get_reason(run, needed))]
+    # A kept run may need older runs, which are added to the list during the loop.
+    for kept_run in kept_runs:
+        for run, use in _find_uses(kept_run.folder):
             if run not in needed:
-                needed[run] = f"{staying_run.folder.name} {use}"
-                staying.extend(other for other in old if other.folder.name == run)
+                needed[run] = f"{kept_run.folder.name} {use}"
+                kept_runs.extend(other for other in old if other.folder.name == run)
     return needed
 
 
-def _in_production(out: Path) -> dict[str, str]:
-    """Returns {run id: why it must be kept} by the model registry."""
+def _find_needed_by_registry(out: Path) -> dict[str, str]:
+    """Returns {run id: reason to keep the run} for the runs that the model registry needs."""
     registry, newest = ModelRegistry(out), dict[str, str]()
     for trained in registry.list_trained():
         newest.setdefault(trained.recipe, trained.run_id)
@@ -108,8 +114,8 @@ def _in_production(out: Path) -> dict[str, str]:
     return needed
 
 
-def _uses(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yields each run that the recipe of a run names, and what it takes from that run."""
+def _find_uses(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yields (run id, use) for each earlier run that the recipe of a run depends on."""
     for path in folder.glob("*/run.json"):
         try:
             recipe: Recipe = RunFolder(path.parent, folder.name).recipe()
@@ -121,12 +127,12 @@ def _uses(folder: Path) -> Iterator[tuple[str, str]]:
             yield recipe.start.run, "has started from it"
 
 
-def _why(run: ListedRun, needed: dict[str, str]) -> str:
+def _get_reason(run: ListedRun, needed: dict[str, str]) -> str:
     # A failed prediction is never resumed.
-    if run.state not in _OVER and (run.job, run.state) != ("predict", "failed"):
-        return _STAYS.get(run.state, f"it is {run.state}")
+    if run.state not in _FINAL_STATES and (run.job, run.state) != ("predict", "failed"):
+        return _REASONS.get(run.state, f"it is {run.state}")
     return needed.get(run.folder.name, "")
 
 
-def _size(folder: Path) -> int:
+def _measure_bytes(folder: Path) -> int:
     return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())

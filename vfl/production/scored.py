@@ -1,4 +1,4 @@
-"""Joins the scores of two models and the labels of the same rows by id."""
+"""Reads the scores of models, and joins them with the labels of the same rows by id."""
 
 from __future__ import annotations
 
@@ -31,11 +31,15 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ModelScores:
-    """Rows that one model has scored.
+    """The scores of one model.
 
-    ``keys``: their ids. ``scores_NC``: a column for each of ``names``. ``classes``: the predicted
-    classes; None in regression. ``truth``: the labels, if known. ``unlabelled``: the number of rows
-    of the table of labels that are left out because they have no label.
+    Args:
+        keys: [N] The ids of the rows.
+        names: [C] The names of the score columns.
+        scores_NC: [N, C] The scores.
+        classes: [N] The predicted classes; None in a regression.
+        truth: [N] The labels; None if they are not known.
+        unlabelled: The number of rows that were left out because they have no label.
     """
 
     keys: tuple[str, ...]
@@ -46,17 +50,17 @@ class ModelScores:
     unlabelled: int = 0
 
     @property
-    def named(self) -> bool:
-        """Whether the classes are names: none is a number."""
-        return self.classes is not None and not any(map(_is_number, self._known))
+    def has_named_classes(self) -> bool:
+        """Whether all classes are names instead of numbers."""
+        return self.classes is not None and not any(map(_is_number, self._model_classes))
 
     @property
-    def _known(self) -> set[str]:
-        """The classes that the model knows, as far as the rows show them."""
+    def _model_classes(self) -> set[str]:
+        """The classes of the model that occur in its score columns or predictions."""
         return {name.removeprefix(_SCORE) for name in self.names} | set(self.classes or ())
 
     def take(self, rows: list[int]) -> ModelScores:
-        """Returns the rows at some positions."""
+        """Returns the scores at some row positions."""
         return ModelScores(
             tuple(self.keys[row] for row in rows),
             self.names,
@@ -67,26 +71,26 @@ class ModelScores:
         )
 
     def with_truth(self, table: Table, label: str) -> ModelScores:
-        """Returns the rows whose label a table has in the column ``label``.
+        """Adds the labels from the column ``label`` of a table. Rows without a label are left out.
 
-        Raises InputError if there are none, or if the label is not what the model predicts.
+        Raises InputError if no row has a label, or if the model does not predict this label.
         """
-        assert table.labels is not None  # noqa: S101 - it was read with its label
+        assert table.labels is not None  # noqa: S101 - the table was read with its label
         unlabelled_rows = 0 if table.counts is None else table.counts.unlabelled
-        known = dict(zip(table.ids, table.labels.tolist(), strict=True))
-        matched = self.take([row for row, key in enumerate(self.keys) if key in known])
+        label_by_key = dict(zip(table.ids, table.labels.tolist(), strict=True))
+        matched = self.take([row for row, key in enumerate(self.keys) if key in label_by_key])
         if not matched.keys:
             raise InputError(
                 Code.DATA_INVALID,
-                f"{table.source}: has none of the scored ids"
+                f"{table.source}: contains none of the scored ids"
                 f"{' with a label' if unlabelled_rows else ''}. Give the rows that were scored.",
             )
-        truth = tuple(known[key] for key in matched.keys)
+        truth = tuple(label_by_key[key] for key in matched.keys)
         self._check_truth(truth, f"{table.source}: column {label!r}")
         return replace(matched, truth=truth, unlabelled=unlabelled_rows)
 
     def _check_truth(self, truth: tuple[Any, ...], where: str) -> None:
-        """Raises InputError if this cannot be what the model predicts."""
+        """Raises InputError if the labels cannot be what the model predicts."""
         if self.classes is None:
             if not all(isinstance(value, float) for value in truth):
                 raise InputError(
@@ -94,65 +98,69 @@ class ModelScores:
                     f"{where}: contains text, not numbers. Give the column of the label.",
                 )
             return
-        known = self._known
-        true = {class_text(value) for value in truth}
-        if not known & true:
+        model_classes = self._model_classes
+        true_classes = {class_text(value) for value in truth}
+        if not model_classes & true_classes:
             raise InputError(
                 Code.DATA_INVALID,
-                f"{where}: contains none of the classes that the model knows "
-                f"({list_names(sorted(known))}). Give the column of the label.",
+                f"{where}: contains none of the classes that the model predicts "
+                f"({list_names(sorted(model_classes))}). Give the column of the label.",
             )
-        if len(self.names) == 1 and len(known | true) > 2:
+        if len(self.names) == 1 and len(model_classes | true_classes) > 2:
             raise InputError(
                 Code.DATA_INVALID,
-                f"{where}: contains {len(true):,} different values, but the model knows two "
-                "classes. Give the column of the label.",
+                f"{where}: contains {len(true_classes):,} different values, but the model predicts "
+                "two classes. Give the column of the label.",
             )
 
 
-def in_common(old: ModelScores, new: ModelScores) -> tuple[ModelScores, ModelScores]:
-    """Returns the rows that both have, in the same order.
+def select_common_rows(old: ModelScores, new: ModelScores) -> tuple[ModelScores, ModelScores]:
+    """Selects the rows that both models have scored, in the same order.
 
-    Raises InputError if there are fewer than two, or if the two models predict different things.
+    Raises InputError if there are fewer than two such rows, or if the models predict different
+    labels.
     """
     if old.names != new.names:
         raise InputError(
             Code.DATA_INVALID,
-            f"compare: the two models give different scores ({', '.join(old.names)}; "
-            f"{', '.join(new.names)}). Compare models of the same label.",
+            f"compare: the models have different scores ({', '.join(old.names)}; "
+            f"{', '.join(new.names)}). Compare models that predict the same label.",
         )
-    at = {key: row for row, key in enumerate(new.keys)}
-    pairs = [(row, at[key]) for row, key in enumerate(old.keys) if key in at]
+    row_of_key = {key: row for row, key in enumerate(new.keys)}
+    pairs = [(row, row_of_key[key]) for row, key in enumerate(old.keys) if key in row_of_key]
     if len(pairs) < 2:
         raise InputError(
             Code.DATA_INVALID,
-            f"compare: the two models need at least two common test rows (got {len(pairs)}). Score "
-            "the same new rows with both: give --data, or --truth.",
+            f"compare: the models need at least two common rows (got {len(pairs)}). Score the same "
+            "new rows with both models: give --data, or --truth.",
         )
     return old.take([a for a, _ in pairs]), new.take([b for _, b in pairs])
 
 
 def read_test_rows(run: Path, active: str) -> ModelScores:
-    """Returns the test rows of a run, by the ids of entity alignment. Raises InputError."""
+    """Reads the scores of a run's test rows, keyed by the ids of entity alignment. Raises
+    InputError.
+    """
     path = run / active / KEPT
     if not path.exists():
         raise InputError(
             Code.FILE_INVALID,
-            f"{path}: no such file. Train with a phase of kind evaluate or gbdt, which writes it "
-            "at the active party.",
+            f"{path}: no such file. Train with a phase of kind evaluate or gbdt, which writes this "
+            "file at the active party.",
         )
     table = read_scores(path)
     table = table.filter(pa.compute.field("split") == "test")
     if not table.num_rows:
         raise InputError(
-            Code.FILE_INVALID, f"{path}: has no test rows. Give new rows with --data, or --truth."
+            Code.FILE_INVALID,
+            f"{path}: contains no test rows. Give new rows with --data, or --truth.",
         )
-    last = table.column("phase")[-1].as_py()
-    return _to_scored(path, table.filter(pa.compute.field("phase") == last), _MATCHED)
+    last_phase = table.column("phase")[-1].as_py()
+    return _parse_scores(path, table.filter(pa.compute.field("phase") == last_phase), _MATCHED)
 
 
 def score_new_rows(run: Path, data: Mapping[str, Any], active: str) -> ModelScores:
-    """Scores new rows with a run on this machine; the active party's rows have the label.
+    """Scores new rows with a run on this machine. The active party's rows must have the label.
 
     Raises VflError.
     """
@@ -161,61 +169,61 @@ def score_new_rows(run: Path, data: Mapping[str, Any], active: str) -> ModelScor
     from vfl_common.run_folder import RunFolder
     from vfl_party.data import make_loader
 
-    with tempfile.TemporaryDirectory(prefix="vfl-") as place:
-        output = Output(Path(place) / "scores.parquet")
+    with tempfile.TemporaryDirectory(prefix="vfl-") as temporary:
+        output = Output(Path(temporary) / "scores.parquet")
         predict_rows(run, data, output)
         scores = read_scores(output.path)
     origin = Origin.of(run)
     name = next(iter(origin.data))
     recipe = RunFolder(run / name, run.name).recipe()
     settings, frames = new_rows(recipe, data, origin)
-    own = settings[active].with_id_rules(tuple(recipe.rows.id_rules))
-    if own.label is None:
+    active_settings = settings[active].with_id_rules(tuple(recipe.rows.id_rules))
+    if active_settings.label is None:
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{run}: does not say which column is the label. Score the rows with vfl-party "
-            "predict, and give its files with --truth and --label.",
+            f"{run}: does not name the column of the label. Score the rows with vfl-party "
+            "predict, and give the score files with --truth and --label.",
         )
-    label = own.label
-    # Only ids and labels are read again.
-    own = own.model_copy(
+    label = active_settings.label
+    # Only ids and labels are needed, so no feature columns are read.
+    active_settings = active_settings.model_copy(
         update={"columns": (), "drop": (), "numeric": (), "categorical": (), "unlabelled": "drop"}
     )
-    truth = make_loader(frames)(own, True)
-    return _to_scored(run, _only_scored(scores), _MATCHED).with_truth(truth, label)
+    truth = make_loader(frames)(active_settings, True)
+    return _parse_scores(run, _drop_unscored(scores), _MATCHED).with_truth(truth, label)
 
 
 def read_file(path: Path, truth: str, label: str) -> ModelScores:
-    """Returns the rows of a file of scores, with the labels from a table of the active party.
+    """Reads a score file, and adds the labels from a table of the active party.
 
     Raises InputError.
     """
-    table = _only_scored(read_scores(path))
-    ids = [name for name in _before_matched(path, table) if name in table.column_names]
-    scored = _to_scored(path, table, "")
-    # Read as text, so that a class named NA is not a missing cell.
-    texts = (label,) if scored.named else ()
+    table = _drop_unscored(read_scores(path))
+    ids = [name for name in _list_id_columns(path, table) if name in table.column_names]
+    scores = _parse_scores(path, table, "")
+    # Class names are read as text, so that a class named NA is not a missing value.
+    text_columns = (label,) if scores.has_named_classes else ()
     settings = DataSettings(
         source=truth,
         id=tuple(ids),
         label=label,
         columns=(),
-        categorical=texts,
+        categorical=text_columns,
         unlabelled="drop",
     ).absolute(Path())
     rows = read_rows(settings, True)
     if rows.labels is not None and mask_unlabelled(rows.labels).all():
         raise InputError(
             Code.DATA_INVALID,
-            f"{hide_passwords(settings.source)}: column {label!r}: has no label in any row. Add "
-            "the labels, or give another column.",
+            f"{hide_passwords(settings.source)}: column {label!r}: contains no labels. Add "
+            "them, or give another column.",
         )
-    once = "Keep one row for each id."
-    return scored.with_truth(tabulate(rows, settings, True, once), label)
+    fix = "Keep one row for each id."
+    return scores.with_truth(tabulate(rows, settings, True, fix), label)
 
 
 def is_file(path: Path) -> bool:
-    """Whether a path names a file of scores, not a run."""
+    """Returns whether a path names a score file instead of a run."""
     return path.suffix in FORMATS and not path.is_dir()
 
 
@@ -226,25 +234,25 @@ def _is_number(text: str) -> bool:
         return False
 
 
-def _only_scored(table: pa.Table) -> pa.Table:
+def _drop_unscored(table: pa.Table) -> pa.Table:
     if STATE not in table.column_names:
         return table
     return table.filter(pa.compute.field(STATE) == SCORED)
 
 
-def _before_matched(path: Path, table: pa.Table) -> list[str]:
+def _list_id_columns(path: Path, table: pa.Table) -> list[str]:
     names = [name for name in table.column_names if name.startswith(_MATCHED)]
     if not names:
         raise InputError(
             Code.FILE_INVALID,
-            f"{path}: was not written by vfl-party predict. Give a file that it wrote.",
+            f"{path}: was not written by vfl-party predict. Give a file of vfl-party predict.",
         )
     return [name.removeprefix(_MATCHED) for name in names]
 
 
-def _to_scored(path: Path, table: pa.Table, before: str) -> ModelScores:
-    """Reads scores. ``before``: the prefix of the columns whose cells are the key."""
-    ids = [f"{before}{name}" for name in _before_matched(path, table)]
+def _parse_scores(path: Path, table: pa.Table, prefix: str) -> ModelScores:
+    """Converts a table of scores. ``prefix``: The prefix of the columns that form the key."""
+    ids = [f"{prefix}{name}" for name in _list_id_columns(path, table)]
     cells = [table.column(name).to_pylist() for name in ids]
     keys = tuple(SEPARATOR.join(map(str, row)) for row in zip(*cells, strict=True))
     names = [n for n in table.column_names if n == _VALUE or n.startswith(_SCORE)]
@@ -259,8 +267,8 @@ def _to_scored(path: Path, table: pa.Table, before: str) -> ModelScores:
     if not columns or (not with_class and _VALUE not in names):
         raise InputError(
             Code.FILE_INVALID,
-            f"{path}: scores of several labels, of survival, or of a ranking cannot be compared. "
-            "Choose one of the tasks binary, multiclass, regression.",
+            f"{path}: only scores of the tasks binary, multiclass and regression can be compared. "
+            "Give scores of one of these tasks.",
         )
     scores_NC = np.stack(columns, axis=1)
     return ModelScores(keys, tuple(names), scores_NC, classes, truth)

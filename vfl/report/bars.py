@@ -1,4 +1,4 @@
-"""Draws bars of a run: bytes by link, the time of a step by activity, and what each party adds."""
+"""Draws bar charts of a run: bytes by link, time per step, and the contribution of each party."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from vfl.report.picture import (
     annotate,
     style_bars,
 )
-from vfl.report.table import in_order, sets_shown, size
+from vfl.report.table import in_order, select_sets, size
 from vfl_common.ledger import CONTROL
 from vfl_common.summary import LinkBytes, PhaseTimes, SetQuality, Summary, Worth
 from vfl_common.text import shorten
 
 _TITLES = {
-    "align": "align (finding the rows in common)",
+    "align": "align (entity alignment)",
     "open": "open (comparing rows)",
     CONTROL: "control (joining, heartbeats, progress, results)",
 }
@@ -30,15 +30,15 @@ _TITLES = {
 _MAX_ROWS = 24
 _ACTIVITIES = ("compute", "encode", "wait", "decode")
 _COLORS = {"compute": GREEN, "encode": BLUE, "wait": "#CCCCCC", "decode": ORANGE}
-# A part shorter than this share of the longest bar gets no number.
+# An activity shorter than this share of the longest bar gets no number.
 _MIN_SHARE = 0.06
-# Maximum number of characters of the names of a set.
-_NAMES = 40
+# Maximum number of characters in the label of a set of parties.
+_MAX_LABEL = 40
 
 
-def bytes_of(summary: Summary, phases: Sequence[str]) -> NotebookFigure:
-    """Draws a panel for each phase with a bar for each link and direction, payload and envelope."""
-    panels = [(name, _bars(summary, name)) for name in in_order(summary, phases)]
+def draw_link_bytes(summary: Summary, phases: Sequence[str]) -> NotebookFigure:
+    """Draws a panel for each phase, with a bar of payload and envelope bytes for each link."""
+    panels = [(name, _sum_links(summary, name)) for name in in_order(summary, phases)]
     columns = 2 if sum(len(bars) for _, bars in panels) > _MAX_ROWS and len(panels) > 1 else 1
     rows = math.ceil(len(panels) / columns)
     tallest = [
@@ -65,9 +65,9 @@ def bytes_of(summary: Summary, phases: Sequence[str]) -> NotebookFigure:
     return figure
 
 
-def _bars(summary: Summary, phase: str) -> list[tuple[str, int, int]]:
-    """Returns (link, payload bytes, envelope bytes) of one phase: links to the active party first,
-    then its answers.
+def _sum_links(summary: Summary, phase: str) -> list[tuple[str, int, int]]:
+    """Returns (link, payload bytes, envelope bytes) of one phase. Links to the active party come
+    first, and links from the active party last.
     """
     roles = {party.name: party.role for party in summary.parties}
     order = {party.name: place for place, party in enumerate(summary.parties)}
@@ -76,17 +76,17 @@ def _bars(summary: Summary, phase: str) -> list[tuple[str, int, int]]:
         if link.phase == phase:
             count = sums.setdefault((link.sender, link.receiver), [0, 0])
             count[0] += link.payload_bytes
-            count[1] += _envelope(link)
+            count[1] += _compute_envelope(link)
     hub = "server" if any("server" in (roles.get(a), roles.get(b)) for a, b in sums) else "active"
 
-    def place(key: tuple[str, str]) -> tuple[bool, int, int]:
+    def sort_key(key: tuple[str, str]) -> tuple[bool, int, int]:
         sender, receiver = key
         return roles.get(sender) == hub, order.get(sender, 0), order.get(receiver, 0)
 
-    return [(" → ".join(key), sums[key][0], sums[key][1]) for key in sorted(sums, key=place)]
+    return [(" → ".join(key), sums[key][0], sums[key][1]) for key in sorted(sums, key=sort_key)]
 
 
-def _envelope(link: LinkBytes) -> int:
+def _compute_envelope(link: LinkBytes) -> int:
     return link.message_bytes - link.payload_bytes
 
 
@@ -107,7 +107,7 @@ def _draw_bytes(axes: Axes, phase: str, bars: Sequence[tuple[str, int, int]]) ->
     axes.set_yticks(places, [name for name, _, _ in bars], fontsize=8)
     axes.invert_yaxis()
     axes.set_ylim(len(bars) - 0.5, -0.5)
-    # Leaves room for the numbers.
+    # The limit leaves room for the numbers to the right of the bars.
     axes.set_xlim(0, largest / factor * 1.32)
     axes.set_xlabel(unit, fontsize=8)
     style_bars(axes)
@@ -115,9 +115,10 @@ def _draw_bytes(axes: Axes, phase: str, bars: Sequence[tuple[str, int, int]]) ->
     axes.set_title(f"{_TITLES.get(phase, phase)}: {size(total)}", loc="left", fontsize=10)
 
 
-def times_of(summary: Summary, phases: Sequence[str] = ()) -> NotebookFigure:
-    """Draws a panel for each phase with steps, in the order of ``phases``, with a bar for each
-    party.
+def draw_step_times(summary: Summary, phases: Sequence[str] = ()) -> NotebookFigure:
+    """Draws a panel for each phase that has steps, with a bar of mean step times for each party.
+
+    ``phases``: The names of the phases in the order of the panels.
     """
     bars_by_phase: dict[str, list[tuple[str, PhaseTimes]]] = {name: [] for name in phases}
     for party in summary.parties:
@@ -144,56 +145,56 @@ def times_of(summary: Summary, phases: Sequence[str] = ()) -> NotebookFigure:
     return figure
 
 
-def shares(times: PhaseTimes) -> dict[str, float]:
-    """Returns {activity: seconds per step}, in the order in which they are drawn."""
-    return {part: getattr(times, f"{part}_s") / max(1, times.steps) for part in _ACTIVITIES}
+def compute_step_times(times: PhaseTimes) -> dict[str, float]:
+    """Returns {activity: mean seconds per step}, in drawing order."""
+    return {name: getattr(times, f"{name}_s") / max(1, times.steps) for name in _ACTIVITIES}
 
 
 def _draw_times(axes: Axes, phase: str, bars: Sequence[tuple[str, PhaseTimes]]) -> None:
-    of = {name: shares(times) for name, times in bars}
-    max_s = max(sum(parts.values()) for parts in of.values()) or 1e-9
+    step_times = {name: compute_step_times(times) for name, times in bars}
+    max_s = max(sum(seconds.values()) for seconds in step_times.values()) or 1e-9
     factor, unit = (1e3, "ms") if max_s < 1 else (1.0, "s")
-    begins = dict.fromkeys(of, 0.0)
-    for part in _ACTIVITIES:
-        values = [factor * parts[part] for parts in of.values()]
+    begins = dict.fromkeys(step_times, 0.0)
+    for activity in _ACTIVITIES:
+        values = [factor * seconds[activity] for seconds in step_times.values()]
         axes.barh(
-            range(len(of)),
+            range(len(step_times)),
             values,
             left=list(begins.values()),
-            color=_COLORS[part],
-            label=part,
+            color=_COLORS[activity],
+            label=activity,
             height=0.7,
         )
-        for place, (name, value) in enumerate(zip(of, values, strict=True)):
+        for place, (name, value) in enumerate(zip(step_times, values, strict=True)):
             if value >= _MIN_SHARE * factor * max_s:
                 middle = begins[name] + value / 2
-                color = "black" if part == "wait" else "white"
+                color = "black" if activity == "wait" else "white"
                 axes.text(
                     middle, place, f"{value:.3g}", ha="center", va="center", fontsize=8, color=color
                 )
             begins[name] += value
     for place, (name, times) in enumerate(bars):
         end = begins[name]
-        waits = of[name]["wait"] * factor / end if end else 0.0
-        text = f"{end:.3g} {unit}, {100 * waits:.0f} % wait, {times.steps:,} steps"
+        wait_share = step_times[name]["wait"] * factor / end if end else 0.0
+        text = f"{end:.3g} {unit}, {100 * wait_share:.0f} % wait, {times.steps:,} steps"
         annotate(axes, text, end, place)
-    axes.set_yticks(range(len(of)), list(of), fontsize=8)
-    axes.set_ylim(len(of) - 0.5, -0.5)
-    # Leaves room for the text.
+    axes.set_yticks(range(len(step_times)), list(step_times), fontsize=8)
+    axes.set_ylim(len(step_times) - 0.5, -0.5)
+    # The limit leaves room for the text to the right of the bars.
     axes.set_xlim(0, factor * max_s * 1.4)
     axes.set_xlabel(f"{unit} per step", fontsize=8)
     style_bars(axes)
     axes.set_title(phase, loc="left", fontsize=10)
 
 
-def worth_of(summary: Summary, worth: Worth) -> NotebookFigure:
-    """Draws a bar with the standard error for each party, and a point for each set of parties."""
-    sets = sets_shown(worth)
+def draw_contributions(summary: Summary, worth: Worth) -> NotebookFigure:
+    """Draws the Shapley value of each party, and the metric of each set of parties."""
+    sets = select_sets(worth)
     heights = [0.32 * max(1, len(worth.shapley)) + 1.0, 0.27 * len(sets) + 1.0]
     figure = NotebookFigure(8.2, sum(heights) + 0.7)
-    first, second = figure.subplots(2, 1, gridspec_kw={"height_ratios": heights})
-    _draw_values(first, worth)
-    _draw_qualities(second, worth, sets)
+    value_axes, quality_axes = figure.subplots(2, 1, gridspec_kw={"height_ratios": heights})
+    _draw_values(value_axes, worth)
+    _draw_qualities(quality_axes, worth, sets)
     better = "lower" if worth.lower_is_better else "higher"
     text = f"{worth.metric} of the {worth.split} rows, {better} is better"
     figure.set_heading(f"{summary.run_id}\n{text}")
@@ -209,7 +210,7 @@ def _draw_values(axes: Axes, worth: Worth) -> None:
         annotate(axes, f"{value:+.4f} ± {error:.4f}", max(value + error, 0.0), place, 6)
     axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.axvline(0.0, color=GREY, linewidth=0.8)
-    # Leaves room for the numbers.
+    # The margin leaves room for the numbers to the right of the bars.
     axes.margins(x=0.35)
     axes.set_title(
         "Contribution of each party (Shapley value, standard error)", loc="left", fontsize=10
@@ -228,13 +229,13 @@ def _draw_qualities(axes: Axes, worth: Worth, sets: Sequence[SetQuality]) -> Non
         if points:
             places, values = zip(*points, strict=True)
             axes.plot(values, places, "o", color=color, label=split, markersize=5)
-    axes.set_yticks(range(len(sets)), [_label(subset) for subset in sets], fontsize=8)
+    axes.set_yticks(range(len(sets)), [_format_set(subset) for subset in sets], fontsize=8)
     axes.set_title(f"{worth.metric} with these parties", loc="left", fontsize=10)
     axes.legend(frameon=False, fontsize=8, loc="lower right" if not worth.lower_is_better else 0)
     axes.invert_yaxis()
     style_bars(axes)
 
 
-def _label(of: SetQuality) -> str:
-    names = ", ".join(of.parties) or "none"
-    return names if len(names) <= _NAMES else f"{names[:_NAMES]}…"
+def _format_set(subset: SetQuality) -> str:
+    names = ", ".join(subset.parties) or "none"
+    return names if len(names) <= _MAX_LABEL else f"{names[:_MAX_LABEL]}…"

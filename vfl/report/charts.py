@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from vfl.report.bars import bytes_of, times_of, worth_of
+from vfl.report.bars import draw_contributions, draw_link_bytes, draw_step_times
 from vfl.report.picture import (
     BLACK,
     BLUE,
@@ -25,20 +25,20 @@ from vfl.report.picture import (
     save,
     style,
 )
-from vfl.report.reading import OWN, Rounds, RunRecord, curves, find, own_curves
+from vfl.report.reading import OWN, Rounds, RunRecord, curves, find, read_own_curves
 from vfl_common.summary import Summary
 
 _COLORS = {"train": BLUE, "validation": ORANGE, "test": GREEN, "cross": PINK, "local": SKY}
-_PARTIES = (BLUE, ORANGE, GREEN, PINK, SKY, YELLOW, BLACK, GREY)
-NOBODY: Mapping[str, Mapping[str, Rounds]] = MappingProxyType({})
-# The metrics that are drawn in addition to the loss.
+_PARTY_COLORS = (BLUE, ORANGE, GREEN, PINK, SKY, YELLOW, BLACK, GREY)
+_NO_PARTIES: Mapping[str, Mapping[str, Rounds]] = MappingProxyType({})
+# The metrics that are drawn in a second panel, next to the loss.
 _METRICS = ("accuracy", "auc", "rmse")
 _LABELS = {"auc": "AUC", "rmse": "RMSE (unit of the label)", "loss": "mean loss"}
 _LINES, _MARKERS = ("-", "--", ":"), ("o", "s", "^")
 
 
 def draw_folder(folder: Path) -> list[Path]:
-    """Draws the run in ``folder``: the ``vfl.reports`` entry point of ``vfl-party run --report``.
+    """Draws the run in ``folder``, for ``vfl-party run --report`` (entry point ``vfl.reports``).
 
     Raises InputError.
     """
@@ -46,23 +46,28 @@ def draw_folder(folder: Path) -> list[Path]:
 
 
 def draw(run: RunRecord) -> list[Path]:
-    """Writes ``learning-curves.png`` (if the folder has metrics that make a curve), ``bytes.png``,
-    ``times.png``, and ``worth.png`` if sets of parties were evaluated.
+    """Writes ``learning-curves.png``, ``bytes.png``, ``times.png`` and ``worth.png`` into the run's
+    folder, and returns their paths. A chart without data is left out.
     """
     paths = []
-    rounds, own = curves(run), own_curves(run)
-    phases = _in_phases(run, rounds, own)
+    rounds, own = curves(run), read_own_curves(run)
+    phases = _sort_by_phase(run, rounds, own)
     if any(
         has_curve(curve)
-        for curve in (*rounds.values(), *(curve for of in own.values() for curve in of.values()))
+        for curve in (
+            *rounds.values(),
+            *(curve for parties in own.values() for curve in parties.values()),
+        )
     ):
         paths.append(save(curves_of(run.summary, phases, own), run.folder / "learning-curves.png"))
     if run.summary.bytes.by_link:
-        paths.append(save(bytes_of(run.summary, run.phases), run.folder / "bytes.png"))
+        paths.append(save(draw_link_bytes(run.summary, run.phases), run.folder / "bytes.png"))
     if any(party.times for party in run.summary.parties):
-        paths.append(save(times_of(run.summary, run.phases), run.folder / "times.png"))
+        paths.append(save(draw_step_times(run.summary, run.phases), run.folder / "times.png"))
     if run.summary.worth is not None:
-        paths.append(save(worth_of(run.summary, run.summary.worth), run.folder / "worth.png"))
+        paths.append(
+            save(draw_contributions(run.summary, run.summary.worth), run.folder / "worth.png")
+        )
     return paths
 
 
@@ -74,14 +79,14 @@ def figure_of(run: RunRecord) -> Figure:
 def curves_by_phase(
     run: RunRecord,
 ) -> tuple[dict[str, Rounds], dict[str, dict[str, Rounds]]]:
-    """Returns {phase: the active party's rounds}, in the order of the recipe, and {phase: {party:
-    its rounds}} of phases with a loss at each party.
+    """Returns {phase: rounds of the active party}, in the order of the recipe, and {phase: {party:
+    rounds}} for the phases in which each party has a loss.
     """
-    rounds, own = curves(run), own_curves(run)
-    return _in_phases(run, rounds, own), own
+    rounds, own = curves(run), read_own_curves(run)
+    return _sort_by_phase(run, rounds, own), own
 
 
-def _in_phases(
+def _sort_by_phase(
     run: RunRecord, rounds: Mapping[str, Rounds], own: Mapping[str, Mapping[str, Rounds]]
 ) -> dict[str, Rounds]:
     return {
@@ -92,43 +97,52 @@ def _in_phases(
 
 
 def curves_of(
-    summary: Summary, phases: Mapping[str, Rounds], own: Mapping[str, Mapping[str, Rounds]] = NOBODY
+    summary: Summary,
+    phases: Mapping[str, Rounds],
+    own: Mapping[str, Mapping[str, Rounds]] = _NO_PARTIES,
 ) -> Figure:
     """Draws one row of panels for each phase: the loss and the metrics of the task by round.
 
-    A metric of only one round is not drawn as a curve. ``phases``: the active party's rounds;
-    ``own``: {phase: {party: rounds}} of phases with a loss at each party.
+    A metric of only one round is not drawn as a curve.
+
+    Args:
+        summary: The summary of the run.
+        phases: {phase: rounds of the active party}.
+        own: {phase: {party: rounds}} for the phases in which each party has a loss.
     """
 
     def has_any(name: str) -> bool:
         return any(has_curve(rounds) for rounds in (phases[name], *own.get(name, {}).values()))
 
     curved = {name: rounds for name, rounds in phases.items() if has_any(name)}
-    drawn, min_points = (curved, 2) if curved else (dict(phases), 1)
-    columns = 2 if any(_metric_names(rounds, min_points) for rounds in drawn.values()) else 1
-    figure = NotebookFigure(5.2 * columns, 0.9 + 3.5 * len(drawn))
-    axes = figure.subplots(len(drawn), columns, squeeze=False)
-    for row, (name, rounds) in zip(axes, drawn.items(), strict=True):
+    drawn_phases, min_points = (curved, 2) if curved else (dict(phases), 1)
+    columns = (
+        2 if any(_select_metrics(rounds, min_points) for rounds in drawn_phases.values()) else 1
+    )
+    figure = NotebookFigure(5.2 * columns, 0.9 + 3.5 * len(drawn_phases))
+    axes = figure.subplots(len(drawn_phases), columns, squeeze=False)
+    for row, (name, rounds) in zip(axes, drawn_phases.items(), strict=True):
         if name in own:
             draw_own_curves(row[0], own[name])
         else:
             draw_curve(row[0], rounds, ["loss"])
         row[0].set_title(f"{name}: loss", loc="left")
         if columns == 2:
-            names = _metric_names(rounds, min_points)
+            names = _select_metrics(rounds, min_points)
             if names:
                 draw_curve(row[1], rounds, names)
                 row[1].set_title(
-                    f"{name}: {' and '.join(_short(metric) for metric in names)}", loc="left"
+                    f"{name}: {' and '.join(_format_metric(metric) for metric in names)}",
+                    loc="left",
                 )
             else:
                 row[1].axis("off")
-    figure.set_heading(f"{summary.run_id}\n{_final(summary)}")
+    figure.set_heading(f"{summary.run_id}\n{_describe_result(summary)}")
     return figure
 
 
 def has_curve(rounds: Rounds) -> bool:
-    """Returns whether there is more than one point to draw."""
+    """Returns whether more than one round has a metric to draw."""
     return (
         sum(
             any(name in named for named in splits.values() for name in (*_METRICS, "loss"))
@@ -138,8 +152,8 @@ def has_curve(rounds: Rounds) -> bool:
     )
 
 
-def _metric_names(rounds: Rounds, min_points: int) -> list[str]:
-    """Returns the metrics to draw: those that a split has in at least ``min_points`` rounds."""
+def _select_metrics(rounds: Rounds, min_points: int) -> list[str]:
+    """Returns the metrics that at least one split has in ``min_points`` or more rounds."""
     points = Counter(
         (split, name)
         for splits in rounds.values()
@@ -152,10 +166,10 @@ def _metric_names(rounds: Rounds, min_points: int) -> list[str]:
 
 
 def draw_curve(axes: Axes, rounds: Rounds, names: Sequence[str]) -> None:
-    """Draws the metrics ``names``, with a colour for each split, and a line style and marker for
-    each metric.
+    """Draws the metrics ``names`` by round. A colour stands for a split, and a line style and
+    marker for a metric.
     """
-    drawn = 0
+    line_count = 0
     for split, color in _COLORS.items():
         for name, line, shape in zip(names, _LINES, _MARKERS, strict=False):
             values = {
@@ -164,7 +178,7 @@ def draw_curve(axes: Axes, rounds: Rounds, names: Sequence[str]) -> None:
                 if m.get(split, {}).get(name) is not None
             }
             if values:
-                label = split if len(names) == 1 else f"{split} {_short(name)}"
+                label = split if len(names) == 1 else f"{split} {_format_metric(name)}"
                 marker = shape if len(values) <= 40 else ""
                 axes.plot(
                     list(values),
@@ -175,15 +189,15 @@ def draw_curve(axes: Axes, rounds: Rounds, names: Sequence[str]) -> None:
                     marker=marker,
                     markersize=3,
                 )
-                drawn += 1
-    _by_round(axes, _LABELS.get(names[0], names[0]) if len(names) == 1 else "")
-    if drawn:
+                line_count += 1
+    _style_round_axes(axes, _LABELS.get(names[0], names[0]) if len(names) == 1 else "")
+    if line_count:
         axes.legend(frameon=False)
 
 
 def draw_own_curves(axes: Axes, parties: Mapping[str, Rounds]) -> None:
-    """Draws each party's own losses, with a colour for each party and a line style for each step
-    (local, cross).
+    """Draws the losses of each party by round. A colour stands for a party, and a line style for
+    the kind of loss (local, cross).
     """
     for place, (party, rounds) in enumerate(parties.items()):
         for split, line in zip(OWN, _LINES, strict=False):
@@ -193,7 +207,7 @@ def draw_own_curves(axes: Axes, parties: Mapping[str, Rounds]) -> None:
                 if m.get(split, {}).get("loss") is not None
             }
             if values:
-                color = _PARTIES[place % len(_PARTIES)]
+                color = _PARTY_COLORS[place % len(_PARTY_COLORS)]
                 axes.plot(
                     list(values),
                     list(values.values()),
@@ -202,11 +216,11 @@ def draw_own_curves(axes: Axes, parties: Mapping[str, Rounds]) -> None:
                     label=f"{split} {party}",
                     linewidth=1,
                 )
-    _by_round(axes, _LABELS["loss"])
+    _style_round_axes(axes, _LABELS["loss"])
     axes.legend(frameon=False, fontsize=8, ncols=1 if len(parties) <= 4 else 2)
 
 
-def _by_round(axes: Axes, label: str) -> None:
+def _style_round_axes(axes: Axes, label: str) -> None:
     axes.set_xlabel("round")
     axes.set_ylabel(label)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -214,18 +228,18 @@ def _by_round(axes: Axes, label: str) -> None:
     style(axes)
 
 
-def _short(metric: str) -> str:
+def _format_metric(metric: str) -> str:
     return metric.upper() if metric in ("auc", "rmse") else metric
 
 
-def _final(summary: Summary) -> str:
+def _describe_result(summary: Summary) -> str:
     """Returns a line such as ``test accuracy 0.975, AUC 0.999 · 600 steps in 3.9 s``."""
     split = next(
         (name for name in ("test", "validation", "train") if name in summary.metrics), None
     )
     named = summary.metrics[split] if split is not None else {}
     values = ", ".join(
-        f"{_short(name)} {named[name]:.4g}" for name in (*_METRICS, "loss") if name in named
+        f"{_format_metric(name)} {named[name]:.4g}" for name in (*_METRICS, "loss") if name in named
     )
     done = f"{summary.steps:,} steps in {summary.wall_s:.1f} s"
     return f"{split} {values} · {done}" if values else done

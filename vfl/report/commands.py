@@ -14,10 +14,10 @@ from vfl_common.process.program import EXIT_CODES
 from vfl_common.text import to_json
 
 if TYPE_CHECKING:
-    from vfl.report.reading import Own, RunRecord
+    from vfl.report.reading import ProcessNotes, RunRecord
     from vfl_common.config.task import ThresholdRule
 
-# The file name of the page of several runs, in the folder of runs.
+# The file name of the page that compares several runs, in the folder of runs.
 _COMPARISON = "comparison.html"
 
 
@@ -26,70 +26,71 @@ _COMPARISON = "comparison.html"
 @click.option(
     "--baselines",
     is_flag=True,
-    help="Train missing baselines first, for a run of this machine.",
+    help="Train the missing baselines first, for a run made on this machine.",
 )
 @click.option(
     "--threshold",
     metavar="RULE",
-    help="Show decisions of another threshold: a number, f1, rate=0.1, or cost=1:5.",
+    help="Show decisions at another threshold: a number, f1, rate=0.1, or cost=1:5.",
 )
 def report(runs: tuple[Path, ...], baselines: bool, threshold: str | None) -> None:
     """Print the tables of RUN, and write an HTML report.
 
-    RUN is the folder of a run, or a party's folder in it, or its summary.json. Without RUN, the
+    RUN is the folder of a run, a party's folder in it, or its summary.json. Without RUN, the
     command takes the newest finished run of a federation, not of a baseline, in the folder runs. A
-    passive party gets no summary, and no process has one before the run ends: in these cases tables
-    and page show the party's own counts. Several runs are compared in one page, comparison.html, in
-    the first one's folder of runs. The folder of a study or of a search gets a page, too.
+    passive party gets no summary, and no process has one before the run ends. In these cases the
+    tables and the page show the party's own counts. Several runs are compared in one page,
+    comparison.html, next to the folder of the first run. RUN can also be the folder of a study or
+    of a search.
 
-    The page, report.html, is one file without scripts: what the model does, how good it is, what
-    the other parties contribute, what left each party, and the cost. It compares the run with
-    baselines of the same rows. Charts are written as PNG, too. The rules f1, rate and cost of
-    --threshold choose a threshold by the validation rows.
+    The page, report.html, is one file without scripts. It shows what the model does, how good it
+    is, what the other parties contribute, what each party sent, and the cost. It compares the run
+    with baselines on the same rows. Charts are also written as PNG. The rules f1, rate and cost of
+    --threshold choose a threshold on the validation rows.
 
     \b
     Examples:
       vfl report runs/20260101-120000-digits-1f2e
-      vfl report --baselines                 train baselines first, to compare
+      vfl report --baselines                 train baselines first, and compare with them
       vfl report --threshold cost=1:5        a false negative costs five false positives
       vfl report runs/*-digits-*             compare runs, with mean and deviation over seeds
     """
     from vfl.report.page.search_page import is_search
     from vfl.report.page.study_page import is_study
-    from vfl.report.reading import find, own_notes
+    from vfl.report.reading import find, read_process_notes
 
     if len(runs) > 1:
         click.echo(page_of_runs([find(locate_run(run)) for run in runs]))
         return
     run = or_newest(runs[0] if runs else None)
-    own = own_notes(run)
+    notes = read_process_notes(run)
     if is_study(run):
         click.echo(page_of_study(run))
     elif is_search(run):
         click.echo(page_of_search(run))
-    elif own is not None:
-        _show_own(run, own)
-        if own.role == "passive":
-            click.echo(page_of_party(own.folder))
+    elif notes is not None:
+        _show_notes(run, notes)
+        if notes.role == "passive":
+            click.echo(page_of_party(notes.folder))
     else:
         _show_run(run, baselines, threshold)
 
 
-def _show_own(run: Path, own: Own) -> None:
-    """Prints the notes of one process on a run without a summary."""
-    from vfl.report.reading import importance, initial
-    from vfl.report.table import show_own
+def _show_notes(run: Path, notes: ProcessNotes) -> None:
+    """Prints the records of one process about a run that has no summary."""
+    from vfl.report.reading import describe_initial_weights, importance
+    from vfl.report.table import show_notes
 
-    show_own(own)
-    for line in [*importance(run), *initial(run)]:
+    show_notes(notes)
+    for line in [*importance(run), *describe_initial_weights(run)]:
         click.echo(line)
-    if own.goes_on:
-        click.echo(f"{run}: {own.end.sentence}")
-    if own.role == "passive":
+    if notes.unfinished:
+        click.echo(f"{run}: {notes.end.sentence}")
+    if notes.role == "passive":
         click.echo(
             f"{run}: a passive party has no summary; the server and the active party have it"
         )
-    elif own.goes_on:
+    elif notes.unfinished:
         click.echo(f"{run}: the summary is written at the end of the run")
     else:
         click.echo(f"{run}: summary.json is missing")
@@ -98,16 +99,22 @@ def _show_own(run: Path, own: Own) -> None:
 def _show_run(run: Path, baselines: bool, threshold: str | None) -> None:
     """Prints a finished run, draws it, and writes its page."""
     from vfl.report.charts import draw
-    from vfl.report.reading import find, importance, initial, of_run, role_of
+    from vfl.report.reading import (
+        describe_initial_weights,
+        find,
+        importance,
+        of_run,
+        role_of,
+    )
     from vfl.report.rounds import PartyFolder
     from vfl.report.table import show
 
     record = find(run)
     show(record.summary, record.phases)
-    for line in [*importance(run), *initial(run)]:
+    for line in [*importance(run), *describe_initial_weights(run)]:
         click.echo(line)
     click.echo(page_of_run(record, baselines=baselines, threshold=threshold))
-    # The page that the passive party sees on its own machine.
+    # A passive party also gets the page that it would see on its own machine.
     if of_run(run) != run and role_of(PartyFolder(run)) == "passive":
         click.echo(page_of_party(run))
     paths = draw(record)
@@ -134,9 +141,9 @@ def _show_run(run: Path, baselines: bool, threshold: str | None) -> None:
 def runs(out: Path, as_json: bool) -> None:
     """List the runs in OUT, the newest first.
 
-    A run is finished; failed or stopped, if the log of one of its processes ends so; or otherwise
-    unfinished: it is running, was killed, or was pruned or failed in a search. List the runs of a
-    study with --out OUT/STUDY, those of a search with --out OUT/SEARCH/runs.
+    The state of a run is finished, failed, stopped or unfinished. An unfinished run is still
+    running, was killed, or was pruned or failed in a search. List the runs of a study with --out
+    OUT/STUDY, and those of a search with --out OUT/SEARCH/runs.
 
     \b
     Examples:
@@ -157,9 +164,9 @@ def page_of_run(run: RunRecord, *, baselines: bool = False, threshold: str | Non
     """Writes ``report.html`` into a run's folder, and returns its path.
 
     Args:
-        run: the run.
-        baselines: whether to train the missing baselines first.
-        threshold: see ``parse_threshold``.
+        run: The run to report.
+        baselines: Whether to train the missing baselines first.
+        threshold: The threshold or its rule, in a format of ``parse_threshold``.
 
     Raises InputError.
     """
@@ -171,8 +178,8 @@ def page_of_run(run: RunRecord, *, baselines: bool = False, threshold: str | Non
     rule = None if threshold is None else parse_threshold(threshold)
     facts = Facts(run)
     if baselines:
-        existing = find_baselines(facts)
-        make(facts, [kind for kind in possible(facts) if kind not in existing])
+        trained = find_baselines(facts)
+        make(facts, [kind for kind in possible(facts) if kind not in trained])
     return write(run_page(facts, find_baselines(facts), rule), run.folder / FILE)
 
 
@@ -204,7 +211,7 @@ def page_of_search(folder: Path) -> Path:
 
 
 def page_of_runs(runs: Sequence[RunRecord]) -> Path:
-    """Writes ``comparison.html`` into the folder of the first run's runs, and returns its path.
+    """Writes ``comparison.html`` next to the folder of the first run, and returns its path.
 
     Raises InputError.
     """
@@ -216,20 +223,22 @@ def page_of_runs(runs: Sequence[RunRecord]) -> Path:
 
 
 def parse_threshold(text: str) -> ThresholdRule | float:
-    """Parses ``0.3``, ``f1``, ``rate=0.1`` or ``cost=1:5`` (the costs of a false positive and of a
-    false negative). Raises InputError.
+    """Parses a threshold: ``0.3``, ``f1``, ``rate=0.1`` or ``cost=1:5`` (the costs of a false
+    positive and of a false negative). Raises InputError.
     """
     from vfl_common.config.task import ThresholdRule
 
-    name, _, rest = text.partition("=")
+    name, _, value = text.partition("=")
     try:
-        if name == "f1" and not rest:
+        if name == "f1" and not value:
             return ThresholdRule(rule="f1")
         if name == "rate":
-            return ThresholdRule(rule="rate", rate=float(rest))
+            return ThresholdRule(rule="rate", rate=float(value))
         if name == "cost":
-            false, missed = map(float, rest.split(":"))
-            return ThresholdRule(rule="cost", false_positive=false, false_negative=missed)
+            false_positive, false_negative = map(float, value.split(":"))
+            return ThresholdRule(
+                rule="cost", false_positive=false_positive, false_negative=false_negative
+            )
         threshold = float(text)
         if 0 < threshold < 1:
             return threshold

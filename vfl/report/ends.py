@@ -1,4 +1,4 @@
-"""Finds how a run without a summary has ended, from the logs of its processes on this machine."""
+"""Determines how a run without a summary ended, from its processes' logs on this machine."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 from vfl.report.rounds import PartyFolder
 from vfl_common.text import LINE, clean
 
-# Events that a process logs last.
+# The events that can be the last line of a process's log.
 _ENDS = ("failed", "stopped")
-# Number of bytes at the end of a log that contain its last line.
+# The number of bytes to read at the end of a log to find its last line.
 _TAIL = 65_536
-# The code of a process that another one has stopped.
-_OTHERS = "ABORTED"
+# The error code of a process that stopped because another process failed.
+_ABORTED = "ABORTED"
 _ERROR = "error: "
 
 
@@ -25,9 +25,11 @@ _ERROR = "error: "
 class End:
     """The end of a run.
 
-    ``state``: ``set aside``, ``failed``, ``stopped``, or ``unfinished`` (it is running, or was
-    killed). ``why``: a sentence; '' if unknown. ``resumes``: whether the same commands resume it,
-    unlike a simulation or a prediction.
+    Args:
+        state: ``set aside``, ``failed``, ``stopped``, or ``unfinished`` (the run is still running,
+            or was killed).
+        why: A sentence with the reason; empty if it is unknown.
+        resumes: Whether the same commands resume the run. False for a simulation or a prediction.
     """
 
     state: str
@@ -36,7 +38,7 @@ class End:
 
     @property
     def sentence(self) -> str:
-        """The end as a sentence."""
+        """A sentence that says how the run ended."""
         if self.state == "unfinished":
             return "the run has not ended. If it was interrupted, resume it with the same commands."
         if self.state == "set aside":
@@ -48,48 +50,48 @@ class End:
         return f"the run has failed{f' ({self.why})' if self.why else ''}{remedy}"
 
 
-def end_of(processes: Sequence[PartyFolder]) -> End:
-    """Returns how an unfinished run has ended, by the logs and the standard error of its
+def find_end(processes: Sequence[PartyFolder]) -> End:
+    """Returns how a run without a summary ended, from the logs and standard error of its
     processes.
     """
-    aside = [source.read("run.json").get("set_aside") for source in processes]
-    if whys := [str(noted.get("why", "")) for noted in aside if isinstance(noted, dict)]:
-        return End("set aside", clean(whys[0], LINE), resumes=False)
-    lines = [_last(source.folder / "log.jsonl") for source in processes]
+    notes = [source.read("run.json").get("set_aside") for source in processes]
+    if reasons := [str(note.get("why", "")) for note in notes if isinstance(note, dict)]:
+        return End("set aside", clean(reasons[0], LINE), resumes=False)
+    lines = [_read_last_record(source.folder / "log.jsonl") for source in processes]
     paths = {path for source in processes for path in source.folder.parent.glob("*/stderr")}
     last_lines = [
         line
-        for line in (_last_line(path).decode("utf-8", "replace") for path in sorted(paths))
+        for line in (_read_last_line(path).decode("utf-8", "replace") for path in sorted(paths))
         if line
     ]
     errors = [line.removeprefix(_ERROR) for line in last_lines if line.startswith(_ERROR)]
     events = {str(line.get("event", "")) for line in lines} | ({"failed"} if errors else set())
     state = next((event for event in _ENDS if event in events), "unfinished")
     failed = [line for line in lines if line.get("event") == "failed"]
-    # A process that stopped because of another one knows less about the cause.
-    failed.sort(key=lambda line: line.get("code") == _OTHERS)
+    # A process that was aborted because another process failed does not know the cause.
+    failed.sort(key=lambda line: line.get("code") == _ABORTED)
     why = next(
         (str(line["message"]) for line in failed if line.get("message")),
         errors[0] if errors else "",
     )
-    alone = any((source.folder.parent / "federation").is_dir() for source in processes)
-    resumes = not alone and all(
+    simulated = any((source.folder.parent / "federation").is_dir() for source in processes)
+    resumes = not simulated and all(
         source.read("run.json").get("job") != "predict" for source in processes
     )
     return End(state, clean(why, LINE), resumes)
 
 
-def _last(log: Path) -> dict[str, Any]:
-    """Returns the last whole line of a log; empty without one."""
+def _read_last_record(log: Path) -> dict[str, Any]:
+    """Returns the last line of a log as JSON; an empty dict if the line is missing or damaged."""
     try:
-        record = json.loads(_last_line(log))
+        record = json.loads(_read_last_line(log))
     except (ValueError, RecursionError):
         return {}
     return record if isinstance(record, dict) else {}
 
 
-def _last_line(path: Path) -> bytes:
-    """Returns the last line of a file that is not empty; b'' without one."""
+def _read_last_line(path: Path) -> bytes:
+    """Returns the last non-empty line of a file; b'' if the file cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))

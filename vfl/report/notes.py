@@ -1,5 +1,5 @@
-"""Notes in the report of a run: possible label inference and feature reconstruction, and
-encryption.
+"""Writes privacy notes for the report of a run: possible label inference and feature
+reconstruction, and encryption.
 """
 
 from __future__ import annotations
@@ -8,17 +8,18 @@ from collections.abc import Iterable, Iterator
 
 from vfl_common.summary import ARROW, ExchangeSummary, Summary, label_statement
 
-# Number of filters of a chain without transforms at the active party: its policy, and the codec.
-_SENT, _CAME = 2, 1
+# The number of filters of an undefended exchange. Sent by the active party: policy and codec.
+# Received by the active party: only the codec.
+_SENT_FILTERS, _RECEIVED_FILTERS = 2, 1
 _WHERE = "in our rehearsals on a public data set, not on yours"
 
 
 def protection_notes(summary: Summary) -> Iterator[str]:
-    """Yields notes on gradients of the loss, without a defence or with noise, and on embeddings of
-    passive parties that leave without a defence.
+    """Yields a note for each kind of tensor that an attack can exploit: gradients without a
+    defence, gradients with noise, and embeddings without a defence.
 
-    Noise on gradients gets a note too, because attacks that average over all epochs remove it.
-    There is no note on gradients if the labels are numbers: the attacks infer classes.
+    Noise on gradients gets a note because attacks that average over all epochs can remove it.
+    A regression has no note on gradients, because the label inference attacks infer classes.
     """
     active = {party.name for party in summary.parties if party.role == "active"}
     classes = any("accuracy" in named for named in summary.metrics.values())
@@ -27,13 +28,14 @@ def protection_notes(summary: Summary) -> Iterator[str]:
         for exchange in summary.exchanges
         if exchange.sender in active and exchange.sent.startswith("gradient dz ")
     ]
-    came = [
+    received = [
         exchange
         for exchange in summary.exchanges
         if exchange.receiver in active and exchange.sent.startswith("embedding z ")
     ]
-    gradients, embeddings = _plain(sent, _SENT), _plain(came, _CAME)
-    noisy = _join_phases(exchange for exchange in sent if _filters(exchange) > _SENT)
+    gradients = _list_undefended(sent, _SENT_FILTERS)
+    embeddings = _list_undefended(received, _RECEIVED_FILTERS)
+    noisy = _join_phases(exchange for exchange in sent if _count_filters(exchange) > _SENT_FILTERS)
     if classes and gradients:
         yield (
             f"Gradients of {gradients} leave without a defence: a passive party can infer the "
@@ -52,8 +54,8 @@ def protection_notes(summary: Summary) -> Iterator[str]:
         )
 
 
-def encryption(summary: Summary) -> str:
-    """Returns how the phases that can encrypt gradients have sent them; '' without such a phase."""
+def describe_encryption(summary: Summary) -> str:
+    """Returns a sentence on encryption for each phase that can encrypt gradients."""
     sentences = [
         f"Gradients of {exchange.phase} left {exchange.how}."
         for exchange in summary.exchanges
@@ -64,18 +66,21 @@ def encryption(summary: Summary) -> str:
 
 def about_exchanges(summary: Summary) -> list[str]:
     """Returns sentences about the labels and encrypted gradients in the messages of a run."""
-    return [*filter(None, (label_statement(summary.exchanges), encryption(summary)))]
+    return [*filter(None, (label_statement(summary.exchanges), describe_encryption(summary)))]
 
 
-def _plain(exchanges: Iterable[ExchangeSummary], filters: int) -> str:
-    """Returns the phases of the exchanges that neither a method nor more than ``filters`` filters
-    protect.
+def _list_undefended(exchanges: Iterable[ExchangeSummary], filters: int) -> str:
+    """Returns the names of the phases whose exchanges have no defence: at most ``filters`` filters,
+    and no values drawn at random by the method.
     """
-    few = [exchange for exchange in exchanges if _filters(exchange) <= filters]
-    return _join_phases(exchange for exchange in few if not exchange.how.startswith("drawn"))
+    return _join_phases(
+        exchange
+        for exchange in exchanges
+        if _count_filters(exchange) <= filters and not exchange.how.startswith("drawn")
+    )
 
 
-def _filters(exchange: ExchangeSummary) -> int:
+def _count_filters(exchange: ExchangeSummary) -> int:
     return len(exchange.chain.split(ARROW))
 
 

@@ -1,4 +1,4 @@
-"""Draws with matplotlib, without a display: colours, figures that notebooks display, and files."""
+"""Helpers to draw with matplotlib without a display: colours, figures, styles and files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DPI = 130
 class NotebookFigure(Figure):
     """A figure that any notebook displays as the value of a cell, without ``%matplotlib inline``.
 
-    ``width``, ``height``: in inches.
+    ``width`` and ``height`` are in inches.
     """
 
     def __init__(self, width: float, height: float) -> None:
@@ -35,12 +35,12 @@ class NotebookFigure(Figure):
         return file.getvalue()
 
     def set_heading(self, text: str) -> None:
-        """Writes a text above all panels, at the left."""
+        """Writes a heading above all panels, aligned to the left."""
         self.suptitle(text, fontsize="medium", x=0.01, ha="left")
 
 
 def style(axes: Axes, grid: Any = None, spines: tuple[str, ...] = ("top", "right")) -> None:
-    """Hides some sides of a panel. ``grid``: the axis of which pale lines are drawn; None: none."""
+    """Hides sides of a panel, and draws pale grid lines for the axis ``grid``, if it is given."""
     if grid is not None:
         axes.grid(axis=grid, alpha=0.25)
         axes.set_axisbelow(True)
@@ -48,14 +48,14 @@ def style(axes: Axes, grid: Any = None, spines: tuple[str, ...] = ("top", "right
 
 
 def style_bars(axes: Axes) -> None:
-    """Styles a panel of horizontal bars with small texts."""
+    """Styles a panel of horizontal bars: small tick labels, and a grid for the x axis."""
     axes.tick_params(axis="y", length=0)
     axes.tick_params(axis="x", labelsize=8)
     style(axes, "x", ("top", "right", "left"))
 
 
 def annotate(axes: Axes, text: str, x: float, y: float, distance: int = 4) -> None:
-    """Writes a small text at the right of a point, some ``distance`` in points from it."""
+    """Writes a small text to the right of a point, at a ``distance`` in typographic points."""
     axes.annotate(text, (x, y), (distance, 0), textcoords="offset points", va="center", fontsize=8)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from vfl.report.ends import End, end_of
+from vfl.report.ends import End, find_end
 from vfl.report.rounds import History, PartyFolder, RoundLine
 from vfl_common.errors import Code, InputError
 from vfl_common.ledger import Entry, read_entries
@@ -16,7 +16,7 @@ from vfl_common.run_folder import RunFolder
 from vfl_common.summary import Summary, load_summary
 from vfl_common.text import LINE, clean
 
-# The splits of a party's own losses; other metrics have "train", "validation" and "test".
+# The keys under which a party logs its own losses, in place of the splits of the rows.
 OWN = ("local", "cross")
 _INITIAL = {"secret": "secret", "recipe": "known to all parties, from the recipe's seed"}
 # {round: {split: {metric: value}}}
@@ -25,7 +25,7 @@ Rounds = dict[int, dict[str, dict[str, float]]]
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run's folder and its summary. ``phases``: in the order of the recipe; empty without one."""
+    """A finished run: its folder, its summary, and the names of its phases in recipe order."""
 
     folder: Path
     summary: Summary
@@ -52,11 +52,11 @@ def find(path: Path) -> RunRecord:
         raise InputError(
             Code.FILE_INVALID, f"{file}: is not the summary of a run. Give the folder of a run."
         ) from None
-    return RunRecord(file.parent, summary, _phases(file.parent, summary))
+    return RunRecord(file.parent, summary, _read_phases(file.parent, summary))
 
 
 def _explain_missing(path: Path, file: Path) -> str:
-    """Returns why a run has no summary ``file``, and what to do."""
+    """Returns a message that says why the summary ``file`` of a run is missing, and what to do."""
     if (path / "results.csv").exists():
         return (
             f"{file}: this is the folder of a study, not of a run. See its results in results.csv "
@@ -65,15 +65,15 @@ def _explain_missing(path: Path, file: Path) -> str:
     if not path.is_dir():
         return f"{file}: no such run. Give the folder of a run."
     processes = [PartyFolder(file.parent) for file in sorted(path.glob("*/run.json"))]
-    end = end_of(processes)
-    if not any(map(_goes_on, processes)):
+    end = find_end(processes)
+    if not any(map(_is_unfinished, processes)):
         return (
-            f"{file}: no such file; only the server and the active party get it, at the end of a "
-            "run. Use their folder."
+            f"{file}: no such file. Only the server and the active party get it, at the end of a "
+            "run. Give the folder of one of them."
         )
     if end.state == "unfinished":
         return (
-            f"{file}: no such file yet: the run has not ended. Wait for its end, or give the "
+            f"{file}: no such file, because the run has not ended. Wait for its end, or give the "
             "folder of one process in it."
         )
     return f"{file}: no such file: {end.sentence}"
@@ -85,9 +85,9 @@ def of_run(path: Path) -> Path:
 
 
 def importance(path: Path) -> list[str]:
-    """Returns each party's last logged note on the importance of its columns in trees.
+    """Returns the last log message of each party on the importance of its columns in trees.
 
-    ``path``: the folder of a run or of one party, or the summary of a run.
+    ``path``: The folder of a run or of one party, or the summary of a run.
     """
     folder = path if path.is_dir() else path.parent
     logs = (
@@ -95,23 +95,23 @@ def importance(path: Path) -> list[str]:
         if (folder / "run.json").is_file()
         else sorted(folder.glob("*/log.jsonl"))
     )
-    return [note for log in logs if (note := _importance(log))]
+    return [note for log in logs if (note := _read_importance(log))]
 
 
-def initial(path: Path) -> list[str]:
-    """Returns a line on what the initial weights were derived from, for the parties whose folders
-    are here.
+def describe_initial_weights(path: Path) -> list[str]:
+    """Returns a line that says what each party's initial weights were derived from: a secret or the
+    recipe's seed. Returns no line if no party's folder is on this machine.
 
-    ``path``: the folder of a run or of one party, or the summary of a run.
+    ``path``: The folder of a run or of one party, or the summary of a run.
     """
     folder = path if path.is_dir() else path.parent
-    runs = (
+    files = (
         [folder / "run.json"]
         if (folder / "run.json").is_file()
         else sorted(folder.glob("*/run.json"))
     )
     parties: dict[str, list[str]] = {}
-    for file in runs:
+    for file in files:
         source_of_weights = PartyFolder(file.resolve().parent).read("run.json").get("init")
         if source_of_weights in _INITIAL:
             parties.setdefault(source_of_weights, []).append(clean(file.resolve().parent.name))
@@ -119,8 +119,8 @@ def initial(path: Path) -> list[str]:
     return [f"initial weights: {'; '.join(texts)}"] if texts else []
 
 
-def _importance(log: Path) -> str:
-    """Returns the last note in a log; '' if it has none, or cannot be read."""
+def _read_importance(log: Path) -> str:
+    """Returns the last message on importance in a log; '' if it has none, or cannot be read."""
     text = ""
     try:
         with log.open(errors="replace") as lines:
@@ -138,27 +138,33 @@ def _importance(log: Path) -> str:
 
 
 @dataclass(frozen=True)
-class Own:
-    """The notes of one process on a run without a summary.
+class ProcessNotes:
+    """The records of one process about a run that has no summary.
 
-    ``role``: passive if the folder does not say. ``goes_on``: whether the run has not ended, or was
-    interrupted; ``end``: how it ended. ``folder``: the folder of the process.
+    Args:
+        name: The name of the party, or of the server.
+        role: The role of the process; passive if its folder has no recipe.
+        unfinished: Whether the process began a run and did not log its end.
+        entries: The entries of the ledger.
+        last_round: The last finished round.
+        end: How the run ended.
+        folder: The folder of the process.
     """
 
     name: str
     role: str
-    goes_on: bool
+    unfinished: bool
     entries: list[Entry]
-    last: RoundLine | None
+    last_round: RoundLine | None
     end: End
     folder: Path
 
 
-def own_notes(path: Path) -> Own | None:
-    """Returns the notes of a process, from its folder or as the only one in the run's folder.
+def read_process_notes(path: Path) -> ProcessNotes | None:
+    """Reads the records of one process, from its folder or from a run's folder with one process.
 
-    Returns None if there is a summary, or no ledger yet. Raises InputError if the ledger is
-    damaged.
+    Returns None if the run has a summary, or the process has no ledger yet. Raises InputError if
+    the ledger is damaged.
     """
     folder = of_run(path)
     ledgers = (
@@ -168,41 +174,41 @@ def own_notes(path: Path) -> Own | None:
         return None
     source = PartyFolder(ledgers[0].parent)
     rounds = history(source.folder)
-    last = rounds[-1] if rounds else None
-    return Own(
+    last_round = rounds[-1] if rounds else None
+    return ProcessNotes(
         source.party,
         role_of(source),
-        _goes_on(source),
+        _is_unfinished(source),
         read_entries(ledgers[0]),
-        last,
-        end_of([source]),
+        last_round,
+        find_end([source]),
         source.folder,
     )
 
 
 def role_of(source: PartyFolder) -> str:
-    """Returns the role of the process by the recipe; passive if the recipe cannot be read."""
+    """Returns the role that the recipe gives to a process; passive if there is no recipe."""
     try:
         recipe = RunFolder(source.folder, source.run_id).recipe()
     except InputError:
         return "passive"
-    place = recipe.party(source.party)
+    party = recipe.party(source.party)
     return (
         "server"
         if source.party == recipe.server
-        else place.role
-        if place is not None
+        else party.role
+        if party is not None
         else "passive"
     )
 
 
-def _goes_on(source: PartyFolder) -> bool:
-    """Whether the process has begun a run and not logged its end."""
+def _is_unfinished(source: PartyFolder) -> bool:
+    """Returns whether the process began a run and did not log its end."""
     return "run_id" in source.read("run.json") and not source.finished
 
 
-def _phases(folder: Path, summary: Summary) -> tuple[str, ...]:
-    """Reads the order of the phases from the copy of the recipe that each process keeps."""
+def _read_phases(folder: Path, summary: Summary) -> tuple[str, ...]:
+    """Reads the names of the phases, in order, from the first copy of the recipe in the folder."""
     for party in summary.parties:
         try:
             recipe = json.loads((folder / party.name / "recipe.json").read_bytes())
@@ -213,16 +219,17 @@ def _phases(folder: Path, summary: Summary) -> tuple[str, ...]:
 
 
 def curves(run: RunRecord) -> dict[str, Rounds]:
-    """Reads the active party's {phase: its rounds}; empty without its ``metrics.jsonl``."""
+    """Reads {phase: rounds} of the active party; empty if it has no ``metrics.jsonl``."""
     active = next((party.name for party in run.summary.parties if party.role == "active"), "")
     return _read_rounds(run.folder / active)
 
 
-def own_curves(run: RunRecord) -> dict[str, dict[str, Rounds]]:
-    """Reads {phase: {party: its rounds}} of phases in which passive parties have their own losses,
-    in roster order.
+def read_own_curves(run: RunRecord) -> dict[str, dict[str, Rounds]]:
+    """Reads {phase: {party: rounds}} for the phases in which a passive party has its own loss. The
+    parties are in roster order.
 
-    The active party is included if it has such losses. A party without a folder here is left out.
+    The active party is included if it has such a loss. A party whose folder is not on this machine
+    is left out.
     """
     rounds_by_phase: dict[str, dict[str, Rounds]] = {}
     roles = {party.name: party.role for party in run.summary.parties if party.role != "server"}
@@ -231,15 +238,15 @@ def own_curves(run: RunRecord) -> dict[str, dict[str, Rounds]]:
             if any("loss" in splits.get(split, {}) for splits in rounds.values() for split in OWN):
                 rounds_by_phase.setdefault(phase, {})[party] = rounds
     return {
-        phase: own
-        for phase, own in rounds_by_phase.items()
-        if any(roles[party] == "passive" for party in own)
+        phase: parties
+        for phase, parties in rounds_by_phase.items()
+        if any(roles[party] == "passive" for party in parties)
     }
 
 
 def _read_rounds(folder: Path) -> dict[str, Rounds]:
-    """Reads one party's {phase: its rounds}; the last repetition of a round counts. Empty without
-    the file.
+    """Reads {phase: rounds} of one party; empty if it has no file of rounds. Of a repeated round,
+    the last repetition counts.
     """
     rounds_by_phase: dict[str, Rounds] = {}
     for line in history(folder):
@@ -248,7 +255,7 @@ def _read_rounds(folder: Path) -> dict[str, Rounds]:
 
 
 def history(folder: Path) -> list[RoundLine]:
-    """Reads one party's rounds in order; none without the file."""
+    """Reads the rounds of one party in order; empty if it has no file of rounds."""
     history = History(PartyFolder(folder))
     if history.source.has_rounds:
         history.update()

@@ -1,5 +1,5 @@
-"""Reads rounds from ``metrics.jsonl`` for exports and learning curves, also while the file
-grows.
+"""Reads rounds from ``metrics.jsonl``, for exports and learning curves. The file may still be
+written meanwhile.
 """
 
 from __future__ import annotations
@@ -19,11 +19,18 @@ FILE = "metrics.jsonl"
 
 @dataclass(frozen=True)
 class RoundLine:
-    """One line of the file.
+    """One finished round: a line of ``metrics.jsonl``.
 
-    ``rounds``: the planned number of rounds; 0 if unknown. ``steps``: since the run began.
-    ``time_s``: Unix time. ``metrics``: {split: {name: value}}. ``values``:
-    {``splitnn/validation/auc``: 0.97}, with bytes and seconds.
+    Args:
+        generation: The generation of the run, which a rollback increases.
+        phase: The name of the phase.
+        round: The number of the round in the phase.
+        rounds: The planned number of rounds of the phase; 0 if unknown.
+        steps: The number of steps since the run began.
+        time_s: The Unix time of the end of the round.
+        metrics: {split: {metric: value}}.
+        values: All numbers of the round by a path such as ``splitnn/validation/auc``, including
+            bytes and seconds.
     """
 
     generation: int
@@ -38,7 +45,7 @@ class RoundLine:
 
 @dataclass(frozen=True)
 class PartyFolder:
-    """One party's folder of one run."""
+    """The folder of one party in the folder of a run."""
 
     folder: Path
 
@@ -63,7 +70,7 @@ class PartyFolder:
         return bool(self.read("run.json").get("finished"))
 
     def read(self, name: str) -> dict[str, Any]:
-        """Reads a JSON object in the folder; empty without one."""
+        """Reads a JSON object from a file in the folder; empty if it is missing or damaged."""
         try:
             content = json.loads((self.folder / name).read_bytes())
         except (OSError, ValueError, RecursionError):
@@ -72,9 +79,9 @@ class PartyFolder:
 
 
 def find_sources(path: Path) -> list[PartyFolder]:
-    """Finds the parties in the folder of a run, or the one party of the folder.
+    """Finds the parties with rounds in the folder of a run, or in the folder of one party.
 
-    Raises InputError if there are none.
+    Raises InputError if no party has rounds.
     """
     folders = (
         [path]
@@ -94,8 +101,8 @@ def find_sources(path: Path) -> list[PartyFolder]:
 
 @dataclass
 class History:
-    """The rounds of a party without duplicates: after a rollback, the repetition of a round
-    counts.
+    """The rounds of a party, each once. After a rollback, a repeated round replaces the earlier
+    one.
     """
 
     source: PartyFolder
@@ -106,40 +113,40 @@ class History:
         self._file = GrowingFile(self.source.folder / FILE)
 
     def update(self) -> list[RoundLine]:
-        """Reads and returns the new complete lines, also those of rotated files.
+        """Reads and returns the complete lines since the last call, including rotated files.
 
         Raises InputError if a file cannot be read.
         """
-        new = list[RoundLine]()
+        new_lines = list[RoundLine]()
         try:
             for data, written_s in self._file.new():
                 for line in data.splitlines():
                     parsed = parse(line, written_s)
                     if parsed is not None:
                         self._append(parsed)
-                        new.append(parsed)
+                        new_lines.append(parsed)
         except OSError as error:
             raise InputError(
                 Code.FILE_INVALID,
                 f"{self._file.path}: cannot be read ({error.strerror}). Check its permissions.",
             ) from None
-        return new
+        return new_lines
 
     def _append(self, new: RoundLine) -> None:
         if self.rounds and new.generation != self.rounds[-1].generation:
-            for place, earlier in enumerate(self.rounds):
+            for index, earlier in enumerate(self.rounds):
                 if earlier.phase == new.phase and earlier.round >= new.round:
-                    del self.rounds[place:]
+                    del self.rounds[index:]
                     break
         self.rounds.append(new)
 
 
 def parse(line: bytes, written_s: float) -> RoundLine | None:
-    """Parses one line; returns None if it is damaged, or cut off by a crash.
+    """Parses a line of ``metrics.jsonl``. Returns None if the line is damaged or incomplete.
 
     Args:
-        line: the line, UTF-8 JSON.
-        written_s: the Unix time for a line without a time, in seconds.
+        line: The line, JSON in UTF-8.
+        written_s: The Unix time to use if the line has no time, in seconds.
     """
     try:
         entry = json.loads(line)

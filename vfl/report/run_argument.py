@@ -1,7 +1,7 @@
-"""The argument RUN of commands, and the option --out of commands that make runs.
+"""Defines the argument RUN of commands, and the option --out of commands that make runs.
 
-RUN is the folder of a run, or an id, ``latest`` or ``production`` in the folder runs; by default it
-is the newest finished run of a federation.
+RUN is the folder of a run. It may also be a run's id, ``latest`` or ``production``, which are
+looked up in the folder runs. By default it is the newest finished run of a federation.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ import click
 RUNS = Path("runs")
 
 
-def _or_newest(_context: click.Context, _parameter: click.Parameter, path: Path | None) -> Path:
+def _locate_or_newest(
+    _context: click.Context, _parameter: click.Parameter, path: Path | None
+) -> Path:
     return or_newest(path)
 
 
 def or_newest(path: Path | None) -> Path:
-    """Returns the folder of a run, see ``meant``; by default that of the newest run, with a note.
+    """Returns the folder of the run that ``path`` names. Without ``path``, returns the folder of
+    the newest run, and prints it.
 
     Raises InputError.
     """
@@ -36,7 +39,8 @@ def or_newest(path: Path | None) -> Path:
 def locate_run(path: Path) -> Path:
     """Returns the folder of a run. Raises InputError.
 
-    ``path``: a path, or an id, ``latest`` or ``production`` in the folder runs.
+    ``path``: The path of a folder, or an id, ``latest`` or ``production`` to look up in the folder
+    runs.
     """
     from vfl_common.production.registry import ModelRegistry
 
@@ -44,7 +48,7 @@ def locate_run(path: Path) -> Path:
 
 
 run_argument = click.argument(
-    "run", required=False, type=click.Path(path_type=Path), callback=_or_newest
+    "run", required=False, type=click.Path(path_type=Path), callback=_locate_or_newest
 )
 out_option = click.option(
     "--out",

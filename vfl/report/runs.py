@@ -1,4 +1,4 @@
-"""Lists the runs in a folder of runs, which may contain other files, too."""
+"""Lists the runs in a folder of runs. Other files in the folder are ignored."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console, Group
 from rich.text import Text
 
-from vfl.report.ends import end_of
+from vfl.report.ends import find_end
 from vfl.report.rounds import PartyFolder
 from vfl.report.table import PIPE_WIDTH, new_table, size, wide_console
 from vfl_common.errors import Code, InputError
@@ -19,10 +19,10 @@ from vfl_common.production.registry import when_began
 from vfl_common.summary import Summary, load_summary
 from vfl_common.text import clean, method_of
 
-_MAIN = ("accuracy", "auc", "rmse")
-# Maximum number of characters of a line.
-_WIDEST = 400
-# Length limit of a name that somebody else chose.
+_MAIN_METRICS = ("accuracy", "auc", "rmse")
+# Maximum number of characters in a line of the table.
+_MAX_WIDTH = 400
+# Maximum number of characters of a name that another party or person chose.
 _MAX_CHARACTERS = 60
 
 
@@ -30,11 +30,18 @@ _MAX_CHARACTERS = 60
 class ListedRun:
     """One folder in a folder of runs.
 
-    ``state``: ``finished``; ``failed`` or ``stopped``, if the log of a process ends so; ``set
-    aside``: it is never resumed; ``unfinished``: it is running, was killed, or was pruned;
-    ``damaged``: its summary cannot be read; ``study``: the folder of a study or search with
-    ``runs`` runs. ``began``: see ``when_began``. ``model``: the trained run, for a prediction.
-    ``summary``: the summary of a finished run; None if it is not here.
+    Args:
+        folder: The path of the folder.
+        state: ``finished``, ``failed``, ``stopped``, ``set aside`` (never resumed), ``unfinished``
+            (running, killed or pruned), ``damaged`` (unreadable summary), or ``study`` (the folder
+            of a study or search).
+        began: The time when the run began, as a sort key from ``when_began``.
+        job: ``train`` or ``predict``.
+        method: The name of the method.
+        seed: The seed in the recipe.
+        runs: The number of runs in a study or search.
+        model: For a prediction, the id of the run that trained the model.
+        summary: The summary of a finished run; None if it is not in the folder.
     """
 
     folder: Path
@@ -49,18 +56,18 @@ class ListedRun:
 
     @property
     def began_s(self) -> float:
-        """When the run began, as Unix time."""
+        """The Unix time when the run began."""
         return self.began[0]
 
     @property
     def alone(self) -> bool:
-        """Whether the run is known to have had one party only, such as a baseline."""
+        """Whether the summary says that the run had only one party, like a baseline."""
         return self.summary is not None and all(
             party.role != "passive" for party in self.summary.parties
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Returns what ``vfl runs --json`` prints; unknown values are null."""
+        """Returns the JSON object that ``vfl runs --json`` prints. Unknown values are null."""
         facts: dict[str, Any] = {
             "run": self.folder.name,
             "folder": str(self.folder),
@@ -81,7 +88,7 @@ class ListedRun:
 
 
 def find_runs(out: Path) -> tuple[list[ListedRun], list[Path]]:
-    """Returns the runs in ``out``, the newest first, and the folders without a run.
+    """Returns the runs in ``out``, newest first, and the folders that contain no run.
 
     Raises InputError.
     """
@@ -107,21 +114,23 @@ def find_runs(out: Path) -> tuple[list[ListedRun], list[Path]]:
 
 
 def read_listed_run(folder: Path) -> ListedRun | None:
-    """Returns the run in a folder; None without one."""
+    """Reads the run, study or search in a folder. Returns None if the folder has none."""
     processes = [PartyFolder(path.parent) for path in sorted(folder.glob("*/run.json"))]
     if not processes and not (folder / "summary.json").is_file():
-        # A study has its runs in its folder, and a search in a folder below it.
+        # A study has its runs directly in its folder, and a search in the subfolder runs.
         runs = {
             path.parents[1]
-            for below in ("*/*/run.json", "runs/*/*/run.json")
-            for path in folder.glob(below)
+            for pattern in ("*/*/run.json", "runs/*/*/run.json")
+            for path in folder.glob(pattern)
         }
         if not runs and not (folder / "results.csv").is_file():
             return None
-        return ListedRun(folder, "study", when_began(folder.name, _time(folder)), runs=len(runs))
+        return ListedRun(
+            folder, "study", when_began(folder.name, _get_write_time(folder)), runs=len(runs)
+        )
     facts = [process.read("run.json") for process in processes]
     recipe: dict[str, Any] = next(
-        (content for content in (of.read("recipe.json") for of in processes) if content), {}
+        (tables for tables in (process.read("recipe.json") for process in processes) if tables), {}
     )
     job = str(next((content["job"] for content in facts if "job" in content), "train"))
     began = began_of(folder)
@@ -135,11 +144,11 @@ def read_listed_run(folder: Path) -> ListedRun | None:
         state = (
             "finished"
             if all(content.get("finished") for content in facts)
-            else end_of(processes).state
+            else find_end(processes).state
         )
-        return ListedRun(folder, state, began, job, _method(recipe), seed, model=model)
+        return ListedRun(folder, state, began, job, _get_method(recipe), seed, model=model)
     except (OSError, ValueError, RecursionError):
-        return ListedRun(folder, "damaged", began, job, _method(recipe), seed, model=model)
+        return ListedRun(folder, "damaged", began, job, _get_method(recipe), seed, model=model)
     return ListedRun(
         folder,
         "finished",
@@ -153,10 +162,10 @@ def read_listed_run(folder: Path) -> ListedRun | None:
 
 
 def newest(out: Path) -> ListedRun:
-    """Returns the newest finished training run of a federation in ``out``, or otherwise the newest
-    of one party.
+    """Returns the newest finished training run of a federation in ``out``. If there is none,
+    returns the newest finished training run of one party.
 
-    Raises InputError if there is none.
+    Raises InputError if there is no finished training run.
     """
     runs = find_runs(out)[0] if out.is_dir() else []
     finished = [run for run in runs if run.state == "finished" and run.job == "train"]
@@ -170,15 +179,17 @@ def newest(out: Path) -> ListedRun:
 
 
 def show_runs(runs: list[ListedRun], others: list[Path], console: Console | None = None) -> None:
-    """Prints the runs as a table, with the metrics of the test rows."""
+    """Prints a table of the runs, with their metrics on the test rows."""
     table = new_table("Runs, with metrics of the test rows")
-    metric_names = [name for name in _MAIN if any(name in _test_metrics(run) for run in runs)]
+    metric_names = [
+        name for name in _MAIN_METRICS if any(name in _get_test_metrics(run) for run in runs)
+    ]
     for heading in ("run", "began (UTC)", "method", "seed", "state"):
         table.add_column(heading, no_wrap=True)
     for heading in (*metric_names, "bytes", "seconds"):
         table.add_column(heading, no_wrap=True, justify="right")
     for run in runs:
-        table.add_row(*_row(run, metric_names))
+        table.add_row(*_make_row(run, metric_names))
     parts: list[Any] = [table] if runs else [Text("no runs")]
     if any(run.state == "unfinished" for run in runs):
         parts += [Text("unfinished: running, killed, or pruned or failed in a search", "dim")]
@@ -186,17 +197,19 @@ def show_runs(runs: list[ListedRun], others: list[Path], console: Console | None
         names = ", ".join(clean(path.name, _MAX_CHARACTERS) for path in others)
         parts += [Text(f"folders without a run: {names}", "dim")]
     console = console or wide_console()
-    whole = console.measure(table, options=console.options.update(max_width=_WIDEST)).maximum
-    # A narrow terminal wraps the lines, so that names and numbers stay complete.
-    console.width = max(console.width, PIPE_WIDTH, whole)
+    table_width = console.measure(
+        table, options=console.options.update(max_width=_MAX_WIDTH)
+    ).maximum
+    # A narrow terminal wraps long lines, so names and numbers are never cut off.
+    console.width = max(console.width, PIPE_WIDTH, table_width)
     console.print(Group(*parts))
 
 
-def _test_metrics(run: ListedRun) -> dict[str, float]:
+def _get_test_metrics(run: ListedRun) -> dict[str, float]:
     return run.summary.metrics.get("test", {}) if run.summary is not None else {}
 
 
-def _row(run: ListedRun, metric_names: list[str]) -> tuple[str, ...]:
+def _make_row(run: ListedRun, metric_names: list[str]) -> tuple[str, ...]:
     began = utc(run.began_s)[:16].replace("T", " ")
     name = clean(run.folder.name, _MAX_CHARACTERS)
     if run.state == "study":
@@ -210,7 +223,7 @@ def _row(run: ListedRun, metric_names: list[str]) -> tuple[str, ...]:
     if run.summary is None:
         return start
     metrics = [
-        f"{_test_metrics(run)[name]:.4g}" if name in _test_metrics(run) else ""
+        f"{_get_test_metrics(run)[name]:.4g}" if name in _get_test_metrics(run) else ""
         for name in metric_names
     ]
     return (
@@ -222,20 +235,22 @@ def _row(run: ListedRun, metric_names: list[str]) -> tuple[str, ...]:
 
 
 def began_of(folder: Path) -> tuple[float, float, str]:
-    """Returns when the run in a folder began, see ``when_began``."""
-    written_s = min(map(_time, folder.glob("*/recipe.json")), default=_time(folder))
+    """Returns the time when the run in a folder began, as a sort key from ``when_began``."""
+    written_s = min(
+        map(_get_write_time, folder.glob("*/recipe.json")), default=_get_write_time(folder)
+    )
     return when_began(folder.name, written_s)
 
 
-def _method(recipe: Mapping[str, Any]) -> str:
-    """Returns the method of a recipe from the folder of a run; '' if it cannot be read."""
+def _get_method(recipe: Mapping[str, Any]) -> str:
+    """Returns the name of the method in a recipe's tables; '' if they lack it."""
     try:
         return method_of(phase["kind"] for phase in recipe["phases"])
     except (KeyError, TypeError):
         return str(recipe.get("method", ""))
 
 
-def _time(path: Path) -> float:
+def _get_write_time(path: Path) -> float:
     try:
         return path.stat().st_mtime
     except OSError:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vfl.report.notes import about_exchanges, protection_notes
-from vfl.report.reading import Own
+from vfl.report.reading import ProcessNotes
 from vfl.report.rounds import RoundLine
 from vfl_common.ledger import CONTROL
 from vfl_common.summary import LinkBytes, SetQuality, Summary, Worth
@@ -20,20 +20,20 @@ from vfl_common.text import clean, percent
 
 _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _SPLITS = ("train", "validation", "test")
-# Phases before those of the recipe.
+# The phases that come before the phases of the recipe.
 FIRST = ("align", "open")
-# Maximum number of sets of parties in a table: all sets of four parties.
+# Maximum number of sets of parties in a table. Four parties have 16 sets.
 _MAX_SETS = 16
-# Width in characters without a terminal.
+# The width of a table in characters if the output is not a terminal.
 PIPE_WIDTH = 120
 WORDS = (
     "align: entity alignment. open: the parties compare their rows.\n"
-    "envelope: all of a message except its tensors (payload). kB = 1,000 bytes."
+    "payload: the tensors of a message. envelope: the rest of the message. kB = 1,000 bytes."
 )
 
 
 def size(count: int) -> str:
-    """Formats bytes in a suitable decimal unit, such as ``1.25 MB``."""
+    """Formats a number of bytes with a decimal unit, such as ``1.25 MB``."""
     for factor, unit in _UNITS:
         if count >= factor:
             return (
@@ -45,39 +45,40 @@ def size(count: int) -> str:
 
 
 def is_one(used: Mapping[str, int]) -> bool:
-    """Whether all parties use the same number of rows; ``used``: {party: number}."""
+    """Returns whether all parties use the same number of rows. ``used``: {party: rows}."""
     return len(set(used.values())) == 1
 
 
 def show(summary: Summary, phases: Sequence[str] = (), console: Console | None = None) -> None:
-    """Prints the tables to ``console``; by default to standard output.
+    """Prints the tables of a run to ``console``, by default to standard output.
 
-    ``phases``: the phases in the order of the recipe.
+    ``phases``: The names of the phases in the order of the recipe.
     """
     (console or wide_console()).print(render(summary, phases))
 
 
-def show_own(own: Own) -> None:
-    """Prints the notes of one process on a run without a summary: its ledger, and its newest round
-    if the run goes on.
+def show_notes(notes: ProcessNotes) -> None:
+    """Prints the records of one process about a run that has no summary: its ledger, and its last
+    round if the run has not ended.
     """
-    table = new_table(f"Messages counted by {own.name}{' so far' if own.goes_on else ''}")
+    table = new_table(f"Messages counted by {notes.name}{' so far' if notes.unfinished else ''}")
     for heading in ("phase", "peer", "what", "direction"):
         table.add_column(heading)
     for heading in ("payload", "message bytes", "messages"):
         table.add_column(heading, justify="right")
-    for entry in own.entries:
+    for entry in notes.entries:
         counts = (size(entry.payload_bytes), size(entry.message_bytes), f"{entry.messages:,}")
         table.add_row(
             clean(entry.phase), clean(entry.peer), clean(entry.kind), entry.direction, *counts
         )
     words = f"\n{WORDS}\ncontrol: the session with the server, and opening streams.\n"
-    newest = [Text(f"{_round(own.last)}\n")] if own.goes_on and own.last is not None else []
+    last_round = notes.last_round if notes.unfinished else None
+    newest = [] if last_round is None else [Text(f"{_describe_round(last_round)}\n")]
     wide_console().print(Group(Text(), table, Text(words, "dim"), *newest))
 
 
-def _round(last: RoundLine) -> str:
-    """Returns a line about the last round that a party has finished, with its metrics."""
+def _describe_round(last: RoundLine) -> str:
+    """Returns a line of text with the number and the metrics of a party's last finished round."""
     splits = [
         f"{clean(split)} {', '.join(f'{clean(name)} {value:.4g}' for name, value in named.items())}"
         for split, named in last.metrics.items()
@@ -90,10 +91,10 @@ def _round(last: RoundLine) -> str:
 
 
 def wide_console(width: int = PIPE_WIDTH) -> Console:
-    """Returns a console on standard output; ``width``: its minimum width if it is not a
-    terminal.
+    """Returns a console for standard output that has at least ``width`` characters per line if the
+    output is not a terminal.
     """
-    # Without markup, because peers choose some of the texts.
+    # Markup is off, because peers choose some of the texts.
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         console.width = max(console.width, width)
@@ -101,9 +102,9 @@ def wide_console(width: int = PIPE_WIDTH) -> Console:
 
 
 def as_html(tables: Group) -> str:
-    """Returns tables as HTML, for a notebook."""
+    """Renders tables as HTML, for a notebook."""
     out = io.StringIO()
-    # In a notebook the console displays what it prints unless force_jupyter is False.
+    # With force_jupyter=False, rich does not also display the tables in the notebook.
     console = Console(record=True, width=PIPE_WIDTH, file=out, force_jupyter=False, markup=False)
     console.print(tables)
     return console.export_html(
@@ -112,19 +113,19 @@ def as_html(tables: Group) -> str:
 
 
 def render(summary: Summary, phases: Sequence[str] = ()) -> Group:
-    """Returns all tables of a run, one above the other."""
+    """Returns all tables and notes of a run as one rich renderable."""
     order = in_order(summary, phases)
     parts: list[Text | Table] = [
-        Text.assemble("\n", (summary.run_id, "bold"), f"\n{_headline(summary)}")
+        Text.assemble("\n", (summary.run_id, "bold"), f"\n{_describe_run(summary)}")
     ]
     if summary.privacy is not None:
         parts += [Text(f"\nDifferential privacy: {summary.privacy.statement}")]
     for table in (
-        _metrics(summary),
-        *_worth(summary),
-        _processes(summary),
-        _by_party(summary, order),
-        _by_phase(summary, order),
+        _make_metrics_table(summary),
+        *_make_worth_tables(summary),
+        _make_process_table(summary),
+        _make_party_table(summary, order),
+        _make_phase_table(summary, order),
     ):
         if table.row_count:
             parts += [Text(), table]
@@ -150,25 +151,28 @@ def render(summary: Summary, phases: Sequence[str] = ()) -> Group:
 
 
 def _is_disturbed(summary: Summary) -> bool:
-    """Whether a process may have crashed during the run."""
+    """Returns whether a process may have crashed during the run, so that its counts are too low."""
     return bool(
         summary.interruptions or summary.absences or any(party.returns for party in summary.parties)
     )
 
 
 def in_order(summary: Summary, phases: Sequence[str] = ()) -> list[str]:
-    """Orders the phases with bytes: alignment, comparison of rows, the phases of the recipe, then
-    the sessions (control).
+    """Returns the names of the phases with bytes in order: alignment, comparison of rows, the
+    phases of the recipe, and control (the sessions with the server).
     """
-    known = [*FIRST, *phases]
+    ordered = [*FIRST, *phases]
     names = list(summary.bytes.by_phase)
     return sorted(
         names,
-        key=lambda name: (name == CONTROL, known.index(name) if name in known else len(known)),
+        key=lambda name: (
+            name == CONTROL,
+            ordered.index(name) if name in ordered else len(ordered),
+        ),
     )
 
 
-def _headline(summary: Summary) -> str:
+def _describe_run(summary: Summary) -> str:
     parts = [
         ", ".join(
             [
@@ -180,45 +184,46 @@ def _headline(summary: Summary) -> str:
         f"{summary.steps:,} steps",
         f"{summary.wall_s:.1f} s",
     ]
-    held = {party.name: party.rows for party in summary.parties if party.rows}
-    if held:
+    rows_by_party = {party.name: party.rows for party in summary.parties if party.rows}
+    if rows_by_party:
         used = {party.name: party.common_rows for party in summary.parties if party.rows}
         shares = ", ".join(
-            f"{name} {percent(used[name], rows)} of {rows:,}" for name, rows in held.items()
+            f"{name} {percent(used[name], rows)} of {rows:,}"
+            for name, rows in rows_by_party.items()
         )
         # With rows.partial the parties use different rows.
         what = f"{max(used.values()):,} common rows" if is_one(used) else "rows used"
         parts.append(f"{what} ({shares})")
     if summary.without:
         parts.append(f"trained without {', '.join(summary.without)} (joined too late)")
-    missed = Counter[str]()
+    missed_steps = Counter[str]()
     for absence in summary.absences:
-        missed[absence.party] += absence.steps
-    parts += [f"{steps:,} steps without {party}" for party, steps in missed.items()]
+        missed_steps[absence.party] += absence.steps
+    parts += [f"{steps:,} steps without {party}" for party, steps in missed_steps.items()]
     if summary.interruptions:
-        parts.append(_plural(summary.interruptions, "interruption"))
+        parts.append(_count(summary.interruptions, "interruption"))
     if summary.server_restarts:
-        parts.append(_plural(summary.server_restarts, "restart") + " of the server")
+        parts.append(_count(summary.server_restarts, "restart") + " of the server")
     for party in summary.parties:
         if party.skipped_rounds:
-            parts.append(f"{_plural(party.skipped_rounds, 'round')} skipped by {party.name}")
+            parts.append(f"{_count(party.skipped_rounds, 'round')} skipped by {party.name}")
         if party.returns:
-            parts.append(f"{_plural(party.returns, 'return')} of {party.name}")
+            parts.append(f"{_count(party.returns, 'return')} of {party.name}")
         if changes := party.arithmetic.changes if party.arithmetic is not None else []:
             parts.append(
-                f"{_plural(len(changes), 'resume')} of {party.name} with different arithmetic "
+                f"{_count(len(changes), 'resume')} of {party.name} with different arithmetic "
                 f"(equal up to rounding from {changes[0].checkpoint} on)"
             )
     return " · ".join(parts)
 
 
-def _plural(count: int, what: str) -> str:
+def _count(count: int, what: str) -> str:
     """Returns ``1 interruption``, ``2 interruptions``, and so on."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def new_table(title: str, show_footer: bool = False) -> Table:
-    """Returns an empty table in our style."""
+    """Returns an empty table in the style of the reports."""
     return Table(
         title=title,
         title_justify="left",
@@ -232,14 +237,14 @@ def new_table(title: str, show_footer: bool = False) -> Table:
 
 
 def splits(summary: Summary) -> list[str]:
-    """Returns the splits that have metrics, in their usual order."""
+    """Returns the names of the splits that have metrics: train, validation, test, then others."""
     return sorted(
         summary.metrics,
         key=lambda name: (_SPLITS.index(name) if name in _SPLITS else len(_SPLITS), name),
     )
 
 
-def _metrics(summary: Summary) -> Table:
+def _make_metrics_table(summary: Summary) -> Table:
     table = new_table("Metrics")
     table.add_column("rows")
     names = list(dict.fromkeys(name for named in summary.metrics.values() for name in named))
@@ -251,25 +256,29 @@ def _metrics(summary: Summary) -> Table:
     return table
 
 
-def sets_shown(worth: Worth) -> list[SetQuality]:
-    """Returns the sets of parties to show, the best by test rows first: all if they are few;
-    otherwise none, each party alone, all but one, and all.
+def select_sets(worth: Worth) -> list[SetQuality]:
+    """Returns the sets of parties to print, sorted by their quality on the test rows, best first.
+
+    If there are many sets, only the empty set, each party alone, all parties but one, and all
+    parties are returned.
     """
-    whole = max((len(subset.parties) for subset in worth.subsets), default=0)
+    largest = max((len(subset.parties) for subset in worth.subsets), default=0)
     subsets = worth.subsets
     if len(subsets) > _MAX_SETS:
-        subsets = [subset for subset in subsets if len(subset.parties) in (0, 1, whole - 1, whole)]
+        subsets = [
+            subset for subset in subsets if len(subset.parties) in (0, 1, largest - 1, largest)
+        ]
 
-    def place(subset: SetQuality) -> tuple[bool, float]:
+    def sort_key(subset: SetQuality) -> tuple[bool, float]:
         value = subset.test if subset.test is not None else subset.validation
         sign = 1 if worth.lower_is_better else -1
         return value is None, 0.0 if value is None else sign * value
 
-    return sorted(subsets, key=place)
+    return sorted(subsets, key=sort_key)
 
 
-def _worth(summary: Summary) -> list[Table]:
-    """Returns tables of the contribution of each party and of the quality of sets of parties."""
+def _make_worth_tables(summary: Summary) -> list[Table]:
+    """Returns a table of the parties' contributions, and one of the quality of sets of parties."""
     worth = summary.worth
     if worth is None:
         return []
@@ -285,17 +294,17 @@ def _worth(summary: Summary) -> list[Table]:
     sets.add_column(f"parties (absent ones: {clean(worth.absent)})")
     for split in ("validation", "test"):
         sets.add_column(f"{split} {worth.metric}", justify="right")
-    for of in sets_shown(worth):
-        named = ", ".join(clean(name) for name in of.parties) or "none"
-        sets.add_row(named, _number(of.validation), _number(of.test))
+    for subset in select_sets(worth):
+        names = ", ".join(clean(name) for name in subset.parties) or "none"
+        sets.add_row(names, _format_value(subset.validation), _format_value(subset.test))
     return [values, sets]
 
 
-def _number(value: float | None) -> str:
+def _format_value(value: float | None) -> str:
     return "" if value is None else f"{value:.4f}"
 
 
-def _processes(summary: Summary) -> Table:
+def _make_process_table(summary: Summary) -> Table:
     table = new_table("Processes")
     gpus = any(party.peak_memory_bytes is not None for party in summary.parties)
     for heading in ("name", "role", "device", "hardware"):
@@ -303,16 +312,16 @@ def _processes(summary: Summary) -> Table:
     for heading in ("pid", "steps", "seconds", *(["GPU memory"] if gpus else [])):
         table.add_column(heading, justify="right")
     for party in summary.parties:
-        done = ("", "") if party.role == "server" else (f"{party.steps:,}", f"{party.wall_s:.1f}")
+        work = ("", "") if party.role == "server" else (f"{party.steps:,}", f"{party.wall_s:.1f}")
         peak = "" if party.peak_memory_bytes is None else size(party.peak_memory_bytes)
-        row = (party.name, party.role, party.device, party.device_name, str(party.pid), *done)
+        row = (party.name, party.role, party.device, party.device_name, str(party.pid), *work)
         table.add_row(*row, *([peak] if gpus else []))
     return table
 
 
-def _by_party(summary: Summary, phases: Sequence[str]) -> Table:
-    """Returns message bytes by phase, and for all phases message bytes, payload, and the kernel's
-    counts.
+def _make_party_table(summary: Summary, phases: Sequence[str]) -> Table:
+    """Returns a table with two lines for each party, sent and received: message bytes by phase,
+    then the totals of message bytes, payload, and the bytes that the kernel counted.
     """
     table = new_table("Message bytes by party, direction and phase")
     table.add_column("party")
@@ -326,44 +335,44 @@ def _by_party(summary: Summary, phases: Sequence[str]) -> Table:
         *(["on the interface"] if machines else []),
     ):
         table.add_column(heading, justify="right")
-    links, kernel = summary.bytes.by_link, _on_tcp(summary)
+    links, tcp_bytes = summary.bytes.by_link, _sum_tcp(summary)
     for party in summary.parties:
         own_machine = [machine for machine in machines if machine.party == party.name]
         ends = (
             ("sent", [link for link in links if link.sender == party.name]),
             ("received", [link for link in links if link.receiver == party.name]),
         )
-        for direction, own in ends:
+        for direction, own_links in ends:
             on_tcp = sum(
                 count
-                for pair, count in kernel.items()
+                for pair, count in tcp_bytes.items()
                 if pair[direction == "received"] == party.name
             )
-            on_it = sum(
+            on_interface = sum(
                 machine.sent_bytes if direction == "sent" else machine.received_bytes
                 for machine in own_machine
             )
             table.add_row(
                 party.name if direction == "sent" else "",
                 direction,
-                *(_or_dash(sum(_messages(own, phase))) for phase in phases),
-                size(sum(link.message_bytes for link in own)),
-                size(sum(link.payload_bytes for link in own)),
-                _or_dash(on_tcp),
-                *([_or_dash(on_it)] if machines else []),
+                *(_format_count(sum(_list_message_bytes(own_links, phase))) for phase in phases),
+                size(sum(link.message_bytes for link in own_links)),
+                size(sum(link.payload_bytes for link in own_links)),
+                _format_count(on_tcp),
+                *([_format_count(on_interface)] if machines else []),
             )
     return table
 
 
-def _messages(links: Iterable[LinkBytes], phase: str) -> list[int]:
+def _list_message_bytes(links: Iterable[LinkBytes], phase: str) -> list[int]:
     return [link.message_bytes for link in links if link.phase == phase]
 
 
-def _or_dash(count: int) -> str:
+def _format_count(count: int) -> str:
     return size(count) if count else "–"
 
 
-def _by_phase(summary: Summary, phases: Sequence[str]) -> Table:
+def _make_phase_table(summary: Summary, phases: Sequence[str]) -> Table:
     table = new_table("Bytes by phase, every message counted once", show_footer=True)
     total = summary.bytes.total
     envelope = total.message_bytes - total.payload_bytes
@@ -372,7 +381,7 @@ def _by_phase(summary: Summary, phases: Sequence[str]) -> Table:
     table.add_column("envelope", size(envelope), justify="right")
     table.add_column("message bytes", size(total.message_bytes), justify="right")
     table.add_column("messages", f"{total.messages:,}", justify="right")
-    table.add_column("on TCP", _or_dash(sum(_on_tcp(summary).values())), justify="right")
+    table.add_column("on TCP", _format_count(sum(_sum_tcp(summary).values())), justify="right")
     for phase in phases:
         count = summary.bytes.by_phase[phase]
         table.add_row(
@@ -386,10 +395,11 @@ def _by_phase(summary: Summary, phases: Sequence[str]) -> Table:
     return table
 
 
-def _on_tcp(summary: Summary) -> dict[tuple[str, str], int]:
-    """Returns {(sender, receiver): bytes}.
+def _sum_tcp(summary: Summary) -> dict[tuple[str, str], int]:
+    """Returns {(sender, receiver): bytes on TCP}.
 
-    If the two ends disagree, the larger count is used: that end observed the connection longer.
+    If the two ends of a connection counted differently, the larger count is used, because that end
+    observed the connection longer.
     """
     totals: dict[tuple[str, str], int] = {}
     for count in summary.bytes.tcp:

@@ -1,1 +1,1 @@
-"""Searches the settings of a recipe by the metrics of its validation rows, with Optuna."""
+"""Searches settings of a recipe with Optuna, by a metric on the validation rows."""

@@ -1,8 +1,8 @@
-"""Decides which program makes which trial, so that several can work on one search, on one machine
-or on several that share its folder.
+"""Assigns the trials of a search to drivers. Drivers are programs that work on the same search, on
+one machine or on several machines that share the folder of the search.
 
-Each driver locks its own file. The operating system releases the lock when the driver ends, however
-it ends, so another driver can repeat its trial.
+Each driver locks its own file. The operating system releases the lock when the driver ends, even by
+a crash. Another driver can then repeat the unfinished trial.
 """
 
 from __future__ import annotations
@@ -19,44 +19,45 @@ from vfl_common.errors import Code, InputError
 from vfl_common.files import write_error
 
 _FOLDER = ".drivers"
-# The files to lock while a trial is chosen, and while the journal is written.
+# The files that a driver locks while it chooses a trial, and while it writes the journal.
 _CHOOSING, _WRITING = "choosing", "writing"
-# The bytes to read at a time when searching the end of the journal's last line.
+# The number of bytes to read at a time when looking for the journal's last line end.
 _BLOCK = 1 << 12
 
 
 class Claims:
-    """The claims of one driver, for a block.
+    """The locks of one driver, as a context manager. ``driver`` is a random name for this driver.
 
-    ``own``: the driver's name. Raises InputError if the folder cannot be written or its file system
-    has no locks.
+    Raises InputError if the folder cannot be written or its file system does not support locks.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self.own = folder / _FOLDER, secrets.token_hex(8)
-        self._file = _open_lock(folder, self.own)
-        self._choosing = _open_lock(folder, _CHOOSING)
+        self._folder, self.driver = folder / _FOLDER, secrets.token_hex(8)
+        self._file = _open_lock(folder, self.driver)
+        self._choice_file = _open_lock(folder, _CHOOSING)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX)
         except OSError as error:
             raise InputError(
                 Code.FILE_INVALID,
-                f"{folder}: its file system has no locks ({error.strerror}). Give the search a "
-                "folder on another file system.",
+                f"{folder}: the file system does not support locks ({error.strerror}). Give the "
+                "search a folder on another file system.",
             ) from None
 
     @contextlib.contextmanager
-    def choosing(self) -> Iterator[None]:
-        """Waits until no other driver is in such a block."""
-        fcntl.flock(self._choosing, fcntl.LOCK_EX)
+    def lock_choice(self) -> Iterator[None]:
+        """Locks the choice of the next trial for a block. Only one driver at a time is in the
+        block.
+        """
+        fcntl.flock(self._choice_file, fcntl.LOCK_EX)
         try:
             yield
         finally:
-            fcntl.flock(self._choosing, fcntl.LOCK_UN)
+            fcntl.flock(self._choice_file, fcntl.LOCK_UN)
 
-    def works(self, driver: str | None) -> bool:
-        """Returns whether a driver still runs."""
-        if driver == self.own:
+    def is_running(self, driver: str | None) -> bool:
+        """Returns whether the driver of this name is still running."""
+        if driver == self.driver:
             return True
         path = self._folder / str(driver)
         try:
@@ -66,15 +67,15 @@ class Claims:
             return True
         except OSError:
             return False
-        # A driver's name is unique, so nobody opens the file again.
+        # Names are random, so no other driver will use this file.
         path.unlink(missing_ok=True)
         return False
 
     def close(self) -> None:
-        """Gives up all claims."""
-        (self._folder / self.own).unlink(missing_ok=True)
+        """Releases all locks of this driver."""
+        (self._folder / self.driver).unlink(missing_ok=True)
         self._file.close()
-        self._choosing.close()
+        self._choice_file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -83,12 +84,12 @@ class Claims:
         self.close()
 
 
-class Writing:
-    """The lock of a search's journal, with Optuna's interface. Optuna's own locks outlive a killed
-    program, and block all others.
+class JournalLock:
+    """The lock of a search's journal, with Optuna's interface for locks. Optuna's own locks are not
+    released when a program is killed.
 
-    ``journal``: its file. A line that a full disk or a power failure has truncated is removed
-    before the next one is written: Optuna ignores such a line only if it is the last one.
+    ``acquire`` also removes an incomplete last line, which a full disk or a power failure may
+    leave. Optuna ignores an incomplete line only as long as no other line follows.
     """
 
     def __init__(self, journal: Path) -> None:
@@ -96,11 +97,11 @@ class Writing:
         self._file: IO[str] | None = None
 
     def acquire(self) -> bool:
-        """Waits for the lock."""
+        """Waits for the lock, and removes an incomplete last line of the journal."""
         self._file = _open_lock(self._journal.parent, _WRITING)
         fcntl.flock(self._file, fcntl.LOCK_EX)
         with self._journal.open("r+b") as lines:
-            _end_with_a_line(lines)
+            _remove_incomplete_line(lines)
         return True
 
     def release(self) -> None:
@@ -109,8 +110,8 @@ class Writing:
             self._file.close()
 
 
-def _end_with_a_line(file: IO[bytes]) -> None:
-    """Removes what follows the last line end."""
+def _remove_incomplete_line(file: IO[bytes]) -> None:
+    """Truncates a file after its last line end."""
     end = size = file.seek(0, os.SEEK_END)
     while end:
         begin = max(0, end - _BLOCK)
@@ -124,7 +125,7 @@ def _end_with_a_line(file: IO[bytes]) -> None:
 
 
 def _open_lock(folder: Path, name: str) -> IO[str]:
-    """Opens a file for writing, so that network file systems can lock it, too. Raises
+    """Opens a lock file for writing, which network file systems require for locks. Raises
     InputError.
     """
     path = folder / _FOLDER / name

@@ -1,4 +1,4 @@
-"""``vfl study``: methods, seeds and label counts, compared; or a search of settings."""
+"""The command ``vfl study``, which compares methods or searches settings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from vfl_common.process.program import EXIT_CODES
 @click.option(
     "--backend",
     metavar="NAME",
-    help="Make the runs with a joblib backend: loky, ray, spark or dask.",
+    help="Run federations with a joblib backend: loky, ray, spark or dask.",
 )
 @click.option(
     "--folds",
@@ -39,20 +39,22 @@ def study(
 ) -> None:
     """Compare methods by many runs, or search settings.
 
-    STUDY is a TOML file that names a recipe, seeds, label counts, and methods with their phases
-    (docs/how-to/results/study.md); or a recipe and a table [search] with what its keys may be
-    (docs/how-to/python/search.md). Each run is a federation like those of `vfl simulate`. One
-    pretraining serves all label counts. The same command resumes a study that was stopped or
-    killed: finished runs are not repeated. A run that fails does not stop the others. With three
-    seeds or folds, every method is compared with the first one, seed by seed and fold by fold.
+    STUDY is a TOML file. For a comparison, it names a recipe, seeds, label counts, and methods with
+    their phases (docs/how-to/results/study.md). For a search, it names a recipe, and in the table
+    [search] the values to try (docs/how-to/python/search.md). Each run is a federation like those
+    of `vfl simulate`. One pretraining is used for all label counts. The same command resumes a
+    study that was stopped or killed; it does not repeat finished runs. A failed run does not stop
+    the other runs. With at least three seeds or folds, every method is compared with the first
+    method, over runs with the same seed and fold.
 
-    A search chooses by the validation rows. Several commands, also on several machines that share
-    OUT, work on one search together. The backend dask needs the address of its scheduler in
-    DASK_SCHEDULER_ADDRESS.
+    A search chooses settings by a metric on the validation rows. Several commands can work on the
+    same search, even on several machines that share OUT. The backend dask needs the address of its
+    scheduler in DASK_SCHEDULER_ADDRESS.
 
     \b
-    In OUT/<study>/: a folder for each run; results and differences, as .csv and as .png;
-    of a search: trials.csv, parallel.png and importance.png. `vfl report OUT/<study>` makes a page.
+    The folder OUT/<study>/ gets a folder for each run, and results and differences as .csv and
+    .png. For a search, it gets trials.csv, parallel.png and importance.png. `vfl report
+    OUT/<study>` makes a page.
 
     \b
     Examples:
@@ -67,8 +69,8 @@ def study(
         if folds is not None:
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{study}: --folds is for a study of methods, and this is a search. Set "
-                "rows.folds and rows.fold in the recipe.",
+                f"{study}: --folds cannot be used for a search. Set rows.folds and rows.fold in "
+                "the recipe.",
             )
         show_search(study, out, jobs=jobs, backend=backend, as_json=as_json)
         return

@@ -1,4 +1,4 @@
-"""Reads a study file that has a search instead of methods."""
+"""Reads a study file that contains a search instead of methods."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import Field
 
 from vfl.library.recipe import Recipe
-from vfl.searching.search import plan_of
+from vfl.searching.search import make_plan
 from vfl.searching.spaces import KEYS
 from vfl.searching.trying import TrialPlan
 from vfl_common.config.base import Section, parse
@@ -21,54 +21,54 @@ TABLE = "search"
 
 
 class SearchTable(Section):
-    """The table ``[search]``: the arguments of ``vfl.search``, which checks them."""
+    """The table ``[search]``. Its keys are arguments of ``vfl.search``, which checks the values."""
 
-    # A metric of the validation rows, such as "validation auc".
+    # The metric on the validation rows to optimize, such as "validation auc".
     objective: str
-    # The number of trials; pruned and failed ones count.
+    # The number of trials, including pruned and failed trials.
     runs: int
-    # {key of the recipe: values, or {from, to, log}}
+    # {key of the recipe: list of values, or a table with from, to and log}
     spaces: dict[str, Any]
-    # One of tpe, random and grid.
+    # The sampler: tpe, random or grid.
     by: str = "tpe"
     prune: bool = True
-    # The seed of the sampler; every run has the recipe's own seed.
+    # The seed of the sampler. Every run uses the seed of the recipe.
     seed: int = 0
 
 
 class SearchFile(Section):
-    """A study file with a search."""
+    """A study file that contains a search."""
 
     name: Name
-    # A recipe with [simulate], or the files of all parties.
+    # A recipe with [simulate], or the party files of all parties.
     recipe: str | tuple[str, ...] = Field(min_length=1)
     search: SearchTable
 
 
 def is_search(path: Path) -> bool:
-    """Returns whether a study file has a search. Raises InputError if it cannot be read."""
+    """Returns whether a study file contains a search. Raises InputError if it cannot be read."""
     return TABLE in read_tables(path, "study")
 
 
 def load_search(path: Path, out: Path) -> TrialPlan:
-    """Reads a search; its folder is that of a study, in ``out``. Raises InputError if the search or
-    its recipe is invalid.
+    """Reads a search from a study file, and plans its trials in a subfolder of ``out``. Raises
+    InputError if the search or its recipe is invalid.
     """
     file = parse(SearchFile, read_tables(path, "study"), str(path))
     base, source = path.resolve().parent, file.recipe
     recipe = Recipe.of(base / source if isinstance(source, str) else [base / p for p in source])
-    asked = file.search.model_dump() | {"spaces": dict(_flat(file.search.spaces))}
-    spaces = asked.pop("spaces")
+    arguments = file.search.model_dump()
+    spaces = dict(_flatten(arguments.pop("spaces")))
     try:
-        return plan_of(recipe, spaces, None, out / file.name, **asked)
+        return make_plan(recipe, spaces, None, out / file.name, **arguments)
     except InputError as error:
         raise InputError(error.code, ": ".join((str(path), TABLE, str(error)))) from None
 
 
-def _flat(spaces: Mapping[str, Any], above: str = "") -> list[tuple[str, Any]]:
-    """Returns (dotted key, space) pairs. TOML reads a dotted key as nested tables."""
+def _flatten(spaces: Mapping[str, Any], above: str = "") -> list[tuple[str, Any]]:
+    """Returns (dotted key, space) pairs from nested tables, which TOML makes from dotted keys."""
     pairs = []
     for key, space in spaces.items():
         nested = isinstance(space, Mapping) and space and not KEYS & set(space)
-        pairs += _flat(space, f"{above}{key}.") if nested else [(f"{above}{key}", space)]
+        pairs += _flatten(space, f"{above}{key}.") if nested else [(f"{above}{key}", space)]
     return pairs

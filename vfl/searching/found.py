@@ -1,4 +1,4 @@
-"""The result of a search: its trials, the best one, its table and its figures."""
+"""Reads the result of a search: its trials and the best trial. Writes its table and figures."""
 
 from __future__ import annotations
 
@@ -28,11 +28,14 @@ _STATES = {"COMPLETE": "finished", "PRUNED": "pruned", "FAIL": "failed"}
 
 @dataclass(frozen=True)
 class Trial:
-    """One trial.
+    """One trial of a search.
 
-    ``state``: ``finished``, ``pruned`` or ``failed``. ``value``: the objective; None unless the
-    trial finished. ``rounds``: those that were compared with other trials. ``error``: why it
-    failed.
+    Args:
+        values: {key of the recipe: value that the trial used}.
+        state: ``finished``, ``pruned`` or ``failed``.
+        value: The objective; None unless the trial finished.
+        rounds: The number of rounds whose objective was compared with other trials.
+        error: The error message of a failed trial.
     """
 
     values: dict[str, Any]
@@ -44,10 +47,15 @@ class Trial:
 
 @dataclass(frozen=True)
 class Search:
-    """A finished search.
+    """The result of a search.
 
-    ``best``: the chosen values; ``value``: their objective; ``run``: the run with these values,
-    whose test rows had no part in the choice; ``folder``: the folder with the figures.
+    Args:
+        objective: The metric that was optimized, such as ``validation auc``.
+        trials: All trials that have ended.
+        best: {key of the recipe: value} of the best trial.
+        value: The objective of the best trial.
+        run: The run of the best trial. Its test rows were not used for the choice.
+        folder: The folder with the table and the figures of the search.
     """
 
     objective: str
@@ -59,12 +67,12 @@ class Search:
 
     @property
     def test(self) -> dict[str, float]:
-        """The metrics of the test rows, of the chosen run alone."""
+        """The metrics of the best run on the test rows."""
         return self.run.metrics.get("test", {})
 
     def columns(self) -> dict[str, list[Any]]:
-        """Returns one row for each trial, as columns: the keys, ``state``, the objective,
-        ``rounds``, ``error``.
+        """Returns a table with a row for each trial, as {column: values}. The columns are the keys
+        of the recipe, ``state``, the objective, ``rounds`` and ``error``.
         """
         keys = dict.fromkeys(key for trial in self.trials for key in trial.values)
         return {
@@ -84,12 +92,14 @@ class Search:
 
 
 def read_result(plan: TrialPlan) -> Search:
-    """Reads the trials of the journal, and writes the table and the figures. Raises VflError if no
-    trial finished.
+    """Reads the trials from the journal of a search, and writes its table and figures. Raises
+    VflError if no trial finished.
     """
-    with Claims(plan.folder) as claims, claims.choosing():
+    with Claims(plan.folder) as claims, claims.lock_choice():
         study = plan.open_study()
-        trials = tuple(trial_of(trial, plan.spaces) for trial in journal.get_ended_trials(study))
+        trials = tuple(
+            convert_trial(trial, plan.spaces) for trial in journal.get_ended_trials(study)
+        )
         if not any(trial.state == "finished" for trial in trials):
             raise InputError(
                 Code.CONFIG_INVALID,
@@ -97,17 +107,17 @@ def read_result(plan: TrialPlan) -> Search:
                 f"{next((trial.error for trial in trials if trial.error), '')}). Correct the "
                 "recipe or the spaces.",
             )
-        best = _best(study)
+        best = _find_best(study)
         run = Run.load(plan.folder / RUNS / best.user_attrs[journal.RUN])
         value = float(best.value or 0.0)
-        values = trial_of(best, plan.spaces).values
-        made = Search(plan.objective, trials, values, value, run, plan.folder)
-        _write(made, plan, _importance(study, trials))
-    return made
+        values = convert_trial(best, plan.spaces).values
+        result = Search(plan.objective, trials, values, value, run, plan.folder)
+        _write(result, plan, _compute_importance(study, trials))
+    return result
 
 
-def trial_of(trial: FrozenTrial, spaces: Mapping[str, Space]) -> Trial:
-    """Converts a trial of the journal that has ended."""
+def convert_trial(trial: FrozenTrial, spaces: Mapping[str, Space]) -> Trial:
+    """Converts an ended trial of the journal to a ``Trial``."""
     values = {}
     for key in (key for key in spaces if key in trial.params):
         space, label = spaces[key], trial.params[key]
@@ -120,8 +130,8 @@ def trial_of(trial: FrozenTrial, spaces: Mapping[str, Space]) -> Trial:
     return Trial(values, state, value, len(trial.intermediate_values), error)
 
 
-def _best(study: optuna.Study) -> FrozenTrial:
-    """Returns the best finished trial; of equal ones, the one with the first place."""
+def _find_best(study: optuna.Study) -> FrozenTrial:
+    """Returns the best finished trial. Of equally good trials, the earliest is returned."""
     import optuna
 
     sign = 1 if study.direction == optuna.study.StudyDirection.MINIMIZE else -1
@@ -130,8 +140,8 @@ def _best(study: optuna.Study) -> FrozenTrial:
     return min(ended, key=lambda trial: sign * (trial.value or 0.0))
 
 
-def _importance(study: optuna.Study, trials: tuple[Trial, ...]) -> dict[str, float]:
-    """Returns {key: its share of the objective's variance}; empty if the objective is constant."""
+def _compute_importance(study: optuna.Study, trials: tuple[Trial, ...]) -> dict[str, float]:
+    """Returns {key: share of the objective's variance}; empty if the objective is constant."""
     import optuna
 
     if len({trial.value for trial in trials if trial.value is not None}) < 2:
@@ -140,44 +150,46 @@ def _importance(study: optuna.Study, trials: tuple[Trial, ...]) -> dict[str, flo
     return dict(optuna.importance.get_param_importances(study, evaluator=evaluator))
 
 
-def _write(made: Search, plan: TrialPlan, importance: Mapping[str, float]) -> None:
-    """Writes the trials as a table, the data of a page, and both figures."""
-    text, columns = io.StringIO(), made.columns()
+def _write(result: Search, plan: TrialPlan, importance: Mapping[str, float]) -> None:
+    """Writes the table of trials, the data for the page of the search, and both figures."""
+    text, columns = io.StringIO(), result.columns()
     writer = csv.writer(text)
     writer.writerow(columns)
     writer.writerows(zip(*columns.values(), strict=True))
-    folder, spaces = made.folder, write_spaces(plan.spaces)
+    folder, spaces = result.folder, write_spaces(plan.spaces)
     write_atomic(folder / "trials.csv", text.getvalue())
     record = {
         "name": plan.recipe.name,
-        "objective": made.objective,
+        "objective": result.objective,
         "by": plan.by,
         "spaces": spaces,
-        "trials": [asdict(trial) for trial in made.trials],
-        "best": made.best,
-        "value": made.value,
-        "run": made.run.folder.name,
-        "test": made.test,
+        "trials": [asdict(trial) for trial in result.trials],
+        "best": result.best,
+        "value": result.value,
+        "run": result.run.folder.name,
+        "test": result.test,
         "importance": dict(importance),
     }
     write_atomic(folder / SEARCH, json.dumps(record, indent=1) + "\n")
-    tried = [(trial.values, trial.value) for trial in made.trials if trial.value is not None]
-    _draw(folder, spaces, tried, made.objective, importance)
+    points = [(trial.values, trial.value) for trial in result.trials if trial.value is not None]
+    _draw(folder, spaces, points, result.objective, importance)
 
 
 def _draw(
     folder: Path,
     spaces: Mapping[str, Any],
-    tried: Sequence[tuple[Mapping[str, Any], float]],
+    points: Sequence[tuple[Mapping[str, Any], float]],
     objective: str,
     importance: Mapping[str, float],
 ) -> None:
-    """Draws the finished trials as lines over the keys, and how much each key matters."""
+    """Draws the values of the finished trials as parallel coordinates, and the importance of each
+    key.
+    """
     from vfl.report.page import search_page
     from vfl.report.picture import NotebookFigure, save, style
 
     figure = NotebookFigure(search_page.width_of(spaces), 4.2)
-    search_page.parallel(figure.subplots(), spaces, tried, objective)
+    search_page.parallel(figure.subplots(), spaces, points, objective)
     save(figure, folder / "parallel.png")
     if importance:
         figure = NotebookFigure(6.4, 1.4 + 0.4 * len(importance))

@@ -1,4 +1,4 @@
-"""Stores the trials of a search in Optuna's journal, so that a killed search can be resumed."""
+"""Stores the trials of a search in Optuna's journal, from which a killed search is resumed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from vfl.searching.claims import Writing
+from vfl.searching.claims import JournalLock
 from vfl.searching.spaces import Space
 from vfl_common.errors import Code, InputError
 from vfl_common.files import write_error
@@ -20,21 +20,23 @@ if TYPE_CHECKING:
 
 INSTALL = "pip install '.[studies]' in the clone of vfl"
 By = Literal["tpe", "random", "grid"]
-# Attributes of a trial: why it failed, the folder of its run, its place among all trials, and the
-# driver that makes it. ASKED is an attribute of the search: the digest of its arguments.
-ERROR, RUN, PLACE, DRIVER, ASKED = "error", "run", "place", "driver", "asked"
-_NOTED: dict[str, type] = {ERROR: str, RUN: str, PLACE: int, DRIVER: str}
+# The names of a trial's attributes: error message, folder of the run, index among all trials, and
+# driver. DIGEST names an attribute of the search: the digest of its arguments.
+ERROR, RUN, PLACE, DRIVER, DIGEST = "error", "run", "place", "driver", "asked"
+_ATTRIBUTE_TYPES: dict[str, type] = {ERROR: str, RUN: str, PLACE: int, DRIVER: str}
 JOURNAL = "journal.log"
+# The exceptions that Optuna raises for a damaged journal.
 _DAMAGED = (ValueError, LookupError, TypeError, AttributeError, AssertionError, RuntimeError)
-# The number of trials that end before any is pruned, and of rounds of a trial before it is.
-_FIRST_TRIALS, _FIRST_ROUNDS = 5, 1
-# The distance of the seeds of two searches, so that they share none.
-_APART = 1_000_003
+# The number of trials that must end before a trial is pruned, and the number of rounds of a trial
+# before it can be pruned.
+_UNPRUNED_TRIALS, _UNPRUNED_ROUNDS = 5, 1
+# A factor for the search's seed, so that the trials of two searches have different seeds.
+_SEED_FACTOR = 1_000_003
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Silences Optuna for a block. Raises InputError if it is not installed."""
+def silence_optuna() -> Iterator[None]:
+    """Limits Optuna's log to errors for a block. Raises InputError if Optuna is not installed."""
     try:
         import optuna
     except ImportError:
@@ -50,18 +52,26 @@ def quiet() -> Iterator[None]:
 
 
 def open_study(
-    folder: Path, asked: str, spaces: Mapping[str, Space], *, lower: bool, prune: bool
+    folder: Path, digest: str, spaces: Mapping[str, Space], *, lower: bool, prune: bool
 ) -> optuna.Study:
-    """Opens the journal in a search's folder.
+    """Opens the journal in the folder of a search, and creates it if it does not exist.
 
-    ``asked``: a digest of what decides its trials; ``spaces``: the possible values. Raises
-    InputError if the journal is of another search, damaged, or cannot be written.
+    Args:
+        folder: The folder of the search.
+        digest: A digest of the recipe, the rows and the arguments, which determine the trials.
+        spaces: {key of the recipe: possible values}.
+        lower: Whether lower values of the objective are better.
+        prune: Whether to prune trials.
+
+    Raises InputError if the journal belongs to another search, is damaged, or cannot be written.
     """
     import optuna
     from optuna.storages import JournalStorage
 
     pruner = (
-        optuna.pruners.MedianPruner(n_startup_trials=_FIRST_TRIALS, n_warmup_steps=_FIRST_ROUNDS)
+        optuna.pruners.MedianPruner(
+            n_startup_trials=_UNPRUNED_TRIALS, n_warmup_steps=_UNPRUNED_ROUNDS
+        )
         if prune
         else optuna.pruners.NopPruner()
     )
@@ -73,131 +83,134 @@ def open_study(
             study_name="search",
             direction=direction,
             pruner=pruner,
-            storage=JournalStorage(_lines_of(path)),
+            storage=JournalStorage(_open_backend(path)),
             load_if_exists=True,
         )
-        before = study.user_attrs.get(ASKED)
-        whole = before != asked or (
+        stored = study.user_attrs.get(DIGEST)
+        intact = stored != digest or (
             study.direction == direction
-            and all(_is_whole(trial, spaces) for trial in study.get_trials(deepcopy=False))
+            and all(_is_intact(trial, spaces) for trial in study.get_trials(deepcopy=False))
         )
-    # Optuna raises these for lines that it has not written.
     except _DAMAGED:
-        whole, before = False, asked
-    if before not in (None, asked):
+        intact, stored = False, digest
+    if stored not in (None, digest):
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{folder}: has a search of another recipe, other rows, or other arguments. Give "
+            f"{folder}: contains a search with a different recipe, rows or arguments. Give "
             "another out.",
         )
-    if not whole:
+    if not intact:
         raise InputError(
             Code.FILE_INVALID,
-            f"{path}: lacks a line, or has one that no search has written. Restore it, or give "
-            "another out.",
+            f"{path}: is damaged or was edited. Restore the file, or give another out.",
         )
-    if before is None:
-        study.set_user_attr(ASKED, asked)
+    if stored is None:
+        study.set_user_attr(DIGEST, digest)
     return study
 
 
-def _is_whole(trial: FrozenTrial, spaces: Mapping[str, Space]) -> bool:
-    """Returns whether a trial has all attributes of its state. Raises one of ``_DAMAGED`` if a
-    value has another type.
+def _is_intact(trial: FrozenTrial, spaces: Mapping[str, Space]) -> bool:
+    """Returns whether a trial has the attributes and values that its state requires. May raise one
+    of ``_DAMAGED`` if a value has the wrong type.
     """
     from optuna.trial import TrialState
 
-    noted, state = trial.user_attrs, trial.state
-    if any(type(noted.get(key, kind())) is not kind for key, kind in _NOTED.items()):
+    attributes, state = trial.user_attrs, trial.state
+    if any(type(attributes.get(key, kind())) is not kind for key, kind in _ATTRIBUTE_TYPES.items()):
         return False
     if not all(spaces[key].has(value) for key, value in trial.params.items()):
         return False
-    # A value that is not a number raises TypeError.
+    # ``math.isnan`` raises TypeError for a value that is not a number.
     _ = [math.isnan(value) for value in trial.intermediate_values.values()]
-    # Its driver works, or was killed.
-    if state == TrialState.RUNNING or (state == TrialState.FAIL and ERROR not in noted):
+    # A trial of a running or killed driver may lack attributes.
+    if state == TrialState.RUNNING or (state == TrialState.FAIL and ERROR not in attributes):
         return True
     if state == TrialState.WAITING:
-        return PLACE in noted
-    whole = PLACE in noted and trial.params.keys() == spaces.keys()
+        return PLACE in attributes
+    intact = PLACE in attributes and trial.params.keys() == spaces.keys()
     if state == TrialState.COMPLETE:
-        whole = whole and RUN in noted and math.isfinite(trial.values[0])
-    return whole
+        intact = intact and RUN in attributes and math.isfinite(trial.values[0])
+    return intact
 
 
-def _lines_of(path: Path) -> JournalFileBackend:
-    """Returns the lines of a journal. Adding one raises InputError if the disk is full."""
+def _open_backend(path: Path) -> JournalFileBackend:
+    """Opens a journal file for Optuna. Appending to it raises InputError if the disk is full."""
     from optuna.storages.journal import JournalFileBackend
 
-    class Lines(JournalFileBackend):
+    class CheckedBackend(JournalFileBackend):
         def append_logs(self, logs: list[dict[str, Any]]) -> None:
             try:
                 super().append_logs(logs)
             except OSError as error:
                 raise write_error(path, error) from None
 
-    return Lines(str(path), cast("Any", Writing(path)))
+    return CheckedBackend(str(path), cast("Any", JournalLock(path)))
 
 
 def get_ended_trials(study: optuna.Study) -> list[FrozenTrial]:
-    """Returns the trials that have ended (failed ones only with an error), in the order of their
-    places.
+    """Returns the trials that have ended, in the order of their places. A failed trial is included
+    only if it has an error message; otherwise its driver was killed.
     """
     from optuna.trial import TrialState
 
-    done = (TrialState.COMPLETE, TrialState.PRUNED)
-    trials = study.get_trials(deepcopy=False, states=(*done, TrialState.FAIL))
-    own = [trial for trial in trials if trial.state in done or ERROR in trial.user_attrs]
-    return sorted(own, key=lambda trial: trial.user_attrs[PLACE])
+    successful = (TrialState.COMPLETE, TrialState.PRUNED)
+    trials = study.get_trials(deepcopy=False, states=(*successful, TrialState.FAIL))
+    ended = [trial for trial in trials if trial.state in successful or ERROR in trial.user_attrs]
+    return sorted(ended, key=lambda trial: trial.user_attrs[PLACE])
 
 
-def running(study: optuna.Study) -> list[FrozenTrial]:
-    """Returns the trials that a driver makes, or made until it was killed."""
+def get_running_trials(study: optuna.Study) -> list[FrozenTrial]:
+    """Returns the trials that have begun and not ended, including the trials of killed drivers."""
     from optuna.trial import TrialState
 
     return study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
 
 
-def begin_again(study: optuna.Study, trial: FrozenTrial, keys: Collection[str]) -> None:
-    """Ends the trial of a killed driver, and queues its values for the next one. ``keys``: those
-    with spaces.
+def requeue_trial(study: optuna.Study, trial: FrozenTrial, keys: Collection[str]) -> None:
+    """Ends the trial of a killed driver, and queues a new trial with the same values.
+
+    ``keys``: The keys of the recipe that are searched.
     """
     from optuna.trial import TrialState
 
     study.tell(trial.number, state=TrialState.FAIL)
-    # If some values are missing, all are chosen again, for the same place.
+    # If some values are missing, a new trial chooses all values again for the same place.
     if set(trial.params) == set(keys) and PLACE in trial.user_attrs:
         study.enqueue_trial(trial.params, user_attrs={PLACE: trial.user_attrs[PLACE]})
 
 
-def next_place(study: optuna.Study, every: int) -> int | None:
-    """Returns the place of the next trial, of ``every``: one that is repeated, else the first free
-    one; None if all are taken.
+def find_next_place(study: optuna.Study, trial_count: int) -> int | None:
+    """Returns the place of the next trial: the place of a queued trial, or otherwise the first free
+    place below ``trial_count``. Returns None if all places are taken.
     """
     from optuna.trial import TrialState
 
     for trial in study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
         return int(trial.user_attrs[PLACE])
-    taken = {trial.user_attrs.get(PLACE) for trial in [*get_ended_trials(study), *running(study)]}
-    return next((place for place in range(every) if place not in taken), None)
+    taken = {
+        trial.user_attrs.get(PLACE)
+        for trial in [*get_ended_trials(study), *get_running_trials(study)]
+    }
+    return next((place for place in range(trial_count) if place not in taken), None)
 
 
-def ask(
+def begin_trial(
     study: optuna.Study, by: By, seed: int, place: int, driver: str, point: dict[str, Any] | None
 ) -> optuna.Trial:
-    """Begins the trial of a place. ``point``: its values in a grid.
+    """Begins the trial with the number ``place``. ``point``: The values of the trial in a grid
+    search.
 
-    Each trial has a new sampler, seeded by the search's seed and the place, so a resumed search
-    chooses as an undisturbed one.
+    Each trial has a new sampler, whose seed depends on the search's seed and the place. So a
+    resumed search chooses the same values as an uninterrupted search.
     """
     import optuna
     from optuna.trial import TrialState
 
-    own = (seed * _APART + place) % 2**32
+    sampler_seed = (seed * _SEED_FACTOR + place) % 2**32
     study.sampler = (
-        optuna.samplers.TPESampler(seed=own)
+        optuna.samplers.TPESampler(seed=sampler_seed)
         if by == "tpe"
-        else optuna.samplers.RandomSampler(seed=own)
+        else optuna.samplers.RandomSampler(seed=sampler_seed)
     )
     if point is not None and not study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
         study.enqueue_trial(point, user_attrs={PLACE: place})

@@ -1,4 +1,4 @@
-"""``vfl.search``: tries values of a recipe's keys, and chooses by the validation rows."""
+"""``vfl.search``: tries values of a recipe's keys, and chooses the best on the validation rows."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from vfl.library.recipe import GivenRecipe, Recipe
 from vfl.library.simulate import ours
 from vfl.library.study import number_of_jobs, speaker
 from vfl.searching import journal
-from vfl.searching.drivers import in_others
+from vfl.searching.drivers import run_in_processes
 from vfl.searching.found import Search, read_result
 from vfl.searching.progress import SearchProgress, Tell, sentence
-from vfl.searching.spaces import Between, points, spaces_of, write_spaces
+from vfl.searching.spaces import Between, list_grid_points, parse_spaces, write_spaces
 from vfl.searching.trying import TrialPlan, drive
 from vfl.studies.kept import Fingerprints, inputs_of
 from vfl_common.config.base import parse
@@ -45,45 +45,46 @@ def search(
     jobs: int = 1,
     backend: str | None = None,
 ) -> Search:
-    """Runs a recipe with chosen values of its keys, and returns the best by the validation rows.
+    """Runs a recipe with different values of its keys, and returns the best by the validation rows.
 
     Args:
-        recipe: as in ``simulate``. Every run has its own seed.
-        spaces: {key: its possible values}, with keys as in ``Recipe.replace``: a list of values, or
-            ``{"from": low, "to": high}``: integers if both are, uniform in the logarithm with
-            ``"log": True``.
-        data: as in ``simulate``.
-        objective: a metric of the validation rows, such as ``validation auc``.
-        runs: the number of trials, with those in ``out``; pruned and failed ones count. A grid has
-            at most its combinations.
-        out: the folder of the search. The same call resumes what is there; ``runs`` may be larger.
-            Several programs that make the same call share the trials, also on several machines
-            that share the folder.
-        by: the sampler: ``tpe`` (tree-structured Parzen estimator, Bergstra et al. 2011),
+        recipe: The recipe, as in ``simulate``. Every run uses the seed of the recipe.
+        spaces: {key: possible values}, with keys as in ``Recipe.replace``. The possible values are
+            a list, or a range ``{"from": low, "to": high}``. A range has integers if both ends are
+            integers. With ``"log": True``, its values are sampled on a logarithmic scale.
+        data: The data of the parties, as in ``simulate``.
+        objective: The metric on the validation rows to optimize, such as ``validation auc``.
+        runs: The number of trials, including earlier trials in ``out``, and pruned and failed
+            trials. A grid search has at most as many trials as there are combinations.
+        out: The folder of the search. The same call resumes a search in this folder, and ``runs``
+            may then be larger. Several programs that make the same call share the trials, even on
+            several machines that share the folder.
+        by: The sampler: ``tpe`` (tree-structured Parzen estimator, Bergstra et al. 2011),
             ``random``, or ``grid`` (every combination of lists).
-        prune: whether to end a run whose objective after a round is worse than the median of the
-            finished runs at that round. It needs ``early_stopping`` in a phase of the recipe,
-            which measures validation rows in each round. Five trials are never pruned.
-        seed: the seed of the sampler.
-        plugins: as in ``simulate``; with ``jobs``, only objects that other processes can import.
-        quiet: whether to show nothing while it goes on.
-        jobs: the number of runs at a time. With 1, they are made in this process; otherwise as many
-            processes make them. ``random`` and ``grid`` try the same values with any number of
-            jobs; what ``tpe`` chooses, and what is pruned, depends on which runs have ended.
-        backend: the name of a backend of joblib, whose processes make the runs instead, as in
-            ``study``.
+        prune: Whether to end a run whose objective after a round is worse than the median of the
+            finished runs at that round. This needs ``early_stopping`` in a phase of the recipe,
+            so that the objective is computed in each round. The first five trials are never pruned.
+        seed: The seed of the sampler.
+        plugins: The plug-ins, as in ``simulate``. With ``jobs``, they must be objects that other
+            processes can import.
+        quiet: Whether to print no progress.
+        jobs: The number of runs at the same time. With 1, the runs are made in this process;
+            otherwise in ``jobs`` processes. ``random`` and ``grid`` try the same values with any
+            number of jobs. The choices of ``tpe`` and the pruning depend on the runs that have
+            ended.
+        backend: The name of a joblib backend whose processes make the runs, as in ``study``.
 
-    The test rows cannot be an objective: a choice by the test rows biases their metrics. Raises
-    VflError: bad input, or no trial that finished.
+    The objective cannot be a metric on the test rows, because a choice by the test rows would bias
+    their metrics. Raises VflError if an argument is invalid, or if no trial finished.
     """
-    say = speaker() if not quiet else None
+    print_line = speaker() if not quiet else None
 
     def tell(event: dict[str, Any]) -> None:
-        if say is not None and event["event"] != "study":
-            say(sentence(event))
+        if print_line is not None and event["event"] != "study":
+            print_line(sentence(event))
 
     with with_plugins(plugins):
-        plan = plan_of(
+        plan = make_plan(
             Recipe.of(recipe),
             spaces,
             data,
@@ -97,7 +98,7 @@ def search(
         return run_search(plan, data, jobs=jobs, backend=backend, tell=tell)
 
 
-def plan_of(
+def make_plan(
     recipe: Recipe,
     spaces: Mapping[str, Any],
     data: Mapping[str, Any] | None,
@@ -109,19 +110,19 @@ def plan_of(
     prune: Any,
     seed: Any,
 ) -> TrialPlan:
-    """Checks the arguments of ``search`` before the first run. Raises InputError."""
-    where = spaces_of(spaces)
-    _check(objective, runs, by, seed)
+    """Checks the arguments of ``search``, and returns the plan of its trials. Raises InputError."""
+    parsed = parse_spaces(spaces)
+    _check_arguments(objective, runs, by, seed)
     if by == "grid":
-        points(where)
-    for key, space in where.items():
+        list_grid_points(parsed)
+    for key, space in parsed.items():
         for value in (space.low, space.high) if isinstance(space, Between) else space.values:
-            changed = recipe.replace({key: value})
+            changed_recipe = recipe.replace({key: value})
             if key.startswith("phases."):
-                _check_phases(changed)
+                _check_phases(changed_recipe)
     _check_metric(recipe, objective.partition(" ")[2])
-    asked = _digest(recipe, data, write_spaces(where), [objective, by, prune, seed])
-    return TrialPlan(recipe, where, objective, runs, out.absolute(), by, bool(prune), seed, asked)
+    digest = _compute_digest(recipe, data, write_spaces(parsed), [objective, by, prune, seed])
+    return TrialPlan(recipe, parsed, objective, runs, out.absolute(), by, bool(prune), seed, digest)
 
 
 def run_search(
@@ -132,31 +133,31 @@ def run_search(
     backend: str | None,
     tell: Tell,
 ) -> Search:
-    """Makes the trials that are left, and returns the result.
+    """Runs the remaining trials of a search, and returns the result.
 
-    ``tell``: called with an event at the beginning, and when a trial of any driver has ended.
+    ``tell`` is called with an event at the beginning, and when a trial of any driver has ended.
     Raises VflError.
     """
-    at_a_time = number_of_jobs(jobs)
+    job_count = number_of_jobs(jobs)
     require_folder(plan.folder)
     plan.folder.mkdir(exist_ok=True)
-    with journal.quiet(), ours():
-        progress = SearchProgress(plan, tell, at_a_time)
-        if progress.left and (at_a_time > 1 or backend is not None):
-            several = min(at_a_time, progress.left)
-            in_others(plan, data, several, backend, progress.look)
+    with journal.silence_optuna(), ours():
+        progress = SearchProgress(plan, tell, job_count)
+        if progress.left and (job_count > 1 or backend is not None):
+            drivers = min(job_count, progress.left)
+            run_in_processes(plan, data, drivers, backend, progress.look)
         else:
             drive(plan, data, progress.look)
         progress.look()
         return read_result(plan)
 
 
-def _check(objective: Any, runs: Any, by: Any, seed: Any) -> None:
+def _check_arguments(objective: Any, runs: Any, by: Any, seed: Any) -> None:
     split, _, name = str(objective).partition(" ")
     if split != "validation" or not name:
         raise InputError(
             Code.CONFIG_INVALID,
-            "objective: must be a metric of the validation rows, not the test rows (got "
+            "objective: must be a metric on the validation rows, not the test rows (got "
             f"{objective!r}). Give one such as 'validation auc'.",
         )
     for key, value, minimum in (("runs", runs, 1), ("seed", seed, 0)):
@@ -173,7 +174,7 @@ def _check(objective: Any, runs: Any, by: Any, seed: Any) -> None:
 
 
 def _check_phases(recipe: Recipe) -> None:
-    """Reads the keys of all phases, which a recipe leaves to their methods."""
+    """Checks the settings of all phases, which the recipe itself does not check."""
     from vfl_party.phases.course import Course
 
     for phase in Course(recipe.settings).phases:
@@ -190,10 +191,10 @@ def _check_metric(recipe: Recipe, name: str) -> None:
         )
 
 
-def _digest(
+def _compute_digest(
     recipe: Recipe, data: Mapping[str, Any] | None, spaces: Mapping[str, Any], other: list[Any]
 ) -> str:
-    """Returns a digest of what decides the trials of a search, including the rows."""
+    """Returns a digest of the recipe, the rows and the arguments, which determine the trials."""
     tables, frames = with_data(recipe.to_dict(), data or {})
     settings = parse(Settings, tables, "recipe")
     if cells.only_here(settings) is not None:

@@ -1,4 +1,4 @@
-"""The search space: the possible values of a recipe's keys."""
+"""Defines the search space: the possible values of each searched key of a recipe."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from vfl_common.errors import Code, InputError
 if TYPE_CHECKING:
     from optuna import Trial
 
-# The keys of a space between two numbers.
+# The keys that define a range of numbers.
 KEYS = {"from", "to", "log"}
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One of several values."""
+    """A space that consists of a list of values."""
 
     values: tuple[Any, ...]
 
     @property
     def labels(self) -> list[Any]:
-        """The values as the journal has them: a compound value is JSON text."""
+        """The values as Optuna's journal stores them. A list or dict is stored as JSON text."""
         return [
             value
             if value is None or isinstance(value, bool | int | float | str)
@@ -35,7 +35,7 @@ class Choice:
         ]
 
     def has(self, label: Any) -> bool:
-        """Returns whether the journal's label is that of one of the values."""
+        """Returns whether a label from the journal stands for one of the values."""
         return label in self.labels
 
     def ask(self, trial: Trial, key: str) -> Any:
@@ -45,15 +45,15 @@ class Choice:
 
 @dataclass(frozen=True)
 class Between:
-    """A number in a closed interval; an integer if both bounds are."""
+    """A space of the numbers in a closed interval: integers if both bounds are integers."""
 
     low: float
     high: float
     log: bool = False
 
     def has(self, number: Any) -> bool:
-        """Returns whether the journal's number is in the interval. Raises TypeError if it is not a
-        number.
+        """Returns whether a number from the journal is in the interval. Raises TypeError if it is
+        not a number.
         """
         return bool(self.low <= number <= self.high)
 
@@ -67,14 +67,14 @@ class Between:
 Space = Choice | Between
 
 
-def spaces_of(spaces: Mapping[str, Any]) -> dict[str, Space]:
-    """Reads ``{key: [values]}`` and ``{key: {"from": low, "to": high, "log": True}}``. Raises
-    InputError.
+def parse_spaces(spaces: Mapping[str, Any]) -> dict[str, Space]:
+    """Parses spaces such as ``{key: [values]}`` or ``{key: {"from": low, "to": high, "log":
+    True}}``. Raises InputError.
     """
     if not isinstance(spaces, Mapping) or not spaces:
         raise InputError(
             Code.CONFIG_INVALID,
-            "spaces: must be a dict with keys. Give {key: [values]}, or {key: {'from': low, "
+            "spaces: must be a non-empty dict. Give {key: [values]}, or {key: {'from': low, "
             "'to': high}}.",
         )
     for key in spaces:
@@ -84,18 +84,18 @@ def spaces_of(spaces: Mapping[str, Any]) -> dict[str, Space]:
                 f"spaces: a key must be text (got {key!r}). Give one such as "
                 "'model.embedding_size'.",
             )
-        above = next((other for other in spaces if key.startswith(f"{other}.")), None)
-        if above is not None:
+        parent = next((other for other in spaces if key.startswith(f"{other}.")), None)
+        if parent is not None:
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"spaces: {above} contains {key}. Give a space for one of them.",
+                f"spaces: {parent} contains {key}. Give a space for only one of them.",
             )
-    return {key: _space(key, space) for key, space in spaces.items()}
+    return {key: _parse_space(key, space) for key, space in spaces.items()}
 
 
-def points(spaces: Mapping[str, Space]) -> list[dict[str, Any]]:
-    """Returns all combinations of choices, as the journal has them. Raises InputError if a space
-    is an interval.
+def list_grid_points(spaces: Mapping[str, Space]) -> list[dict[str, Any]]:
+    """Returns all combinations of values, as Optuna's journal stores them. Raises InputError if a
+    space is an interval.
     """
     lists: list[Sequence[Any]] = []
     for key, space in spaces.items():
@@ -105,15 +105,15 @@ def points(spaces: Mapping[str, Space]) -> list[dict[str, Any]]:
                 f"spaces: {key}: a grid needs a list of values. Give a list, or by='tpe'.",
             )
         lists.append(space.labels)
-    return [dict(zip(spaces, chosen, strict=True)) for chosen in itertools.product(*lists)]
+    return [dict(zip(spaces, point, strict=True)) for point in itertools.product(*lists)]
 
 
-def _space(key: str, space: Any) -> Space:
+def _parse_space(key: str, space: Any) -> Space:
     where = f"spaces: {key}"
     if isinstance(space, Mapping):
-        return _between(where, space)
+        return _parse_interval(where, space)
     space = space.tolist() if hasattr(space, "tolist") else space
-    # A set has no order, on which the trials depend.
+    # A set is refused, because the trials depend on the order of the values.
     if not isinstance(space, Iterable) or isinstance(space, str | bytes | Set):
         raise InputError(
             Code.CONFIG_INVALID,
@@ -128,20 +128,20 @@ def _space(key: str, space: Any) -> Space:
     except (TypeError, ValueError):
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{where}: has a value that a recipe's file cannot hold. Give texts, numbers, "
+            f"{where}: has a value that cannot be written into a recipe. Give texts, numbers, "
             "booleans or lists.",
         ) from None
     if len(set(labels)) < len(labels):
-        raise InputError(Code.CONFIG_INVALID, f"{where}: has a value twice. Remove one.")
+        raise InputError(Code.CONFIG_INVALID, f"{where}: contains a value twice. Remove one.")
     return Choice(values)
 
 
-def _between(where: str, space: Mapping[str, Any]) -> Between:
-    odd = next((key for key in space if key not in KEYS), None)
-    if odd is not None:
+def _parse_interval(where: str, space: Mapping[str, Any]) -> Between:
+    unknown = next((key for key in space if key not in KEYS), None)
+    if unknown is not None:
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{where}: unknown key {odd!r}. Give from, to and, optionally, log.",
+            f"{where}: unknown key {unknown!r}. Give from, to and, optionally, log.",
         )
     low, high, log = space.get("from"), space.get("to"), space.get("log", False)
     if not all(
@@ -161,7 +161,7 @@ def _between(where: str, space: Mapping[str, Any]) -> Between:
             Code.CONFIG_INVALID,
             f"{where}: from must be less than to (got {low!r} and {high!r}). Correct one of them.",
         )
-    # The distance of the two must be finite, too.
+    # Optuna needs the difference of the bounds, which must be finite.
     if max(-low, high) > sys.float_info.max / 2:
         raise InputError(
             Code.CONFIG_INVALID, f"{where}: from and to are too far apart. Give a smaller range."
@@ -169,14 +169,14 @@ def _between(where: str, space: Mapping[str, Any]) -> Between:
     if log and low <= 0:
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{where}: from must be greater than 0 with log (got {low!r}). Correct it, or leave "
-            "log out.",
+            f"{where}: from must be greater than 0 if log is set (got {low!r}). Correct it, or "
+            "leave log out.",
         )
     return Between(low, high, log)
 
 
 def write_spaces(spaces: Mapping[str, Space]) -> dict[str, Any]:
-    """Returns spaces as ``spaces_of`` reads them, as JSON values."""
+    """Converts spaces to JSON values, in the format that ``parse_spaces`` reads."""
     return {
         key: {"from": space.low, "to": space.high, "log": space.log}
         if isinstance(space, Between)

@@ -1,4 +1,4 @@
-"""Makes the trials of a search: a driver's work, which several may share."""
+"""Runs the trials of a search. Several drivers may share the trials."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vfl.library.run import Run
 from vfl.library.simulate import Order, carry_out, in_process
 from vfl.searching import journal
 from vfl.searching.claims import Claims
-from vfl.searching.spaces import Space, points
+from vfl.searching.spaces import Space, list_grid_points
 from vfl_common.errors import Code, InputError, UnwritableError, VflError
 from vfl_common.files import PLAIN_NAME
 
@@ -25,15 +25,17 @@ if TYPE_CHECKING:
     import optuna
     from optuna.trial import FrozenTrial
 
-# The interval at which an idle driver checks whether another one was lost.
+# The interval at which a driver without a trial checks whether another driver has ended.
 _TICK_S = 0.2
+# The subfolder of a search's folder that contains its runs.
 RUNS = "runs"
 
 
 @dataclass(frozen=True)
 class TrialPlan:
-    """A search, for its drivers. ``asked``: a digest of all that decides its trials; the other
-    fields are the arguments of ``search``.
+    """The plan of a search, for its drivers. The fields are the checked arguments of ``search``.
+
+    ``digest``: A digest of the recipe, the rows and the arguments, which determine the trials.
     """
 
     recipe: Recipe
@@ -44,33 +46,36 @@ class TrialPlan:
     by: journal.By
     prune: bool
     seed: int
-    asked: str
+    digest: str
 
     @property
     def metric(self) -> str:
-        """The objective's metric."""
+        """The name of the metric, without the split, such as ``auc``."""
         return self.objective.partition(" ")[2]
 
     @property
-    def every(self) -> int:
-        """The number of trials: a grid has no more than its points."""
-        return min(self.runs, len(points(self.spaces))) if self.by == "grid" else self.runs
+    def trial_count(self) -> int:
+        """The number of trials. A grid search has at most one trial for each point of the grid."""
+        return (
+            min(self.runs, len(list_grid_points(self.spaces))) if self.by == "grid" else self.runs
+        )
 
     def open_study(self) -> optuna.Study:
-        """Opens the journal. Raises InputError if it is of another search."""
+        """Opens the journal of the search. Raises InputError if it belongs to another search."""
         from vfl_party.models.metrics import lower_is_better
 
         lower = lower_is_better(self.recipe.settings.task, self.metric)
         return journal.open_study(
-            self.folder, self.asked, self.spaces, lower=lower, prune=self.prune
+            self.folder, self.digest, self.spaces, lower=lower, prune=self.prune
         )
 
 
 def drive(
     plan: TrialPlan, data: Mapping[str, Any] | None, look: Callable[[], None] = lambda: None
 ) -> None:
-    """Makes trials until all have ended, including those of other drivers. ``data``: as in
-    ``simulate``; ``look``: called when a trial has ended. Raises InputError.
+    """Runs trials until all trials of the search have ended, including those of other drivers.
+
+    ``data`` is as in ``simulate``. ``look`` is called after each trial. Raises InputError.
     """
     with Claims(plan.folder) as claims:
         driver = _Driver(plan, data, claims)
@@ -79,62 +84,68 @@ def drive(
 
 
 class _Driver:
+    """Runs trials of a search in this process."""
+
     def __init__(self, plan: TrialPlan, data: Mapping[str, Any] | None, claims: Claims) -> None:
         self._plan, self._data, self._claims = plan, data, claims
-        self._grid = points(plan.spaces) if plan.by == "grid" else None
-        with claims.choosing():
+        self._grid = list_grid_points(plan.spaces) if plan.by == "grid" else None
+        with claims.lock_choice():
             self._study = plan.open_study()
 
     def step(self) -> bool:
-        """Makes a trial, or waits a moment for those of others. Returns whether all have ended."""
-        with self._claims.choosing():
+        """Runs a trial, or waits shortly if other drivers run the last trials. Returns whether all
+        trials have ended.
+        """
+        with self._claims.lock_choice():
             self._take_over()
-            place = journal.next_place(self._study, self._plan.every)
-            begun = self._begin(place) if place is not None else None
-            if begun is None and not journal.running(self._study):
+            place = journal.find_next_place(self._study, self._plan.trial_count)
+            trial = self._begin(place) if place is not None else None
+            if trial is None and not journal.get_running_trials(self._study):
                 return True
-        if begun is None:
+        if trial is None:
             time.sleep(_TICK_S)
         else:
-            self._make(*begun)
+            self._run_trial(*trial)
         return False
 
     def _begin(self, place: int) -> tuple[optuna.Trial, dict[str, Any]]:
         plan, point = self._plan, self._grid[place] if self._grid is not None else None
-        trial = journal.ask(self._study, plan.by, plan.seed, place, self._claims.own, point)
+        trial = journal.begin_trial(
+            self._study, plan.by, plan.seed, place, self._claims.driver, point
+        )
         return trial, {key: space.ask(trial, key) for key, space in plan.spaces.items()}
 
     def _take_over(self) -> None:
-        """Ends the trials of killed drivers, and queues those whose run is not finished."""
-        for trial in journal.running(self._study):
-            if self._claims.works(trial.user_attrs.get(journal.DRIVER)):
+        """Ends the trials of killed drivers. A trial whose run is not finished is queued again."""
+        for trial in journal.get_running_trials(self._study):
+            if self._claims.is_running(trial.user_attrs.get(journal.DRIVER)):
                 continue
             value = self._read_objective(trial)
             if value is not None:
                 self._study.tell(trial.number, value)
             else:
-                journal.begin_again(self._study, trial, self._plan.spaces)
+                journal.requeue_trial(self._study, trial, self._plan.spaces)
 
     def _read_objective(self, trial: FrozenTrial) -> float | None:
-        """Returns the objective of a trial whose driver was killed after the end of its run, or
-        removes an unfinished run.
+        """Returns the objective of a killed driver's trial if its run is finished. Otherwise
+        removes the folder of the run, and returns None.
         """
         name = trial.user_attrs.get(journal.RUN)
-        # A journal that was edited must not remove another folder.
+        # An edited journal must not cause another folder to be removed.
         if name is None or not PLAIN_NAME.fullmatch(name):
             return None
         folder = self._plan.folder / RUNS / name
         if (folder / "summary.json").exists():
-            return self._value(Run.load(folder))
+            return self._get_objective(Run.load(folder))
         shutil.rmtree(folder, ignore_errors=True)
         return None
 
-    def _value(self, run: Run) -> float | None:
+    def _get_objective(self, run: Run) -> float | None:
         value = run.metrics.get("validation", {}).get(self._plan.metric)
         return value if value is not None and math.isfinite(value) else None
 
-    def _make(self, trial: optuna.Trial, values: Mapping[str, Any]) -> None:
-        """Makes a trial's run, and records how it ended."""
+    def _run_trial(self, trial: optuna.Trial, values: Mapping[str, Any]) -> None:
+        """Makes the run of a trial, and writes its result or error into the journal."""
         import optuna
         from optuna.trial import TrialState
 
@@ -143,11 +154,11 @@ class _Driver:
             run = carry_out(
                 plan.recipe.replace(values),
                 self._data,
-                partial(_make_noted, trial, plan.metric),
+                partial(_make_recorded_run, trial, plan.metric),
                 baseline=None,
                 out=plan.folder / RUNS,
             )
-            value = self._value(run)
+            value = self._get_objective(run)
             if value is None:
                 raise InputError(
                     Code.CONFIG_INVALID,
@@ -157,7 +168,7 @@ class _Driver:
         except optuna.TrialPruned:
             self._study.tell(trial, state=TrialState.PRUNED)
         except UnwritableError:
-            # The trial is repeated once there is room.
+            # The disk is full: the trial stays unended, and a later call repeats it.
             raise
         except VflError as error:
             trial.set_user_attr(journal.ERROR, str(error))
@@ -166,27 +177,27 @@ class _Driver:
             self._study.tell(trial, value)
 
 
-def _make_noted(trial: optuna.Trial, metric: str, order: Order) -> None:
-    """Makes a run whose folder is in the journal before it begins."""
+def _make_recorded_run(trial: optuna.Trial, metric: str, order: Order) -> None:
+    """Writes the folder of a run into the journal, and makes the run."""
     trial.set_user_attr(journal.RUN, order.folder.name)
-    in_process(True, _watching(trial, metric), order)
+    in_process(True, _make_pruning_callback(trial, metric), order)
 
 
-def _watching(trial: optuna.Trial, metric: str) -> OnRound:
-    """Returns a function that reports the rounds of a run, and ends a run that is pruned."""
+def _make_pruning_callback(trial: optuna.Trial, metric: str) -> OnRound:
+    """Returns a callback that reports each round's metric to Optuna, and ends a pruned run."""
     import optuna
 
-    seen: set[tuple[str, int]] = set()
+    reported: set[tuple[str, int]] = set()
 
-    def watch(finished: Round) -> None:
+    def report_round(finished: Round) -> None:
         value = finished.metrics.get("validation", {}).get(metric)
-        # The phase evaluate has one round, so there is nothing to prune.
+        # A phase with one round, such as evaluate, cannot be pruned.
         place = finished.phase, finished.round
-        if value is None or finished.rounds == 1 or place in seen:
+        if value is None or finished.rounds == 1 or place in reported:
             return
-        trial.report(value, len(seen))
-        seen.add(place)
+        trial.report(value, len(reported))
+        reported.add(place)
         if trial.should_prune():
             raise optuna.TrialPruned
 
-    return watch
+    return report_round

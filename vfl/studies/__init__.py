@@ -1,1 +1,1 @@
-"""``vfl study``: plans, runs and compares methods x seeds x label counts."""
+"""``vfl study``: plans, runs and compares methods over seeds and label counts."""

@@ -1,4 +1,4 @@
-"""Compares the methods of a study with its first one: is a difference more than chance?"""
+"""Tests whether each method of a study differs significantly from the first method."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ from vfl_common.files import write_atomic
 
 
 @dataclass(frozen=True)
-class Compared:
-    """A method compared with the first one, at one label count."""
+class MethodDifference:
+    """The difference of a method from the first method of the study, at one label count.
+
+    ``against`` is the name of the first method.
+    """
 
     study: str
     method: str
@@ -30,7 +33,7 @@ class Compared:
     difference: Difference
 
     def row(self) -> dict[str, Any]:
-        """Returns the comparison as a line of the CSV."""
+        """Returns the comparison as a line of ``differences.csv``."""
         d = self.difference
         return {
             "study": self.study,
@@ -50,11 +53,12 @@ class Compared:
 
 def differences(
     study: StudyFile, chains: Sequence[Pipeline], results: Iterable[FineTuned]
-) -> list[Compared]:
-    """Compares every method with the first one, for each label count, over the seeds and folds that
-    both have finished; the verdicts are corrected for the number of comparisons (``holm``).
+) -> list[MethodDifference]:
+    """Compares every method with the first method at each label count, over the seeds and folds
+    that both methods have finished. The verdicts are corrected for the number of comparisons
+    (``holm``).
 
-    A method with fewer than three pairs of runs, or with other test rows, is not compared.
+    A method is left out if it has fewer than three pairs of runs, or different test rows.
     """
     recipes = {run.method: run.recipe for chain in chains for run in chain.finetune}
     values = {
@@ -63,7 +67,9 @@ def differences(
     }
     first, rows = study.methods[0].name, []
     for method in study.in_groups:
-        if method.name == first or _test_rows(recipes[method.name]) != _test_rows(recipes[first]):
+        if method.name == first or _get_test_settings(recipes[method.name]) != _get_test_settings(
+            recipes[first]
+        ):
             continue
         for labels in study.labels or (None,):
             pairs = [
@@ -73,33 +79,33 @@ def differences(
             ]
             if len(pairs) >= MIN_PAIRS:
                 compared = _compare(study.metric, pairs, recipes[first])
-                rows.append(Compared(study.name, method.name, first, labels, compared))
+                rows.append(MethodDifference(study.name, method.name, first, labels, compared))
     corrected = holm([row.difference for row in rows])
     return [replace(row, difference=d) for row, d in zip(rows, corrected, strict=True)]
 
 
 def _compare(metric: str, pairs: Sequence[tuple[float, float]], recipe: Recipe) -> Difference:
-    # Imported late: it imports torch.
+    # This import is late because the module imports torch.
     from vfl_party.models.metrics import lower_is_better
 
-    own, others = zip(*pairs, strict=True)
+    method_values, first_values = zip(*pairs, strict=True)
     return difference(
         metric,
-        own,
-        others,
+        method_values,
+        first_values,
         overlap=overlap_of(recipe, "test"),
         lower_is_better=lower_is_better(recipe.task, metric),
     )
 
 
-def _test_rows(recipe: Recipe) -> tuple[Any, ...]:
-    """Returns what determines the test rows, together with the seed."""
+def _get_test_settings(recipe: Recipe) -> tuple[Any, ...]:
+    """Returns the settings that, together with the seed, determine the test rows."""
     rows = recipe.rows
     return rows.split, rows.test, rows.folds, rows.fold
 
 
-def write_differences(path: Path, compared: Sequence[Compared]) -> None:
-    """Writes a line for each comparison; removes an earlier file if there are none. Raises
+def write_differences(path: Path, compared: Sequence[MethodDifference]) -> None:
+    """Writes a CSV line for each comparison. Without comparisons, removes an earlier file. Raises
     InputError.
     """
     if not compared:
@@ -112,8 +118,8 @@ def write_differences(path: Path, compared: Sequence[Compared]) -> None:
     write_atomic(path, text.getvalue())
 
 
-def table_of_differences(study: StudyFile, compared: Sequence[Compared]) -> Table:
-    """Returns a table with a row for each method and label count."""
+def table_of_differences(study: StudyFile, compared: Sequence[MethodDifference]) -> Table:
+    """Returns a table of the differences, with a row for each method and label count."""
     factor, unit = points(study.metric)
     measured = f"test {study.metric}" + (f" in {unit}" if unit != study.metric else "")
     several = len(compared) > 1
@@ -142,7 +148,7 @@ def table_of_differences(study: StudyFile, compared: Sequence[Compared]) -> Tabl
     form = "+.1f" if factor > 1 else "+.4g"
     for row in compared:
         d = row.difference
-        assert d.low is not None and d.high is not None  # noqa: S101, PT018 - at least MIN_PAIRS
+        assert d.low is not None and d.high is not None  # noqa: S101, PT018 - there are MIN_PAIRS or more
         result.add_row(
             row.method,
             *([f"{row.labels}"] if study.labels else []),

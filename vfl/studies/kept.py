@@ -1,4 +1,4 @@
-"""Finds the finished runs of a study of the library, by a digest of their inputs."""
+"""Finds the finished runs of a library study (``vfl.study``) by a digest of their inputs."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.files import write_atomic
 
-# The file in a run's folder with the digest.
+# The file in a run's folder that contains the digest of its inputs.
 FILE = "study.json"
 
 
 class FinishedRuns:
-    """The finished runs of a folder. Raises InputError if a digest's file is damaged."""
+    """The finished runs in a folder. Raises InputError if a file with a digest is damaged."""
 
     def __init__(self, out: Path) -> None:
         self._folders: dict[str, Path] = {}
         for note in sorted(out.glob(f"*/{FILE}")):
-            # Unfinished runs are repeated.
+            # Runs without a summary are unfinished, and are repeated.
             if (note.parent / "summary.json").exists():
-                self._folders[_inputs(note)] = note.parent
+                self._folders[_read_digest(note)] = note.parent
 
     def find(self, inputs: str) -> Path | None:
-        """Returns the folder of a finished run with the same inputs."""
+        """Returns the folder of the finished run whose inputs have this digest, or None."""
         return self._folders.get(inputs)
 
     def note(self, folder: Path, inputs: str) -> None:
-        """Records the inputs in the folder of a finished run. Raises InputError."""
+        """Writes the digest of its inputs into the folder of a finished run. Raises InputError."""
         write_atomic(folder / FILE, json.dumps({"inputs": inputs}) + "\n")
         self._folders[inputs] = folder
 
 
-def _inputs(note: Path) -> str:
+def _read_digest(note: Path) -> str:
     try:
         inputs = json.loads(note.read_bytes())["inputs"]
         if isinstance(inputs, str):
@@ -51,7 +51,7 @@ def _inputs(note: Path) -> str:
     except (ValueError, KeyError, TypeError, RecursionError):
         pass
     raise InputError(
-        Code.FILE_INVALID, f"{note}: is damaged. Restore it, or remove it to repeat the run."
+        Code.FILE_INVALID, f"{note}: is damaged. Restore the file, or remove it to repeat the run."
     )
 
 
@@ -62,17 +62,16 @@ def inputs_of(
     prints: Fingerprints,
     frames: Mapping[str, Any],
 ) -> str:
-    """Returns a digest of all that determines a run's results: recipe, baseline and rows.
+    """Returns a digest of the inputs that determine a run's results: recipe, baseline and rows.
 
-    Files count by their size and the time of their last change. What a name refers to does not
-    count: the code of an encoder in a module, the rows of a database. ``frames``: {party: its
-    frame}.
+    A file is represented by its size and the time of its last change. The code of a named encoder
+    and the rows of a database are not part of the digest. ``frames``: {party: data frame}.
     """
     parts = [
         recipe.canonical_json(),
         str(baseline),
         *(
-            f"{name} {settings.model_dump_json()} {prints.of(settings, frames)}"
+            f"{name} {settings.model_dump_json()} {prints.compute(settings, frames)}"
             for name, settings in data.items()
         ),
     ]
@@ -80,28 +79,28 @@ def inputs_of(
 
 
 class Fingerprints:
-    """The fingerprints of a study's data sources; each source is read once."""
+    """Computes fingerprints of data sources, and caches them so that each source is read once."""
 
     def __init__(self) -> None:
-        self._known: dict[str, str] = {}
+        self._cache: dict[str, str] = {}
 
-    def of(self, data: DataSettings, frames: Mapping[str, Any]) -> str:
-        """Returns a text that is equal for the same rows."""
+    def compute(self, data: DataSettings, frames: Mapping[str, Any]) -> str:
+        """Returns the fingerprint of a source as text. Equal rows have equal fingerprints."""
         source = data.source
-        if source not in self._known:
+        if source not in self._cache:
             if source.startswith(FRAME):
                 name = source.removeprefix(FRAME)
-                self._known[source] = _of_frame(frames[name], source, data)
+                self._cache[source] = _hash_frame(frames[name], source, data)
             else:
-                self._known[source] = _of_files(Path(source)) if is_path(source) else ""
-        return self._known[source]
+                self._cache[source] = _hash_files(Path(source)) if is_path(source) else ""
+        return self._cache[source]
 
 
-def _of_files(path: Path) -> str:
+def _hash_files(path: Path) -> str:
     files = sorted(path.rglob("*")) if path.is_dir() else [path]
     lines = []
     for file in files:
-        # A missing file is an error only when it is read.
+        # A missing file is ignored here: the run that reads it raises the error.
         with contextlib.suppress(OSError):
             stat = file.stat()
             lines.append(f"{file} {stat.st_size} {stat.st_mtime_ns}")
@@ -109,7 +108,7 @@ def _of_files(path: Path) -> str:
 
 
 class _Digest:
-    """A writable file that only computes a digest."""
+    """A writable file object that computes the SHA-256 digest of the written bytes."""
 
     closed = False
 
@@ -125,7 +124,7 @@ class _Digest:
     def close(self) -> None: ...
 
 
-def _of_frame(frame: Any, source: str, data: DataSettings) -> str:
+def _hash_frame(frame: Any, source: str, data: DataSettings) -> str:
     import numpy as np
     import pyarrow
 
@@ -134,10 +133,12 @@ def _of_frame(frame: Any, source: str, data: DataSettings) -> str:
     digest = _Digest()
     if is_arrays(frame):
         for name, array in frame.items():
-            own = np.ascontiguousarray(array)
-            digest.write(f"{name} {own.dtype} {own.shape} ".encode())
-            # An array of objects, such as texts, has no stable bytes.
-            digest.write(repr(own.tolist()).encode() if own.dtype.hasobject else own.tobytes())
+            array = np.ascontiguousarray(array)
+            digest.write(f"{name} {array.dtype} {array.shape} ".encode())
+            # The bytes of an object array are pointers, so its values are hashed as text.
+            digest.write(
+                repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes()
+            )
         return digest.sha256.hexdigest()
     table = as_arrow(frame, source, data.id).combine_chunks()
     with pyarrow.ipc.new_stream(pyarrow.PythonFile(digest, mode="w"), table.schema) as writer:

@@ -1,6 +1,4 @@
-"""Compares two methods run by run: the runs of a pair have the same seed, and so the same test
-rows.
-"""
+"""Compares two methods by pairs of runs. The runs of a pair have the same seed and test rows."""
 
 from __future__ import annotations
 
@@ -13,20 +11,27 @@ from typing import Literal
 from vfl_common.config.recipe import Recipe
 
 Verdict = Literal["better", "worse", "no difference shown", "too few pairs"]
-# The minimum number of pairs: fewer do not show how much a difference varies.
+# The minimum number of pairs. Fewer pairs cannot show how much a difference varies.
 MIN_PAIRS = 3
 _CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The mean of ``first - second`` of a metric over ``pairs`` of runs, in the metric's unit.
+    """The difference of a metric between two methods: the mean of ``first - second`` over pairs of
+    runs.
 
-    ``low``, ``high``: the interval of 95 % confidence; None with fewer than three pairs.
-    ``p``: the probability of a mean at least as far from 0 if the methods are equal; corrected for
-    ``comparisons``, if there are several (see ``holm``). ``verdict``: on the first method;
-    ``better`` or ``worse`` if ``p`` is below 0.05: of a single comparison, if 0 lies outside the
-    interval.
+    Args:
+        metric: The name of the metric.
+        pairs: The number of pairs of runs.
+        mean: The mean difference, in the metric's unit.
+        low: The lower end of the 95 % confidence interval; None with fewer than three pairs.
+        high: The upper end of the interval; None with fewer than three pairs.
+        verdict: Whether the first method is ``better`` or ``worse``, which needs ``p`` < 0.05. For
+            a single comparison, this means that 0 is outside the interval.
+        p: The p-value: the probability of a mean at least as far from 0 if the methods are equal.
+            For several comparisons it is corrected (see ``holm``).
+        comparisons: The number of comparisons that ``p`` is corrected for.
     """
 
     metric: str
@@ -62,20 +67,21 @@ def difference(
 ) -> Difference:
     """Compares two methods by the differences of their pairs of runs.
 
-    The interval is ``mean ± t * sd * sqrt(1 / n + overlap)``: ``n`` pairs, ``sd`` the sample
-    standard deviation of their differences, ``t`` the 0.975 quantile of Student's distribution with
-    ``n - 1`` degrees of freedom. With ``overlap = 0`` that is the paired t interval. Runs that
-    learn from overlapping rows vary less among each other than with new data; the
-    overlap corrects for that (Nadeau and Bengio, "Inference for the Generalization Error", Machine
-    Learning 52, 2003, section 3; for repeated cross-validation: Bouckaert and Frank, PAKDD 2004).
+    The interval is ``mean ± t * sd * sqrt(1 / n + overlap)``. Here ``n`` is the number of pairs,
+    ``sd`` the sample standard deviation of their differences, and ``t`` the 0.975 quantile of
+    Student's distribution with ``n - 1`` degrees of freedom. With ``overlap = 0`` this is the
+    paired t interval. Runs that train on overlapping rows vary less than runs on new data, and
+    ``overlap`` corrects for that (Nadeau and Bengio, "Inference for the Generalization Error",
+    Machine Learning 52, 2003, section 3; for repeated cross-validation: Bouckaert and Frank, PAKDD
+    2004).
 
     Args:
-        metric: its name, such as ``auc``.
-        first: values of the metric, one for each run.
-        second: the values of the other method, in the same order.
-        overlap: the evaluated rows for each row that was learned from. 0 if all runs have the same
-            evaluated rows: the interval is then about these rows.
-        lower_is_better: whether lower values of the metric are better.
+        metric: The name of the metric, such as ``auc``.
+        first: The metric of the first method, one value for each run.
+        second: The metric of the second method, in the same order of runs.
+        overlap: The number of evaluated rows divided by the number of training rows. Use 0 if all
+            runs have the same evaluated rows; the interval then applies to these rows only.
+        lower_is_better: Whether lower values of the metric are better.
     """
     differences = [a - b for a, b in zip(first, second, strict=True)]
     middle, n = mean(differences), len(differences)
@@ -85,9 +91,9 @@ def difference(
     from scipy.special import stdtr, stdtrit
 
     error = stdev(differences) * math.sqrt(1 / n + overlap)
-    half = float(stdtrit(n - 1, 0.5 + _CONFIDENCE / 2)) * error
-    low, high = middle - half, middle + half
-    # Without any variation, the difference is certain.
+    half_width = float(stdtrit(n - 1, 0.5 + _CONFIDENCE / 2)) * error
+    low, high = middle - half_width, middle + half_width
+    # If all differences are equal, p is 0, or 1 for a difference of 0.
     p = 2 * float(stdtr(n - 1, -abs(middle) / error)) if error else float(middle == 0)
     verdict: Verdict = "no difference shown"
     if low > 0 or high < 0:
@@ -96,32 +102,32 @@ def difference(
 
 
 def holm(comparisons: Sequence[Difference]) -> list[Difference]:
-    """Corrects the verdicts of several comparisons, so that the probability of any false
-    difference is at most 5 % (Holm, "A simple sequentially rejective multiple
+    """Corrects the verdicts of several comparisons, so that the probability of reporting any
+    difference that does not exist is at most 5 % (Holm, "A simple sequentially rejective multiple
     test procedure", Scandinavian Journal of Statistics 6, 1979).
 
-    Of m comparisons, the one with the k-th smallest ``p`` gets (m - k + 1) · p, at least that of
-    those before it, and at most 1. The intervals are unchanged. Comparisons with too few pairs are
-    unchanged, and do not count.
+    Of m comparisons, the comparison with the k-th smallest ``p`` gets (m - k + 1) · p, but at least
+    the corrected p of the comparison before it, and at most 1. The intervals stay the same.
+    Comparisons with too few pairs stay the same, and m does not count them.
     """
     order = sorted(
-        (at for at, comparison in enumerate(comparisons) if comparison.p is not None),
-        key=lambda at: comparisons[at].p or 0,
+        (index for index, comparison in enumerate(comparisons) if comparison.p is not None),
+        key=lambda index: comparisons[index].p or 0,
     )
     corrected, p, m = list(comparisons), 0.0, len(order)
-    for k, at in enumerate(order):
-        comparison = comparisons[at]
+    for k, index in enumerate(order):
+        comparison = comparisons[index]
         p = max(p, min(1.0, (m - k) * (comparison.p or 0.0)))
         verdict = comparison.verdict if p < 1 - _CONFIDENCE else "no difference shown"
-        corrected[at] = replace(comparison, p=p, comparisons=m, verdict=verdict)
+        corrected[index] = replace(comparison, p=p, comparisons=m, verdict=verdict)
     return corrected
 
 
 def overlap_of(recipe: Recipe, split: str) -> float:
-    """Returns the number of rows of ``split`` (``test`` or ``validation``) for each row that was
-    learned from; 0 if the data determine the splits.
+    """Returns the number of rows of ``split`` (``test`` or ``validation``) divided by the number of
+    training rows; 0 if a column of the data defines the splits.
 
-    For test rows, validation rows count as learned from: they determine when to stop.
+    For ``test``, validation rows count as training rows, because they determine when to stop.
     """
     rows = recipe.rows
     if rows.split == "column":

@@ -1,5 +1,5 @@
-"""Reads a study (methods x seeds x folds x label counts over one recipe), and makes the recipes of
-its runs.
+"""Reads a study file, and plans its runs: a recipe for each combination of method, seed, fold and
+label count.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from vfl_common.errors import Code, InputError
 Seed = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
 Phases = tuple[PhaseSettings, ...]
 Stage = Literal["pretrain", "finetune"]
-# The keys of the recipe that the study sets, or that must be equal in all of its runs.
-_OURS = (
+# The keys of the recipe that the study sets itself, so that a method must not override them.
+_STUDY_KEYS = (
     "name",
     "phases",
     "seed",
@@ -36,26 +36,26 @@ _OURS = (
     "rows.fold",
     "simulate.threads",
 )
-# The columns that a method learns from: each party's own, all in one place, or those of one party.
+# The columns that a method trains on: federated, pooled in one place, or of one party alone.
 Group = Literal["federated", "pooled", "alone"]
 GROUPS: tuple[Group, ...] = ("federated", "pooled", "alone")
 
 
 class StudyMethod(Section):
-    """A method of the study: one line of the result."""
+    """A method of the study, which is one line of the results."""
 
     name: Name
-    # The encoders of the pretraining serve all label counts.
+    # The phases of the pretraining. One pretraining is used for all label counts.
     pretrain: Phases = ()
-    # An earlier method, whose pretraining this one shares.
+    # The name of an earlier method. This method starts from its pretraining.
     pretrain_of: Name | None = None
-    # The only encoder of the pretraining's two to start from.
+    # The encoder to start from, if the pretraining trains two encoders at each party.
     tower: Literal["cross", "local"] | None = None
-    # The method's own phases, instead of the study's.
+    # The phases of this method; if empty, the phases of the study are used.
     finetune: Phases = ()
-    # This party trains by itself, with the labels.
+    # The name of a party that trains alone, with the labels.
     alone: Name | None = None
-    # Whether one party has all columns and the labels.
+    # Whether one party trains with all columns and the labels.
     combined: bool = False
     # Changes to the recipe: {"model.encoder.channels": value}.
     overrides: dict[str, Any] = Field(default_factory=dict)
@@ -63,22 +63,24 @@ class StudyMethod(Section):
     @model_validator(mode="after")
     def _check(self) -> StudyMethod:
         for key, value in self.overrides.items():
-            ours = next((ours for ours in _OURS if _overrides(key, value, ours)), None)
-            if ours is not None:
-                raise ValueError(f"overrides: the study sets {ours!r}. Remove it from overrides.")
+            study_key = next((k for k in _STUDY_KEYS if _overrides(key, value, k)), None)
+            if study_key is not None:
+                raise ValueError(
+                    f"overrides: the study sets {study_key!r} itself. Remove it from overrides."
+                )
         if self.pretrain and self.pretrain_of is not None:
-            raise ValueError("pretrain and pretrain_of exclude each other. Give one of them.")
+            raise ValueError("pretrain and pretrain_of cannot be combined. Give one of them.")
         if self.alone is not None and self.combined:
-            raise ValueError("alone and combined exclude each other. Give one of them.")
+            raise ValueError("alone and combined cannot be used together. Give one of them.")
         if self.tower is not None and self.pretrain_of is None:
             raise ValueError(
-                "tower: selects an encoder of another method's pretraining. Give pretrain_of, too."
+                "tower: selects an encoder of another method's pretraining. Give pretrain_of too."
             )
         return self
 
     @property
     def group(self) -> Group:
-        """The columns that it learns from."""
+        """The columns that the method trains on."""
         return "alone" if self.alone is not None else "pooled" if self.combined else "federated"
 
     @property
@@ -91,15 +93,15 @@ class StudyFile(Section):
     """A study file."""
 
     name: Name
-    # A recipe with [simulate], or the files of all parties; phases, seed and rows.labelled are
-    # replaced.
+    # A recipe with [simulate], or the party files of all parties. The study replaces its phases,
+    # seed and rows.labelled.
     recipe: str | Annotated[tuple[str, ...], Field(min_length=1)]
     seeds: Annotated[tuple[Seed, ...], Field(min_length=1)]
-    # The values of rows.labelled; empty: one column, with the recipe's own.
+    # The values of rows.labelled; if empty, the value of the recipe is used.
     labels: tuple[PositiveInt, ...] = ()
-    # Cross-validation: each fold of the rows is for testing once, with every seed.
+    # The number of folds of a cross-validation, which is repeated for every seed.
     folds: Annotated[int, Field(ge=2, le=1000)] | None = None
-    # A metric of the test rows.
+    # The metric on the test rows that the study compares.
     metric: str = "accuracy"
     finetune: Phases = ()
     methods: Annotated[tuple[StudyMethod, ...], Field(min_length=1)]
@@ -111,12 +113,12 @@ class StudyFile(Section):
 
     @model_validator(mode="after")
     def _check(self) -> StudyFile:
-        named = {
+        values_by_key = {
             "methods": [method.name for method in self.methods],
             "seeds": self.seeds,
             "labels": self.labels,
         }
-        for key, values in named.items():
+        for key, values in values_by_key.items():
             double = next((value for value in values if list(values).count(value) > 1), None)
             if double is not None:
                 raise ValueError(f"{key}: {double!r} appears twice. Remove one.")
@@ -126,24 +128,29 @@ class StudyFile(Section):
                 other = next((m for m in earlier if m.name == method.pretrain_of), None)
                 if other is None or not other.pretrain:
                     raise ValueError(
-                        f"methods: {method.name}: pretrain_of: no method {method.pretrain_of!r} "
-                        "above it has its own pretraining. Name one that has."
+                        f"methods: {method.name}: pretrain_of: no earlier method is named "
+                        f"{method.pretrain_of!r} and has pretrain. Name an earlier method with "
+                        "pretrain."
                     )
                 if other.federation != method.federation:
                     raise ValueError(
                         f"methods: {method.name}: pretrain_of: the two methods have different "
-                        "overrides or parties. Make them equal."
+                        "values of overrides, alone or combined. Make them equal."
                     )
             if not self.finetune and not method.finetune:
                 raise ValueError(
-                    f"methods: {method.name} has no phases. Give [[finetune]], or its own finetune."
+                    f"methods: {method.name}: has no phases. Give [[finetune]], or finetune of the "
+                    "method."
                 )
         return self
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run of a study. ``tables``: its recipe as written; ``recipe``: the parsed form."""
+    """One run of a study.
+
+    ``tables`` is the recipe as TOML tables, and ``recipe`` the parsed recipe.
+    """
 
     run_id: str
     stage: Stage
@@ -157,7 +164,7 @@ class PlannedRun:
 
     @property
     def title(self) -> str:
-        """The run's name for people: ``FedHSSL, seed 1, 100 labels``."""
+        """A readable name of the run, such as ``FedHSSL, seed 1, 100 labels``."""
         parts = [self.method, f"seed {self.seed}"]
         if self.fold is not None:
             parts.append(f"fold {self.fold}")
@@ -170,10 +177,10 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The runs of one method with one seed and fold: pretraining, if any, then a run for each label
-    count.
+    """The runs of one method with one seed and fold: an optional pretraining, followed by a
+    fine-tuning run for each label count.
 
-    The pretraining may be shared with an earlier pipeline.
+    Several pipelines may share a pretraining.
     """
 
     pretrain: PlannedRun | None
@@ -186,30 +193,30 @@ class Pipeline:
 
 
 def load_study(path: Path, *, folds: int | None = None) -> tuple[StudyFile, list[Pipeline]]:
-    """Reads a study file and plans it, seed by seed. ``folds`` replaces the file's. Raises
-    InputError if the study or one of its recipes is invalid.
+    """Reads a study file and plans its runs. ``folds`` replaces the number of folds in the file.
+    Raises InputError if the study or one of its recipes is invalid.
     """
-    written = read_tables(path, "study") | ({} if folds is None else {"folds": folds})
-    study = parse(StudyFile, written, str(path))
-    first = study.recipe if isinstance(study.recipe, str) else study.recipe[0]
-    base = path.resolve().parent / first
+    study_tables = read_tables(path, "study") | ({} if folds is None else {"folds": folds})
+    study = parse(StudyFile, study_tables, str(path))
+    recipe_name = study.recipe if isinstance(study.recipe, str) else study.recipe[0]
+    base = path.resolve().parent / recipe_name
     tables = on_one_machine(recipe_of(path, study)[0])
     if "start" in tables:
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{base}: start: the study sets the start of its runs. Remove it here.",
+            f"{base}: start: a study sets this key itself. Remove it from the recipe.",
         )
     if parse(Recipe, tables, str(base)).simulate is None:
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{base}: simulate: is missing, but a study runs on this machine. Add [simulate].",
+            f"{base}: simulate: is missing, but a study simulates its runs. Add [simulate].",
         )
     chains = []
-    folds_: list[int | None] = [None] if study.folds is None else [*range(1, study.folds + 1)]
-    for seed, fold in itertools.product(study.seeds, folds_):
+    fold_numbers: list[int | None] = [None] if study.folds is None else [*range(1, study.folds + 1)]
+    for seed, fold in itertools.product(study.seeds, fold_numbers):
         pretrained: dict[str, PlannedRun] = {}
         for method in study.methods:
-            chain = _chain(path, study, method, tables, seed, fold, pretrained)
+            chain = _plan_pipeline(path, study, method, tables, seed, fold, pretrained)
             if chain.pretrain is not None:
                 pretrained[method.name] = chain.pretrain
             _check_metric(path, study, chain)
@@ -218,8 +225,8 @@ def load_study(path: Path, *, folds: int | None = None) -> tuple[StudyFile, list
 
 
 def recipe_of(path: Path, study: StudyFile) -> tuple[dict[str, Any], Path]:
-    """Returns the tables of a study's recipe, and the folder of its relative paths. Raises
-    InputError.
+    """Returns the tables of a study's recipe, and the folder that its relative paths start from.
+    Raises InputError.
     """
     folder = path.resolve().parent
     if isinstance(study.recipe, str):
@@ -229,7 +236,7 @@ def recipe_of(path: Path, study: StudyFile) -> tuple[dict[str, Any], Path]:
 
 
 def _check_metric(path: Path, study: StudyFile, chain: Pipeline) -> None:
-    """Raises InputError if the method's task has no such metric."""
+    """Raises InputError if the task of the pipeline's recipe does not have the study's metric."""
     task = chain.finetune[0].recipe.task
     if study.metric not in task.all_metrics:
         raise InputError(
@@ -239,7 +246,7 @@ def _check_metric(path: Path, study: StudyFile, chain: Pipeline) -> None:
         )
 
 
-def _chain(
+def _plan_pipeline(
     path: Path,
     study: StudyFile,
     method: StudyMethod,
@@ -248,23 +255,24 @@ def _chain(
     fold: int | None,
     pretrained: Mapping[str, PlannedRun],
 ) -> Pipeline:
-    """Plans one method with one seed and fold. ``pretrained``: {method: its pretraining} of the
-    methods above.
+    """Plans the runs of one method with one seed and fold.
+
+    ``pretrained``: {earlier method: pretraining run}.
     """
     where = f"{path}: methods: {method.name}"
     tables = copy.deepcopy(base) | {"seed": seed}
     for key, value in method.overrides.items():
-        _set(tables, key, value, where)
+        _set_key(tables, key, value, where)
     if fold is not None:
-        # A fold replaces the test rows.
+        # The rows of the fold replace the share of test rows.
         rows = {key: value for key, value in tables.get("rows", {}).items() if key != "test"}
         tables["rows"] = rows | {"folds": study.folds, "fold": fold}
-    shared = _tables_of(study.finetune)
+    shared_phases = _to_tables(study.finetune)
     if method.alone is not None or method.combined:
-        recipe, folder, shared = (
+        recipe, folder, shared_phases = (
             parse(Recipe, tables, where),
             recipe_of(path, study)[1],
-            by_oneself(shared, method.alone or COMBINED),
+            by_oneself(shared_phases, method.alone or COMBINED),
         )
         if method.alone is not None:
             tables = alone(tables, recipe, method.alone, folder, where)
@@ -273,21 +281,23 @@ def _chain(
         for key in ("wire", "report"):
             tables.pop(key, None)
     name = f"{study.name}.{method.name}.s{seed}" + ("" if fold is None else f".k{fold}")
-    tuning = tables | {"phases": _tables_of(method.finetune) or shared}
+    tuning = tables | {"phases": _to_tables(method.finetune) or shared_phases}
     pretrain: PlannedRun | None = None
     if method.pretrain:
-        phases = _tables_of(method.pretrain)
-        first = tables | {"phases": phases}
-        # Nothing is measured yet, so there is nothing to report.
-        first.pop("report", None)
+        phases = _to_tables(method.pretrain)
+        pretrain_tables = tables | {"phases": phases}
+        # A pretraining computes no metrics, so it needs no report.
+        pretrain_tables.pop("report", None)
         # One pretraining serves all label counts, so it must not depend on rows.labelled.
         if study.labels:
-            first["rows"] = {
+            pretrain_tables["rows"] = {
                 key: value for key, value in tables.get("rows", {}).items() if key != "labelled"
             }
-        first = _select_wire(first)
-        recipe = parse(Recipe, first, f"{where}: pretrain")
-        pretrain = PlannedRun(name, "pretrain", method.name, seed, None, fold, first, recipe)
+        pretrain_tables = _select_wire(pretrain_tables)
+        recipe = parse(Recipe, pretrain_tables, f"{where}: pretrain")
+        pretrain = PlannedRun(
+            name, "pretrain", method.name, seed, None, fold, pretrain_tables, recipe
+        )
         tuning["start"] = {"run": name, "phases": phases}
     elif method.pretrain_of is not None:
         pretrain = pretrained[method.pretrain_of]
@@ -296,7 +306,7 @@ def _chain(
             tuning["start"]["tower"] = method.tower
     runs = []
     for labels in study.labels or (None,):
-        # The suffix makes the name differ from the pretraining's.
+        # A suffix distinguishes the fine-tuning run from the pretraining run.
         run_id = (
             f"{name}.n{labels}"
             if labels is not None
@@ -304,17 +314,19 @@ def _chain(
             if pretrain is not None
             else name
         )
-        own = dict(tuning)
+        run_tables = dict(tuning)
         if labels is not None:
-            own["rows"] = tables.get("rows", {}) | {"labelled": labels}
-        own = _select_wire(own)
-        recipe = parse(Recipe, own, f"{where}: finetune")
-        runs.append(PlannedRun(run_id, "finetune", method.name, seed, labels, fold, own, recipe))
+            run_tables["rows"] = tables.get("rows", {}) | {"labelled": labels}
+        run_tables = _select_wire(run_tables)
+        recipe = parse(Recipe, run_tables, f"{where}: finetune")
+        runs.append(
+            PlannedRun(run_id, "finetune", method.name, seed, labels, fold, run_tables, recipe)
+        )
     return Pipeline(pretrain, tuple(runs))
 
 
 def _select_wire(tables: dict[str, Any]) -> dict[str, Any]:
-    """Returns a recipe without the tables of ``wire`` for phases of other methods."""
+    """Returns a recipe without the tables of ``wire`` that are for phases it does not have."""
     if "wire" not in tables:
         return tables
     names = {phase.get("name", phase["kind"]) for phase in tables["phases"]}
@@ -323,41 +335,41 @@ def _select_wire(tables: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _overrides(key: str, value: Any, ours: str) -> bool:
-    """Returns whether ``key = value`` sets ``ours`` or a key below it, directly or inside a
-    table.
+def _overrides(key: str, value: Any, study_key: str) -> bool:
+    """Returns whether ``key = value`` sets ``study_key`` or a key below it. ``value`` may be a
+    table that contains it.
     """
-    if key == ours or key.startswith(f"{ours}."):
+    if key == study_key or key.startswith(f"{study_key}."):
         return True
-    if not ours.startswith(f"{key}."):
+    if not study_key.startswith(f"{key}."):
         return False
-    for part in ours.removeprefix(f"{key}.").split("."):
+    for part in study_key.removeprefix(f"{key}.").split("."):
         if not isinstance(value, dict) or part not in value:
             return False
         value = value[part]
     return True
 
 
-def _tables_of(phases: Phases) -> list[dict[str, Any]]:
-    """Returns phases as tables of a recipe."""
+def _to_tables(phases: Phases) -> list[dict[str, Any]]:
+    """Converts phases to tables of a recipe."""
     return [
-        _table_of(phase)
-        | ({"transforms": [_table_of(t) for t in phase.transforms]} if phase.transforms else {})
+        _to_table(phase)
+        | ({"transforms": [_to_table(t) for t in phase.transforms]} if phase.transforms else {})
         for phase in phases
     ]
 
 
-def _table_of(settings: PhaseSettings | TransformSettings) -> dict[str, Any]:
-    """Returns a phase or transform as people write it: its own settings next to its kind."""
+def _to_table(settings: PhaseSettings | TransformSettings) -> dict[str, Any]:
+    """Converts a phase or transform to a table of a recipe, with its own settings next to kind."""
     return (
         settings.model_dump(exclude_defaults=True, exclude={"settings", "transforms"})
         | settings.settings
     )
 
 
-def _set(tables: dict[str, Any], key: str, value: Any, where: str) -> None:
-    """Sets ``a.b.c`` and makes missing tables. Raises InputError if ``a`` or ``a.b`` is not a
-    table.
+def _set_key(tables: dict[str, Any], key: str, value: Any, where: str) -> None:
+    """Sets a dotted key such as ``a.b.c``, and creates missing tables. Raises InputError if ``a``
+    or ``a.b`` is not a table.
     """
     *path, last = key.split(".")
     table = tables

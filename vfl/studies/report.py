@@ -1,4 +1,4 @@
-"""Reports the results of a study: a CSV line for each run, and a table of means over the seeds."""
+"""Reports the results of a study: a CSV file with a line for each run, and a table of means."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from vfl.studies.plan import Group, StudyFile
 from vfl_common.files import write_atomic
 from vfl_common.summary import Summary
 
+# The kinds of messages whose bytes are reported separately.
 KINDS = ("embedding", "gradient", "weights")
-# The metrics that are shown in points of 100.
+# The metrics that are printed as percentage points.
 _SHARES = ("accuracy", "auc", "f1")
 _SPLITS = ("validation", "test")
 
@@ -27,8 +28,12 @@ _SPLITS = ("validation", "test")
 class Cost:
     """The cost of one run.
 
-    ``kinds``: message bytes of KINDS; ``message_bytes``: of all kinds. ``computed_with``: what
-    determines the last bits of its numbers, at all parties.
+    Args:
+        run: The id of the run.
+        seconds: The duration of the run.
+        message_bytes: The bytes of all messages.
+        kinds: {kind: bytes of its messages}, for each of ``KINDS``.
+        computed_with: The hardware and libraries of all parties, which affect rounding.
     """
 
     run: str = ""
@@ -40,9 +45,9 @@ class Cost:
 
 @dataclass(frozen=True)
 class FineTuned:
-    """One fine-tuning run, with the pretraining that it started from.
+    """The result of one fine-tuning run, including the cost of its pretraining.
 
-    ``preset``: empty if no phase depends on it. ``metrics``: {split: {name: value}}.
+    ``preset`` is empty if no phase depends on a preset. ``metrics``: {split: {metric: value}}.
     """
 
     study: str
@@ -58,11 +63,11 @@ class FineTuned:
     group: Group = "federated"
 
     def value(self, metric: str) -> float:
-        """Returns the metric of the test rows; NaN if the run has none."""
+        """Returns the metric on the test rows; NaN if the run does not have it."""
         return self.metrics.get("test", {}).get(metric, float("nan"))
 
     def row(self) -> dict[str, str | int | float]:
-        """Returns the result as a line of the CSV."""
+        """Returns the result as a line of ``results.csv``."""
         cells: dict[str, str | int | float] = {
             "study": self.study,
             "method": self.method,
@@ -86,7 +91,7 @@ class FineTuned:
 
 
 def cost_of(summary: Summary) -> Cost:
-    """Returns a run's seconds and bytes."""
+    """Returns the cost of a run from its summary."""
     kinds = {
         kind: sum(link.message_bytes for link in summary.bytes.by_link if link.kind == kind)
         for kind in KINDS
@@ -102,11 +107,13 @@ def cost_of(summary: Summary) -> Cost:
 
 
 def write_csv(path: Path, results: Sequence[FineTuned]) -> None:
-    """Writes one line for each result; a column that a result lacks stays empty. Raises
+    """Writes a CSV line for each result. A value that a result does not have stays empty. Raises
     InputError.
     """
     rows = [result.row() for result in results]
-    names = sorted({name for row in rows for name in row}, key=lambda name: _place(name, rows))
+    names = sorted(
+        {name for row in rows for name in row}, key=lambda name: _find_position(name, rows)
+    )
     text = io.StringIO()
     writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
     writer.writeheader()
@@ -114,24 +121,24 @@ def write_csv(path: Path, results: Sequence[FineTuned]) -> None:
     write_atomic(path, text.getvalue())
 
 
-def _place(name: str, rows: Sequence[dict[str, str | int | float]]) -> int:
+def _find_position(name: str, rows: Sequence[dict[str, str | int | float]]) -> int:
     return next(list(row).index(name) for row in rows if name in row)
 
 
 def points(metric: str) -> tuple[float, str]:
-    """Returns (factor, unit) for showing a metric: points for shares."""
+    """Returns (factor, unit) to print a metric. Accuracy, AUC and F1 are printed in points."""
     return (100.0, "points") if metric in _SHARES else (1.0, metric)
 
 
 def mean_and_sd(values: Sequence[float]) -> tuple[float, float | None]:
-    """Returns mean and sample standard deviation over seeds and folds; the latter is None for a
-    single value.
+    """Returns the mean and the sample standard deviation of values. The standard deviation of a
+    single value is None.
     """
     return mean(values), stdev(values) if len(values) > 1 else None
 
 
 def cell(values: Sequence[float], metric: str) -> str:
-    """Formats values as ``91.3 ± 0.4``, in points."""
+    """Formats the mean and standard deviation of values, such as ``91.3 ± 0.4``."""
     if not values:
         return "–"
     factor, _ = points(metric)
@@ -141,7 +148,7 @@ def cell(values: Sequence[float], metric: str) -> str:
 
 
 def describe_average(results: Sequence[FineTuned]) -> str:
-    """Returns the numbers of seeds and folds as text; empty for one run."""
+    """Returns the numbers of folds and seeds as text, such as ``5 folds, 3 seeds``."""
     seeds = len({result.seed for result in results})
     folds = len({result.fold for result in results} - {None})
     parts = [f"{folds} folds"] if folds else []
@@ -151,15 +158,15 @@ def describe_average(results: Sequence[FineTuned]) -> str:
 
 
 def table(study: StudyFile, results: Iterable[FineTuned]) -> Table:
-    """Returns a table with methods as rows and label counts as columns; cells are means over the
-    finished seeds and folds.
+    """Returns a table with a row for each method and a column for each label count. The cells are
+    means over the finished seeds and folds.
     """
     finished = list(results)
     _, unit = points(study.metric)
-    over = describe_average(finished)
+    averaged = describe_average(finished)
     title = f"{study.name}: test {study.metric}" + (f" in {unit}" if unit != study.metric else "")
     result = Table(
-        title=f"{title}, mean ± sd of {over}" if over else title,
+        title=f"{title}, mean ± sd of {averaged}" if averaged else title,
         title_justify="left",
         title_style="bold",
         box=box.SIMPLE_HEAD,
@@ -177,26 +184,26 @@ def table(study: StudyFile, results: Iterable[FineTuned]) -> Table:
         result.add_column(study.metric if labels is None else f"{labels} labels", justify="right")
     for heading in ("pretraining", "fine-tuning", "seconds"):
         result.add_column(heading, justify="right")
-    before = None
+    previous_group = None
     for method in study.in_groups:
-        if in_groups and before not in (None, method.group):
+        if in_groups and previous_group not in (None, method.group):
             result.add_section()
-        before = method.group
-        own = [run for run in finished if run.method == method.name]
+        previous_group = method.group
+        method_runs = [run for run in finished if run.method == method.name]
         values = [
             cell(
-                [run.value(study.metric) for run in own if run.labels == labels],
+                [run.value(study.metric) for run in method_runs if run.labels == labels],
                 study.metric,
             )
             for labels in columns
         ]
-        columns_ = [f"{method.alone} alone" if method.alone else method.group] if in_groups else []
-        result.add_row(method.name, *columns_, *values, *_costs(own))
+        group = [f"{method.alone} alone" if method.alone else method.group] if in_groups else []
+        result.add_row(method.name, *group, *values, *_format_costs(method_runs))
     return result
 
 
-def _costs(results: Sequence[FineTuned]) -> tuple[str, str, str]:
-    """Returns mean bytes of a pretraining run and of a fine-tuning run, and the seconds of both."""
+def _format_costs(results: Sequence[FineTuned]) -> tuple[str, str, str]:
+    """Formats the mean bytes of pretraining and of fine-tuning, and the mean seconds of both."""
     if not results:
         return "–", "–", "–"
     before = mean(result.pretrain.message_bytes for result in results)

@@ -1,9 +1,8 @@
-"""``vfl study``: runs many federations; a finished run is never repeated.
+"""Runs the federations of a study, for ``vfl study``. A finished run is never repeated.
 
-Everything lies in ``<out>/<study name>/``: a folder for each run, ``results.csv`` and
-``results.png``, and, if there are enough runs to compare, ``differences.csv`` and
-``differences.png``. The runs' own summaries say which are finished, so the same command resumes a
-study that was killed.
+The folder ``<out>/<study name>/`` gets a folder for each run, ``results.csv`` and ``results.png``.
+If there are enough runs to compare, it also gets ``differences.csv`` and ``differences.png``. A run
+with a summary is finished, so the same command resumes a study that was killed.
 """
 
 from __future__ import annotations
@@ -33,15 +32,16 @@ from vfl_common.errors import Code, InputError, VflError
 from vfl_common.files import require_folder
 from vfl_common.summary import Summary, load_summary
 
+# Called with an event of the study, a dict of JSON values.
 Tell = Callable[[dict[str, Any]], None]
-# Makes a run from the tables of its recipe, the folder of relative paths, and the run's folder.
+# Makes a run. Its arguments: the recipe's tables, the folder of relative paths, the run's folder.
 Make = Callable[[dict[str, Any], Path, Path], None]
 SILENT: Tell = lambda _event: None  # noqa: E731
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A run that failed: its title, what happened, and the code and exit code of the error."""
+    """A failed run. ``sentence`` is the error message."""
 
     title: str
     sentence: str
@@ -49,17 +49,18 @@ class Failure:
     exit_code: int = 1
 
 
-class StudyFailed(VflError):  # noqa: N818 - it says what happened
-    """Some runs failed. Its text has a line for each; code and exit code are those of the first.
+class StudyFailed(VflError):  # noqa: N818 - a public name
+    """Some runs of a study failed. The message has a line for each failed run. The code and exit
+    code are those of the first failed run.
 
-    ``results``: the results of the others, which are recorded.
+    ``results``: The results of the runs that did not fail.
     """
 
     def __init__(self, failures: Sequence[Failure], results: list[FineTuned]) -> None:
         lines = [f"{failure.title}: {failure.sentence}" for failure in failures]
         what = "1 run failed" if len(lines) == 1 else f"{len(lines)} runs failed"
         super().__init__(
-            failures[0].code, "\n  ".join([f"{what}; the same command retries:", *lines])
+            failures[0].code, "\n  ".join([f"{what}. Run the same command to try again:", *lines])
         )
         self.results, self._exit_code = results, failures[0].exit_code
 
@@ -79,25 +80,25 @@ def run_study(
     live: bool = False,
     make: Make | None = None,
 ) -> list[FineTuned]:
-    """Runs the rest of a study; returns the results of all its runs, in the plan's order.
+    """Runs the unfinished runs of a study. Returns the results of all runs, in the plan's order.
 
     Args:
-        path: the study file.
-        out: the folder in which the study gets its own folder.
-        jobs: the number of federations at a time.
-        folds: the number of folds of a cross-validation, instead of the file's.
-        tell: called with an event when a run begins, ends or fails.
-        live: show the current federation at a terminal.
-        make: makes a run instead of processes for its parties, such as all parties in one process.
-            Up to ``jobs`` threads call it at a time. It raises VflError.
+        path: The path of the study file.
+        out: The folder in which the study gets its own folder.
+        jobs: The number of federations to run at the same time.
+        folds: The number of folds of a cross-validation, instead of the number in the file.
+        tell: A function that is called with an event when a run begins, ends or fails.
+        live: Whether to show the progress of the current federation at a terminal.
+        make: A function that makes a run, for example with all parties in one process. Up to
+            ``jobs`` threads call it at the same time. By default, each party gets a process.
 
-    Raises InputError if the study cannot be run, StudyFailed at the end if some of its runs failed.
+    Raises InputError if the study cannot be run, and StudyFailed at the end if some runs failed.
     """
     study, chains = load_study(path, folds=folds)
     require_folder(out)
     folder = out / study.name
     with _lock_study(folder):
-        running = Running(
+        running = StudyRunner(
             study,
             recipe_of(path, study)[1],
             folder,
@@ -132,7 +133,7 @@ def run_study(
 
 @contextlib.contextmanager
 def _lock_study(folder: Path) -> Iterator[None]:
-    """Locks the folder against a second study. Raises InputError."""
+    """Locks a study's folder for the block. Raises InputError if another process has locked it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("w")
@@ -154,8 +155,8 @@ def _lock_study(folder: Path) -> Iterator[None]:
 
 
 def read_finished(folder: Path, run: PlannedRun) -> Summary | None:
-    """Returns the summary of a finished run, None for an unfinished one. Raises InputError if its
-    recipe differs.
+    """Returns the summary of a run, or None if the run is not finished. Raises InputError if the
+    run had a different recipe.
     """
     try:
         summary = load_summary(folder / run.run_id / "summary.json")
@@ -164,27 +165,30 @@ def read_finished(folder: Path, run: PlannedRun) -> Summary | None:
     except OSError as error:
         raise InputError(
             Code.FILE_INVALID,
-            f"{folder / run.run_id / 'summary.json'}: cannot be read ({error.strerror}), so the "
-            "run is not repeated. Make the file readable.",
+            f"{folder / run.run_id / 'summary.json'}: cannot be read ({error.strerror}). Make "
+            "the file readable.",
         ) from None
     if summary.recipe_digest != run.recipe.digest():
-        theirs = _recipe_of(folder / run.run_id, run.recipe.active.name)
-        place = (
-            first_difference(run.recipe.canonical_json(), theirs) if theirs is not None else None
+        other_recipe = _read_recipe(folder / run.run_id, run.recipe.active.name)
+        difference = (
+            first_difference(run.recipe.canonical_json(), other_recipe)
+            if other_recipe is not None
+            else None
         )
-        if theirs is None or place is not None:
+        if other_recipe is None or difference is not None:
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{folder / run.run_id}: was run with another recipe than method {run.method}'s "
-                f"(it differs at {place[0] if place is not None else 'an unknown key'}). Delete "
-                "that folder, or give another --out.",
+                f"{folder / run.run_id}: was run with a different recipe than that of method "
+                f"{run.method} (different key: "
+                f"{difference[0] if difference is not None else 'unknown'}). Delete that folder, "
+                "or give another --out.",
             )
     return summary
 
 
-def _recipe_of(folder: Path, party: str) -> str | None:
-    """Reads the run's recipe in the current canonical form, with defaults for newer keys. Returns
-    None if unreadable.
+def _read_recipe(folder: Path, party: str) -> str | None:
+    """Reads the recipe in a run's folder as canonical JSON, with defaults for keys that it lacks.
+    Returns None if it cannot be read.
     """
     path = folder / party / "recipe.json"
     try:
@@ -196,28 +200,30 @@ def _recipe_of(folder: Path, party: str) -> str | None:
 def estimate_left_s(
     done: Sequence[tuple[PlannedRun, float]], left: Sequence[PlannedRun], jobs: int = 1
 ) -> float | None:
-    """Returns the seconds that the remaining runs will probably take; None if no run is finished.
+    """Estimates the seconds that the remaining runs will take; None if no run is finished.
 
-    Estimate per run: the mean of finished runs of the same method and stage; else of that stage;
-    else of all.
+    The estimate for a run is the mean of the finished runs of the same method and stage. Without
+    such runs, it is the mean of the same stage, or otherwise of all finished runs.
+
+    ``done``: [(finished run, seconds)]. ``left``: The remaining runs.
     """
     if not done:
         return None
 
-    def guess(run: PlannedRun) -> float:
+    def estimate_s(run: PlannedRun) -> float:
         same = [s for other, s in done if (other.method, other.stage) == (run.method, run.stage)]
         same_stage = [s for other, s in done if other.stage == run.stage]
         return mean(same or same_stage or [s for _, s in done])
 
-    return sum(guess(run) for run in left) / jobs
+    return sum(estimate_s(run) for run in left) / jobs
 
 
 @dataclass
-class Running:
-    """A study while it runs."""
+class StudyRunner:
+    """Runs a study, and keeps its state."""
 
     study: StudyFile
-    # The study's recipe file.
+    # The folder that relative paths in the recipe start from.
     base: Path
     folder: Path
     chains: list[Pipeline]
@@ -229,7 +235,7 @@ class Running:
     _summaries: dict[str, Summary] = field(default_factory=dict)
     # The ids of runs that failed in this process.
     _failed: set[str] = field(default_factory=set)
-    _took: list[tuple[PlannedRun, float]] = field(default_factory=list)
+    _durations_s: list[tuple[PlannedRun, float]] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _stop: threading.Event = field(default_factory=threading.Event)
 
@@ -240,29 +246,27 @@ class Running:
 
     @property
     def left(self) -> int:
-        """The number of unfinished runs."""
+        """The number of runs that are not finished."""
         return len(self.runs) - len(self._summaries)
 
     @property
     def results(self) -> list[FineTuned]:
         """The results of the finished fine-tuning runs, in the plan's order."""
         return [
-            self._result(chain, run)
+            self._make_result(chain, run)
             for chain in self.chains
             for run in chain.finetune
             if run.run_id in self._summaries
         ]
 
     def begin(self) -> None:
-        """Finds the finished runs. Raises InputError, before anything is run, if their recipes
-        differ.
-        """
+        """Finds the finished runs. Raises InputError if a finished run had a different recipe."""
         for run in self.runs:
             summary = read_finished(self.folder, run)
             if summary is not None:
                 self._check_metric(run, summary)
                 self._summaries[run.run_id] = summary
-                self._took.append((run, summary.wall_s))
+                self._durations_s.append((run, summary.wall_s))
         self.tell(
             {
                 "event": "study",
@@ -273,19 +277,24 @@ class Running:
         )
 
     def try_out(self) -> None:
-        """Makes the parties of one unfinished run of each kind, without training.
+        """Checks the plan: sets up the parties of unfinished runs without training.
 
-        Seeds have no effect here. If the study varies the label count, the smallest and the largest
-        are tried. Raises InputError with the error of a party.
+        One run is checked for each method and stage, whatever its seed. If the study has several
+        label counts, the smallest and the largest are checked. Raises InputError with the error of
+        a party.
         """
-        # Imported late: it imports torch.
+        # This import is late because the module imports torch.
         from vfl_party.assembly.trial import Tried, try_all
 
-        ends = {min(self.study.labels), max(self.study.labels)} if self.study.labels else {None}
+        label_counts = (
+            {min(self.study.labels), max(self.study.labels)} if self.study.labels else {None}
+        )
         left = [run for run in self.runs if run.run_id not in self._summaries]
         kinds = {(run.method, run.stage, run.labels): run for run in reversed(left)}
         tried = [
-            run for run in reversed(kinds.values()) if run.stage == "pretrain" or run.labels in ends
+            run
+            for run in reversed(kinds.values())
+            if run.stage == "pretrain" or run.labels in label_counts
         ]
         try:
             try_all(
@@ -293,38 +302,38 @@ class Running:
                 self.base,
             )
         except InputError as error:
-            raise InputError(error.code, f"{error} Nothing has been run.") from None
+            raise InputError(error.code, f"{error} No run was started.") from None
 
     def run(self, launcher: Launcher | None) -> None:
-        """Runs the unfinished runs; records a failure and continues with the others."""
+        """Runs the unfinished runs. After a failure, the other runs continue."""
         if self.jobs == 1:
             for chain in self.chains:
-                self._chain(chain, launcher)
+                self._run_pipeline(chain, launcher)
             return
-        # Chains that share a pretraining run one after the other.
+        # Pipelines that share a pretraining run one after the other.
         groups: dict[str, list[Pipeline]] = {}
         for chain in self.chains:
             groups.setdefault(chain.runs[0].run_id, []).append(chain)
 
-        def group(chains: list[Pipeline]) -> None:
+        def run_group(chains: list[Pipeline]) -> None:
             for chain in chains:
-                self._chain(chain, launcher)
+                self._run_pipeline(chain, launcher)
 
         with ThreadPoolExecutor(self.jobs) as pool:
             try:
                 for future in as_completed(
-                    [pool.submit(group, chains) for chains in groups.values()]
+                    [pool.submit(run_group, chains) for chains in groups.values()]
                 ):
                     future.result()
             except BaseException:
-                # Ctrl-C stops the runs, too.
+                # An exception such as Ctrl-C also stops the current runs.
                 self._stop.set()
                 pool.shutdown(cancel_futures=True)
                 raise
 
     def record(self) -> None:
-        """Writes ``results.csv`` and deletes the checkpoints of its runs, except pretraining's,
-        which later runs need.
+        """Writes ``results.csv``, and deletes the checkpoints of finished fine-tuning runs. The
+        checkpoints of pretraining runs are kept, because fine-tuning runs start from them.
         """
         results = self.results
         if results:
@@ -333,21 +342,23 @@ class Running:
             for checkpoints in (self.folder / result.finetune.run).glob("*/checkpoints"):
                 shutil.rmtree(checkpoints, ignore_errors=True)
 
-    def _chain(self, chain: Pipeline, launcher: Launcher | None) -> None:
+    def _run_pipeline(self, chain: Pipeline, launcher: Launcher | None) -> None:
         for run in chain.runs:
             if run.run_id in self._summaries or run.run_id in self._failed or self._stop.is_set():
                 continue
             if (
                 run.stage == "finetune"
                 and chain.pretrain is not None
-                and not self._has(chain.pretrain)
+                and chain.pretrain.run_id not in self._summaries
             ):
                 self._fail(Failure(run.title, "its pretraining failed"), run)
                 continue
-            self.tell({"event": "begin", "run": run.run_id, "title": run.title, **self._place()})
+            self.tell(
+                {"event": "begin", "run": run.run_id, "title": run.title, **self._get_position()}
+            )
             began_s = time.monotonic()
             try:
-                self._federation(run, launcher)
+                self._run_federation(run, launcher)
                 summary = load_summary(self.folder / run.run_id / "summary.json")
             except VflError as error:
                 if self._stop.is_set():
@@ -358,26 +369,23 @@ class Running:
             self._record_result(run, summary, time.monotonic() - began_s)
 
     def _check_metric(self, run: PlannedRun, summary: Summary) -> None:
-        """Raises InputError if a finished run lacks the study's metric: the other runs would lack
-        it too.
+        """Raises InputError if a finished run does not have the study's metric, because then no
+        other run of the study will have it.
         """
-        known = summary.metrics.get("test", {})
-        if run.stage == "finetune" and self.study.metric not in known:
+        metrics = summary.metrics.get("test", {})
+        if run.stage == "finetune" and self.study.metric not in metrics:
             raise InputError(
                 Code.CONFIG_INVALID,
                 f"{run.title}: the test rows have no metric {self.study.metric!r}. Choose one "
-                f"of {', '.join(known)}."
-                if known
+                f"of {', '.join(metrics)}."
+                if metrics
                 else f"{run.title}: the test rows have no metric {self.study.metric!r}. Add a "
                 "phase to [[finetune]] that evaluates them.",
             )
 
-    def _has(self, run: PlannedRun) -> bool:
-        return run.run_id in self._summaries
-
-    def _federation(self, run: PlannedRun, launcher: Launcher | None) -> None:
+    def _run_federation(self, run: PlannedRun, launcher: Launcher | None) -> None:
         folder = self.folder / run.run_id
-        # An unfinished attempt may have left files.
+        # An earlier attempt that did not finish may have left files.
         shutil.rmtree(folder, ignore_errors=True)
         if self.make is not None:
             self.make(run.tables, self.base, folder)
@@ -387,14 +395,14 @@ class Running:
                 run.tables, run.recipe, self.base, folder, screen, launcher, stop=self._stop
             )
 
-    def _place(self) -> dict[str, int]:
+    def _get_position(self) -> dict[str, int]:
         return {"number": len(self._summaries) + len(self.failures) + 1, "of": len(self.runs)}
 
     def _record_result(self, run: PlannedRun, summary: Summary, seconds: float) -> None:
         with self._lock:
-            place = self._place()
+            position = self._get_position()
             self._summaries[run.run_id] = summary
-            self._took.append((run, seconds))
+            self._durations_s.append((run, seconds))
             left = [
                 r
                 for r in self.runs
@@ -406,17 +414,17 @@ class Running:
                     "event": "done",
                     "run": run.run_id,
                     "title": run.title,
-                    **place,
+                    **position,
                     "seconds": round(seconds, 3),
                     "metric": value if run.stage == "finetune" else None,
-                    "left_s": estimate_left_s(self._took, left, self.jobs),
+                    "left_s": estimate_left_s(self._durations_s, left, self.jobs),
                 }
             )
             self.record()
 
     def _fail(self, failure: Failure, run: PlannedRun) -> None:
         with self._lock:
-            place = self._place()
+            position = self._get_position()
             self.failures.append(failure)
             self._failed.add(run.run_id)
             self.tell(
@@ -424,14 +432,14 @@ class Running:
                     "event": "failed",
                     "run": run.run_id,
                     "title": run.title,
-                    **place,
+                    **position,
                     "error": failure.sentence,
                 }
             )
 
-    def _result(self, chain: Pipeline, run: PlannedRun) -> FineTuned:
+    def _make_result(self, chain: Pipeline, run: PlannedRun) -> FineTuned:
         summary = self._summaries[run.run_id]
-        before = (
+        pretrain_cost = (
             cost_of(self._summaries[chain.pretrain.run_id])
             if chain.pretrain is not None
             else Cost()
@@ -444,7 +452,7 @@ class Running:
             preset,
             run.labels,
             summary.metrics,
-            before,
+            pretrain_cost,
             cost_of(summary),
             run.fold,
             next(method.group for method in self.study.methods if method.name == run.method),

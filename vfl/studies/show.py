@@ -1,4 +1,4 @@
-"""Shows ``vfl study`` to a person, or as JSON lines."""
+"""Prints the progress and the results of ``vfl study``, as text or as JSON lines."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from vfl.studies.report import FineTuned, table
 from vfl.studies.run import StudyFailed, run_study
 from vfl_common.text import count, to_json
 
-# The width of the table if there is no terminal.
+# The width of the table in characters if the output is not a terminal.
 PIPE_WIDTH = 120
 
 
 class _Failed(click.ClickException):
-    """Ends the command with all lines of a failed study, and its exit code."""
+    """Prints the message of a failed study, and ends the command with its exit code."""
 
     def __init__(self, failed: StudyFailed) -> None:
         super().__init__(str(failed))
         self.exit_code = failed.exit_code  # type: ignore[misc]
 
     def show(self, file: Any = None) -> None:
-        """Prints the error."""
+        """Prints the error message."""
         click.echo(f"error: {self.message}", err=True, file=file)
 
 
 def sentence(event: dict[str, Any], metric: str = "accuracy") -> str:
-    """Formats an event of a study for a person."""
+    """Formats an event of a study as a line of text."""
     kind = event["event"]
     if kind == "study":
         done = event["runs"] - event["left"]
@@ -45,12 +45,12 @@ def sentence(event: dict[str, Any], metric: str = "accuracy") -> str:
     if kind == "failed":
         return f"{head}: failed: {event['error']}"
     value = f"{metric} {event['metric']:.4g}, " if event["metric"] is not None else ""
-    rest = f"; about {duration(event['left_s'])} left" if event["left_s"] else ""
-    return f"{head}: {value}{event['seconds']:.1f} s{rest}"
+    remaining = f"; about {duration(event['left_s'])} left" if event["left_s"] else ""
+    return f"{head}: {value}{event['seconds']:.1f} s{remaining}"
 
 
 def duration(seconds: float) -> str:
-    """Formats a time for a person."""
+    """Formats a duration, such as ``45 s`` or ``12 min``."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
@@ -65,10 +65,10 @@ def show_study(
     backend: str | None = None,
     as_json: bool,
 ) -> None:
-    """Runs the command: shows progress, then the table.
+    """Runs a study, prints its progress, and then its results as a table.
 
-    ``as_json``: whether to print events as JSON lines instead. ``backend``: makes the runs, as in
-    ``vfl.jobs.pool``.
+    ``as_json``: Whether to print events as JSON lines instead. ``backend``: The joblib backend that
+    makes the runs, see ``vfl.jobs.pool``.
     """
     study, chains = load_study(path, folds=folds)
     errors = Console(stderr=True)
@@ -82,9 +82,9 @@ def show_study(
             )
 
     live = errors.is_terminal and not as_json and backend is None
-    elsewhere = contextlib.nullcontext() if backend is None else making(jobs, backend)
+    backend_jobs = contextlib.nullcontext() if backend is None else making(jobs, backend)
     try:
-        with elsewhere as make:
+        with backend_jobs as make:
             results = run_study(path, out, jobs=jobs, folds=folds, tell=say, live=live, make=make)
     except StudyFailed as failed:
         _show_results(study, chains, failed.results, out, as_json)

@@ -1,1 +1,1 @@
-"""`vfl watch`: a live page of a run, on this machine, from the files that the run writes."""
+"""``vfl watch``: serves a live page of a run on this machine, from the files of the run."""

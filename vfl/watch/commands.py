@@ -1,4 +1,4 @@
-"""``vfl watch``: a page that shows a run while it goes on."""
+"""The command ``vfl watch``, which shows the progress of a run in a browser."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ from vfl_common.process.program import EXIT_CODES, add_stop_text
 @click.option(
     "--port",
     default=0,
-    show_default="a free one",
+    show_default="a free port",
     type=click.IntRange(0, 65_535),
     help="Listen on this port of 127.0.0.1.",
 )
-# A program shows its own run with this option: see ``vfl_common.process.beside``.
+# Programs of a run start ``vfl watch`` with this hidden option: see ``vfl_common.process.beside``.
 @click.option("--beside", is_flag=True, hidden=True)
 def watch(run: Path | None, port: int, beside: bool) -> None:
-    """Show a run in a browser while it goes on.
+    """Show the progress of a run in a browser.
 
-    The page has phases, rounds, curves, time left, processes, bytes and the log. RUN is a run's
-    folder, or a process's folder in it. FOLDER is a folder of runs; its newest run is shown, and
-    the next one as soon as it begins. The default is the folder runs. Only files of this machine
-    are read, and only while a browser has the page open. The printed link has a token: anyone who
-    has it can see the page. Ctrl-C ends the page, not the run.
+    The page shows phases, rounds, learning curves, remaining time, processes, bytes and the log.
+    RUN is the folder of a run, or of one process in it. FOLDER is a folder of runs, whose newest
+    run is shown; when another run begins, the page switches to it. The default is the folder runs.
+    Only files on this machine are read, and only while a browser has the page open. The printed
+    link contains a token: anyone who has the link can see the page. Ctrl-C ends the page, not the
+    run.
 
     \b
     Examples:
@@ -52,7 +53,7 @@ def watch(run: Path | None, port: int, beside: bool) -> None:
     except ImportError as error:
         raise InputError(
             Code.CONFIG_INVALID,
-            "vfl watch: FastAPI or uvicorn cannot be imported here "
+            "vfl watch: FastAPI or uvicorn cannot be imported "
             f"({str(error).splitlines()[0]}). Run pip install '.[watch]' in the clone of vfl.",
         ) from None
     from vfl.watch.picture import Picture
@@ -69,11 +70,11 @@ def watch(run: Path | None, port: int, beside: bool) -> None:
         page = Page(Picture(path), listening)
         click.echo(page.link)
         sys.stdout.flush()
-        page.serve(_until_alone if beside else None)
+        page.serve(_end_with_parent if beside else None)
 
 
-def _until_alone(end: Callable[[], None]) -> None:
-    """Calls ``end`` when the parent program has ended, which closes our standard input."""
+def _end_with_parent(end: Callable[[], None]) -> None:
+    """Calls ``end`` when the parent program ends, which closes this process's standard input."""
 
     def wait() -> None:
         while os.read(0, 1):

@@ -1,6 +1,7 @@
-"""Controls access to a page: it needs the link, and a browser that uses this machine's own name.
+"""Controls access to the page: a request needs the token of the link, and a host name of this
+machine.
 
-Pure ASGI, around the application: a refused request never reaches it.
+The guard is an ASGI middleware, so a refused request does not reach the application.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
-# DNS rebinding uses other names for this machine: only these are accepted.
+# Only these host names are accepted. Other names are a sign of a DNS rebinding attack.
 _HOSTS = frozenset({"127.0.0.1", "localhost", "[::1]"})
 _SITES = frozenset({b"same-origin", b"none"})
-# No content from other sites, nothing inline, no frames, and no requests to other sites.
+# This policy allows no content from other sites, no inline scripts or styles, and no frames.
 _POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -33,7 +34,8 @@ _POLICY = "; ".join(
         "frame-ancestors 'none'",
     )
 )
-_ALWAYS = {
+# The security headers of every response.
+_SECURITY_HEADERS = {
     "content-security-policy": _POLICY,
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
@@ -41,17 +43,20 @@ _ALWAYS = {
     "x-content-type-options": "nosniff",
     "cache-control": "no-store",
 }
-TOKEN = "token"  # noqa: S105 - the name of the parameter
+TOKEN = "token"  # noqa: S105 - this is the name of the parameter
 
 
 class Guard:
-    """Passes a request to ``app`` if it has the token: in the link, which is answered with a
-    cookie and a link without the token; or in that cookie.
+    """Passes a request to the application if the request has the token.
+
+    A request with the token in the link is redirected to a link without the token, and gets a
+    cookie that contains it. Later requests have the token in the cookie.
 
     Args:
-        app: the guarded application.
-        token: the secret; text of ASCII characters.
-        port: the page's port, for the cookie's name, as all ports share cookies.
+        app: The application.
+        token: The secret, in ASCII characters.
+        port: The port of the page. It is part of the cookie's name, because browsers share cookies
+            between ports.
     """
 
     def __init__(self, app: App, token: str, port: int) -> None:
@@ -59,7 +64,7 @@ class Guard:
         self._cookie = f"vfl-watch-{port}"
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Answers one request; see ASGI."""
+        """Handles one request, as an ASGI application."""
         if scope["type"] == "lifespan":
             return
         if scope["type"] != "http":
@@ -67,24 +72,24 @@ class Guard:
             await send({"type": "websocket.close"})
             return
         headers = dict(scope["headers"])
-        refusal = _refusal(scope, headers)
+        refusal = _check_request(scope, headers)
         if refusal is not None:
-            await _say(send, *refusal)
-        elif self._in_link(scope):
-            await _answer(send, HTTPStatus.SEE_OTHER, self._welcome())
-        elif self._in_cookie(headers):
+            await _send_text(send, *refusal)
+        elif self._has_token_in_link(scope):
+            await _answer(send, HTTPStatus.SEE_OTHER, self._make_redirect())
+        elif self._has_token_in_cookie(headers):
             await self._app(scope, receive, _with_headers(send))
         else:
-            text = "Open the link that `vfl watch` has printed: it has the token of this page."
-            await _say(send, HTTPStatus.FORBIDDEN, text)
+            text = "The token is missing or wrong. Open the link that `vfl watch` has printed."
+            await _send_text(send, HTTPStatus.FORBIDDEN, text)
 
-    def _in_link(self, scope: Message) -> bool:
+    def _has_token_in_link(self, scope: Message) -> bool:
         if scope["path"] != "/":
             return False
         query = parse_qs(scope["query_string"].decode("latin-1"), max_num_fields=5)
         return any(self._is_token(value) for value in query.get(TOKEN, ()))
 
-    def _in_cookie(self, headers: Mapping[bytes, bytes]) -> bool:
+    def _has_token_in_cookie(self, headers: Mapping[bytes, bytes]) -> bool:
         try:
             cookies = SimpleCookie(headers.get(b"cookie", b"").decode("latin-1"))
         except CookieError:
@@ -92,22 +97,22 @@ class Guard:
         return self._cookie in cookies and self._is_token(cookies[self._cookie].value)
 
     def _is_token(self, text: str) -> bool:
-        # The comparison takes constant time.
+        # A comparison in constant time does not leak the token through timing.
         return secrets.compare_digest(text.encode("utf-8", "surrogateescape"), self._token)
 
-    def _welcome(self) -> dict[str, str]:
+    def _make_redirect(self) -> dict[str, str]:
         cookie = f"{self._cookie}={self._token.decode()}; Path=/; HttpOnly; SameSite=Lax"
         return {"location": "/", "set-cookie": cookie}
 
 
-def _refusal(scope: Message, headers: Mapping[bytes, bytes]) -> tuple[HTTPStatus, str] | None:
-    """Returns why a request is refused for everyone; None if it is not."""
+def _check_request(scope: Message, headers: Mapping[bytes, bytes]) -> tuple[HTTPStatus, str] | None:
+    """Checks host, site and method of a request. Returns status and text of a refusal, or None."""
     host = headers.get(b"host", b"").decode("latin-1").lower()
     name, _, port = host.rpartition(":")
     if not (host in _HOSTS or (name in _HOSTS and port.isdigit())):
-        text = "This page is served to 127.0.0.1 and localhost only: open it by such an address."
+        text = "This page accepts only the hosts 127.0.0.1 and localhost. Open it with one of them."
         return HTTPStatus.MISDIRECTED_REQUEST, text
-    # A page of another site, or of another port, sends our cookie, too.
+    # A browser also sends the cookie with requests from pages of other sites or ports.
     site = headers.get(b"sec-fetch-site", b"none")
     if site not in _SITES and scope["path"] != "/":
         return HTTPStatus.FORBIDDEN, "The request comes from another site."
@@ -117,17 +122,19 @@ def _refusal(scope: Message, headers: Mapping[bytes, bytes]) -> tuple[HTTPStatus
 
 
 def _with_headers(send: Send) -> Send:
-    async def sending(message: Message) -> None:
+    async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
             names = {name.lower() for name, _ in message["headers"]}
-            more = _raw({key: value for key, value in _ALWAYS.items() if key.encode() not in names})
-            message["headers"] = [*message["headers"], *more]
+            missing = {
+                key: value for key, value in _SECURITY_HEADERS.items() if key.encode() not in names
+            }
+            message["headers"] = [*message["headers"], *_encode_headers(missing)]
         await send(message)
 
-    return sending
+    return send_with_headers
 
 
-async def _say(send: Send, status: HTTPStatus, text: str) -> None:
+async def _send_text(send: Send, status: HTTPStatus, text: str) -> None:
     await _answer(send, status, {"content-type": "text/plain; charset=utf-8"}, text)
 
 
@@ -135,10 +142,12 @@ async def _answer(
     send: Send, status: HTTPStatus, headers: Mapping[str, str], text: str = ""
 ) -> None:
     body = f"{text}\n".encode() if text else b""
-    every = _raw({**headers, **_ALWAYS, "content-length": str(len(body))})
-    await send({"type": "http.response.start", "status": status.value, "headers": every})
+    raw_headers = _encode_headers(
+        {**headers, **_SECURITY_HEADERS, "content-length": str(len(body))}
+    )
+    await send({"type": "http.response.start", "status": status.value, "headers": raw_headers})
     await send({"type": "http.response.body", "body": body})
 
 
-def _raw(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+def _encode_headers(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]

@@ -1,4 +1,4 @@
-"""The content of all pages of a watch: one reader for any number of viewers."""
+"""Reads the state of a run for all pages of ``vfl watch``."""
 
 from __future__ import annotations
 
@@ -15,62 +15,63 @@ from vfl_common.text import to_json
 
 @dataclass
 class Picture:
-    """The run in ``path``: a run's folder, a process's folder in it, or a folder of runs, for the
-    newest. Each reading looks again: a run may come, go and be replaced.
+    """The current state of a run, for all viewers. Not thread-safe.
 
-    ``version``: the number of the last reading that found something new. Not thread-safe.
+    ``path`` is the folder of a run, the folder of a process in it, or a folder of runs, whose
+    newest run is shown. Each reading looks for the run again, because it may begin, vanish or be
+    replaced. ``version`` is the number of the last reading that found a change.
     """
 
     path: Path
     version: int = 0
     _run: RunFollower | None = None
     _state: dict[str, Any] = field(default_factory=dict)
-    # The reading at which the run was replaced.
+    # The version in which the current run was shown first.
     _begun: int = 0
-    _said: dict[int, str] = field(default_factory=dict)
+    _messages: dict[int, str] = field(default_factory=dict)
 
     def read(self) -> None:
-        """Reads what is new."""
+        """Reads the changes of the run's files."""
         version = self.version + 1
-        folder = run_in(self.path)
+        folder = find_run(self.path)
         run = self._run
         if run is not None and (folder != run.folder or run.is_replaced()):
             run = None
         if run is None and folder is not None:
             run = RunFollower(folder)
-        another = run is not self._run
-        grown = run is not None and run.read(version)
-        state = run.state() if run is not None else self._none()
-        if not (another or grown or state != self._state):
+        is_replaced = run is not self._run
+        has_new_lines = run is not None and run.read(version)
+        state = run.make_state() if run is not None else self._make_missing_state()
+        if not (is_replaced or has_new_lines or state != self._state):
             return
-        self._begun = version if another else self._begun
+        self._begun = version if is_replaced else self._begun
         self.version, self._run, self._state = version, run, state
-        self._said.clear()
+        self._messages.clear()
 
-    def _none(self) -> dict[str, Any]:
-        there = "there is no run yet" if self.path.is_dir() else "the folder does not exist"
-        return {"state": "none", "why": f"{there}; this page waits for one"}
+    def _make_missing_state(self) -> dict[str, Any]:
+        reason = "there is no run yet" if self.path.is_dir() else "the folder does not exist"
+        return {"state": "none", "why": f"{reason}; this page waits for one"}
 
-    def since(self, version: int) -> str:
-        """Returns, as JSON, the news for a page of version ``version`` (0: a new page). The text is
-        the same for all pages of a version.
+    def get_changes(self, version: int) -> str:
+        """Returns the changes since ``version`` as JSON, for a page. For a new page, with version
+        0, this is the whole state.
         """
-        if version not in self._said:
-            self._said[version] = to_json(self._news(version), compact=True)
-        return self._said[version]
+        if version not in self._messages:
+            self._messages[version] = to_json(self._collect_changes(version), compact=True)
+        return self._messages[version]
 
-    def _news(self, version: int) -> dict[str, Any]:
+    def _collect_changes(self, version: int) -> dict[str, Any]:
         is_whole = version < self._begun or version == 0
-        known = 0 if is_whole else version
-        run, news = self._run, {"version": self.version, "anew": is_whole, "state": self._state}
+        since = 0 if is_whole else version
+        run, changes = self._run, {"version": self.version, "anew": is_whole, "state": self._state}
         if run is None:
-            return news
-        log = [line for at, line in run.log if at > known]
-        return news | {"curves": run.curves.since(known), "log": log}
+            return changes
+        log = [line for line_version, line in run.log if line_version > since]
+        return changes | {"curves": run.curves.get_changes(since), "log": log}
 
 
-def run_in(path: Path) -> Path | None:
-    """Returns the run's folder for ``path``; None if there is none now."""
+def find_run(path: Path) -> Path | None:
+    """Returns the folder of the run to show for ``path``; None if there is no run yet."""
     if any(path.glob("*/run.json")):
         return path
     if (path / "run.json").is_file():

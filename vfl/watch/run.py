@@ -1,4 +1,4 @@
-"""Follows the files of one run, of all processes with folders here."""
+"""Follows the files of one run, for all processes whose folders are on this machine."""
 
 from __future__ import annotations
 
@@ -21,87 +21,89 @@ from vfl.watch.people import (
     LEFT,
     LOST,
     STOPPED,
-    People,
-    time_of,
+    ProcessStatuses,
+    get_time_s,
 )
-from vfl.watch.process import Link, Watched
+from vfl.watch.process import Link, ProcessFiles
 from vfl_common.process.logs import line_text
 from vfl_common.text import LINE, clean, shorten
 
-# The maximum number of lines of the log on a page.
+# The maximum number of log lines on a page.
 MAX_LINES = 300
-# The maximum numbers of processes, and of links between them, on a page.
+# The maximum numbers of processes and of links on a page.
 MAX_PROCESSES = 200
 MAX_LINKS = 400
-# The time without writes after which a dead process has ended.
+# A dead process is shown as ended if it has not written a file for this long.
 _SILENT_S = 5.0
-# Events that the progress shows already.
-_SHOWN = frozenset({"round", "progress", "trained"})
-_OVER = (FINISHED, FAILED, STOPPED, LEFT, LOST, AWAY, ENDED)
+# Events that the page does not list in the log, because its progress shows them.
+_PROGRESS_EVENTS = frozenset({"round", "progress", "trained"})
+# The statuses of a process that is not running.
+_NOT_RUNNING = (FINISHED, FAILED, STOPPED, LEFT, LOST, AWAY, ENDED)
 
 
 @dataclass
 class RunFollower:
-    """One run: ``state()`` has everything but the curves and the log, which grow.
+    """Reads the files of one run, and keeps its curves, statuses and log.
 
-    ``log``: (reading, line) of the last lines.
+    ``log`` has the last lines of all logs, each with the number of the reading that found it.
     """
 
     folder: Path
-    processes: dict[str, Watched] = field(default_factory=dict)
+    processes: dict[str, ProcessFiles] = field(default_factory=dict)
     curves: Curves = field(default_factory=Curves)
-    people: People = field(default_factory=People)
+    statuses: ProcessStatuses = field(default_factory=ProcessStatuses)
     log: deque[tuple[int, dict[str, Any]]] = field(default_factory=lambda: deque(maxlen=MAX_LINES))
     recipe: dict[str, Any] = field(default_factory=dict)
-    # {party: {phase: (rounds done, planned)}}
-    _done: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
+    # {party: {phase: (number of finished rounds, planned number)}}
+    _rounds: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
     _steps: dict[str, int] = field(default_factory=dict)
-    _sums: dict[str, tuple[float, float]] = field(default_factory=dict)
-    _aside: str = ""
+    # {party: (sent bytes, received bytes)}
+    _bytes: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def is_replaced(self) -> bool:
-        """Returns whether the run's files are gone or replaced."""
+        """Returns whether files of the run were removed or replaced."""
         return any(process.is_replaced() for process in self.processes.values())
 
     def read(self, version: int) -> bool:
-        """Reads new lines in all folders; ``version``: the number of this reading. Returns whether
-        there are new lines.
+        """Reads the new lines of all processes. Returns whether there are new lines.
+
+        ``version`` is the number of this reading.
         """
         folders = sorted(path.parent for path in self.folder.glob("*/run.json"))
         for folder in folders[:MAX_PROCESSES]:
-            self.processes.setdefault(folder.name, Watched(folder))
+            self.processes.setdefault(folder.name, ProcessFiles(folder))
         self._read_recipe()
         lines, rounds = [], 0
         for name, process in self.processes.items():
-            news = process.read()
-            lines += [(time_of(line), name, line) for line in news.log]
-            rounds += len(news.rounds)
-            for row in news.rounds:
-                self.curves.take(version, name, row)
+            new_lines = process.read()
+            lines += [(get_time_s(line), name, line) for line in new_lines.log]
+            rounds += len(new_lines.rounds)
+            for row in new_lines.rounds:
+                self.curves.add_line(version, name, row)
                 phase = clean(row.phase, MAX_NAME)
-                self._done.setdefault(name, {})[phase] = (row.round, row.rounds)
+                self._rounds.setdefault(name, {})[phase] = (row.round, row.rounds)
                 self._steps[name] = row.steps
-                self._sums[name] = (row.values["bytes/sent"], row.values["bytes/received"])
-        # The lines of all processes, in the order of their times.
+                self._bytes[name] = (row.values["bytes/sent"], row.values["bytes/received"])
+        # The logs of all processes are merged by time.
         for _, name, line in sorted(lines, key=lambda entry: entry[0]):
-            self.people.take(name, line)
-            if line.get("event") not in _SHOWN:
-                self.log.append((version, _log_line(name, line)))
+            self.statuses.process_line(name, line)
+            if line.get("event") not in _PROGRESS_EVENTS:
+                self.log.append((version, _format_log_line(name, line)))
         return bool(lines or rounds)
 
     def _read_recipe(self) -> None:
-        """Reads the recipe once, from the first process that has a copy."""
+        """Reads the recipe from the first process that has a copy, until it is found."""
         if self.recipe:
-            self.people.expect(self.processes)
+            self.statuses.expect(self.processes)
             return
         copies = (PartyFolder(p.folder).read("recipe.json") for p in self.processes.values())
         self.recipe = next((copy for copy in copies if copy), {})
-        self.people.server = str(self.recipe.get("server", ""))
-        self.people.expect(name for name in self._roster() if name)
+        self.statuses.server = str(self.recipe.get("server", ""))
+        self.statuses.expect(name for name in self._get_roles() if name)
 
-    def _roster(self) -> dict[str, str]:
-        """Returns {name: role}, the server first."""
-        roles = {self.people.server: "server"} if self.people.server else {}
+    def _get_roles(self) -> dict[str, str]:
+        """Returns {name of a process: role}, the server first."""
+        roles = {self.statuses.server: "server"} if self.statuses.server else {}
         parties = self.recipe.get("parties")
         for party in parties if isinstance(parties, list) else ():
             if isinstance(party, dict) and isinstance(party.get("name"), str):
@@ -110,52 +112,60 @@ class RunFollower:
             roles.setdefault(name, "")
         return dict(list(roles.items())[:MAX_PROCESSES])
 
-    def state(self) -> dict[str, Any]:
-        """Returns the page's state, without curves and log."""
+    def make_state(self) -> dict[str, Any]:
+        """Returns the state of the run as JSON values, without curves and log."""
         now_s = time.time()
-        processes = [self._process(name, role, now_s) for name, role in self._roster().items()]
-        state, why = self._run_state(processes)
+        processes = [
+            self._describe_process(name, role, now_s) for name, role in self._get_roles().items()
+        ]
+        state, why = self._find_run_state(processes)
         return {
             "run": clean(self.folder.name, MAX_NAME),
             "recipe": clean(str(self.recipe.get("name", "")), MAX_NAME),
             "state": state,
             "why": why,
-            "phases": self._phases(),
+            "phases": self._describe_phases(),
             "left_s": self._estimate_left_s(now_s) if state == "running" else None,
             "processes": processes,
-            "links": self._links(),
+            "links": self._describe_links(),
         }
 
-    def _run_state(self, processes: list[dict[str, Any]]) -> tuple[str, str]:
-        here = self.processes.values()
-        for process in here:
+    def _find_run_state(self, processes: list[dict[str, Any]]) -> tuple[str, str]:
+        local_processes = self.processes.values()
+        for process in local_processes:
             aside = process.facts.get("set_aside")
             if isinstance(aside, dict):
                 return "set aside", clean(str(aside.get("why", "")), LINE)
-        if here and all(process.facts.get("finished") for process in here):
+        if local_processes and all(process.facts.get("finished") for process in local_processes):
             return FINISHED, ""
         for status in (FAILED, STOPPED, ENDED):
             failed = [process for process in processes if process["status"] == status]
-            # A process that stopped because of another one is less informative.
+            # A process that stopped because of another process does not know the cause.
             failed.sort(key=lambda process: "stopped" in process["why"])
-            if failed and all(p["status"] in _OVER for p in processes if p["here"]):
+            if failed and all(p["status"] in _NOT_RUNNING for p in processes if p["here"]):
                 return (FAILED if status == ENDED else status), failed[0]["why"]
-        return self.people.run, ""
+        return self.statuses.run, ""
 
-    def _process(self, name: str, role: str, now_s: float) -> dict[str, Any]:
-        standing = self.people.standings.get(name)
-        status, why = (standing.status, standing.why) if standing else (EXPECTED, "")
-        since_s = standing.since_s if standing else 0.0
+    def _describe_process(self, name: str, role: str, now_s: float) -> dict[str, Any]:
+        process_status = self.statuses.statuses.get(name)
+        status, why = (
+            (process_status.status, process_status.why) if process_status else (EXPECTED, "")
+        )
+        since_s = process_status.since_s if process_status else 0.0
         process = self.processes.get(name)
         rates: Mapping[str, float] = {}
         if process is not None:
-            # The last rounds show no pace while the process waits.
-            rates = process.rates() if status == HERE else {}
+            # While a process waits, the rates of its last rounds do not apply.
+            rates = process.compute_rates() if status == HERE else {}
             if process.facts.get("finished"):
                 status, why = FINISHED, ""
-            elif status not in _OVER and now_s - process.last_s > _SILENT_S and process.dead():
-                status, why = ENDED, "its process has ended without a reason"
-        sent, received = self._sums.get(name, (None, None))
+            elif (
+                status not in _NOT_RUNNING
+                and now_s - process.last_s > _SILENT_S
+                and process.is_dead()
+            ):
+                status, why = ENDED, "its process has ended without logging a reason"
+        sent, received = self._bytes.get(name, (None, None))
         return {
             "name": clean(shorten(name), MAX_NAME + 1),
             "role": role,
@@ -171,7 +181,7 @@ class RunFollower:
         }
 
     def _count_rounds(self) -> dict[str, int]:
-        """Returns {phase: rounds} in the recipe's order; 0 if they are not known."""
+        """Returns {phase: planned number of rounds} in recipe order; 0 if the number is unknown."""
         planned: dict[str, int] = {}
         phases = self.recipe.get("phases")
         plans = [process.facts.get("plan") for process in self.processes.values()]
@@ -183,38 +193,38 @@ class RunFollower:
                     planned[name] = rounds if isinstance(rounds, int) else planned.get(name, 0)
         return planned
 
-    def _phases(self) -> list[dict[str, Any]]:
-        """Returns the phases in their order, each with the smallest number of rounds of the parties
-        that have begun it.
+    def _describe_phases(self) -> list[dict[str, Any]]:
+        """Returns the phases in order, each with the number of rounds that all parties in the phase
+        have finished.
         """
         planned = self._count_rounds()
         phases = []
         for phase in dict.fromkeys(
-            [*planned, *(name for done in self._done.values() for name in done)]
+            [*planned, *(name for done in self._rounds.values() for name in done)]
         ):
-            counts = [done[phase] for done in self._done.values() if phase in done]
+            counts = [done[phase] for done in self._rounds.values() if phase in done]
             rounds = max((total for _, total in counts), default=0) or planned.get(phase, 0)
-            done_ = min((done for done, _ in counts), default=0)
-            phases.append({"name": phase, "done": done_, "rounds": rounds})
+            finished = min((done for done, _ in counts), default=0)
+            phases.append({"name": phase, "done": finished, "rounds": rounds})
         return phases
 
     def _estimate_left_s(self, now_s: float) -> float | None:
-        """Estimates the seconds left in the current phase, at the pace of its last rounds; None if
-        unknown.
+        """Estimates the remaining seconds of the current phase from the rate of its last rounds.
+        None if the rate is unknown.
         """
-        left = []
+        estimates_s = []
         for process in self.processes.values():
-            pace = process.rates().get("rounds", 0.0)
-            last = process.lately[-1] if process.lately else None
-            if last is not None and pace > 0 and last.rounds > last.round:
-                left.append((last.rounds - last.round) / pace - (now_s - last.time_s))
-        return max(0.0, *left) if left else None
+            rate = process.compute_rates().get("rounds", 0.0)
+            last = process.last_rounds[-1] if process.last_rounds else None
+            if last is not None and rate > 0 and last.rounds > last.round:
+                estimates_s.append((last.rounds - last.round) / rate - (now_s - last.time_s))
+        return max(0.0, *estimates_s) if estimates_s else None
 
-    def _links(self) -> list[dict[str, Any]]:
-        """Returns the bytes of each link, as counted by its sender, or else by its receiver."""
+    def _describe_links(self) -> list[dict[str, Any]]:
+        """Returns the bytes of each link, as its sender or otherwise its receiver counted them."""
         links: dict[Link, tuple[int, float | None]] = {}
         for process in self.processes.values():
-            rates = process.link_rates()
+            rates = process.compute_link_rates()
             for link, count in process.links[1].items():
                 if link not in links or link[0] == process.name:
                     links[link] = (count, rates.get(link))
@@ -230,10 +240,10 @@ class RunFollower:
         ]
 
 
-def _log_line(name: str, line: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a line of the log in the form of the page."""
+def _format_log_line(name: str, line: Mapping[str, Any]) -> dict[str, Any]:
+    """Converts a line of a log to the format of the page."""
     return {
-        "at_s": time_of(line),
+        "at_s": get_time_s(line),
         "party": clean(shorten(name), MAX_NAME + 1),
         "level": clean(str(line.get("level", "")), MAX_NAME),
         "text": clean(line_text(line), LINE),

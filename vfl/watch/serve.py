@@ -1,4 +1,4 @@
-"""Serves the page on 127.0.0.1. Imports FastAPI and uvicorn, and is the only module that does."""
+"""Serves the page on 127.0.0.1. Only this module imports FastAPI and uvicorn."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from vfl.watch.picture import Picture
 from vfl_party.serve.http.patient import Patient
 
 LOOPBACK = "127.0.0.1"
-# The interval between two readings, while there are viewers.
+# The interval between two readings of the files while a browser has the page open.
 EVERY_S = 1.0
-# The maximum number of connections at once; a browser has up to six.
+# The maximum number of simultaneous connections. A browser opens up to six.
 MAX_CONNECTIONS = 200
-# The interval of empty lines, which keep proxies and browsers from closing a silent stream.
+# The interval of comments that keep proxies and browsers from closing a stream without events.
 _BEAT_S = 15.0
-# The maximum number of digits of a reading's number.
+# The maximum number of digits of a version in the id of an event.
 _MAX_DIGITS = 18
-# The time after which a browser reconnects when the stream has ended.
+# The time after which a browser reconnects to a stream that was interrupted.
 _RETRY_MS = 2_000
 _FILES = {
     "page.html": "text/html; charset=utf-8",
@@ -38,29 +38,31 @@ _FILES = {
 
 
 class Reader:
-    """Reads the files for all viewers while there are any, and wakes them for news."""
+    """Reads the files of the run while there are viewers, and sends the changes to all of them."""
 
     def __init__(self, picture: Picture) -> None:
         self._picture = picture
-        # An id of this process: pages of other processes start again.
+        # A random id of this process. A page of an earlier process gets the whole state again.
         self.nonce = secrets.token_hex(4)
         self.viewers = 0
         self.ended = False
         self.failure: BaseException | None = None
         self.failed = asyncio.Event()
-        # Nobody reads the state during a reading; and a reading without viewers ends by itself.
-        self._lock, self._alone = asyncio.Lock(), threading.Lock()
+        # These locks protect the picture, between coroutines and between threads.
+        self._lock, self._thread_lock = asyncio.Lock(), threading.Lock()
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     @asynccontextmanager
     async def viewing(self) -> AsyncIterator[None]:
-        """Counts a viewer; the first one starts the readings, and the last one ends them."""
+        """Counts a viewer for a block. The first viewer starts the readings, and the last ends
+        them.
+        """
         self.viewers += 1
         try:
             if self._task is None:
-                news, self._task = self._news, asyncio.create_task(self._go_on())
-                # The results of readings for earlier viewers may be old.
+                news, self._task = self._news, asyncio.create_task(self._read_repeatedly())
+                # The last reading for earlier viewers may be old, so this waits for a new one.
                 await news.wait()
             yield
         finally:
@@ -69,53 +71,56 @@ class Reader:
                 self._task.cancel()
                 self._task = None
 
-    async def _go_on(self) -> None:
+    async def _read_repeatedly(self) -> None:
         try:
             while True:
                 await self._read()
                 await asyncio.sleep(EVERY_S)
-        # A defect ends the program, not only the readings.
+        # An unexpected error ends the program.
         except Exception as error:  # noqa: BLE001 - ``Page.serve`` raises it
             self.failure = error
             self.failed.set()
 
     async def _read(self) -> None:
         async with self._lock:
-            await asyncio.to_thread(self._read_alone)
-        self._wake()
+            await asyncio.to_thread(self._read_in_thread)
+        self._notify_viewers()
 
-    def _read_alone(self) -> None:
-        with self._alone:
+    def _read_in_thread(self) -> None:
+        with self._thread_lock:
             self._picture.read()
 
-    def _since(self, version: int) -> tuple[str, int]:
-        with self._alone:
-            return self._picture.since(version), self._picture.version
+    def _get_changes(self, version: int) -> tuple[str, int]:
+        with self._thread_lock:
+            return self._picture.get_changes(version), self._picture.version
 
-    def _wake(self) -> None:
+    def _notify_viewers(self) -> None:
         self._news.set()
         self._news = asyncio.Event()
 
     async def end(self) -> None:
-        """Reads a last time for the viewers, and ends their streams."""
+        """Reads the files a last time for the viewers, and ends their streams."""
         self.ended = True
         if self.viewers and self.failure is None:
             await self._read()
-        self._wake()
+        self._notify_viewers()
 
     async def messages(self, last: str) -> AsyncIterator[str]:
-        """Yields server-sent events for a viewer; ``last``: the id of its last event."""
+        """Yields server-sent events for a viewer.
+
+        ``last`` is the id of the last event that the viewer received.
+        """
         nonce, _, number = last.partition("-")
-        known = nonce == self.nonce and number.isdecimal() and len(number) < _MAX_DIGITS
-        version = int(number) if known else 0
+        is_valid = nonce == self.nonce and number.isdecimal() and len(number) < _MAX_DIGITS
+        version = int(number) if is_valid else 0
         yield f"retry: {_RETRY_MS}\n\n"
         async with self.viewing():
             while not self.ended or version < self._picture.version:
                 news = self._news
                 if version < self._picture.version:
                     async with self._lock:
-                        text, version = self._since(version)
-                    # JSON has no line breaks.
+                        text, version = self._get_changes(version)
+                    # The compact JSON has no line breaks, which would end the event.
                     yield f"id: {self.nonce}-{version}\ndata: {text}\n\n"
                     continue
                 try:
@@ -125,8 +130,8 @@ class Reader:
             yield "event: end\ndata: {}\n\n"
 
 
-def application(reader: Reader) -> FastAPI:
-    """Makes the application: the page's three files, and the stream of events."""
+def make_application(reader: Reader) -> FastAPI:
+    """Makes the FastAPI application, which serves the files of the page and a stream of events."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     folder = files("vfl.watch")
     content = {name: (folder / name).read_bytes() for name in _FILES}
@@ -136,7 +141,7 @@ def application(reader: Reader) -> FastAPI:
         return Response(content["page.html"], media_type=_FILES["page.html"])
 
     @app.get("/{name}.{kind}")
-    async def part(name: str, kind: str) -> Response:
+    async def page_file(name: str, kind: str) -> Response:
         body = content.get(f"{name}.{kind}")
         if body is None:
             return Response(status_code=404)
@@ -151,7 +156,10 @@ def application(reader: Reader) -> FastAPI:
 
 
 class Page:
-    """A page of ``picture`` on the socket ``listening``. ``link``: its address with the token."""
+    """Serves the page of a run on a listening socket.
+
+    ``link`` is the address of the page with the token.
+    """
 
     def __init__(self, picture: Picture, listening: socket.socket) -> None:
         self._picture, self._socket = picture, listening
@@ -160,15 +168,16 @@ class Page:
         self.link = f"http://{LOOPBACK}:{self._port}/?{TOKEN}={self._token}"
 
     def serve(self, until: Callable[[Callable[[], None]], None] | None = None) -> None:
-        """Serves until a signal, which is raised, or until ``until`` calls its argument, from any
-        thread.
+        """Serves the page until a signal, which is then raised.
+
+        ``until`` is called with a function that ends the page, and that any thread may call.
         """
         asyncio.run(self._serve(until))
 
     async def _serve(self, until: Callable[[Callable[[], None]], None] | None) -> None:
         reader = Reader(self._picture)
         config = uvicorn.Config(
-            Guard(application(reader), self._token, self._port),
+            Guard(make_application(reader), self._token, self._port),
             http=Patient,
             ws="none",
             lifespan="off",
@@ -186,7 +195,7 @@ class Page:
                 loop.call_soon_threadsafe(ended.set)
 
             until(end)
-        ending = asyncio.create_task(_end(ended, reader, server))
+        ending = asyncio.create_task(_wait_and_end(ended, reader, server))
         try:
             await server.serve(sockets=[self._socket])
         finally:
@@ -198,7 +207,7 @@ class Page:
 
 
 class _Server(uvicorn.Server):
-    """Ends the streams, too, at a signal."""
+    """A uvicorn server that also ends the streams at a signal."""
 
     def __init__(self, config: uvicorn.Config, ended: asyncio.Event) -> None:
         super().__init__(config)
@@ -209,7 +218,7 @@ class _Server(uvicorn.Server):
         self._ended.set()
 
 
-async def _end(ended: asyncio.Event, reader: Reader, server: uvicorn.Server) -> None:
+async def _wait_and_end(ended: asyncio.Event, reader: Reader, server: uvicorn.Server) -> None:
     waiting = [asyncio.create_task(event.wait()) for event in (ended, reader.failed)]
     try:
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -221,5 +230,5 @@ async def _end(ended: asyncio.Event, reader: Reader, server: uvicorn.Server) -> 
 
 
 def listen(port: int) -> socket.socket:
-    """Listens on the loopback interface. Raises OSError."""
+    """Returns a socket that listens on the loopback interface. Raises OSError."""
     return socket.create_server((LOOPBACK, port), backlog=128)

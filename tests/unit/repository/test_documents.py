@@ -15,7 +15,7 @@ import pytest
 from tests.harness import cases
 from tests.harness.plugins import EXAMPLE
 from vfl.searching.file import SearchFile
-from vfl.searching.spaces import spaces_of
+from vfl.searching.spaces import parse_spaces
 from vfl_common.bundle import Kind
 from vfl_common.config.data import DataSettings
 from vfl_common.config.party import PartyFile
@@ -308,7 +308,7 @@ def test_recipes_and_party_files_that_are_shown_can_be_read(text: str) -> None:
         return
     if "search" in found:
         SearchFile.model_validate(found)
-        spaces_of(found["search"]["spaces"])
+        parse_spaces(found["search"]["spaces"])
         return
     of_party = set(found) & (set(PartyFile.model_fields) - set(Recipe.model_fields))
     if "recipe" in found:  # a whole party file: its other keys have the names of keys of a recipe

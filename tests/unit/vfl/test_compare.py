@@ -23,7 +23,7 @@ from vfl.production.compare import (
     compute_measures,
     show_comparison,
 )
-from vfl.production.scored import ModelScores, in_common
+from vfl.production.scored import ModelScores, select_common_rows
 from vfl_common.errors import Code, InputError
 
 Floats = npt.NDArray[np.float64]
@@ -184,14 +184,14 @@ def test_the_command_says_no_if_the_rows_are_too_few(tmp_path: Path) -> None:
 def test_rows_are_paired_by_id() -> None:
     old = binary([1, 0, 1], [0.9, 0.2, 0.3], ["a", "b", "c"])
     new = binary([1, 1, 0], [0.7, 0.8, 0.1], ["d", "c", "b"])
-    first, second = in_common(old, new)
+    first, second = select_common_rows(old, new)
     assert first.keys == second.keys == ("b", "c")
     assert second.scores_NC[:, 0].tolist() == [0.1, 0.8]
     with raises(InputError, Code.DATA_INVALID, names=("--data", "--truth")):
-        in_common(old, binary([1], [0.7], ["z"]))
+        select_common_rows(old, binary([1], [0.7], ["z"]))
     other = ModelScores(new.keys, ("score_no",), new.scores_NC, new.classes, new.truth)
     with raises(InputError, Code.DATA_INVALID, names=("score_yes", "score_no")):
-        in_common(old, other)
+        select_common_rows(old, other)
 
 
 def write(path: Path, lines: list[str]) -> Path:

@@ -20,8 +20,15 @@ from vfl.cli import cli
 from vfl.report import charts
 from vfl.report.charts import draw
 from vfl.report.picture import BLUE, ORANGE
-from vfl.report.reading import RunRecord, curves, find, importance, initial, own_curves
-from vfl.report.table import in_order, sets_shown, show, size
+from vfl.report.reading import (
+    RunRecord,
+    curves,
+    describe_initial_weights,
+    find,
+    importance,
+    read_own_curves,
+)
+from vfl.report.table import in_order, select_sets, show, size
 from vfl_common.errors import Code, InputError
 from vfl_common.summary import (
     ByteCount,
@@ -211,10 +218,10 @@ def test_what_each_party_is_worth_is_shown_and_drawn(tmp_path: Path) -> None:
     assert re.search(r"none +0\.5000", text)
     many = worthy(5).worth
     assert many is not None
-    assert [len(each.parties) for each in sets_shown(many)] == [5, *[4] * 5, *[1] * 5, 0]
+    assert [len(each.parties) for each in select_sets(many)] == [5, *[4] * 5, *[1] * 5, 0]
     lower = worthy(2, lower=True)
     assert lower.worth is not None
-    assert sets_shown(lower.worth)[0].parties == []
+    assert select_sets(lower.worth)[0].parties == []
     drawn = {path.name: path for path in draw(RunRecord(tmp_path, lower, ()))}
     assert drawn["worth.png"].stat().st_size > 5_000
     again = Summary.model_validate_json(lower.model_dump_json())
@@ -376,7 +383,7 @@ def test_the_losses_of_passive_parties_are_drawn_where_their_folders_are(tmp_pat
     ]
     folder = record(tmp_path / "run", summary_of(4), idle)
     run = find(folder)
-    assert own_curves(run) == {}
+    assert read_own_curves(run) == {}
     assert [path.name for path in draw(run)] == ["bytes.png"]
     for name in ("passive-1", "passive-3"):
         (folder / name).mkdir()
@@ -384,7 +391,7 @@ def test_the_losses_of_passive_parties_are_drawn_where_their_folders_are(tmp_pat
         (folder / name / "metrics.jsonl").write_text(
             "".join(json.dumps(COUNTED | each) + "\n" for each in lines)
         )
-    found = own_curves(run)["train"]
+    found = read_own_curves(run)["train"]
     assert list(found) == ["passive-1", "passive-3"]
     assert found["passive-3"][2] == {"local": {"loss": 0.5}}
     assert [path.name for path in draw(run)] == ["learning-curves.png", "bytes.png"]
@@ -514,13 +521,13 @@ def test_what_initial_weights_follow_from_is_told_of_the_parties_whose_folders_a
 ) -> None:
     folder = begun(tmp_path / "run", "p0")
     begun(tmp_path / "run", "p1")
-    assert initial(folder) == []
+    assert describe_initial_weights(folder) == []
     for name, init in (("p0", "secret"), ("p1", "recipe")):
         path = folder / name / "run.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"init": init}))
     known = "known to all parties, from the recipe's seed (p1)"
-    assert initial(folder) == [f"initial weights: {known}; secret (p0)"]
-    assert initial(folder / "p0") == ["initial weights: secret (p0)"]
+    assert describe_initial_weights(folder) == [f"initial weights: {known}; secret (p0)"]
+    assert describe_initial_weights(folder / "p0") == ["initial weights: secret (p0)"]
     assert "initial weights: secret (p0)" in reported(folder / "p0")
 
 

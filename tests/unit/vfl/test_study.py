@@ -19,7 +19,14 @@ from vfl.simulation.federation import to_toml
 from vfl.studies.chart import draw_study
 from vfl.studies.plan import PlannedRun, StudyFile, load_study
 from vfl.studies.report import Cost, FineTuned, cell, cost_of, table, write_csv
-from vfl.studies.run import Failure, Running, StudyFailed, estimate_left_s, read_finished, run_study
+from vfl.studies.run import (
+    Failure,
+    StudyFailed,
+    StudyRunner,
+    estimate_left_s,
+    read_finished,
+    run_study,
+)
 from vfl.studies.show import sentence, show_study
 from vfl_common.config.recipe import Recipe, load_recipe
 from vfl_common.errors import Code, InputError, VflError
@@ -221,9 +228,9 @@ def test_what_is_wrong_is_one_sentence(tmp_path: Path, changes: dict[str, Any]) 
 # ----------------------------------------------------------------------
 
 
-def running(path: Path, folder: Path) -> Running:
+def running(path: Path, folder: Path) -> StudyRunner:
     study, chains = load_study(path)
-    return Running(study, path, folder, chains, lambda _event: None, 1, False)
+    return StudyRunner(study, path, folder, chains, lambda _event: None, 1, False)
 
 
 def test_what_is_done_is_read_from_the_runs_folders(tmp_path: Path) -> None:
@@ -315,7 +322,7 @@ def test_a_failed_study_is_an_error_of_ours_and_the_command_says_all_its_lines(
     assert exit_status(lambda: show_study(path, tmp_path, jobs=1, as_json=True)) == 3
     told = capsys.readouterr()
     lines = [
-        "2 runs failed; the same command retries:",
+        "2 runs failed. Run the same command to try again:",
         "A, seed 1: p0: was lost",
         "A, seed 2: its pretraining failed",
     ]

@@ -10,7 +10,7 @@ from matplotlib.patches import Rectangle
 
 from tests.harness.errors import raises
 from tests.unit.vfl.test_report import summary_of
-from vfl.report.bars import shares, times_of
+from vfl.report.bars import compute_step_times, draw_step_times
 from vfl.report.charts import draw
 from vfl.report.reading import RunRecord
 from vfl_common.pb.vfl.v1 import control_pb2
@@ -148,11 +148,11 @@ def test_each_party_has_a_bar_with_its_four_parts(tmp_path: Path) -> None:
         for each in summary.parties
     ]
     summary = summary.model_copy(update={"parties": parties})
-    assert shares(one) == pytest.approx(
+    assert compute_step_times(one) == pytest.approx(
         {"compute": 0.035, "encode": 0.01, "wait": 0.05, "decode": 0.005}
     )
     # A phase without steps has no panel.
-    (axes,) = times_of(summary, ("train", "score")).axes
+    (axes,) = draw_step_times(summary, ("train", "score")).axes
     assert axes.get_title(loc="left") == "train"
     assert [label.get_text() for label in axes.get_yticklabels()] == [
         party.name for party in parties if party.role != "server"

@@ -100,11 +100,11 @@ def test_the_summary_names_the_paper_whose_numbers_the_recipe_has(
     files: Path, tmp_path: Path
 ) -> None:
     aligned = vfl.prepare("mnist", files, tmp_path / "aligned", divide="halves", parties=2)
-    assert "The values of the recipe are those of FedOnce" in aligned.summary.read_text()
+    assert "The values of the recipe are from FedOnce" in aligned.summary.read_text()
     # FedOnce, the only paper that uses MNIST, trains no clients.
     dealt = vfl.prepare("mnist", files, tmp_path / "dealt", divide="rows", parties=4)
     for text in (dealt.summary.read_text(), dealt.recipe.read_text()):
-        assert "are ours: no paper divides so" in text
+        assert "are our own, because no paper divides" in text
         assert "FedOnce" not in text
 
 
@@ -314,7 +314,7 @@ def test_columns_are_divided_and_written_in_blocks(tmp_path: Path) -> None:
 
 
 def test_the_list_needs_no_torch() -> None:
-    code = "import sys; from vfl.preparing.listing import listing; listing(); print(*sys.modules)"
+    code = "import sys; from vfl.preparing.listing import make_listing; make_listing(); print(*sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "vfl.preparing.listing" in found.stdout.split()
     assert "torch" not in found.stdout.split()
