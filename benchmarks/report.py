@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from tests.harness import pages
-from vfl.report.page import command
+from vfl.report.commands import report
 from vfl.report.reading import find
 
 MOST_BYTES, MOST_S = 1_500_000, 5.0
