@@ -153,7 +153,7 @@ def sent(
         patch.setattr(Chain, "apply", applied)
         patch.setattr(LocalSession, "_say", said)
         # Otherwise the clock decides which rounds are reported.
-        patch.setattr(progress, "_TELL_S", 0.0)
+        patch.setattr(progress, "_REPORT_S", 0.0)
         found.summary = run_in_process(made, tables, folder, load=load)
     return found
 

@@ -1,4 +1,4 @@
-"""What a party says when it joins, and what it begins to train with."""
+"""Makes a party's Join message, its initial model for training, and the checks before it joins."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from vfl_party.runtime import versions
 
 
 def training(recipe: Recipe, name: str, out: Path) -> Training:
-    """Prepares training from the beginning, or with the encoder of an earlier run in ``out``.
-    Raises InputError.
+    """Returns how training starts: from initial weights, or with the encoder of an earlier run in
+    ``out``. Raises InputError.
     """
     start = load_start(recipe, name, out)
     if start is None or recipe.start is None:
@@ -34,8 +34,8 @@ def training(recipe: Recipe, name: str, out: Path) -> Training:
 
 
 def joining_of(course: Course, role: str, plugins: Mapping[str, str]) -> Joining:
-    """Returns what the server compares when a party joins; ``plugins``: those that others have
-    too.
+    """Returns the facts that the server compares when a party joins. ``plugins``: {name: version}
+    of the plug-ins that other parties need too.
     """
     spelling, recipe = course.filled, course.recipe
     return Joining(
@@ -52,34 +52,37 @@ def joining_of(course: Course, role: str, plugins: Mapping[str, str]) -> Joining
     )
 
 
-def check_before(guards: Sequence[RunGuard], tried: Assembled) -> ProposedRun:
-    """Has each guard check a run before the party joins, and returns the run; ``tried``: the party
-    as it would be.
+def check_before(guards: Sequence[RunGuard], assembled: Assembled) -> ProposedRun:
+    """Calls each guard to check a run before the party joins, and returns the checked run.
+    ``assembled``: The party, assembled with the rows that it expects.
 
     Raises InputError (REFUSED).
     """
-    opened = tried.opened
-    needed = (
+    opened = assembled.opened
+    plugins = (
         versions.get_shared_versions(opened) | versions.modelling(opened) | versions.reading(opened)
     )
-    rows, epochs = len(tried.prepared.table), _epochs_of(tried)
-    asked = ProposedRun(opened, tried.party, rows, epochs, [*needed])
+    rows, epochs = len(assembled.prepared.table), _count_epochs(assembled)
+    proposed = ProposedRun(opened, assembled.party, rows, epochs, [*plugins])
     for guard in guards:
-        guard.before(asked)
-    return asked
+        guard.before(proposed)
+    return proposed
 
 
-def check_epochs(guards: Sequence[RunGuard], aligned: Assembled) -> None:
-    """Has the policy check the epochs again: with ``steps``, they follow from the number of aligned
-    rows. ``aligned``: the party that would train. Raises InputError (REFUSED).
+def check_epochs(guards: Sequence[RunGuard], assembled: Assembled) -> None:
+    """Calls the policy's guard to check the epochs again, because with ``steps`` they depend on the
+    number of aligned rows. ``assembled``: The party, assembled from the aligned rows. Raises
+    InputError (REFUSED).
     """
     for guard in guards:
         if isinstance(guard, WordsGuard):
-            guard.check_epochs(_epochs_of(aligned))
+            guard.check_epochs(_count_epochs(assembled))
 
 
-def _epochs_of(party: Assembled) -> dict[str, int]:
-    """Returns {phase: passes over its training rows}; in a prediction, its rounds."""
+def _count_epochs(party: Assembled) -> dict[str, int]:
+    """Returns {phase: number of passes over its training rows}; in a prediction, {phase: number of
+    rounds}.
+    """
     rounds = {phase.name: phase.rounds for phase in party.phases}
     if party.opened.work.job != "train":
         return rounds

@@ -50,7 +50,7 @@ def small_tags() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(psi, "TAG_BATCH", TAG_BATCH)
         # 47 tags in all.
-        patch.setattr(tags, "_AT_ONCE", PARTS)
+        patch.setattr(tags, "_PART_TAGS", PARTS)
         yield
 
 
@@ -106,7 +106,7 @@ def test_many_batches_and_parts_give_what_one_gives(
     ).align()
     assert said.tags() == [*range(LAST)]
     monkeypatch.setattr(psi, "TAG_BATCH", 1 << 20)
-    monkeypatch.setattr(tags, "_AT_ONCE", 1 << 20)
+    monkeypatch.setattr(tags, "_PART_TAGS", 1 << 20)
     once = Parties(
         tmp_path / "once", SETS, rows=rows, tap=(said := Until("", tags_step(0)))
     ).align()
@@ -183,7 +183,7 @@ def test_only_their_owner_may_read_the_files(tmp_path: Path) -> None:
 def test_parts_hold_all_tags_and_equal_ones_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tags, "_AT_ONCE", 20)
+    monkeypatch.setattr(tags, "_PART_TAGS", 20)
     drawn = np.random.default_rng(3).integers(0, 256, (400, TAG_BYTES), np.uint8)
     rows = {"p0": np.arange(0, 250), "p1": np.arange(150, 400), "p2": np.arange(240, 245)}
     sizes = {name: len(each) for name, each in rows.items()}

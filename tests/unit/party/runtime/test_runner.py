@@ -130,10 +130,10 @@ def test_a_party_returns_only_where_the_others_may_have_gone_on(
     made, _ = runner(tmp_path, [], [], role=role, plan=plan, resume=folder)
     start = Start("run", 1, "", "", returning=True)
     if fits:
-        made._check(start, made._offer(folder), folder)
+        made._check(start, made._make_offer(folder), folder)
         return
     with raises(PeerError, Code.MALFORMED_MESSAGE, names="p1") as caught:
-        made._check(start, made._offer(folder), folder)
+        made._check(start, made._make_offer(folder), folder)
     assert (caught.value.code, caught.value.party) == (Code.MALFORMED_MESSAGE, "server")
 
 
@@ -161,10 +161,10 @@ def test_a_party_leaves_its_run_only_if_the_server_says_why(
     start = Start("new", 1, "", "", anew=anew)
     if not fits:
         with raises(PeerError, Code.MALFORMED_MESSAGE, names=("--fresh", "p1")):
-            made._check(start, made._offer(folder), folder)
+            made._check(start, made._make_offer(folder), folder)
         return
-    made._check(start, made._offer(folder), folder)
-    made._leave(folder, start)
+    made._check(start, made._make_offer(folder), folder)
+    made._leave_run(folder, start)
     assert folder.set_aside_reason == anew
 
 
@@ -176,7 +176,7 @@ def test_what_a_party_holds_is_told_apart_from_what_it_may_skip_to(tmp_path: Pat
     folder = RunFolder(tmp_path, "run", store)
     made, _ = runner(tmp_path, [], [], plan=plan, resume=folder)
     # It was killed before its first checkpoint.
-    first = made._offer(folder)
+    first = made._make_offer(folder)
     assert first.held == ("000001.upload.1", "")
     assert set(first.checkpoints) == {
         "",
@@ -185,6 +185,6 @@ def test_what_a_party_holds_is_told_apart_from_what_it_may_skip_to(tmp_path: Pat
     }
     for label in ("000001.upload.1", "000002.train.1", "000003.train.2"):
         store.save(label, None)
-    later = made._offer(folder)
+    later = made._make_offer(folder)
     assert later.held == ("000001.upload.1", "000002.train.1", "000003.train.2")
     assert set(later.checkpoints) == {*later.held, "000004.train.3", "000005.train.4"}
