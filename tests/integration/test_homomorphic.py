@@ -57,7 +57,7 @@ def pair(request: pytest.FixtureRequest) -> tuple[Encryption, Keys, bytes, Adder
 @cache
 def made(scheme: Encryption, bits: int) -> bytes:
     """A public key, as HEU writes it; making one takes a process."""
-    written, _ = worker.keys(scheme, bits)
+    written, _ = worker.make_key_pair(scheme, bits)
     return written
 
 
@@ -365,7 +365,7 @@ def test_a_key_that_heu_cannot_compute_with_is_one_sentence() -> None:
 
 def test_a_key_process_that_fails_is_one_sentence(capfd: pytest.CaptureFixture[str]) -> None:
     with raises(InternalError, Code.INTERNAL):
-        worker.keys("paillier", -1)
+        worker.make_key_pair("paillier", -1)
     assert capfd.readouterr().err
 
 

@@ -184,8 +184,8 @@ def test_early_stopping_needs_validation_rows(tmp_path: Path) -> None:
                 "phases": [{"kind": "secureboost"}],
                 "start": {"run": "earlier", "phases": [{"kind": "splitnn"}]},
             },
-            "start: a phase of kind 'secureboost' trains its own model, and can take "
-            "nothing from an earlier run. Remove start (in a study: pretrain).",
+            "start: a phase of kind 'secureboost' trains its own model, and cannot "
+            "start from an earlier run. Remove start (in a study: pretrain).",
         ),
     ],
 )
@@ -221,7 +221,7 @@ def test_what_can_never_run_is_refused_before_anything_starts(
         if not each.fine and each.about != "certificate"
     ]
     if not with_model and "start" not in wrong:
-        text = "model: missing. Add it."
+        text = "model: the table is missing. Add it."
     assert said == [f"{path}: {text}"] * 3
     assert not (tmp_path / "runs").exists()
 

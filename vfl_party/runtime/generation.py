@@ -33,7 +33,7 @@ from vfl_party.data.inputs import profile
 from vfl_party.models import StochasticEncoder
 from vfl_party.outbound.exchange import Connections
 from vfl_party.outbound.policies import Policy
-from vfl_party.phases.advice import advise, few_common
+from vfl_party.phases.advice import advise, warn_few_common
 from vfl_party.phases.context import Hooks
 from vfl_party.phases.measure import decides
 from vfl_party.policy.meeting import RunGuard, check_tables, render_guards
@@ -282,7 +282,7 @@ class Generation:
             text = sentence(common, own_rows, by)
             log.info("%s", text, extra={"event": "aligned", **facts})
             self._hooks.show("aligned", **facts)
-            advise(self._hooks.show, few_common(self._opened.settings, common, own_rows))
+            advise(self._hooks.show, warn_few_common(self._opened.settings, common, own_rows))
 
     def unhurried(self) -> None:
         """Lets the next exchange wait as long as the peers are connected, because they may still be

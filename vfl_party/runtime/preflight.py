@@ -36,7 +36,7 @@ from vfl_party.data.ids import Ids, about_zeros, choices, normalize_ids
 from vfl_party.data.notes.smells import find_smells
 from vfl_party.data.notes.target_leakage import find_target_leakage
 from vfl_party.grants.approval import needs_grants, to_train
-from vfl_party.phases.advice import few_rows
+from vfl_party.phases.advice import warn_few_rows
 from vfl_party.phases.course import Course
 from vfl_party.policy.guards import guards_of
 from vfl_party.policy.words import describe_policy
@@ -298,7 +298,7 @@ def _check_assembly(files: PartyFiles, opened: OpenedParty) -> Iterator[Finding]
             "of the run"
         )
     yield Finding("rows", True, sizes)
-    few_rows_text = few_rows(len(party.prepared.splits["train"]), _count_classes(party))
+    few_rows_text = warn_few_rows(len(party.prepared.splits["train"]), _count_classes(party))
     if few_rows_text and not own_rows and not learns_division:
         yield Finding("training", True, few_rows_text, note=True)
     if files.recipe.start is not None:

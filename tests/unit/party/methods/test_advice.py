@@ -8,7 +8,7 @@ import pytest
 
 from tests.harness.errors import assert_names
 from vfl_common.config.data import DataSettings
-from vfl_party.phases.advice import few_rows, label_taken
+from vfl_party.phases.advice import label_taken, warn_few_rows
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from vfl_party.phases.advice import few_rows, label_taken
 def test_few_rows_are_fewer_than_fifty_or_ten_for_each_class(
     rows: int, classes: int, least: object
 ) -> None:
-    text = few_rows(rows, classes)
+    text = warn_few_rows(rows, classes)
     if least is None:
         assert text == ""
     else:

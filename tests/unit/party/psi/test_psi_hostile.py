@@ -354,8 +354,8 @@ def test_the_active_party_introduces_a_key_of_its_own_for_another(tmp_path: Path
     [
         ((41, 41), "p1 has 41 masked rows of p0, which has 40"),
         ((42, 40), "p0 has 41 masked rows of p1, which has 42"),
-        ((0, 40), "p1 announces 0 rows; it needs at least one"),
-        ((-1, 40), "p1 announces -1 rows; it needs at least one"),
+        ((0, 40), "p1 announces 0 rows, but an alignment needs at least one"),
+        ((-1, 40), "p1 announces -1 rows, but an alignment needs at least one"),
     ],
 )
 def test_the_server_is_told_sizes_that_do_not_fit(
