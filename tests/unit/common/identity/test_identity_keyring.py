@@ -25,8 +25,8 @@ from vfl_common.ledger import Ledger
 from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.session import Session
 from vfl_common.run_folder import create
-from vfl_party.runtime.preflight import _ending
-from vfl_server.app import ServerApp, _Parts
+from vfl_party.runtime.preflight import _find_expiring
+from vfl_server.app import ServerApp, _ServerParts
 
 YEAR = timedelta(days=365)
 
@@ -197,7 +197,7 @@ def test_parties_and_server_ask_again_as_long_as_they_run(tls: TlsSettings, tmp_
 
     keyring, coordinator = Asked(tls), Ticking()
     folder = create(tmp_path, "run", "server", Recipe.model_validate(recipe(2)))
-    parts = _Parts(keyring, folder, Ledger(), TcpMeter(), Any, Any, coordinator, Any, None)  # type: ignore[arg-type]
+    parts = _ServerParts(keyring, folder, Ledger(), TcpMeter(), Any, Any, coordinator, Any, None)  # type: ignore[arg-type]
     ServerApp._tick(parts)
     assert keyring.again.is_set()
 
@@ -219,13 +219,13 @@ def test_check_tells_which_of_a_party_s_certificates_end_soon(tmp_path: Path) ->
     def load() -> Credentials:
         return load_credentials(tls, name="bank")
 
-    found = list(_ending(load))
+    found = list(_find_expiring(load))
     assert [(each.about, each.fine, each.soon) for each in found] == [("CA", True, True)]
     issue(tmp_path, "bank", force=True, days=40, now=datetime.now(UTC) - timedelta(days=35))
-    assert [each.about for each in _ending(load)] == ["certificate", "CA"]
+    assert [each.about for each in _find_expiring(load)] == ["certificate", "CA"]
     (tmp_path / "bank.pem").unlink()
     # Another line says FAIL.
-    assert list(_ending(load)) == []
+    assert list(_find_expiring(load)) == []
 
 
 def test_a_replaced_certificate_is_looked_at_too(

@@ -246,7 +246,7 @@ def test_rank_0_tells_positions_and_never_rows(monkeypatch: pytest.MonkeyPatch) 
             for part in parts:
                 part.zero_()
 
-    monkeypatch.setattr(spread, "parallel", lambda module, device, group: module)
+    monkeypatch.setattr(spread, "make_parallel", lambda module, device, group: module)
     group: Any = None
     x_NF = torch.arange(60.0).reshape(10, 6)
     features = replace(Features.of(x_NF.numpy()), noted=BatchLog())
