@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.task import Task
-from vfl_party.base.arithmetic import arithmetic
+from vfl_party.base.arithmetic import describe_arithmetic
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ def to_json(scores: Sequence[Score], costs: Mapping[str, Any]) -> dict[str, Any]
             "cores": os.cpu_count(),
             "platform": platform.platform(),
             "python": platform.python_version(),
-            "computed_with": str(arithmetic(torch.device("cpu"))),
+            "computed_with": str(describe_arithmetic(torch.device("cpu"))),
         },
         "scores": [
             {

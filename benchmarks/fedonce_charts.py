@@ -27,7 +27,7 @@ from benchmarks.fedonce_numbers import (
     validation,
 )
 from benchmarks.studies import Done
-from vfl.studies.report import mean_and_sd, points
+from vfl.studies.report import compute_mean_and_sd, get_display_unit
 
 BLUE, ORANGE, GREEN, PINK, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#777777"
 DPI = 130
@@ -41,7 +41,7 @@ def draw_comparison(done: Done, title: str, path: Path) -> None:
 
     A method that needs no bytes is a line across, with its name at the right.
     """
-    factor, unit = points(done.study.metric)
+    factor, unit = get_display_unit(done.study.metric)
     figure = Figure(figsize=(8.6, 4.8), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
@@ -57,7 +57,7 @@ def draw_comparison(done: Done, title: str, path: Path) -> None:
         runs = done.of(method)
         if runs:
             size = mean(_sent(done, method)) / 1e6
-            middle, sd = mean_and_sd([factor * value for value in validation(done, method)])
+            middle, sd = compute_mean_and_sd([factor * value for value in validation(done, method)])
             large = 17 if marker == "*" else 10
             look = {
                 "color": color,
@@ -143,7 +143,7 @@ def draw_privacy(
     """Draws the metric of the test rows against epsilon, one line for each variant; without noise
     at the right.
     """
-    factor, unit = points(done.study.metric)
+    factor, unit = get_display_unit(done.study.metric)
     figure = Figure(figsize=(6.6, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
@@ -156,7 +156,7 @@ def draw_privacy(
                 for result in done.of(f"{variant}-{epsilon}")
             ]
             if values:
-                middle, sd = mean_and_sd(values)
+                middle, sd = compute_mean_and_sd(values)
                 x.append(place + 0.08 * (number - 1))
                 y.append(middle)
                 spread.append(sd or 0.0)

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.studies import Done, curve, message_bytes, step_bytes
-from vfl.studies.report import FineTuned, cell, mean_and_sd
+from vfl.studies.report import FineTuned, compute_mean_and_sd, format_cell
 
 L0, MULTI, PCA, SPLIT, COMM = (
     "FedOnce-L0",
@@ -68,7 +68,7 @@ def split_curve(done: Done, method: str) -> Curve:
         points.append(first + later)
     # The same rounds for every seed.
     along = list(zip(*points, strict=True))
-    spread = [mean_and_sd([value for _, value in at]) for at in along]
+    spread = [compute_mean_and_sd([value for _, value in at]) for at in along]
     return Curve(
         [mean(size for size, _ in at) for at in along],
         [middle for middle, _ in spread],
@@ -139,7 +139,9 @@ def print_privacy(done: Done, variants: Sequence[str], epsilons: Sequence[float]
                 for found in map(done.summary, runs)
                 if found.privacy is not None
             ]
-            cells.append(f"{cell(values, done.study.metric)}\n{mean(noise):.3f}" if runs else "–")
+            cells.append(
+                f"{format_cell(values, done.study.metric)}\n{mean(noise):.3f}" if runs else "–"
+            )
         shown.add_row(epsilon, *cells)
     Console(width=160).print(shown)
 

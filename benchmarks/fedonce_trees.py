@@ -16,11 +16,11 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.studies import ACTIVE, RESULTS, TEST, VALIDATION, Done, curve
-from vfl.studies.report import Cost, FineTuned, mean_and_sd
+from vfl.studies.report import Cost, FineTuned, compute_mean_and_sd
 from vfl_common.files import write_atomic
 from vfl_common.summary import Summary
 from vfl_party.base.seeds import split_rows
-from vfl_party.homomorphic import cipher_bytes, together
+from vfl_party.homomorphic import cipher_bytes, count_sums_per_cipher
 from vfl_party.methods.secureboost.joint_walk import rows_at_once
 from vfl_party.methods.secureboost.tree.positions import bytes_for_bits
 
@@ -75,7 +75,7 @@ def encrypted(summary: Summary) -> int:
             found += (
                 crossed
                 if link.sender == ACTIVE
-                else crossed // together("ou", BITS) + link.messages
+                else crossed // count_sums_per_cipher("ou", BITS) + link.messages
             )
     return found * WIDTH
 
@@ -228,7 +228,7 @@ def _print_reach(done: Done, rows: int, upload_bytes: int) -> None:
         found.append((at, at * whole.payload(WIDTH) / whole.trees))
     if found:
         (trees, sd), size = (
-            mean_and_sd([float(at) for at, _ in found]),
+            compute_mean_and_sd([float(at) for at, _ in found]),
             mean(size for _, size in found),
         )
         print(

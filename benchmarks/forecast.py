@@ -22,7 +22,7 @@ from rich.table import Table
 
 from benchmarks.processes import ROOT
 from vfl.forecasting.show import sum_links
-from vfl.launcher.forks import launching
+from vfl.launcher.forks import run_launcher
 from vfl.simulation.live import View
 from vfl.simulation.run import run_federation
 from vfl_common.config.base import parse, read_toml
@@ -51,7 +51,7 @@ def compare(path: Path, folder: Path) -> dict[str, Any]:
     outlook = outlook_of(recipe, base)
     said = forecast(outlook)
     run = folder / recipe.name
-    with launching(1) as launcher:
+    with run_launcher(1) as launcher:
         run_federation(tables, recipe, base, run, View(recipe), launcher)
     summary = load_summary(run / "summary.json")
     lines = map(json.loads, read_lines(run / recipe.active.name / "metrics.jsonl"))

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from benchmarks.missing_tasks import ACTIVE, Setting
 from vfl_common.config.models import MlpSettings, TopSettings
 from vfl_party.base.seeds import Rows, derive_seed
-from vfl_party.methods.student.loss import distance
+from vfl_party.methods.student.loss import distillation_distance
 from vfl_party.models import build_top, seed_torch
 from vfl_party.models.encoders.build import build_encoder
 from vfl_party.models.encoders.spec import InputSpec
@@ -198,7 +198,7 @@ class Trial:
             _ = step
             outputs = model.outputs(model.embed(self._of(rows)), self._known[rows])
             at = rows[taught[rows]]
-            apart = distance(task, TEMPERATURE, outputs[taught[rows]], answers[at])
+            apart = distillation_distance(task, TEMPERATURE, outputs[taught[rows]], answers[at])
             return own(outputs, self._y[rows]) + apart.sum() / len(rows)
 
         return loss

@@ -16,7 +16,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from vfl_common.config.task import TaskSettings
-from vfl_party.base.seeds import Rows, derive_seed, permutation, split_rows
+from vfl_party.base.seeds import Rows, derive_seed, draw_permutation, split_rows
 
 Floats = npt.NDArray[np.float32]
 # So that a run takes seconds.
@@ -64,7 +64,7 @@ def _scaled(columns_NF: Floats, train: Rows, scale: str) -> Floats:
 def load(name: str, data: Path, seed: int) -> tuple[Setting, Setting]:
     """Returns a task's rows for a run, and its fresh rows, which no run sees."""
     whole = TASKS[name](data)
-    order = permutation(derive_seed(seed, "fresh"), len(whole.y))[:MOST_ROWS]
+    order = draw_permutation(derive_seed(seed, "fresh"), len(whole.y))[:MOST_ROWS]
     fresh = round(FRESH * len(order))
     return whole.of(np.sort(order[fresh:])), whole.of(np.sort(order[:fresh]))
 

@@ -43,7 +43,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.summary import Summary
 from vfl_party.data.pixels import to_unit
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
-from vfl_party.methods.mocosfl.steps import build_bottom, halves_of
+from vfl_party.methods.mocosfl.steps import build_bottom, build_halves
 
 Pixels = npt.NDArray[np.uint8]
 Numbers = npt.NDArray[np.int64]
@@ -234,7 +234,7 @@ def bytes_of(bench: Bench, name: str, phase: Tables, parts: Sequence[Numbers]) -
     settings = MocoSFLSettings.model_validate(
         {key: value for key, value in phase.items() if key != "kind"}
     )
-    latent = 4 * int(np.prod(halves_of(recipe, settings).latent))
+    latent = 4 * int(np.prod(build_halves(recipe, settings).latent))
     weights = 4 * sum(each.numel() for each in build_bottom(recipe, settings).parameters())
     train = sum(int((bench.images.part[rows] == "train").sum()) for rows in parts)
     syncs = 0 if settings.frozen else settings.epochs * settings.averages_per_epoch * len(parts)

@@ -18,7 +18,7 @@ import torch
 from vfl_common.config.models import MlpSettings
 from vfl_common.config.recipe import Recipe
 from vfl_party.data import Features
-from vfl_party.methods.fedonce.encoders import learnt_encoder
+from vfl_party.methods.fedonce.encoders import make_learnt_encoder
 from vfl_party.methods.fedonce.nat import Nat
 from vfl_party.methods.fedonce.settings import FedOnceSettings
 from vfl_party.models import InputSpec
@@ -40,7 +40,7 @@ def learner(rows: int, columns: int, d: int, settings: FedOnceSettings) -> Nat:
         name="passive",
         course=Course(recipe),
         device=torch.device("cpu"),
-        models={"encoder": learnt_encoder(settings, make)},
+        models={"encoder": make_learnt_encoder(settings, make)},
         data=PartyData(
             {"train": np.arange(rows, dtype=np.int64)},
             features=Features(

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from vfl_common.bundle import Kind, StepKey
-from vfl_common.packing.coders import rows_of
+from vfl_common.packing.coders import get_rows_and_width
 from vfl_party.outbound import codecs
 from vfl_party.outbound.declared import Sent, f32
 from vfl_party.outbound.filter import Filter, Passage
@@ -89,7 +89,9 @@ def measure(rows: int, width: int, repeats: int) -> list[dict[str, Any]]:
             errors[name] = (back["z"] - x).abs()
     lines = [_line(COPY, clock.median(COPY), (0.0, 0.0), 4.0, torch.zeros(1))]
     for name, codec in made.items():
-        bytes_ = codec.wire_spec(spec).payload_bytes / max(1, rows_of(x.shape)[0] * width)
+        bytes_ = codec.wire_spec(spec).payload_bytes / max(
+            1, get_rows_and_width(x.shape)[0] * width
+        )
         encode, decode = clock.median(f"encode {name}"), clock.median(f"decode {name}")
         lines.append(_line(name, encode, decode, bytes_, errors[name]))
     return lines

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from tests.harness import pages
-from vfl.report.commands import report
+from vfl.report.commands import write_run_page
 from vfl.report.reading import find
 
 MOST_BYTES, MOST_S = 1_500_000, 5.0
@@ -46,7 +46,7 @@ def main() -> None:
                     seed=0,
                 )
             begin_s, cpu_s = time.perf_counter(), time.process_time()
-            page = command.page_of_run(find(run))
+            page = write_run_page(find(run))
             took_s = time.perf_counter() - begin_s
             cpu_s = time.process_time() - cpu_s
             size = page.stat().st_size

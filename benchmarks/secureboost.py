@@ -32,7 +32,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.ledger import load_entries
 from vfl_party.base.seeds import split_rows
 from vfl_party.data import load_table
-from vfl_party.homomorphic import adder, cipher_bytes, has_heu, make_keys
+from vfl_party.homomorphic import cipher_bytes, has_heu, make_adder, make_keys
 from vfl_party.methods.secureboost import active, passive
 
 SETTINGS: dict[str, Any] = {
@@ -172,7 +172,7 @@ def timed(name: str, tables: Tables, trees: int, encryption: Any, *, goss: bool 
     tree.
     """
     spent, counts = Counter[str](), Counter[str]()
-    real_keys, real_adder = active.make_keys, passive.adder
+    real_keys, real_adder = active.make_keys, passive.make_adder
 
     marks: list[tuple[float, float]] = []
 
@@ -184,7 +184,7 @@ def timed(name: str, tables: Tables, trees: int, encryption: Any, *, goss: bool 
         return Timed(made, spent, counts), public
 
     active.make_keys = keys
-    passive.adder = lambda *args: Timed(real_adder(*args), spent, counts)
+    passive.make_adder = lambda *args: Timed(real_adder(*args), spent, counts)
     first: list[Counter[str]] = []
 
     def observe(party: str, *_: Any) -> None:
@@ -203,7 +203,7 @@ def timed(name: str, tables: Tables, trees: int, encryption: Any, *, goss: bool 
             )
             entries = load_entries(Path(folder) / "run" / "guest" / "ledger.json")
     finally:
-        active.make_keys, passive.adder = real_keys, real_adder
+        active.make_keys, passive.make_adder = real_keys, real_adder
     after = max(1, trees - 1)
     (wall, cpu), (wall0, cpu0) = marks[-1], marks[0]
     parts = {key: (spent[key] - first[0][key]) / after for key in spent}
@@ -235,7 +235,7 @@ def timed(name: str, tables: Tables, trees: int, encryption: Any, *, goss: bool 
 def unit_costs(encryption: Any, count: int = 400) -> dict[str, float]:
     """Returns the CPU seconds of one operation."""
     made, public = make_keys(encryption, BITS, with_heu=has_heu())
-    adds = adder(encryption, BITS, public)
+    adds = make_adder(encryption, BITS, public)
     draw = np.random.default_rng(0)
     g, h = draw.integers(-(2**45), 2**45, count), draw.integers(0, 2**43, count)
     found: dict[str, float] = {}

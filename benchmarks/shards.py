@@ -24,10 +24,10 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from vfl_party.homomorphic import Adder, adder, make_keys
+from vfl_party.homomorphic import Adder, make_adder, make_keys
 from vfl_party.homomorphic.none import PlainAdder
 from vfl_party.homomorphic.paillier import PaillierAdder
-from vfl_party.homomorphic.shards import Shards, share_adder, share_keys, summing
+from vfl_party.homomorphic.shards import Shards, make_summing, share_adder, share_keys
 from vfl_party.homomorphic.sums import BELOW, SumPlan
 
 BITS, CODES = 2048, 32
@@ -101,7 +101,7 @@ class Task:
             )
         ]
         self.keys, public = make_keys(encryption, BITS, with_heu=False)
-        self.adder = adder(encryption, BITS, public)
+        self.adder = make_adder(encryption, BITS, public)
         self.first: list[Any] = []
 
     def run(self, workers: int) -> dict[str, Any]:
@@ -113,11 +113,11 @@ class Task:
                 few = keys.encrypt(self.g[:8], self.h[:8])
                 codes = self.codes[: len(few)]
                 for _ in range(workers):
-                    summing(passive, own, few, codes, self.plan).sums([np.arange(len(few))])
+                    make_summing(passive, own, few, codes, self.plan).sums([np.arange(len(few))])
             with watch.stage("encrypt"):
                 wire = keys.encrypt(self.g, self.h)
             with watch.stage("sums"):
-                of = summing(passive, own, wire, self.codes, self.plan)
+                of = make_summing(passive, own, wire, self.codes, self.plan)
                 sums = [each for level in self.levels for each in of.sums(level)]
             with watch.stage("pack"):
                 packed = [own.wire(own.take(each, self.order)) for each in sums]
@@ -147,7 +147,7 @@ class Task:
         self.first = self.first or pairs
         assert pairs == self.first
         plain = PlainAdder().raw(np.stack([self.g, self.h], axis=1))
-        of = summing(Shards(1), PlainAdder(), plain, self.codes, self.plan)
+        of = make_summing(Shards(1), PlainAdder(), plain, self.codes, self.plan)
         want = [each[self.order].tolist() for level in self.levels for each in of.sums(level)]
         assert pairs == want
         assert all(len(own.raw(each)) == len(self.order) for each in sums)

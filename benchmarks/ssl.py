@@ -34,7 +34,7 @@ from rich.table import Table
 
 from benchmarks import studies
 from benchmarks.studies import EVALUATE, Tables, sgd
-from vfl.studies.report import FineTuned, mean_and_sd, table
+from vfl.studies.report import FineTuned, compute_mean_and_sd, table
 from vfl_common.summary import load_summary
 
 NAMES = {"simsiam": "SimSiam", "byol": "BYOL", "moco": "MoCo"}
@@ -362,7 +362,7 @@ def draw_rounds(results: Sequence[FineTuned], path: Path) -> None:
             runs = [result for result in results if result.method == f"e{e}-r{rounds}"]
             values = [100 * result.value("accuracy") for result in runs]
             if values:
-                middle, spread = mean_and_sd(values)
+                middle, spread = compute_mean_and_sd(values)
                 x.append(rounds)
                 megabytes.append(runs[0].pretrain.message_bytes / 1e6)
                 y.append(middle)

@@ -45,7 +45,7 @@ from benchmarks.wan_tasks import (
     read_setting,
 )
 from vfl.forecasting.network import BatchWork
-from vfl.launcher.forks import Launcher, launching
+from vfl.launcher.forks import Launcher, run_launcher
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,7 @@ def measure(
             curves[name, setting] = {seed: kept.curve(tasks, name, setting, seed) for seed in seeds}
             finals = [round(each.final, 4) for each in curves[name, setting].values()]
             console.print(f"{name}, {setting.name}: {finals}")
-    with launching(1) as launcher:
+    with run_launcher(1) as launcher:
         for line in lines:
             for name in names:
                 plain = curves[name, PLAIN]

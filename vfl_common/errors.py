@@ -232,7 +232,7 @@ class InternalError(VflError):
         super().__init__(Code.INTERNAL, message)
 
 
-def stops(error: BaseException) -> bool:
+def is_stop(error: BaseException) -> bool:
     """Returns whether ``error`` means that the process was stopped by a signal or a full disk. The
     same command then resumes the run, and the other parties wait for it.
     """

@@ -184,7 +184,7 @@ def _hang_up(request: socket.socket) -> None:
 # ----------------------------------------------------------------------
 
 
-def gauge(name: str, text: str, values: Mapping[Labels, float], labels: Labels = ()) -> Metric:
+def make_gauge(name: str, text: str, values: Mapping[Labels, float], labels: Labels = ()) -> Metric:
     """Returns a gauge with a value for each combination of label values."""
     family = GaugeMetricFamily(name, text, labels=labels)
     for key, value in values.items():
@@ -202,7 +202,7 @@ def counter(name: str, text: str, values: Mapping[Labels, float], labels: Labels
 
 def state(now: str, states: Iterable[str]) -> Metric:
     """Returns a gauge such as ``vfl_run_state{state="running"} 1``, with 0 for all other states."""
-    return gauge(
+    return make_gauge(
         "vfl_run_state",
         "1 for the state that the run is in.",
         {(name,): name == now for name in states},
@@ -243,7 +243,7 @@ def certificate_gauge(ends: Mapping[str, datetime]) -> Metric:
     """Returns a gauge of the times at which certificates end. ``ends``: {name of the certificate's
     owner: time}; ``ca`` is the CA.
     """
-    return gauge(
+    return make_gauge(
         "vfl_certificate_not_after_timestamp_seconds",
         "When the certificate ends (Unix time).",
         {(name,): end.timestamp() for name, end in ends.items()},
@@ -256,7 +256,7 @@ def make_awaited_gauge(roster: Iterable[str], names: Iterable[str]) -> Metric:
     (``names``).
     """
     waited_for = frozenset(names)
-    return gauge(
+    return make_gauge(
         "vfl_awaited",
         "1 while this process waits for the peer's part of a step.",
         {(name,): name in waited_for for name in roster},

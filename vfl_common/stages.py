@@ -17,7 +17,7 @@ from vfl_common.bundle import BundleSpec
 from vfl_common.errors import Code, InputError
 from vfl_common.packing.bundles import wire_spec
 from vfl_common.packing.coding import PLAIN, Coding
-from vfl_common.packing.dither import derive
+from vfl_common.packing.dither import derive_subseed
 
 # The purpose of a run.
 Job = Literal["train", "predict"]
@@ -50,7 +50,9 @@ class Draw:
 # Cached, because the parties of one process ask for the same round one after the other.
 @lru_cache(maxsize=64)
 def _draw(seed: int, turn: int, number: int, parties: tuple[str, ...]) -> tuple[str, ...]:
-    drawn = set(sorted(parties, key=lambda party: (derive(seed, turn, party), party))[:number])
+    drawn = set(
+        sorted(parties, key=lambda party: (derive_subseed(seed, turn, party), party))[:number]
+    )
     return tuple(party for party in parties if party in drawn)
 
 
@@ -105,13 +107,13 @@ class Planned:
     lenient: bool = False
 
 
-def reachable(label: str, plan: Sequence[Planned]) -> list[str]:
+def list_earlier_labels(label: str, plan: Sequence[Planned]) -> list[str]:
     """Returns the labels before ``label``, newest first, from which up to ``label`` a party
     exchanges nothing. '' is the beginning of the run.
 
     If the run resumes from one of them, the party can resume from ``label`` without repeating work.
     """
-    name, done = rounds_done(label)
+    name, done = parse_rounds_done(label)
     names = [phase.name for phase in plan]
     labels: list[str] = []
     for index in range(names.index(name) if name in names else -1, -1, -1):
@@ -120,13 +122,13 @@ def reachable(label: str, plan: Sequence[Planned]) -> list[str]:
             break
         begin = sum(phase.rounds for phase in plan[:index])
         labels += [
-            label_of(begin + round_, plan[index].name, round_)
+            make_label(begin + round_, plan[index].name, round_)
             for round_ in range(done - 1, max(alone_from, 1) - 1, -1)
         ]
         if alone_from > 0:
             break
         labels.append(
-            label_of(begin, plan[index - 1].name, plan[index - 1].rounds) if index else ""
+            make_label(begin, plan[index - 1].name, plan[index - 1].rounds) if index else ""
         )
         done = plan[index - 1].rounds
     return labels[:MAX_OFFERED]
@@ -134,13 +136,13 @@ def reachable(label: str, plan: Sequence[Planned]) -> list[str]:
 
 def ahead(label: str, plan: Sequence[Planned]) -> list[str]:
     """Returns the labels after ``label``, oldest first, to which a party at ``label`` may skip."""
-    position, begin, labels = position_of(label), 0, []
+    position, begin, labels = parse_position(label), 0, []
     for phase in plan:
         while begin <= position < begin + phase.rounds and (
             phase.lenient or position - begin in phase.skippable
         ):
             position += 1
-            labels.append(label_of(position, phase.name, position - begin))
+            labels.append(make_label(position, phase.name, position - begin))
         begin += phase.rounds
     return labels[:MAX_AHEAD]
 
@@ -150,16 +152,16 @@ def alone_after(label: str, plan: Sequence[Planned]) -> bool:
     if not plan:
         return False
     total, last = sum(phase.rounds for phase in plan), plan[-1]
-    end = label_of(total, last.name, last.rounds)
-    return label == end or label in reachable(end, plan)
+    end = make_label(total, last.name, last.rounds)
+    return label == end or label in list_earlier_labels(end, plan)
 
 
-def label_of(position: int, phase: str, rounds_done: int) -> str:
+def make_label(position: int, phase: str, rounds_done: int) -> str:
     """Returns the label of the checkpoint before round ``position`` of the run."""
     return f"{position:06d}.{phase}.{rounds_done}"
 
 
-def rounds_done(label: str) -> tuple[str, int]:
+def parse_rounds_done(label: str) -> tuple[str, int]:
     """Returns (phase, number of its finished rounds) of a label. Raises InputError if ``label`` is
     not valid.
     """
@@ -170,7 +172,7 @@ def rounds_done(label: str) -> tuple[str, int]:
     return phase, int(done)
 
 
-def position_of(label: str) -> int:
+def parse_position(label: str) -> int:
     """Returns the position in a label. Raises InputError if ``label`` is not valid."""
     digits = label.partition(".")[0]
     if not digits.isdigit():

@@ -267,7 +267,7 @@ class ExchangeSummary(_Model):
         return f"{sent}, {self.about_labels}" if self.labels else sent
 
 
-def label_statement(exchanges: Iterable[ExchangeSummary]) -> str:
+def describe_label_exposure(exchanges: Iterable[ExchangeSummary]) -> str:
     """Returns a sentence that says whether messages of the active party depend on labels; ''
     without exchanges and for summaries of older versions.
     """

@@ -33,7 +33,7 @@ def count(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
-def method_of(kinds: Iterable[str]) -> str:
+def describe_method(kinds: Iterable[str]) -> str:
     """Returns the kinds of the phases that train, in order: ``fedhssl → head``."""
     unique = dict.fromkeys(kinds)
     return " → ".join([kind for kind in unique if kind != MEASURES] or unique)
@@ -80,7 +80,7 @@ def align_columns(rows: Iterable[Sequence[str]], right: Collection[str] = ()) ->
     ]
 
 
-def percent(count: int, total: int) -> str:
+def format_percent(count: int, total: int) -> str:
     """Returns the share of ``count`` in ``total`` in per cent. It is 100 % only if they are equal,
     and 0 % only if ``count`` is 0.
     """

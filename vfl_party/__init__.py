@@ -1,4 +1,4 @@
-"""A party of a federation, active or passive: its data, its methods, its program."""
+"""Implements a party of a federation, active or passive: its data, its methods and its program."""
 
 import os
 import sys
@@ -6,16 +6,17 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-# The branch that MKL reports if it computed before the variable was set.
+# The code path that MKL reports if it computed before MKL_CBWR was set.
 _UNSET = 1
 
 
 def _set_mkl_branch() -> None:
-    """Makes Intel's MKL compute a row of a product in the same way at every address in memory
-    (AUTO) and for every number of rows and threads (STRICT, on Intel's processors).
+    """Sets MKL_CBWR, so that Intel's MKL computes a row of a matrix product in the same way at
+    every memory address (AUTO) and for every number of rows and threads (STRICT, on Intel
+    processors).
 
-    MKL reads the variable at its first product, and a value of the environment takes precedence.
-    Warns if torch has computed a product before.
+    MKL reads the variable at its first product. A value that the environment sets takes precedence.
+    Warns if torch has already computed a product.
     """
     if "MKL_CBWR" in os.environ:
         return
@@ -30,8 +31,8 @@ def _set_mkl_branch() -> None:
 
 
 def _has_multiplied(torch: Any) -> bool:
-    """Returns whether torch's MKL has read its variables, which were not set; True if the library
-    does not tell.
+    """Returns whether torch's MKL has already computed without MKL_CBWR; True if this is
+    unknown.
     """
     import ctypes
 

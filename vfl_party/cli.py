@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from vfl_common.config.party import PartyFile, load_party
-from vfl_common.config.recipe import load_recipe, naming
+from vfl_common.config.recipe import load_recipe, name_file_in_errors
 from vfl_common.errors import Code, InputError
 from vfl_common.passwords import hide_passwords
 from vfl_common.process.beside import WATCH, watch_page
@@ -46,9 +46,9 @@ _WAIT = click.option(
     help="Wait at most this many seconds for the server.",
 )
 
-# The exit code of a prediction that was written without the others.
+# The exit code of a prediction that the active party wrote without the other parties.
 NO_JOINT_SCORE = 5
-# The width of long lines, unless the terminal is narrower.
+# The width in characters at which long lines are broken, unless the terminal is narrower.
 _WIDTH = 120
 
 
@@ -57,7 +57,7 @@ _WIDTH = 120
 def cli() -> None:
     """Run a party of a federation.
 
-    A party trains on its own columns, with parties that hold other columns.
+    A party trains on its own columns, together with parties that have other columns.
     """
 
 
@@ -119,19 +119,19 @@ def run(
             f"{party}: --report requires the active party; {files.name} is passive and gets no "
             "summary. Remove --report.",
         )
-    reporters = _reporters() if report else []
+    reporters = _load_reporters() if report else []
     console = Console("vfl-party")
     with (
         join_ranks(files.device, files.recipe.run.step_timeout_s) as ranks,
         watch_page(Path(files.file.out), wanted=watch),
-        naming(Path(files.file.recipe)),
+        name_file_in_errors(Path(files.file.recipe)),
     ):
         app = PartyApp(files, console, wait_s, metrics=metrics, linger_s=linger_s, ranks=ranks)
         _, folder = app.train(fresh=fresh)
     if report:
         charts = [path for draw in reporters for path in draw(folder.path.parent)]
         console.emit("reported", charts=[str(path) for path in charts])
-    # From then on the same command begins a new run.
+    # After this note, the same command begins a new run.
     do_last(folder.prepare_finished_note())
     console.emit("completed", run_id=folder.run_id, folder=str(folder.path))
 
@@ -146,14 +146,14 @@ def run(
 def check(party: Path, device: str | None, offline: bool, verbose: bool) -> None:
     """Check everything that a run of PARTY needs.
 
-    Nothing is trained. Each line says what to do. It checks party file and recipe, certificate,
-    device, data (columns, types, missing values, label), models, room on the disk, the addresses to
-    listen on (those of serve, too), and whether the server can be reached and would take this
-    party: they compare recipe, protocol and plug-ins. The active party is tried, too, if the file
-    has its address (active). A line that begins with note is about something that can be run, and
-    is perhaps not meant. FAIL, SOON and note come first.
+    Nothing is trained. A line with a problem says what to do. The command checks the party file and
+    the recipe, the certificate, the device, the data (columns, types, missing values, label), the
+    models, the free disk space and the addresses to listen on (also of serve). It asks the server
+    whether it accepts this party: both compare recipe, protocol and plug-ins. It also asks the
+    active party if the file has its address (active). A line that begins with note is about
+    settings that can run but are perhaps not intended. FAIL, SOON and note come first.
     """
-    from vfl_party.runtime.preflight import VERDICTS, require
+    from vfl_party.runtime.preflight import VERDICTS, require_ready
     from vfl_party.runtime.preflight import check as look
 
     findings = list(look(party, device, offline=offline))
@@ -164,13 +164,13 @@ def check(party: Path, device: str | None, offline: bool, verbose: bool) -> None
     for finding in visible:
         head = f"{finding.verdict:<4}  {finding.about:<12}  "
         indent = " " * (len(finding.text) - len(finding.text.lstrip(" ")))
-        # A table's names and values may be anything.
+        # Names and values from a table may contain control characters.
         text = indent + clean(finding.text, LINE)
-        click.echo(_broken(head, text) if finding.about == "leaves" else head + text)
+        click.echo(_break_line(head, text) if finding.about == "leaves" else head + text)
     if len(visible) < len(findings):
         more = len(findings) - len(visible)
         click.echo(f"{more} more lines about columns, ids and the session: run with -v.")
-    require(findings)
+    require_ready(findings)
 
 
 @cli.command(epilog=EXIT_CODES)
@@ -223,10 +223,10 @@ def predict(
     Every party runs this, with vfl-server run --predict at the server. All parties must give the
     same ids, unless the recipe has rows.align = "psi". Only the active party gets and writes the
     result: a row for each row of its table, in its order, with its own ids. At the end every party
-    says how many of its rows are predicted, and why the others are left out. If a party is away
-    past the deadline, the active one writes its rows without a joint score, and ends with exit code
-    5. With --student the active party asks nobody, not even the server: the student that the run has
-    trained scores all of its rows.
+    reports how many of its rows are predicted, and why the other rows are left out. If a party is
+    missing past the deadline, the active party writes its rows without a joint score, and ends with
+    exit code 5. With --student the active party contacts no other party and no server: the student
+    model that the run has trained scores all of its rows.
 
     \b
     Examples:
@@ -248,7 +248,7 @@ def predict(
 
     file = load_party(party)
     name = file.name
-    meant = _run_meant(trained, file)
+    trained_folder = _find_run_folder(trained, file)
     if student and without:
         raise InputError(
             Code.CONFIG_INVALID,
@@ -256,42 +256,42 @@ def predict(
             "own. Remove one of them.",
         )
     if student:
-        written = Output(output, like_input, spreadsheet, replace)
-        return _predict_solo(party, meant, data, query, written, device)
+        destination = Output(output, like_input, spreadsheet, replace)
+        return _predict_solo(party, trained_folder, data, query, destination, device)
     if read_launch()[0]:
-        lend_to_predict(party, device, name, meant, without, data, query)
+        lend_to_predict(party, device, name, trained_folder, without, data, query)
         return 0
     try:
-        run_ = load_joint(meant, name, without)
+        trained_run = load_joint(trained_folder, name, without)
     except InputError:
-        # The recipe that the file names says which server is to hear of it.
+        # The recipe in the party file names the server to which the error is reported.
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(InputError):
                 stack.enter_context(read_files(party).telling())
             raise
-    files = read_files(party, device=device, recipe=run_.recipe, joins=True)
+    files = read_files(party, device=device, recipe=trained_run.recipe, joins=True)
     console = Console("vfl-party")
     if trained in WORDS:
-        console.emit("model", meant=trained, run_id=run_.run_id)
-    written = Output(output, like_input, spreadsheet, replace)
+        console.emit("model", meant=trained, run_id=trained_run.run_id)
+    destination = Output(output, like_input, spreadsheet, replace)
     with files.telling():
-        rows = prediction_data(files.file.data, data, run_.state, query)
+        rows = prediction_data(files.file.data, data, trained_run.state, query)
         limits, alone = files.file.predict, None
         if files.is_active:
-            written.check(rows)
+            destination.check(rows)
             if limits.alone is not None:
                 own = Path(limits.alone)
-                alone = Alone.load(own, run_, name, files.file.data, data, query)
+                alone = Alone.load(own, trained_run, name, files.file.data, data, query)
     with join_ranks(files.device, files.recipe.run.step_timeout_s) as ranks:
         predicted, folder = PartyApp(files, console, wait_s, ranks=ranks).predict(
-            run_, rows, written, deadline_s=deadline_s or limits.deadline_s, alone=alone
+            trained_run, rows, destination, deadline_s=deadline_s or limits.deadline_s, alone=alone
         )
     result: dict[str, Any] = {"output": str(output)} if files.is_active else {}
     scorings.note(
         Path(files.file.out),
         party=name,
-        recipe=run_.recipe.name,
-        model=run_.run_id,
+        recipe=trained_run.recipe.name,
+        model=trained_run.run_id,
         run=folder.run_id if folder is not None else "",
         rows=predicted.rows,
         scored=predicted.written,
@@ -301,8 +301,8 @@ def predict(
     facts = {key: value for key, value in asdict(predicted).items() if value != ""}
     console.emit("predicted", **facts, **result, said=str(predicted))
     if files.is_active and files.file.data is not None:
-        labels = Labels.from_state(run_.state["labels"])
-        # A class is not for the log.
+        labels = Labels.from_state(trained_run.state["labels"])
+        # Class names are shown to the person, but not logged.
         console.show("scores", said=meaning(labels, label_name(files.file.data)))
     if folder is None:
         return NO_JOINT_SCORE
@@ -316,7 +316,7 @@ def _predict_solo(
     run: Path,
     data: str | None,
     query: str | None,
-    written: Any,
+    destination: Any,
     device: str | None,
 ) -> int:
     """Scores the active party's rows with its student, without server and passive parties."""
@@ -329,12 +329,12 @@ def _predict_solo(
     trained = load_solo(run, name)
     files = read_files(party, device=device, recipe=trained.recipe)
     rows = prediction_data(files.file.data, data, trained.state, query)
-    written.check(rows)
+    destination.check(rows)
     alone = Alone.open_for(trained, name, rows)
     console = Console("vfl-party")
     for text in unseen(trained, alone.opened.table):
         console.show("unseen", said=f"{alone.opened.table.source}: {text}")
-    result = alone.write([written], files.device)
+    result = alone.write([destination], files.device)
     scorings.note(
         Path(files.file.out),
         party=name,
@@ -343,10 +343,10 @@ def _predict_solo(
         run="",
         rows=result.rows,
         scored=result.written,
-        output=str(written.path.absolute()),
+        output=str(destination.path.absolute()),
     )
     facts = {key: value for key, value in asdict(result).items() if value != ""}
-    console.emit("predicted", **facts, output=str(written.path), said=str(result))
+    console.emit("predicted", **facts, output=str(destination.path), said=str(result))
     console.show("scores", said=alone.meaning(files.file.data or rows))
     return 0
 
@@ -360,22 +360,23 @@ def _predict_solo(
     metavar="RUN",
     help="Search this run: an id, a folder, production, or latest.",
 )
-@click.option("--all", "whole", is_flag=True, help="Search all of this party's runs.")
+@click.option("--all", "all_runs", is_flag=True, help="Search all of this party's runs.")
 @click.option("--dry-run", is_flag=True, help="Print what would be removed, and change nothing.")
 def forget(
-    party: Path, cells: tuple[str, ...], trained: str | None, whole: bool, dry_run: bool
+    party: Path, cells: tuple[str, ...], trained: str | None, all_runs: bool, dry_run: bool
 ) -> None:
     """Remove one person from the runs of PARTY.
 
-    It finds what runs hold of the person, removes what can be removed, and says which models must
-    be trained again. ID is as the party's own table has it, or in any spelling that the run's rules
-    make the same; of several id columns give each. The person's rows are removed from the
-    predictions that runs keep. Checkpoints hold no id, but weights do not forget a row, so a model
-    that was trained with it must be trained again, after the row was removed from the table. Run
-    this before: only with the table of training is it certain what the row was for. Once the table
-    has changed, the party's record says whether a run had the row. Files that vfl-party predict
-    wrote elsewhere are named, and not changed. An id that neither the table nor a run knows ends
-    with exit code 2. Every party does this for itself.
+    The command finds the data of the person in the runs, removes what can be removed, and reports
+    which models must be trained again. ID is the id in the party's own table, or any spelling that
+    the run's id rules make the same. With several id columns, give a value for each. The person's
+    rows are removed from the predictions in the run folders. Checkpoints contain no id, but weights
+    depend on every training row. So a model that was trained with the row must be trained again,
+    after the row was removed from the table. Run this command before you remove the row: only the
+    table of the training shows for certain how the row was used. Once the table has changed, the
+    party's record shows whether a run had the row. Files that vfl-party predict wrote elsewhere are
+    listed, but not changed. If neither the table nor a run has the id, the exit code is 2. Every
+    party must run the command for itself.
 
     \b
     Examples:
@@ -387,7 +388,7 @@ def forget(
     from vfl_party.production.forget import absent, outputs, person, trace
     from vfl_party.record.book import folder_of
 
-    if (trained is None) == (not whole):
+    if (trained is None) == (not all_runs):
         raise InputError(
             Code.CONFIG_INVALID,
             "forget: needs exactly one of --run and --all. Set --run RUN or --all.",
@@ -395,11 +396,11 @@ def forget(
     files = read_files(party)
     out, name = Path(files.file.out), files.name
     record = folder_of(Path(files.file.record.folder or out), name)
-    who, rows = person(cells, files.data, record), hide_passwords(files.data.source)
+    person_ids, source = person(cells, files.data, record), hide_passwords(files.data.source)
     folders = (
         [path.parent for path in sorted(out.glob(f"*/{name}/run.json"))]
         if trained is None
-        else [_run_meant(trained, files.file) / name]
+        else [_find_run_folder(trained, files.file) / name]
     )
     if trained is not None and not (folders[0] / "run.json").is_file():
         raise InputError(
@@ -407,28 +408,28 @@ def forget(
             f"{folders[0].parent}: contains no run of {name}. Set --run to {out}/RUN-ID, or use "
             "--all.",
         )
-    here, known = who.in_table(None), False
+    is_in_table, is_known = person_ids.in_table(None), False
     for path in folders:
         folder = RunFolder(path, path.parent.name)
         if folder.facts().get("job") != "train":
             continue
-        traces = trace(folder, name, who, remove=not dry_run)
-        here, known = here or not traces.lacks_it, known or traces.has_row
+        traces = trace(folder, name, person_ids, remove=not dry_run)
+        is_in_table, is_known = is_in_table or not traces.lacks_it, is_known or traces.has_row
         click.echo(traces.verdict)
-        for held in traces.held:
-            text = clean(str(held), LINE)
+        for trace_item in traces.held:
+            text = clean(str(trace_item), LINE)
             click.echo(f"  {text.replace('; removed', '; would be removed') if dry_run else text}")
-    for held in outputs(out, name, who):
-        known = True
-        click.echo(clean(str(held), LINE))
-    if here:
-        click.echo(f"{rows}: remove the row there, or the next run has it again")
-    elif known:
-        click.echo(absent(rows))
+    for trace_item in outputs(out, name, person_ids):
+        is_known = True
+        click.echo(clean(str(trace_item), LINE))
+    if is_in_table:
+        click.echo(f"{source}: remove the row there, or the next run has it again")
+    elif is_known:
+        click.echo(absent(source))
     else:
         raise InputError(
             Code.DATA_INVALID,
-            f"forget: {absent(rows)}, and no run or prediction of {name} contains it. Check the "
+            f"forget: {absent(source)}, and no run or prediction of {name} contains it. Check the "
             "spelling of the id.",
         )
 
@@ -450,14 +451,14 @@ def forget(
 def forecast(plan: Path, rows: int | None, ended: tuple[str, ...]) -> None:
     """Count the bytes of a run as one JSON line.
 
-    `vfl forecast` shows the same to people. PLAN is a recipe or a party file. Nothing is sent, and
-    no certificate is needed.
+    `vfl forecast` prints the same numbers as a table. PLAN is a recipe or a party file. Nothing is
+    sent, and no certificate is needed.
     """
     from vfl_party.forecast.count import forecast as count
     from vfl_party.forecast.count import read_outlook, read_rounds
 
     outlook = read_outlook(plan)
-    with naming(outlook.file):
+    with name_file_in_errors(outlook.file):
         result = count(outlook, rows, read_rounds(ended))
     click.echo(to_json({"event": "forecast", **result.model_dump(mode="json")}, compact=True))
 
@@ -472,17 +473,17 @@ def forecast(plan: Path, rows: int | None, ended: tuple[str, ...]) -> None:
     help="Wait at most this many seconds for the answer.",
 )
 def health(party: Path, wait_s: float) -> None:
-    """Ask whether the active party of PARTY serves.
+    """Ask whether the active party of PARTY is running and serving.
 
-    The active party must be on this machine (grpc.health.v1). Exit code 0 if it serves. The call
-    uses the party's own certificate. For the health check of a container or supervisor. A passive
-    party does not listen, so it cannot be asked.
+    The active party must be on this machine (grpc.health.v1). The exit code is 0 if it serves. The
+    call uses the party's own certificate. Use it for the health check of a container or supervisor.
+    A passive party does not listen, so it has no health check.
 
     \b
     Example: vfl-party health bank.toml
     """
     from vfl_common.identity.credentials import load_credentials
-    from vfl_common.identity.members import members_of
+    from vfl_common.identity.members import collect_members
     from vfl_common.rpc.health import require_serving
 
     file = load_party(party)
@@ -494,16 +495,16 @@ def health(party: Path, wait_s: float) -> None:
             f"{party}: listen: only an active party with a fixed port answers health checks (got "
             f"{file.name}). Set `listen`, or ask the active party.",
         )
-    members = members_of(recipe, pins=file.pins)
+    members = collect_members(recipe, pins=file.pins)
     address = require_serving(
         file.listen, load_credentials(file.tls, name=file.name, members=members), wait_s
     )
     click.echo(f"{file.name} at {address} serves")
 
 
-def _run_meant(text: str, file: PartyFile) -> Path:
-    """Returns the folder of the run that an option names: a path, an id, or ``latest`` or
-    ``production`` among this party's runs of the recipe's name. Raises InputError.
+def _find_run_folder(text: str, file: PartyFile) -> Path:
+    """Returns the folder of the run that an option names: a path, an id, ``latest`` or
+    ``production``. The last two refer to this party's runs of the recipe. Raises InputError.
     """
     from vfl_common.production.registry import WORDS, ModelRegistry
 
@@ -511,13 +512,13 @@ def _run_meant(text: str, file: PartyFile) -> Path:
     return ModelRegistry(Path(file.out), file.name).folder(text, recipe)
 
 
-def _broken(head: str, text: str) -> str:
-    """Returns ``head`` and ``text``, over several lines if one is too long; breaks only after
+def _break_line(head: str, text: str) -> str:
+    """Returns ``head`` followed by ``text``. Breaks a line that is too long, but only after
     semicolons.
     """
     width = min(_WIDTH, shutil.get_terminal_size((_WIDTH, 0)).columns)
-    first, *items = text.split("; ")
-    lines = [head + first]
+    first_item, *items = text.split("; ")
+    lines = [head + first_item]
     for item in items:
         if len(f"{lines[-1]}; {item};") > width:
             lines[-1] += ";"
@@ -527,9 +528,9 @@ def _broken(head: str, text: str) -> str:
     return "\n".join(lines)
 
 
-def _reporters() -> list[Callable[[Path], list[Path]]]:
-    """Loads the entry points of the group ``vfl.reports``, which draw a run. Raises InputError if
-    there are none.
+def _load_reporters() -> list[Callable[[Path], list[Path]]]:
+    """Loads the entry points of the group ``vfl.reports``, which draw the charts of a run. Raises
+    InputError if there are none.
     """
     reporters: list[Callable[[Path], list[Path]]] = [
         entry.load() for entry in entry_points(group="vfl.reports")

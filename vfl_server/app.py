@@ -18,7 +18,7 @@ from vfl_common.errors import InputError, UnwritableError, VflError
 from vfl_common.files import PLAIN_NAME, await_room, write_atomic
 from vfl_common.identity.credentials import ANSWERS
 from vfl_common.identity.keyring import Keyring
-from vfl_common.identity.members import members_of
+from vfl_common.identity.members import collect_members
 from vfl_common.ledger import Ledger, load_entries
 from vfl_common.process.logs import Console, log_to
 from vfl_common.process.program import do_last, explain_resuming
@@ -26,7 +26,7 @@ from vfl_common.process.signals import Stopped
 from vfl_common.process.tracing import trace_run
 from vfl_common.psi import MAX_ROWS
 from vfl_common.rpc.ask import MAX_QUESTIONS
-from vfl_common.rpc.channel import Service, listening
+from vfl_common.rpc.channel import Service, run_server
 from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.exchange.service import MAX_STREAMS, ExchangeService
 from vfl_common.rpc.exchange.service import SERVICE as EXCHANGE
@@ -41,29 +41,29 @@ from vfl_server.control.coordinator import Coordinator
 from vfl_server.control.departures import Departures
 from vfl_server.control.run import RunHooks, ServedRun
 from vfl_server.control.service import MAX_SESSIONS, ControlService
-from vfl_server.intersection import alignment_service, forget, oldest_protocol
-from vfl_server.results import starts, summarise
+from vfl_server.intersection import alignment_service, oldest_protocol, remove_tags
+from vfl_server.results import count_starts, summarise
 
 _TICK_S = 0.2
 _SAVE_S = 1.0
 _CLOSE_S = 5.0
-# Between two notes that the run trains.
+# Seconds between two notes of the time at which the run last trained.
 _NOTE_S = 60.0
-# For parties that may not know that the run is complete, to come and hear it.
+# Seconds in which parties that may not know that the run is complete can connect and learn it.
 _TELL_S = 60.0
-# Allowed to the parties to hear that the server was stopped, or that the run has failed.
+# Seconds in which the parties learn that the server was stopped, or that the run has failed.
 _STOP_S = 1.5
 # Characters; a larger summary is not sent to the active party.
 MAX_SUMMARY = 2_000_000
 
 
 class _SetAside(Exception):  # noqa: N818 - it says what happened
-    """The run cannot be resumed, and another one begins."""
+    """Raised if the run cannot be resumed and a new run replaces it."""
 
 
 @dataclass(frozen=True)
-class _Parts:
-    """What one job's server is made of. ``completed``: the summary, if an earlier process has
+class _ServerParts:
+    """The components of one job's server. ``completed``: The summary, if an earlier process has
     completed the run.
     """
 
@@ -83,16 +83,17 @@ class _Parts:
 
 @dataclass
 class ServerApp:
-    """One server, one recipe, one job.
+    """Runs the aggregation server for one job of one recipe.
 
     Args:
-        out: the folder of runs; the server writes to ``<out>/<run id>/<server's name>``.
-        run_id: a name for a new run; if empty, it is made from time and recipe.
-        fresh: begin a new run even if ``out`` has an unfinished one of the same recipe.
-        metrics: the address for Prometheus: host:port, or only a port; '' for none.
-        linger_s: how long that port outlives the run.
-        pins: {party: ``sha256:…`` of its public key}; others may have any key.
-        max_rows: of a party, if the parties find the rows in common.
+        out: The folder with all runs; the server writes to ``<out>/<run id>/<server's name>``.
+        run_id: A name for a new run; if empty, it is made from time and recipe.
+        fresh: Whether to begin a new run even if ``out`` has an unfinished run of the same recipe.
+        metrics: The address at which Prometheus reads metrics: host:port, or only a port; '' for
+            none.
+        linger_s: The seconds for which the metrics stay available after the run.
+        pins: {party: ``sha256:…`` of its public key}. A party without a pin may have any key.
+        max_rows: The maximum number of rows of a party, if the parties align with the server.
     """
 
     recipe: Recipe
@@ -107,7 +108,7 @@ class ServerApp:
     linger_s: float = 0.0
     pins: Mapping[str, str] = field(default_factory=dict)
     max_rows: int = MAX_ROWS
-    # This run follows one that this process has set aside.
+    # Whether this run replaces a run that this process has set aside.
     _follows: bool = field(default=False, init=False)
 
     def run(self) -> Summary:
@@ -116,23 +117,24 @@ class ServerApp:
             return self._serve_all()
 
     def _serve_all(self) -> Summary:
-        """Serves the run, and the one that follows it if it is set aside."""
+        """Serves the run. If the run is set aside, serves the new run that replaces it."""
         share_arenas()
-        members = members_of(self.recipe, pins=self.pins)
+        members = collect_members(self.recipe, pins=self.pins)
         keyring = Keyring(self.tls, self.recipe.server, members, uses=ANSWERS, out=self.out)
-        # Fails before a folder is made.
+        # A bad address must fail before a folder is made.
         self._metrics_address()
         if self.job == "predict":
-            return self._run(keyring, self._folder())
+            return self._run(keyring, self._open_folder())
         with explain_resuming(fresh=self.fresh):
-            # A supervisor that starts this program again and again would give up.
+            # Waiting for disk space is better than ending: a supervisor gives up after several
+            # restarts.
             await_room(
                 [self.out],
                 self.recipe.run.rejoin_deadline_s,
                 lambda text: self.console.emit("advice", said=text),
             )
-            folder = self._folder()
-            # A run that was set aside is followed by another, which is new.
+            folder = self._open_folder()
+            # A new run replaces a run that was set aside.
             while True:
                 try:
                     return self._run(keyring, folder)
@@ -140,24 +142,25 @@ class ServerApp:
                     folder.set_aside(str(why))
                     self.console.emit("set_aside", run=folder.run_id, why=str(why))
                     folder.unlock()
-                    folder, self._follows = self._new_folder(_new_run_id(self.recipe.name)), True
+                    folder, self._follows = self._create_folder(_new_run_id(self.recipe.name)), True
 
     def _run(self, keyring: Keyring, folder: RunFolder) -> Summary:
         log_to(folder.path / "log.jsonl", run=folder.run_id, party=self.recipe.server)
         keyring.tell()
-        parts = self._parts(keyring, folder)
-        with self._listening(parts):
+        parts = self._build_parts(keyring, folder)
+        with self._listen(parts):
             self._serve(parts)
             summary = self._complete(parts)
-        # Until then the same command tells the parties again.
+        # Until the folder is marked as finished, the same command reports the end to the parties
+        # again.
         do_last(folder.prepare_finished_note())
         self.console.emit(
             "completed", run_id=folder.run_id, summary=str(folder.path.parent / "summary.json")
         )
         return summary
 
-    def _parts(self, keyring: Keyring, folder: RunFolder) -> _Parts:
-        """Wires the server's parts together; nothing listens yet."""
+    def _build_parts(self, keyring: Keyring, folder: RunFolder) -> _ServerParts:
+        """Makes and connects the server's components. None of them listens yet."""
         recipe, ledger, meter = self.recipe, Ledger(), TcpMeter()
         ledger.carry(load_entries(folder.path / "ledger.json"))
         roster = [party.name for party in recipe.parties]
@@ -224,48 +227,49 @@ class ServerApp:
         )
         coordinator = Coordinator(run, hooks)
         control = ControlService(coordinator, keyring, ledger, meter, self.console.show)
-        return _Parts(
+        return _ServerParts(
             keyring, folder, ledger, meter, exchange, aggregator, coordinator, control, completed
         )
 
     @contextlib.contextmanager
-    def _listening(self, parts: _Parts) -> Iterator[None]:
-        """Answers the parties, whoever asks for its health, and Prometheus."""
+    def _listen(self, parts: _ServerParts) -> Iterator[None]:
+        """Listens for the parties, for health checks and for Prometheus."""
         recipe, keyring = self.recipe, parts.keyring
         roster = [party.name for party in recipe.parties]
 
-        def under_way() -> bool:
+        def is_running() -> bool:
             return not parts.coordinator.finished.is_set()
 
         health = Health(
-            {SESSIONS: under_way, EXCHANGE: under_way}, keyring, may_ask=[recipe.server, *roster]
+            {SESSIONS: is_running, EXCHANGE: is_running}, keyring, may_ask=[recipe.server, *roster]
         )
-        # Threads for each party: sessions, streams of weights, questions; the server's own probes
-        # check, too; four more for callers to refuse.
+        # Each party needs threads for its sessions, streams, questions and health checks. The
+        # server's own probes need threads for health checks. Four more threads refuse other
+        # callers.
         threads = (
             (MAX_SESSIONS + MAX_STREAMS + MAX_QUESTIONS + MAX_CHECKS) * len(roster) + MAX_CHECKS + 4
         )
         services: list[Service] = [parts.control, parts.exchange, health]
         with (
             self._serve_metrics(parts),
-            listening(self.listen, keyring, services, threads) as (_, address),
+            run_server(self.listen, keyring, services, threads) as (_, address),
         ):
-            # Another run of this process is at the same place, also if its port was 0.
+            # A replacing run listens at the same address, even if the requested port was 0.
             self.listen = address
             self.console.emit(
                 "ready", name=recipe.server, address=address, run_id=parts.folder.run_id
             )
             yield
 
-    def _serve(self, parts: _Parts) -> None:
-        """Serves until the parties have done their work. Raises VflError if the run fails, and
+    def _serve(self, parts: _ServerParts) -> None:
+        """Serves until the parties have finished. Raises VflError if the run fails. Also raises
         KeyboardInterrupt.
         """
         coordinator = parts.coordinator
         try:
             if parts.completed is None:
                 self._tick(parts)
-        # A full disk can pass: the parties wait, as for a server that was stopped.
+        # A full disk may be temporary, so the parties wait as they do for a stopped server.
         except (KeyboardInterrupt, Stopped, UnwritableError):
             coordinator.stop()
             coordinator.wait_until_empty(_STOP_S)
@@ -280,15 +284,17 @@ class ServerApp:
             coordinator.wait_until_empty(_STOP_S)
             raise _SetAside(coordinator.set_aside)
         if coordinator.failure is not None:
-            # It ends anyway, and says why.
+            # The run's failure is raised below, so a signal need not be.
             with contextlib.suppress(KeyboardInterrupt, Stopped):
                 coordinator.wait_until_empty(_STOP_S)
-            # Nobody goes on with the alignment.
-            forget(parts.folder.path)
+            # A failed run is not resumed, so its stored tags are not needed.
+            remove_tags(parts.folder.path)
             raise coordinator.failure
 
-    def _complete(self, parts: _Parts) -> Summary:
-        """Writes the summary, and tells it to the parties."""
+    def _complete(self, parts: _ServerParts) -> Summary:
+        """Writes the summary and sends it to the active party. Reports the end of the run to
+        all.
+        """
         recipe, coordinator, folder = self.recipe, parts.coordinator, parts.folder
         summary = parts.completed or summarise(
             recipe, self.job, coordinator, folder, parts.ledger, parts.meter
@@ -296,26 +302,26 @@ class ServerApp:
         text = summary.model_dump_json(indent=1) + "\n"
         write_atomic(folder.path.parent / "summary.json", text)
         coordinator.complete(text if len(text) < MAX_SUMMARY else "")
-        # Nobody knows which parties have heard of it.
+        # It is unknown to which parties an earlier process reported the end.
         if parts.completed is not None:
-            coordinator.wait_until_told(min(recipe.run.rejoin_deadline_s, _TELL_S))
+            coordinator.wait_until_informed(min(recipe.run.rejoin_deadline_s, _TELL_S))
         coordinator.wait_until_empty(_CLOSE_S)
         parts.save_ledger()
         return summary
 
     def _read_completed(self, folder: RunFolder) -> Summary | None:
-        """Returns the summary of a run that an earlier process completed, if it died before all
-        parties knew.
+        """Returns the summary of this run if an earlier process completed the run and wrote it;
+        None otherwise.
         """
         path = folder.path.parent / "summary.json"
         try:
             summary = load_summary(path) if self.job == "train" and path.exists() else None
         except (OSError, ValueError):
             return None
-        same = (folder.run_id, self.recipe.digest())
+        expected = (folder.run_id, self.recipe.digest())
         return (
             summary
-            if summary is not None and (summary.run_id, summary.recipe_digest) == same
+            if summary is not None and (summary.run_id, summary.recipe_digest) == expected
             else None
         )
 
@@ -330,7 +336,7 @@ class ServerApp:
         return listen_address(self.metrics)
 
     @contextlib.contextmanager
-    def _serve_metrics(self, parts: _Parts) -> Iterator[None]:
+    def _serve_metrics(self, parts: _ServerParts) -> Iterator[None]:
         """Serves metrics for Prometheus while the run lasts, and for ``linger_s`` after it, if
         ``metrics`` is set.
         """
@@ -361,37 +367,37 @@ class ServerApp:
             try:
                 yield
             finally:
-                # The run that follows needs the port.
+                # The replacing run needs the port at once.
                 if coordinator.set_aside:
                     port.linger_s = 0.0
 
-    def _folder(self) -> RunFolder:
-        """Opens the folder of the run: the one that ``run_id`` names, the unfinished one, or a new
-        one.
-        """
+    def _open_folder(self) -> RunFolder:
+        """Opens a run folder: the folder of ``run_id``, of an unfinished run, or of a new run."""
         if self.job == "predict":
-            return self._new_folder(self.run_id or _new_run_id(f"{self.recipe.name}-predict"))
+            return self._create_folder(self.run_id or _new_run_id(f"{self.recipe.name}-predict"))
         if self.run_id:
-            known = RunFolder(self.out / self.run_id / self.recipe.server, self.run_id).facts()
-            return self._new_folder(
-                self.run_id, "" if known else f"the new run {self.run_id} was asked for"
+            folder_facts = RunFolder(
+                self.out / self.run_id / self.recipe.server, self.run_id
+            ).facts()
+            return self._create_folder(
+                self.run_id, "" if folder_facts else f"the new run {self.run_id} was asked for"
             )
         if self.fresh:
-            return self._new_folder(
+            return self._create_folder(
                 _new_run_id(self.recipe.name), "a new run was asked for (--fresh)"
             )
         unfinished = find_unfinished(self.out, self.recipe.server, self.recipe)
-        return self._new_folder(
+        return self._create_folder(
             unfinished.run_id if unfinished is not None else _new_run_id(self.recipe.name)
         )
 
-    def _new_folder(self, run_id: str, anew: str = "") -> RunFolder:
-        """Opens a folder. ``anew``: why the parties leave the runs in which they are; '' if they
-        must not.
+    def _create_folder(self, run_id: str, anew: str = "") -> RunFolder:
+        """Opens the folder of run ``run_id``. ``anew``: Why the parties may leave their current
+        runs; '' if they must not.
         """
         folder = create(self.out, run_id, self.recipe.server, self.recipe)
         folder.note(
-            job=self.job, server_starts=starts(folder) + 1, **({"anew": anew} if anew else {})
+            job=self.job, server_starts=count_starts(folder) + 1, **({"anew": anew} if anew else {})
         )
         for old_run in (
             set_all_aside(self.out, self.recipe.server, self.recipe, anew, but=run_id)
@@ -402,12 +408,13 @@ class ServerApp:
         return folder
 
     def _release_reason(self, folder: RunFolder, run_id: str) -> str:
-        """Returns why a party may leave run ``run_id``, in which it is; '' if it must not.
+        """Returns why a party may leave run ``run_id``, which it offers to resume; '' if it must
+        not.
 
-        ``folder``: of the run that begins.
+        ``folder``: The folder of the run that begins.
         """
         if PLAIN_NAME.fullmatch(run_id):
-            # Nobody resumes a run whose file is damaged.
+            # A run with a damaged file cannot be resumed, so the reason is looked up below.
             with contextlib.suppress(InputError):
                 other = RunFolder(self.out / run_id / self.recipe.server, run_id)
                 if other.facts().get("finished"):
@@ -417,27 +424,27 @@ class ServerApp:
         return str(folder.facts().get("anew", ""))
 
     def _is_expired(self, folder: RunFolder) -> bool:
-        """Whether the run is set aside if a party cannot resume it.
+        """Returns whether the run is set aside if a party cannot resume it.
 
-        A process does that once: a party that says so of each run would have all begin anew for
-        ever.
+        A process sets aside only one run. Otherwise a party that can resume no run would start new
+        runs for ever.
         """
         within_s = self.recipe.run.resume_within_s
         return not self._follows and time.time() - folder.facts().get("trained_s", 0.0) > within_s
 
     @staticmethod
-    def _tick(parts: _Parts) -> None:
-        """Looks after the run until it is done."""
+    def _tick(parts: _ServerParts) -> None:
+        """Checks deadlines, saves the ledger and samples counters until the run is done."""
         saved_s = noted_s = time.monotonic()
         while not parts.coordinator.finished.wait(_TICK_S):
             parts.coordinator.tick()
-            # For a process that takes the generation up after this one.
+            # If this process dies, the next one continues from the saved ledger.
             if time.monotonic() - saved_s > _SAVE_S:
                 saved_s = time.monotonic()
-                # It is only an account.
+                # The ledger only counts bytes, so the run continues if it cannot be saved.
                 with contextlib.suppress(VflError):
                     parts.save_ledger()
-            # The time is compared with ``run.resume_within_s``.
+            # After a restart, the noted time is compared with ``run.resume_within_s``.
             if time.monotonic() - noted_s > _NOTE_S and parts.coordinator.status().at_work:
                 noted_s = time.monotonic()
                 parts.folder.note(trained_s=time.time())
@@ -448,15 +455,17 @@ class ServerApp:
 
 
 def note_start(folder: RunFolder, generation: int, wall_s: float) -> None:
-    """Notes that a generation starts, ``wall_s`` after the run's first start, and when that was."""
+    """Records in ``folder`` that a generation starts, and when the run first started. ``wall_s``:
+    The seconds since that first start.
+    """
     folder.note(generation=generation, started_s=time.time() - wall_s)
 
 
 def ran_s(folder: RunFolder) -> float:
-    """Returns the seconds since an earlier process of this server first started the run; 0 if none
-    did.
+    """Returns the seconds since an earlier process of this server first started the run; 0 if no
+    earlier process did.
 
-    It is 0 too if the machine's clock has been set back before that start.
+    Also returns 0 if the machine's clock was set back to before that start.
     """
     return max(0.0, time.time() - float(folder.facts().get("started_s", math.inf)))
 

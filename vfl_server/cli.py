@@ -31,27 +31,30 @@ _CA = click.option(
     default="certs/ca.pem",
     show_default=True,
     type=click.Path(path_type=Path),
-    help="CA, PEM.",
+    help="Read the CA certificate (PEM) from this file.",
 )
 _CERTIFICATE = click.option(
     "--certificate",
     type=click.Path(path_type=Path),
-    help="This server's certificate. [default: certs/<name>.pem]",
+    help="Use this certificate for the server. [default: certs/<name>.pem]",
 )
 _KEY = click.option(
-    "--key", type=click.Path(path_type=Path), help="Its key, mode 0600. [default: certs/<name>.key]"
+    "--key",
+    type=click.Path(path_type=Path),
+    help="Use this private key, mode 0600. [default: certs/<name>.key]",
 )
 _REVOKED = click.option(
     "--revoked",
     type=click.Path(path_type=Path),
-    help="List of revoked certificates. [default: revoked.txt and revoked.crl beside the CA, if "
+    help="Read revoked certificates from this file. [default: revoked.txt, revoked.crl next to "
+    "the CA, if "
     "they exist]",
 )
 _PASSPHRASE = click.option(
     "--passphrase-file",
     "passphrase",
     type=click.Path(path_type=Path),
-    help="Its passphrase, mode 0600, if the key is encrypted. [default: the variable "
+    help="Read the key's passphrase from this file, mode 0600. [default: the variable "
     "VFL_TLS_PASSPHRASE]",
 )
 
@@ -59,16 +62,19 @@ _PASSPHRASE = click.option(
 @click.group(epilog=EXIT_CODES, context_settings=NAMES)
 @click.version_option(version() or "unknown")
 def cli() -> None:
-    """Run a federation's aggregation server.
+    """Run the aggregation server of a federation.
 
-    It keeps membership and run state, and aggregates. It never sees rows or labels.
+    The server keeps membership and run state, and aggregates weights. It never sees rows or labels.
     """
 
 
 @cli.command(epilog=EXIT_CODES)
 @_RECIPE
 @click.option(
-    "--listen", default=_LISTEN, show_default=True, help="Listen at host:port; port 0: a free one."
+    "--listen",
+    default=_LISTEN,
+    show_default=True,
+    help="Listen at host:port. Port 0 selects a free port.",
 )
 @_CA
 @_CERTIFICATE
@@ -102,21 +108,21 @@ def cli() -> None:
     "--without",
     multiple=True,
     metavar="PARTY",
-    help="With --predict, leave out a passive party; repeatable, equal at every party.",
+    help="With --predict, leave out this passive party, at every party. Repeatable.",
 )
 @click.option(
     "--pin",
     "pins",
     multiple=True,
     metavar="NAME=PIN",
-    help="Pin the key of a party, as `vfl certs show` prints it.",
+    help="Accept only this key for a party, as `vfl certs show` prints.",
 )
 @click.option(
     "--rows-at-most",
     default=_MAX_ROWS,
     show_default=True,
     type=click.IntRange(min=1),
-    help="Refuse a party with more rows (rows.align = psi; 32 bytes each).",
+    help="Refuse a party with more rows (32 bytes each; rows.align = psi).",
 )
 def run(
     recipe: Path,
@@ -136,10 +142,10 @@ def run(
     pins: tuple[str, ...],
     rows_at_most: int,
 ) -> None:
-    """Wait for the parties of RECIPE, run it once, and end.
+    """Wait for the parties of RECIPE, run the recipe once, and end.
 
     The summary is <out>/<run id>/summary.json. After a crash the same command resumes the
-    unfinished run: the parties rejoin and return to their newest common checkpoint.
+    unfinished run. The parties rejoin and return to their newest common checkpoint.
 
     \b
     Example: vfl-server run recipe.toml --listen 0.0.0.0:7000 --ca certs/ca.pem
@@ -150,13 +156,14 @@ def run(
     if without and not predict:
         raise InputError(
             Code.CONFIG_INVALID,
-            f"--without {without[0]}: is for a prediction, and training needs all parties. Add "
+            f"--without {without[0]}: applies only to a prediction, because training needs all "
+            "parties. Add "
             "--predict, or remove it.",
         )
     loaded = loaded.without(without) if without else loaded
     if run_id and not PLAIN_NAME.fullmatch(run_id):
         raise click.BadParameter(
-            "letters, digits, '.', '_' and '-', at most 200", param_hint="--run-id"
+            "must be at most 200 letters, digits, '.', '_' and '-'", param_hint="--run-id"
         )
     ServerApp(
         loaded,
@@ -180,7 +187,7 @@ def run(
     "--listen",
     default=_LISTEN,
     show_default=True,
-    help="Ask at the address given to `run`, but not port 0.",
+    help="Ask at this address, where `run` listens. Port 0 is refused.",
 )
 @_CA
 @_CERTIFICATE
@@ -188,7 +195,11 @@ def run(
 @_PASSPHRASE
 @_REVOKED
 @click.option(
-    "--wait", "wait_s", default=3.0, show_default=True, help="Wait so many seconds for the answer."
+    "--wait",
+    "wait_s",
+    default=3.0,
+    show_default=True,
+    help="Wait at most this many seconds for the answer.",
 )
 def health(
     recipe: Path,
@@ -200,29 +211,31 @@ def health(
     passphrase: Path | None,
     wait_s: float,
 ) -> None:
-    """Ask the server of RECIPE whether it serves.
+    """Ask whether the server of RECIPE is running and serving.
 
-    The exit code is 0 if it does (grpc.health.v1, on this machine). The call uses the server's own
-    certificate. For the health check of a container or supervisor.
+    The exit code is 0 if the server serves (grpc.health.v1, on this machine). The call uses the
+    server's own certificate. Use it for the health check of a container or supervisor.
 
     \b
     Example: vfl-server health recipe.toml --listen 0.0.0.0:7000 --ca certs/ca.pem
     """
     from vfl_common.identity.credentials import load_credentials
-    from vfl_common.identity.members import members_of
+    from vfl_common.identity.members import collect_members
     from vfl_common.rpc.health import require_serving
 
     loaded = load_recipe(recipe)
     name = loaded.server
     tls = _tls(name, ca, certificate, key, revoked, passphrase)
     address = require_serving(
-        listen, load_credentials(tls, name=name, members=members_of(loaded)), wait_s
+        listen, load_credentials(tls, name=name, members=collect_members(loaded)), wait_s
     )
     click.echo(f"{name} at {address} serves")
 
 
 def _pins(texts: tuple[str, ...]) -> dict[str, str]:
-    """Reads ``NAME=PIN``, each name once. Raises click.BadParameter."""
+    """Reads the ``--pin`` options, each ``NAME=PIN``. Raises click.BadParameter if one is not valid
+    or a name occurs twice.
+    """
     pins: dict[str, str] = {}
     for text in texts:
         name, _, pin = text.partition("=")
@@ -233,7 +246,7 @@ def _pins(texts: tuple[str, ...]) -> dict[str, str]:
                 f"write NAME=PIN, the pin as `vfl certs show` prints it: {text!r}"
             ) from None
     if len(pins) < len(texts):
-        raise click.BadParameter("a party has two pins; give one", param_hint="--pin")
+        raise click.BadParameter("a party has two pins; set one pin a party", param_hint="--pin")
     return pins
 
 

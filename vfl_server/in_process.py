@@ -1,4 +1,6 @@
-"""The server of a run whose parties are all in this process: the same decisions, without a wire."""
+"""The server for a run whose parties are all in this process. It decides as the real server does,
+without a network.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from vfl_common.rpc.messages import (
     alone_message,
     join_message,
     lenient_message,
-    plan_message,
+    make_plan_message,
     progress_message,
 )
 from vfl_common.run_folder import RunFolder
@@ -38,18 +40,18 @@ from vfl_server.results import summarise
 
 
 class LocalServer:
-    """One run. What a party says is handled where it says it, and so is what follows from it for
-    the others.
+    """Serves one run. A party's message is handled in the party's own thread, and so are its
+    effects on the other parties.
 
-    There is one generation: an error of one party ends the run for all, whatever the recipe says of
-    lost parties.
+    The run has one generation. An error of one party ends the run for all, even if the recipe lets
+    a run continue without a lost party.
 
     Args:
-        folder: the server's folder of the run.
-        hub: brings the weights that all parties swap.
-        turns: how the parties wait.
-        emit: reports events to the person or program in front of the run.
-        start: lets the aggregation take turns with the parties, under a name.
+        folder: The server's folder for the run.
+        hub: The hub over which the parties send weights to be averaged.
+        turns: Lets one thread run at a time, and lets the parties wait.
+        emit: Reports events to the person or program that started the run.
+        start: Called with a name and a function; it runs the aggregation in turns with the parties.
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class LocalServer:
     ) -> None:
         self.recipe, self.job, self.folder, self.turns = recipe, job, folder, turns
         self.changed = turns.condition()
-        # Once the run is complete.
+        # The summary, once the run is complete.
         self.summary: Summary | None = None
         # The first error of a party.
         self.failure: BaseException | None = None
@@ -95,28 +97,30 @@ class LocalServer:
         self.coordinator = Coordinator(ServedRun(recipe, job, folder.run_id), hooks)
 
     def use(self, hub: Any) -> None:
-        """Nothing has to bring bundles to a hub in this process."""
+        """Does nothing: in one process, no service has to pass bundles on to the hub."""
 
     def session(self, name: str, ledger: Ledger) -> LocalSession:
-        """Opens the session of a party; ``ledger``: the party's."""
+        """Opens the session of party ``name``. ``ledger``: The party's ledger."""
         self._sessions[name] = LocalSession(self, name, ledger)
         return self._sessions[name]
 
     def close(self) -> None:
-        """Ends the aggregation, if it is not over."""
+        """Ends the aggregation if it has not ended."""
         self._hub.end(InterruptedRun("the run has ended"))
 
     def fail(self, name: str, error: BaseException) -> None:
-        """Ends the run for all because of an error of party ``name``; the first one is kept."""
+        """Ends the run for all because of an error of party ``name``. Only the first error is
+        kept.
+        """
         with self.turns.lock:
             if self.failure is None:
                 self.failure = error
-                known = (
+                public_error = (
                     error
                     if isinstance(error, VflError)
                     else InternalError(f"{type(error).__name__}: {error}")
                 )
-                self._fail(PeerError(known.code, str(known), party=name))
+                self._fail(PeerError(public_error.code, str(public_error), party=name))
 
     def _fail(self, error: VflError) -> None:
         with self.turns.lock:
@@ -126,7 +130,7 @@ class LocalServer:
             self.deliver()
 
     def deliver(self) -> None:
-        """Hands every party what the coordinator has for it; the caller holds the lock."""
+        """Delivers the coordinator's messages to every party. The caller holds the lock."""
         coordinator = self.coordinator
         if coordinator.finished.is_set() and coordinator.failure is None and self.summary is None:
             self.summary = summarise(
@@ -136,12 +140,14 @@ class LocalServer:
             write_atomic(self.folder.path.parent / "summary.json", text)
             coordinator.complete(text)
         for session in self._sessions.values():
-            session.take()
+            session.read_outbox()
         self.changed.notify_all()
 
 
 class LocalSession:
-    """A party's session with a ``LocalServer``; see ``vfl_common.rpc.messages.Membership``."""
+    """A party's session with a ``LocalServer``. Implements
+    ``vfl_common.rpc.messages.Membership``.
+    """
 
     def __init__(self, server: LocalServer, name: str, ledger: Ledger) -> None:
         self.me, self.server, self.ledger, self.meter = (
@@ -157,10 +163,10 @@ class LocalSession:
         self._watcher: Callable[[VflError], None] | None = None
 
     def join(self, joining: Joining) -> Start | Done:
-        """Joins the run; returns when a generation starts, or the run is complete."""
+        """Joins the run. Returns when a generation starts, or the run is complete."""
         self._say(join_message(joining))
         while True:
-            answer = self._next()
+            answer = self._wait_for_answer()
             if answer.HasField("start"):
                 start = answer.start
                 return Start(
@@ -186,42 +192,42 @@ class LocalSession:
 
     def plan(self, aggregations: Sequence[AggregationPlan]) -> None:
         """Sends the party's plan."""
-        self._say(plan_message(aggregations))
+        self._say(make_plan_message(aggregations))
 
     def progress(self, progress: ProgressUpdate) -> None:
         """Sends the party's progress."""
         self._say(progress_message(progress))
 
     def report(self, report: PartyReport) -> str:
-        """Sends the party's report; returns the summary once the run is complete."""
+        """Sends the party's report. Returns the summary once the run is complete."""
         self._say(report.message(self.ledger, self.meter))
         while True:
-            answer = self._next()
+            answer = self._wait_for_answer()
             if answer.HasField("complete"):
                 return str(answer.complete.summary_json)
 
     def lenient(self, on: bool) -> None:
-        """Says whether the active party goes on without lost parties."""
+        """Reports whether the active party continues without lost parties."""
         self._say(lenient_message(on))
 
     def alone(self) -> None:
-        """Says that the active party needs no other party any more."""
+        """Reports that the active party needs no other party any more."""
         self._say(alone_message())
 
     def stopping(self) -> None:
-        """Nothing: whoever runs the party tells the server why it ends."""
+        """Does nothing: the code that runs the party reports to the server why the party ends."""
 
     def abort(self, error: BaseException) -> None:
-        """Nothing, as ``stopping``."""
+        """Does nothing: the code that runs the party reports the error to the server."""
 
     def close(self) -> None:
         """Closes the session."""
-        # If the run fails instead, the caller of the party says why.
+        # If the run fails, the caller of the party reports the reason.
         if self._server.summary is not None:
             self._server.coordinator.end_session(self._member)
 
-    def take(self) -> None:
-        """Takes what the coordinator has for this party; the caller holds the lock."""
+    def read_outbox(self) -> None:
+        """Reads the coordinator's messages for this party. The caller holds the lock."""
         while not self._member.outbox.empty():
             message = self._member.outbox.get()
             if message is None:
@@ -239,7 +245,7 @@ class LocalSession:
             self._server.coordinator.handle(self._member, message)
             self._server.deliver()
 
-    def _next(self) -> Any:
+    def _wait_for_answer(self) -> Any:
         with self._server.turns.lock:
             self._server.turns.wait_for(
                 self._server.changed, lambda: self._ended or self._inbox, float("inf")

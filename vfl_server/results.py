@@ -1,6 +1,4 @@
-"""Makes the summary of a complete run from what the parties have reported and the server has
-counted.
-"""
+"""Makes the summary of a complete run from the parties' reports and the server's counts."""
 
 from __future__ import annotations
 
@@ -36,7 +34,8 @@ def summarise(
 ) -> Summary:
     """Returns the summary of a run that the coordinator has completed.
 
-    ``folder``: the server's folder of the run. ``ledger``, ``meter``: the server's.
+    ``folder``: The server's folder for the run. ``ledger``, ``meter``: The server's own ledger and
+    byte counter.
     """
     ledgers: dict[str, list[Entry]] = {}
     kernel: dict[str, list[TcpCount]] = {recipe.server: meter.counts()}
@@ -45,7 +44,7 @@ def summarise(
     for name, report in reports.items():
         ledgers[name], kernel[name] = ledger_of(report)
         machines[name] = interfaces_of(report)
-    # The server's count of its sessions is the later one: a party's report cannot count itself.
+    # The server's count of session bytes is complete. A party's count lacks the party's own report.
     for name in ledgers:
         ledgers[name] = [
             entry
@@ -78,7 +77,7 @@ def summarise(
         steps=active.steps,
         wall_s=round(coordinator.status().wall_s, 3),
         interruptions=coordinator.generation - 1,
-        server_restarts=max(0, starts(folder) - 1),
+        server_restarts=max(0, count_starts(folder) - 1),
         privacy=privacy_of(active),
         worth=worth_of(active),
         exchanges=exchanges_of(active) or [],
@@ -87,8 +86,8 @@ def summarise(
     )
 
 
-def starts(folder: RunFolder) -> int:
-    """Returns how many processes of the server have served this run, this one included once it has
-    its folder.
+def count_starts(folder: RunFolder) -> int:
+    """Returns the number of server processes that have served this run. It includes this process
+    once the process has opened the folder.
     """
     return int(folder.facts().get("server_starts", 0))

@@ -1,9 +1,10 @@
-"""The tags of an alignment, on the disk of the server: as the parties send them, then in parts that
-fit into memory.
+"""Stores the tags of an alignment on the server's disk, first as the parties send them, then in
+parts that fit into memory.
 
-A part holds the tags of all parties that begin alike, so equal tags are in the same part. Tags are
-masked points, which are spread evenly: how they begin tells no more than they do. An earlier
-process may have kept some batches of the same attempt; then the parties send the others.
+A part contains the tags of all parties that begin with the same bits, so equal tags are in the same
+part. Tags are masked points, which are spread evenly, so the parts have similar sizes. An earlier
+process may have stored some batches of the same attempt. Then the parties send only the other
+batches.
 """
 
 from __future__ import annotations
@@ -22,27 +23,27 @@ import numpy.typing as npt
 from vfl_common import psi
 from vfl_common.errors import Code, InputError
 from vfl_common.files import private_file, write_error
-from vfl_common.psi import TAG_BYTES, tag_batches
+from vfl_common.psi import TAG_BYTES, count_tag_batches
 from vfl_common.psi.spill import Spill
 
-# Two numbers are sorted faster than twelve bytes.
+# A tag has twelve bytes. Two numbers are sorted faster than twelve bytes.
 TAG = np.dtype([("high", "<u8"), ("low", "<u4")])
 _PLACED = np.dtype([("tag", TAG), ("row", "<u8")])
-# Tags of all parties that are compared at once; more if that makes more parts than there are first
-# bytes.
-_AT_ONCE, _MAX_PARTS = 1 << 20, 256
+# The number of tags in one part, and the maximum number of parts: a part is chosen by a tag's first
+# byte.
+_PART_TAGS, _MAX_PARTS = 1 << 20, 256
 _STATE = "state.json"
-# One part of the tags: {party: (its tags, their rows)}.
+# One part of the tags: {party: (its tags, the rows of these tags)}.
 Part = Mapping[str, tuple[npt.NDArray[np.void], npt.NDArray[np.int64]]]
 
 
 class KeptTags:
-    """The files, in ``folder``.
+    """Stores the parties' tags as files in a folder.
 
     Args:
-        folder: of the server's folder of the run; it need not exist.
-        word: what the parties call the attempt.
-        sizes: {party: its rows}.
+        folder: The folder for the files, which need not exist.
+        word: The identifier of the alignment attempt, which all parties share.
+        sizes: {party: its number of rows}.
 
     Raises InputError if the folder cannot be written.
     """
@@ -56,7 +57,7 @@ class KeptTags:
             for number, party in enumerate(sizes)
         }
         facts = {"attempt": word.hex(), "sizes": list(sizes.values())}
-        if self._facts() != facts:
+        if self._read_state() != facts:
             self.remove()
             try:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -65,24 +66,24 @@ class KeptTags:
             with private_file(folder / _STATE) as file:
                 file.write(json.dumps(facts).encode())
 
-    def _facts(self) -> object:
+    def _read_state(self) -> object:
         try:
             return json.loads((self._folder / _STATE).read_text())
         except (OSError, ValueError, RecursionError):
             return None
 
-    def first(self) -> int:
-        """Returns the first batch that somebody has to send: the last one always, because its
-        answer says which rows are common.
+    def find_first_batch(self) -> int:
+        """Returns the number of the first batch that some party has to send. The last batch is
+        always sent, because its answer contains the common rows.
         """
-        batches = [tag_batches(self._sizes.values()) - 1]
+        batches = [count_tag_batches(self._sizes.values()) - 1]
         for party, spill in self._spills.items():
             if (stored := spill.count_rows()) < self._sizes[party]:
                 batches.append(stored // psi.TAG_BATCH)
         return min(batches)
 
     def add(self, number: int, party: str, tags: memoryview) -> None:
-        """Keeps a batch of a party's tags. Raises InputError."""
+        """Stores a batch of a party's tags. Raises InputError if the disk is full."""
         if tags:
             self._spills[party].write(number, tags)
 
@@ -91,13 +92,13 @@ class KeptTags:
         damaged.
         """
         total = sum(self._sizes.values())
-        bits = min(-(-total // _AT_ONCE) - 1, _MAX_PARTS - 1).bit_length()
+        bits = min(-(-total // _PART_TAGS) - 1, _MAX_PARTS - 1).bit_length()
         try:
             with tempfile.TemporaryDirectory(dir=self._folder) as place:
                 parts = [_PartFile(Path(place) / str(part)) for part in range(1 << bits)]
                 for party in self._sizes:
                     for tags in self._read_placed(party):
-                        _deal(party, tags, parts, bits)
+                        _distribute(party, tags, parts, bits)
                 for part in parts:
                     yield part.read(self._sizes, self._remedy)
         except OSError as error:
@@ -113,33 +114,37 @@ class KeptTags:
             yield placed
 
     def remove(self) -> None:
-        """Removes all."""
+        """Removes all stored tags."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
 @dataclass
 class _PartFile:
-    """The tags of one part, party by party. ``counts``: {party: how many there are}."""
+    """The file with the tags of one part, party by party. ``counts``: {party: the number of its
+    tags}.
+    """
 
     path: Path
     counts: dict[str, int] = field(default_factory=dict)
-    total: int = 0
+    checksum: int = 0
 
     def add(self, party: str, tags: npt.NDArray[np.void]) -> None:
         data = tags.tobytes()
-        # Its folder is its owner's alone.
+        # The temporary folder has mode 0700, so the file needs no mode.
         with self.path.open("ab", buffering=0) as file:
-            left = memoryview(data)
-            while left:
-                left = left[file.write(left) :]
+            unwritten = memoryview(data)
+            while unwritten:
+                unwritten = unwritten[file.write(unwritten) :]
         self.counts[party] = self.counts.get(party, 0) + len(tags)
-        self.total = zlib.crc32(data, self.total)
+        self.checksum = zlib.crc32(data, self.checksum)
 
     def read(self, parties: Mapping[str, int], remedy: str) -> Part:
-        """Returns what was added, and removes the file."""
+        """Returns the tags that were added, and removes the file. Raises InputError if the file is
+        damaged.
+        """
         data = self.path.read_bytes() if self.counts else b""
-        if zlib.crc32(data) != self.total:
-            raise InputError(Code.FILE_INVALID, f"{self.path}: is damaged. {remedy}")
+        if zlib.crc32(data) != self.checksum:
+            raise InputError(Code.FILE_INVALID, f"{self.path}: the file is damaged. {remedy}")
         self.path.unlink(missing_ok=True)
         counts = [self.counts.get(party, 0) for party in parties]
         arrays = np.split(np.frombuffer(data, _PLACED), np.cumsum(counts)[:-1])
@@ -149,12 +154,12 @@ class _PartFile:
         }
 
 
-def _deal(party: str, tags: npt.NDArray[np.void], parts: list[_PartFile], bits: int) -> None:
-    """Adds tags to the parts that their first ``bits`` bits say."""
+def _distribute(party: str, tags: npt.NDArray[np.void], parts: list[_PartFile], bits: int) -> None:
+    """Adds each tag to the part whose number is the tag's first ``bits`` bits."""
     first_bytes = tags["tag"].copy().view(np.uint8).reshape(-1, TAG_BYTES)[:, 0]
-    number = first_bytes >> (8 - bits) if bits else np.zeros(len(tags), np.uint8)
-    order = np.argsort(number, kind="stable")
-    ends = np.searchsorted(number[order], np.arange(len(parts) + 1))
-    for part, first, end in zip(parts, ends[:-1], ends[1:], strict=True):
-        if end > first:
-            part.add(party, tags[order[first:end]])
+    part_number = first_bytes >> (8 - bits) if bits else np.zeros(len(tags), np.uint8)
+    order = np.argsort(part_number, kind="stable")
+    ends = np.searchsorted(part_number[order], np.arange(len(parts) + 1))
+    for part, start, end in zip(parts, ends[:-1], ends[1:], strict=True):
+        if end > start:
+            part.add(party, tags[order[start:end]])

@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.gpu.tell import device_option, tell, tiny_option
 from tests.harness.federation import Federation
-from vfl_common.process.program import exit_status
+from vfl_common.process.program import run_for_status
 from vfl_party.cli import cli
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -102,7 +102,7 @@ def act(file: str, device: str) -> int:
         torch.profiler.ProfilerActivity.CUDA if cuda else torch.profiler.ProfilerActivity.CPU
     ]
     with torch.profiler.profile(activities=activities) as profiler:
-        code = exit_status(lambda: cli.main(words, prog_name="vfl-party", standalone_mode=False))
+        code = run_for_status(lambda: cli.main(words, prog_name="vfl-party", standalone_mode=False))
         found = memory() if cuda else {}
     found |= spent(profiler) if cuda else {}
     Path("profile.json").write_text(json.dumps(found))

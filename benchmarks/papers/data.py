@@ -12,7 +12,7 @@ import vfl
 from benchmarks.papers.describe import Scale, Tables, resolved
 from benchmarks.papers.plan import Variant
 from vfl.preparing.datasets import load
-from vfl.preparing.finding import find
+from vfl.preparing.finding import find_files
 from vfl_common.config.base import read_toml
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import VflError
@@ -94,7 +94,7 @@ def _absolute(settings: Tables, folder: Path) -> Tables:
 def missing(name: str, folder: Path) -> str | None:
     """Returns why a data set cannot be read from a folder; None if its files lie there."""
     try:
-        _, files = find(load(name), folder)
+        _, files = find_files(load(name), folder)
     except VflError as error:
         return str(error)
     # A folder that may itself be the data set says nothing yet.

@@ -17,7 +17,7 @@ from benchmarks.papers.describe import Column, Data, Line, Place, Scale, Table, 
 from benchmarks.papers.rules import Cells, Claim, Finding, overall
 from benchmarks.papers.run import Filled
 from vfl_common.files import write_atomic
-from vfl_party.base.arithmetic import arithmetic
+from vfl_party.base.arithmetic import describe_arithmetic
 
 RESULTS = Path(__file__).parents[1] / "results" / "papers"
 
@@ -82,7 +82,7 @@ def result_of(name: str, scale: Scale, seeds: Sequence[int], filled: Filled) -> 
         filled.seconds,
         date.today().isoformat(),
         os.cpu_count() or 0,
-        str(arithmetic(torch.device("cpu"))),
+        str(describe_arithmetic(torch.device("cpu"))),
     )
 
 

@@ -34,8 +34,8 @@ from benchmarks.papers.plan import (
     study,
     variants,
 )
-from vfl.jobs.pool import pool, waiting
-from vfl.jobs.runs import making
+from vfl.jobs.pool import open_pool, open_waiting_threads
+from vfl.jobs.runs import open_run_maker
 from vfl.library.simulate import run_files
 from vfl.studies.report import FineTuned
 from vfl.studies.run import Make, StudyFailed
@@ -103,7 +103,7 @@ class Runner:
         if self.jobs == 1 and self.backend is None:
             yield run_files
             return
-        with making(self.jobs, self.backend) as make:
+        with open_run_maker(self.jobs, self.backend) as make:
             yield make
 
     def _compute(self, name: str, table: Table, seeds: Sequence[int], filled: Filled) -> None:
@@ -126,8 +126,8 @@ class Runner:
         """Lets other processes find, a seed each, what the table keeps by ``Work.once``."""
         several = min(self.jobs, len(work.seeds))
         with (
-            pool(_COMPUTES, several, 1, self.backend) as workers,
-            waiting(workers, several) as threads,
+            open_pool(_COMPUTES, several, 1, self.backend) as workers,
+            open_waiting_threads(workers, several) as threads,
         ):
             for _ in threads.map(workers.run, [order_of(name, work, s) for s in work.seeds]):
                 pass

@@ -20,7 +20,7 @@ from vfl_common.identity.credentials import Credentials
 from vfl_common.identity.keyring import Keyring
 from vfl_common.ledger import Ledger
 from vfl_common.link import Link
-from vfl_common.rpc.channel import dial, listening
+from vfl_common.rpc.channel import dial, run_server
 from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.exchange.hub import ExchangeHub
 from vfl_common.rpc.exchange.link import ExchangeLink, LinkEnds
@@ -118,7 +118,7 @@ class GrpcExchange(Exchange):
         self._open = ExitStack()
         threads = 3 * len(roster) + 4
         _, self.address = self._open.enter_context(
-            listening("127.0.0.1:0", keyring(ACTIVE), [self.service], threads)
+            run_server("127.0.0.1:0", keyring(ACTIVE), [self.service], threads)
         )
         self.hub: ExchangeHub[FramePipe] = self.begin(1)
         self._links: dict[str, ExchangeLink] = {}

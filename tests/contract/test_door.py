@@ -18,7 +18,7 @@ from grpc_health.v1 import health_pb2
 
 from tests.contract.exchanges import WAIT_S, credentials, keyring
 from vfl_common.rpc import channel
-from vfl_common.rpc.channel import connect, listening, split_address
+from vfl_common.rpc.channel import connect, run_server, split_address
 from vfl_common.rpc.guard import newcomers
 from vfl_common.rpc.guard.newcomers import compute_patience_s
 from vfl_common.rpc.health import Health
@@ -33,7 +33,7 @@ SOON_S = 2.0
 def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A process that accepts few connections."""
     monkeypatch.setattr(channel, "compute_connection_limit", lambda *_: REGISTRY)
-    with listening(
+    with run_server(
         "127.0.0.1:0", keyring(ME), [Health({}, keyring(ME), may_ask=["north", "south"])], 4
     ) as (_, found):
         yield found
@@ -90,7 +90,7 @@ def test_who_has_begun_a_handshake_has_its_time_while_silent_strangers_are_close
     """A party far away needs some round trips until it calls."""
     # gRPC's own deadline is 5 s.
     monkeypatch.setattr(newcomers, "_CALL_S", 4.0)
-    with listening("127.0.0.1:0", keyring(ME), [], 4) as (_, address), ExitStack() as strangers:
+    with run_server("127.0.0.1:0", keyring(ME), [], 4) as (_, address), ExitStack() as strangers:
         ends = split_address(address)
         begun = strangers.enter_context(socket.create_connection(ends))
         # Of a handshake's first record.

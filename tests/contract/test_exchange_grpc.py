@@ -43,12 +43,12 @@ from vfl_common.identity.credentials import BOTH, load_credentials
 from vfl_common.identity.diagnose import diagnose, fetch_certificate
 from vfl_common.identity.keyring import Keyring
 from vfl_common.identity.members import Members
-from vfl_common.identity.pem import pin_of
+from vfl_common.identity.pem import compute_pin
 from vfl_common.ledger import Direction
 from vfl_common.link import PROTOCOL, Lenience
 from vfl_common.pb.vfl.v1 import exchange_pb2, failure_pb2
 from vfl_common.rpc import channel
-from vfl_common.rpc.channel import connect, dial, listening
+from vfl_common.rpc.channel import connect, dial, run_server
 from vfl_common.rpc.exchange.hub import ExchangeHub
 from vfl_common.rpc.exchange.service import FramePipe
 from vfl_common.rpc.health import Health
@@ -450,7 +450,7 @@ def test_a_link_takes_a_peer_for_nobody_but_exactly_itself(
 
 
 def test_a_link_refuses_a_peer_of_another_key_than_is_pinned(found: GrpcExchange) -> None:
-    pins = {ACTIVE: pin_of(credentials(ACTIVE).certificate)}
+    pins = {ACTIVE: compute_pin(credentials(ACTIVE).certificate)}
     for pinned, right in ((pins, True), ({ACTIVE: f"sha256:{'0' * 64}"}, False)):
         knowing = replace(
             credentials("north"), members=Members(frozenset([ACTIVE, *PASSIVES]), pinned)
@@ -483,7 +483,7 @@ def test_a_chain_is_enough_at_both_ends(tmp_path: Path) -> None:
         tls = tls.model_copy(update={"passphrase_file": str(tmp_path / "passphrase")})
         rings[name] = Keyring(tls, name, Members(frozenset([ACTIVE, *PASSIVES])), uses=BOTH)
     health = Health({"": lambda: True}, rings[ACTIVE], may_ask=["north"])
-    with listening("127.0.0.1:0", rings[ACTIVE], [health], 4) as (_, address):
+    with run_server("127.0.0.1:0", rings[ACTIVE], [health], 4) as (_, address):
         made = connect(address, rings["north"].current(), ACTIVE, WAIT_S)
         assert isinstance(made, grpc.Channel), made
         with made:

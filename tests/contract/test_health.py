@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2
 from tests.contract.exchanges import WAIT_S, credentials, keyring
 from tests.harness.errors import raises
 from vfl_common.errors import Code, InputError, PeerError
-from vfl_common.rpc.channel import dial, listening
+from vfl_common.rpc.channel import dial, run_server
 from vfl_common.rpc.health import SERVICE, Health, require_serving
 
 ME = "active"
@@ -34,7 +34,7 @@ def address(up: dict[str, bool]) -> Iterator[str]:
         "vfl.v1.Exchange": lambda: up["vfl.v1.Exchange"],
     }
     health = Health(services, keyring(ME), may_ask=[ME, "north"])
-    with listening("127.0.0.1:0", keyring(ME), [health], 4) as (_, found):
+    with run_server("127.0.0.1:0", keyring(ME), [health], 4) as (_, found):
         yield found
 
 
@@ -91,7 +91,7 @@ def test_the_probe_beside_the_process(address: str, up: dict[str, bool]) -> None
 
 def test_a_process_without_the_service() -> None:
     with (
-        listening("127.0.0.1:0", keyring(ME), [], 2) as (_, address),
+        run_server("127.0.0.1:0", keyring(ME), [], 2) as (_, address),
         raises(PeerError, Code.UNREACHABLE, names=("active", "127.0.0.1")),
     ):
         require_serving(address, credentials(ME), WAIT_S)

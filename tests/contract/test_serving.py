@@ -23,7 +23,7 @@ from vfl_common.identity.keyring import Keyring
 from vfl_common.ledger import Ledger
 from vfl_common.link import PROTOCOL
 from vfl_common.pb.vfl.v1 import serving_pb2
-from vfl_common.rpc.channel import dial, listening
+from vfl_common.rpc.channel import dial, run_server
 from vfl_common.rpc.serving import attendance as attending
 from vfl_common.rpc.serving import service as answering
 from vfl_common.rpc.serving.answered import (
@@ -58,7 +58,7 @@ def service(ledger: Ledger) -> ServingService:
 
 @pytest.fixture
 def address(service: ServingService) -> Iterator[str]:
-    with listening("127.0.0.1:0", keyring(ME), [service], 12) as (_, found):
+    with run_server("127.0.0.1:0", keyring(ME), [service], 12) as (_, found):
         yield found
         service.close()
 
@@ -325,7 +325,7 @@ def test_a_revoked_party_is_let_go_although_its_connection_lives(
     service = ServingService(
         WIDTHS, own, Ledger(), run_id=RUN, digest=DIGEST, attends=lambda _name, _here: None
     )
-    with listening("127.0.0.1:0", own, [service], 12) as (_, address):
+    with run_server("127.0.0.1:0", own, [service], 12) as (_, address):
         north, south = attend("north", address), attend("south", address)
         wait_until(lambda: service.present == [*WIDTHS])
         revoked.write_text(f"{credentials('north').certificate.serial_number:x}\n")
@@ -388,7 +388,7 @@ def service_of(run_id: str, widths: dict[str, int], ledger: Ledger) -> ServingSe
 
 @pytest.fixture
 def port(several: SeveralRuns) -> Iterator[str]:
-    with listening("127.0.0.1:0", keyring(ME), [several], 20) as (_, found):
+    with run_server("127.0.0.1:0", keyring(ME), [several], 20) as (_, found):
         yield found
         several.close()
 

@@ -33,7 +33,7 @@ from vfl.certs.authority import create_authority, issue, revoke
 from vfl_common.config.party import TlsSettings
 from vfl_common.identity.credentials import Credentials, load_credentials
 from vfl_common.identity.diagnose import fetch_certificate
-from vfl_common.identity.pem import pin_of
+from vfl_common.identity.pem import compute_pin
 from vfl_common.rpc.channel import split_address
 
 # A fixture.
@@ -331,7 +331,7 @@ def test_a_server_that_is_started_again_without_its_list_still_knows_who_is_revo
 
 
 def pin(federation: Federation, name: str) -> str:
-    return pin_of(
+    return compute_pin(
         x509.load_pem_x509_certificate((federation.folder / "certs" / f"{name}.pem").read_bytes())
     )
 

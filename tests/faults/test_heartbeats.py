@@ -13,12 +13,12 @@ from tests.contract.exchanges import keyring
 from tests.harness.waiting import wait_until
 from vfl_common.ledger import Ledger
 from vfl_common.pb.vfl.v1 import control_pb2
-from vfl_common.rpc.channel import Context, Handler, listening, stream_handler
+from vfl_common.rpc.channel import Context, Handler, run_server, stream_handler
 from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.messages import Joining, Start
 from vfl_common.rpc.session import Session
 from vfl_common.rpc.uplink import SERVICE
-from vfl_party.homomorphic import adder, bucket_sums, has_heu, make_keys, pieces
+from vfl_party.homomorphic import bucket_sums, has_heu, make_adder, make_keys, pieces
 
 ROWS, COLUMNS, BITS = 8_000, 60, 1024
 
@@ -47,7 +47,7 @@ def test_heartbeats_arrive_while_a_party_encrypts_and_adds(monkeypatch: pytest.M
     """
     monkeypatch.setattr(pieces, "SECONDS", 0.02)
     keys, public = make_keys("paillier", BITS, with_heu=True)
-    adds = adder("paillier", BITS, public)
+    adds = make_adder("paillier", BITS, public)
     g = np.arange(ROWS)
     codes = np.random.default_rng(0).integers(0, 8, size=(ROWS, COLUMNS)).astype(np.int8)
     held = adds.load(keys.encrypt(g, g))
@@ -56,7 +56,7 @@ def test_heartbeats_arrive_while_a_party_encrypts_and_adds(monkeypatch: pytest.M
         "add": lambda: bucket_sums(adds, held, g, codes, 8),
     }
     server, arrived = Counting(), dict[str, int]()
-    with listening("127.0.0.1:0", keyring("server"), [server], 4) as (_, address):
+    with run_server("127.0.0.1:0", keyring("server"), [server], 4) as (_, address):
         session = Session(
             address, keyring("p1"), "server", Ledger(), TcpMeter(), heartbeat_s=0.01, wait_s=10.0
         )

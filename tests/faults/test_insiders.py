@@ -33,13 +33,13 @@ from vfl_common.bundle import Buffer, Bundle, DType, Kind, StepKey
 from vfl_common.errors import Code, InputError, InterruptedRun, LostError, PeerError, VflError
 from vfl_common.ledger import Ledger
 from vfl_common.pb.vfl.v1 import control_pb2, failure_pb2
-from vfl_common.rpc.ask import MAX_QUESTIONS, answering
+from vfl_common.rpc.ask import MAX_QUESTIONS, make_ask_method
 from vfl_common.rpc.channel import (
     MAX_MESSAGE_BYTES,
     Context,
     Handler,
     dial,
-    listening,
+    run_server,
     stream_handler,
 )
 from vfl_common.rpc.counters.tcp import TcpMeter
@@ -121,10 +121,10 @@ def test_of_a_question_that_is_refused_nothing_is_read() -> None:
 
     class Asked:
         def handler(self) -> Handler:
-            return stream_handler(SERVICE, Ask=answering(keyring("active"), place, judge))
+            return stream_handler(SERVICE, Ask=make_ask_method(keyring("active"), place, judge))
 
     with (
-        listening("127.0.0.1:0", keyring("active"), [Asked()], 8) as (_, address),
+        run_server("127.0.0.1:0", keyring("active"), [Asked()], 8) as (_, address),
         dial(address, keyring("north").current(), "active") as north,
         dial(address, keyring("stranger").current(), "active") as stranger,
     ):
@@ -214,7 +214,7 @@ class OddServer:
         yield from self._answers
 
     def join(self, on_waiting: Callable[[Session], None] = lambda _session: None) -> Start | Done:
-        with listening("127.0.0.1:0", keyring("server"), [self], 4) as (_, address):
+        with run_server("127.0.0.1:0", keyring("server"), [self], 4) as (_, address):
             session = Session(
                 address, keyring("p1"), "server", Ledger(), TcpMeter(), heartbeat_s=0.5, wait_s=2.0
             )
@@ -311,7 +311,7 @@ def test_a_refusal_that_follows_an_interruption_is_heard_once(
     ask again.
     """
     server = Refusing(at_once=at_once)
-    with listening("127.0.0.1:0", keyring("server"), [server], 4) as (_, address):
+    with run_server("127.0.0.1:0", keyring("server"), [server], 4) as (_, address):
         session = Session(
             address, keyring("p1"), "server", Ledger(), TcpMeter(), heartbeat_s=60.0, wait_s=2.0
         )
@@ -339,7 +339,9 @@ def test_how_long_a_server_that_goes_in_a_run_is_waited_for(reported: bool) -> N
     """As long as a party that was lost; a party that has reported may never hear of it again."""
     start = control_pb2.ServerMessage(start=control_pb2.Start(run_id="run", generation=1))
     joining = Joining("passive", "{}", "train", 1, "cpu")
-    with listening("127.0.0.1:0", keyring("server"), [OddServer(start.SerializeToString())], 4) as (
+    with run_server(
+        "127.0.0.1:0", keyring("server"), [OddServer(start.SerializeToString())], 4
+    ) as (
         _,
         address,
     ):
@@ -389,7 +391,7 @@ class Interrupting(OddServer):
 
 def test_a_report_of_a_generation_that_was_interrupted_counts_for_nothing() -> None:
     """The run goes on, so a server that is lost then is waited for as in any run."""
-    with listening("127.0.0.1:0", keyring("server"), [Interrupting()], 4) as (_, address):
+    with run_server("127.0.0.1:0", keyring("server"), [Interrupting()], 4) as (_, address):
         session = Session(
             address,
             keyring("p1"),
@@ -428,7 +430,7 @@ class Leaving(OddServer):
 
 def test_a_party_ends_the_session_when_the_server_leaves_and_knows_why() -> None:
     server = Leaving()
-    with listening("127.0.0.1:0", keyring("server"), [server], 4) as (_, address):
+    with run_server("127.0.0.1:0", keyring("server"), [server], 4) as (_, address):
         session = Session(
             address, keyring("p1"), "server", Ledger(), TcpMeter(), heartbeat_s=60.0, wait_s=2.0
         )
@@ -471,7 +473,7 @@ def test_a_stopped_party_waits_once_for_a_server_that_stands_still(
     monkeypatch.setattr("vfl_common.rpc.session._STOP_S", 1.0)
     monkeypatch.setattr("vfl_common.rpc.session._CLOSE_S", 60.0)
     server = Silent()
-    with listening("127.0.0.1:0", keyring("server"), [server], 4) as (_, address):
+    with run_server("127.0.0.1:0", keyring("server"), [server], 4) as (_, address):
         session = Session(
             address, keyring("p1"), "server", Ledger(), TcpMeter(), heartbeat_s=60.0, wait_s=2.0
         )
@@ -493,7 +495,7 @@ def test_a_stopped_party_waits_once_for_a_server_that_stands_still(
 
 def test_a_second_signal_takes_back_nothing_that_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Silent()
-    with listening("127.0.0.1:0", keyring("server"), [server], 4) as (_, address):
+    with run_server("127.0.0.1:0", keyring("server"), [server], 4) as (_, address):
         session = Session(
             address, keyring("p1"), "server", Ledger(), TcpMeter(), heartbeat_s=60.0, wait_s=2.0
         )
@@ -544,7 +546,7 @@ class GoneAndBack(OddServer):
         too.
         """
         happens: queue.SimpleQueue[VflError | str] = queue.SimpleQueue()
-        with listening("127.0.0.1:0", keyring("server"), [self], 4) as (_, address):
+        with run_server("127.0.0.1:0", keyring("server"), [self], 4) as (_, address):
             session = Session(
                 address,
                 keyring("p1"),

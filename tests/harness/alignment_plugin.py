@@ -21,7 +21,7 @@ from vfl_server import intersection, tags
 METHOD = None
 batches.BATCH = 20
 # Four batches of tags, eight parts.
-psi.TAG_BATCH, tags._AT_ONCE = 200, 256
+psi.TAG_BATCH, tags._PART_TAGS = 200, 256
 crash.STEPS |= {
     "ring": StepKey("align", 2, 8),
     "tags": StepKey("align", 3, 3),
@@ -41,4 +41,4 @@ def _counted(*_: object) -> None:
 
 crash.wrap_all()
 crash.wrap(Workers, "_ask", before=_counted)
-crash.wrap(intersection, "_bits", before=_lying)
+crash.wrap(intersection, "_pack_masks", before=_lying)

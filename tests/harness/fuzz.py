@@ -34,7 +34,7 @@ from vfl_common.link import PROTOCOL
 from vfl_common.pb.vfl.v1 import control_pb2, exchange_pb2, failure_pb2
 from vfl_common.process.logs import _describe_event
 from vfl_common.rpc import session as sessions
-from vfl_common.rpc.channel import dial, listening
+from vfl_common.rpc.channel import dial, run_server
 from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.failures import to_failure
 from vfl_common.rpc.messages import Done, Joining
@@ -628,7 +628,7 @@ def live_control(outcomes: Outcomes, chance: Random, streams: int) -> None:
     it.
     """
     service = ControlService(coordinator(), keyring("server"), Ledger(), TcpMeter())
-    with listening("127.0.0.1:0", keyring("server"), [service], 3 * len(ROSTER) + 4) as (
+    with run_server("127.0.0.1:0", keyring("server"), [service], 3 * len(ROSTER) + 4) as (
         _,
         address,
     ):

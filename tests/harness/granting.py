@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from tests.harness.federation import Federation
 from vfl_common.config.base import parse
 from vfl_common.identity.credentials import Credentials
-from vfl_common.identity.pem import parse_certificates, pin_of
+from vfl_common.identity.pem import compute_pin, parse_certificates
 from vfl_party.cli import cli
 from vfl_party.grants.grant import Grant
 
@@ -41,14 +41,14 @@ def made(**more: Any) -> Grant:
 
 
 def pin(credentials: Credentials) -> str:
-    return pin_of(credentials.certificate)
+    return compute_pin(credentials.certificate)
 
 
 def needs_grants(federation: Federation, *names: str) -> None:
     """Has parties ask for grants, with the keys of all others pinned."""
     certs = federation.folder / "certs"
     pins = {
-        name: pin_of(parse_certificates((certs / f"{name}.pem").read_bytes(), certs)[0])
+        name: compute_pin(parse_certificates((certs / f"{name}.pem").read_bytes(), certs)[0])
         for name in [*federation.names, "server"]
     }
     for name in names:

@@ -15,12 +15,12 @@ from tests.harness.federation import launcher
 from tests.harness.sharing import FRESH
 from vfl.cli import cli
 from vfl.launcher.forks import Launcher
-from vfl_common.process.program import exit_status
+from vfl_common.process.program import run_for_status
 
 LAUNCHING = (
     "vfl.simulation.run.launching",
     "vfl.studies.run.launching",
-    "vfl.launcher.forks.launching",
+    "vfl.launcher.forks.run_launcher",
 )
 
 
@@ -51,5 +51,5 @@ def vfl_here(*args: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(errors),
     ):
-        code = exit_status(lambda: cli.main(words, prog_name="vfl", standalone_mode=False))
+        code = run_for_status(lambda: cli.main(words, prog_name="vfl", standalone_mode=False))
     return subprocess.CompletedProcess(words, code, out.getvalue(), errors.getvalue())

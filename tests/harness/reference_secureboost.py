@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
-from vfl_party.base.seeds import derive_seed, permutation, split_rows
+from vfl_party.base.seeds import derive_seed, draw_permutation, split_rows
 from vfl_party.data import Labels, Preprocessor, load_table
 
 Floats = npt.NDArray[np.float64]
@@ -182,13 +182,15 @@ def _boost(
     for round_ in range(s.get("trees", 100)):
         rows = train
         if s["row_sample"] < 1:
-            drawn = permutation(derive_seed(recipe.seed, phase, "rows", round_), len(train))
+            drawn = draw_permutation(derive_seed(recipe.seed, phase, "rows", round_), len(train))
             rows = train[np.sort(drawn[: max(2, round(s["row_sample"] * len(train)))])]
         chosen = []
         for party, own in columns.items():
             if s["first_tree_own"] and round_ == 0 and party != recipe.active.name:
                 continue
-            order = permutation(derive_seed(recipe.seed, phase, "columns", party, round_), len(own))
+            order = draw_permutation(
+                derive_seed(recipe.seed, phase, "columns", party, round_), len(own)
+            )
             count = max(1, round(s["column_sample"] * len(own)))
             chosen += [
                 own[n]
@@ -233,11 +235,14 @@ def _goss(sizes: Floats, a: float, b: float, seed: int) -> tuple[list[int], list
     """
     n, tie = (
         len(sizes),
-        {int(row): at for at, row in enumerate(permutation(derive_seed(seed, "ties"), len(sizes)))},
+        {
+            int(row): at
+            for at, row in enumerate(draw_permutation(derive_seed(seed, "ties"), len(sizes)))
+        },
     )
     ranked = sorted(range(n), key=lambda row: (-float(np.float32(sizes[row])), tie[row]))
     kept, others = ranked[: round(a * n)], sorted(ranked[round(a * n) :])
-    drawn = permutation(derive_seed(seed, "rest"), len(others))[: round(b * n)]
+    drawn = draw_permutation(derive_seed(seed, "rest"), len(others))[: round(b * n)]
     return kept, [others[at] for at in drawn]
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tests.harness.reference import one_thread, top_of, trained
 from vfl_common.config.recipe import Recipe
-from vfl_party.base.seeds import derive_seed, permutation
+from vfl_party.base.seeds import derive_seed, draw_permutation
 
 Quality = Callable[[Tensor, Tensor], float]
 
@@ -88,7 +88,7 @@ def changes(
                     seed = derive_seed(recipe.seed, "importance", phase, column, repeat)
                     other = x.clone()
                     other[:, column] = x[
-                        torch.from_numpy(permutation(seed, len(rows)).copy()), column
+                        torch.from_numpy(draw_permutation(seed, len(rows)).copy()), column
                     ]
                     mixed = {**z, name: party.models["encoder"](other)}
                     used = [each for each in mixed.values() if each is not None]

@@ -22,7 +22,7 @@ from vfl_common.errors import InternalError, VflError
 from vfl_common.packing.bundles import decode, encode, wire_spec
 from vfl_common.packing.coders import Bits, Coder, Half, TopK
 from vfl_common.wire.frames import Assembly, parse_frame, parse_header
-from vfl_party.homomorphic import CipherError, Encryption, adder, make_keys
+from vfl_party.homomorphic import CipherError, Encryption, make_adder, make_keys
 from vfl_party.psi.sealed import KeyPair, verify_introduction
 from vfl_server.control.service import _parse
 
@@ -117,7 +117,7 @@ def keys(data: bytes) -> None:
     scheme: Encryption = "ou" if data[:1] == b"\0" else "paillier"
     message, rest = next(_parts(data[1:]), b""), data[3 + int.from_bytes(data[1:3], "little") :]
     try:
-        sums = adder(scheme, _KEY_BITS, message)
+        sums = make_adder(scheme, _KEY_BITS, message)
         width = _KEY_BITS // 4 if scheme == "paillier" else _KEY_BITS // 8 + 2
         sums.load(np.frombuffer(rest.ljust(width, b"\0")[:width], np.uint8).reshape(1, width))
     except CipherError:

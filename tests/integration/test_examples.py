@@ -15,7 +15,7 @@ import vfl
 from tests.harness.here import one_launcher
 from tests.unit.repository.test_documents import NOTEBOOK, README, REPO, blocks
 from vfl.searching.file import is_search, load_search
-from vfl.studies.plan import load_study, recipe_of
+from vfl.studies.plan import load_study, read_study_recipe
 from vfl_common.config.division import divide
 from vfl_common.config.recipe import Recipe, load_recipe
 from vfl_party.assembly.models import encoder_settings
@@ -50,7 +50,7 @@ def test_every_run_of_a_study_can_be_made(path: Path) -> None:
     # Of one seed.
     for chain in chains[: len(study.methods)]:
         for run in chain.runs:
-            make_phases(run.recipe, recipe_of(path, study)[1])
+            make_phases(run.recipe, read_study_recipe(path, study)[1])
 
 
 @pytest.mark.parametrize("path", SEARCHES, ids=lambda path: path.name)

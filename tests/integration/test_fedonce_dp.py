@@ -20,11 +20,11 @@ from tests.harness import cases
 from tests.harness.errors import assert_names
 from tests.harness.federation import Federation, refused
 from tests.harness.kills import Killed, killed, plugged
-from vfl.report.table import show
+from vfl.report.table import print_tables
 from vfl_common.config.base import parse
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe, load_recipe
-from vfl_common.stages import rounds_done
+from vfl_common.stages import parse_rounds_done
 from vfl_common.summary import Summary
 from vfl_party.assembly.models import encoder_settings
 from vfl_party.assembly.party import assemble, expect_rows, open_party
@@ -80,7 +80,7 @@ def continued(
     generators = torch.get_rng_state()
     try:
         job.load_state(tree["job"])
-        phase_name, done = rounds_done(label)
+        phase_name, done = parse_rounds_done(label)
         (phase,) = [each for each in job.phases if each.name == phase_name]
         phase.load_state(tree["phase"])
         for round_ in range(done, phase.rounds):
@@ -107,7 +107,7 @@ def test_one_budget_covers_all_parties(tmp_path: Path) -> None:
     assert (privacy["delta"], privacy["mode"], privacy["division"]) == (1e-5, "fixed", "moments")
     assert_names(privacy["statement"], "3.99")
     out = io.StringIO()
-    show(Summary.model_validate(summary), (), Console(file=out, width=500))
+    print_tables(Summary.model_validate(summary), (), Console(file=out, width=500))
     assert privacy["statement"] in out.getvalue()
     for name, phase, steps in (
         ("p1", "fedonce", 3 * 4),
@@ -127,7 +127,7 @@ def test_one_budget_covers_all_parties(tmp_path: Path) -> None:
         assert not [key for key in parameters if "running" in key or "_module" in key]
         # From every checkpoint within a phase, the same noise and the same samples follow.
         for label in federation.checkpoint_labels(name):
-            began, done = rounds_done(label)
+            began, done = parse_rounds_done(label)
             if began == phase and done < len(lines(federation, name, phase)):
                 tree = federation.store(federation.run_folder, name).load(label)
                 got, _ = continued(federation, name, label, tree)
@@ -167,7 +167,7 @@ def test_a_killed_party_spends_nothing_twice(tmp_path: Path) -> None:
         federation.start_one("p1")
         summary = federation.finish()
         assert summary["interruptions"] == 1
-        phase, done = rounds_done(label)
+        phase, done = parse_rounds_done(label)
         assert phase == "fedonce"
         assert 0 < done < epochs
         (p1,) = [each for each in summary["parties"] if each["name"] == "p1"]

@@ -19,7 +19,7 @@ from vfl_common.errors import Code, InputError
 from vfl_common.summary import Summary
 from vfl_party.forecast.count import forecast, outlook_of
 from vfl_party.forecast.result import CountedForecast, compare_with_ledger
-from vfl_party.homomorphic import cipher_bytes, together
+from vfl_party.homomorphic import cipher_bytes, count_sums_per_cipher
 
 ROWS, COLUMNS = 300, 6
 
@@ -143,7 +143,7 @@ def test_without_columns_the_sums_are_named_and_the_rest_is_counted(tmp_path: Pa
     width, train = cipher_bytes("paillier", 2048), 800
     (bound,) = (phase.bound for phase in said.phases if phase.kind == "secureboost")
     assert "p1, p2" in bound
-    assert f"{-(-4 * width // together('paillier', 2048)):,} bytes" in bound
+    assert f"{-(-4 * width // count_sums_per_cipher('paillier', 2048)):,} bytes" in bound
     assert_names(bound, "p1", "p2")
     sent = [
         link.payload_bytes for link in said.links if link.sender == "p0" and link.kind == "gradient"

@@ -20,15 +20,15 @@ from vfl_party.homomorphic import (
     CipherError,
     Encryption,
     Keys,
-    adder,
     bucket_sums,
     check,
     cipher_bytes,
     ciphers_for,
+    count_sums_per_cipher,
     has_heu,
+    make_adder,
     make_keys,
     pieces,
-    together,
     worker,
 )
 from vfl_party.homomorphic.heu import PublicNumbers
@@ -51,13 +51,13 @@ def pair(request: pytest.FixtureRequest) -> tuple[Encryption, Keys, bytes, Adder
     if with_heu:
         pytest.importorskip("heu")
     keys, public = make_keys(scheme, BITS, with_heu=with_heu)
-    return scheme, keys, public, adder(scheme, BITS, public)
+    return scheme, keys, public, make_adder(scheme, BITS, public)
 
 
 @cache
 def made(scheme: Encryption, bits: int) -> bytes:
     """A public key, as HEU writes it; making one takes a process."""
-    written, _ = worker.keys(scheme, bits)
+    written, _ = worker.make_key_pair(scheme, bits)
     return written
 
 
@@ -79,7 +79,7 @@ def test_buckets_and_sums_are_those_of_the_numbers(
     buckets = bucket_sums(adds, adds.load(wire), rows, codes, 6)
     more = adds.add(adds.take(buckets, [0, 7]), adds.take(buckets, [12, 5]))
     sums = adds.wire(adds.concatenate([buckets, more]))
-    assert len(sums) == ciphers_for(20, together(scheme, BITS))
+    assert len(sums) == ciphers_for(20, count_sums_per_cipher(scheme, BITS))
     # Torch warns of others.
     assert sums.flags.writeable
     assert wire.flags.writeable
@@ -156,7 +156,7 @@ def test_a_sum_of_another_key_is_refused(pair: tuple[Encryption, Keys, bytes, Ad
 @pytest.mark.parametrize("bad", [b"", b"X", b"H", b"G", b"H" + b"\xff" * 400, b"G" + b"\xff" * 10])
 def test_a_key_that_is_none_is_refused(scheme: Encryption, bad: bytes) -> None:
     with raises(CipherError):
-        adder(scheme, BITS, bad)
+        make_adder(scheme, BITS, bad)
 
 
 @pytest.mark.parametrize("change", ["even", "short", "long"])
@@ -170,7 +170,7 @@ def test_a_wrong_paillier_key_is_refused(change: str) -> None:
     else:
         key.append(1)
     with raises(CipherError):
-        adder("paillier", BITS, bytes(key))
+        make_adder("paillier", BITS, bytes(key))
 
 
 @pytest.mark.parametrize("what", ["power", "square", "small factor"])
@@ -188,7 +188,7 @@ def test_a_paillier_key_that_hides_nothing_is_refused(what: str) -> None:
     assert n.bit_length() == BITS
     assert n % 2
     with raises(CipherError):
-        adder("paillier", BITS, b"G" + n.to_bytes(BITS // 8, "little"))
+        make_adder("paillier", BITS, b"G" + n.to_bytes(BITS // 8, "little"))
 
 
 @pytest.mark.parametrize(
@@ -226,14 +226,14 @@ def test_a_key_with_a_base_that_cannot_be_never_reaches_heu(
         library, "PublicKey", Mock(load_from=Mock(side_effect=AssertionError("parsed")))
     )
     with raises(CipherError):
-        adder(scheme, BITS, b"H" + bad.wire())
+        make_adder(scheme, BITS, b"H" + bad.wire())
 
 
 def test_a_key_of_another_size_is_refused(pair: tuple[Encryption, Keys, bytes, Adder]) -> None:
     scheme, _, public, _ = pair
     if scheme != "none":
         with raises(CipherError):
-            adder(scheme, 2048, public)
+            make_adder(scheme, 2048, public)
 
 
 def test_packing_keeps_sums_apart() -> None:
@@ -274,13 +274,13 @@ def test_other_threads_run_between_the_pieces_of_long_work(
 ) -> None:
     pytest.importorskip("heu")
     keys, public = make_keys(scheme, BITS, with_heu=True)
-    adds, count, codes = adder(scheme, BITS, public), 200, np.zeros((200, 3), np.int8)
+    adds, count, codes = make_adder(scheme, BITS, public), 200, np.zeros((200, 3), np.int8)
     g, h = numbers(count)
     whole = bucket_sums(adds, adds.load(keys.encrypt(g, h)), np.arange(count), codes, 1)
     # Each piece is as small as can be.
     monkeypatch.setattr(pieces, "SECONDS", 1e-6)
     monkeypatch.setattr("vfl_party.homomorphic.heu.FAST", 16)
-    adds = adder(scheme, BITS, public)
+    adds = make_adder(scheme, BITS, public)
     beats, stop = [0], Event()
 
     def beat() -> None:
@@ -338,16 +338,16 @@ def test_a_key_of_another_scheme_is_refused() -> None:
     pytest.importorskip("heu")
     _, public = make_keys("ou", BITS, with_heu=True)
     with raises(CipherError, names=("390", "384")):
-        adder("paillier", BITS, public)
+        make_adder("paillier", BITS, public)
     _, public = make_keys("paillier", BITS, with_heu=True)
     with raises(CipherError, names=("384", "390")):
-        adder("ou", BITS, public)
+        make_adder("ou", BITS, public)
 
 
 def test_a_key_that_heu_cannot_compute_with_is_one_sentence() -> None:
     pytest.importorskip("heu")
     keys, public = make_keys("ou", BITS, with_heu=True)
-    adds = adder("ou", BITS, public)
+    adds = make_adder("ou", BITS, public)
     held = adds.load(keys.encrypt(*numbers(3)))
     evaluator = Mock()
     for name in ("add", "mul", "batch_select_sum"):
@@ -365,7 +365,7 @@ def test_a_key_that_heu_cannot_compute_with_is_one_sentence() -> None:
 
 def test_a_key_process_that_fails_is_one_sentence(capfd: pytest.CaptureFixture[str]) -> None:
     with raises(InternalError, Code.INTERNAL):
-        worker.keys("paillier", -1)
+        worker.make_key_pair("paillier", -1)
     assert capfd.readouterr().err
 
 

@@ -51,7 +51,7 @@ from vfl_party.models import InputSpec
 from vfl_party.outbound import codecs
 from vfl_party.outbound.codecs.bits import BitsSettings
 from vfl_party.outbound.codecs.topk import TopKSettings
-from vfl_party.phases.course import kinds
+from vfl_party.phases.course import list_kinds
 
 FEW = ("unlabelled_batch_size", "own_batch_size")
 # A module in the folder, as people have it beside their recipe.
@@ -553,7 +553,7 @@ def test_every_setting_that_a_run_has_is_in_a_case() -> None:
     sections += [TopSettings, CustomTop, BitsSettings, TopKSettings]
     sections += [TaskSettings, FocalSettings, QuantileSettings, ThresholdRule]
     wanted = set().union(*map(possible, sections))
-    wanted |= {f"kind = {kind}" for kind in (*kinds(), *ENCODERS)}
+    wanted |= {f"kind = {kind}" for kind in (*list_kinds(), *ENCODERS)}
     wanted |= {f"codec = {name}" for name in codecs.REGISTRY.names() if name != "identity"}
     missing = (
         wanted - set().union(*(said(tables) for tables, _ in CASES.values())) - ELSEWHERE.keys()

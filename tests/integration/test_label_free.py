@@ -22,7 +22,7 @@ from vfl_common.config.base import parse
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
-from vfl_common.summary import Summary, label_statement
+from vfl_common.summary import Summary, describe_label_exposure
 from vfl_party.assembly.trial import try_party
 from vfl_party.data import Table
 from vfl_party.data.load import load_table
@@ -153,7 +153,7 @@ def sent(
         patch.setattr(Chain, "apply", applied)
         patch.setattr(LocalSession, "_say", said)
         # Otherwise the clock decides which rounds are reported.
-        patch.setattr(progress, "_TELL_S", 0.0)
+        patch.setattr(progress, "_REPORT_S", 0.0)
         found.summary = run_in_process(made, tables, folder, load=load)
     return found
 
@@ -273,7 +273,7 @@ def test_messages_follow_from_noisy_labels_alone(
     assert other.messages != first.messages
     assert first.summary is not None
     assert "randomised" in set().union(*of_active(first.summary).values())
-    assert "only after randomised response" in label_statement(first.summary.exchanges)
+    assert "only after randomised response" in describe_label_exposure(first.summary.exchanges)
 
 
 def test_a_recipe_that_spells_ids_in_another_way_draws_no_other_noise() -> None:

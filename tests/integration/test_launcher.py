@@ -19,7 +19,7 @@ from tests.harness.federation import launcher as shared
 from tests.harness.federation import toml
 from tests.harness.waiting import wait_until
 from vfl.certs.authority import create_authority, issue
-from vfl.launcher.forks import Forked, Launcher, launching
+from vfl.launcher.forks import Forked, Launcher, run_launcher
 
 WAIT_S = 30.0
 
@@ -189,5 +189,5 @@ def test_modules_of_the_user_s_own_are_found(tmp_path: Path) -> None:
 
 def test_nothing_forks_where_that_is_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VFL_NO_FORK", "1")
-    with launching(1) as launcher:
+    with run_launcher(1) as launcher:
         assert launcher is None

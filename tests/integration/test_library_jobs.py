@@ -17,7 +17,7 @@ import vfl
 from tests.harness.errors import assert_names, raises
 from tests.integration.test_library import BANK, RECIPE, SHOP
 from vfl.jobs import workers
-from vfl.jobs.runs import MAKES
+from vfl.jobs.runs import RUN_FUNCTION
 from vfl.jobs.workers import JobWorkers
 from vfl.library.orders import send
 from vfl.library.simulate import carry_out
@@ -93,7 +93,7 @@ def test_a_process_makes_one_run_after_the_other_and_says_what_failed(
         )
         return carry_out(recipe, DATA, partial(send, workers), baseline=None, out=None)
 
-    with JobWorkers(MAKES, 1, 1) as workers:
+    with JobWorkers(RUN_FUNCTION, 1, 1) as workers:
         with raises(vfl.VflError, Code.MODEL_INVALID, names="shop") as failed:
             run("Fails", workers)
         assert failed.value.code is vfl.Code.MODEL_INVALID
@@ -111,7 +111,7 @@ def test_a_process_makes_one_run_after_the_other_and_says_what_failed(
 
 
 def test_a_process_ends_when_nobody_waits_for_it_any_more() -> None:
-    command = [sys.executable, "-P", "-m", "vfl.jobs.workers", MAKES]
+    command = [sys.executable, "-P", "-m", "vfl.jobs.workers", RUN_FUNCTION]
     done = subprocess.run(
         command, input="[]\n", capture_output=True, text=True, timeout=120, check=False
     )

@@ -33,7 +33,7 @@ from tests.integration import (
 from tests.integration.test_exact import ROUNDING, largest_deviation
 from tests.integration.test_resume import DATA, Parameters, parameters
 from tests.integration.test_resume import recipe as with_all_state
-from vfl_common.process.logs import arithmetic_text
+from vfl_common.process.logs import format_arithmetic
 
 _OLDER = MACHINES[OLDER]
 pytestmark = pytest.mark.skipif(
@@ -252,7 +252,7 @@ def test_a_party_that_comes_back_on_another_machine_ends_the_run_to_rounding(
             for each, event in zip(told, shown, strict=True):
                 assert each["level"] == "warning"
                 assert each["checkpoint"] == event["checkpoint"]
-                assert each["message"] == arithmetic_text(each["checkpoint"], differs)
+                assert each["message"] == format_arithmetic(each["checkpoint"], differs)
 
 
 def test_a_federation_of_two_machines_agrees_with_one_process_to_rounding(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_party.assembly.party import Assembled
 from vfl_party.assembly.trial import try_parties, try_party
-from vfl_party.base.dtypes import real
+from vfl_party.base.dtypes import get_real_dtype
 from vfl_party.base.seeds import batches, derive_seed, split_rows, stratify_order
 from vfl_party.data import load_table
 from vfl_party.forecast.count import Outlook, forecast, outlook_of
@@ -242,7 +242,7 @@ def test_a_probe_scores_what_a_model_of_the_features_scores(
             bottom.load_state_dict(of_model(got[name], "encoder"))
             with torch.no_grad():
                 features.setdefault(split, []).append(
-                    tail.features(bottom(torch.from_numpy(table.pixels(of)).to(real())))
+                    tail.features(bottom(torch.from_numpy(table.pixels(of)).to(get_real_dtype())))
                 )
             truth.setdefault(split, []).append(labels[[int(table.ids[row]) for row in of]])
     x, y = torch.cat(features["local"]), torch.cat(truth["local"])

@@ -17,7 +17,7 @@ from tests.unit.vfl.test_new import BANK, SHOP, run, table, tables
 from vfl.library.predicting import predict_rows
 from vfl.new.rules import Task
 from vfl.new.trees import DEEPER, MAX_CATEGORIES, make_tree_training
-from vfl.simulation.own_files import of_party_files
+from vfl.simulation.own_files import combine_party_files
 from vfl_common.config.recipe import load_recipe
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
 from vfl_party.phases.course import Course
@@ -132,7 +132,7 @@ def test_from_two_tables_to_predictions(tmp_path: Path) -> None:
     """Cells that are missing in training or in new rows are no hindrance at either party."""
     run(*TREES)
     run(*SHOP)
-    found, base = of_party_files([Path("bank.toml"), Path("shop.toml")])
+    found, base = combine_party_files([Path("bank.toml"), Path("shop.toml")])
     (phase,) = found["phases"]
     made: dict[str, Any] = found | {"phases": [phase | {"encryption": "none", "trees": 8}]}
     trained = vfl.simulate(vfl.Recipe.from_dict(made, base), out=tmp_path / "runs", quiet=True)

@@ -13,9 +13,9 @@ import vfl
 from tests.harness.errors import raises
 from tests.unit.vfl.test_new import BANK, SHOP, run, table
 from vfl.cli import cli
-from vfl.simulation.own_files import of_party_files
+from vfl.simulation.own_files import combine_party_files
 from vfl.simulation.run import simulate
-from vfl_common.config.division import divide, settings_of
+from vfl_common.config.division import divide, get_simulate_settings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 
@@ -42,7 +42,7 @@ def change(path: str, old: str, new: str) -> None:
 def test_what_the_files_say_is_used(tmp_path: Path) -> None:
     with Path("shop/shop.toml").open("a") as file:
         file.write('threads = 3\nencoder = { kind = "mlp", hidden = [7] }\n')
-    tables, base = of_party_files([Path("bank.toml"), Path("shop/shop.toml")])
+    tables, base = combine_party_files([Path("bank.toml"), Path("shop/shop.toml")])
     assert base == tmp_path
     recipe = Recipe.model_validate(tables)
     data = divide(recipe, base)
@@ -50,7 +50,7 @@ def test_what_the_files_say_is_used(tmp_path: Path) -> None:
         "bank": (tmp_path / "bank.csv", ("customer",), "default"),
         "shop": (tmp_path / "shop" / "shop.csv", ("client_no",), None),
     }
-    assert settings_of(recipe).threads == 3
+    assert get_simulate_settings(recipe).threads == 3
     shop, bank = recipe.party("shop"), recipe.party("bank")
     assert shop is not None
     assert bank is not None
@@ -62,12 +62,12 @@ def test_what_the_files_say_is_used(tmp_path: Path) -> None:
 def test_every_party_has_one_file_and_all_the_same_recipe() -> None:
     bank, shop = Path("bank.toml"), Path("shop/shop.toml")
     with raises(InputError, Code.CONFIG_INVALID, names=("bank.toml", "shop")):
-        of_party_files([bank])
+        combine_party_files([bank])
     Path("again.toml").write_text(bank.read_text())
     with raises(InputError, Code.NOT_IN_RECIPE, names=("again.toml", "bank")):
-        of_party_files([bank, shop, Path("again.toml")])
+        combine_party_files([bank, shop, Path("again.toml")])
     with raises(InputError, Code.CONFIG_INVALID, names="recipe.toml"):
-        of_party_files([bank, Path("recipe.toml")])
+        combine_party_files([bank, Path("recipe.toml")])
     with raises(InputError, Code.CONFIG_INVALID, names=("--baseline", "bank.toml")):
         simulate(bank, Path("runs"))
     Path("other.toml").write_text(
@@ -75,11 +75,11 @@ def test_every_party_has_one_file_and_all_the_same_recipe() -> None:
     )
     change("shop/shop.toml", "../recipe.toml", "../other.toml")
     with raises(InputError, Code.CONFIG_INVALID, names=("shop.toml", "bank.toml")):
-        of_party_files([bank, shop])
+        combine_party_files([bank, shop])
     change("shop/shop.toml", "../other.toml", "../recipe.toml")
     change("shop/shop.toml", 'name = "shop"', 'name = "hop"')
     with raises(InputError, Code.NOT_IN_RECIPE, names=("shop.toml", "recipe.toml")):
-        of_party_files([bank, shop])
+        combine_party_files([bank, shop])
     assert not Path("runs").exists()
 
 

@@ -44,7 +44,7 @@ from vfl_common.config.base import parse
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.summary import load_summary
-from vfl_party.base.statistics import FIRST
+from vfl_party.base.statistics import MAIN_METRICS
 from vfl_party.forecast.count import forecast, outlook_of
 from vfl_party.forecast.result import compare_with_ledger
 
@@ -82,13 +82,13 @@ def test_a_page_has_the_numbers_that_the_run_has_reported(
         name: each.value for name, each in estimate_metrics(facts.predictions["test"], 20).items()
     }
     shared = found.keys() & reported.keys()
-    assert FIRST[facts.predictions["test"].kind] in shared
+    assert MAIN_METRICS[facts.predictions["test"].kind] in shared
     # Parties measure in float32.
     assert {n: found[n] for n in shared} == pytest.approx(
         {n: reported[n] for n in shared}, abs=1e-5, rel=1e-5
     )
-    html = commands.page_of_run(find(run)).read_text()
-    assert f"{found[FIRST[facts.predictions['test'].kind]]:.4g}"[:5] in html
+    html = commands.write_run_page(find(run)).read_text()
+    assert f"{found[MAIN_METRICS[facts.predictions['test'].kind]]:.4g}"[:5] in html
 
 
 def told_recipe(tables: Path) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def test_passive_parties_are_told_the_metrics_that_the_recipe_names(
             for each in summary.exchanges
         )
     assert told(tmp_path / "here") == told(tmp_path / "apart")
-    html = commands.page_of_party(tmp_path / "here" / "p1").read_text()
+    html = commands.write_party_page(tmp_path / "here" / "p1").read_text()
     assert "Metrics of the model on the test rows, from p0" in html
 
 
@@ -213,25 +213,25 @@ def check(page: Path, seen: Browser, *, findings: bool = True) -> None:
 @pytest.mark.parametrize("kind", pages.KINDS)
 def test_a_page_can_be_read_in_a_browser(kind: Any, seen: Browser, tmp_path: Path) -> None:
     run = pages.finished_run(tmp_path / "20260101-120000-churn-1f2e", kind)
-    check(commands.page_of_run(find(run)), seen)
+    check(commands.write_run_page(find(run)), seen)
 
 
 def test_a_page_of_hostile_words_can_be_read_in_a_browser(seen: Browser, tmp_path: Path) -> None:
     run = pages.finished_run(tmp_path / "20260101-120000-churn-1f2e", hostile=True)
-    check(commands.page_of_run(find(run)), seen)
+    check(commands.write_run_page(find(run)), seen)
 
 
 def test_other_pages_can_be_read_in_a_browser(seen: Browser, tmp_path: Path) -> None:
     run = pages.finished_run(tmp_path / "20260101-120000-churn-0001")
     other = pages.finished_run(tmp_path / "20260101-120001-churn-0002", seed=1)
     (run / "shop" / "ledger.json").write_text(json.dumps({"entries": [], "tcp": []}))
-    check(commands.page_of_party(run / "shop"), seen)
-    check(commands.page_of_runs([find(run), find(other)]), seen)
+    check(commands.write_party_page(run / "shop"), seen)
+    check(commands.write_comparison_page([find(run), find(other)]), seen)
 
 
 def test_a_browser_sees_what_is_wrong_with_a_page(seen: Browser, tmp_path: Path) -> None:
     """So that the tests above can fail."""
-    html = commands.page_of_run(find(pages.finished_run(tmp_path / "run"))).read_text()
+    html = commands.write_run_page(find(pages.finished_run(tmp_path / "run"))).read_text()
     wide = (
         '<div style="width:3000px">wide</div><img src="data:image/gif;base64,R0lGODlhAQABAAAAACw=">'
     )

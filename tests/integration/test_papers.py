@@ -45,7 +45,7 @@ from benchmarks.papers.result import judged, load, markdown, result_of
 from benchmarks.papers.rules import Cells, Claim, along, below, best, better, close, ratio, within
 from benchmarks.papers.run import Filled, Runner
 from vfl_common.errors import Code, InputError
-from vfl_party.base.arithmetic import arithmetic
+from vfl_party.base.arithmetic import describe_arithmetic
 
 NAMES = shelf.names()
 
@@ -180,7 +180,7 @@ def test_a_table_runs_and_resumes(bars: Path, tmp_path: Path) -> None:
     kept = load("tests.tiny", "small", tmp_path)
     assert kept is not None
     assert kept.values.keys() == result.values.keys()
-    assert kept.machine == result.machine == str(arithmetic(torch.device("cpu")))
+    assert kept.machine == result.machine == str(describe_arithmetic(torch.device("cpu")))
     text = markdown(TINY, kept)
     assert "| VFL | 90.000 → **" in text
     assert "more labels help (bars: " in text

@@ -11,7 +11,7 @@ import pytest
 
 from tests.harness.errors import assert_names
 from vfl_common.errors import Code, PeerError
-from vfl_common.process.program import exit_status, explain_resuming
+from vfl_common.process.program import explain_resuming, run_for_status
 from vfl_common.process.signals import Stopped
 
 EVIL = "p1 sent\x1b[2J\r\nerror: forged"
@@ -74,7 +74,7 @@ def test_an_error_is_one_line_whatever_a_peer_wrote_into_it(
     def fail() -> None:
         raise error
 
-    assert exit_status(fail) == (1 if isinstance(error, ValueError) else 2)
+    assert run_for_status(fail) == (1 if isinstance(error, ValueError) else 2)
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.isprintable()
     assert last.startswith("error: ")
@@ -85,7 +85,7 @@ def test_too_little_memory_is_one_sentence(capsys: pytest.CaptureFixture[str]) -
     def fail() -> None:
         raise MemoryError
 
-    assert exit_status(fail) == 2
+    assert run_for_status(fail) == 2
     (said,) = capsys.readouterr().err.splitlines()
     assert_names(said, "columns")
 
@@ -105,7 +105,7 @@ def test_who_stops_a_program_reads_how_the_run_goes_on(
         with explain_resuming(fresh=fresh):
             raise stop
 
-    assert exit_status(run) == 130
+    assert run_for_status(run) == 130
     assert capsys.readouterr().err == f"{said}\n"
 
 

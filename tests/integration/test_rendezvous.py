@@ -21,7 +21,7 @@ from tests.harness import cases, ports
 from tests.harness.errors import error_line
 from tests.harness.federation import BIN, Federation
 from tests.harness.waiting import wait_until
-from vfl_party.ranks.rendezvous import rendezvous
+from vfl_party.ranks.rendezvous import read_backend
 
 RUN = ("--no-python", "--", "vfl-party", "run", "bank.toml")
 
@@ -42,7 +42,7 @@ RUN = ("--no-python", "--", "vfl-party", "run", "bank.toml")
 )
 @pytest.mark.parametrize("program", [("/bin/torchrun",), ("python", "-m", "torch.distributed.run")])
 def test_options_tell_the_rendezvous(program: tuple[str, ...], options: str, want: str) -> None:
-    assert rendezvous([*program, *options.split(), *RUN]) == want
+    assert read_backend([*program, *options.split(), *RUN]) == want
 
 
 @pytest.mark.parametrize(
@@ -58,9 +58,9 @@ def test_variables_tell_the_rendezvous(
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert rendezvous(["torchrun", *RUN]) == want
+    assert read_backend(["torchrun", *RUN]) == want
     # Of another launcher they are all that is known.
-    assert rendezvous(["python", "launcher.py"]) == want
+    assert read_backend(["python", "launcher.py"]) == want
 
 
 def test_a_party_does_not_start_where_others_could_run_code(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from tests.harness.errors import assert_names, raises
 from tests.integration.test_library import BANK, RECIPE, SHOP, TABLES
 from tests.unit.vfl.test_report import summary_of
 from vfl.cli import cli
-from vfl.report.runs import find_runs, newest
+from vfl.report.runs import find_newest_run, find_runs
 from vfl.simulation.origin import FILE, Origin
 from vfl_common.errors import Code, InputError
 
@@ -195,7 +195,7 @@ def test_a_folder_without_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_newest_finished_run_is_taken_and_named(runs: Path) -> None:
-    assert newest(runs).folder == runs / "second"
+    assert find_newest_run(runs).folder == runs / "second"
     done = invoke("report")
     assert_names(done.stderr, "runs/second")
     assert "bytes.png" in done.stdout
@@ -260,14 +260,14 @@ def test_a_run_predicts_its_own_rows_again(here: Path, tmp_path: Path) -> None:
     assert_names("\n".join(done.stderr.splitlines()[1:]), "score_1", "120")
     found = pd.read_csv(tmp_path / "again.csv").set_index("id")["score_1"]
     assert len(found) == len(BANK)
-    run = vfl.Run.load(newest(here / "runs").folder)
+    run = vfl.Run.load(find_newest_run(here / "runs").folder)
     kept = pd.DataFrame(run.predictions).set_index("id")["score_1"]
     assert found[kept.index].tolist() == pytest.approx(kept.tolist(), abs=1e-6)
     assert run.predict()["id"] == list(found.index)
 
 
 def test_new_rows_of_files(here: Path, tmp_path: Path) -> None:
-    run, output = newest(here / "runs").folder, tmp_path / "new.parquet"
+    run, output = find_newest_run(here / "runs").folder, tmp_path / "new.parquet"
     options = ("--data", "bank=new-bank.csv", "--data", "shop=new-shop.parquet", "--output", output)
     assert invoke("predict", run, *options).exception is None
     found = pd.read_parquet(output)
@@ -357,12 +357,12 @@ def test_a_query_gives_the_rows_of_a_database(
     ],
 )
 def test_a_prediction_that_cannot_be_made(options: list[str], here: Path) -> None:
-    sentence(invoke("predict", newest(here / "runs").folder, *options))
+    sentence(invoke("predict", find_newest_run(here / "runs").folder, *options))
     assert not (here / "predictions.csv").exists()
 
 
 def test_a_run_of_which_only_one_party_is_here(here: Path, tmp_path: Path) -> None:
-    run = newest(here / "runs").folder
+    run = find_newest_run(here / "runs").folder
     alone = tmp_path / run.name
     shutil.copytree(run, alone, ignore=shutil.ignore_patterns("shop", FILE))
     sentence(invoke("predict", alone))
@@ -371,7 +371,7 @@ def test_a_run_of_which_only_one_party_is_here(here: Path, tmp_path: Path) -> No
 
 
 def test_parties_of_two_runs_do_not_predict_together(here: Path, tmp_path: Path) -> None:
-    mixed = Path(shutil.copytree(newest(here / "runs").folder, tmp_path / "mixed"))
+    mixed = Path(shutil.copytree(find_newest_run(here / "runs").folder, tmp_path / "mixed"))
     facts = json.loads((mixed / "shop" / "run.json").read_text())
     (mixed / "shop" / "run.json").write_text(json.dumps(facts | {"run_id": "another"}))
     with raises(InputError, Code.CHECKPOINT_INVALID, names=("bank", "shop")):

@@ -278,16 +278,16 @@ def test_a_run_has_one_secret_and_each_run_its_own(
 ) -> None:
     caplog.set_level(logging.INFO)
     one, other = (folder(tmp_path / name, checkpoints=0) for name in ("one", "other"))
-    first = generation.own_secret(one, "secret", b"1" * 32)
-    assert first == generation.own_secret(one, "secret", b"2" * 32) == secret_seed(b"1" * 32)
-    assert first == generation.own_secret(one, "recipe", b"2" * 32)
-    assert generation.own_secret(other, "secret", b"2" * 32) not in (None, first)
+    first = generation.load_own_secret(one, "secret", b"1" * 32)
+    assert first == generation.load_own_secret(one, "secret", b"2" * 32) == secret_seed(b"1" * 32)
+    assert first == generation.load_own_secret(one, "recipe", b"2" * 32)
+    assert generation.load_own_secret(other, "secret", b"2" * 32) not in (None, first)
     assert not any(
         str(first) in record.getMessage() or "1" * 32 in record.getMessage()
         for record in caplog.records
     )
     assert (
-        generation.own_secret(folder(tmp_path / "plain", checkpoints=0), "recipe", b"1" * 32)
+        generation.load_own_secret(folder(tmp_path / "plain", checkpoints=0), "recipe", b"1" * 32)
         is None
     )
     assert not (tmp_path / "plain" / generation.INIT_SECRET).exists()
@@ -295,23 +295,23 @@ def test_a_run_has_one_secret_and_each_run_its_own(
 
 def test_a_run_of_an_earlier_release_goes_on_with_the_recipe_s_seed(tmp_path: Path) -> None:
     assert (
-        generation.own_secret(folder(tmp_path / "begun", checkpoints=1), "secret", b"1" * 32)
+        generation.load_own_secret(folder(tmp_path / "begun", checkpoints=1), "secret", b"1" * 32)
         is None
     )
     assert (
-        generation.own_secret(folder(tmp_path / "not", checkpoints=0), "secret", b"1" * 32)
+        generation.load_own_secret(folder(tmp_path / "not", checkpoints=0), "secret", b"1" * 32)
         is not None
     )
 
 
 def test_a_lost_secret_is_not_replaced(tmp_path: Path) -> None:
     run = folder(tmp_path / "run", checkpoints=0)
-    generation.own_secret(run, "secret", b"1" * 32)
+    generation.load_own_secret(run, "secret", b"1" * 32)
     assert run.checkpoints is not None
     run.checkpoints.save("000001.splitnn.1", {})
     (run.path / generation.INIT_SECRET).unlink()
     with raises(InputError, Code.FILE_INVALID, names="--fresh"):
-        generation.own_secret(run, "secret", b"2" * 32)
+        generation.load_own_secret(run, "secret", b"2" * 32)
     (run.path / generation.INIT_SECRET).write_bytes(b"short")
     with raises(InputError, Code.FILE_INVALID, names="32"):
-        generation.own_secret(run, "secret", b"2" * 32)
+        generation.load_own_secret(run, "secret", b"2" * 32)

@@ -19,7 +19,7 @@ from tests.harness.errors import assert_names, raises
 from tests.harness.federation import toml
 from vfl.forecasting.show import count_forecast
 from vfl.report.notes import describe_encryption
-from vfl.report.table import show
+from vfl.report.table import print_tables
 from vfl.simulation.inprocess import run_in_process
 from vfl.simulation.run import simulate
 from vfl_common.config.data import DataSettings
@@ -184,8 +184,8 @@ def test_early_stopping_needs_validation_rows(tmp_path: Path) -> None:
                 "phases": [{"kind": "secureboost"}],
                 "start": {"run": "earlier", "phases": [{"kind": "splitnn"}]},
             },
-            "start: a phase of kind 'secureboost' trains its own model, and can take "
-            "nothing from an earlier run. Remove start (in a study: pretrain).",
+            "start: a phase of kind 'secureboost' trains its own model, and cannot "
+            "start from an earlier run. Remove start (in a study: pretrain).",
         ),
     ],
 )
@@ -221,7 +221,7 @@ def test_what_can_never_run_is_refused_before_anything_starts(
         if not each.fine and each.about != "certificate"
     ]
     if not with_model and "start" not in wrong:
-        text = "model: missing. Add it."
+        text = "model: the table is missing. Add it."
     assert said == [f"{path}: {text}"] * 3
     assert not (tmp_path / "runs").exists()
 
@@ -258,7 +258,7 @@ def test_summary_and_report_say_which_scheme_and_how_many_bits(tmp_path: Path) -
     # Not the sizes, nor what was chosen.
     assert encrypted == [("gradients", "p0"), ("sums", "passive parties")]
     console = Console(file=io.StringIO(), width=200)
-    show(summary, console=console)
+    print_tables(summary, console=console)
     assert f"Gradients of secureboost left {words}." in console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -680,7 +680,7 @@ def test_sums_of_categories_that_leave_rows_out_are_refused(
                 each[-1] = 0
             return found
 
-    monkeypatch.setattr(passive, "summing", lambda _shards, *given: Without(*given))
+    monkeypatch.setattr(passive, "make_summing", lambda _shards, *given: Without(*given))
     with raises(PeerError, Code.MALFORMED_MESSAGE, names="p1"):
         run(tmp_path, recipe(), "word")
 

@@ -25,16 +25,16 @@ from tests.integration.test_psi_pool import runs
 from tests.integration.test_resume import held, kill
 from tests.integration.test_secureboost import forest, made_table, recipe
 from vfl_common.errors import Code, InputError
-from vfl_party.homomorphic import CipherError, adder, make_keys
+from vfl_party.homomorphic import CipherError, make_adder, make_keys
 from vfl_party.homomorphic.board import Board
 from vfl_party.homomorphic.none import PlainAdder
 from vfl_party.homomorphic.paillier import PaillierAdder
 from vfl_party.homomorphic.shards import (
     Shards,
     SummingInShards,
+    make_summing,
     share_adder,
     share_keys,
-    summing,
 )
 from vfl_party.homomorphic.sums import BELOW, BELOW_AND_LAST, SINGLE, SummingHere, SumPlan
 
@@ -90,7 +90,7 @@ def test_sums_are_those_of_one_process_bit_for_bit(
     monkeypatch.setattr(PlainAdder, "pays_from", 0)
     g, h, codes = gradients()
     keys, public = make_keys(encryption, BITS, with_heu=False)
-    alone = adder(encryption, BITS, public)
+    alone = make_adder(encryption, BITS, public)
     members = [np.arange(0, ROWS, 2), np.array([7]), np.arange(1, 200, 2)]
     own, others = Shards(workers), Shards(workers)
     try:
@@ -102,8 +102,8 @@ def test_sums_are_those_of_one_process_bit_for_bit(
                 g.tolist(),
                 h.tolist(),
             ]
-            here = summing(Shards(1), alone, wire, codes, plan())
-            there = summing(others, many, wire, codes, plan())
+            here = make_summing(Shards(1), alone, wire, codes, plan())
+            there = make_summing(others, many, wire, codes, plan())
             assert (type(here), type(there)) == (SummingHere, SummingInShards)
             found = here.sums(members)
             for _ in range(2):
@@ -130,7 +130,7 @@ def test_sums_are_those_of_one_process_bit_for_bit(
 @pytest.mark.parametrize("count", [1, 14, 15, 16, 31, 100, 307])
 def test_any_number_of_sums_is_packed_as_by_one_process(count: int, shards: Shards) -> None:
     keys, public = make_keys("paillier", BITS, with_heu=False)
-    many = share_adder(adder("paillier", BITS, public), shards)
+    many = share_adder(make_adder("paillier", BITS, public), shards)
     g, h = np.arange(count) - 5, np.arange(count)
     held_ = many.load(keys.encrypt(g, h))
     found = keys.decrypt(many.wire(held_), count)
@@ -141,32 +141,32 @@ def test_small_tables_and_one_core_start_no_process(shards: Shards) -> None:
     g, h, codes = gradients()
     plain = PlainAdder()
     wire = plain.raw(np.stack([g, h], axis=1))
-    assert isinstance(summing(shards, plain, wire, codes, plan()), SummingHere)
+    assert isinstance(make_summing(shards, plain, wire, codes, plan()), SummingHere)
     before = children(os.getpid())
     keys, public = make_keys("paillier", BITS, with_heu=False)
     one = Shards(1)
     assert share_keys(keys, one) is keys
-    assert type(share_adder(adder("paillier", BITS, public), one)) is PaillierAdder
+    assert type(share_adder(make_adder("paillier", BITS, public), one)) is PaillierAdder
     assert children(os.getpid()) == before
 
 
 @pytest.mark.parametrize("fill", [0, 255])
 def test_a_ciphertext_out_of_range_is_refused(fill: int, shards: Shards) -> None:
     keys, public = make_keys("paillier", BITS, with_heu=False)
-    many = share_adder(adder("paillier", BITS, public), shards)
+    many = share_adder(make_adder("paillier", BITS, public), shards)
     wire = keys.encrypt(*gradients()[:2])
     wire[1] = fill
     with raises(CipherError):
-        summing(shards, many, wire, gradients()[2], plan())
+        make_summing(shards, many, wire, gradients()[2], plan())
     with raises(CipherError):
         share_keys(keys, shards).decrypt(wire[:2], 2)
 
 
 def test_a_worker_that_is_killed_within_a_tree_is_replaced(shards: Shards) -> None:
     keys, public = make_keys("paillier", BITS, with_heu=False)
-    many, before = share_adder(adder("paillier", BITS, public), shards), children(os.getpid())
+    many, before = share_adder(make_adder("paillier", BITS, public), shards), children(os.getpid())
     g, h, codes = gradients()
-    of, rows = summing(shards, many, keys.encrypt(g, h), codes, plan()), np.arange(ROWS)
+    of, rows = make_summing(shards, many, keys.encrypt(g, h), codes, plan()), np.arange(ROWS)
     (want,) = of.sums([rows])
     killed = [each for each in children(os.getpid()) if each not in before]
     for each in killed:

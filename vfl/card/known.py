@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vfl.report.reading import find, history, of_run
+from vfl.report.reading import find, find_run_folder, read_history
 from vfl.report.rounds import PartyFolder
 from vfl.report.runs import find_runs
 from vfl.simulation.baselines import BASELINES
@@ -52,7 +52,7 @@ def read_run(path: Path, party: str | None) -> CardFacts:
 
     Raises InputError if the folder has no run that was trained to its end.
     """
-    folder = of_run(path)
+    folder = find_run_folder(path)
     names = sorted(file.parent.name for file in folder.glob("*/run.json"))
     if not names:
         raise InputError(
@@ -107,7 +107,7 @@ def _read_last_metrics(folder: Path) -> dict[str, Mapping[str, Mapping[str, floa
     """Returns {phase: the metrics of its last round}, for the phases in which the party has
     metrics.
     """
-    return {line.phase: line.metrics for line in history(folder) if line.metrics}
+    return {line.phase: line.metrics for line in read_history(folder) if line.metrics}
 
 
 def _find_baselines(folder: Path, summary: Summary) -> dict[str, Summary]:

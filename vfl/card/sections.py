@@ -11,8 +11,8 @@ from typing import Any
 
 from vfl.card.known import CardFacts
 from vfl.card.marks import make_place
-from vfl.report.notes import about_exchanges, protection_notes
-from vfl.report.table import size
+from vfl.report.notes import describe_exchanges, yield_protection_notes
+from vfl.report.table import format_size
 from vfl_common.summary import Worth
 from vfl_common.text import LINE, clean, shorten, to_json
 
@@ -201,7 +201,7 @@ def _yield_privacy(known: CardFacts) -> Iterator[str]:
     summary = known.summary
     if summary is None:
         rows = [
-            (format_code(peer), format_code(phase), format_code(kind), size(count))
+            (format_code(peer), format_code(phase), format_code(kind), format_size(count))
             for (peer, phase, kind), count in sorted(known.sent.items())
         ]
         yield f"Sent by {format_code(known.party)}, by its own count:"
@@ -219,7 +219,7 @@ def _yield_privacy(known: CardFacts) -> Iterator[str]:
         or "Nothing left a party."
     )
     total = summary.bytes.total
-    yield f"Total: {size(total.message_bytes)} in {total.messages:,} messages."
+    yield f"Total: {format_size(total.message_bytes)} in {total.messages:,} messages."
     if summary.privacy is not None:
         promised = summary.privacy
         yield (
@@ -228,7 +228,7 @@ def _yield_privacy(known: CardFacts) -> Iterator[str]:
         )
     else:
         yield "No phase trained with differential privacy."
-    yield from map(escape_prose, (*protection_notes(summary), *about_exchanges(summary)))
+    yield from map(escape_prose, (*yield_protection_notes(summary), *describe_exchanges(summary)))
 
 
 def _format_chain(phase: Any) -> str:

@@ -193,7 +193,7 @@ def sign_request(
             "the request.",
         )
     key = request.public_key()
-    if problem := pem.key_problem(key):
+    if problem := pem.find_key_problem(key):
         raise InputError(
             Code.CERTIFICATE_INVALID,
             f"{csr}: its key {problem}. Make a new request with `vfl certs request`.",
@@ -224,7 +224,7 @@ def revoke(folder: Path, who: str) -> tuple[Path, bool]:
         )
     certificate = pem.parse_certificates(pem.read(path), path)[0]
     authority = pem.parse_certificates(pem.read(ca_path), ca_path)
-    if pem.issuer_of(certificate, authority) is None or certificate in authority:
+    if pem.find_issuer(certificate, authority) is None or certificate in authority:
         raise InputError(
             Code.CERTIFICATE_INVALID,
             f"{path}: is not a party's certificate from the CA in {ca_path}. Name a certificate "

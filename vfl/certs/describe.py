@@ -75,7 +75,7 @@ def _describe_identity(
     return [
         ("name", ", ".join(pem.names(document)) or _get_common_name(document.subject)),
         ("key", _describe_key(document)),
-        ("pin", pem.pin_of(document)),
+        ("pin", pem.compute_pin(document)),
         (
             "fingerprint",
             f"SHA-256 {fingerprint(document)}{_WHICH[isinstance(document, x509.Certificate)]}",
@@ -99,7 +99,7 @@ def _describe_key(document: x509.Certificate | x509.CertificateSigningRequest) -
 
 def _describe_validity(certificate: x509.Certificate, now: datetime) -> str:
     start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    state = pem.validity_problem(certificate, now) or f"{(end - now).days} days left"
+    state = pem.find_validity_problem(certificate, now) or f"{(end - now).days} days left"
     return f"{pem.utc(start)} to {pem.utc(end)} ({state})"
 
 

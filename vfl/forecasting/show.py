@@ -19,11 +19,11 @@ from vfl.forecasting.measure import measure_computation as measure_steps
 from vfl.forecasting.network import AROUND_BYTES_SHARE, AROUND_MESSAGE_BYTES, Network
 from vfl.forecasting.suggest import make_suggestions
 from vfl.forecasting.words import format_duration, format_number, format_rate
-from vfl.report.table import WORDS, new_table, size, wide_console
-from vfl.simulation.own_files import of_party_files
+from vfl.report.table import GLOSSARY, format_size, new_table, wide_console
+from vfl.simulation.own_files import combine_party_files
 from vfl_common.config.base import parse
-from vfl_common.config.recipe import Recipe, naming
-from vfl_common.summary import ByteCount, LinkBytes, label_statement
+from vfl_common.config.recipe import Recipe, name_file_in_errors
+from vfl_common.summary import ByteCount, LinkBytes, describe_label_exposure
 from vfl_party.forecast.result import CountedForecast, PhaseForecast
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def show_forecast(
 
     outlook = read_outlook(plan[0]) if len(plan) == 1 else _read_party_files(plan)
     ended_rounds = read_rounds(rounds)
-    with naming(outlook.file):
+    with name_file_in_errors(outlook.file):
         party, row_count = lone_party(outlook, rows)
         forecast = forecast_of(party, row_count, ended_rounds)
         if measure:
@@ -76,7 +76,7 @@ def _read_party_files(paths: Sequence[Path]) -> Outlook:
     """Reads the files of all parties as one recipe for a forecast. Raises InputError."""
     from vfl_party.forecast.count import outlook_of
 
-    tables, base = of_party_files(paths)
+    tables, base = combine_party_files(paths)
     # The recipe's folder may contain the module of a custom encoder.
     sys.path.append(str(base))
     return replace(outlook_of(parse(Recipe, tables, "recipe"), base), file=paths[0])
@@ -98,7 +98,7 @@ def count_forecast(
     from vfl_party.forecast.count import forecast, read_outlook, read_rounds
 
     outlook = read_outlook(plan)
-    with naming(outlook.file):
+    with name_file_in_errors(outlook.file):
         return forecast(outlook, rows, read_rounds(rounds))
 
 
@@ -182,9 +182,9 @@ def make_notes(forecast: CountedForecast, network: Network) -> list[str]:
         )
     lines += _make_time_notes(forecast, network)
     if not any(phase.unknown for phase in forecast.phases):
-        lines += filter(None, [label_statement(forecast.exchanges)])
+        lines += filter(None, [describe_label_exposure(forecast.exchanges)])
     lines.append("Not counted: the sessions with the server (control), which grow with time.")
-    lines.append(WORDS)
+    lines.append(GLOSSARY)
     return lines
 
 
@@ -248,8 +248,8 @@ def _make_party_table(forecast: CountedForecast) -> Table:
                     _format_cell(phase, sum_links(link for link in own if link.phase == phase.name))
                     for phase in forecast.phases
                 ),
-                size(whole.message_bytes),
-                size(whole.payload_bytes),
+                format_size(whole.message_bytes),
+                format_size(whole.payload_bytes),
             )
     return table
 
@@ -278,10 +278,10 @@ def _make_encoder_table(forecast: CountedForecast) -> Table:
             load.party,
             f"{load.rows:,}",
             f"{load.weights:,}",
-            size(load.weight_bytes),
+            format_size(load.weight_bytes),
             format_number(load.flops_a_row),
             format_number(load.flops_a_row * load.rows),
-            size(load.kept_bytes_a_row),
+            format_size(load.kept_bytes_a_row),
         )
     return table
 
@@ -289,7 +289,7 @@ def _make_encoder_table(forecast: CountedForecast) -> Table:
 def _format_cell(phase: PhaseForecast, count: ByteCount) -> str:
     if phase.unknown:
         return "?"
-    return size(count.message_bytes) if count.message_bytes else "–"
+    return format_size(count.message_bytes) if count.message_bytes else "–"
 
 
 def _make_phase_table(forecast: CountedForecast, network: Network) -> Table:
@@ -297,9 +297,11 @@ def _make_phase_table(forecast: CountedForecast, network: Network) -> Table:
     time_s = sum(compute_seconds(network, phase) for phase in forecast.phases)
     table = new_table("By phase, every message counted once", show_footer=True)
     table.add_column("phase", "all")
-    table.add_column("payload", size(whole.payload_bytes), justify="right")
-    table.add_column("envelope", size(whole.message_bytes - whole.payload_bytes), justify="right")
-    table.add_column("message bytes", size(whole.message_bytes), justify="right")
+    table.add_column("payload", format_size(whole.payload_bytes), justify="right")
+    table.add_column(
+        "envelope", format_size(whole.message_bytes - whole.payload_bytes), justify="right"
+    )
+    table.add_column("message bytes", format_size(whole.message_bytes), justify="right")
     table.add_column("messages", f"{whole.messages:,}", justify="right")
     table.add_column("round trips", f"{trips:,}", justify="right")
     table.add_column("time", format_duration(time_s), justify="right")
@@ -310,9 +312,9 @@ def _make_phase_table(forecast: CountedForecast, network: Network) -> Table:
         count = sum_links(link for link in forecast.links if link.phase == phase.name)
         table.add_row(
             phase.name,
-            size(count.payload_bytes),
-            size(count.message_bytes - count.payload_bytes),
-            size(count.message_bytes),
+            format_size(count.payload_bytes),
+            format_size(count.message_bytes - count.payload_bytes),
+            format_size(count.message_bytes),
             f"{count.messages:,}",
             f"{phase.round_trips:,}",
             format_duration(compute_seconds(network, phase)),

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from vfl.forecasting.network import Network
 from vfl.forecasting.words import format_duration, format_rate
-from vfl.report.table import new_table, size
+from vfl.report.table import format_size, new_table
 from vfl_common.bundle import DType
 from vfl_common.config.base import parse
 from vfl_common.config.recipe import Recipe
@@ -125,13 +125,15 @@ class Suggestions:
             table.add_column(heading, justify="right")
         table.add_column("cost in exactness", overflow="fold")
         seconds, message_bytes = self.own
-        table.add_row("as it", "is", format_duration(seconds), size(message_bytes), "nothing")
+        table.add_row(
+            "as it", "is", format_duration(seconds), format_size(message_bytes), "nothing"
+        )
         for setting in self.tried:
             table.add_row(
                 str(setting.bits),
                 str(setting.in_flight),
                 format_duration(setting.seconds),
-                size(setting.message_bytes),
+                format_size(setting.message_bytes),
                 setting.cost or "nothing",
                 style="bold" if setting == self.best else "",
             )

@@ -27,7 +27,7 @@ class WorkerPool(Protocol):
 class _WorkerPoolContext(WorkerPool, AbstractContextManager["_WorkerPoolContext"], Protocol): ...
 
 
-def pool(does: str, jobs: int, threads: int, backend: str | None = None) -> _WorkerPoolContext:
+def open_pool(does: str, jobs: int, threads: int, backend: str | None = None) -> _WorkerPoolContext:
     """Returns a pool of processes, as a context manager.
 
     Args:
@@ -48,7 +48,7 @@ def pool(does: str, jobs: int, threads: int, backend: str | None = None) -> _Wor
 
 
 @contextlib.contextmanager
-def waiting(workers: WorkerPool, jobs: int) -> Iterator[ThreadPoolExecutor]:
+def open_waiting_threads(workers: WorkerPool, jobs: int) -> Iterator[ThreadPoolExecutor]:
     """Yields an executor with ``jobs`` threads, which wait for orders. If the block raises an
     exception such as KeyboardInterrupt, unfinished orders are ended.
     """

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from vfl.jobs.answers import Order
-from vfl.jobs.pool import WorkerPool, pool
+from vfl.jobs.pool import WorkerPool, open_pool
 from vfl_common.errors import Code, InputError
 
 # The function that makes a run, by the name under which other processes import it.
-MAKES = "vfl.library.orders:make"
+RUN_FUNCTION = "vfl.library.orders:make"
 
 
 def make(
@@ -25,7 +25,7 @@ def make(
     """Makes a run in one process of ``workers``, with all parties in the same process.
 
     Args:
-        workers: The processes, which carry out orders with the function ``MAKES``.
+        workers: The processes, which carry out orders with the function ``RUN_FUNCTION``.
         recipe: The tables of the recipe.
         base: The folder that relative paths in the recipe start from.
         folder: The folder of the run.
@@ -49,13 +49,13 @@ def make(
 
 
 @contextlib.contextmanager
-def making(
+def open_run_maker(
     jobs: int, backend: str | None = None
 ) -> Iterator[Callable[[dict[str, Any], Path, Path], None]]:
     """Yields a function that makes a run of a study in another process (a ``Make`` function of
     ``vfl.studies.run``). The arguments are those of ``pool``.
     """
-    with pool(MAKES, jobs, 1, backend) as workers:
+    with open_pool(RUN_FUNCTION, jobs, 1, backend) as workers:
 
         def make_run(recipe: dict[str, Any], base: Path, folder: Path) -> None:
             make(workers, recipe, base, folder)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from vfl.jobs.answers import Order, answer, check, process_error
-from vfl.launcher.processes import environment
+from vfl.launcher.processes import make_environment
 
 
 class JobWorkers:
@@ -77,7 +77,7 @@ class _Worker:
             [sys.executable, "-P", "-m", __name__, does],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=environment(threads, ()),
+            env=make_environment(threads, ()),
             # In its own session, the worker does not get Ctrl-C. The parent ends it instead.
             start_new_session=True,
             text=True,

@@ -191,7 +191,7 @@ class Launcher:
 
 
 @contextlib.contextmanager
-def launching(threads: int) -> Iterator[Launcher | None]:
+def run_launcher(threads: int) -> Iterator[Launcher | None]:
     """Runs a launcher during the ``with`` block. Yields None if processes cannot be forked: on
     systems other than Linux, and with the environment variable ``VFL_NO_FORK=1``.
     """
@@ -213,14 +213,14 @@ def import_programs() -> None:
     """Imports the modules that every party needs until its first step. torchvision and scikit-learn
     are imported later, by the recipes that need them.
     """
-    with garbage.gc_paused():
+    with garbage.pause_gc():
         # The children use these imported modules.
         import vfl_server.app
         import vfl_server.cli  # noqa: F401
         from vfl_party.models import metrics
-        from vfl_party.phases.course import kinds, load_method
+        from vfl_party.phases.course import list_kinds, load_method
 
-        for kind in kinds():
+        for kind in list_kinds():
             # A party whose recipe names a broken method reports the error.
             with contextlib.suppress(Exception):
                 load_method(kind)

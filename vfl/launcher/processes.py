@@ -99,7 +99,7 @@ class Process:
                     stdin=stdin,
                     stdout=stdout,
                     stderr=stderr,
-                    env=environment(threads, modules),
+                    env=make_environment(threads, modules),
                     # Ctrl-C at the terminal reaches only `vfl`, which then ends all processes.
                     start_new_session=True,
                 )
@@ -155,7 +155,7 @@ class Process:
         return ProcessFailed(self.name, self.sentence(), LOST if status < 0 else status)
 
 
-def environment(threads: int, modules: Sequence[Path]) -> dict[str, str]:
+def make_environment(threads: int, modules: Sequence[Path]) -> dict[str, str]:
     """Returns the environment variables of a child: those of this process, the number of threads
     for libraries, and the folders from which it imports modules.
     """

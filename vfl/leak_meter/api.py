@@ -23,10 +23,10 @@ from vfl.leak_meter.report.result import (
 from vfl.library.plugins import with_plugins
 from vfl.library.recipe import GivenRecipe, Recipe
 from vfl.library.run import Run
-from vfl.library.study import number_of_jobs
+from vfl.library.study import check_jobs
 from vfl.simulation.own_files import are_party_files
 from vfl_common.config.party import Init
-from vfl_common.config.recipe import naming
+from vfl_common.config.recipe import name_file_in_errors
 from vfl_common.config.task import COMPARED
 from vfl_common.errors import Code, InputError, VflError
 from vfl_party.base.plugins import RunPlugins
@@ -83,9 +83,9 @@ class Leaks:
 
     def _repr_html_(self) -> str:
         from vfl.leak_meter.report.table import render
-        from vfl.report.table import as_html
+        from vfl.report.table import render_html
 
-        return as_html(render(self.found))
+        return render_html(render(self.found))
 
 
 def leaks(
@@ -128,7 +128,7 @@ def leaks(
     with with_plugins(plugins):
         recipes = _recipes(recipe)
         out_folder = Path(out) if out is not None else None
-        jobs = number_of_jobs(jobs)
+        jobs = check_jobs(jobs)
         plan = _Plan(data or {}, seeds, every, init, out_folder, quiet, jobs, backend)
         return _leaks(recipes, attacks, plan, tell)
 
@@ -184,7 +184,7 @@ def _leaks(
         ):
             several = sum(len(run_seeds) for _, run_seeds in runs) > 1 and not plan.quiet
             path = Path(source) if isinstance(source, str | Path) else None
-            with naming(path) if path is not None else contextlib.nullcontext():
+            with name_file_in_errors(path) if path is not None else contextlib.nullcontext():
                 for result in _rehearse(label, seeds, make, plan, several=several):
                     results.append(result)
                     if tell is not None:
@@ -235,10 +235,13 @@ def _make_functions(
 
             yield [partial(make_run, recipe) for recipe, _ in runs]
             return
-        from vfl.jobs.pool import pool, waiting
+        from vfl.jobs.pool import open_pool, open_waiting_threads
         from vfl.leak_meter.orders import MAKES, make_in_pool
 
-        with pool(MAKES, jobs, 1, plan.backend) as workers, waiting(workers, jobs) as threads:
+        with (
+            open_pool(MAKES, jobs, 1, plan.backend) as workers,
+            open_waiting_threads(workers, jobs) as threads,
+        ):
 
             def make_remote_run(recipe: Recipe, seed: int) -> SeedResult:
                 return make_in_pool(

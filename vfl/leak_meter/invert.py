@@ -42,12 +42,12 @@ from vfl_common.text import to_json
 from vfl_party.assembly.models import build_models, load_models
 from vfl_party.assembly.party import TRAINING, expect_rows, open_party
 from vfl_party.base.devices import plain_arithmetic, resolve_device
-from vfl_party.base.seeds import Rows, derive_seed, permutation
+from vfl_party.base.seeds import Rows, derive_seed, draw_permutation
 from vfl_party.data import Features, Preprocessor, Table, load_table
 from vfl_party.data.pixels import to_unit
 from vfl_party.data.row_arrays import parts_of, release
 from vfl_party.data.rows import Prepared
-from vfl_party.methods.mocosfl.likeness import window
+from vfl_party.methods.mocosfl.likeness import get_window_size
 from vfl_party.models import forward
 from vfl_party.phases.context import MakeEncoder
 from vfl_party.phases.course import Course
@@ -170,7 +170,7 @@ def attack(
         },
         "private": {"images": len(private), "training_rows": len(local)},
         "settings": asdict(settings),
-        "ssim_window": window(*private.image[1:]),
+        "ssim_window": get_window_size(*private.image[1:]),
     }
     return Report(
         about, invert(auxiliary_pairs, private, settings, device=device, progress=progress)
@@ -244,7 +244,7 @@ def _hash_images(table: Table) -> Iterator[bytes]:
 
 def _draw_rows(rows: Rows, max_rows: int, seed: int, name: str) -> Rows:
     """Draws at most ``max_rows`` of the rows by the seed, and returns them in ascending order."""
-    return np.sort(rows[permutation(derive_seed(seed, name), len(rows))[:max_rows]])
+    return np.sort(rows[draw_permutation(derive_seed(seed, name), len(rows))[:max_rows]])
 
 
 def _is_unit(table: Table, rows: Rows) -> bool:

@@ -35,7 +35,7 @@ from vfl_common.bundle import Kind
 from vfl_common.errors import Code, InputError
 from vfl_common.text import list_names
 from vfl_party.assembly.party import Assembled
-from vfl_party.base.plugins import where_it_failed
+from vfl_party.base.plugins import describe_failure
 from vfl_party.outbound.declared import Role
 from vfl_party.outbound.exchange import Answering, Asking
 
@@ -123,7 +123,7 @@ class Rehearsal:
                 except Exception as error:
                     # If a plug-in's attack fails, the figures of the other attacks are kept.
                     log.exception("the attack %s failed", name)
-                    why_not = f"it failed {where_it_failed(error)}. Correct the attack."
+                    why_not = f"it failed {describe_failure(error)}. Correct the attack."
                     played.append(Played(name, attack.about, attacker, why_not=why_not))
         return played
 

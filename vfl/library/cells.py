@@ -77,7 +77,7 @@ def require_importable(recipe: Recipe, what: str, instead: str = "processes=Fals
     ``what``: the file or process that cannot find the model. ``instead``: an argument without which
     the model must be importable.
     """
-    model = only_here(recipe)
+    model = find_unimportable_model(recipe)
     if model is not None:
         raise InputError(
             Code.MODEL_INVALID,
@@ -86,7 +86,7 @@ def require_importable(recipe: Recipe, what: str, instead: str = "processes=Fals
         )
 
 
-def only_here(recipe: Recipe) -> str | None:
+def find_unimportable_model(recipe: Recipe) -> str | None:
     """Returns a text such as ``model: an encoder`` for a model that only this process has; None if
     other processes can import all models.
     """

@@ -66,7 +66,7 @@ def predict(
     folder, output_settings = training_run.folder, Output(output, like_input, spreadsheet, replace)
     result = predict_rows(
         folder,
-        by_party(data) or None,
+        parse_data_options(data) or None,
         output_settings,
         _parse_by_name(query, "--query", "SELECT"),
         without,
@@ -91,7 +91,7 @@ def predict(
     click.echo(output)
 
 
-def by_party(data: tuple[str, ...]) -> dict[str, str]:
+def parse_data_options(data: tuple[str, ...]) -> dict[str, str]:
     """Parses the options ``--data NAME=SOURCE`` to {party: source}. Raises InputError."""
     from vfl_common.config.sources import is_path, split_member
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vfl_common.config.data import FRAME, id_columns
+from vfl_common.config.data import FRAME, parse_id_columns
 from vfl_common.config.sources import resolve_source
 from vfl_common.errors import Code, InputError
 from vfl_common.files import write_error
@@ -43,7 +43,7 @@ class Data:
         }
 
 
-def with_data(
+def add_data(
     tables: dict[str, Any], data: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Adds data to a recipe's tables. Returns the tables, and {party: its frame}.
@@ -135,7 +135,7 @@ def write_frames(
     tables = dict(parties)
     for name, frame in frames.items():
         table = dict(parties[name])
-        ids = id_columns(table.get("id"))
+        ids = parse_id_columns(table.get("id"))
         path = folder / f"{name}.{'npz' if is_arrays(frame) else 'parquet'}"
         try:
             with os.fdopen(

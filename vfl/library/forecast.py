@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vfl.library.data import with_data
+from vfl.library.data import add_data
 from vfl.library.plugins import with_plugins
 from vfl.library.recipe import GivenRecipe, Recipe
 from vfl.simulation.own_files import are_party_files
@@ -63,9 +63,9 @@ class Forecast:
         """Shows the tables of ``vfl forecast`` in a notebook."""
         from vfl.forecasting.network import Network
         from vfl.forecasting.show import render
-        from vfl.report.table import as_html
+        from vfl.report.table import render_html
 
-        return as_html(render(self._counted, Network.read("100Mbit/s", "20ms")))
+        return render_html(render(self._counted, Network.read("100Mbit/s", "20ms")))
 
 
 def forecast(
@@ -95,7 +95,7 @@ def forecast(
         with modules_of(Path(recipe).resolve().parent), with_plugins(plugins):
             return Forecast(count_forecast(Path(recipe), rows))
     loaded = Recipe.of(recipe)
-    tables, frames = with_data(loaded.to_dict(), data or {})
+    tables, frames = add_data(loaded.to_dict(), data or {})
     settings = parse(Settings, tables, "recipe")
     with modules_of(loaded.base), with_plugins(plugins):
         return Forecast(count(outlook_of(settings, loaded.base, make_loader(frames)), rows))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vfl.library.data import Data
-from vfl_common.config.data import FRAME, DataSettings, id_columns, ids_only
+from vfl_common.config.data import FRAME, DataSettings, parse_id_columns, without_features
 from vfl_common.config.sources import resolve_source
 from vfl_common.errors import Code, InputError
 from vfl_common.passwords import hide_passwords
@@ -85,7 +85,9 @@ def predict_rows(
     if solo:
         origin = _select_party(origin, recipe.active.name)
     settings, frames = (
-        _get_training_rows(run, origin) if data is None else new_rows(recipe, data, origin)
+        _get_training_rows(run, origin)
+        if data is None
+        else make_settings_of_new_rows(recipe, data, origin)
     )
     with tempfile.TemporaryDirectory(prefix="vfl-") as folder:
         result = Output(Path(folder) / "predictions.parquet")
@@ -152,7 +154,7 @@ def _add_queries(
     return result
 
 
-def new_rows(
+def make_settings_of_new_rows(
     recipe: Recipe, data: Mapping[str, Any], origin: Origin
 ) -> tuple[dict[str, DataSettings], dict[str, Any]]:
     """Returns each party's data settings of training with the new rows as source, and {party: its
@@ -192,11 +194,11 @@ def new_rows(
         source = resolve_source(str(part.frame), Path()) if is_source else f"{FRAME}{name}"
         changes: dict[str, Any] = {"source": source, "limit": None, "unaligned": None}
         changes |= {key: getattr(trained[rows_of], key) for key in ("id_rules", "duplicates")}
-        changes |= {"id": tuple(id_columns(part.id))} if part.id else {}
+        changes |= {"id": tuple(parse_id_columns(part.id))} if part.id else {}
         changes |= {key: part.settings[key] for key in ("query",) if key in part.settings}
         settings[name] = trained_part.model_copy(update=changes)
         if name in without:
-            settings[name] = ids_only(settings[name])
+            settings[name] = without_features(settings[name])
         if not is_source:
             frames[name] = part.frame
     joined = {

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from vfl.library import cells
 from vfl.simulation.federation import to_toml
-from vfl.simulation.own_files import of_party_files
+from vfl.simulation.own_files import combine_party_files
 from vfl_common.config import recipe as schema
 from vfl_common.config.base import parse
 from vfl_common.config.kind_of_file import read_tables
@@ -86,7 +86,7 @@ class Recipe:
         paths = list(given) if isinstance(given, list | tuple) else []
         if not paths or not all(isinstance(path, str | Path) for path in paths):
             raise _make_type_error(given)
-        tables, base = of_party_files([Path(path) for path in paths])
+        tables, base = combine_party_files([Path(path) for path in paths])
         return cls(tables, base, "recipe")
 
     def to_dict(self) -> dict[str, Any]:

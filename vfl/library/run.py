@@ -101,7 +101,7 @@ class Run:
         have is None. ``party``: the party that reported the metrics; by default the active party.
         Raises VflError if the party's folder is missing in the run's folder.
         """
-        from vfl.report.reading import history
+        from vfl.report.reading import read_history
 
         name = party or self._active
         if not (self.folder / name / "run.json").exists():
@@ -110,7 +110,7 @@ class Run:
                 f"{self.folder}: the folder of {name} is missing. Copy it there, or name "
                 "another party.",
             )
-        rounds = history(self.folder / name)
+        rounds = read_history(self.folder / name)
         names = dict.fromkeys(
             f"{s} {n}" for row in rounds for s, metrics in row.metrics.items() for n in metrics
         )
@@ -220,9 +220,9 @@ class Run:
         """Draws loss and metrics by round. A notebook shows the returned figure, and
         ``.savefig(path)`` saves it.
         """
-        from vfl.report.charts import figure_of
+        from vfl.report.charts import draw_run_curves
 
-        return figure_of(self._found)
+        return draw_run_curves(self._found)
 
     @property
     def _active(self) -> str:
@@ -230,9 +230,9 @@ class Run:
 
     def _repr_html_(self) -> str:
         """Shows the tables of ``vfl report`` in a notebook."""
-        from vfl.report.table import as_html, render
+        from vfl.report.table import render, render_html
 
-        return as_html(render(self.summary, self._found.phases))
+        return render_html(render(self.summary, self._found.phases))
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r}, {self.metrics.get('test') or self.metrics})"
@@ -277,9 +277,9 @@ def _count_bytes_to(
 
 
 def _read_rounds(run: RunRecord, name: str) -> list[RoundLine]:
-    from vfl.report.reading import history
+    from vfl.report.reading import read_history
 
-    rounds = history(run.folder / name)
+    rounds = read_history(run.folder / name)
     if not rounds:
         raise InputError(
             Code.FILE_INVALID,

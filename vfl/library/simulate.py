@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vfl.library import cells
-from vfl.library.data import with_data, write_frames
+from vfl.library.data import add_data, write_frames
 from vfl.library.plugins import get_import_paths, with_plugins, write_entry_points
 from vfl.library.recipe import GivenRecipe, Recipe
 from vfl.library.rounds import OnRound, RoundReporter, read_round_models
@@ -25,7 +25,7 @@ from vfl.simulation.origin import Origin
 from vfl.simulation.run import new_run_id
 from vfl_common.config.base import parse
 from vfl_common.config.data import DataSettings
-from vfl_common.config.division import divide, settings_of
+from vfl_common.config.division import divide, get_simulate_settings
 from vfl_common.config.recipe import Recipe as Settings
 from vfl_common.errors import InternalError, VflError
 from vfl_common.files import require_folder
@@ -127,7 +127,7 @@ def carry_out(
 
     The other arguments are those of ``simulate``. Raises VflError.
     """
-    federation, frames = with_data(recipe.to_dict(), data or {})
+    federation, frames = add_data(recipe.to_dict(), data or {})
     parse(Settings, federation, "recipe")
     tables, settings = _select_recipe(federation, baseline, recipe.base)
     data_settings = divide(settings, recipe.base)
@@ -189,12 +189,15 @@ def in_process(
     Raises VflError.
     """
     from vfl.simulation.inprocess import run_in_process
-    from vfl.simulation.live import View, view
+    from vfl.simulation.live import View, make_view
     from vfl_party.data import make_loader
 
     observe = RoundReporter(on_round) if on_round is not None else None
     Origin(order.base, order.data).note(order.folder)
-    with View(order.settings) if quiet else view(order.settings) as screen, ours(observe):
+    with (
+        View(order.settings) if quiet else make_view(order.settings) as screen,
+        convert_errors(observe),
+    ):
         run_in_process(
             order.settings,
             order.data,
@@ -218,7 +221,7 @@ def run_files(tables: dict[str, Any], base: Path, folder: Path) -> None:
     )
 
 
-class ours:  # noqa: N801 - reads as a word in a with statement
+class convert_errors:  # noqa: N801 - reads as a word in a with statement
     """Converts exceptions of the ``with`` block to VflError, with the original as the cause.
 
     A VflError, an interruption and an exception of ``on_round`` are not converted.
@@ -256,17 +259,17 @@ def _write_data(
 
 
 def _in_processes(quiet: bool, on_round: OnRound | None, order: Order) -> None:
-    from vfl.launcher.forks import launching
-    from vfl.simulation.federation import on_one_machine
-    from vfl.simulation.live import View, view
+    from vfl.launcher.forks import run_launcher
+    from vfl.simulation.federation import add_rejoin_deadline
+    from vfl.simulation.live import View, make_view
     from vfl.simulation.run import run_federation
 
     telling = RoundReporter(on_round) if on_round is not None else None
-    with ours(telling):
+    with convert_errors(telling):
         named = get_import_paths("processes=False")
-        tables = on_one_machine(order.in_files("processes=False"))
+        tables = add_rejoin_deadline(order.in_files("processes=False"))
         settings = parse(Settings, tables, "recipe")
-        threads, folder = settings_of(settings).threads, order.folder
+        threads, folder = get_simulate_settings(settings).threads, order.folder
 
         def tell(party: str, line: RoundLine) -> None:
             if telling is not None:
@@ -276,7 +279,10 @@ def _in_processes(quiet: bool, on_round: OnRound | None, order: Order) -> None:
                 telling(*place, line.rounds, line.metrics, models)
 
         modules = write_entry_points(named, folder / "federation" / "plugins")
-        with launching(threads) as launcher, View(settings) if quiet else view(settings) as screen:
+        with (
+            run_launcher(threads) as launcher,
+            View(settings) if quiet else make_view(settings) as screen,
+        ):
             run_federation(
                 json.loads(json.dumps(tables)),
                 settings,

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from vfl.library import cells
-from vfl.library.data import with_data
+from vfl.library.data import add_data
 from vfl.library.plugins import with_plugins
 from vfl.library.recipe import GivenRecipe, Recipe
 from vfl.library.run import Run
-from vfl.library.simulate import carry_out, ours, simulate
-from vfl.studies.kept import Fingerprints, FinishedRuns, inputs_of
+from vfl.library.simulate import carry_out, convert_errors, simulate
+from vfl.studies.kept import Fingerprints, FinishedRuns, compute_inputs_digest
 from vfl.studies.lines import format_axis_value
-from vfl.studies.paired import Difference, difference, overlap_of
+from vfl.studies.paired import Difference, compute_overlap, difference
 from vfl_common.config.base import parse
 from vfl_common.config.division import divide
 from vfl_common.config.recipe import Recipe as Settings
@@ -120,7 +120,7 @@ class Study:
         return difference(
             metric,
             *zip(*pairs, strict=True),
-            overlap=overlap_of(recipe, split),
+            overlap=compute_overlap(recipe, split),
             lower_is_better=lower,
         )
 
@@ -284,10 +284,10 @@ def study(
     for number, (chosen, with_values) in enumerate(zip(values, recipes, strict=True), start=1):
         title = f"run {number} of {len(values)}: {_format_values(chosen)}"
         planned.append(_PlannedRun(with_values, chosen.get(_BASELINE), title))
-    print_line = _ignore_text if quiet else speaker()
+    print_line = _ignore_text if quiet else make_printer()
     # The process may change its working directory during the study.
     runs_folder = Path(out).absolute() if out is not None else None
-    max_jobs = number_of_jobs(jobs)
+    max_jobs = check_jobs(jobs)
     memory = _FinishedRuns(runs_folder if plugins is None else None, data)
     finished = {n: run for n, run in enumerate(map(memory.find, planned)) if run is not None}
     remaining = [plan for number, plan in enumerate(planned) if number not in finished]
@@ -296,7 +296,7 @@ def study(
     runs: list[Run] = []
     with with_plugins(plugins):
         if (parallel := min(max_jobs, len(remaining))) > 1 or (remaining and backend is not None):
-            with ours():
+            with convert_errors():
                 runs = _run_in_parallel(
                     parallel, backend, remaining, data, runs_folder, memory, print_line
                 )
@@ -355,13 +355,15 @@ class _FinishedRuns:
     def _inputs(self, planned: _PlannedRun) -> str | None:
         """Returns the digest of a run's inputs; None if the run is always made again."""
         recipe = planned.recipe
-        if self._finished is None or cells.only_here(recipe.settings) is not None:
+        if self._finished is None or cells.find_unimportable_model(recipe.settings) is not None:
             return None
         with planned.add_title():
-            tables, frames = with_data(recipe.to_dict(), self._data)
+            tables, frames = add_data(recipe.to_dict(), self._data)
             settings = parse(Settings, tables, "recipe")
             data = divide(settings, recipe.base)
-            return inputs_of(settings, data, planned.baseline, self._fingerprints, frames)
+            return compute_inputs_digest(
+                settings, data, planned.baseline, self._fingerprints, frames
+            )
 
 
 def _run_in_parallel(
@@ -376,13 +378,13 @@ def _run_in_parallel(
     """Makes runs in ``jobs`` other processes, and returns them in the order of ``planned``. The
     first error ends all runs.
     """
-    from vfl.jobs.pool import pool, waiting
-    from vfl.jobs.runs import MAKES
+    from vfl.jobs.pool import open_pool, open_waiting_threads
+    from vfl.jobs.runs import RUN_FUNCTION
     from vfl.library.orders import send
 
     simulate = planned[0].recipe.settings.simulate
     threads_each = simulate.threads if simulate is not None else 1
-    with pool(MAKES, jobs, threads_each, backend) as workers:
+    with open_pool(RUN_FUNCTION, jobs, threads_each, backend) as workers:
 
         def make(plan: _PlannedRun) -> Run:
             print_line(plan.title)
@@ -393,7 +395,7 @@ def _run_in_parallel(
                 memory.note(plan, run)
                 return run
 
-        with waiting(workers, jobs) as threads:
+        with open_waiting_threads(workers, jobs) as threads:
             # A new thread does not inherit the context variables of this one.
             futures = [threads.submit(copy_context().run, make, plan) for plan in planned]
             remaining = set(futures)
@@ -404,7 +406,7 @@ def _run_in_parallel(
         return [future.result() for future in futures]
 
 
-def number_of_jobs(jobs: Any) -> int:
+def check_jobs(jobs: Any) -> int:
     """Returns the argument ``jobs`` as an integer. Raises InputError if it is not valid."""
     number = jobs if isinstance(jobs, SupportsIndex) and not isinstance(jobs, bool) else 0
     if operator.index(number) < 1:
@@ -445,7 +447,7 @@ def _format_values(values: Mapping[str, Any]) -> str:
 def _ignore_text(_text: str) -> None: ...
 
 
-def speaker() -> Callable[[str], None]:
+def make_printer() -> Callable[[str], None]:
     """Returns a function that writes a line to standard error. Its modules are imported here,
     because imports in several threads may conflict.
     """

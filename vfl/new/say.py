@@ -12,7 +12,7 @@ from vfl.new.protect import LABEL_FREE, MEASURED, TREES, Chosen, describe_leakag
 from vfl.new.rules import Counts, Kind, ModelSizes
 from vfl.new.settings import find_flags
 from vfl_common.config.recipe import Recipe
-from vfl_common.text import LINE, clean, host_and_port, list_names, make_printable, percent
+from vfl_common.text import LINE, clean, format_percent, host_and_port, list_names, make_printable
 from vfl_party.data.ids import ASK, about_zeros
 
 _WIDTH = 12
@@ -43,8 +43,8 @@ def say_table(table: Look, id_: tuple[str, ...], path: Path, *, classes: bool, t
     if table.rows < _FEW_KEPT * labelled:
         say(
             "look at",
-            f"only {table.rows:,} of {labelled:,} rows ({percent(table.rows, labelled)}) have a "
-            "unique id, and the others are left out; is this the id?",
+            f"only {table.rows:,} of {labelled:,} rows ({format_percent(table.rows, labelled)}) "
+            "have a unique id, and the others are left out; is this the id?",
             "--id",
         )
     say("id", f"{list_names(list(map(repr, id_)))}, of {table.rows:,} rows", "--id")

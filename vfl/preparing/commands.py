@@ -168,14 +168,16 @@ def _parse_settings(sets: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _print_result(result: PreparedData) -> None:
-    from vfl.report.table import new_table, size, wide_console
+    from vfl.report.table import format_size, new_table, wide_console
 
     table = new_table(f"Written into {result.recipe.parent}")
     for heading in ("party", "table", "rows", "features", "size"):
         table.add_column(heading, justify="left" if heading in ("party", "table") else "right")
     # There may be a thousand clients, so only the first 20 are printed.
     for part in result.written[:20]:
-        table.add_row(part.name, part.path.name, f"{part.rows:,}", part.features, size(part.bytes))
+        table.add_row(
+            part.name, part.path.name, f"{part.rows:,}", part.features, format_size(part.bytes)
+        )
     wide_console().print(table)
     if len(result.written) > 20:
         click.echo(f"and {len(result.written) - 20} more")

@@ -85,13 +85,13 @@ def blocks_of(images: Array) -> Callable[[Rows], Iterator[Block]]:
     """Returns a function that yields blocks of an array of images. ``images``: [N, …]."""
 
     def blocks(rows: Rows) -> Iterator[Block]:
-        for block_rows in in_blocks(rows, images[:1].nbytes):
+        for block_rows in split_into_blocks(rows, images[:1].nbytes):
             yield images[block_rows]
 
     return blocks
 
 
-def in_blocks(rows: Rows, row_bytes: int) -> Iterator[Rows]:
+def split_into_blocks(rows: Rows, row_bytes: int) -> Iterator[Rows]:
     """Splits row numbers into blocks of at most ``BLOCK_BYTES``.
 
     ``row_bytes``: The size of a row.

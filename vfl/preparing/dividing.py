@@ -21,7 +21,7 @@ EVEN: dict[str, Any] = {"how": "even"}
 Pick = Callable[[Block], Block]
 
 
-def name_parts(request: Request, picks: Sequence[Pick]) -> list[ContentPart]:
+def make_parts(request: Request, picks: Sequence[Pick]) -> list[ContentPart]:
     """Returns parts named ``party-1``, ``party-2`` and so on, the active party first."""
     parts = [
         ContentPart(f"party-{number}", pick, label=number == request.active)
@@ -48,16 +48,16 @@ def _cut_tile(part: int, down: int, across: int, block: Block) -> Array:
 
 
 def _make_quarters(_: Content, request: Request) -> list[ContentPart]:
-    return name_parts(request, [partial(_cut_tile, part, 2, 2) for part in range(4)])
+    return make_parts(request, [partial(_cut_tile, part, 2, 2) for part in range(4)])
 
 
 def _make_halves(_: Content, request: Request) -> list[ContentPart]:
-    return name_parts(request, [partial(_cut_tile, part, 1, 2) for part in range(2)])
+    return make_parts(request, [partial(_cut_tile, part, 1, 2) for part in range(2)])
 
 
 def _make_strips(_: Content, request: Request) -> list[ContentPart]:
     k = request.parties
-    return name_parts(request, [partial(_cut_tile, part, 1, k) for part in range(k)])
+    return make_parts(request, [partial(_cut_tile, part, 1, k) for part in range(k)])
 
 
 def _make_column_ranges(content: Content, request: Request) -> list[ContentPart]:
@@ -69,12 +69,12 @@ def _make_column_ranges(content: Content, request: Request) -> list[ContentPart]
             Code.CONFIG_INVALID,
             f"parties: must be at most {len(names)}, the number of columns (got {k}). Give fewer.",
         )
-    return name_parts(
-        request, [columns(names[_cut_range(len(names), part, k)]) for part in range(k)]
+    return make_parts(
+        request, [pick_columns(names[_cut_range(len(names), part, k)]) for part in range(k)]
     )
 
 
-def columns(names: Sequence[str]) -> Pick:
+def pick_columns(names: Sequence[str]) -> Pick:
     """Returns a function that selects columns of a block by name."""
 
     def pick(block: Block) -> Block:

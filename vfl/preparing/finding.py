@@ -12,7 +12,7 @@ from vfl_common.errors import Code, InputError
 from vfl_common.text import list_names
 
 
-def find(dataset: DataSet, folder: Path) -> tuple[Form, Files]:
+def find_files(dataset: DataSet, folder: Path) -> tuple[Form, Files]:
     """Returns the first form whose files are all in the folder or in its direct subfolders.
 
     Raises InputError with the names of the missing files and their publisher.
@@ -36,7 +36,7 @@ def find(dataset: DataSet, folder: Path) -> tuple[Form, Files]:
     )
 
 
-def differences(form: Form, files: Files, content: Content) -> list[str]:
+def list_differences(form: Form, files: Files, content: Content) -> list[str]:
     """Returns a sentence for each difference between the files found and the published files."""
     notes = [f"These are not the official files: {form.unofficial}."] if form.unofficial else []
     for need in form.needs:

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from vfl.preparing.dataset import DataSet
 from vfl.preparing.datasets import REGISTRY, load
-from vfl.report.table import new_table, size
+from vfl.report.table import format_size, new_table
 
 
 def make_listing() -> Table:
@@ -42,6 +42,6 @@ def describe(name: str) -> Iterable[str]:
 
 def _make_row(name: str, dataset: DataSet) -> tuple[str, str, str, str, str]:
     needs = [need.name for need in dataset.forms[0].needs if not need.optional]
-    total = size(dataset.bytes) if dataset.bytes is not None else "–"
+    total = format_size(dataset.bytes) if dataset.bytes is not None else "–"
     uses = [f"{use.paper} {use.where}" for use in dataset.uses]
     return name, f"{dataset.rows:,}", total, "\n".join(needs), "\n".join(uses)

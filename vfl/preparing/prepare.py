@@ -10,7 +10,7 @@ from typing import Any
 from vfl.preparing.asked import resolve
 from vfl.preparing.content import Content, ContentPart, Rows, default_ids, require_classes
 from vfl.preparing.datasets import load
-from vfl.preparing.finding import differences, find
+from vfl.preparing.finding import find_files, list_differences
 from vfl.preparing.making import RECIPE, SUMMARY, DataWriter, Progress, refuse_folder
 from vfl.preparing.sampling import add_validation, draw_rows
 from vfl.preparing.writing import PartyTable, SharedColumns
@@ -96,10 +96,10 @@ def prepare(
     )
     folder = Path(out)
     refuse_folder(folder, replace=replace)
-    form, files = find(plan.dataset, Path(source))
+    form, files = find_files(plan.dataset, Path(source))
     content = form.read(files, plan.request)
     require_classes(content, plan.dataset.task)
-    file_differences = differences(form, files, content)
+    file_differences = list_differences(form, files, content)
     notes = (*file_differences, *content.notes)
     used = draw_rows(content, rows, seed)
     if rows is not None and rows < len(content):

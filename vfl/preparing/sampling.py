@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from vfl.preparing.content import TRAIN, VALIDATION, Array, Content, Rows
 from vfl_common.errors import Code, InputError
-from vfl_party.base.seeds import derive_seed, permutation
+from vfl_party.base.seeds import derive_seed, draw_permutation
 
 # The golden ratio's fraction. The fractions of its multiples are evenly spread (Weyl's sequence).
 _GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
@@ -69,7 +69,7 @@ def _draw(strata_N: npt.NDArray[np.int64], count: int, seed: int) -> Rows:
     ``count`` rows with the lowest places are drawn. The first row of each stratum has a different
     place, so that from many small strata the right share of rows is drawn.
     """
-    order = permutation(seed, len(strata_N))
+    order = draw_permutation(seed, len(strata_N))
     shuffled = strata_N[order]
     by_stratum = np.argsort(shuffled, kind="stable")
     _, starts, sizes = np.unique(shuffled[by_stratum], return_index=True, return_counts=True)

@@ -9,7 +9,7 @@ from vfl.preparing.asked import PreparePlan
 from vfl.preparing.content import TEST, TRAIN, VALIDATION, Content, Rows
 from vfl.preparing.dataset import Files
 from vfl.preparing.writing import PartyTable
-from vfl.report.table import size
+from vfl.report.table import format_size
 
 _SPLITS = (TRAIN, VALIDATION, TEST)
 
@@ -59,7 +59,7 @@ def _paragraphs(
     )
     lines = [
         f"| {table.name} | `{table.path.name}` | {table.rows:,} | {table.features} | "
-        f"{size(table.bytes)} |"
+        f"{format_size(table.bytes)} |"
         for table in written
     ]
     yield "\n".join(
@@ -71,7 +71,9 @@ def _paragraphs(
     for key, value in request.options.items():
         yield f"`{key} = {value}`: {dataset.options[key][1]}"
     yield "## Sources"
-    read = "\n".join(f"- `{path.name}`, {size(path.stat().st_size)}" for path in files.values())
+    read = "\n".join(
+        f"- `{path.name}`, {format_size(path.stat().st_size)}" for path in files.values()
+    )
     yield f"{dataset.title} is published by {dataset.publisher}. These files were read:\n\n{read}"
     yield "## Differences"
     if notes:

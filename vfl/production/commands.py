@@ -176,14 +176,14 @@ def compare(
       vfl compare production latest && vfl models promote latest
       vfl compare old.csv new.csv --truth churn-june.csv --label churned
     """
-    from vfl.library.commands import by_party
+    from vfl.library.commands import parse_data_options
     from vfl.production.compare import compare as compare_models
     from vfl.production.compare import show_comparison
     from vfl.report.picture import save
     from vfl.report.run_argument import locate_run
 
     comparison = compare_models(
-        locate_run(old), locate_run(new), by_party(data) or None, truth=truth, label=label
+        locate_run(old), locate_run(new), parse_data_options(data) or None, truth=truth, label=label
     )
     too_few = comparison.too_few(margin)
     if as_json:
@@ -309,7 +309,7 @@ def prune(out: Path, runs_days: float | None, log_days: float | None, dry_run: b
       vfl prune --older-than 90 --log-older-than 730
     """
     from vfl.production.prune import find_old_runs, old_scorings, remove_run, remove_scorings
-    from vfl.report.table import size
+    from vfl.report.table import format_size
 
     if runs_days is None and log_days is None:
         raise InputError(
@@ -318,7 +318,7 @@ def prune(out: Path, runs_days: float | None, log_days: float | None, dry_run: b
         )
     action = "to remove" if dry_run else "removed"
     for run in [] if runs_days is None else find_old_runs(out, runs_days):
-        name = f"{run.folder.name} ({size(run.bytes)})"
+        name = f"{run.folder.name} ({format_size(run.bytes)})"
         if run.why:
             click.echo(f"{name}: kept, because {run.why}")
             continue

@@ -20,7 +20,13 @@ from vfl_common.config.models import class_text
 from vfl_common.config.task import LOWER_IS_BETTER
 from vfl_common.errors import Code, InputError
 from vfl_common.text import clean
-from vfl_party.base.statistics import Floats, auc_spread, log_losses, percentiles, resample
+from vfl_party.base.statistics import (
+    Floats,
+    compute_auc,
+    compute_interval,
+    compute_log_losses,
+    resample,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -275,7 +281,7 @@ def compute_measures(old: ModelScores, new: ModelScores) -> tuple[Measure, ...]:
         if len(names) == 1:
             p_NC = np.concatenate([1 - p_NC, p_NC], axis=1)
             is_NC = np.concatenate([1 - is_NC, is_NC], axis=1)
-        losses["log_loss"].append(log_losses((p_NC * is_NC).sum(axis=1)))
+        losses["log_loss"].append(compute_log_losses((p_NC * is_NC).sum(axis=1)))
         brier_N = ((p_NC - is_NC) ** 2).sum(axis=1)
         losses["brier"].append(brier_N / 2 if len(names) == 1 else brier_N)
     measures = _bootstrap(losses)
@@ -293,7 +299,7 @@ def auc_difference(is_positive_N: npt.NDArray[np.bool_], old_N: Floats, new_N: F
         old_N: [N] The scores of the old model.
         new_N: [N] The scores of the new model for the same rows.
     """
-    old, new = (auc_spread(scores_N, is_positive_N) for scores_N in (old_N, new_N))
+    old, new = (compute_auc(scores_N, is_positive_N) for scores_N in (old_N, new_N))
     return Measure("auc", old.value, new.value, *new.minus(old).interval)
 
 
@@ -313,7 +319,7 @@ def _bootstrap(losses: Mapping[str, list[Floats]]) -> list[Measure]:
         old_R, new_R = means_RT[:, 2 * index], means_RT[:, 2 * index + 1]
         if metric == "rmse":
             old_R, new_R = np.sqrt(old_R), np.sqrt(new_R)
-        low, high = percentiles((new_R - old_R)[1:])
+        low, high = compute_interval((new_R - old_R)[1:])
         measures.append(Measure(metric, float(old_R[0]), float(new_R[0]), low, high))
     return measures
 

@@ -164,7 +164,7 @@ def score_new_rows(run: Path, data: Mapping[str, Any], active: str) -> ModelScor
 
     Raises VflError.
     """
-    from vfl.library.predicting import new_rows, predict_rows
+    from vfl.library.predicting import make_settings_of_new_rows, predict_rows
     from vfl.simulation.origin import Origin
     from vfl_common.run_folder import RunFolder
     from vfl_party.data import make_loader
@@ -176,7 +176,7 @@ def score_new_rows(run: Path, data: Mapping[str, Any], active: str) -> ModelScor
     origin = Origin.of(run)
     name = next(iter(origin.data))
     recipe = RunFolder(run / name, run.name).recipe()
-    settings, frames = new_rows(recipe, data, origin)
+    settings, frames = make_settings_of_new_rows(recipe, data, origin)
     active_settings = settings[active].with_id_rules(tuple(recipe.rows.id_rules))
     if active_settings.label is None:
         raise InputError(

@@ -16,7 +16,7 @@ from vfl.report.picture import (
     annotate,
     style_bars,
 )
-from vfl.report.table import in_order, select_sets, size
+from vfl.report.table import format_size, select_sets, sort_phases
 from vfl_common.ledger import CONTROL
 from vfl_common.summary import LinkBytes, PhaseTimes, SetQuality, Summary, Worth
 from vfl_common.text import shorten
@@ -38,7 +38,7 @@ _MAX_LABEL = 40
 
 def draw_link_bytes(summary: Summary, phases: Sequence[str]) -> NotebookFigure:
     """Draws a panel for each phase, with a bar of payload and envelope bytes for each link."""
-    panels = [(name, _sum_links(summary, name)) for name in in_order(summary, phases)]
+    panels = [(name, _sum_links(summary, name)) for name in sort_phases(summary, phases)]
     columns = 2 if sum(len(bars) for _, bars in panels) > _MAX_ROWS and len(panels) > 1 else 1
     rows = math.ceil(len(panels) / columns)
     tallest = [
@@ -55,8 +55,9 @@ def draw_link_bytes(summary: Summary, phases: Sequence[str]) -> NotebookFigure:
     total = summary.bytes.total
     envelope = total.message_bytes - total.payload_bytes
     text = (
-        f"{size(total.payload_bytes)} of tensors (payload), {size(envelope)} around them "
-        f"(envelope); TLS not counted{'; each panel has its own scale' if len(panels) > 1 else ''}"
+        f"{format_size(total.payload_bytes)} of tensors (payload), {format_size(envelope)} "
+        f"around them (envelope); TLS not "
+        f"counted{'; each panel has its own scale' if len(panels) > 1 else ''}"
     )
     figure.set_heading(f"{summary.run_id}\n{text}")
     handles, labels = cells[0].get_legend_handles_labels()
@@ -102,7 +103,7 @@ def _draw_bytes(axes: Axes, phase: str, bars: Sequence[tuple[str, int, int]]) ->
     axes.barh(places, envelopes, left=payloads, color=ORANGE, label="envelope", height=0.7)
     for place, (_, payload, envelope) in zip(places, bars, strict=True):
         total = payload + envelope
-        text = size(total) + (f", {envelope / total:.1%} envelope" if payload else "")
+        text = format_size(total) + (f", {envelope / total:.1%} envelope" if payload else "")
         annotate(axes, text, total / factor, place)
     axes.set_yticks(places, [name for name, _, _ in bars], fontsize=8)
     axes.invert_yaxis()
@@ -112,7 +113,7 @@ def _draw_bytes(axes: Axes, phase: str, bars: Sequence[tuple[str, int, int]]) ->
     axes.set_xlabel(unit, fontsize=8)
     style_bars(axes)
     total = sum(payload + envelope for _, payload, envelope in bars)
-    axes.set_title(f"{_TITLES.get(phase, phase)}: {size(total)}", loc="left", fontsize=10)
+    axes.set_title(f"{_TITLES.get(phase, phase)}: {format_size(total)}", loc="left", fontsize=10)
 
 
 def draw_step_times(summary: Summary, phases: Sequence[str] = ()) -> NotebookFigure:

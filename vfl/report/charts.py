@@ -25,7 +25,7 @@ from vfl.report.picture import (
     save,
     style,
 )
-from vfl.report.reading import OWN, Rounds, RunRecord, curves, find, read_own_curves
+from vfl.report.reading import OWN_SPLITS, Rounds, RunRecord, find, read_curves, read_own_curves
 from vfl_common.summary import Summary
 
 _COLORS = {"train": BLUE, "validation": ORANGE, "test": GREEN, "cross": PINK, "local": SKY}
@@ -50,7 +50,7 @@ def draw(run: RunRecord) -> list[Path]:
     folder, and returns their paths. A chart without data is left out.
     """
     paths = []
-    rounds, own = curves(run), read_own_curves(run)
+    rounds, own = read_curves(run), read_own_curves(run)
     phases = _sort_by_phase(run, rounds, own)
     if any(
         has_curve(curve)
@@ -71,7 +71,7 @@ def draw(run: RunRecord) -> list[Path]:
     return paths
 
 
-def figure_of(run: RunRecord) -> Figure:
+def draw_run_curves(run: RunRecord) -> Figure:
     """Returns the learning curves of a run, as ``draw`` writes them."""
     return curves_of(run.summary, *curves_by_phase(run))
 
@@ -82,7 +82,7 @@ def curves_by_phase(
     """Returns {phase: rounds of the active party}, in the order of the recipe, and {phase: {party:
     rounds}} for the phases in which each party has a loss.
     """
-    rounds, own = curves(run), read_own_curves(run)
+    rounds, own = read_curves(run), read_own_curves(run)
     return _sort_by_phase(run, rounds, own), own
 
 
@@ -200,7 +200,7 @@ def draw_own_curves(axes: Axes, parties: Mapping[str, Rounds]) -> None:
     the kind of loss (local, cross).
     """
     for place, (party, rounds) in enumerate(parties.items()):
-        for split, line in zip(OWN, _LINES, strict=False):
+        for split, line in zip(OWN_SPLITS, _LINES, strict=False):
             values = {
                 r: m[split]["loss"]
                 for r, m in rounds.items()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vfl.report.run_argument import RUNS, locate_run, or_newest
+from vfl.report.run_argument import RUNS, locate_or_newest, locate_run
 from vfl_common.errors import Code, InputError
 from vfl_common.process.program import EXIT_CODES
 from vfl_common.text import to_json
@@ -60,29 +60,29 @@ def report(runs: tuple[Path, ...], baselines: bool, threshold: str | None) -> No
     from vfl.report.reading import find, read_process_notes
 
     if len(runs) > 1:
-        click.echo(page_of_runs([find(locate_run(run)) for run in runs]))
+        click.echo(write_comparison_page([find(locate_run(run)) for run in runs]))
         return
-    run = or_newest(runs[0] if runs else None)
+    run = locate_or_newest(runs[0] if runs else None)
     notes = read_process_notes(run)
     if is_study(run):
-        click.echo(page_of_study(run))
+        click.echo(write_study_page(run))
     elif is_search(run):
-        click.echo(page_of_search(run))
+        click.echo(write_search_page(run))
     elif notes is not None:
         _show_notes(run, notes)
         if notes.role == "passive":
-            click.echo(page_of_party(notes.folder))
+            click.echo(write_party_page(notes.folder))
     else:
         _show_run(run, baselines, threshold)
 
 
 def _show_notes(run: Path, notes: ProcessNotes) -> None:
     """Prints the records of one process about a run that has no summary."""
-    from vfl.report.reading import describe_initial_weights, importance
+    from vfl.report.reading import describe_initial_weights, read_importance
     from vfl.report.table import show_notes
 
     show_notes(notes)
-    for line in [*importance(run), *describe_initial_weights(run)]:
+    for line in [*read_importance(run), *describe_initial_weights(run)]:
         click.echo(line)
     if notes.unfinished:
         click.echo(f"{run}: {notes.end.sentence}")
@@ -102,21 +102,21 @@ def _show_run(run: Path, baselines: bool, threshold: str | None) -> None:
     from vfl.report.reading import (
         describe_initial_weights,
         find,
-        importance,
-        of_run,
-        role_of,
+        find_role,
+        find_run_folder,
+        read_importance,
     )
     from vfl.report.rounds import PartyFolder
-    from vfl.report.table import show
+    from vfl.report.table import print_tables
 
     record = find(run)
-    show(record.summary, record.phases)
-    for line in [*importance(run), *describe_initial_weights(run)]:
+    print_tables(record.summary, record.phases)
+    for line in [*read_importance(run), *describe_initial_weights(run)]:
         click.echo(line)
-    click.echo(page_of_run(record, baselines=baselines, threshold=threshold))
+    click.echo(write_run_page(record, baselines=baselines, threshold=threshold))
     # A passive party also gets the page that it would see on its own machine.
-    if of_run(run) != run and role_of(PartyFolder(run)) == "passive":
-        click.echo(page_of_party(run))
+    if find_run_folder(run) != run and find_role(PartyFolder(run)) == "passive":
+        click.echo(write_party_page(run))
     paths = draw(record)
     for path in paths:
         click.echo(path)
@@ -160,7 +160,9 @@ def runs(out: Path, as_json: bool) -> None:
         show_runs(all_runs, others)
 
 
-def page_of_run(run: RunRecord, *, baselines: bool = False, threshold: str | None = None) -> Path:
+def write_run_page(
+    run: RunRecord, *, baselines: bool = False, threshold: str | None = None
+) -> Path:
     """Writes ``report.html`` into a run's folder, and returns its path.
 
     Args:
@@ -183,7 +185,7 @@ def page_of_run(run: RunRecord, *, baselines: bool = False, threshold: str | Non
     return write(run_page(facts, find_baselines(facts), rule), run.folder / FILE)
 
 
-def page_of_party(folder: Path) -> Path:
+def write_party_page(folder: Path) -> Path:
     """Writes ``report.html`` into a passive party's folder, and returns its path.
 
     Raises InputError.
@@ -194,7 +196,7 @@ def page_of_party(folder: Path) -> Path:
     return write(party_page(folder), folder / FILE)
 
 
-def page_of_study(folder: Path) -> Path:
+def write_study_page(folder: Path) -> Path:
     """Writes ``report.html`` into a study's folder, and returns its path. Raises InputError."""
     from vfl.report.page.render import FILE, write
     from vfl.report.page.study_page import study_page
@@ -202,7 +204,7 @@ def page_of_study(folder: Path) -> Path:
     return write(study_page(folder), folder / FILE)
 
 
-def page_of_search(folder: Path) -> Path:
+def write_search_page(folder: Path) -> Path:
     """Writes ``report.html`` into a search's folder, and returns its path. Raises InputError."""
     from vfl.report.page.render import FILE, write
     from vfl.report.page.search_page import search_page
@@ -210,7 +212,7 @@ def page_of_search(folder: Path) -> Path:
     return write(search_page(folder), folder / FILE)
 
 
-def page_of_runs(runs: Sequence[RunRecord]) -> Path:
+def write_comparison_page(runs: Sequence[RunRecord]) -> Path:
     """Writes ``comparison.html`` next to the folder of the first run, and returns its path.
 
     Raises InputError.

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from vfl_common.summary import ARROW, ExchangeSummary, Summary, label_statement
+from vfl_common.summary import ARROW, ExchangeSummary, Summary, describe_label_exposure
 
 # The number of filters of an undefended exchange. Sent by the active party: policy and codec.
 # Received by the active party: only the codec.
@@ -14,7 +14,7 @@ _SENT_FILTERS, _RECEIVED_FILTERS = 2, 1
 _WHERE = "in our rehearsals on a public data set, not on yours"
 
 
-def protection_notes(summary: Summary) -> Iterator[str]:
+def yield_protection_notes(summary: Summary) -> Iterator[str]:
     """Yields a note for each kind of tensor that an attack can exploit: gradients without a
     defence, gradients with noise, and embeddings without a defence.
 
@@ -64,9 +64,11 @@ def describe_encryption(summary: Summary) -> str:
     return " ".join(dict.fromkeys(sentences))
 
 
-def about_exchanges(summary: Summary) -> list[str]:
+def describe_exchanges(summary: Summary) -> list[str]:
     """Returns sentences about the labels and encrypted gradients in the messages of a run."""
-    return [*filter(None, (label_statement(summary.exchanges), describe_encryption(summary)))]
+    return [
+        *filter(None, (describe_label_exposure(summary.exchanges), describe_encryption(summary)))
+    ]
 
 
 def _list_undefended(exchanges: Iterable[ExchangeSummary], filters: int) -> str:

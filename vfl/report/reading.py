@@ -17,7 +17,7 @@ from vfl_common.summary import Summary, load_summary
 from vfl_common.text import LINE, clean
 
 # The keys under which a party logs its own losses, in place of the splits of the rows.
-OWN = ("local", "cross")
+OWN_SPLITS = ("local", "cross")
 _INITIAL = {"secret": "secret", "recipe": "known to all parties, from the recipe's seed"}
 # {round: {split: {metric: value}}}
 Rounds = dict[int, dict[str, dict[str, float]]]
@@ -37,7 +37,7 @@ def find(path: Path) -> RunRecord:
 
     Raises InputError.
     """
-    path = of_run(path)
+    path = find_run_folder(path)
     file = path / "summary.json" if path.is_dir() else path
     try:
         summary = load_summary(file)
@@ -79,12 +79,12 @@ def _explain_missing(path: Path, file: Path) -> str:
     return f"{file}: no such file: {end.sentence}"
 
 
-def of_run(path: Path) -> Path:
+def find_run_folder(path: Path) -> Path:
     """Returns the folder of the run if ``path`` is a party's folder in it, otherwise ``path``."""
     return path.resolve().parent if (path / "run.json").is_file() else path
 
 
-def importance(path: Path) -> list[str]:
+def read_importance(path: Path) -> list[str]:
     """Returns the last log message of each party on the importance of its columns in trees.
 
     ``path``: The folder of a run or of one party, or the summary of a run.
@@ -166,18 +166,18 @@ def read_process_notes(path: Path) -> ProcessNotes | None:
     Returns None if the run has a summary, or the process has no ledger yet. Raises InputError if
     the ledger is damaged.
     """
-    folder = of_run(path)
+    folder = find_run_folder(path)
     ledgers = (
         [path.resolve() / "ledger.json"] if folder != path else list(folder.glob("*/ledger.json"))
     )
     if (folder / "summary.json").exists() or len(ledgers) != 1 or not ledgers[0].exists():
         return None
     source = PartyFolder(ledgers[0].parent)
-    rounds = history(source.folder)
+    rounds = read_history(source.folder)
     last_round = rounds[-1] if rounds else None
     return ProcessNotes(
         source.party,
-        role_of(source),
+        find_role(source),
         _is_unfinished(source),
         read_entries(ledgers[0]),
         last_round,
@@ -186,7 +186,7 @@ def read_process_notes(path: Path) -> ProcessNotes | None:
     )
 
 
-def role_of(source: PartyFolder) -> str:
+def find_role(source: PartyFolder) -> str:
     """Returns the role that the recipe gives to a process; passive if there is no recipe."""
     try:
         recipe = RunFolder(source.folder, source.run_id).recipe()
@@ -218,7 +218,7 @@ def _read_phases(folder: Path, summary: Summary) -> tuple[str, ...]:
     return ()
 
 
-def curves(run: RunRecord) -> dict[str, Rounds]:
+def read_curves(run: RunRecord) -> dict[str, Rounds]:
     """Reads {phase: rounds} of the active party; empty if it has no ``metrics.jsonl``."""
     active = next((party.name for party in run.summary.parties if party.role == "active"), "")
     return _read_rounds(run.folder / active)
@@ -235,7 +235,11 @@ def read_own_curves(run: RunRecord) -> dict[str, dict[str, Rounds]]:
     roles = {party.name: party.role for party in run.summary.parties if party.role != "server"}
     for party in roles:
         for phase, rounds in _read_rounds(run.folder / party).items():
-            if any("loss" in splits.get(split, {}) for splits in rounds.values() for split in OWN):
+            if any(
+                "loss" in splits.get(split, {})
+                for splits in rounds.values()
+                for split in OWN_SPLITS
+            ):
                 rounds_by_phase.setdefault(phase, {})[party] = rounds
     return {
         phase: parties
@@ -249,12 +253,12 @@ def _read_rounds(folder: Path) -> dict[str, Rounds]:
     the last repetition counts.
     """
     rounds_by_phase: dict[str, Rounds] = {}
-    for line in history(folder):
+    for line in read_history(folder):
         rounds_by_phase.setdefault(line.phase, {})[line.round] = line.metrics
     return rounds_by_phase
 
 
-def history(folder: Path) -> list[RoundLine]:
+def read_history(folder: Path) -> list[RoundLine]:
     """Reads the rounds of one party in order; empty if it has no file of rounds."""
     history = History(PartyFolder(folder))
     if history.source.has_rounds:

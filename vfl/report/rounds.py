@@ -121,7 +121,7 @@ class History:
         try:
             for data, written_s in self._file.new():
                 for line in data.splitlines():
-                    parsed = parse(line, written_s)
+                    parsed = parse_round(line, written_s)
                     if parsed is not None:
                         self._append(parsed)
                         new_lines.append(parsed)
@@ -141,7 +141,7 @@ class History:
         self.rounds.append(new)
 
 
-def parse(line: bytes, written_s: float) -> RoundLine | None:
+def parse_round(line: bytes, written_s: float) -> RoundLine | None:
     """Parses a line of ``metrics.jsonl``. Returns None if the line is damaged or incomplete.
 
     Args:

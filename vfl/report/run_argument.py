@@ -17,10 +17,10 @@ RUNS = Path("runs")
 def _locate_or_newest(
     _context: click.Context, _parameter: click.Parameter, path: Path | None
 ) -> Path:
-    return or_newest(path)
+    return locate_or_newest(path)
 
 
-def or_newest(path: Path | None) -> Path:
+def locate_or_newest(path: Path | None) -> Path:
     """Returns the folder of the run that ``path`` names. Without ``path``, returns the folder of
     the newest run, and prints it.
 
@@ -28,9 +28,9 @@ def or_newest(path: Path | None) -> Path:
     """
     if path is not None:
         return locate_run(path)
-    from vfl.report.runs import newest
+    from vfl.report.runs import find_newest_run
 
-    run = newest(RUNS)
+    run = find_newest_run(RUNS)
     what = "finished run (of one party)" if run.alone else "finished run of a federation"
     click.echo(f"using the newest {what}: {run.folder}", err=True)
     return run.folder

@@ -12,12 +12,12 @@ from rich.text import Text
 
 from vfl.report.ends import find_end
 from vfl.report.rounds import PartyFolder
-from vfl.report.table import PIPE_WIDTH, new_table, size, wide_console
+from vfl.report.table import PIPE_WIDTH, format_size, new_table, wide_console
 from vfl_common.errors import Code, InputError
 from vfl_common.process.logs import utc
-from vfl_common.production.registry import when_began
+from vfl_common.production.registry import make_sort_key
 from vfl_common.summary import Summary, load_summary
-from vfl_common.text import clean, method_of
+from vfl_common.text import clean, describe_method
 
 _MAIN_METRICS = ("accuracy", "auc", "rmse")
 # Maximum number of characters in a line of the table.
@@ -126,14 +126,14 @@ def read_listed_run(folder: Path) -> ListedRun | None:
         if not runs and not (folder / "results.csv").is_file():
             return None
         return ListedRun(
-            folder, "study", when_began(folder.name, _get_write_time(folder)), runs=len(runs)
+            folder, "study", make_sort_key(folder.name, _get_write_time(folder)), runs=len(runs)
         )
     facts = [process.read("run.json") for process in processes]
     recipe: dict[str, Any] = next(
         (tables for tables in (process.read("recipe.json") for process in processes) if tables), {}
     )
     job = str(next((content["job"] for content in facts if "job" in content), "train"))
-    began = began_of(folder)
+    began = find_begin_time(folder)
     model = str(
         next((content["trained_run"] for content in facts if content.get("trained_run")), "")
     )
@@ -161,7 +161,7 @@ def read_listed_run(folder: Path) -> ListedRun | None:
     )
 
 
-def newest(out: Path) -> ListedRun:
+def find_newest_run(out: Path) -> ListedRun:
     """Returns the newest finished training run of a federation in ``out``. If there is none,
     returns the newest finished training run of one party.
 
@@ -229,23 +229,23 @@ def _make_row(run: ListedRun, metric_names: list[str]) -> tuple[str, ...]:
     return (
         *start,
         *metrics,
-        size(run.summary.bytes.total.message_bytes),
+        format_size(run.summary.bytes.total.message_bytes),
         f"{run.summary.wall_s:.1f}",
     )
 
 
-def began_of(folder: Path) -> tuple[float, float, str]:
+def find_begin_time(folder: Path) -> tuple[float, float, str]:
     """Returns the time when the run in a folder began, as a sort key from ``when_began``."""
     written_s = min(
         map(_get_write_time, folder.glob("*/recipe.json")), default=_get_write_time(folder)
     )
-    return when_began(folder.name, written_s)
+    return make_sort_key(folder.name, written_s)
 
 
 def _get_method(recipe: Mapping[str, Any]) -> str:
     """Returns the name of the method in a recipe's tables; '' if they lack it."""
     try:
-        return method_of(phase["kind"] for phase in recipe["phases"])
+        return describe_method(phase["kind"] for phase in recipe["phases"])
     except (KeyError, TypeError):
         return str(recipe.get("method", ""))
 

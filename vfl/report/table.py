@@ -11,28 +11,28 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from vfl.report.notes import about_exchanges, protection_notes
+from vfl.report.notes import describe_exchanges, yield_protection_notes
 from vfl.report.reading import ProcessNotes
 from vfl.report.rounds import RoundLine
 from vfl_common.ledger import CONTROL
 from vfl_common.summary import LinkBytes, SetQuality, Summary, Worth
-from vfl_common.text import clean, percent
+from vfl_common.text import clean, format_percent
 
 _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _SPLITS = ("train", "validation", "test")
 # The phases that come before the phases of the recipe.
-FIRST = ("align", "open")
+FIRST_PHASES = ("align", "open")
 # Maximum number of sets of parties in a table. Four parties have 16 sets.
 _MAX_SETS = 16
 # The width of a table in characters if the output is not a terminal.
 PIPE_WIDTH = 120
-WORDS = (
+GLOSSARY = (
     "align: entity alignment. open: the parties compare their rows.\n"
     "payload: the tensors of a message. envelope: the rest of the message. kB = 1,000 bytes."
 )
 
 
-def size(count: int) -> str:
+def format_size(count: int) -> str:
     """Formats a number of bytes with a decimal unit, such as ``1.25 MB``."""
     for factor, unit in _UNITS:
         if count >= factor:
@@ -44,12 +44,14 @@ def size(count: int) -> str:
     return f"{count} B"
 
 
-def is_one(used: Mapping[str, int]) -> bool:
+def uses_same_rows(used: Mapping[str, int]) -> bool:
     """Returns whether all parties use the same number of rows. ``used``: {party: rows}."""
     return len(set(used.values())) == 1
 
 
-def show(summary: Summary, phases: Sequence[str] = (), console: Console | None = None) -> None:
+def print_tables(
+    summary: Summary, phases: Sequence[str] = (), console: Console | None = None
+) -> None:
     """Prints the tables of a run to ``console``, by default to standard output.
 
     ``phases``: The names of the phases in the order of the recipe.
@@ -67,11 +69,15 @@ def show_notes(notes: ProcessNotes) -> None:
     for heading in ("payload", "message bytes", "messages"):
         table.add_column(heading, justify="right")
     for entry in notes.entries:
-        counts = (size(entry.payload_bytes), size(entry.message_bytes), f"{entry.messages:,}")
+        counts = (
+            format_size(entry.payload_bytes),
+            format_size(entry.message_bytes),
+            f"{entry.messages:,}",
+        )
         table.add_row(
             clean(entry.phase), clean(entry.peer), clean(entry.kind), entry.direction, *counts
         )
-    words = f"\n{WORDS}\ncontrol: the session with the server, and opening streams.\n"
+    words = f"\n{GLOSSARY}\ncontrol: the session with the server, and opening streams.\n"
     last_round = notes.last_round if notes.unfinished else None
     newest = [] if last_round is None else [Text(f"{_describe_round(last_round)}\n")]
     wide_console().print(Group(Text(), table, Text(words, "dim"), *newest))
@@ -101,7 +107,7 @@ def wide_console(width: int = PIPE_WIDTH) -> Console:
     return console
 
 
-def as_html(tables: Group) -> str:
+def render_html(tables: Group) -> str:
     """Renders tables as HTML, for a notebook."""
     out = io.StringIO()
     # With force_jupyter=False, rich does not also display the tables in the notebook.
@@ -114,7 +120,7 @@ def as_html(tables: Group) -> str:
 
 def render(summary: Summary, phases: Sequence[str] = ()) -> Group:
     """Returns all tables and notes of a run as one rich renderable."""
-    order = in_order(summary, phases)
+    order = sort_phases(summary, phases)
     parts: list[Text | Table] = [
         Text.assemble("\n", (summary.run_id, "bold"), f"\n{_describe_run(summary)}")
     ]
@@ -137,13 +143,13 @@ def render(summary: Summary, phases: Sequence[str] = ()) -> Group:
             else ""
         )
         parts += [Text(f"\nThe two ends counted different bytes on: {links}{why}", "yellow")]
-    for note in protection_notes(summary):
+    for note in yield_protection_notes(summary):
         parts += [Text(f"\n{clean(note)}", "yellow")]
-    for note in about_exchanges(summary):
+    for note in describe_exchanges(summary):
         parts += [Text(f"\n{clean(note)}", "yellow" if "NOT" in note else "")]
     without = ", without killed or stopped processes" if _is_disturbed(summary) else ""
     words = (
-        f"{WORDS}\ncontrol: sessions with the server, and opening streams. TCP: counted by the "
+        f"{GLOSSARY}\ncontrol: sessions with the server, and opening streams. TCP: counted by the "
         f"kernel{without}."
     )
     parts += [Text(f"\n{words}", "dim")]
@@ -157,11 +163,11 @@ def _is_disturbed(summary: Summary) -> bool:
     )
 
 
-def in_order(summary: Summary, phases: Sequence[str] = ()) -> list[str]:
+def sort_phases(summary: Summary, phases: Sequence[str] = ()) -> list[str]:
     """Returns the names of the phases with bytes in order: alignment, comparison of rows, the
     phases of the recipe, and control (the sessions with the server).
     """
-    ordered = [*FIRST, *phases]
+    ordered = [*FIRST_PHASES, *phases]
     names = list(summary.bytes.by_phase)
     return sorted(
         names,
@@ -188,11 +194,11 @@ def _describe_run(summary: Summary) -> str:
     if rows_by_party:
         used = {party.name: party.common_rows for party in summary.parties if party.rows}
         shares = ", ".join(
-            f"{name} {percent(used[name], rows)} of {rows:,}"
+            f"{name} {format_percent(used[name], rows)} of {rows:,}"
             for name, rows in rows_by_party.items()
         )
         # With rows.partial the parties use different rows.
-        what = f"{max(used.values()):,} common rows" if is_one(used) else "rows used"
+        what = f"{max(used.values()):,} common rows" if uses_same_rows(used) else "rows used"
         parts.append(f"{what} ({shares})")
     if summary.without:
         parts.append(f"trained without {', '.join(summary.without)} (joined too late)")
@@ -236,7 +242,7 @@ def new_table(title: str, show_footer: bool = False) -> Table:
     )
 
 
-def splits(summary: Summary) -> list[str]:
+def list_splits(summary: Summary) -> list[str]:
     """Returns the names of the splits that have metrics: train, validation, test, then others."""
     return sorted(
         summary.metrics,
@@ -250,7 +256,7 @@ def _make_metrics_table(summary: Summary) -> Table:
     names = list(dict.fromkeys(name for named in summary.metrics.values() for name in named))
     for name in names:
         table.add_column(name, justify="right")
-    for split in splits(summary):
+    for split in list_splits(summary):
         named = summary.metrics[split]
         table.add_row(split, *(f"{named[name]:.4g}" if name in named else "" for name in names))
     return table
@@ -313,7 +319,7 @@ def _make_process_table(summary: Summary) -> Table:
         table.add_column(heading, justify="right")
     for party in summary.parties:
         work = ("", "") if party.role == "server" else (f"{party.steps:,}", f"{party.wall_s:.1f}")
-        peak = "" if party.peak_memory_bytes is None else size(party.peak_memory_bytes)
+        peak = "" if party.peak_memory_bytes is None else format_size(party.peak_memory_bytes)
         row = (party.name, party.role, party.device, party.device_name, str(party.pid), *work)
         table.add_row(*row, *([peak] if gpus else []))
     return table
@@ -356,8 +362,8 @@ def _make_party_table(summary: Summary, phases: Sequence[str]) -> Table:
                 party.name if direction == "sent" else "",
                 direction,
                 *(_format_count(sum(_list_message_bytes(own_links, phase))) for phase in phases),
-                size(sum(link.message_bytes for link in own_links)),
-                size(sum(link.payload_bytes for link in own_links)),
+                format_size(sum(link.message_bytes for link in own_links)),
+                format_size(sum(link.payload_bytes for link in own_links)),
                 _format_count(on_tcp),
                 *([_format_count(on_interface)] if machines else []),
             )
@@ -369,7 +375,7 @@ def _list_message_bytes(links: Iterable[LinkBytes], phase: str) -> list[int]:
 
 
 def _format_count(count: int) -> str:
-    return size(count) if count else "–"
+    return format_size(count) if count else "–"
 
 
 def _make_phase_table(summary: Summary, phases: Sequence[str]) -> Table:
@@ -377,18 +383,18 @@ def _make_phase_table(summary: Summary, phases: Sequence[str]) -> Table:
     total = summary.bytes.total
     envelope = total.message_bytes - total.payload_bytes
     table.add_column("phase", "all")
-    table.add_column("payload", size(total.payload_bytes), justify="right")
-    table.add_column("envelope", size(envelope), justify="right")
-    table.add_column("message bytes", size(total.message_bytes), justify="right")
+    table.add_column("payload", format_size(total.payload_bytes), justify="right")
+    table.add_column("envelope", format_size(envelope), justify="right")
+    table.add_column("message bytes", format_size(total.message_bytes), justify="right")
     table.add_column("messages", f"{total.messages:,}", justify="right")
     table.add_column("on TCP", _format_count(sum(_sum_tcp(summary).values())), justify="right")
     for phase in phases:
         count = summary.bytes.by_phase[phase]
         table.add_row(
             phase,
-            size(count.payload_bytes),
-            size(count.message_bytes - count.payload_bytes),
-            size(count.message_bytes),
+            format_size(count.payload_bytes),
+            format_size(count.message_bytes - count.payload_bytes),
+            format_size(count.message_bytes),
             f"{count.messages:,}",
             "",
         )

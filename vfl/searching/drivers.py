@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from vfl.jobs.pool import pool, waiting
-from vfl.library.data import with_data
+from vfl.jobs.pool import open_pool, open_waiting_threads
+from vfl.library.data import add_data
 from vfl.library.plugins import get_import_paths, import_plugins
 from vfl.library.recipe import Recipe
 from vfl.library.simulate import Order
@@ -46,8 +46,8 @@ def run_in_processes(
     errors: list[BaseException] = []
     with (
         _make_order(plan, data) as order,
-        pool(ORDER_FUNCTION, jobs, threads_each, backend) as workers,
-        waiting(workers, jobs) as threads,
+        open_pool(ORDER_FUNCTION, jobs, threads_each, backend) as workers,
+        open_waiting_threads(workers, jobs) as threads,
     ):
         pending = {threads.submit(workers.run, order) for _ in range(jobs)}
         while pending:
@@ -65,7 +65,7 @@ def _make_order(plan: TrialPlan, data: Mapping[str, Any] | None) -> Iterator[dic
     InputError.
     """
     recipe = plan.recipe
-    tables, frames = with_data(recipe.to_dict(), data or {})
+    tables, frames = add_data(recipe.to_dict(), data or {})
     settings = parse(Settings, tables, "recipe")
     data_by_party = divide(settings, recipe.base)
     with tempfile.TemporaryDirectory(prefix="rows-", dir=plan.folder) as rows:

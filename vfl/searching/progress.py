@@ -11,7 +11,7 @@ from vfl.searching.claims import Claims
 from vfl.searching.found import convert_trial
 from vfl.searching.trying import TrialPlan
 from vfl.studies.lines import format_axis_value
-from vfl.studies.show import duration
+from vfl.studies.show import format_duration
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -88,7 +88,7 @@ def sentence(event: dict[str, Any]) -> str:
         "pruned": lambda: f"pruned after {event['rounds']} rounds",
         "failed": lambda: f"failed: {event['error']}",
     }
-    left = f"; about {duration(event['left_s'])} left" if event["left_s"] else ""
+    left = f"; about {format_duration(event['left_s'])} left" if event["left_s"] else ""
     return (
         f"run {event['number']} of {event['of']}: {event['title']}: "
         f"{formatters[event['event']]()}, {event['seconds']:.1f} s{left}"

@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any, get_args
 
 from vfl.library import cells
-from vfl.library.data import with_data
+from vfl.library.data import add_data
 from vfl.library.plugins import with_plugins
 from vfl.library.recipe import GivenRecipe, Recipe
-from vfl.library.simulate import ours
-from vfl.library.study import number_of_jobs, speaker
+from vfl.library.simulate import convert_errors
+from vfl.library.study import check_jobs, make_printer
 from vfl.searching import journal
 from vfl.searching.drivers import run_in_processes
 from vfl.searching.found import Search, read_result
 from vfl.searching.progress import SearchProgress, Tell, sentence
 from vfl.searching.spaces import Between, list_grid_points, parse_spaces, write_spaces
 from vfl.searching.trying import TrialPlan, drive
-from vfl.studies.kept import Fingerprints, inputs_of
+from vfl.studies.kept import Fingerprints, compute_inputs_digest
 from vfl_common.config.base import parse
 from vfl_common.config.division import divide
 from vfl_common.config.recipe import Recipe as Settings
@@ -77,7 +77,7 @@ def search(
     The objective cannot be a metric on the test rows, because a choice by the test rows would bias
     their metrics. Raises VflError if an argument is invalid, or if no trial finished.
     """
-    print_line = speaker() if not quiet else None
+    print_line = make_printer() if not quiet else None
 
     def tell(event: dict[str, Any]) -> None:
         if print_line is not None and event["event"] != "study":
@@ -138,10 +138,10 @@ def run_search(
     ``tell`` is called with an event at the beginning, and when a trial of any driver has ended.
     Raises VflError.
     """
-    job_count = number_of_jobs(jobs)
+    job_count = check_jobs(jobs)
     require_folder(plan.folder)
     plan.folder.mkdir(exist_ok=True)
-    with journal.silence_optuna(), ours():
+    with journal.silence_optuna(), convert_errors():
         progress = SearchProgress(plan, tell, job_count)
         if progress.left and (job_count > 1 or backend is not None):
             drivers = min(job_count, progress.left)
@@ -195,10 +195,12 @@ def _compute_digest(
     recipe: Recipe, data: Mapping[str, Any] | None, spaces: Mapping[str, Any], other: list[Any]
 ) -> str:
     """Returns a digest of the recipe, the rows and the arguments, which determine the trials."""
-    tables, frames = with_data(recipe.to_dict(), data or {})
+    tables, frames = add_data(recipe.to_dict(), data or {})
     settings = parse(Settings, tables, "recipe")
-    if cells.only_here(settings) is not None:
+    if cells.find_unimportable_model(settings) is not None:
         inputs = settings.canonical_json()
     else:
-        inputs = inputs_of(settings, divide(settings, recipe.base), None, Fingerprints(), frames)
+        inputs = compute_inputs_digest(
+            settings, divide(settings, recipe.base), None, Fingerprints(), frames
+        )
     return sha256(json.dumps([inputs, spaces, other], default=str).encode()).hexdigest()

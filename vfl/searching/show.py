@@ -14,7 +14,7 @@ from vfl.searching.found import Search
 from vfl.searching.progress import format_value, sentence
 from vfl.searching.search import run_search
 from vfl.studies.show import PIPE_WIDTH
-from vfl.studies.show import sentence as study_sentence
+from vfl.studies.show import format_event as study_sentence
 from vfl_common.text import count, to_json
 from vfl_party.models.metrics import lower_is_better
 

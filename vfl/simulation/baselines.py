@@ -18,8 +18,8 @@ from typing import Any
 
 from vfl.simulation import BASELINES as BASELINES
 from vfl_common.config.base import parse
-from vfl_common.config.data import NO_FEATURES, DataSettings, ids_only
-from vfl_common.config.division import divide, settings_of
+from vfl_common.config.data import NO_FEATURES, DataSettings, without_features
+from vfl_common.config.division import divide, get_simulate_settings
 from vfl_common.config.kind_of_file import read_tables
 from vfl_common.config.party import load_party
 from vfl_common.config.recipe import Recipe
@@ -117,10 +117,10 @@ def _set_phases(recipe: Recipe, tables: Tables, kind: str) -> Tables:
         # The boosted trees always use float32.
         tables.get("model", {}).pop("precision", None)
         return tables | {"phases": _select_tree_phases(recipe, tables["phases"])}
-    return tables | {"phases": by_oneself(tables["phases"], tables["parties"][0]["name"])}
+    return tables | {"phases": adapt_phases(tables["phases"], tables["parties"][0]["name"])}
 
 
-def by_oneself(phases: list[Tables], name: str) -> list[Tables]:
+def adapt_phases(phases: list[Tables], name: str) -> list[Tables]:
     """Returns the phases for a party that trains by itself: with the optimizer of ``name``, and
     without settings that need other parties. A student is left out, because it learns from other
     parties.
@@ -170,19 +170,21 @@ def alone(tables: Tables, recipe: Recipe, name: str, base: Path, where: str) -> 
             Code.CONFIG_INVALID,
             f"{where}: alone: {name} has no features to learn from. Choose another party.",
         )
-    if party.role == "passive" and name in settings_of(recipe).parties:
+    if party.role == "passive" and name in get_simulate_settings(recipe).parties:
         raise InputError(
             Code.CONFIG_INVALID,
             f"{where}: alone: {name} has its own data (simulate.parties.{name}) without labels. "
             "Choose a party that shares simulate.data, or the active party.",
         )
     place = {key: value for key, value in _get_parties(tables)[name].items() if key == "encoder"}
-    device = settings_of(recipe).devices.get(name)
+    device = get_simulate_settings(recipe).devices.get(name)
     data = divide(recipe, base)
     own = data[name]
     # The common rows depend on the ids of the other parties.
-    if recipe.rows.align == "psi" and settings_of(recipe).parties:
-        others = {other: ids_only(settings) for other, settings in data.items() if other != name}
+    if recipe.rows.align == "psi" and get_simulate_settings(recipe).parties:
+        others = {
+            other: without_features(settings) for other, settings in data.items() if other != name
+        }
         own = _join_tables({name: own, **others}, in_common=True)
     return _make_one_party(tables, name, place, own, device)
 
@@ -194,7 +196,7 @@ def combine_columns(tables: Tables, recipe: Recipe, base: Path, where: str) -> T
     The arguments are those of ``alone``. If parties have their own tables, the tables are joined by
     id, each with its own preprocessing. Raises InputError.
     """
-    simulate, data = settings_of(recipe), divide(recipe, base)
+    simulate, data = get_simulate_settings(recipe), divide(recipe, base)
     device = simulate.devices.get(recipe.active.name)
     if simulate.data is not None and not simulate.parties:
         return _make_one_party(tables, COMBINED, {}, simulate.data.absolute(base), device)

@@ -122,8 +122,8 @@ def _simulate(
         click.echo(to_json(json.loads((folder / "summary.json").read_bytes()), compact=True))
         return
     from vfl.report.reading import find
-    from vfl.report.table import show
+    from vfl.report.table import print_tables
 
     result = find(folder)
-    show(result.summary, result.phases)
+    print_tables(result.summary, result.phases)
     click.echo(f"To see a page and curves of this run: vfl report {folder}")

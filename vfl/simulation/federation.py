@@ -12,8 +12,8 @@ from typing import Any
 
 from vfl.certs.authority import create_authority, issue
 from vfl_common.config.data import DataSettings
-from vfl_common.config.division import settings_of
-from vfl_common.config.party import code_named
+from vfl_common.config.division import get_simulate_settings
+from vfl_common.config.party import list_factories
 from vfl_common.config.policy import PolicySettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
@@ -72,8 +72,8 @@ class Federation:
 
     def write_party(self, name: str, server: str) -> None:
         """Writes the party file of ``name``, with the server's address, for ``vfl-party run``."""
-        simulate = settings_of(self.recipe)
-        certs, code = self.folder / "certs", code_named(self.recipe, name)
+        simulate = get_simulate_settings(self.recipe)
+        certs, code = self.folder / "certs", list_factories(self.recipe, name)
         tables = {
             "name": name,
             "recipe": self.recipe_path.name,
@@ -114,7 +114,7 @@ def _unpin_policy(policy: str | PolicySettings) -> str | dict[str, Any]:
     return unpinned.model_dump(mode="json", exclude_none=True)
 
 
-def on_one_machine(tables: Mapping[str, Any]) -> dict[str, Any]:
+def add_rejoin_deadline(tables: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a recipe's tables with a short deadline for lost parties to rejoin, unless the recipe
     sets a deadline.
     """

@@ -17,14 +17,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vfl_common.config.data import DataSettings, ids_only
+from vfl_common.config.data import DataSettings, without_features
 from vfl_common.config.recipe import Recipe
 from vfl_common.config.recipe_tables import SimulateSettings
 from vfl_common.errors import Code, InputError, InterruptedRun, VflError
 from vfl_common.ledger import Ledger
 from vfl_common.link import PROTOCOL, Hub, Link
 from vfl_common.process import garbage
-from vfl_common.process.logs import NOTE_EVENTS, Console, note_event
+from vfl_common.process.logs import NOTE_EVENTS, Console, make_note_event
 from vfl_common.rpc.exchange.hub import ExchangeHub
 from vfl_common.rpc.exchange.memory import MemoryLink, MemoryPipe
 from vfl_common.run_folder import RunFolder, create
@@ -75,7 +75,7 @@ class PartyConsole(Console):
     def show(self, event: str, **facts: Any) -> None:
         """Forwards an event about the party's table. Other events are ignored."""
         if event in NOTE_EVENTS:
-            self._call_observer(note_event(self._name, event, facts))
+            self._call_observer(make_note_event(self._name, event, facts))
 
 
 @dataclass
@@ -139,18 +139,20 @@ def run_in_process(
 
     Raises VflError; other exceptions of a party are raised unchanged.
     """
-    with garbage.gc_paused():
+    with garbage.pause_gc():
         from vfl_party.assembly import party as assembly
         from vfl_party.assembly.models import encoder_settings
-        from vfl_party.runtime.joining import training
+        from vfl_party.runtime.joining import prepare_training
 
     def open_party(name: str) -> OpenedParty:
         settings = recipe.party(name)
         party_data = (
-            data[name] if settings is not None and settings.features else ids_only(data[name])
+            data[name]
+            if settings is not None and settings.features
+            else without_features(data[name])
         )
         encoder = encoder_settings(recipe, name, None)
-        work = training(recipe, name, folder.parent)
+        work = prepare_training(recipe, name, folder.parent)
         return assembly.open_party(recipe, name, party_data, encoder, load or assembly.load, work)
 
     with _open_federation(recipe, "train", folder, modules, show, observe) as federation:
@@ -213,7 +215,7 @@ def predict_in_process(
         without: the passive parties that do not take part, and are not in ``data``.
     Raises VflError.
     """
-    with garbage.gc_paused():
+    with garbage.pause_gc():
         from vfl_party.assembly import party as assembly
         from vfl_party.data import Labels
         from vfl_party.predict.prediction import Prediction, load_joint, prediction_data, unseen
@@ -259,7 +261,9 @@ def predict_in_process(
         opened = assembly.open_party(
             recipe, name, party_data, trained[name].encoder, load or assembly.load, work
         )
-        versions.require_same(trained[name].path, trained[name].plugins, versions.modelling(opened))
+        versions.require_same(
+            trained[name].path, trained[name].plugins, versions.get_model_versions(opened)
+        )
         tables[name], works[name] = opened.table, work
         notes.extend(
             f"{name}: {text}" for text in unseen(trained[name], opened.table) if settings.features
@@ -320,7 +324,7 @@ def _lock_process() -> Iterator[None]:
             )
         _runs += 1
         try:
-            with garbage.gc_reduced():
+            with garbage.reduce_gc_in_block():
                 yield
         finally:
             _runs -= 1
@@ -449,7 +453,7 @@ class _Federation:
             self._folder.parent,
             name,
             recipe,
-            {**facts, "plugins": plugins | versions.modelling(opened)},
+            {**facts, "plugins": plugins | versions.get_model_versions(opened)},
             # Runs in this process cannot be resumed, so checkpoints are needed only after phases.
             checkpoint_every=_NEVER,
             logs=False,

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
 from vfl_common.config.recipe import Recipe
-from vfl_common.process.logs import interruption_text
+from vfl_common.process.logs import format_interruption
 from vfl_common.text import list_names, number
 
 Event = dict[str, Any]
@@ -133,7 +133,7 @@ def describe_event(event: Event) -> str | None:
             return f"all parties have joined; they resume from checkpoint {event['checkpoint']}"
         return "all parties have joined; they begin"
     if kind == "interrupted":
-        return interruption_text(event)
+        return format_interruption(event)
     if kind == "lost":
         return f"{event['party']} {event['how']}"
     if kind == "away":
@@ -255,7 +255,7 @@ class Live(View):
         self._bar.stop()
 
 
-def view(recipe: Recipe) -> View:
+def make_view(recipe: Recipe) -> View:
     """Returns a view for standard error: ``Live`` at a terminal, otherwise ``Lines``."""
     console = Console(stderr=True)
     if console.is_terminal:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vfl_common.config.base import parse, read_toml
-from vfl_common.config.kind_of_file import kind_of, read_tables
+from vfl_common.config.kind_of_file import detect_kind, read_tables
 from vfl_common.config.party import PartyFile, load_party
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
@@ -21,12 +21,12 @@ def are_party_files(paths: Sequence[Any]) -> bool:
     read.
     """
     return bool(paths) and all(
-        isinstance(path, str | Path) and kind_of(read_toml(Path(path))) == "party file"
+        isinstance(path, str | Path) and detect_kind(read_toml(Path(path))) == "party file"
         for path in paths
     )
 
 
-def of_party_files(paths: Sequence[Path]) -> tuple[Tables, Path]:
+def combine_party_files(paths: Sequence[Path]) -> tuple[Tables, Path]:
     """Returns the recipe that the party files name, with their data under [simulate], and the
     recipe's folder.
 
@@ -78,7 +78,7 @@ def of_party_files(paths: Sequence[Path]) -> tuple[Tables, Path]:
 
 
 def _check_party_file(path: Path) -> Path:
-    if kind_of(read_toml(path)) != "party file":
+    if detect_kind(read_toml(path)) != "party file":
         raise InputError(
             Code.CONFIG_INVALID,
             f"{path}: is not a party file. Give one recipe with [simulate], or the files of all "

@@ -13,22 +13,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vfl.launcher.forks import Launcher, launching
+from vfl.launcher.forks import Launcher, run_launcher
 from vfl.launcher.processes import Process, ProcessFailed, end_all, find_culprit, parse_events
 from vfl.report.rounds import History, PartyFolder, RoundLine
 from vfl.simulation.baselines import baseline as baseline_of
 from vfl.simulation.baselines import make_from_party_file
-from vfl.simulation.federation import Federation, on_one_machine
-from vfl.simulation.live import View, view
+from vfl.simulation.federation import Federation, add_rejoin_deadline
+from vfl.simulation.live import View, make_view
 from vfl.simulation.origin import Origin
-from vfl.simulation.own_files import of_party_files
+from vfl.simulation.own_files import combine_party_files
 from vfl_common.config.base import parse, read_toml
-from vfl_common.config.division import divide, settings_of
-from vfl_common.config.kind_of_file import kind_of, read_tables
-from vfl_common.config.recipe import Recipe, naming
+from vfl_common.config.division import divide, get_simulate_settings
+from vfl_common.config.kind_of_file import detect_kind, read_tables
+from vfl_common.config.recipe import Recipe, name_file_in_errors
 from vfl_common.files import require_folder
 from vfl_common.process.beside import watch_page
-from vfl_common.process.logs import NOTE_EVENTS, note_event
+from vfl_common.process.logs import NOTE_EVENTS, make_note_event
 from vfl_common.psi import MAX_ROWS
 
 # A callback that gets a party's name, and a line of its ``metrics.jsonl``.
@@ -70,25 +70,25 @@ def simulate(
     Raises InputError if the recipe cannot be used, and ProcessFailed if a process of the federation
     failed.
     """
-    is_single_party_file = not others and kind_of(read_toml(recipe_path)) == "party file"
+    is_single_party_file = not others and detect_kind(read_toml(recipe_path)) == "party file"
     if others:
-        tables, base = of_party_files([recipe_path, *others])
+        tables, base = combine_party_files([recipe_path, *others])
     elif is_single_party_file:
         tables, base = make_from_party_file(recipe_path, baseline), recipe_path.resolve().parent
     else:
         tables, base = read_tables(recipe_path, "recipe"), recipe_path.resolve().parent
-    tables = on_one_machine(tables | ({} if seed is None else {"seed": seed}))
+    tables = add_rejoin_deadline(tables | ({} if seed is None else {"seed": seed}))
     if baseline is not None and not is_single_party_file:
         tables = baseline_of(tables, baseline, base, str(recipe_path))
     recipe = parse(Recipe, tables, str(recipe_path))
     folder = out / new_run_id(recipe.name, baseline)
     # Wrong settings are reported before anything starts.
     divide(recipe, base)
-    with launching(settings_of(recipe).threads) as launcher:
+    with run_launcher(get_simulate_settings(recipe).threads) as launcher:
         # These checks run while the launcher imports the modules of the parties.
         check_phases(recipe, recipe_path)
         require_folder(out)
-        with watch_page(folder, wanted=watch), view(recipe) as screen:
+        with watch_page(folder, wanted=watch), make_view(recipe) as screen:
             screen.say(f"run {folder.name}: its files are in {folder}")
             run_federation(tables, recipe, base, folder, screen, launcher, keep_going=keep_going)
     return folder
@@ -96,7 +96,7 @@ def simulate(
 
 def check_phases(recipe: Recipe, path: Path) -> None:
     """Raises InputError if the phases of the recipe in ``path`` do not fit together."""
-    with naming(path):
+    with name_file_in_errors(path):
         from vfl_party.phases.course import Course
 
         Course(recipe).check()
@@ -196,7 +196,7 @@ class Simulation:
         )
 
     def _start_party(self, name: str, *options: str) -> None:
-        threads = settings_of(self.federation.recipe).threads
+        threads = get_simulate_settings(self.federation.recipe).threads
         args = ["vfl-party", "run", str(self.federation.party_path(name)), *options]
         self.processes[name] = Process(
             name,
@@ -269,7 +269,7 @@ class Simulation:
             # A restarted party repeats its notes, so duplicates are removed.
             for event in parse_events(dict.fromkeys(lines)):
                 if event["event"] in NOTE_EVENTS:
-                    self.screen.show(note_event(party.name, event["event"], event))
+                    self.screen.show(make_note_event(party.name, event["event"], event))
 
     def _handle(self, event: dict[str, Any]) -> None:
         self.screen.show(event)

@@ -20,7 +20,7 @@ from vfl.report.picture import (
 )
 from vfl.studies.comparison import MethodDifference
 from vfl.studies.plan import GROUPS, Group, StudyFile, StudyMethod
-from vfl.studies.report import FineTuned, describe_average, mean_and_sd, points
+from vfl.studies.report import FineTuned, compute_mean_and_sd, describe_average, get_display_unit
 
 _COLORS = (BLUE, ORANGE, GREEN, PINK, YELLOW, SKY, BLACK, GREY)
 _MARKERS = "osD^vP*X"
@@ -39,7 +39,7 @@ def draw_study(study: StudyFile, results: Iterable[FineTuned], path: Path) -> Pa
     finished = list(results)
     if len(study.methods) > _MAX_LINES:
         return _draw_many(study, finished, path)
-    factor, unit = points(study.metric)
+    factor, unit = get_display_unit(study.metric)
     by_labels = bool(study.labels)
     columns: tuple[int | None, ...] = tuple(sorted(study.labels)) if by_labels else (None,)
     count = len(study.methods)
@@ -55,7 +55,7 @@ def draw_study(study: StudyFile, results: Iterable[FineTuned], path: Path) -> Pa
                 if r.method == method.name and r.labels == labels
             ]
             if values:
-                middle, sd = mean_and_sd(values)
+                middle, sd = compute_mean_and_sd(values)
                 # The shift keeps the error bars of different methods apart.
                 shift = _SPREAD * ((number + 0.5) / count - 0.5)
                 x.append(place + shift if by_labels else number)
@@ -102,7 +102,7 @@ def draw_study(study: StudyFile, results: Iterable[FineTuned], path: Path) -> Pa
 
 def _draw_many(study: StudyFile, results: Sequence[FineTuned], path: Path) -> Path:
     """Draws a row for each method, with a point in a different colour for each label count."""
-    factor, unit = points(study.metric)
+    factor, unit = get_display_unit(study.metric)
     columns: tuple[int | None, ...] = tuple(sorted(study.labels)) or (None,)
     count = len(study.methods)
     figure = NotebookFigure(7.2, 1.2 + 0.28 * count)
@@ -116,7 +116,7 @@ def _draw_many(study: StudyFile, results: Sequence[FineTuned], path: Path) -> Pa
                 if r.method == method.name and r.labels == labels
             ]
             if values:
-                middle, sd = mean_and_sd(values)
+                middle, sd = compute_mean_and_sd(values)
                 x.append(middle)
                 y.append(row + _SPREAD * ((number + 0.5) / len(columns) - 0.5))
                 deviations.append(sd or 0.0)
@@ -159,7 +159,7 @@ def draw_differences(study: StudyFile, compared: Sequence[MethodDifference], pat
     if not compared:
         path.unlink(missing_ok=True)
         return
-    factor, unit = points(study.metric)
+    factor, unit = get_display_unit(study.metric)
     names = list(dict.fromkeys(row.method for row in compared))
     columns = list(dict.fromkeys(row.labels for row in compared))
     figure = NotebookFigure(7.2, 1.5 + 0.32 * len(names))

@@ -12,9 +12,9 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from vfl.studies.paired import MIN_PAIRS, Difference, difference, holm, overlap_of
+from vfl.studies.paired import MIN_PAIRS, Difference, compute_overlap, difference, holm
 from vfl.studies.plan import Pipeline, StudyFile
-from vfl.studies.report import FineTuned, points
+from vfl.studies.report import FineTuned, get_display_unit
 from vfl_common.config.recipe import Recipe
 from vfl_common.files import write_atomic
 
@@ -51,7 +51,7 @@ class MethodDifference:
         }
 
 
-def differences(
+def compare_methods(
     study: StudyFile, chains: Sequence[Pipeline], results: Iterable[FineTuned]
 ) -> list[MethodDifference]:
     """Compares every method with the first method at each label count, over the seeds and folds
@@ -93,7 +93,7 @@ def _compare(metric: str, pairs: Sequence[tuple[float, float]], recipe: Recipe) 
         metric,
         method_values,
         first_values,
-        overlap=overlap_of(recipe, "test"),
+        overlap=compute_overlap(recipe, "test"),
         lower_is_better=lower_is_better(recipe.task, metric),
     )
 
@@ -118,9 +118,9 @@ def write_differences(path: Path, compared: Sequence[MethodDifference]) -> None:
     write_atomic(path, text.getvalue())
 
 
-def table_of_differences(study: StudyFile, compared: Sequence[MethodDifference]) -> Table:
+def make_differences_table(study: StudyFile, compared: Sequence[MethodDifference]) -> Table:
     """Returns a table of the differences, with a row for each method and label count."""
-    factor, unit = points(study.metric)
+    factor, unit = get_display_unit(study.metric)
     measured = f"test {study.metric}" + (f" in {unit}" if unit != study.metric else "")
     several = len(compared) > 1
     caption = "of runs with the same seed and fold"

@@ -55,7 +55,7 @@ def _read_digest(note: Path) -> str:
     )
 
 
-def inputs_of(
+def compute_inputs_digest(
     recipe: Recipe,
     data: Mapping[str, DataSettings],
     baseline: str | None,

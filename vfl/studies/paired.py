@@ -123,7 +123,7 @@ def holm(comparisons: Sequence[Difference]) -> list[Difference]:
     return corrected
 
 
-def overlap_of(recipe: Recipe, split: str) -> float:
+def compute_overlap(recipe: Recipe, split: str) -> float:
     """Returns the number of rows of ``split`` (``test`` or ``validation``) divided by the number of
     training rows; 0 if a column of the data defines the splits.
 

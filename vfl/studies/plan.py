@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from vfl.simulation.baselines import COMBINED, alone, by_oneself, combine_columns
-from vfl.simulation.federation import on_one_machine
-from vfl.simulation.own_files import of_party_files
+from vfl.simulation.baselines import COMBINED, adapt_phases, alone, combine_columns
+from vfl.simulation.federation import add_rejoin_deadline
+from vfl.simulation.own_files import combine_party_files
 from vfl_common.config.base import Section, parse
 from vfl_common.config.kind_of_file import read_tables
 from vfl_common.config.recipe import Recipe
@@ -200,7 +200,7 @@ def load_study(path: Path, *, folds: int | None = None) -> tuple[StudyFile, list
     study = parse(StudyFile, study_tables, str(path))
     recipe_name = study.recipe if isinstance(study.recipe, str) else study.recipe[0]
     base = path.resolve().parent / recipe_name
-    tables = on_one_machine(recipe_of(path, study)[0])
+    tables = add_rejoin_deadline(read_study_recipe(path, study)[0])
     if "start" in tables:
         raise InputError(
             Code.CONFIG_INVALID,
@@ -224,7 +224,7 @@ def load_study(path: Path, *, folds: int | None = None) -> tuple[StudyFile, list
     return study, chains
 
 
-def recipe_of(path: Path, study: StudyFile) -> tuple[dict[str, Any], Path]:
+def read_study_recipe(path: Path, study: StudyFile) -> tuple[dict[str, Any], Path]:
     """Returns the tables of a study's recipe, and the folder that its relative paths start from.
     Raises InputError.
     """
@@ -232,7 +232,7 @@ def recipe_of(path: Path, study: StudyFile) -> tuple[dict[str, Any], Path]:
     if isinstance(study.recipe, str):
         recipe = folder / study.recipe
         return read_tables(recipe, "recipe"), recipe.parent
-    return of_party_files([folder / name for name in study.recipe])
+    return combine_party_files([folder / name for name in study.recipe])
 
 
 def _check_metric(path: Path, study: StudyFile, chain: Pipeline) -> None:
@@ -271,8 +271,8 @@ def _plan_pipeline(
     if method.alone is not None or method.combined:
         recipe, folder, shared_phases = (
             parse(Recipe, tables, where),
-            recipe_of(path, study)[1],
-            by_oneself(shared_phases, method.alone or COMBINED),
+            read_study_recipe(path, study)[1],
+            adapt_phases(shared_phases, method.alone or COMBINED),
         )
         if method.alone is not None:
             tables = alone(tables, recipe, method.alone, folder, where)

@@ -12,7 +12,7 @@ from statistics import mean, stdev
 from rich import box
 from rich.table import Table
 
-from vfl.report.table import size
+from vfl.report.table import format_size
 from vfl.studies.plan import Group, StudyFile
 from vfl_common.files import write_atomic
 from vfl_common.summary import Summary
@@ -90,7 +90,7 @@ class FineTuned:
         return cells
 
 
-def cost_of(summary: Summary) -> Cost:
+def compute_cost(summary: Summary) -> Cost:
     """Returns the cost of a run from its summary."""
     kinds = {
         kind: sum(link.message_bytes for link in summary.bytes.by_link if link.kind == kind)
@@ -125,24 +125,24 @@ def _find_position(name: str, rows: Sequence[dict[str, str | int | float]]) -> i
     return next(list(row).index(name) for row in rows if name in row)
 
 
-def points(metric: str) -> tuple[float, str]:
+def get_display_unit(metric: str) -> tuple[float, str]:
     """Returns (factor, unit) to print a metric. Accuracy, AUC and F1 are printed in points."""
     return (100.0, "points") if metric in _SHARES else (1.0, metric)
 
 
-def mean_and_sd(values: Sequence[float]) -> tuple[float, float | None]:
+def compute_mean_and_sd(values: Sequence[float]) -> tuple[float, float | None]:
     """Returns the mean and the sample standard deviation of values. The standard deviation of a
     single value is None.
     """
     return mean(values), stdev(values) if len(values) > 1 else None
 
 
-def cell(values: Sequence[float], metric: str) -> str:
+def format_cell(values: Sequence[float], metric: str) -> str:
     """Formats the mean and standard deviation of values, such as ``91.3 ± 0.4``."""
     if not values:
         return "–"
-    factor, _ = points(metric)
-    middle, sd = mean_and_sd([factor * value for value in values])
+    factor, _ = get_display_unit(metric)
+    middle, sd = compute_mean_and_sd([factor * value for value in values])
     form = ".1f" if factor > 1 else ".4g"
     return f"{middle:{form}}" + (f" ± {sd:{form}}" if sd is not None else "")
 
@@ -162,7 +162,7 @@ def table(study: StudyFile, results: Iterable[FineTuned]) -> Table:
     means over the finished seeds and folds.
     """
     finished = list(results)
-    _, unit = points(study.metric)
+    _, unit = get_display_unit(study.metric)
     averaged = describe_average(finished)
     title = f"{study.name}: test {study.metric}" + (f" in {unit}" if unit != study.metric else "")
     result = Table(
@@ -191,7 +191,7 @@ def table(study: StudyFile, results: Iterable[FineTuned]) -> Table:
         previous_group = method.group
         method_runs = [run for run in finished if run.method == method.name]
         values = [
-            cell(
+            format_cell(
                 [run.value(study.metric) for run in method_runs if run.labels == labels],
                 study.metric,
             )
@@ -209,4 +209,8 @@ def _format_costs(results: Sequence[FineTuned]) -> tuple[str, str, str]:
     before = mean(result.pretrain.message_bytes for result in results)
     after = mean(result.finetune.message_bytes for result in results)
     seconds = mean(result.pretrain.seconds + result.finetune.seconds for result in results)
-    return size(round(before)) if before else "–", size(round(after)), f"{seconds:.1f}"
+    return (
+        format_size(round(before)) if before else "–",
+        format_size(round(after)),
+        f"{seconds:.1f}",
+    )

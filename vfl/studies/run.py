@@ -20,14 +20,14 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from vfl.launcher.forks import Launcher, launching
-from vfl.simulation.live import View, view
+from vfl.launcher.forks import Launcher, run_launcher
+from vfl.simulation.live import View, make_view
 from vfl.simulation.run import run_federation
-from vfl.studies.comparison import differences, write_differences
-from vfl.studies.plan import Pipeline, PlannedRun, StudyFile, load_study, recipe_of
-from vfl.studies.report import Cost, FineTuned, cost_of, write_csv
+from vfl.studies.comparison import compare_methods, write_differences
+from vfl.studies.plan import Pipeline, PlannedRun, StudyFile, load_study, read_study_recipe
+from vfl.studies.report import Cost, FineTuned, compute_cost, write_csv
 from vfl_common.config.recipe import read_recorded_recipe
-from vfl_common.config.spelling import first_difference
+from vfl_common.config.spelling import find_first_difference
 from vfl_common.errors import Code, InputError, VflError
 from vfl_common.files import require_folder
 from vfl_common.summary import Summary, load_summary
@@ -100,7 +100,7 @@ def run_study(
     with _lock_study(folder):
         running = StudyRunner(
             study,
-            recipe_of(path, study)[1],
+            read_study_recipe(path, study)[1],
             folder,
             chains,
             tell,
@@ -116,14 +116,14 @@ def run_study(
                 for run in running.runs
                 if run.recipe.simulate is not None
             )
-            with launching(threads) if make is None else contextlib.nullcontext() as launcher:
+            with run_launcher(threads) if make is None else contextlib.nullcontext() as launcher:
                 running.run(launcher)
         running.record()
         if running.results:
             from vfl.studies.chart import draw_differences, draw_study
 
             draw_study(study, running.results, folder / "results.png")
-            compared = differences(study, chains, running.results)
+            compared = compare_methods(study, chains, running.results)
             write_differences(folder / "differences.csv", compared)
             draw_differences(study, compared, folder / "differences.png")
     if running.failures:
@@ -171,7 +171,7 @@ def read_finished(folder: Path, run: PlannedRun) -> Summary | None:
     if summary.recipe_digest != run.recipe.digest():
         other_recipe = _read_recipe(folder / run.run_id, run.recipe.active.name)
         difference = (
-            first_difference(run.recipe.canonical_json(), other_recipe)
+            find_first_difference(run.recipe.canonical_json(), other_recipe)
             if other_recipe is not None
             else None
         )
@@ -390,7 +390,7 @@ class StudyRunner:
         if self.make is not None:
             self.make(run.tables, self.base, folder)
             return
-        with view(run.recipe) if self.live else View(run.recipe) as screen:
+        with make_view(run.recipe) if self.live else View(run.recipe) as screen:
             run_federation(
                 run.tables, run.recipe, self.base, folder, screen, launcher, stop=self._stop
             )
@@ -440,7 +440,7 @@ class StudyRunner:
     def _make_result(self, chain: Pipeline, run: PlannedRun) -> FineTuned:
         summary = self._summaries[run.run_id]
         pretrain_cost = (
-            cost_of(self._summaries[chain.pretrain.run_id])
+            compute_cost(self._summaries[chain.pretrain.run_id])
             if chain.pretrain is not None
             else Cost()
         )
@@ -453,7 +453,7 @@ class StudyRunner:
             run.labels,
             summary.metrics,
             pretrain_cost,
-            cost_of(summary),
+            compute_cost(summary),
             run.fold,
             next(method.group for method in self.study.methods if method.name == run.method),
         )

@@ -10,8 +10,8 @@ from typing import Any
 import click
 from rich.console import Console
 
-from vfl.jobs.runs import making
-from vfl.studies.comparison import differences, table_of_differences
+from vfl.jobs.runs import open_run_maker
+from vfl.studies.comparison import compare_methods, make_differences_table
 from vfl.studies.plan import Pipeline, StudyFile, load_study
 from vfl.studies.report import FineTuned, table
 from vfl.studies.run import StudyFailed, run_study
@@ -33,7 +33,7 @@ class _Failed(click.ClickException):
         click.echo(f"error: {self.message}", err=True, file=file)
 
 
-def sentence(event: dict[str, Any], metric: str = "accuracy") -> str:
+def format_event(event: dict[str, Any], metric: str = "accuracy") -> str:
     """Formats an event of a study as a line of text."""
     kind = event["event"]
     if kind == "study":
@@ -45,11 +45,11 @@ def sentence(event: dict[str, Any], metric: str = "accuracy") -> str:
     if kind == "failed":
         return f"{head}: failed: {event['error']}"
     value = f"{metric} {event['metric']:.4g}, " if event["metric"] is not None else ""
-    remaining = f"; about {duration(event['left_s'])} left" if event["left_s"] else ""
+    remaining = f"; about {format_duration(event['left_s'])} left" if event["left_s"] else ""
     return f"{head}: {value}{event['seconds']:.1f} s{remaining}"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Formats a duration, such as ``45 s`` or ``12 min``."""
     if seconds < 100:
         return f"{seconds:.0f} s"
@@ -78,11 +78,11 @@ def show_study(
             click.echo(to_json(event, compact=True))
         elif event["event"] != "begin" or errors.is_terminal:
             errors.print(
-                sentence(event, study.metric), markup=False, highlight=False, soft_wrap=True
+                format_event(event, study.metric), markup=False, highlight=False, soft_wrap=True
             )
 
     live = errors.is_terminal and not as_json and backend is None
-    backend_jobs = contextlib.nullcontext() if backend is None else making(jobs, backend)
+    backend_jobs = contextlib.nullcontext() if backend is None else open_run_maker(jobs, backend)
     try:
         with backend_jobs as make:
             results = run_study(path, out, jobs=jobs, folds=folds, tell=say, live=live, make=make)
@@ -99,7 +99,7 @@ def _show_results(
     out: Path,
     as_json: bool,
 ) -> None:
-    compared = differences(study, chains, results)
+    compared = compare_methods(study, chains, results)
     if as_json or not results:
         for result in results:
             click.echo(to_json({"event": "result", **result.row()}, compact=True))
@@ -113,7 +113,7 @@ def _show_results(
     console.print(table(study, results))
     if compared:
         console.print()
-        console.print(table_of_differences(study, compared))
+        console.print(make_differences_table(study, compared))
     folder = out / study.name
     names = ["results.csv", "results.png"]
     names += ["differences.csv", "differences.png"] if compared else []

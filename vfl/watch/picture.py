@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vfl.report.reading import of_run
+from vfl.report.reading import find_run_folder
 from vfl.watch.run import RunFollower
-from vfl_common.production.registry import when_began
+from vfl_common.production.registry import make_sort_key
 from vfl_common.text import to_json
 
 
@@ -75,11 +75,11 @@ def find_run(path: Path) -> Path | None:
     if any(path.glob("*/run.json")):
         return path
     if (path / "run.json").is_file():
-        return of_run(path)
+        return find_run_folder(path)
     try:
         with os.scandir(path) as entries:
             folders = [
-                (when_began(entry.name, entry.stat().st_mtime), Path(entry.path))
+                (make_sort_key(entry.name, entry.stat().st_mtime), Path(entry.path))
                 for entry in entries
                 if entry.is_dir() and not entry.name.startswith(".")
             ]

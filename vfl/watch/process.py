@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vfl.report.rounds import FILE, PartyFolder, RoundLine, parse
+from vfl.report.rounds import FILE, PartyFolder, RoundLine, parse_round
 from vfl_common.errors import InputError
 from vfl_common.files import GrowingFile
 from vfl_common.ledger import Entry, read_entries
@@ -84,7 +84,9 @@ class ProcessFiles:
     def read(self) -> NewLines:
         """Reads the new lines of all files. Missing or damaged files are ignored."""
         log = [line for line in map(_parse_object, self._read_lines("log")) if line]
-        rounds = [row for line in self._read_lines("rounds") if (row := parse(line, self.last_s))]
+        rounds = [
+            row for line in self._read_lines("rounds") if (row := parse_round(line, self.last_s))
+        ]
         self._keep_last_rounds(rounds)
         for name in _FILES:
             self._check_file(name)

@@ -25,7 +25,7 @@ from vfl.watch.people import (
     get_time_s,
 )
 from vfl.watch.process import Link, ProcessFiles
-from vfl_common.process.logs import line_text
+from vfl_common.process.logs import format_line
 from vfl_common.text import LINE, clean, shorten
 
 # The maximum number of log lines on a page.
@@ -246,5 +246,5 @@ def _format_log_line(name: str, line: Mapping[str, Any]) -> dict[str, Any]:
         "at_s": get_time_s(line),
         "party": clean(shorten(name), MAX_NAME + 1),
         "level": clean(str(line.get("level", "")), MAX_NAME),
-        "text": clean(line_text(line), LINE),
+        "text": clean(format_line(line), LINE),
     }

@@ -105,7 +105,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         ) from None
 
 
-def has_form(pattern: str, words: str) -> AfterValidator:
+def match_pattern(pattern: str, words: str) -> AfterValidator:
     """Returns a pydantic validator that checks a text against a regular expression. The error
     message shows ``words``, which say what to write, instead of the pattern.
     """
@@ -176,7 +176,7 @@ def _find_written_keys(value: Any, place: Sequence[int | str], *, missing: bool)
 
 
 KindName = Annotated[
-    str, has_form(r"[a-z][a-z0-9_]*", "lower-case letters, digits and '_', a letter first")
+    str, match_pattern(r"[a-z][a-z0-9_]*", "lower-case letters, digits and '_', a letter first")
 ]
 
 

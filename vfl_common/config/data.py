@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from vfl_common.config.base import Section, has_form
+from vfl_common.config.base import Section, match_pattern
 
 # Callers import these names from this module.
 from vfl_common.config.sources import FRAME as FRAME
@@ -40,7 +40,7 @@ from vfl_common.passwords import hide_passwords
 # ``vfl_party.data.ids.spelling``.
 IdRule = Annotated[
     str,
-    has_form(
+    match_pattern(
         r"trim|casefold|nfkc|digits|zeros|email|phone:[A-Z]{2}",
         "'trim', 'casefold', 'nfkc', 'digits', 'zeros', 'email' or 'phone:CC', with a "
         "country such as DE for CC",
@@ -57,7 +57,7 @@ Buckets = Annotated[int, Field(ge=1, le=1 << 20)]
 ROW = "row"
 
 
-def id_columns(value: Any) -> Any:
+def parse_id_columns(value: Any) -> Any:
     """Turns the setting ``id`` (one name, a list of names, or None) into a sequence of column
     names.
     """
@@ -286,7 +286,7 @@ class DataSettings(Section):
     @field_validator("id", mode="before")
     @classmethod
     def _columns(cls, value: Any) -> Any:
-        columns = id_columns(value)
+        columns = parse_id_columns(value)
         if not isinstance(columns, list | tuple):
             raise ValueError("must be the name of a column or a list of names")
         return columns
@@ -475,7 +475,7 @@ NO_FEATURES: dict[str, Any] = {
 }
 
 
-def ids_only(settings: DataSettings) -> DataSettings:
+def without_features(settings: DataSettings) -> DataSettings:
     """Returns a copy of the settings without features, for an active party that holds only
     labels.
     """

@@ -14,7 +14,7 @@ from vfl_common.config.recipe_tables import PartySettings, SimulateSettings
 from vfl_common.errors import Code, InputError
 
 
-def settings_of(recipe: Recipe) -> SimulateSettings:
+def get_simulate_settings(recipe: Recipe) -> SimulateSettings:
     """Returns the recipe's table [simulate]. Raises InputError if the recipe has none."""
     if recipe.simulate is None:
         raise InputError(
@@ -34,7 +34,7 @@ def divide(recipe: Recipe, base: Path) -> dict[str, DataSettings]:
     party without features reads only the label. Raises InputError if a party has no data, or if the
     scheme does not fit the number of parties.
     """
-    simulate = settings_of(recipe)
+    simulate = get_simulate_settings(recipe)
     roster = [party.name for party in recipe.parties]
     for key, settings in (
         ("parties", simulate.parties),

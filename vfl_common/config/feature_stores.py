@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from vfl_common.config.base import Section, has_form
+from vfl_common.config.base import Section, match_pattern
 from vfl_common.config.sources import is_database, resolve_source
 from vfl_common.passwords import hide_passwords
 
@@ -45,7 +45,9 @@ class ServiceStore(Section):
 
     kind: Literal["service"]
     """An HTTP service with SecretFlow-Serving's interface ``BatchFetchFeature``."""
-    url: Annotated[str, has_form(r"https?://[^\s/@?#]+(/[^\s?#]*)?", "http(s)://HOST:PORT/PATH")]
+    url: Annotated[
+        str, match_pattern(r"https?://[^\s/@?#]+(/[^\s?#]*)?", "http(s)://HOST:PORT/PATH")
+    ]
     """The URL of the service: ``https://HOST:PORT/BatchFeatureService/BatchFetchFeature``."""
     service_id: str | None = None
     """The ``model_service_id`` of each request. Default: the recipe's name."""

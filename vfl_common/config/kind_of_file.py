@@ -15,7 +15,7 @@ Kind = Literal["recipe", "party file", "study"]
 _STUDY_KEYS = ("seeds", "methods", "finetune", "search")
 
 
-def kind_of(tables: dict[str, Any]) -> Kind | None:
+def detect_kind(tables: dict[str, Any]) -> Kind | None:
     """Returns the kind of file that has these tables; None if no key shows it."""
     if "phases" in tables:
         return "recipe"
@@ -29,7 +29,7 @@ def read_tables(path: Path, wanted: Kind) -> dict[str, Any]:
     is not TOML, or is of another kind.
     """
     tables = read_toml(path)
-    kind = kind_of(tables)
+    kind = detect_kind(tables)
     if kind is not None and kind != wanted:
         raise InputError(
             Code.CONFIG_INVALID, f"{path}: is a {kind}. {_advice(path, tables, wanted)}"

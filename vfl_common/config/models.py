@@ -13,7 +13,7 @@ from pydantic import (
     model_validator,
 )
 
-from vfl_common.config.base import KindName, OfPlugIn, Section, has_form
+from vfl_common.config.base import KindName, OfPlugIn, Section, match_pattern
 
 # Callers import these names from this module.
 from vfl_common.config.task import TaskSettings as TaskSettings
@@ -159,7 +159,7 @@ class CustomSettings(Section):
 
     kind: Literal["custom"]
     """An encoder that your own function creates."""
-    factory: Annotated[str, has_form(r"[\w.]+:\w+", "module:callable")]
+    factory: Annotated[str, match_pattern(r"[\w.]+:\w+", "module:callable")]
     """The function: ``factory(input_spec, embedding_size, **options)`` returns a
     ``torch.nn.Module``.
     """
@@ -222,7 +222,7 @@ class CustomTop(Section):
 
     kind: Literal["custom"]
     """A top model that your own function creates."""
-    factory: Annotated[str, has_form(r"[\w.]+:\w+", "module:callable")]
+    factory: Annotated[str, match_pattern(r"[\w.]+:\w+", "module:callable")]
     """The function: ``factory(in_features, outputs, **options)`` returns a ``torch.nn.Module``. The
     active party imports it.
     """

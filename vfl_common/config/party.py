@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PositiveInt
 
-from vfl_common.config.base import Section, has_form, parse
+from vfl_common.config.base import Section, match_pattern, parse
 from vfl_common.config.data import DataSettings
 from vfl_common.config.feature_stores import StoreSettings, absolute_store
 from vfl_common.config.kind_of_file import read_tables
@@ -25,7 +25,7 @@ def _address(text: str) -> str:
     return text
 
 
-AllowedCode = Annotated[str, has_form(r"[\w.]+(:\w+)?", "module or module:callable")]
+AllowedCode = Annotated[str, match_pattern(r"[\w.]+(:\w+)?", "module or module:callable")]
 # The address of a process, host:port.
 Address = Annotated[str, AfterValidator(_address)]
 Init = Literal["secret", "recipe"]
@@ -215,7 +215,7 @@ class PartyFile(Section):
     """Active party: the address that the server passes on to the other parties. Needed if
     ``listen`` means all addresses. Default: ``listen`` with its real port.
     """
-    device: Annotated[str, has_form(r"cpu|cuda(:\d+)?", "'cpu', 'cuda' or 'cuda:N'")] = "cpu"
+    device: Annotated[str, match_pattern(r"cpu|cuda(:\d+)?", "'cpu', 'cuda' or 'cuda:N'")] = "cpu"
     """The torch device on which this party computes."""
     threads: Annotated[int, Field(gt=0, le=1024)] = 1
     """The number of torch threads; with psi, of processes that mask ids; with trees, of processes
@@ -323,7 +323,7 @@ def load_party(path: Path) -> PartyFile:
     )
 
 
-def code_named(recipe: Recipe, name: str, *, own_encoder: bool = False) -> list[str]:
+def list_factories(recipe: Recipe, name: str, *, own_encoder: bool = False) -> list[str]:
     """Returns each ``module:callable`` that a recipe makes a party import: for its encoder, and for
     the active party's top model.
 
@@ -342,7 +342,7 @@ def check_code(path: Path, file: PartyFile, recipe: Recipe) -> None:
     """Raises InputError if the recipe makes this party run code that the party file does not
     allow.
     """
-    for factory in code_named(recipe, file.name, own_encoder=file.encoder is not None):
+    for factory in list_factories(recipe, file.name, own_encoder=file.encoder is not None):
         module = factory.partition(":")[0]
         if {factory, module} & set(file.allow_code):
             continue

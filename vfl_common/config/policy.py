@@ -7,13 +7,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from vfl_common.config.account import AccountLimits
-from vfl_common.config.base import Section, has_form
+from vfl_common.config.base import Section, match_pattern
 
 Level = Literal["open", "careful", "strict"]
 KindOfBundle = Literal["embedding", "gradient", "weights", "rows", "verdict"]
 Pin = Annotated[
     str,
-    has_form(
+    match_pattern(
         r"sha256:[0-9a-f]{64}", "a pin as `vfl certs show` prints it, 'sha256:' and 64 digits"
     ),
 ]
@@ -21,7 +21,7 @@ Pin = Annotated[
 # digits within minutes.
 Digest = Annotated[
     str,
-    has_form(
+    match_pattern(
         r"[0-9a-f]{64}",
         "all 64 digits of a digest as `vfl-party check` prints it: two recipes can share the first "
         "16",

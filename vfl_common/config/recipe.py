@@ -33,7 +33,7 @@ from vfl_common.config.recipe_tables import (
 )
 from vfl_common.config.spelling import Spelling, drop_newer_keys, flatten_tables
 from vfl_common.errors import Code, InputError, VflError
-from vfl_common.text import MEASURES, method_of
+from vfl_common.text import MEASURES, describe_method
 
 # The phase names that the runner itself uses in step keys and in the ledger.
 RESERVED_PHASES = frozenset({"open", "align", "control", "predict", "serve"})
@@ -264,7 +264,7 @@ class Recipe(Section):
     @property
     def method(self) -> str:
         """The kinds of the phases that train, in order: ``fedhssl → head``."""
-        return method_of(phase.kind for phase in self.phases)
+        return describe_method(phase.kind for phase in self.phases)
 
     @property
     def active(self) -> PartySettings:
@@ -416,7 +416,7 @@ def read_recorded_recipe(value: Any, where: str) -> Recipe:
 
 
 @contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
+def name_file_in_errors(path: Path) -> Iterator[None]:
     """Replaces the prefix ``recipe: `` of errors in the block with the path of the recipe's file.
     Code that does not know the path uses this prefix.
     """

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PositiveInt, model_validator
 
-from vfl_common.config.base import KindName, Section, gather_settings, has_form
+from vfl_common.config.base import KindName, Section, gather_settings, match_pattern
 from vfl_common.config.data import DataSettings, IdRule
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.models import PositiveInt as Width
@@ -16,14 +16,16 @@ from vfl_common.files import PLAIN_NAME
 
 Name = Annotated[
     str,
-    has_form(
+    match_pattern(
         r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?",
         "1 to 64 letters, digits, '.', '_' or '-', with a letter or digit at both ends",
     ),
 ]
 RunName = Annotated[
     str,
-    has_form(PLAIN_NAME.pattern, "the name of a folder of runs: letters, digits, '.', '_' and '-'"),
+    match_pattern(
+        PLAIN_NAME.pattern, "the name of a folder of runs: letters, digits, '.', '_' and '-'"
+    ),
 ]
 Seconds = Annotated[float, Field(gt=0.0, le=1e6)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -171,7 +173,9 @@ class PhaseSettings(Section):
     """The method: a folder of ``vfl_party/methods``, or a plug-in that all parties have."""
     name: Annotated[
         str,
-        has_form(r"[a-z][a-z0-9_-]*", "lower-case letters, digits, '_' and '-', a letter first"),
+        match_pattern(
+            r"[a-z][a-z0-9_-]*", "lower-case letters, digits, '_' and '-', a letter first"
+        ),
     ]
     """The phase's name; needed if two phases have the same kind. Default: its kind."""
     codec: KindName = "identity"

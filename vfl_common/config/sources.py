@@ -86,7 +86,7 @@ def resolve_source(source: str, base: Path) -> str:
     ``base`` as the folder of its relative paths. Other sources stay unchanged.
     """
     if is_duckdb(source):
-        folder, query = folder_and_query(source)
+        folder, query = split_duckdb_source(source)
         quoted = normpath(base.absolute() / (folder or "")).replace("'", "''")
         return f"duckdb:SET file_search_path = '{quoted}'; {query}"
     sqlite = _SQLITE.fullmatch(source)
@@ -95,7 +95,7 @@ def resolve_source(source: str, base: Path) -> str:
     return normpath(base.absolute() / source) if is_path(source) else source
 
 
-def folder_and_query(source: str) -> tuple[str | None, str]:
+def split_duckdb_source(source: str) -> tuple[str | None, str]:
     """Returns the folder of relative paths (None if it is not known) and the SELECT of a DuckDB
     source, without a final semicolon.
     """

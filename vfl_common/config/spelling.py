@@ -120,7 +120,7 @@ def _flatten(value: Any, prefix: str = "", *, whole: bool = False) -> dict[str, 
     return flat
 
 
-def first_difference(ours: str, theirs: str) -> tuple[str, Any, Any] | None:
+def find_first_difference(ours: str, theirs: str) -> tuple[str, Any, Any] | None:
     """Finds the first key, in sorted order, by which two canonical JSON texts differ: (dotted key,
     our value, theirs).
 

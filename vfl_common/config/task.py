@@ -371,7 +371,7 @@ class TaskSettings(Section):
         )
 
 
-def top_of(metric: str) -> int | None:
+def parse_k(metric: str) -> int | None:
     """Returns the k of a metric ``top_k`` or ``ndcg_k``; None for any other metric."""
     match = _TOP.fullmatch(metric)
     return int(match[2]) if match else None

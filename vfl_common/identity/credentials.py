@@ -149,7 +149,7 @@ def load_pair(
             f"{key_path}: the key does not belong to the certificate {certificate_path}. Give the "
             "key with which the certificate was requested."
         )
-    if problem := pem.key_problem(certificate.public_key()):
+    if problem := pem.find_key_problem(certificate.public_key()):
         raise _invalid(f"{certificate_path}: the key of the certificate {problem}")
     if not members.stands_for(certificate, name):
         raise InputError(
@@ -157,14 +157,14 @@ def load_pair(
             f"{certificate_path}: the certificate is {members.words(certificate, name)}, and this "
             f"party is {name!r}. Give a certificate for {name!r} and for no other member.",
         )
-    if members.pins.get(name, "") not in ("", pem.pin_of(certificate)):
+    if members.pins.get(name, "") not in ("", pem.compute_pin(certificate)):
         raise InputError(
             Code.IDENTITY_MISMATCH,
             f"{certificate_path}: the certificate has another key than the one pinned for {name} "
-            f"(got {pem.pin_of(certificate)}). Correct the pin, or give the certificate of the "
-            "pinned key.",
+            f"(got {pem.compute_pin(certificate)}). Correct the pin, or give the certificate of "
+            "the pinned key.",
         )
-    chain = pem.chain_of(certificate, intermediates, authorities)
+    chain = pem.build_chain(certificate, intermediates, authorities)
     if not chain:
         raise _invalid(
             f"{certificate_path}: the certificate is not signed by the CA in {ca_path}. Give the "
@@ -191,7 +191,7 @@ def load_pair(
         ),
         (chain[-1], ca_path, "Make a new authority with `vfl certs ca`."),
     ):
-        problem = pem.validity_problem(document, now)
+        problem = pem.find_validity_problem(document, now)
         if problem:
             hint = (
                 remedy
@@ -222,7 +222,7 @@ def _passphrase(tls: TlsSettings) -> bytes | None:
     return None if passphrase is None else passphrase.encode()
 
 
-def ends_soon(certificate: x509.Certificate, now: datetime) -> str:
+def warn_if_ending(certificate: x509.Certificate, now: datetime) -> str:
     """Returns a warning such as ``ends at 2026-01-31 12:00 UTC, in 12 days. …`` if the certificate
     ends within 30 days; otherwise ''.
 

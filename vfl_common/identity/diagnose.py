@@ -203,7 +203,7 @@ def _check_peer(probe: _Probe, tls: ssl.SSLSocket | ssl.SSLObject) -> x509.Certi
             f"expected one for {probe.peer!r} alone. Check the address.",
             Code.IDENTITY_MISMATCH,
         )
-    if problem := pem.key_problem(certificate.public_key()):
+    if problem := pem.find_key_problem(certificate.public_key()):
         text = f"the key of the certificate of {probe.peer!r} at {probe.address} {problem}"
         raise probe.error(text, Code.CERTIFICATE_INVALID)
     return certificate

@@ -16,7 +16,7 @@ from cryptography import x509
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.identity import pem
 from vfl_common.identity.credentials import Credentials
-from vfl_common.identity.signing import chain_pem, is_signature_of, sign, verify_chain
+from vfl_common.identity.signing import encode_chain, is_signature_of, sign, verify_chain
 from vfl_common.text import to_json
 
 
@@ -41,8 +41,8 @@ class Envelope:
         """
         payload = to_json(statement).encode()
         signature = sign(credentials, _encode(payload_type, payload))
-        keyid = pem.pin_of(credentials.certificate)
-        return cls(payload_type, payload, signature, chain_pem(credentials).decode(), keyid)
+        keyid = pem.compute_pin(credentials.certificate)
+        return cls(payload_type, payload, signature, encode_chain(credentials).decode(), keyid)
 
     @classmethod
     def read(cls, value: Any, payload_type: str) -> Envelope:
@@ -97,7 +97,9 @@ class Envelope:
         authorities = pem.parse_certificates(credentials.ca_pem, Path(credentials.ca_file))
         try:
             certificate, *intermediates = x509.load_pem_x509_certificates(self.chain.encode())
-            chained = pem.chain_of(certificate, intermediates[: pem.MAX_INTERMEDIATES], authorities)
+            chained = pem.build_chain(
+                certificate, intermediates[: pem.MAX_INTERMEDIATES], authorities
+            )
         except ValueError:
             raise InputError(
                 Code.CERTIFICATE_INVALID,

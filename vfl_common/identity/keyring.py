@@ -22,10 +22,10 @@ from vfl_common.identity import pem
 from vfl_common.identity.credentials import (
     DIALS,
     Credentials,
-    ends_soon,
     load_credentials,
     load_pair,
     require_own_unrevoked,
+    warn_if_ending,
 )
 from vfl_common.identity.members import Members
 from vfl_common.identity.revoked import format_record, read_revoked, read_seen
@@ -235,7 +235,7 @@ class Keyring:
         owner = {self.name: self._credentials.certificate_file, CA: self._credentials.ca_file}.get(
             name, f"of {name}"
         )
-        warning = ends_soon(certificate, datetime.now(UTC))
+        warning = warn_if_ending(certificate, datetime.now(UTC))
         if warning:
             log.warning(
                 f"the certificate {owner} {warning}",

@@ -69,7 +69,7 @@ class Members:
         """Raises PeerError (IDENTITY_MISMATCH) if the key in the certificate of ``name`` is not the
         pinned key.
         """
-        pinned, pin = self.pins.get(name), pem.pin_of(certificate)
+        pinned, pin = self.pins.get(name), pem.compute_pin(certificate)
         if pinned is not None and pinned != pin:
             raise PeerError(
                 Code.IDENTITY_MISMATCH,
@@ -81,7 +81,7 @@ class Members:
             )
 
 
-def members_of(*recipes: Recipe, pins: Mapping[str, str] | None = None) -> Members:
+def collect_members(*recipes: Recipe, pins: Mapping[str, str] | None = None) -> Members:
     """Returns the members of the recipes. Raises InputError (CONFIG_INVALID) if a pin is for a name
     that is not a member.
     """

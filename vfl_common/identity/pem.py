@@ -152,7 +152,7 @@ def parse_key(
     return key, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
-def key_problem(key: PublicKeyTypes) -> str:
+def find_key_problem(key: PublicKeyTypes) -> str:
     """Returns '' if gRPC can use the key in a handshake; otherwise the problem and a fix, as the
     end of a sentence.
     """
@@ -172,7 +172,7 @@ def key_problem(key: PublicKeyTypes) -> str:
     )
 
 
-def pin_of(certificate: x509.Certificate | x509.CertificateSigningRequest) -> str:
+def compute_pin(certificate: x509.Certificate | x509.CertificateSigningRequest) -> str:
     """Returns ``sha256:`` and the digest of the public key (its DER form, SubjectPublicKeyInfo), in
     hexadecimal.
     """
@@ -224,7 +224,7 @@ def utc(moment: datetime) -> str:
     return f"{moment:%Y-%m-%d %H:%M} UTC"
 
 
-def validity_problem(certificate: x509.Certificate, now: datetime) -> str:
+def find_validity_problem(certificate: x509.Certificate, now: datetime) -> str:
     """Returns '' while the certificate is valid; else the problem, such as ``expired at 2026-01-31
     12:00 UTC``.
     """
@@ -235,7 +235,7 @@ def validity_problem(certificate: x509.Certificate, now: datetime) -> str:
     return ""
 
 
-def issuer_of(
+def find_issuer(
     certificate: x509.Certificate, authorities: Iterable[x509.Certificate]
 ) -> x509.Certificate | None:
     """Finds the authority that signed the certificate directly; None if none of them did."""
@@ -248,7 +248,7 @@ def issuer_of(
     return None
 
 
-def chain_of(
+def build_chain(
     certificate: x509.Certificate,
     others: Sequence[x509.Certificate],
     authorities: Sequence[x509.Certificate],
@@ -262,7 +262,7 @@ def chain_of(
     """
     chain = [certificate]
     while len(chain) <= MAX_INTERMEDIATES + 1:
-        trusted = issuer_of(
+        trusted = find_issuer(
             chain[-1],
             [
                 authority
@@ -277,7 +277,7 @@ def chain_of(
             for other in others
             if other not in chain and _may_sign(other, below=len(chain) - 1)
         ]
-        issuer = issuer_of(chain[-1], candidates)
+        issuer = find_issuer(chain[-1], candidates)
         if issuer is None:
             return []
         chain.append(issuer)

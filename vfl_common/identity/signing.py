@@ -57,7 +57,7 @@ def is_signature_of(certificate: x509.Certificate, message: bytes, signature: by
     return True
 
 
-def chain_pem(credentials: Credentials) -> bytes:
+def encode_chain(credentials: Credentials) -> bytes:
     """Returns the certificate and its intermediates in PEM, without other contents of its file,
     such as the key.
     """
@@ -86,7 +86,7 @@ def verify_chain(chain: bytes, credentials: Credentials, party: str, what: str) 
             warnings.simplefilter("error", CryptographyDeprecationWarning)
             certificate, *intermediates = x509.load_pem_x509_certificates(chain)
             certificate.public_key()
-            found_chain = pem.chain_of(
+            found_chain = pem.build_chain(
                 certificate, intermediates[: pem.MAX_INTERMEDIATES], authorities
             )
     except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion, CryptographyDeprecationWarning):
@@ -123,14 +123,14 @@ def _require_chain(
         )
     now = datetime.now(UTC)
     for chain_certificate in chain:
-        if problem := pem.validity_problem(chain_certificate, now):
+        if problem := pem.find_validity_problem(chain_certificate, now):
             raise PeerError(
                 Code.CERTIFICATE_INVALID,
                 f"the certificate of {party} {problem} (by the clock of {credentials.name}, "
                 f"{pem.utc(now)}). Renew it, or correct the clock.",
                 party=party,
             )
-    if problem := pem.key_problem(certificate.public_key()):
+    if problem := pem.find_key_problem(certificate.public_key()):
         raise PeerError(
             Code.CERTIFICATE_INVALID,
             f"the key of the certificate of {party} {problem}",

@@ -9,7 +9,7 @@ import numpy as np
 from vfl_common.bundle import Buffer, Bundle, BundleSpec, DType, StepKey, TensorSpec
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.packing.coders import Array, Coder
-from vfl_common.packing.dither import derive
+from vfl_common.packing.dither import derive_subseed
 
 # {dtype: numpy's name of the type of its buffers}.
 _NUMPY_TYPES: dict[DType, str] = {
@@ -21,19 +21,19 @@ _NUMPY_TYPES: dict[DType, str] = {
 }
 
 
-def seed_of(root: int, sender: str, step: StepKey, tensor: str) -> int:
+def derive_seed(root: int, sender: str, step: StepKey, tensor: str) -> int:
     """Returns the seed of the random numbers for a tensor at a step. ``root``: the seed of this
     direction of the exchange.
     """
-    return derive(root, sender, step.round, step.batch, tensor)
+    return derive_subseed(root, sender, step.round, step.batch, tensor)
 
 
-def name_of(tensor: str, suffix: str) -> str:
+def get_part_name(tensor: str, suffix: str) -> str:
     """Returns the name on the wire of one part of a tensor."""
     return f"{tensor}.{suffix}" if suffix else tensor
 
 
-def parts_of(coder: Coder, spec: TensorSpec) -> dict[str, TensorSpec] | None:
+def describe_parts(coder: Coder, spec: TensorSpec) -> dict[str, TensorSpec] | None:
     """Returns {suffix: spec} of the parts of a tensor; None if the tensor is sent unchanged."""
     return coder.parts(spec.shape) if spec.dtype is DType.FLOAT32 else None
 
@@ -44,8 +44,8 @@ def wire_spec(coder: Coder, spec: BundleSpec) -> BundleSpec:
     """
     specs: dict[str, TensorSpec] = {}
     for name, tensor in spec.tensors.items():
-        for suffix, part in (parts_of(coder, tensor) or {"": tensor}).items():
-            wire_name = name_of(name, suffix)
+        for suffix, part in (describe_parts(coder, tensor) or {"": tensor}).items():
+            wire_name = get_part_name(name, suffix)
             if wire_name in specs or (suffix and wire_name in spec.tensors):
                 raise InputError(
                     Code.CONFIG_INVALID,
@@ -62,13 +62,15 @@ def encode(coder: Coder, bundle: Bundle, root: int, sender: str, step: StepKey) 
     """
     buffers: dict[str, Buffer] = {}
     for name, tensor in bundle.tensors.items():
-        parts = parts_of(coder, TensorSpec(tensor.dtype, tensor.shape))
+        parts = describe_parts(coder, TensorSpec(tensor.dtype, tensor.shape))
         if parts is None:
             buffers[name] = tensor
             continue
-        arrays = encode_tensor(coder, name, _to_array(tensor), seed_of(root, sender, step, name))
+        arrays = encode_tensor(
+            coder, name, _to_array(tensor), derive_seed(root, sender, step, name)
+        )
         buffers |= {
-            name_of(name, suffix): _to_buffer(part, arrays[suffix])
+            get_part_name(name, suffix): _to_buffer(part, arrays[suffix])
             for suffix, part in parts.items()
         }
     return Bundle(bundle.kind, buffers)
@@ -80,11 +82,13 @@ def decode(coder: Coder, bundle: Bundle, spec: BundleSpec, *, party: str, step: 
     """
     buffers: dict[str, Buffer] = {}
     for name, tensor in spec.tensors.items():
-        parts = parts_of(coder, tensor)
+        parts = describe_parts(coder, tensor)
         if parts is None:
             buffers[name] = bundle.tensors[name]
             continue
-        arrays = {suffix: _to_array(bundle.tensors[name_of(name, suffix)]) for suffix in parts}
+        arrays = {
+            suffix: _to_array(bundle.tensors[get_part_name(name, suffix)]) for suffix in parts
+        }
         buffers[name] = _to_buffer(
             tensor, decode_tensor(coder, name, arrays, tensor.shape, party=party, step=step)
         )

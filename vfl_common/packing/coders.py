@@ -71,7 +71,7 @@ class Bits:
 
     def parts(self, shape: Shape) -> dict[str, TensorSpec] | None:
         """Returns the specs of the parts: see ``Coder.parts``."""
-        rows, width = rows_of(shape)
+        rows, width = get_rows_and_width(shape)
         scale = TensorSpec(DType.BFLOAT16 if self.half else DType.FLOAT32, (rows,))
         packed = TensorSpec(DType.UINT8, (rows, bits.bytes_per_row(width, self.bits)))
         return _parts_if_smaller({"packed": packed, "low": scale, "scale": scale}, shape)
@@ -79,7 +79,9 @@ class Bits:
     def encode(self, x: Floats, seed: int) -> dict[str, Array]:
         """Encodes a tensor: see ``Coder.encode``."""
         dither = Dither(seed) if self.stochastic else None
-        sent = bits.pack(x.reshape(rows_of(x.shape)), self.bits, dither, halves=self.half)
+        sent = bits.pack(
+            x.reshape(get_rows_and_width(x.shape)), self.bits, dither, halves=self.half
+        )
         low, scale = (
             halves.truncate_to_bfloat16(values) if self.half else values
             for values in (sent.low, sent.scale)
@@ -93,7 +95,7 @@ class Bits:
             for name in ("low", "scale")
         )
         sent = bits.PackedRows(parts["packed"], low, scale)
-        return bits.unpack(sent, rows_of(shape)[1], self.bits).reshape(shape)
+        return bits.unpack(sent, get_rows_and_width(shape)[1], self.bits).reshape(shape)
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ class TopK:
 
     def parts(self, shape: Shape) -> dict[str, TensorSpec] | None:
         """Returns the specs of the parts: see ``Coder.parts``."""
-        rows, width = rows_of(shape)
+        rows, width = get_rows_and_width(shape)
         k = self.count(width)
         index = TensorSpec(DType.UINT8, (rows, -(-k * sparse.place_bits(width) // 8)))
         value = TensorSpec(DType.FLOAT16 if self.half else DType.FLOAT32, (rows, k))
@@ -134,7 +136,7 @@ class TopK:
 
     def encode(self, x: Floats, seed: int) -> dict[str, Array]:
         """Encodes a tensor: see ``Coder.encode``."""
-        x_RW = x.reshape(rows_of(x.shape))
+        x_RW = x.reshape(get_rows_and_width(x.shape))
         k = self.count(x_RW.shape[1])
         if self.alpha:
             places = sparse.draw_places(x_RW, k, self.alpha, Dither(seed))
@@ -146,7 +148,7 @@ class TopK:
 
     def decode(self, parts: Mapping[str, Array], shape: Shape) -> Floats:
         """Decodes a tensor: see ``Coder.decode``."""
-        rows, width = rows_of(shape)
+        rows, width = get_rows_and_width(shape)
         values = parts["value"].astype(np.float32, copy=False)
         if not np.isfinite(values).all():
             raise ValueError("holds NaN or infinity")
@@ -186,7 +188,7 @@ class Half:
         return x.reshape(shape)
 
 
-def rows_of(shape: Shape) -> tuple[int, int]:
+def get_rows_and_width(shape: Shape) -> tuple[int, int]:
     """Returns (rows, width) of a tensor: the size of the first axis and the product of the other
     axes. A vector or a scalar is one row.
     """

@@ -16,7 +16,7 @@ import numpy.typing as npt
 _NUMBERS_PER_WORD = 4
 
 
-def derive(root: int, *names: object) -> int:
+def derive_subseed(root: int, *names: object) -> int:
     """Derives a 63-bit seed from a seed and a path of names; different paths give unrelated
     seeds.
     """

@@ -23,7 +23,7 @@ def reduce_gc() -> None:
 
 
 @contextlib.contextmanager
-def gc_reduced() -> Iterator[None]:
+def reduce_gc_in_block() -> Iterator[None]:
     """Makes the collector run less often during the block, for a process that also runs other code.
 
     It does not freeze objects, because unfreezing them would also unfreeze objects that other code
@@ -47,7 +47,7 @@ def _raise_threshold() -> None:
 
 
 @contextlib.contextmanager
-def gc_paused() -> Iterator[None]:
+def pause_gc() -> Iterator[None]:
     """Turns the collector off during a block of imports, because torch's modules have a million
     objects and none of them can be freed.
     """

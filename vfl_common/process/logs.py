@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from vfl_common.files import MAX_FILE_BYTES, OLDER, write_error
-from vfl_common.text import LINE, clean, list_names, percent, to_json
+from vfl_common.text import LINE, clean, format_percent, list_names, to_json
 
 log = logging.getLogger(__name__)
 
@@ -296,7 +296,7 @@ def _avoid_reserved_key(key: str) -> str:
     return f"{key}_" if key in _RECORD_KEYS else key
 
 
-def interruption_text(facts: Mapping[str, Any]) -> str:
+def format_interruption(facts: Mapping[str, Any]) -> str:
     """Returns the sentence for an event ``interrupted``. At a party the event has no deadline."""
     limit = (
         f"; the others wait at most {facts['deadline_s']:.0f} s" if "deadline_s" in facts else ""
@@ -304,17 +304,17 @@ def interruption_text(facts: Mapping[str, Any]) -> str:
     return f"interrupted: {facts['reason']}{limit}"
 
 
-def alignment_text(common: int, own: int, by: str = "") -> str:
+def format_alignment(common: int, own: int, by: str = "") -> str:
     """Returns the sentence with the number of a party's ``own`` rows that are common to all
     parties, or that fit the description ``by``.
     """
     return (
-        f"{common:,} of your {own:,} rows ({percent(common, own)}) are "
+        f"{common:,} of your {own:,} rows ({format_percent(common, own)}) are "
         f"{by or 'common to all parties'}"
     )
 
 
-def arithmetic_text(checkpoint: str, differs: Sequence[str]) -> str:
+def format_arithmetic(checkpoint: str, differs: Sequence[str]) -> str:
     """Returns the sentence for an event ``arithmetic``. ``differs``: see ``ArithmeticChange``."""
     return (
         f"resuming from checkpoint {checkpoint} with other arithmetic ({'; '.join(differs)}): from "
@@ -326,7 +326,7 @@ def arithmetic_text(checkpoint: str, differs: Sequence[str]) -> str:
 NOTE_EVENTS = ("left_out", "advice", "aligned", "unseen", "arithmetic")
 
 
-def note_event(party: str, event: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+def make_note_event(party: str, event: str, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Wraps one of ``NOTE_EVENTS`` in an event ``note``, for a person who runs all parties on one
     machine.
     """
@@ -337,7 +337,7 @@ def note_event(party: str, event: str, facts: Mapping[str, Any]) -> dict[str, An
     }
 
 
-def line_text(line: Mapping[str, Any]) -> str:
+def format_line(line: Mapping[str, Any]) -> str:
     """Returns a log line as text for a person: its message, or the sentence for its event."""
     event, message = str(line.get("event", "")), str(line.get("message", ""))
     if message != event:
@@ -363,7 +363,7 @@ def _describe_event(program: str, event: str, facts: dict[str, Any]) -> str:
         why = f": {facts['why']}" if facts.get("why") else ""
         return f"waiting for {list_names(facts['missing'])} ({facts['left_s']:.0f} s left){why}"
     if event == "interrupted":
-        return interruption_text(facts)
+        return format_interruption(facts)
     if event in ("away", "back") and "at" in facts:
         party, at = facts["party"], facts["at"]
         return (
@@ -379,9 +379,9 @@ def _describe_event(program: str, event: str, facts: dict[str, Any]) -> str:
     if event == "resumed":
         return f"resuming from checkpoint {facts['checkpoint']}"
     if event == "arithmetic":
-        return arithmetic_text(facts["checkpoint"], facts["differs"])
+        return format_arithmetic(facts["checkpoint"], facts["differs"])
     if event == "aligned":
-        return alignment_text(facts["common"], facts["of"], facts.get("by", ""))
+        return format_alignment(facts["common"], facts["of"], facts.get("by", ""))
     if event == "realigning":
         return f"resuming the alignment: {facts['masked']:,} of {facts['of']:,} ids are masked"
     if event == "predicted":

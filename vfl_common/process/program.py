@@ -127,7 +127,7 @@ def run_program(command: click.Command, name: str, *, private: bool = False) -> 
             # ``do_afterwards``.
             signals.set_on_signal(ended)
 
-    _exit_process(exit_status(run), ended)
+    _exit_process(run_for_status(run), ended)
 
 
 def do_last(act: Callable[[], None]) -> None:
@@ -169,7 +169,7 @@ def _exit_process(status: int, ended: threading.Event) -> NoReturn:
     os._exit(status)
 
 
-def exit_status(call: Callable[[], object]) -> int:
+def run_for_status(call: Callable[[], object]) -> int:
     """Calls ``call``; prints an error as one message on standard error. Returns the exit code."""
     try:
         result = call()

@@ -287,7 +287,7 @@ class ModelRegistry:
                 write_atomic(self.out / FILE, text, durable=True)
 
 
-def when_began(run_id: str, written_s: float) -> tuple[float, float, str]:
+def make_sort_key(run_id: str, written_s: float) -> tuple[float, float, str]:
     """Returns the sort key of a run: the time in its id, or else ``written_s``, the time at which
     its copy of the recipe was written (which copying the folder changes). Runs with the same time
     are sorted by ``written_s``, then by id.
@@ -349,4 +349,4 @@ def _read_trained(path: Path) -> RegisteredRun | None:
         return None
     written_s = path.with_name("recipe.json").stat().st_mtime
     alone = len(recipe.parties) == 1
-    return RegisteredRun(run_id, clean(recipe.name), when_began(run_id, written_s), alone)
+    return RegisteredRun(run_id, clean(recipe.name), make_sort_key(run_id, written_s), alone)

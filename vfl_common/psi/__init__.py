@@ -24,7 +24,7 @@ TAG_BATCH = 1 << 20
 MAX_ROWS = (1 << 63) - 1
 
 
-def min_common(minimum: int | float, own: int) -> int:
+def compute_min_common(minimum: int | float, own: int) -> int:
     """Returns the minimum number of common rows.
 
     Args:
@@ -35,7 +35,7 @@ def min_common(minimum: int | float, own: int) -> int:
     return minimum if isinstance(minimum, int) else math.ceil(round(minimum * own, 6))
 
 
-def too_few(minimum: int | float, common: int, *, partial: bool = False) -> PeerError:
+def make_too_few_error(minimum: int | float, common: int, *, partial: bool = False) -> PeerError:
     """Returns the error (ROWS_DIFFER) for fewer common rows than ``rows.at_least``. Peers do not
     learn the number of ``common`` rows. ``partial``: the recipe's ``rows.partial``.
     """
@@ -48,7 +48,7 @@ def too_few(minimum: int | float, common: int, *, partial: bool = False) -> Peer
     return error.privately(f"{error} Rows in common: {common:,}.")
 
 
-def tag_batches(rows: Iterable[int]) -> int:
+def count_tag_batches(rows: Iterable[int]) -> int:
     """Returns the number of batches in which tags are sent to the server. ``rows``: the number of
     rows of each party.
     """

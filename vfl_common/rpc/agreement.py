@@ -19,7 +19,9 @@ from vfl_common.text import clean
 MAX_FILLED = 262_144
 
 
-def require_alike(name: str, join: control_pb2.Join, other: str, theirs: control_pb2.Join) -> None:
+def require_compatible(
+    name: str, join: control_pb2.Join, other: str, theirs: control_pb2.Join
+) -> None:
     """Raises PeerError (PROTOCOL_DIFFERS, RECIPE_DIFFERS, PLUGINS_DIFFER) if the party ``name`` is
     not compatible with the party ``other``. ``join`` and ``theirs``: the messages with which they
     joined.
@@ -47,14 +49,14 @@ def digest_of_compared(join: control_pb2.Join) -> bytes:
     return hashlib.sha256(fields.SerializeToString(deterministic=True)).digest()
 
 
-def range_of(join: control_pb2.Join) -> tuple[int, int]:
+def get_protocol_range(join: control_pb2.Join) -> tuple[int, int]:
     """Returns the oldest and the newest protocol of a party. An older release sends only one
     protocol.
     """
     return join.oldest or join.protocol, join.protocol
 
 
-def spelling_of(join: control_pb2.Join, size: int) -> Spelling:
+def read_spelling(join: control_pb2.Join, size: int) -> Spelling:
     """Reads a party's recipe with its defaults. ``size``: the length of the other party's recipe,
     which limits this one. Raises ValueError or RecursionError if the recipe cannot be read.
     """
@@ -76,7 +78,10 @@ def _compare_protocols(
     name: str, join: control_pb2.Join, other: str, theirs: control_pb2.Join
 ) -> None:
     """Raises PeerError if the parties have no common protocol for the recipe."""
-    (oldest, newest), (other_oldest, other_newest) = range_of(join), range_of(theirs)
+    (oldest, newest), (other_oldest, other_newest) = (
+        get_protocol_range(join),
+        get_protocol_range(theirs),
+    )
     if oldest > other_newest:
         raise PeerError(
             Code.PROTOCOL_DIFFERS,
@@ -103,7 +108,7 @@ def _compare_recipes(
         return
     size = len(theirs.filled_json)
     try:
-        difference = spelling_of(join, size).difference(spelling_of(theirs, size))
+        difference = read_spelling(join, size).difference(read_spelling(theirs, size))
     except (ValueError, RecursionError):
         raise PeerError(
             Code.RECIPE_DIFFERS,

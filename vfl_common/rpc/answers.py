@@ -11,7 +11,7 @@ from vfl_common.errors import AbortedError, Code, InterruptedRun, LostError, Pee
 from vfl_common.files import PLAIN_NAME
 from vfl_common.pb.vfl.v1 import control_pb2, failure_pb2
 from vfl_common.rpc.channel import MAX_MESSAGE_BYTES, split_address
-from vfl_common.rpc.failures import from_failure, refusal
+from vfl_common.rpc.failures import format_refusal, from_failure
 from vfl_common.rpc.messages import Start
 from vfl_common.text import clean
 
@@ -78,7 +78,7 @@ def format_refusals(waiting: control_pb2.Waiting) -> str:
     for failure in waiting.refused[:_MAX_NAMES]:
         # A code of a later release is ignored.
         with contextlib.suppress(ValueError):
-            reasons.append(refusal(clean(failure.party, 64), Code(failure.code)))
+            reasons.append(format_refusal(clean(failure.party, 64), Code(failure.code)))
     return "; ".join(reasons)
 
 

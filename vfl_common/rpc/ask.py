@@ -13,7 +13,7 @@ from vfl_common.errors import Code, InputError, PeerError, VflError
 from vfl_common.identity.credentials import Credentials
 from vfl_common.identity.keyring import Keyring
 from vfl_common.pb.vfl.v1 import control_pb2, failure_pb2
-from vfl_common.rpc.channel import CallLimit, Context, caller_name, connect
+from vfl_common.rpc.channel import CallLimit, Context, connect, get_caller_name
 from vfl_common.rpc.failures import from_failure, to_failure
 from vfl_common.rpc.messages import Joining, join_message
 
@@ -21,7 +21,7 @@ from vfl_common.rpc.messages import Joining, join_message
 MAX_QUESTIONS = 2
 
 
-def answering(
+def make_ask_method(
     keyring: Keyring, place: Callable[[str], None], judge: Callable[[str, control_pb2.Join], None]
 ) -> Callable[[Iterator[bytes], Context], Iterator[bytes]]:
     """Returns the gRPC method that answers such questions: with an empty failure, or with the error
@@ -33,7 +33,7 @@ def answering(
 
     def answer(questions: Iterator[bytes], context: Context) -> Iterator[bytes]:
         try:
-            name = caller_name(context, keyring)
+            name = get_caller_name(context, keyring)
             place(name)
             with places.hold(name):
                 judge(name, _parse_question(next(questions, b""), name))

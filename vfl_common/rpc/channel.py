@@ -206,7 +206,7 @@ def connect(
 
 
 @contextmanager
-def listening(
+def run_server(
     address: str, keyring: Keyring, services: Sequence[Service], threads: int
 ) -> Iterator[tuple[grpc.Server, str]]:
     """Starts a gRPC server and stops it at the end of the block. Yields the server and the address
@@ -324,6 +324,6 @@ def _listen_error(address: str, why: str) -> InputError:
     )
 
 
-def caller_name(context: Context, keyring: Keyring) -> str:
+def get_caller_name(context: Context, keyring: Keyring) -> str:
     """Returns the name in the caller's certificate. Raises PeerError as ``Keyring.admit`` does."""
     return keyring.admit(context.auth_context()["x509_pem_cert"][0])

@@ -12,7 +12,7 @@ from vfl_common.errors import Code, PeerError
 from vfl_common.identity.keyring import Keyring
 from vfl_common.ledger import CONTROL, Ledger
 from vfl_common.pb.vfl.v1 import exchange_pb2
-from vfl_common.rpc.channel import CallLimit, Context, caller_name
+from vfl_common.rpc.channel import CallLimit, Context, get_caller_name
 from vfl_common.rpc.failures import from_failure, to_failure
 
 # The maximum number of concurrent calls of one party.
@@ -112,7 +112,7 @@ def make_confer_method(
     def serve(messages: Iterator[bytes], context: Context) -> Iterator[bytes]:
         name = ""
         try:
-            name = caller_name(context, keyring)
+            name = get_caller_name(context, keyring)
             place(name)
             with places.hold(name):
                 data = next(messages, b"")

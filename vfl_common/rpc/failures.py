@@ -28,7 +28,7 @@ def to_failure(error: BaseException) -> failure_pb2.Failure:
     return failure_pb2.Failure(code=int(error.code), message=text, party=error.party)  # type: ignore[arg-type]
 
 
-def refusal(party: str, code: Code) -> str:
+def format_refusal(party: str, code: Code) -> str:
     """Returns a sentence for the other parties that says why a party does not join, without private
     values.
     """

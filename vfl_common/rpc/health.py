@@ -15,7 +15,14 @@ from grpc_health.v1 import health_pb2
 from vfl_common.errors import Code, PeerError, VflError
 from vfl_common.identity.credentials import Credentials
 from vfl_common.identity.keyring import Keyring
-from vfl_common.rpc.channel import CallLimit, Context, Handler, caller_name, connect, split_address
+from vfl_common.rpc.channel import (
+    CallLimit,
+    Context,
+    Handler,
+    connect,
+    get_caller_name,
+    split_address,
+)
 
 SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 _SERVING, _NOT_SERVING = (
@@ -58,7 +65,7 @@ class Health:
         self, requests: Iterator[health_pb2.HealthCheckRequest], context: Context
     ) -> Iterator[health_pb2.HealthCheckResponse]:
         try:
-            name = caller_name(context, self._keyring)
+            name = get_caller_name(context, self._keyring)
         except PeerError:
             name = ""
         if name not in self._may_ask:

@@ -336,7 +336,7 @@ class Membership(Protocol):
         ...
 
 
-def plan_message(aggregations: Sequence[AggregationPlan]) -> control_pb2.PartyMessage:
+def make_plan_message(aggregations: Sequence[AggregationPlan]) -> control_pb2.PartyMessage:
     """Returns the message of a party's plan."""
     plan = control_pb2.Plan()
     for aggregation in aggregations:

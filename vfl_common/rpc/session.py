@@ -36,7 +36,7 @@ from vfl_common.rpc.messages import (
     alone_message,
     join_message,
     lenient_message,
-    plan_message,
+    make_plan_message,
     progress_message,
 )
 from vfl_common.rpc.server_away import ServerAway
@@ -263,7 +263,7 @@ class Session:
         """Sends this party's plan for this generation to the server. It is called once the party's
         rows are aligned.
         """
-        self._send(plan_message(aggregations))
+        self._send(make_plan_message(aggregations))
         with self._uplink.lock:
             if self._ended is None:
                 self._server_away.note_plan(self._joined, averages=bool(aggregations))

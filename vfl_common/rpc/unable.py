@@ -26,7 +26,7 @@ _PATIENCE_S = 1.0
 log = logging.getLogger(__name__)
 
 
-def tell_unable(
+def report_failure(
     address: str, keyring: Keyring, server: str, joining: Joining, error: Exception
 ) -> None:
     """Reports to the server why a party does not join. Only the error's code and public text are

@@ -86,7 +86,7 @@ def sizes(step: StepKey, spec: BundleSpec, frame_bytes: int = FRAME_BYTES) -> Bu
     return _compute_sizes(step, _make_spec_header(spec), spec.payload_bytes, frame_bytes)
 
 
-def measure(step: StepKey, bundle: Bundle, frame_bytes: int = FRAME_BYTES) -> BundleSizes:
+def measure_bundle(step: StepKey, bundle: Bundle, frame_bytes: int = FRAME_BYTES) -> BundleSizes:
     """Returns the size on the wire of ``bundle``.
 
     The encoded size of a step's numbers depends only on their bit lengths, so most steps of a phase

@@ -6,15 +6,22 @@ from vfl_common.config.recipe import Recipe
 from vfl_party.align.aligned import AlignedRows, Alignment, AlignmentContext, Holding
 from vfl_party.align.digest import DigestAlignment
 from vfl_party.align.own_rows import OwnRows
-from vfl_party.align.partial import of_tables
+from vfl_party.align.partial import align_tables
 from vfl_party.align.psi import PsiAlignment
 from vfl_party.outbound.policies import Policy
 from vfl_party.outbound.policies.allow_all import AllowAll
 
-__all__ = ["AlignedRows", "Alignment", "AlignmentContext", "Holding", "alignment_of", "of_tables"]
+__all__ = [
+    "AlignedRows",
+    "Alignment",
+    "AlignmentContext",
+    "Holding",
+    "align_tables",
+    "make_alignment",
+]
 
 
-def alignment_of(
+def make_alignment(
     recipe: Recipe, policy: Policy | None = None, *, divides: bool = True
 ) -> Alignment:
     """Returns the recipe's alignment, ``rows.align``.

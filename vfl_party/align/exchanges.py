@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vfl_common import psi
 from vfl_common.bundle import Kind, StepKey
-from vfl_common.psi import PHASE, TAG_BYTES, WORD_BYTES, tag_batches
+from vfl_common.psi import PHASE, TAG_BYTES, WORD_BYTES, count_tag_batches
 from vfl_party.align import batches
 from vfl_party.align.state import NO_ATTEMPT
 from vfl_party.outbound.declared import NOTHING, Exchange, Occurrence, Sent, i64, u8
@@ -90,7 +90,7 @@ def occurrences(parties: int, rows: int) -> list[Occurrence]:
             size += sealed.OVERHEAD if parties > 2 else 0
             result.append(Occurrence.of(MASKED, StepKey(PHASE, round_, batch), up=size, down=size))
     result.append(Occurrence.of(SIZES, StepKey(PHASE, parties, 0)))
-    last_batch = tag_batches([rows])
+    last_batch = count_tag_batches([rows])
     for number in range(1, last_batch + 1):
         tags = min(psi.TAG_BATCH, rows - (number - 1) * psi.TAG_BATCH) * TAG_BYTES
         bits = -(-rows // 8) if number == last_batch else 0

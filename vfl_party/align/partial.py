@@ -211,7 +211,7 @@ def order_rows(
     return build_aligned(table, order, codes, masks, codes, divides)
 
 
-def of_tables(recipe: Recipe, tables: Mapping[str, Table]) -> dict[str, AlignedRows]:
+def align_tables(recipe: Recipe, tables: Mapping[str, Table]) -> dict[str, AlignedRows]:
     """Returns the aligned rows of each party, if this process has all tables. Raises InputError."""
     active = recipe.active.name
     table = tables[active]

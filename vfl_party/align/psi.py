@@ -36,7 +36,7 @@ import numpy.typing as npt
 from vfl_common.config.recipe import Recipe
 from vfl_common.config.recipe_tables import RowsSettings
 from vfl_common.errors import AbortedError, Code, InputError, PeerError
-from vfl_common.psi import min_common, too_few
+from vfl_common.psi import compute_min_common, make_too_few_error
 from vfl_party.align import batches
 from vfl_party.align.aligned import AlignedRows, AlignmentContext
 from vfl_party.align.digest import DigestAlignment
@@ -217,5 +217,5 @@ class PsiAlignment:
 def _require_enough(rows: RowsSettings, common: npt.NDArray[np.bool_]) -> None:
     """Raises PeerError if too few of this party's rows are common."""
     count = int(common.sum())
-    if count < min_common(rows.at_least, len(common)):
-        raise too_few(rows.at_least, count, partial=rows.partial)
+    if count < compute_min_common(rows.at_least, len(common)):
+        raise make_too_few_error(rows.at_least, count, partial=rows.partial)

@@ -16,7 +16,7 @@ _DAY_S = 86_400.0
 _MIN_PEER_ROWS, _MAX_PEER_ROWS, _TIMES = 100_000, 10_000_000, 10
 
 
-def peer_rows(configured_rows: int | None, own_rows: int | None) -> int:
+def limit_peer_rows(configured_rows: int | None, own_rows: int | None) -> int:
     """Returns the maximum number of rows that a party accepts from another party.
 
     The default is ten times the party's own rows, so that a peer cannot test millions of ids

@@ -112,7 +112,7 @@ class Rounds:
             for ids in lists
         ]
         asking = self._ring.make_asking(LISTS, bytes=DIGEST_BYTES * len(lists))
-        step = StepKey(PHASE, self._ring.size, 1 + psi.tag_batches(self._ring.rows))
+        step = StepKey(PHASE, self._ring.size, 1 + psi.count_tag_batches(self._ring.rows))
         asking.swap(step, {"digest": bytes_to_tensor(b"".join(digests))})
 
     def _intersect(self) -> npt.NDArray[np.uint8]:
@@ -122,7 +122,7 @@ class Rounds:
         sent its rows. With ``rows.partial`` the active party gets such bits for each other party.
         """
         ring, attempt, k = self._ring, self._files.attempt, self._ring.size
-        owned_rows, batch_count = ring.rows[ring.find_owner(k)], psi.tag_batches(ring.rows)
+        owned_rows, batch_count = ring.rows[ring.find_owner(k)], psi.count_tag_batches(ring.rows)
         sizes = {
             "sizes": to_tensor(len(ring.context.table), owned_rows),
             "attempt": bytes_to_tensor(attempt.word),

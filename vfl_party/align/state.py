@@ -151,7 +151,7 @@ def unpack_masks(bits: npt.NDArray[np.uint8], masks: int, rows: int) -> list[npt
     return list(unpacked)
 
 
-def common_rows(run: Path, rows: int) -> npt.NDArray[np.bool_] | None:
+def read_common_rows(run: Path, rows: int) -> npt.NDArray[np.bool_] | None:
     """Reads the common rows that a passive party saved in a run, bool [rows], in canonical order.
     Returns None if the run has saved no alignment of a table with ``rows`` rows.
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from vfl_common.config.data import DataSettings, ids_only
+from vfl_common.config.data import DataSettings, without_features
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.party import PartyFile, check_code, load_party
 from vfl_common.config.recipe import Recipe, load_recipe
@@ -19,10 +19,10 @@ from vfl_common.config.recipe_tables import PartySettings
 from vfl_common.errors import Code, InputError
 from vfl_common.identity.credentials import BOTH, DIALS
 from vfl_common.identity.keyring import Keyring
-from vfl_common.identity.members import members_of
+from vfl_common.identity.members import collect_members
 from vfl_common.rpc.channel import means_all_addresses
 from vfl_common.rpc.messages import Joining
-from vfl_common.rpc.unable import tell_unable
+from vfl_common.rpc.unable import report_failure
 from vfl_party.assembly.models import encoder_settings
 from vfl_party.assembly.party import TRAINING, Load, OpenedParty, Work, load, open_party
 from vfl_party.base.devices import resolve_device
@@ -77,7 +77,7 @@ class OwnFiles:
         data = self.file.data.model_copy(
             update={"scratch": self.file.data.scratch or self.file.out}
         )
-        return data if self.settings.features else ids_only(data)
+        return data if self.settings.features else without_features(data)
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def read_files(
     file, recipe, settings = _load_party_and_recipe(path, recipe)
     uses = BOTH if settings.role == "active" else DIALS
     if keyring is None:
-        members = members_of(recipe, pins=file.pins)
+        members = collect_members(recipe, pins=file.pins)
         keyring = Keyring(file.tls, file.name, members, uses=uses, out=Path(file.out))
     with _report_failure(file, recipe, settings, keyring) if joins else contextlib.nullcontext():
         _check_relayed(path, file, recipe)
@@ -178,7 +178,7 @@ def _report_failure(
         yield
     except Exception as error:
         joining = Joining(settings.role, recipe.canonical_json(), "train", 0, "")
-        tell_unable(file.server, keyring, recipe.server, joining, error)
+        report_failure(file.server, keyring, recipe.server, joining, error)
         raise
 
 

@@ -26,9 +26,9 @@ from vfl_common.errors import ChangedError, Code, InputError
 from vfl_common.passwords import hide_passwords
 from vfl_common.stages import AggregationPlan, Job, Planned
 from vfl_common.summary import ExchangeSummary
-from vfl_party.align import AlignedRows, alignment_of
+from vfl_party.align import AlignedRows, make_alignment
 from vfl_party.assembly.models import build_models, load_models
-from vfl_party.base.devices import random_states, set_random_states
+from vfl_party.base.devices import get_random_states, set_random_states
 from vfl_party.base.mechanism import Mechanism
 from vfl_party.base.phase import Phase, Tree
 from vfl_party.base.seeds import derive_seed
@@ -41,10 +41,10 @@ from vfl_party.outbound.exchange import Connections
 from vfl_party.outbound.policies import Policy
 from vfl_party.outbound.policies.allow_all import AllowAll
 from vfl_party.outbound.sent import SentDigests
-from vfl_party.phases.advice import check_roles, check_spelling, label_taken
+from vfl_party.phases.advice import check_roles, check_spelling, warn_label_taken
 from vfl_party.phases.context import Hooks, MakeEncoder, Party, PartyData
 from vfl_party.phases.course import Course
-from vfl_party.privacy.label_noise import mechanism, randomise
+from vfl_party.privacy.label_noise import build_mechanism, randomise
 from vfl_party.ranks import SpreadEncoder, TablePart, check_spread
 
 log = logging.getLogger(__name__)
@@ -227,7 +227,7 @@ def open_party(
     table = read_table(data, trains and is_active, load)
     unaligned_settings = get_unaligned_settings(data) if trains else None
     unaligned = load(unaligned_settings, False) if unaligned_settings is not None else None
-    advice = label_taken(name, data) if trains and not is_active else ""
+    advice = warn_label_taken(name, data) if trains and not is_active else ""
     if advice:
         log.warning("%s: %s", hide_passwords(data.source), advice, extra={"event": "advice"})
     return OpenedParty(course, name, data, encoder, table, work, unaligned, advice)
@@ -238,7 +238,7 @@ def expect_rows(opened: OpenedParty) -> AlignedRows:
 
     At most these are all of its rows.
     """
-    return alignment_of(opened.recipe, divides=opened.divides).get_expected(opened.table)
+    return make_alignment(opened.recipe, divides=opened.divides).get_expected(opened.table)
 
 
 @dataclass
@@ -297,7 +297,7 @@ class Assembled:
     def exchanges(self) -> list[ExchangeSummary]:
         """The exchanges of the phases with their chains. Empty if there is no passive party."""
         party, recipe = self.party, self.party.recipe
-        aligning = alignment_of(recipe, divides=self.opened.divides).occurrences(
+        aligning = make_alignment(recipe, divides=self.opened.divides).occurrences(
             len(self.prepared.table)
         )
         occurrences = {
@@ -350,7 +350,7 @@ class Assembled:
         chains = {key: opened.chains.state() for key, opened in party.exchanges.items()}
         return {
             "models": {name: dict(model.state_dict()) for name, model in party.models.items()},
-            "generators": random_states(party.device),
+            "generators": get_random_states(party.device),
             "preprocessor": prepared.preprocessor.state() if prepared.preprocessor else None,
             "labels": prepared.labels.state() if prepared.labels else None,
             "data": self._data_fingerprint,
@@ -460,7 +460,7 @@ def assemble(
         **encode_argument,
     )
     phases = work.phases(party, prepared)
-    return Assembled(opened, prepared, party, phases, random_states(device))
+    return Assembled(opened, prepared, party, phases, get_random_states(device))
 
 
 def _make_targets(
@@ -475,7 +475,7 @@ def _make_targets(
         return targets, None
     assert labels is not None  # noqa: S101 - there are targets
     classes = task.classes or 2
-    noise = mechanism(task.label_epsilon, opened.settings.label, labels.classes, classes)
+    noise = build_mechanism(task.label_epsilon, opened.settings.label, labels.classes, classes)
     # A row has the same noise in every run, whether or not the run aligns it.
     ids = [*prepared.table.ids]
     if (

@@ -13,7 +13,7 @@ from vfl_common.config.division import divide
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, VflError
-from vfl_party.align import of_tables
+from vfl_party.align import align_tables
 from vfl_party.assembly.models import encoder_settings
 from vfl_party.assembly.party import Assembled, Load, assemble, expect_rows, load, open_party
 from vfl_party.data import Table
@@ -48,7 +48,7 @@ def try_parties(recipe: Recipe, folder: Path, load: Load = load) -> dict[str, As
         for name, data in divide(recipe, folder).items()
     }
     if recipe.rows.partial:
-        aligned_rows = of_tables(recipe, {name: party.table for name, party in opened.items()})
+        aligned_rows = align_tables(recipe, {name: party.table for name, party in opened.items()})
         return {
             name: assemble(party, aligned_rows[name], policy=load_trial_policy(recipe, name))
             for name, party in opened.items()

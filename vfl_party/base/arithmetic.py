@@ -25,7 +25,7 @@ from torch.nn import functional, grad
 
 from vfl_common.process.logs import version
 from vfl_common.summary import Arithmetic, ArithmeticChange
-from vfl_party.base.devices import device_name
+from vfl_party.base.devices import get_device_name
 
 # Environment variables by which MKL, oneDNN, ATen, NumPy and OpenBLAS choose instruction sets.
 SETTINGS = (
@@ -55,7 +55,7 @@ _DIGITS = 16
 MAX_CHANGES = 100
 
 
-def arithmetic(device: torch.device) -> Arithmetic:
+def describe_arithmetic(device: torch.device) -> Arithmetic:
     """Describes the arithmetic of this process on ``device``: hardware, libraries and digests.
 
     The operations behind the digests run once per device and number of threads (25 ms on a CPU).
@@ -115,8 +115,8 @@ def _arithmetic(device: torch.device, threads: int) -> Arithmetic:
     finally:
         backends.mkldnn.enabled = enabled
     return Arithmetic(
-        device="cpu" if device.type == "cpu" else device_name(device),
-        processor=device_name(torch.device("cpu")),
+        device="cpu" if device.type == "cpu" else get_device_name(device),
+        processor=get_device_name(torch.device("cpu")),
         instructions=torch.backends.cpu.get_cpu_capability(),
         threads=threads,
         libraries=libraries | {"vfl": version()},

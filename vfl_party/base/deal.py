@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vfl_common.errors import Code, InputError
-from vfl_party.base.seeds import Rows, derive_seed, permutation
+from vfl_party.base.seeds import Rows, derive_seed, draw_permutation
 
 How = Literal["even", "classes", "dirichlet"]
 
@@ -60,7 +60,7 @@ def deal(
     names, codes_N = np.unique(labels_N, return_inverse=True)
     _check_arguments(how, parts, len(names), classes, alpha)
     if how == "even":
-        order = permutation(derive_seed(seed, "deal"), len(codes_N))
+        order = draw_permutation(derive_seed(seed, "deal"), len(codes_N))
         rows_by_party = [np.sort(rows) for rows in np.array_split(order, parts)]
     elif how == "classes":
         rows_by_party = _divide_by_classes(codes_N, len(names), parts, classes, seed)
@@ -93,7 +93,9 @@ def _divide_by_classes(
         while len(party_classes) < per_party:
             next_class = next((c for c in class_queue if c not in party_classes), None)
             if next_class is None:
-                class_queue += map(int, permutation(derive_seed(seed, "deal", "turn", round_), C))
+                class_queue += map(
+                    int, draw_permutation(derive_seed(seed, "deal", "turn", round_), C)
+                )
                 round_ += 1
                 continue
             class_queue.remove(next_class)
@@ -133,7 +135,7 @@ def _divide_by_shares(
 
 def _shuffle_class(codes_N: npt.NDArray[Any], c: int, seed: int) -> Rows:
     rows = np.flatnonzero(codes_N == c)
-    return rows[permutation(derive_seed(seed, "deal", "class", c), len(rows))]
+    return rows[draw_permutation(derive_seed(seed, "deal", "class", c), len(rows))]
 
 
 def _check_arguments(how: str, parts: int, C: int, classes: int, alpha: float) -> None:

@@ -74,7 +74,7 @@ def read_launch() -> tuple[int, int, int]:
     return rank, size, local
 
 
-def device_name(device: torch.device) -> str:
+def get_device_name(device: torch.device) -> str:
     """Returns the product name of a GPU or of this machine's processor; ``cpu`` if the name is
     unknown.
     """
@@ -91,7 +91,7 @@ def device_name(device: torch.device) -> str:
     return platform.processor() or "cpu"
 
 
-def peak_memory(device: torch.device) -> int | None:
+def get_peak_memory(device: torch.device) -> int | None:
     """Returns the peak memory of this process's tensors on a GPU, in bytes; None on a CPU.
 
     Only this process is counted, because several parties may share a GPU. The memory of the driver
@@ -116,7 +116,7 @@ def count_threads() -> int:
     return torch.get_num_threads()
 
 
-def random_states(device: torch.device) -> dict[str, Tensor]:
+def get_random_states(device: torch.device) -> dict[str, Tensor]:
     """Returns the states of torch's random generators for a party on ``device``: the CPU's state,
     and the state of the party's GPU.
     """
@@ -203,7 +203,7 @@ def keep_freed_memory() -> None:
             ctypes.CDLL(None).mallopt(number, size)
 
 
-def index_on(rows: Tensor, device: torch.device) -> Tensor:
+def copy_index(rows: Tensor, device: torch.device) -> Tensor:
     """Copies row numbers to ``device`` without waiting, unless they are already there.
 
     A copy from ordinary memory would make the host wait until the GPU has finished all its work so

@@ -18,7 +18,7 @@ TORCH: dict[DType, torch.dtype] = {
 WIRE: dict[torch.dtype, DType] = {dtype: wire for wire, dtype in TORCH.items()}
 
 
-def real() -> torch.dtype:
+def get_real_dtype() -> torch.dtype:
     """Returns the dtype of parameters, inputs, losses and real numbers in messages: float32.
 
     Only exactness tests replace it with float64 (``tests/harness/float64.py``), so that a deviation

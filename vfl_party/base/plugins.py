@@ -126,7 +126,7 @@ class PlugIns:
             raise InputError(
                 Code.CONFIG_INVALID,
                 f"{where}: the plug-in {entry.value} cannot be loaded: it failed "
-                f"{where_it_failed(error)}. Reinstall or remove it.",
+                f"{describe_failure(error)}. Reinstall or remove it.",
             ) from error
 
     def version(self, name: str) -> dict[str, str]:
@@ -159,7 +159,7 @@ class PlugIns:
             raise InputError(
                 Code.CONFIG_INVALID,
                 f"{where}: the {self.what} {name!r} cannot be created: it failed "
-                f"{where_it_failed(error)}. Correct the plug-in.",
+                f"{describe_failure(error)}. Correct the plug-in.",
             ) from error
         return self.check_type(instance, name, where, wanted)
 
@@ -219,11 +219,11 @@ def name_plugin_errors() -> Iterator[None]:
         log.exception("the plug-in %s failed", maker, extra={"event": "plug-in"})
         raise InputError(
             Code.CONFIG_INVALID,
-            f"the plug-in {maker} failed {where_it_failed(error)}. Correct the plug-in.",
+            f"the plug-in {maker} failed {describe_failure(error)}. Correct the plug-in.",
         ) from error
 
 
-def where_it_failed(error: Exception) -> str:
+def describe_failure(error: Exception) -> str:
     """Returns the place and the message of an error, such as ``in my_model.py, line 12: ValueError:
     …``.
 

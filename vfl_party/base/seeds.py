@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from vfl_common.packing.dither import derive
+from vfl_common.packing.dither import derive_subseed
 
 # Row numbers, in the canonical order of the ids.
 Rows = npt.NDArray[np.int64]
@@ -36,7 +36,7 @@ def derive_seed(root: int, *names: object) -> int:
     is secret if ``root`` is secret.
     """
     if root < SECRET:
-        return derive(root, *names)
+        return derive_subseed(root, *names)
     return _derive_secret("\x1f".join([str(root), *map(str, names)]).encode())
 
 
@@ -49,7 +49,7 @@ def _derive_secret(text: bytes) -> int:
     return SECRET | int.from_bytes(hashlib.sha256(text).digest()[:16], "little")
 
 
-def permutation(seed: int, n: int) -> npt.NDArray[np.int64]:
+def draw_permutation(seed: int, n: int) -> npt.NDArray[np.int64]:
     """Returns a read-only permutation of ``range(n)``, int64 [n]. It is the same on every machine
     and with every NumPy version, because it sorts raw 64-bit keys from Philox.
     """
@@ -104,7 +104,7 @@ def split_rows(
         fold: The fold that becomes the test rows, from 1.
         drawn: Whether to shuffle the rows. False is enough if only the sizes matter.
     """
-    order = permutation(derive_seed(root, "split"), n) if drawn else np.arange(n)
+    order = draw_permutation(derive_seed(root, "split"), n) if drawn else np.arange(n)
     order, n_test = move_fold_first(order, round(n * test), folds, fold)
     return cut_order(order, n_test, round(n * validation), aligned, labelled)
 
@@ -133,7 +133,7 @@ def stratify_order(root: int, classes_N: npt.NDArray[np.int64]) -> Rows:
     The rows of a class are in a random order, at equal distances from a random start (systematic
     sampling). Row k of the n_c rows of class c gets the position (k + u_c) / n_c, from 0 to 1.
     """
-    order = permutation(derive_seed(root, "split"), len(classes_N))
+    order = draw_permutation(derive_seed(root, "split"), len(classes_N))
     starts = np.random.Philox(key=derive_seed(root, "split", "strata")).random_raw(
         int(classes_N.max(initial=0)) + 1
     )
@@ -162,7 +162,7 @@ def cut_order(
     return splits
 
 
-def batch_sizes(rows: int, size: int) -> list[int]:
+def compute_batch_sizes(rows: int, size: int) -> list[int]:
     """Returns the sizes of an epoch's batches over ``rows`` rows, see ``batches``."""
     sizes = [min(size, rows - start) for start in range(0, rows, size)]
     return sizes[:-1] if size > 1 and len(sizes) > 1 and sizes[-1] == 1 else sizes
@@ -174,8 +174,8 @@ def batches(
     """Returns the shuffled batches of an epoch over ``rows``, without a last batch of one row
     (BatchNorm needs two).
     """
-    order = rows[permutation(derive_seed(root, phase, epoch), len(rows))]
-    sizes = batch_sizes(len(rows), size)
+    order = rows[draw_permutation(derive_seed(root, phase, epoch), len(rows))]
+    sizes = compute_batch_sizes(len(rows), size)
     return [order[size * number : size * number + count] for number, count in enumerate(sizes)]
 
 

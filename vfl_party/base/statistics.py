@@ -21,7 +21,7 @@ RESAMPLES = 1_000
 # The minimum probability in a log loss, so that the loss of a row is at most 34.54.
 MIN_PROBABILITY = 1e-15
 # The main metric of each kind of task.
-FIRST = {
+MAIN_METRICS = {
     "binary": "auc",
     "multiclass": "accuracy",
     "multilabel": "auc",
@@ -76,7 +76,7 @@ def auc(scores_N: npt.NDArray[np.floating], is_positive_N: npt.NDArray[np.bool_]
     return float(wins / (positives * negatives))
 
 
-def auc_spread(scores_N: Floats, is_positive_N: npt.NDArray[np.bool_]) -> MetricInfluence:
+def compute_auc(scores_N: Floats, is_positive_N: npt.NDArray[np.bool_]) -> MetricInfluence:
     """Returns the area under a ROC curve, with DeLong's variance (DeLong, DeLong and Clarke-Pearson
     1988).
 
@@ -115,13 +115,13 @@ def _scale_placements(placements: Floats) -> Floats:
     return np.asarray((placements - placements.mean()) / np.sqrt(count * (count - 1)))
 
 
-def mean_spread(spreads: list[MetricInfluence]) -> MetricInfluence:
+def compute_mean(spreads: list[MetricInfluence]) -> MetricInfluence:
     """Returns the mean of several metrics of the same rows."""
     value = float(np.mean([spread.value for spread in spreads]))
     return MetricInfluence(value, np.mean([spread.psi_N for spread in spreads], axis=0))
 
 
-def c_index_spread(times_N: Floats, events_N: Floats, risks_N: Floats) -> MetricInfluence | None:
+def compute_c_index(times_N: Floats, events_N: Floats, risks_N: Floats) -> MetricInfluence | None:
     """Returns Harrell's concordance index, with the variance of a ratio of two U-statistics. None
     if no two rows can be compared.
 
@@ -160,7 +160,7 @@ def c_index_spread(times_N: Floats, events_N: Floats, risks_N: Floats) -> Metric
     return MetricInfluence(value, psi_N)
 
 
-def log_losses(p_N: Floats) -> Floats:
+def compute_log_losses(p_N: Floats) -> Floats:
     """Returns the log loss of each row, [N]. ``p_N``: The probability of its true class, [N]."""
     return np.asarray(-np.log(np.maximum(p_N, MIN_PROBABILITY)))
 
@@ -231,7 +231,7 @@ def resample(rows: int, compute: Callable[[Floats], Floats], resamples: int = RE
     return np.stack(values)
 
 
-def percentiles(values_R: Floats) -> tuple[float, float]:
+def compute_interval(values_R: Floats) -> tuple[float, float]:
     """Returns the 95 % interval of resampled values, [R], without undefined values (NaN)."""
     finite_R = values_R[np.isfinite(values_R)]
     if not len(finite_R):

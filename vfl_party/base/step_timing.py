@@ -146,7 +146,7 @@ class Clock:
         ]
 
 
-def spends(what: str) -> Callable[[Method], Method]:
+def count_time_as(what: str) -> Callable[[Method], Method]:
     """Returns a decorator that counts the time of a method as the activity ``what``. Afterwards the
     clock counts COMPUTE again. The method's object must have a ``clock``.
     """

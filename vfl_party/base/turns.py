@@ -24,7 +24,7 @@ from torch import Tensor
 from vfl_common.errors import InternalError
 from vfl_common.rpc.exchange.memory import Turns
 from vfl_party.base.devices import plain_arithmetic, set_threads
-from vfl_party.base.dtypes import real
+from vfl_party.base.dtypes import get_real_dtype
 
 _MKLDNN: Any = torch.backends.mkldnn
 # Types of devices on which parties compute. torch has a separate autocast setting for each.
@@ -205,7 +205,7 @@ def isolate_torch(threads: int, devices: Sequence[torch.device]) -> Iterator[Tak
             modes.enter_context(torch.device("cpu"))
         modes.callback(plain_arithmetic())
         try:
-            _Modes(dtype=real(), mkldnn=modes_before.mkldnn).apply()
+            _Modes(dtype=get_real_dtype(), mkldnn=modes_before.mkldnn).apply()
             set_threads(threads)
             yield TakingTurns(devices)
         finally:

@@ -24,7 +24,7 @@ def _get_pool(process: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(count, thread_name_prefix=f"vfl-rows-{process}")
 
 
-def in_order(work: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
+def map_in_order(work: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
     """Yields ``work(item)`` for each item in order, computed by several threads.
 
     Only a few results are computed ahead. Raises the exception of the first item that fails.

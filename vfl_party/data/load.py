@@ -21,7 +21,7 @@ from vfl_common.config.data import FRAME, TEXT_FILES, DataSettings, is_excel, re
 from vfl_common.config.sources import URL, is_archive, is_duckdb, split_member
 from vfl_common.errors import VflError
 from vfl_common.passwords import hide_passwords, hide_passwords_of
-from vfl_party.base.plugins import PlugIns, where_it_failed
+from vfl_party.base.plugins import PlugIns, describe_failure
 from vfl_party.data import checks
 from vfl_party.data.collect import collect
 from vfl_party.data.columns import Columns, Rows
@@ -370,7 +370,7 @@ def _read_plugin(source: str, name: str) -> Any:
     except VflError:
         raise
     except Exception as error:
-        failure = hide_passwords_of(where_it_failed(error), source)
+        failure = hide_passwords_of(describe_failure(error), source)
         raise checks.unreadable(
             source, f"the plug-in failed {failure}. Correct data.source, or the plug-in."
         ) from error

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from vfl_common.config.data import DataSettings
-from vfl_party.base.workers import in_order
+from vfl_party.base.workers import map_in_order
 from vfl_party.data import checks
 from vfl_party.data.row_arrays import Space, parts_of, release
 
@@ -73,7 +73,7 @@ def fit_images(source: str, images_NCHW: Pixels, settings: DataSettings, space: 
     result = space.empty((len(images_NCHW), new_channels, *size), dtype)
     for part in parts_of(images_NCHW):
         block = images_NCHW[part]
-        result[part] = np.stack(list(in_order(_make_fit(new_channels, size), list(block))))
+        result[part] = np.stack(list(map_in_order(_make_fit(new_channels, size), list(block))))
         release(images_NCHW, result)
     return result
 

@@ -291,7 +291,7 @@ class Reading:
         """
         if self._findings is None or not self._findings.marked:
             return column
-        return texts.plain(pc.cast(column, pa.string()))
+        return texts.strip_mark(pc.cast(column, pa.string()))
 
     def _encode_words(self, name: str, column: pa.Array) -> npt.NDArray[np.int32]:
         try:

@@ -21,8 +21,8 @@ from vfl_party.base.seeds import (
     Rows,
     cut_order,
     derive_seed,
+    draw_permutation,
     move_fold_first,
-    permutation,
     split_rows,
     stratify_order,
 )
@@ -188,7 +188,7 @@ def _order_rows(recipe: Recipe, table: Table) -> tuple[Rows, int, int]:
                 f'{table.source}: the recipe has rows.split = "column", and data.split is missing. '
                 "Name the column that holds train, validation or test.",
             )
-        order = permutation(derive_seed(recipe.seed, "split"), n)
+        order = draw_permutation(derive_seed(recipe.seed, "split"), n)
         rows_by_split = {
             split: order[table.splits[order] == split] for split in ("test", "validation", "train")
         }

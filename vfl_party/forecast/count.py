@@ -12,16 +12,16 @@ from pathlib import Path
 import torch
 
 from vfl_common.config.base import parse, read_toml
-from vfl_common.config.data import DataSettings, ids_only
+from vfl_common.config.data import DataSettings, without_features
 from vfl_common.config.division import divide
-from vfl_common.config.kind_of_file import kind_of, read_tables
+from vfl_common.config.kind_of_file import detect_kind, read_tables
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.party import check_code, load_party
 from vfl_common.config.recipe import Recipe, load_recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.summary import ExchangeSummary, LinkBytes
 from vfl_common.wire.frames import sizes
-from vfl_party.align import alignment_of
+from vfl_party.align import make_alignment
 from vfl_party.assembly.models import encoder_settings
 from vfl_party.assembly.party import Load, load
 from vfl_party.assembly.trial import try_parties, try_party
@@ -73,7 +73,7 @@ def read_outlook(path: Path) -> Outlook:
     folder = path.resolve().parent
     # The user's encoder is imported from this folder.
     sys.path.append(str(folder))
-    if kind_of(read_toml(path)) != "party file":
+    if detect_kind(read_toml(path)) != "party file":
         tables = read_tables(path, "recipe")
         return replace(outlook_of(parse(Recipe, tables, str(path)), folder), file=path)
     file = load_party(path)
@@ -87,7 +87,7 @@ def read_outlook(path: Path) -> Outlook:
             f"{file.name}). Correct the name.",
         )
     check_code(path, file, recipe)
-    data = file.data if file.data is None or place.features else ids_only(file.data)
+    data = file.data if file.data is None or place.features else without_features(file.data)
     encoder, policy = (
         encoder_settings(recipe, file.name, file.encoder),
         load_policy(file.policy, f"{path}: policy"),
@@ -195,7 +195,7 @@ def forecast_of(party: Party, rows: int, ended: Mapping[str, int] | None = None)
     """
     recipe, counter = party.recipe, _ExchangeCounter()
     alignment_phases = groupby(
-        alignment_of(recipe).occurrences(rows), key=lambda occurrence: occurrence.step.phase
+        make_alignment(recipe).occurrences(rows), key=lambda occurrence: occurrence.step.phase
     )
     phases = []
     for name, occurrences in alignment_phases:

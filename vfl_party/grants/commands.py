@@ -79,7 +79,7 @@ def approve(
       vfl-party approve bank.toml --runs 3 --until 2027-01-31 --purpose "credit risk, contract 17"
       vfl-party approve bank.toml --runs 0 --predictions 50000 --recipe runs/RUN-ID/bank/recipe.json
     """
-    from vfl_common.config.recipe import naming
+    from vfl_common.config.recipe import name_file_in_errors
     from vfl_party.assembly.files import read_files
     from vfl_party.grants.approval import needs_grants, store_of
     from vfl_party.grants.shown import describe, look
@@ -92,7 +92,7 @@ def approve(
         )
     files = read_files(party, recipe=_read_recipe(recipe) if recipe is not None else None)
     _require_pins(party, files)
-    with naming(recipe if recipe is not None else Path(files.file.recipe)):
+    with name_file_in_errors(recipe if recipe is not None else Path(files.file.recipe)):
         opened, outlook = look(files, runs, predictions)
     store = ctx.with_resource(closing(store_of(files.file)))
     facts = {"runs": runs, "predictions": predictions, "purpose": purpose}

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from vfl_common.config.base import Section, has_form, parse
+from vfl_common.config.base import Section, match_pattern, parse
 from vfl_common.config.policy import Pin
 from vfl_common.config.recipe_tables import Name
 from vfl_common.identity.credentials import Credentials
@@ -37,8 +37,10 @@ def _validate_one_line(text: str) -> str:
     return text
 
 
-GrantId = Annotated[str, has_form(rf"[0-9a-f]{{{2 * _ID_BYTES}}}", "the id of a grant, 12 digits")]
-Digest = Annotated[str, has_form(r"[0-9a-f]{64}", "a SHA-256, 64 digits")]
+GrantId = Annotated[
+    str, match_pattern(rf"[0-9a-f]{{{2 * _ID_BYTES}}}", "the id of a grant, 12 digits")
+]
+Digest = Annotated[str, match_pattern(r"[0-9a-f]{64}", "a SHA-256, 64 digits")]
 Day = Annotated[str, AfterValidator(_validate_day)]
 Purpose = Annotated[str, Field(max_length=MAX_PURPOSE), AfterValidator(_validate_one_line)]
 

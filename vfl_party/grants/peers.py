@@ -14,8 +14,8 @@ from typing import Any
 
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.identity.credentials import Credentials
-from vfl_common.identity.pem import pin_of
-from vfl_common.identity.signing import chain_pem
+from vfl_common.identity.pem import compute_pin
+from vfl_common.identity.signing import encode_chain
 from vfl_common.text import count
 from vfl_party.grants import grant as grants
 from vfl_party.grants.grant import Grant
@@ -45,8 +45,8 @@ def present(grant: KeptGrant, credentials: Credentials) -> dict[str, Any]:
     """Returns the value with its grant that a party sends to all parties."""
     envelope = grant.envelope
     # The party may have a newer certificate for the same key since it signed the grant.
-    if pin_of(credentials.certificate) == envelope.keyid:
-        envelope = replace(envelope, chain=chain_pem(credentials).decode())
+    if compute_pin(credentials.certificate) == envelope.keyid:
+        envelope = replace(envelope, chain=encode_chain(credentials).decode())
     return {"approval": "each", "grant": envelope.value}
 
 
@@ -112,7 +112,7 @@ def _find_misfit(
         return "is for another recipe"
     if now_s >= grant.ends_s:
         return f"was valid until the end of {grant.until} (UTC)"
-    own_pin = pin_of(credentials.certificate)
+    own_pin = compute_pin(credentials.certificate)
     if grant.peers.get(credentials.name, own_pin) != own_pin:
         return f"is for another key of {credentials.name}"
     if not (grant.runs if joined.trains else grant.predictions):

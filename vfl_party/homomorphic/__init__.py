@@ -1,21 +1,22 @@
-"""Additively homomorphic encryption of pairs of numbers: the owner of the private key reads sums
-that others have computed.
+"""Implements additively homomorphic encryption of pairs of numbers. The owner of the private key
+decrypts sums that other parties have computed.
 
-A scheme is chosen by name: ``ou`` (Okamoto-Uchiyama) and ``paillier`` encrypt; ``none`` does not,
-for trials. The workers stay small: no torch, no grpc.
+A scheme is chosen by name: ``ou`` (Okamoto-Uchiyama), ``paillier``, or ``none``, which does not
+encrypt and is only for trials. This package imports neither torch nor grpc, so that worker
+processes need little memory.
 """
 
 from vfl_party.homomorphic.buckets import bucket_sums
 from vfl_party.homomorphic.choice import (
     SCHEMES,
     Encryption,
-    adder,
     check,
     cipher_bytes,
+    count_sums_per_cipher,
     has_heu,
     key_room,
+    make_adder,
     make_keys,
-    together,
 )
 from vfl_party.homomorphic.packing import ciphers_for
 from vfl_party.homomorphic.scheme import Adder, CipherError, Integers, Keys, Wire
@@ -28,13 +29,13 @@ __all__ = [
     "Integers",
     "Keys",
     "Wire",
-    "adder",
     "bucket_sums",
     "check",
     "cipher_bytes",
     "ciphers_for",
+    "count_sums_per_cipher",
     "has_heu",
     "key_room",
+    "make_adder",
     "make_keys",
-    "together",
 ]

@@ -1,7 +1,8 @@
-"""Arrays that processes of one party share: a file in memory, which one writes and all map.
+"""Shares arrays between the processes of one party: one process writes a file in memory, and all
+processes map it.
 
-It has no name, so it disappears with the last process that has it open. Unlike
-``/dev/shm``, which containers bound to 64 MiB, it is bounded by the memory that a process may have.
+The file has no name, so it disappears with the last process that has it open. Containers limit
+``/dev/shm`` to 64 MiB, but this file is limited only by the memory of the process.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ _STEP = 64
 
 @dataclass(frozen=True)
 class BoardPlace:
-    """The place of an array, from byte ``at`` to ``end``. ``width``: the length of its rows, 0 for
-    one dimension.
+    """The position of an array in the file. ``at``, ``end``: Its first byte and the byte after it.
+    ``width``: The length of its rows; 0 for an array of one dimension.
     """
 
     at: int
@@ -47,10 +48,12 @@ class BoardPlace:
 
 
 class Board:
-    """The file. ``number``: its descriptor, if a parent process has created it."""
+    """The shared file. ``number``: The descriptor of the file if a parent process has created
+    it.
+    """
 
     def __init__(self, number: int | None = None) -> None:
-        self._file: BinaryIO = _memory() if number is None else os.fdopen(number, "rb")
+        self._file: BinaryIO = _create_file() if number is None else os.fdopen(number, "rb")
 
     @property
     def number(self) -> int:
@@ -58,8 +61,8 @@ class Board:
         return self._file.fileno()
 
     def put(self, array: Array, after: BoardPlace | None = None) -> BoardPlace:
-        """Writes an array of one or two dimensions after another one, or at the beginning. Returns
-        its place. No process may be reading the overwritten bytes.
+        """Writes an array of one or two dimensions after the array at ``after``, or at the
+        beginning. Returns its place. No process may be reading the overwritten bytes.
         """
         at = 0 if after is None else -(-after.end // _STEP) * _STEP
         place = BoardPlace(
@@ -80,7 +83,7 @@ class Board:
         self._file.close()
 
 
-def _memory() -> BinaryIO:
+def _create_file() -> BinaryIO:
     """Creates the file; on systems without files in memory, an unnamed file on disk."""
     if sys.platform == "linux":
         return os.fdopen(os.memfd_create("vfl-board"), "w+b")

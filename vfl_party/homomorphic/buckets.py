@@ -1,7 +1,7 @@
-"""Sums of ciphertexts by code, for many columns, with about half of the additions.
+"""Sums ciphertexts by the codes of many columns, with about half of the usual additions.
 
 Two columns are summed together: first the rows of each pair of codes (a cell), then the cells of
-each code of either column. N rows of two columns with S codes each cost at most N + 2 S² additions
+each code in either column. N rows of two columns with S codes each need at most N + 2 S² additions
 instead of 2 N.
 """
 
@@ -15,15 +15,15 @@ import numpy.typing as npt
 
 from vfl_party.homomorphic.scheme import Adder, Held, Integers
 
-# The most places in the groups of one call, so that their numbers fit into memory.
+# The maximum number of places in one call's groups, so that their indices fit into memory.
 _AT_ONCE = 1 << 21
 Codes = npt.NDArray[np.int8]
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Groups of places to sum: group g is ``places[ends[g - 1]:ends[g]]``; no group is empty.
-    ``keys``: the key of each group, [G].
+    """Groups of places whose ciphertexts are summed. Group g is ``places[ends[g - 1]:ends[g]]``,
+    and no group is empty. ``keys``: The key of each group, [G].
     """
 
     places: Integers
@@ -32,8 +32,8 @@ class Groups:
 
     @classmethod
     def of(cls, places: Integers, keys_P: npt.NDArray[np.integer], first: int = 0) -> Groups:
-        """Groups ``places`` by their keys, in the order of the keys, to which ``first`` is
-        added.
+        """Groups ``places`` by their keys, in the order of the keys. ``first``: The number that is
+        added to every key.
         """
         # NumPy sorts 16-bit keys in linear time.
         order = np.argsort(keys_P, kind="stable")
@@ -43,7 +43,7 @@ class Groups:
 
     @classmethod
     def concatenate(cls, parts: list[Groups]) -> Groups:
-        """Returns all groups, one after the other."""
+        """Concatenates the groups of all ``parts``."""
         shifts = np.cumsum([0, *(len(group.places) for group in parts)])
         return cls(
             np.concatenate([group.places for group in parts]),
@@ -60,10 +60,10 @@ def bucket_sums(adder: Adder, held: Held, rows: Integers, codes_NF: Codes, size:
     ``codes_NF``: from 0 to ``size`` - 1, of all rows.
     """
     columns = codes_NF.shape[1]
-    # -1 stands for the zero, which comes last.
+    # A place of -1 stands for the encrypted zero, which comes last.
     parts, place = [], np.full(columns * size, -1)
     count = 0
-    for keys, sums in _sums(adder, held, rows, codes_NF, size):
+    for keys, sums in _yield_sums(adder, held, rows, codes_NF, size):
         place[keys] = count + np.arange(len(keys))
         count += len(keys)
         parts.append(sums)
@@ -71,7 +71,7 @@ def bucket_sums(adder: Adder, held: Held, rows: Integers, codes_NF: Codes, size:
     return adder.take(adder.concatenate([*parts, adder.zero()]), place.tolist())
 
 
-def _sums(
+def _yield_sums(
     adder: Adder, held: Held, rows: Integers, codes_NF: Codes, size: int
 ) -> Iterator[tuple[Integers, Held]]:
     """Yields the places and sums of the buckets that are not empty, some columns at a time."""
@@ -83,7 +83,7 @@ def _sums(
     for first in range(0, paired, 2 * step):
         cells = Groups.concatenate(
             [
-                Groups.of(rows, _cells(codes_NF, rows, column, size), column * size * size)
+                Groups.of(rows, _compute_cells(codes_NF, rows, column, size), column * size * size)
                 for column in range(first, min(paired, first + 2 * step), 2)
             ]
         )
@@ -104,7 +104,9 @@ def _sums(
         yield buckets.keys, adder.sums(held, buckets.places, buckets.ends)
 
 
-def _cells(codes_NF: Codes, rows: Integers, column: int, size: int) -> npt.NDArray[np.int16]:
+def _compute_cells(
+    codes_NF: Codes, rows: Integers, column: int, size: int
+) -> npt.NDArray[np.int16]:
     """Returns each row's cell of a column and the next one. There are at most 120 codes
     (``settings.MAX_CODES``).
     """

@@ -25,34 +25,34 @@ SCHEMES: dict[Encryption, str] = {
     "none": "no encryption",
 }
 INSTALL = "pip install sf-heu==0.5.2b0"
-# Bits of a plaintext that are kept free in addition to its sums.
+# The number of bits of a plaintext that stay free besides its sums.
 _GUARD_BITS = 8
 _WITH_HEU = b"H"
 _WITH_GMPY2 = b"G"
-# The modules of HEU, once its threads have started.
-_BEGUN: list[Any] = []
+# Contains the modules of HEU once the library's threads have started.
+_STARTED: list[Any] = []
 
 
-def heu() -> Any | None:
-    """Returns the modules of HEU; None if it is not installed."""
+def load_heu() -> Any | None:
+    """Returns the modules of HEU; None if HEU cannot be imported."""
     try:
         modules = SimpleNamespace(
             numpy=importlib.import_module("heu.numpy"), phe=importlib.import_module("heu.phe")
         )
     except (ImportError, OSError):
         return None
-    _begin(modules)
+    _start_heu_threads(modules)
     return modules
 
 
-def _begin(library: Any) -> None:
+def _start_heu_threads(library: Any) -> None:
     """Lets HEU start its threads while standard output, which is reserved for events, is
     redirected.
 
     HEU writes a line about its threads and has no setting against that. The line goes to the log,
     which a party drops before its run begins.
     """
-    if _BEGUN:
+    if _STARTED:
         return
     sys.stdout.flush()
     stdout, (source, sink) = os.dup(1), os.pipe()
@@ -74,16 +74,17 @@ def _begin(library: Any) -> None:
                 extra={"event": "library"},
             )
         os.close(source)
-    _BEGUN.append(library)
+    _STARTED.append(library)
 
 
 def check(scheme: Encryption, where: str) -> None:
-    """Raises InputError, with ``where`` and the command to install it, if the scheme's library is
-    missing.
+    """Raises InputError, with the command that installs the library, if the scheme's library is
+    missing. ``where``: The key for the message.
 
-    It also imports the library, before a party has joined and several threads report events.
+    Also imports the library, which must happen before a party joins and several threads report
+    events.
     """
-    if scheme != "none" and heu() is None and scheme == "ou":
+    if scheme != "none" and load_heu() is None and scheme == "ou":
         raise InputError(
             Code.CONFIG_INVALID,
             f'{where}: encryption = "ou" needs HEU, which cannot be imported (it has a wheel for '
@@ -92,24 +93,28 @@ def check(scheme: Encryption, where: str) -> None:
 
 
 def cipher_bytes(scheme: Encryption, bits: int) -> int:
-    """Returns the bytes of a ciphertext on the wire, equal at all parties."""
+    """Returns the number of bytes of a ciphertext on the wire, the same at all parties."""
     return {"ou": bits // 8 + 2, "paillier": bits // 4, "none": CIPHER_BYTES}[scheme]
 
 
-def together(scheme: Encryption, bits: int) -> int:
-    """Returns the number of sums that fit into one ciphertext on the wire, equal at all parties."""
+def count_sums_per_cipher(scheme: Encryption, bits: int) -> int:
+    """Returns the number of sums that fit into one ciphertext on the wire, the same at all
+    parties.
+    """
     room = {"ou": bits // 3, "paillier": bits, "none": BITS}[scheme]
     return max(1, (room - _GUARD_BITS) // BITS)
 
 
 def key_room(scheme: Encryption, bits: int) -> int:
-    """Returns the maximum bytes of a public key on the wire, including four for its length."""
+    """Returns the maximum number of bytes of a public key on the wire, including four for its
+    length.
+    """
     return 4 if scheme == "none" else bits // 2 + 64
 
 
 def has_heu() -> bool:
-    """Whether HEU can be imported here."""
-    return heu() is not None
+    """Returns whether HEU can be imported in this process."""
+    return load_heu() is not None
 
 
 def make_keys(scheme: Encryption, bits: int, *, with_heu: bool) -> tuple[Keys, bytes]:
@@ -119,7 +124,7 @@ def make_keys(scheme: Encryption, bits: int, *, with_heu: bool) -> tuple[Keys, b
     """
     if scheme == "none":
         return PlainKeys(), b""
-    library = heu()
+    library = load_heu()
     if with_heu and library is not None:
         from vfl_party.homomorphic.heu import HeuKeys
 
@@ -127,23 +132,28 @@ def make_keys(scheme: Encryption, bits: int, *, with_heu: bool) -> tuple[Keys, b
         return keys, _WITH_HEU + keys.public
     from vfl_party.homomorphic.paillier import PaillierKeys
 
-    made = PaillierKeys.generate(bits)
-    return made, _WITH_GMPY2 + made.public
+    paillier_keys = PaillierKeys.generate(bits)
+    return paillier_keys, _WITH_GMPY2 + paillier_keys.public
 
 
-def adder(scheme: Encryption, bits: int, public: bytes) -> Adder:
+def make_adder(scheme: Encryption, bits: int, public: bytes) -> Adder:
     """Makes the adder for a received public key. Raises CipherError if the key cannot be used."""
     if scheme == "none":
         return PlainAdder()
-    by, key, library = public[:1], public[1:], heu()
-    if by == _WITH_HEU and library is not None:
+    library_mark, key, library = public[:1], public[1:], load_heu()
+    if library_mark == _WITH_HEU and library is not None:
         from vfl_party.homomorphic.heu import HeuAdder
 
         return HeuAdder(
-            library, scheme, key, bits, cipher_bytes(scheme, bits), together(scheme, bits)
+            library,
+            scheme,
+            key,
+            bits,
+            cipher_bytes(scheme, bits),
+            count_sums_per_cipher(scheme, bits),
         )
-    if by == _WITH_GMPY2 and scheme == "paillier":
+    if library_mark == _WITH_GMPY2 and scheme == "paillier":
         from vfl_party.homomorphic.paillier import PaillierAdder
 
-        return PaillierAdder(key, bits, together(scheme, bits))
-    raise CipherError("its public key is not of a scheme that is available here")
+        return PaillierAdder(key, bits, count_sums_per_cipher(scheme, bits))
+    raise CipherError("its public key belongs to a scheme that is not available here")

@@ -1,9 +1,10 @@
-"""Okamoto-Uchiyama and Paillier by HEU (sf-heu), a library in C++.
+"""Implements Okamoto-Uchiyama and Paillier with HEU (sf-heu), a library in C++.
 
-It writes an array as msgpack: rows, columns, dimensions, then a string for each number: its bytes,
-and eight that are the same for all of a scheme. A public key is an array of numbers, and the same
-eight bytes. On our wire ciphertexts and keys are numbers alone, with a fixed width. They are
-checked here and written into HEU's form here, so that HEU parses nothing that a peer has sent.
+HEU writes an array as msgpack: rows, columns, dimensions, then a string for each number. The string
+contains the number's bytes and eight bytes that are constant for a scheme. A public key is an array
+of numbers and the same eight bytes. On this project's wire, ciphertexts and keys are only numbers
+of a fixed width. This module checks these numbers and converts them into HEU's format, so that HEU
+parses no bytes from a peer.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ EXTRA_BITS = 8
 
 @dataclass(frozen=True)
 class PublicNumbers:
-    """The numbers of a public key: n, then the bases of which HEU makes encryptions: OU's G and H,
-    or Paillier's h_s.
+    """The numbers of a public key: n and the bases with which HEU encrypts, OU's G and H or
+    Paillier's h_s.
 
-    Both of OU are below n, that of Paillier is below n².
+    OU's bases are below n, and Paillier's base is below n².
     """
 
     scheme: str
@@ -42,20 +43,20 @@ class PublicNumbers:
 
     @property
     def modulus(self) -> int:
-        """Returns the number below which ciphertexts are."""
+        """Returns the modulus of the ciphertexts."""
         return self.n if self.scheme == "ou" else self.n * self.n
 
     @classmethod
     def widths(cls, scheme: str, bits: int) -> list[int]:
-        """Returns the bytes of each number on the wire."""
+        """Returns the number of bytes of each number on the wire."""
         return [bits // 8 + 2] * 3 if scheme == "ou" else [bits // 8, bits // 4]
 
     @classmethod
     def of_heu(cls, scheme: str, bits: int, written: bytes) -> PublicNumbers:
-        """Returns the numbers of a public key that HEU has written here."""
+        """Returns the numbers of a public key that HEU has serialized in this process."""
         numbers, at = list[int](), 1
         for _ in cls.widths(scheme, bits):
-            length, begin = _string(written, at)
+            length, begin = _parse_string(written, at)
             at = begin + length
             numbers.append(int.from_bytes(written[begin:at], "little"))
         return cls(scheme, bits, numbers[0], tuple(numbers[1:]))
@@ -81,7 +82,7 @@ class PublicNumbers:
         return key
 
     def wire(self) -> bytes:
-        """Returns the numbers for the wire."""
+        """Encodes the numbers for the wire."""
         widths = self.widths(self.scheme, self.bits)
         return b"".join(
             number.to_bytes(width, "little")
@@ -89,28 +90,28 @@ class PublicNumbers:
         )
 
     def for_heu(self) -> bytes:
-        """Returns the key as HEU writes it: an array of the numbers, with OU also the bits of a
-        plaintext.
+        """Encodes the key in HEU's format: an array of the numbers, and for OU the number of bits
+        of a plaintext.
 
-        OU's plaintext has the bits of a prime that only the key's owner knows; the adder uses a
-        third of the key's bits.
+        The length of OU's plaintexts is that of a prime that only the key's owner knows. The adder
+        assumes a third of the key's bits.
         """
-        parts = [_to_heu(number) for number in (self.n, *self.bases)]
+        parts = [_encode_number(number) for number in (self.n, *self.bases)]
         if self.scheme == "ou":
             parts.append(b"\xcd" + (self.bits // 3).to_bytes(2, "big"))
         return bytes([0x90 | len(parts)]) + b"".join(parts) + TAILS[self.scheme]
 
 
 class HeuKeys:
-    """A private key of HEU, and the numbers of its public key for the wire. Long work is cut into
-    pieces.
+    """A private key of HEU, with the numbers of its public key for the wire. Long computations are
+    cut into pieces.
     """
 
     def __init__(self, library: Any, scheme: str, bits: int, width: int) -> None:
         self._library, self._scheme, self._width = library, scheme, width
-        public, private = worker.keys(scheme, bits)
-        both = library.phe.PublicKey.load_from(public), library.phe.SecretKey.load_from(private)
-        self._kit = library.numpy.HeKit(library.phe.setup(*both))
+        public, private = worker.make_key_pair(scheme, bits)
+        key_pair = library.phe.PublicKey.load_from(public), library.phe.SecretKey.load_from(private)
+        self._kit = library.numpy.HeKit(library.phe.setup(*key_pair))
         numbers = PublicNumbers.of_heu(scheme, bits, public)
         self.public, self._modulus = numbers.wire(), numbers.modulus
         self._encoder = library.phe.BigintEncoder(schema(library, scheme))
@@ -142,8 +143,8 @@ class HeuKeys:
 
 
 class HeuAdder:
-    """HEU with a public key. Long work is cut into pieces, each of which HEU divides among its
-    threads on all cores.
+    """Adds ciphertexts with HEU and a public key. Long computations are cut into pieces, and HEU
+    divides each piece among its threads.
     """
 
     pays_from = None
@@ -181,7 +182,7 @@ class HeuAdder:
         room = self._summing.room
         if int((ends_G - begins).max()) <= room:
             return self._sum_groups(held, places_P, begins, ends_G)
-        # A group that takes too long by itself is cut, and its parts are added up.
+        # A group that is too large for one piece is cut, and the sums of its parts are added up.
         counts = -(-(ends_G - begins) // room)
         firsts = np.cumsum(counts) - counts
         numbers = np.arange(int(counts.sum())) - np.repeat(firsts, counts)
@@ -193,7 +194,9 @@ class HeuAdder:
     def _sum_groups(
         self, held: Any, places_P: Integers, begins_G: Integers, ends_G: Integers
     ) -> Any:
-        """Returns the sums of groups, as many in a call as take little time."""
+        """Returns the sums of groups. Each call of HEU gets only as many groups as fit into a
+        piece.
+        """
         parts, first = list[Any](), 0
         while first < len(ends_G):
             fit = int(np.searchsorted(ends_G, begins_G[first] + self._summing.room, side="right"))
@@ -203,9 +206,9 @@ class HeuAdder:
             places = places_P[begin:end].tolist()
             groups = [
                 places[a - begin : b - begin]
-                for a, b in _bounds(begins_G[first:last], ends_G[first:last])
+                for a, b in _zip_bounds(begins_G[first:last], ends_G[first:last])
             ]
-            with _usable(), self._summing.taking(end - begin):
+            with _convert_heu_errors(), self._summing.measuring(end - begin):
                 parts.append(self._evaluator.batch_select_sum(held, groups))
             first = last
         return self.concatenate(parts)
@@ -213,7 +216,7 @@ class HeuAdder:
     def zero(self) -> Any:
         """See ``Adder``."""
         zero = self._kit.array(np.full(1, 0, object), self._encoder)
-        with _usable():
+        with _convert_heu_errors():
             return self._kit.encryptor().encrypt(zero)
 
     def take(self, held: Any, places: Sequence[int]) -> Any:
@@ -224,7 +227,7 @@ class HeuAdder:
         """See ``Adder``."""
         parts = []
         for piece in self._adding.pieces(a_M.shape[0]):
-            with _usable():
+            with _convert_heu_errors():
                 parts.append(self._evaluator.add(a_M[piece], b_M[piece]))
         return self.concatenate(parts)
 
@@ -233,10 +236,10 @@ class HeuAdder:
         if len(parts) == 1:
             return parts[0]
         ends = np.cumsum([part.shape[0] for part in parts]).tolist()
-        whole = parts[0][[0] * ends[-1]]
+        result = parts[0][[0] * ends[-1]]
         for part, end in zip(parts, ends, strict=True):
-            whole[end - part.shape[0] : end] = part
-        return whole
+            result[end - part.shape[0] : end] = part
+        return result
 
     def raw(self, held: Any) -> Wire:
         """See ``Adder``."""
@@ -249,7 +252,7 @@ class HeuAdder:
         for piece in self._masking.pieces(len(wire)):
             count = piece.stop - piece.start
             zeros = self._kit.array(np.full(count, 0, object), self._encoder)
-            with _usable():
+            with _convert_heu_errors():
                 masked = self._evaluator.add(packed[piece], self._kit.encryptor().encrypt(zeros))
             wire[piece] = to_wire(masked.serialize(), count, self._width)
         return wire
@@ -267,21 +270,21 @@ class HeuAdder:
         return packed
 
     def _shift(self, held: Any) -> Any:
-        """Returns ciphertexts of the numbers times 2^128."""
+        """Multiplies the encrypted numbers by 2^128."""
         parts = []
         for piece in self._shifting.pieces(held.shape[0]):
             shift = self._kit.array(
                 np.full(piece.stop - piece.start, 1 << BITS, object), self._encoder
             )
-            with _usable():
+            with _convert_heu_errors():
                 parts.append(self._evaluator.mul(held[piece], shift))
         return self.concatenate(parts)
 
 
 @contextmanager
-def _usable() -> Iterator[None]:
-    """Raises CipherError if HEU cannot compute with a key that passed the checks, or with its
-    ciphertexts.
+def _convert_heu_errors() -> Iterator[None]:
+    """Converts an error of HEU inside the block into CipherError: a key or a ciphertext passed the
+    checks but cannot be used.
     """
     try:
         yield
@@ -289,13 +292,13 @@ def _usable() -> Iterator[None]:
         raise CipherError("its public key or a ciphertext cannot be used for computation") from None
 
 
-def _bounds(begins_G: Integers, ends_G: Integers) -> Iterator[tuple[int, int]]:
+def _zip_bounds(begins_G: Integers, ends_G: Integers) -> Iterator[tuple[int, int]]:
     return zip(begins_G.tolist(), ends_G.tolist(), strict=True)
 
 
 def from_wire(library: Any, wire_N: Wire, modulus: int, tail: bytes) -> Any:
-    """Returns HEU's array for ciphertexts [N, bytes]. Raises CipherError if one is zero or not
-    below ``modulus``.
+    """Converts ciphertexts [N, bytes] into an array of HEU. Raises CipherError if a ciphertext is
+    zero or not below ``modulus``.
     """
     n, width = wire_N.shape
     if not n:
@@ -322,16 +325,16 @@ def from_wire(library: Any, wire_N: Wire, modulus: int, tail: bytes) -> Any:
 
 
 def to_wire(written: bytes, count: int, width: int) -> Wire:
-    """Returns the ciphertexts [count, width] of an array that HEU has serialized."""
+    """Converts an array that HEU has serialized into ciphertexts for the wire, [count, width]."""
     wire = np.zeros((count, width), np.uint8)
     at = 1
-    # Rows, columns, dimensions.
+    # Skips the rows, the columns and the dimensions.
     for _ in range(3):
         at += {0xCC: 2, 0xCD: 3, 0xCE: 5}.get(written[at], 1)
     at += {0xDC: 3, 0xDD: 5}.get(written[at], 1)
     for row in range(count):
-        size, begin = _string(written, at)
-        length, number = _string(written, begin + 1)
+        size, begin = _parse_string(written, at)
+        length, number = _parse_string(written, begin + 1)
         # A byte of zeros may follow, as a sign.
         length = min(length, width)
         wire[row, :length] = np.frombuffer(written, np.uint8, length, number)
@@ -339,8 +342,10 @@ def to_wire(written: bytes, count: int, width: int) -> Wire:
     return wire
 
 
-def _string(written: bytes, at: int) -> tuple[int, int]:
-    """Returns the length of the string that begins at ``at``, and where its bytes begin."""
+def _parse_string(written: bytes, at: int) -> tuple[int, int]:
+    """Returns the length of the msgpack string that begins at ``at``, and the position of its first
+    byte.
+    """
     kind = written[at]
     if kind & 0xE0 == 0xA0:
         return kind & 31, at + 1
@@ -349,9 +354,9 @@ def _string(written: bytes, at: int) -> tuple[int, int]:
     return int.from_bytes(written[at + 1 : at + 3], "big"), at + 3
 
 
-def _to_heu(number: int) -> bytes:
-    """Returns a positive number as HEU writes it: a string, the lowest byte first, with room for
-    the sign.
+def _encode_number(number: int) -> bytes:
+    """Encodes a positive number in HEU's format: a msgpack string, the lowest byte first, with room
+    for the sign.
     """
     length = number.bit_length() // 8 + 1
     if length < 32:
@@ -364,5 +369,5 @@ def _to_heu(number: int) -> bytes:
 
 
 def schema(library: Any, scheme: str) -> Any:
-    """Returns HEU's name of a scheme."""
+    """Returns HEU's constant for a scheme."""
     return library.phe.SchemaType.OU if scheme == "ou" else library.phe.SchemaType.ZPaillier

@@ -9,27 +9,26 @@ import numpy as np
 
 from vfl_party.homomorphic.scheme import CipherError, Wire
 
-# n must not have a prime factor below this bound: those of a real key are far larger.
+# n must have no prime factor below this bound. The factors of a real key are far larger.
 SMALL = 1 << 16
 
 
 def check_modulus(n: int, bits: int, extra: int = 0) -> None:
-    """Raises CipherError unless n can be the modulus of a key of ``bits`` bits: odd, and of about
-    that size.
+    """Raises CipherError unless n is odd and has ``bits`` bits, no small factors, and is not a
+    power of a smaller number.
 
-    ``extra``: how many bits more or fewer it may have. A power of a smaller number and a number
-    with small factors are not moduli either. Whether n is what the scheme wants (p q, or p² q)
-    cannot be seen from outside.
+    ``extra``: The number of bits by which its length may differ. Whether n has the scheme's form (p
+    q, or p² q) cannot be checked without its factors.
     """
     if abs(n.bit_length() - bits) > extra or n % 2 == 0:
         about = "about " if extra else ""
         raise CipherError(f"its public key must be an odd number of {about}{bits} bits")
-    if gmpy2.is_power(n) or gmpy2.gcd(n, _small()) != 1:
+    if gmpy2.is_power(n) or gmpy2.gcd(n, _multiply_small_primes()) != 1:
         raise CipherError("its public key is a power or has a small factor")
 
 
 @cache
-def _small() -> gmpy2.mpz:
+def _multiply_small_primes() -> gmpy2.mpz:
     """Returns the product of all small primes."""
     return gmpy2.primorial(SMALL)
 

@@ -1,6 +1,4 @@
-"""No encryption, in the form of a scheme: for trials in which the passive parties may read all
-gradients.
-"""
+"""A scheme without encryption, for trials in which the passive parties may read all gradients."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ CIPHER_BYTES = 16
 
 
 class PlainKeys:
-    """Writes pairs as they are."""
+    """Encodes pairs without encryption."""
 
     public = b""
 
@@ -30,22 +28,22 @@ class PlainKeys:
 
     def decrypt(self, wire: Wire, count: int) -> tuple[Integers, Integers]:
         """See ``Keys``."""
-        pairs = _pairs(wire)[:count]
+        pairs = _decode_pairs(wire)[:count]
         return pairs[:, 0].copy(), pairs[:, 1].copy()
 
 
 class PlainAdder:
-    """Adds pairs as they are: exact, in int64."""
+    """Adds unencrypted pairs exactly, in int64."""
 
     pays_from = 1 << 21
 
     def check(self, wire_N: Wire) -> None:
         """See ``Adder``."""
-        _pairs(wire_N)
+        _decode_pairs(wire_N)
 
     def load(self, wire_N: Wire) -> Integers:
         """See ``Adder``."""
-        return _pairs(wire_N)
+        return _decode_pairs(wire_N)
 
     def sums(self, held: Integers, places_P: Integers, ends_G: Integers) -> Integers:
         """See ``Adder``."""
@@ -68,7 +66,7 @@ class PlainAdder:
         return np.concatenate(list(parts))
 
     def wire(self, held: Integers) -> Wire:
-        """See ``Adder``; there is nothing to mask or to pack."""
+        """See ``Adder``. Unencrypted pairs are neither masked nor packed."""
         return self.raw(held)
 
     def raw(self, held: Integers) -> Wire:
@@ -76,7 +74,7 @@ class PlainAdder:
         return held.astype("<i8").view(np.uint8).reshape(len(held), CIPHER_BYTES)
 
 
-def _pairs(wire_N: Wire) -> Integers:
+def _decode_pairs(wire_N: Wire) -> Integers:
     pairs = np.ascontiguousarray(wire_N).view("<i8").astype(np.int64).reshape(len(wire_N), 2)
     if (pairs >= LIMIT).any() or (pairs <= -LIMIT).any() or (pairs[:, 1] < 0).any():
         raise CipherError("it is a number out of range")

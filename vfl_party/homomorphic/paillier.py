@@ -1,9 +1,9 @@
-"""Paillier's scheme over gmpy2, for machines that have no wheel of HEU.
+"""Implements Paillier's scheme with gmpy2, for machines without a wheel of HEU.
 
-Randomness follows Damgård, Jurik and Nielsen (2010): powers of one base, from tables. Each side
-draws its own base, because a base that the key's owner has chosen badly masks nothing. The owner of
-the private key computes modulo p² and q² and combines the results (CRT). Encryption: (1 + m n) ·
-b^r mod n², where r has half the key's bits.
+An encryption is (1 + m n) · b^r mod n², where r has half the key's bits (Damgård, Jurik and
+Nielsen, 2010). Powers of the base b come from tables. Each side draws its own base, because a bad
+base from the key's owner would not mask. The owner of the private key computes modulo p² and q² and
+combines the results (CRT).
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from vfl_party.homomorphic.modulus import check_modulus, check_range
 from vfl_party.homomorphic.packing import BITS, apart, ciphers_for, pack, unpack
 from vfl_party.homomorphic.scheme import CipherError, Integers, Wire
 
-# Bits of an exponent that one table lookup covers.
+# The number of bits of an exponent that one table lookup covers.
 WINDOW = 8
 # An array of gmpy2's ``mpz`` numbers.
 Numbers = npt.NDArray[np.object_]
 
 
 class Powers:
-    """Powers of one base: a table for each window of the exponent, so that a power costs one
-    product a window.
+    """Computes powers of one base. A table for each window of the exponent reduces a power to one
+    multiplication for each window.
     """
 
     def __init__(self, base: gmpy2.mpz, modulus: gmpy2.mpz, bits: int) -> None:
@@ -52,16 +52,16 @@ class Powers:
 
 
 class PaillierKeys:
-    """A private key, two primes of the same length, and its public key, n. ``width``: the bytes of
-    a ciphertext.
+    """A private key (two primes of the same length) with its public key n. ``width``: The number of
+    bytes of a ciphertext.
     """
 
     def __init__(self, p: gmpy2.mpz, q: gmpy2.mpz) -> None:
         bits = 2 * p.bit_length()
         self._bits, self.width = bits, bits // 4
         self._p, self._q, n = p, q, p * q
-        base = _base(n)
-        self.public = _bytes(n, bits // 8)
+        base = _draw_base(n)
+        self.public = _encode(n, bits // 8)
         self._n, self._p2, self._q2 = n, p * p, q * q
         self._powers = [Powers(base % square, square, bits // 2) for square in (self._p2, self._q2)]
         self._q2_inverse = gmpy2.invert(self._q2, self._p2)
@@ -72,25 +72,25 @@ class PaillierKeys:
     @classmethod
     def generate(cls, bits: int) -> PaillierKeys:
         """Makes a new key of ``bits`` bits."""
-        p, q = _prime(bits // 2), _prime(bits // 2)
+        p, q = _draw_prime(bits // 2), _draw_prime(bits // 2)
         while p == q:
-            q = _prime(bits // 2)
+            q = _draw_prime(bits // 2)
         return cls(p, q)
 
     @property
     def primes(self) -> tuple[gmpy2.mpz, gmpy2.mpz]:
-        """Returns the secret that makes the key."""
+        """Returns the two secret primes of the key."""
         return self._p, self._q
 
     def encrypt(self, g_N: Integers, h_N: Integers) -> Wire:
         """See ``Keys``."""
-        out = b"".join(_bytes(self._encrypt(plain), self.width) for plain in pack(g_N, h_N))
+        out = b"".join(_encode(self._encrypt(plain), self.width) for plain in pack(g_N, h_N))
         return np.frombuffer(bytearray(out), np.uint8).reshape(len(g_N), self.width)
 
     def _encrypt(self, plain: int) -> gmpy2.mpz:
-        exponent, whole = secrets.randbits(self._bits // 2), 1 + plain * self._n
-        a = whole % self._p2 * self._powers[0].of(exponent) % self._p2
-        b = whole % self._q2 * self._powers[1].of(exponent) % self._q2
+        exponent, encoded = secrets.randbits(self._bits // 2), 1 + plain * self._n
+        a = encoded % self._p2 * self._powers[0].of(exponent) % self._p2
+        b = encoded % self._q2 * self._powers[1].of(exponent) % self._q2
         return b + (a - b) * self._q2_inverse % self._p2 * self._q2
 
     def decrypt(self, wire: Wire, count: int) -> tuple[Integers, Integers]:
@@ -98,7 +98,9 @@ class PaillierKeys:
         return unpack(apart(self.plain(wire), count))
 
     def plain(self, wire: Wire) -> list[int]:
-        """Returns what each ciphertext holds. Raises CipherError if one is out of range."""
+        """Decrypts each ciphertext, without unpacking. Raises CipherError if a ciphertext is out of
+        range.
+        """
         return [self._decrypt(number) for number in numbers(wire, self._n * self._n)]
 
     def _decrypt(self, cipher: gmpy2.mpz) -> int:
@@ -110,10 +112,10 @@ class PaillierKeys:
 
 
 class PaillierAdder:
-    """Multiplies ciphertexts modulo n², which adds what they hold.
+    """Multiplies ciphertexts modulo n², which adds their plaintexts.
 
-    ``public``: n; ``bits``: its length; ``together``: how many sums a ciphertext carries on the
-    wire; ``width``: its bytes.
+    ``public``: The public key n. ``bits``: The length of n. ``together``: The number of sums in a
+    ciphertext on the wire. ``width``: The number of bytes of a ciphertext.
     """
 
     pays_from = 1 << 10
@@ -128,7 +130,7 @@ class PaillierAdder:
 
     @cached_property
     def _powers(self) -> Powers:
-        return Powers(_base(self._n), self._n2, self.bits // 2)
+        return Powers(_draw_base(self._n), self._n2, self.bits // 2)
 
     def check(self, wire_N: Wire) -> None:
         """See ``Adder``."""
@@ -147,11 +149,11 @@ class PaillierAdder:
                 total = total * cipher % modulus
             totals.append(total)
             begin = end
-        return _array(totals)
+        return _make_array(totals)
 
     def zero(self) -> Numbers:
-        """See ``Adder``; 1 encrypts zero."""
-        return _array([gmpy2.mpz(1)])
+        """See ``Adder``. The number 1 is an encryption of zero."""
+        return _make_array([gmpy2.mpz(1)])
 
     def take(self, held: Numbers, places: Sequence[int]) -> Numbers:
         """See ``Adder``."""
@@ -159,7 +161,7 @@ class PaillierAdder:
 
     def add(self, a_M: Numbers, b_M: Numbers) -> Numbers:
         """See ``Adder``."""
-        return _array([a * b % self._n2 for a, b in zip(a_M, b_M, strict=True)])
+        return _make_array([a * b % self._n2 for a, b in zip(a_M, b_M, strict=True)])
 
     def concatenate(self, parts: Sequence[Numbers]) -> Numbers:
         """See ``Adder``."""
@@ -174,50 +176,50 @@ class PaillierAdder:
         return self.pack_sums(held, ciphers_for(len(held), self.together))
 
     def pack_sums(self, held: Numbers, count: int) -> Wire:
-        """Returns sums for the wire, as ``wire``, in ``count`` ciphertexts."""
+        """Packs and masks sums for the wire, like ``wire``, in ``count`` ciphertexts."""
         packed, modulus, shift = list[gmpy2.mpz](), self._n2, gmpy2.mpz(1) << BITS
         for first in range(count):
-            *rest, total = held[first::count].tolist()
-            for cipher in reversed(rest):
+            *lower, total = held[first::count].tolist()
+            for cipher in reversed(lower):
                 total = gmpy2.powmod(total, shift, modulus) * cipher % modulus
             mask = self._powers.of(secrets.randbits(self.bits // 2))
             packed.append(total * mask % modulus)
         return self._to_wire(packed)
 
     def _to_wire(self, values: Sequence[gmpy2.mpz]) -> Wire:
-        out = b"".join(_bytes(value, self.width) for value in values)
+        out = b"".join(_encode(value, self.width) for value in values)
         return np.frombuffer(bytearray(out), np.uint8).reshape(len(values), self.width)
 
 
 def numbers(wire_N: Wire, modulus: gmpy2.mpz) -> Numbers:
-    """Returns ciphertexts as numbers. Raises CipherError if one is zero, or not below
+    """Decodes ciphertexts into numbers. Raises CipherError if a ciphertext is zero, or not below
     ``modulus``.
     """
     check_range(wire_N, int(modulus))
-    return _array(
+    return _make_array(
         [gmpy2.mpz(int.from_bytes(cipher, "little")) for cipher in np.ascontiguousarray(wire_N)]
     )
 
 
-def _base(n: gmpy2.mpz) -> gmpy2.mpz:
-    """Draws an encryption of zero, whose powers are more of them."""
+def _draw_base(n: gmpy2.mpz) -> gmpy2.mpz:
+    """Draws an encryption of zero. Its powers are encryptions of zero too."""
     x = gmpy2.mpz(secrets.randbelow(int(n) - 2) + 2)
     return gmpy2.powmod(n - x * x % n, n, n * n)
 
 
-def _array(values: Sequence[gmpy2.mpz]) -> Numbers:
+def _make_array(values: Sequence[gmpy2.mpz]) -> Numbers:
     array = np.empty(len(values), object)
     array[:] = values
     return array
 
 
-def _bytes(value: gmpy2.mpz, width: int) -> bytes:
+def _encode(value: gmpy2.mpz, width: int) -> bytes:
     return int(value).to_bytes(width, "little")
 
 
-def _prime(bits: int) -> gmpy2.mpz:
-    """Returns a random prime of exactly ``bits`` bits that leaves 3 when divided by 4; its two
-    highest bits are set.
+def _draw_prime(bits: int) -> gmpy2.mpz:
+    """Returns a random prime of exactly ``bits`` bits that is 3 modulo 4 and has its two highest
+    bits set.
     """
     while True:
         start = gmpy2.mpz(secrets.randbits(bits) | 3 << (bits - 2) | 3)

@@ -12,40 +12,44 @@ from contextlib import contextmanager
 
 # The seconds that a piece should take.
 SECONDS = 0.25
-# Seconds between two pieces: enough for all threads that wait for the lock.
+# The seconds between two pieces, enough for all threads that wait for the lock.
 REST = 0.001
-# Items of the first piece, for items of some 10 ms (slow) or some 0.01 ms (fast).
+# The number of items in the first piece, for items of about 10 ms (slow) or 0.01 ms (fast).
 SLOW, FAST = 16, 4096
-# The largest factor by which a piece grows from one to the next.
+# The maximum factor by which the next piece is larger.
 _GROWTH = 4
 
 
 class Pace:
-    """Learns how many items of one kind of work take ``SECONDS``; it begins with ``first``."""
+    """Adapts the number of items in a piece, so that a piece takes ``SECONDS``. ``first``: The
+    number of items in the first piece.
+    """
 
     def __init__(self, first: int) -> None:
         self.room = first
 
     def pieces(self, count: int) -> Iterator[slice]:
-        """Yields the places of ``count`` items, piece by piece. The work on a piece must end before
-        the next one is taken.
+        """Yields slices that divide ``count`` items into pieces. The caller must finish a piece
+        before it takes the next one.
         """
         start = 0
         while start < count:
             piece = slice(start, min(count, start + self.room))
-            with self.taking(piece.stop - start):
+            with self.measuring(piece.stop - start):
                 yield piece
             start = piece.stop
 
     @contextmanager
-    def taking(self, items: int) -> Iterator[None]:
-        """Measures one call on ``items``, and lets other threads run after it."""
+    def measuring(self, items: int) -> Iterator[None]:
+        """Measures the time of the block, which computes ``items`` items, and lets other threads
+        run after it.
+        """
         began = time.monotonic()
         yield
-        spent = max(time.monotonic() - began, 1e-9)
-        fit = max(1, int(items * SECONDS / spent))
-        if spent > SECONDS:
-            self.room = min(self.room, fit)
+        elapsed_s = max(time.monotonic() - began, 1e-9)
+        fitting_items = max(1, int(items * SECONDS / elapsed_s))
+        if elapsed_s > SECONDS:
+            self.room = min(self.room, fitting_items)
         elif 2 * items > self.room:
-            self.room = max(self.room, min(fit, _GROWTH * self.room))
-        time.sleep(REST if 2 * spent > SECONDS else 0.0)
+            self.room = max(self.room, min(fitting_items, _GROWTH * self.room))
+        time.sleep(REST if 2 * elapsed_s > SECONDS else 0.0)

@@ -1,4 +1,4 @@
-"""The interface of a scheme: the keys on one side, and the adder on the other."""
+"""Defines the interface of a scheme: the keys on one side, and the adder on the other side."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ import numpy as np
 import numpy.typing as npt
 
 Integers = npt.NDArray[np.int64]
-# Ciphertexts as they cross the wire, [N, bytes].
+# Ciphertexts in the format of the wire, [N, bytes].
 Wire = npt.NDArray[np.uint8]
-# Ciphertexts as a scheme computes with them.
+# Ciphertexts in the format with which a scheme computes.
 Held = Any
 
 
 class CipherError(Exception):
-    """A received message cannot be used; the text says why, as the end of a sentence."""
+    """Raised if a received message cannot be used. The text is the end of a sentence that says
+    why.
+    """
 
 
 class Keys(Protocol):
-    """The private key's side. A plaintext is a pair (g, h) of integers; sums of either stay below
-    2^62.
+    """The side with the private key. A plaintext is a pair (g, h) of integers. The sums of g and of
+    h stay below 2^62.
     """
 
     @property
@@ -30,19 +32,21 @@ class Keys(Protocol):
         ...
 
     def encrypt(self, g_N: Integers, h_N: Integers) -> Wire:
-        """Encrypts pairs, int64 [N] each, with fresh randomness; returns uint8 [N, bytes]."""
+        """Encrypts pairs with fresh randomness. Returns uint8 [N, bytes]. ``g_N``, ``h_N``: The
+        numbers of the pairs, int64 [N] each.
+        """
         ...
 
     def decrypt(self, wire: Wire, count: int) -> tuple[Integers, Integers]:
         """Returns the ``count`` pairs of sums, int64 [count] each, that ``Adder.wire`` has packed.
 
-        Raises CipherError if one is out of range.
+        Raises CipherError if a sum is out of range.
         """
         ...
 
 
 class Adder(Protocol):
-    """The public key's side: it adds what it cannot read."""
+    """The side with the public key. It adds ciphertexts without being able to decrypt them."""
 
     @property
     def pays_from(self) -> int | None:
@@ -56,17 +60,21 @@ class Adder(Protocol):
         ...
 
     def load(self, wire_N: Wire) -> Held:
-        """Returns ciphertexts to compute with. Raises CipherError if one is out of range."""
+        """Converts ciphertexts into the format for computing. Raises CipherError if a ciphertext is
+        out of range.
+        """
         ...
 
     def sums(self, held: Held, places_P: Integers, ends_G: Integers) -> Held:
-        """Returns the sum of each group of ``places_P``; group g ends at ``ends_G[g]``, and none is
-        empty.
+        """Returns the sum of the ciphertexts of each group of ``places_P``. Group g ends at
+        ``ends_G[g]``, and no group is empty.
         """
         ...
 
     def zero(self) -> Held:
-        """Returns one encryption of zero, which ``wire`` will mask."""
+        """Returns one encryption of zero. It may be without randomness, because ``wire`` masks
+        it.
+        """
         ...
 
     def take(self, held: Held, places: Sequence[int]) -> Held:
@@ -78,18 +86,18 @@ class Adder(Protocol):
         ...
 
     def concatenate(self, parts: Sequence[Held]) -> Held:
-        """Returns the ciphertexts of at least one part, one after the other."""
+        """Concatenates the ciphertexts of all parts. There must be at least one part."""
         ...
 
     def raw(self, held: Held) -> Wire:
-        """Returns ciphertexts, uint8 [N, bytes], for ``load`` in another process of this party.
-        They are not masked.
+        """Encodes ciphertexts without masking, uint8 [N, bytes], for ``load`` in another process of
+        this party.
         """
         ...
 
     def wire(self, held: Held) -> Wire:
-        """Returns sums for the wire, uint8 [W, bytes]: as many as fit into a ciphertext, masked by
-        a fresh zero.
+        """Packs as many sums as fit into each ciphertext, masks it with a fresh encryption of zero,
+        and encodes it for the wire, uint8 [W, bytes].
 
         With W ciphertexts, the first one contains the sums 0, W, 2 W, …: see ``packing.apart``.
         """

@@ -1,12 +1,12 @@
-"""A process that computes with ciphertexts for ``shards``: ``python -m vfl_party.homomorphic.shard
-FILE``, the descriptor of a board.
+"""Runs a process that computes with ciphertexts for ``shards``: ``python -m
+vfl_party.homomorphic.shard FILE``, where FILE is the descriptor of a board.
 
 It answers messages, see ``vfl_common.process.workers``. First, without an answer: ``keys`` and the
 primes of a private key; ``add``, its bits, how many sums a ciphertext carries, and a public key; or
 ``none``. Then
 
-- ``encrypt`` and g and h, ``decrypt`` and ciphertexts, ``pack``, how many ciphertexts are wanted,
-  and the sums to pack: see ``PaillierKeys`` and ``PaillierAdder``;
+- ``encrypt`` with g and h; ``decrypt`` with ciphertexts; ``pack`` with the number of wanted
+ciphertexts and the sums to pack: see ``PaillierKeys`` and ``PaillierAdder``;
 - ``sum``: whether the gradients are plain, the number of the tree, the places of its ciphertexts,
   codes and rows, where each node's rows end, and the wanted entries.
 
@@ -39,63 +39,65 @@ class Shard:
     """The state of one process: a key, the board, and the gradients of the growing tree."""
 
     def __init__(self, board: Board, first: list[bytes]) -> None:
-        self._board, (role, *rest) = board, first
+        self._board, (role, *arguments) = board, first
         self._tree, self._held = b"", None
         self._adder: Adder = PlainAdder()
         self._keys: PaillierKeys | None = None
         if role == KEYS:
             self._keys = PaillierKeys(
-                *(gmpy2.mpz(int.from_bytes(prime, "little")) for prime in rest)
+                *(gmpy2.mpz(int.from_bytes(prime, "little")) for prime in arguments)
             )
         elif role == ADD:
-            bits, together, public = rest
+            bits, together, public = arguments
             self._adder = PaillierAdder(public, int(bits), int(together))
 
     def answer(self, request: list[bytes]) -> list[bytes]:
-        """Returns the answer to a request."""
-        kind, *rest = request
+        """Carries out a request and returns its answer."""
+        kind, *arguments = request
         try:
-            return [DONE, _DO[kind](self, *rest)]
+            return [DONE, _HANDLERS[kind](self, *arguments)]
         except CipherError as error:
             return [REFUSED, str(error).encode()]
 
     def encrypt(self, g: bytes, h: bytes) -> bytes:
-        """Returns the ciphertexts of pairs."""
-        assert self._keys is not None  # noqa: S101 - asked of those that have keys
+        """Encrypts pairs, int64 each, and returns the ciphertexts."""
+        assert self._keys is not None  # noqa: S101 - only processes with keys get this request
         pairs = np.frombuffer(g, np.int64), np.frombuffer(h, np.int64)
         return self._keys.encrypt(*pairs).tobytes()
 
     def decrypt(self, wire: bytes) -> bytes:
-        """Returns the plaintexts, each with as many bytes as half a ciphertext."""
-        assert self._keys is not None  # noqa: S101 - asked of those that have keys
+        """Decrypts ciphertexts and returns the plaintexts. A plaintext has half as many bytes as a
+        ciphertext.
+        """
+        assert self._keys is not None  # noqa: S101 - only processes with keys get this request
         width = self._keys.width
-        plaintexts = self._keys.plain(_ciphers(wire, width))
+        plaintexts = self._keys.plain(_decode_ciphers(wire, width))
         return b"".join(plain.to_bytes(width // 2, "little", signed=True) for plain in plaintexts)
 
     def pack(self, count: bytes, raw: bytes) -> bytes:
-        """Returns sums for the wire, in ``count`` ciphertexts."""
-        own = self._adder
-        assert isinstance(own, PaillierAdder)  # noqa: S101 - asked of those alone
-        return own.pack_sums(own.load(_ciphers(raw, own.width)), int(count)).tobytes()
+        """Packs sums for the wire into ``count`` ciphertexts."""
+        adder = self._adder
+        assert isinstance(adder, PaillierAdder)  # noqa: S101 - only processes with Paillier get this request
+        return adder.pack_sums(adder.load(_decode_ciphers(raw, adder.width)), int(count)).tobytes()
 
-    def sum(self, plain: bytes, tree: bytes, *rest: bytes) -> bytes:
+    def sum(self, plain: bytes, tree: bytes, *arguments: bytes) -> bytes:
         """Returns the sums of each node's entries, one node after the other."""
-        ciphers, codes, rows = (BoardPlace.read(place) for place in rest[:3])
-        ends, plan = np.frombuffer(rest[3], np.int64).tolist(), _plan(rest[4])
-        own: Adder = PlainAdder() if plain == b"1" else self._adder
+        ciphers, codes, rows = (BoardPlace.read(place) for place in arguments[:3])
+        ends, plan = np.frombuffer(arguments[3], np.int64).tolist(), _make_plan(arguments[4])
+        adder: Adder = PlainAdder() if plain == b"1" else self._adder
         if tree != self._tree:
-            # Frees the ciphertexts of the last tree first.
+            # The ciphertexts of the last tree are freed first.
             self._held = None
-            self._held, self._tree = own.load(self._board.get(ciphers, np.uint8)), tree
+            self._held, self._tree = adder.load(self._board.get(ciphers, np.uint8)), tree
         codes_RF, all_rows = self._board.get(codes, np.int8).T, self._board.get(rows, np.int64)
         parts: list[Held] = [
-            sum_entries(own, self._held, all_rows[begin:end], codes_RF, plan)
+            sum_entries(adder, self._held, all_rows[begin:end], codes_RF, plan)
             for begin, end in pairwise([0, *ends])
         ]
-        return own.raw(own.concatenate(parts)).tobytes()
+        return adder.raw(adder.concatenate(parts)).tobytes()
 
 
-_DO: dict[bytes, Any] = {
+_HANDLERS: dict[bytes, Any] = {
     ENCRYPT: Shard.encrypt,
     DECRYPT: Shard.decrypt,
     PACK: Shard.pack,
@@ -104,11 +106,11 @@ _DO: dict[bytes, Any] = {
 
 
 @lru_cache(maxsize=2)
-def _plan(entries: bytes) -> SumPlan:
+def _make_plan(entries: bytes) -> SumPlan:
     return SumPlan.of(np.frombuffer(entries, np.int32).reshape(-1, 4))
 
 
-def _ciphers(written: bytes, width: int) -> Wire:
+def _decode_ciphers(written: bytes, width: int) -> Wire:
     return np.frombuffer(written, np.uint8).reshape(-1, width)
 
 

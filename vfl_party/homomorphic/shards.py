@@ -1,8 +1,9 @@
-"""Divides a party's work with ciphertexts among worker processes: see ``shard``.
+"""Divides a party's computations with ciphertexts among worker processes; see ``shard``.
 
-Columns are divided among the processes. All of them map the codes and the ciphertexts of a tree,
-see ``board``, and each converts the ciphertexts to numbers once per tree. The results are bit for
-bit those of one process, except for the random masks: sums are exact in any order.
+Columns are divided among the processes. All processes map the codes and the ciphertexts of a tree,
+see ``board``, and each process converts the ciphertexts to numbers once for each tree. Except for
+the random masks, the results are bit for bit the same as in one process, because the sums are exact
+in any order.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from vfl_party.homomorphic.paillier import Numbers, PaillierAdder, PaillierKeys
 from vfl_party.homomorphic.scheme import Adder, CipherError, Held, Integers, Keys, Wire
 from vfl_party.homomorphic.sums import Summing, SummingHere, SumPlan
 
-# Pieces of work for each process, so that the others wait less for the last one, and the most items
-# of a piece: a message counts the bytes of each part in 32 bits.
+# The number of pieces for each process, so that processes wait less for the last piece. And the
+# maximum number of items in a piece, because a message counts the bytes of each part in 32 bits.
 _PIECES, _MAX_PIECE = 2, 1 << 19
 
 
 class Shards:
-    """Worker processes, which start with the first request and end with ``close``.
+    """Manages worker processes, which start with the first request and end with ``close``.
 
-    ``first``: their first message, see ``shard``. Futures raise CipherError, and InternalError if a
-    process has ended.
+    ``first``: The first message to each process, see ``shard``. Futures raise CipherError, and
+    InternalError if a process has ended.
     """
 
     def __init__(self, workers: int) -> None:
@@ -44,7 +45,7 @@ class Shards:
 
     @property
     def board(self) -> Board:
-        """Returns the arrays that all share."""
+        """Returns the board with the arrays that all processes share."""
         self._board = self._board or Board()
         return self._board
 
@@ -56,7 +57,7 @@ class Shards:
                 shard.__name__, self.workers, task, self.first, file=self.board.number
             )
             self._started = workers.__enter__()
-        return self._started.submit(_read, *request)
+        return self._started.submit(_parse_answer, *request)
 
     def next_tree(self) -> bytes:
         """Returns the number of the next tree."""
@@ -64,7 +65,7 @@ class Shards:
         return str(self._trees).encode()
 
     def pieces(self, count: int) -> list[slice]:
-        """Divides ``count`` items into pieces for the processes; none is empty."""
+        """Divides ``count`` items into pieces for the processes. No piece is empty."""
         parts = max(1, min(count, _PIECES * self.workers), -(-count // _MAX_PIECE))
         ends = [count * part // parts for part in range(parts + 1)]
         return [slice(begin, end) for begin, end in pairwise(ends)]
@@ -79,11 +80,11 @@ class Shards:
 
 
 class SharedKeys:
-    """A private key of gmpy2's Paillier that all processes have."""
+    """A private Paillier key with which all worker processes compute."""
 
     def __init__(self, keys: PaillierKeys, shards: Shards) -> None:
         self._keys, self._shards, self.public = keys, shards, keys.public
-        shards.first = [shard.KEYS, *(_number(prime, keys.width) for prime in keys.primes)]
+        shards.first = [shard.KEYS, *(_encode_number(prime, keys.width) for prime in keys.primes)]
 
     def encrypt(self, g_N: Integers, h_N: Integers) -> Wire:
         """See ``Keys``."""
@@ -91,7 +92,7 @@ class SharedKeys:
             self._shards.submit(shard.ENCRYPT, g_N[piece].tobytes(), h_N[piece].tobytes())
             for piece in self._shards.pieces(len(g_N))
         ]
-        return _join(parts, self._keys.width)
+        return _join_results(parts, self._keys.width)
 
     def decrypt(self, wire: Wire, count: int) -> tuple[Integers, Integers]:
         """See ``Keys``."""
@@ -99,13 +100,13 @@ class SharedKeys:
             self._shards.submit(shard.DECRYPT, wire[piece].tobytes())
             for piece in self._shards.pieces(len(wire))
         ]
-        plain = _join(parts, self._keys.width // 2)
+        plain = _join_results(parts, self._keys.width // 2)
         numbers = (int.from_bytes(number.tobytes(), "little", signed=True) for number in plain)
         return unpack(apart(numbers, count))
 
 
 class SharedAdder(PaillierAdder):
-    """A public key of gmpy2's Paillier that all processes have."""
+    """A public Paillier key with which all worker processes compute."""
 
     def __init__(self, of: PaillierAdder, shards: Shards) -> None:
         super().__init__(of.public, of.bits, of.together)
@@ -119,16 +120,16 @@ class SharedAdder(PaillierAdder):
         firsts = np.arange(0, len(held), count)
         parts = []
         for piece in self._shards.pieces(count):
-            # The sums of these ciphertexts, in the order in which ``packed`` looks for them.
+            # The sums of these ciphertexts, in the order that ``pack_sums`` expects.
             places = (firsts[:, None] + np.arange(count)[piece]).reshape(-1)
             raw = self.raw(held[places[places < len(held)]])
             wanted = str(piece.stop - piece.start).encode()
             parts.append(self._shards.submit(shard.PACK, wanted, raw.tobytes()))
-        return _join(parts, self.width)
+        return _join_results(parts, self.width)
 
 
 class SummingInShards:
-    """Sums for which each process computes the entries of some columns."""
+    """Computes sums in several processes. Each process computes the entries of some columns."""
 
     def __init__(
         self, shards: Shards, adder: Adder, wire_R: Wire, codes_RF: Codes, plan: SumPlan
@@ -138,10 +139,10 @@ class SummingInShards:
         self._shards, self._adder, self._width = shards, adder, wire_R.shape[1]
         self._tree, board = shards.next_tree(), shards.board
         self._ciphers = board.put(wire_R)
-        # Each column in one piece.
+        # In the transposed array, each column is contiguous.
         self._codes = board.put(codes_RF.T, self._ciphers)
         self._entries = plan.entries
-        # An even number of columns for each, which are added up in pairs.
+        # Each process gets an even number of columns, because columns are summed in pairs.
         step = 2 * -(-len(plan.used) // (2 * shards.workers))
         own = np.searchsorted(plan.used, plan.entries[:, 0]) // step
         self._parts = [np.flatnonzero(own == part) for part in np.unique(own)]
@@ -152,9 +153,9 @@ class SummingInShards:
         ends = np.cumsum([len(places) for places in members]).astype(np.int64)
         places = (array.to_bytes() for array in (self._ciphers, self._codes, rows))
         plain = b"1" if isinstance(self._adder, PlainAdder) else b"0"
-        about = plain, self._tree, *places, ends.tobytes()
+        arguments = plain, self._tree, *places, ends.tobytes()
         parts = [
-            self._shards.submit(shard.SUM, *about, self._entries[part].tobytes())
+            self._shards.submit(shard.SUM, *arguments, self._entries[part].tobytes())
             for part in self._parts
         ]
         sums = np.empty((len(members), len(self._entries), self._width), np.uint8)
@@ -165,40 +166,44 @@ class SummingInShards:
 
 
 def share_keys(keys: Keys, shards: Shards) -> Keys:
-    """Lets all processes work with a private key, if there are several and its scheme does not have
-    its own threads.
+    """Returns keys that use all processes, if there are several processes and the scheme's library
+    has no threads. Returns ``keys`` otherwise.
     """
-    several = shards.workers > 1
-    return SharedKeys(keys, shards) if several and isinstance(keys, PaillierKeys) else keys
+    has_several = shards.workers > 1
+    return SharedKeys(keys, shards) if has_several and isinstance(keys, PaillierKeys) else keys
 
 
 def share_adder(adder: Adder, shards: Shards) -> Adder:
-    """Lets all processes work with a public key, as ``share_keys``."""
-    several = shards.workers > 1
-    return SharedAdder(adder, shards) if several and isinstance(adder, PaillierAdder) else adder
-
-
-def summing(shards: Shards, adder: Adder, wire_R: Wire, codes_RF: Codes, plan: SumPlan) -> Summing:
-    """Prepares the sums of a tree from its gradients and the codes of their rows, in several
-    processes if that is faster. Raises CipherError if a ciphertext is out of range.
+    """Returns an adder that uses all processes, under the conditions of ``share_keys``. Returns
+    ``adder`` otherwise.
     """
-    pays = adder.pays_from is not None and codes_RF.size >= adder.pays_from
-    if shards.workers > 1 and pays and plan.used:
+    has_several = shards.workers > 1
+    return SharedAdder(adder, shards) if has_several and isinstance(adder, PaillierAdder) else adder
+
+
+def make_summing(
+    shards: Shards, adder: Adder, wire_R: Wire, codes_RF: Codes, plan: SumPlan
+) -> Summing:
+    """Prepares the sums of a tree from its encrypted gradients and the codes of their rows, in
+    several processes if that is faster. Raises CipherError if a ciphertext is out of range.
+    """
+    is_worthwhile = adder.pays_from is not None and codes_RF.size >= adder.pays_from
+    if shards.workers > 1 and is_worthwhile and plan.used:
         return SummingInShards(shards, adder, wire_R, codes_RF, plan)
     return SummingHere(adder, wire_R, codes_RF, plan)
 
 
-def _read(answer: list[bytes]) -> bytes:
+def _parse_answer(answer: list[bytes]) -> bytes:
     kind, content = answer
     if kind == shard.REFUSED:
         raise CipherError(content.decode())
     return content
 
 
-def _join(parts: Sequence[Future[bytes]], width: int) -> Wire:
+def _join_results(parts: Sequence[Future[bytes]], width: int) -> Wire:
     content = bytearray().join(part.result() for part in parts)
     return np.frombuffer(content, np.uint8).reshape(-1, width)
 
 
-def _number(value: int, width: int) -> bytes:
+def _encode_number(value: int, width: int) -> bytes:
     return int(value).to_bytes(width, "little")

@@ -1,6 +1,6 @@
-"""From rows to the sums of a tree's entries: by code, then over prefixes of codes.
+"""Computes the sums of a tree's entries from rows: first by code, then over prefixes of codes.
 
-An entry is a set of codes of one column: the codes below one of them, or a single code.
+An entry is a set of codes of one column: the codes below some code, or a single code.
 """
 
 from __future__ import annotations
@@ -15,20 +15,22 @@ import numpy.typing as npt
 from vfl_party.homomorphic.buckets import Codes, bucket_sums
 from vfl_party.homomorphic.scheme import Adder, Held, Integers, Wire
 
-# What an entry sums: the codes below its code, those and the column's last, or its code alone.
+# The kinds of entries: the codes below a code, these codes and the column's last code, or a single
+# code.
 BELOW, BELOW_AND_LAST, SINGLE = range(3)
-# [E, 4]: column, kind, code, the column's last code.
+# Entries, [E, 4]: column, kind, code, the column's last code.
 Entries = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
 class SumPlan:
-    """How sums of buckets become sums of entries, as places for ``Adder.take``.
+    """The plan to compute sums of entries from sums of buckets, as places for ``Adder.take``.
 
-    ``entries``: the entries, in order. ``used``: the columns that have entries, with ``size``
-    buckets each. ``firsts``: for each code that a prefix reaches, the buckets of all columns.
-    ``plain``, ``with_last``: places among the running sums; ``ends``: the buckets of last codes.
-    ``single``: the buckets of single codes. ``order``: the places of the entries among all these.
+    ``entries``: The entries, in order. ``used``: The columns that have entries, with ``size``
+    buckets each. ``firsts``: For each code in a prefix, the buckets of all columns with this code.
+    ``plain``, ``with_last``: The running sums for entries of kinds BELOW and BELOW_AND_LAST.
+    ``ends``: The buckets of the last codes. ``single``: The buckets of single codes. ``order``: The
+    places of the entries among all these sums.
     """
 
     entries: Entries
@@ -43,7 +45,7 @@ class SumPlan:
 
     @classmethod
     def of(cls, entries: Entries) -> SumPlan:
-        """Returns the plan; without entries, an empty one."""
+        """Makes the plan for ``entries``. Without entries, the plan is empty."""
         column_E, kind_E, code_E, last_E = entries.T.astype(np.int64)
         used, place_E = np.unique(column_E, return_inverse=True)
         width, size = len(used), int(last_E.max(initial=-1)) + 1
@@ -67,12 +69,12 @@ class SumPlan:
 
 
 def sum_entries(adder: Adder, held: Held, rows: Integers, codes_NF: Codes, plan: SumPlan) -> Held:
-    """Returns the sums over ``rows`` of each entry, in order; there is at least one entry.
+    """Returns the sums over ``rows`` of each entry, in order. There must be at least one entry.
 
     ``codes_NF``: the codes of all columns for the rows of ``held``.
     """
     used_NF = codes_NF if len(plan.used) == codes_NF.shape[1] else codes_NF[:, list(plan.used)]
-    # By column, then by code.
+    # The buckets are ordered by column, then by code.
     buckets = bucket_sums(adder, held, rows, used_NF, plan.size)
     parts = []
     if plan.firsts:
@@ -91,7 +93,7 @@ def sum_entries(adder: Adder, held: Held, rows: Integers, codes_NF: Codes, plan:
 
 
 class Summing(Protocol):
-    """The gradients of a tree, and the codes of their rows."""
+    """Computes sums of a tree's gradients."""
 
     def sums(self, members: Sequence[Integers]) -> list[Held]:
         """Returns the sums of the plan's entries, at least one, over the rows of each node in
@@ -101,7 +103,7 @@ class Summing(Protocol):
 
 
 class SummingHere:
-    """Sums in this process."""
+    """Computes sums in this process."""
 
     def __init__(self, adder: Adder, wire_R: Wire, codes_RF: Codes, plan: SumPlan) -> None:
         """Raises CipherError if a ciphertext is out of range."""

@@ -1,9 +1,9 @@
-"""A process that makes a private key of HEU: ``python -m
-vfl_party.homomorphic.worker SCHEME BITS``.
+"""Runs a process that makes a private key of HEU: ``python -m vfl_party.homomorphic.worker SCHEME
+BITS``.
 
-This takes seconds in which HEU holds Python's global lock, so the party's own process cannot do it
-between heartbeats. The keys go to the standard output: the length of the public key in 4 bytes,
-little-endian, that key, then the private.
+Making a key takes seconds in which HEU holds Python's global lock, so it would delay heartbeats in
+the party's own process. The keys are written to standard output: the length of the public key in 4
+bytes, little-endian, the public key, then the private key.
 """
 
 from __future__ import annotations
@@ -19,11 +19,9 @@ from vfl_common.errors import InternalError
 _NAMES = {"ou": "ou", "paillier": "z-paillier"}
 
 
-def keys(scheme: str, bits: int) -> tuple[bytes, bytes]:
-    """Makes keys in a separate process. Returns the public and the private key, as HEU writes
-    them.
-    """
-    made = subprocess.run(
+def make_key_pair(scheme: str, bits: int) -> tuple[bytes, bytes]:
+    """Makes keys in a separate process. Returns the public and the private key in HEU's format."""
+    process = subprocess.run(
         [sys.executable, "-P", "-m", __name__, scheme, str(bits)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -31,13 +29,13 @@ def keys(scheme: str, bits: int) -> tuple[bytes, bytes]:
         start_new_session=True,
         check=False,
     )
-    size, rest = int.from_bytes(made.stdout[:4], "little"), made.stdout[4:]
-    if made.returncode or not 0 < size < len(rest):
+    size, keys_bytes = int.from_bytes(process.stdout[:4], "little"), process.stdout[4:]
+    if process.returncode or not 0 < size < len(keys_bytes):
         raise InternalError(
             "the process that makes the key has ended; the log lines above say why, unless it was "
             "killed"
         )
-    return rest[:size], rest[size:]
+    return keys_bytes[:size], keys_bytes[size:]
 
 
 def main() -> None:
@@ -45,10 +43,10 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     scheme, bits = sys.argv[1:]
-    made = importlib.import_module("heu.phe").setup(_NAMES[scheme], int(bits))
-    public = made.public_key().serialize()
+    kit = importlib.import_module("heu.phe").setup(_NAMES[scheme], int(bits))
+    public = kit.public_key().serialize()
     sys.stdout.buffer.write(
-        len(public).to_bytes(4, "little") + public + made.secret_key().serialize()
+        len(public).to_bytes(4, "little") + public + kit.secret_key().serialize()
     )
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from vfl_party.base.dtypes import real
+from vfl_party.base.dtypes import get_real_dtype
 
 Precision = Literal["float32", "bfloat16"]
 
@@ -30,4 +30,4 @@ def forward(model: nn.Module, *inputs: Tensor, precision: Precision) -> Tensor:
     torch.clear_autocast_cache()
     with torch.autocast(inputs[0].device.type, dtype=torch.bfloat16):
         out = model(*inputs)
-    return out.to(real())
+    return out.to(get_real_dtype())

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vfl_common.files import load_or_create_secret
-from vfl_party.base.dtypes import real
+from vfl_party.base.dtypes import get_real_dtype
 
 SECRET_BYTES = 32
 # The minimum σ of each element, so that outlier rows get noise too.
@@ -66,7 +66,7 @@ class StochasticEncoder(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Returns random embeddings [B, width] of the encoder's ``inputs``."""
-        mean_and_s = self.encoder(*inputs).to(real())
+        mean_and_s = self.encoder(*inputs).to(get_real_dtype())
         mean_BD, s_BD = mean_and_s[:, : self.width], mean_and_s[:, self.width :]
         sigma_BD = MIN_SIGMA + functional.softplus(s_BD - 0.5)
         z_BD: Tensor = mean_BD + sigma_BD * self._noise(mean_and_s)

@@ -17,7 +17,7 @@ from vfl_common.bundle import BundleSpec, Kind
 from vfl_common.errors import Code, InputError, VflError
 from vfl_common.summary import ARROW
 from vfl_party.base.mechanism import Mechanism
-from vfl_party.base.plugins import where_it_failed
+from vfl_party.base.plugins import describe_failure
 from vfl_party.outbound.declared import spec_of
 from vfl_party.outbound.filter import NOWHERE, Filter, OutboundBundle, Passage, Tensors
 from vfl_party.outbound.sent import SentDigests
@@ -287,7 +287,7 @@ def _name_filter(filter_: Filter, problem: str) -> Iterator[None]:
     except Exception as error:
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{filter_.text} {problem}: it failed {where_it_failed(error)}. Correct the plug-in, "
+            f"{filter_.text} {problem}: it failed {describe_failure(error)}. Correct the plug-in, "
             "or remove it.",
         ) from error
 

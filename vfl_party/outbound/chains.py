@@ -19,7 +19,7 @@ from vfl_common.errors import Code, InputError, VflError
 from vfl_common.packing import coding
 from vfl_common.packing.coding import PLAIN, Coding
 from vfl_common.summary import AboutLabels, ExchangeSummary
-from vfl_party.base.plugins import where_it_failed
+from vfl_party.base.plugins import describe_failure
 from vfl_party.base.seeds import derive_seed
 from vfl_party.outbound import codecs, transforms
 from vfl_party.outbound.chain import Chain, Chains
@@ -444,7 +444,7 @@ def _make_policy_filter(
     except Exception as error:
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{where}: the party's policy failed {where_it_failed(error)}. Correct it, or choose "
+            f"{where}: the party's policy failed {describe_failure(error)}. Correct it, or choose "
             "another in the party file.",
         ) from error
     if not isinstance(policy_filter, Filter):

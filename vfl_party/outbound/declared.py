@@ -18,8 +18,8 @@ from vfl_common.bundle import BundleSpec, Kind, StepKey, TensorSpec
 from vfl_common.config.base import parse
 from vfl_common.errors import Code, InputError, InternalError, VflError
 from vfl_common.stages import Draw
-from vfl_party.base.dtypes import WIRE, real
-from vfl_party.base.plugins import where_it_failed
+from vfl_party.base.dtypes import WIRE, get_real_dtype
+from vfl_party.base.plugins import describe_failure
 from vfl_party.outbound import transforms
 from vfl_party.outbound.filter import Filter, Passage, Tensors
 
@@ -84,7 +84,7 @@ class Use:
             raise InputError(
                 Code.CONFIG_INVALID,
                 f"{where}: transform {self.kind} cannot be created: it failed "
-                f"{where_it_failed(error)}. Correct the plug-in.",
+                f"{describe_failure(error)}. Correct the plug-in.",
             ) from error
         made_filter.of_plugin = not transforms.REGISTRY.is_ours(self.kind)
         return PartialFilter(made_filter, self.leave) if self.leave else made_filter
@@ -290,7 +290,7 @@ def _make_spec(sent: Sent, sizes: tuple[tuple[str, int], ...]) -> BundleSpec:
         sent.kind,
         {
             name: spec_of(
-                real() if dtype is torch.float32 else dtype,
+                get_real_dtype() if dtype is torch.float32 else dtype,
                 *(size if isinstance(size, int) else size_by_word[size] for size in shape),
             )
             for name, (dtype, shape) in sent.tensors.items()

@@ -19,7 +19,7 @@ from vfl_common.bundle import Buffer, Bundle, BundleSpec, DType, Kind, StepKey
 from vfl_common.errors import Code, InputError, InternalError, PeerError
 from vfl_common.link import Hub, Lenience, Link, StepPassed
 from vfl_party.base.dtypes import TORCH, WIRE
-from vfl_party.base.step_timing import DECODE, ENCODE, WAIT, Clock, spends
+from vfl_party.base.step_timing import DECODE, ENCODE, WAIT, Clock, count_time_as
 from vfl_party.outbound.chain import Chain, Chains
 from vfl_party.outbound.declared import NOTHING, Exchange, Sent
 from vfl_party.outbound.filter import OutboundBundle, Passage, Tensors
@@ -219,7 +219,7 @@ class Asking(_Side):
         self.send(step, tensors, about)
         return self.receive(step, **sizes)
 
-    @spends(WAIT)
+    @count_time_as(WAIT)
     def give(self, step: StepKey, tensors: Tensors, ready: Callable[[], None]) -> None:
         """Sends ``tensors`` and waits for an acknowledgement, not for tensors.
 
@@ -252,7 +252,7 @@ class Asking(_Side):
         wait_for_gpus(tensors)
         self._send(step, tensors, about)
 
-    @spends(ENCODE)
+    @count_time_as(ENCODE)
     def _send(self, step: StepKey, tensors: Tensors, about: About) -> None:
         at = Passage(step, self.chains.party, self.peer)
         encoded = self.chains.up.apply(tensors, at)
@@ -260,7 +260,7 @@ class Asking(_Side):
         self._record(step, bundle, tensors, (self.peer,), about, up=True)
         self.link.send(step, bundle)
 
-    @spends(WAIT)
+    @count_time_as(WAIT)
     def receive(self, step: StepKey, **sizes: int) -> dict[str, Tensor]:
         """Waits for the reply and returns the peer's tensors, without gradient. Raises as
         ``Link.receive``.
@@ -325,7 +325,7 @@ class Answering(_Side):
             )
         return self._connections.hub
 
-    @spends(WAIT)
+    @count_time_as(WAIT)
     def collect(
         self,
         step: StepKey,
@@ -393,7 +393,7 @@ class Answering(_Side):
             wait_for_gpus(party_tensors)
         self._reply(step, tensors, beside, about)
 
-    @spends(ENCODE)
+    @count_time_as(ENCODE)
     def _reply(
         self,
         step: StepKey,
@@ -429,7 +429,7 @@ class Answering(_Side):
             self._record(step, replies[first_party], tensors[first_party], parties, rows, up=False)
         self.hub.reply(step, replies)
 
-    @spends(ENCODE)
+    @count_time_as(ENCODE)
     def reply_all(
         self, step: StepKey, parties: Iterable[str], tensors: Tensors, about: About = None
     ) -> None:
@@ -441,7 +441,7 @@ class Answering(_Side):
         self._record(step, bundle, tensors, receivers, about, up=False)
         self.hub.reply(step, dict.fromkeys(receivers, bundle))
 
-    @spends(ENCODE)
+    @count_time_as(ENCODE)
     def acknowledge(self, step: StepKey, parties: Iterable[str]) -> None:
         """Answers all ``parties`` with an empty acknowledgement."""
         bundle, receivers = Bundle(Kind.ACK), [*parties]

@@ -33,11 +33,11 @@ def policy_error(key: str, wanted: Any, violation: str, remedy: str = "") -> Inp
     fix = remedy or "Ask for less, or change the policy."
     return InputError(
         Code.REFUSED,
-        f"policy.{key}{sign}{in_words(wanted)} in the party file: {violation}. {fix}",
+        f"policy.{key}{sign}{format_value(wanted)} in the party file: {violation}. {fix}",
     )
 
 
-def in_words(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Formats the value of a ``[policy]`` key for a message."""
     if isinstance(value, list | tuple):
         return list_names([str(item) for item in value]) or "none"

@@ -1,3 +1,3 @@
-"""The base of all methods: the context of a party, the interface of a method, the joint forward
-pass.
+"""The common base of all methods: the context of a party, the interface of a method, and the joint
+forward pass.
 """

@@ -1,5 +1,5 @@
-"""Training while a passive party is late or away: what stands in for its embeddings, and what is
-recorded of it.
+"""Supports training while a passive party is late or away: replaces its embeddings, and records the
+steps without it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from vfl_common.config.models import Combine
 from vfl_common.errors import Code, PeerError
 from vfl_common.link import StepPassed
 from vfl_common.summary import Absence
-from vfl_party.base.devices import index_on
+from vfl_party.base.devices import copy_index
 from vfl_party.base.seeds import Rows
 from vfl_party.models.top.stand_ins import StandIns
 
 LatePolicy = Literal["wait", "zeros", "cached", "skip"]
-# A phase has no more stretches; further steps are added to their party's last one.
+# The maximum number of stretches in a phase. Further steps are added to the party's last stretch.
 MAX_STRETCHES = 200
 
 
@@ -33,17 +33,17 @@ def fill_missing(
     stand_ins: StandIns | None = None,
 ) -> list[Tensor]:
     """Returns the embeddings [B, D] to combine for a batch: the active party's own, then the
-    others' in roster order.
+    passive parties' in roster order.
 
-    None stands for a party that is absent. Under ``skip`` only the others are combined; a
-    concatenation has no narrower form, so there, and with the other policies, zeros take its place:
-    or what the model has learnt in ``stand_ins``, under every policy. ``widths``: {passive party:
-    D}.
+    ``z_BD``: {passive party: its embeddings, or None if it is absent}. With ``stand_ins``, the
+    learnt vectors replace an absent party's embeddings under every policy. Otherwise the policy
+    ``skip`` leaves an absent party out. The other policies, and a concatenation, which needs all
+    widths, use zeros instead. ``widths``: {passive party: D}.
     """
-    return [*own, *others(policy, rule, own, z_BD, widths, stand_ins).values()]
+    return [*own, *replace_absent(policy, rule, own, z_BD, widths, stand_ins).values()]
 
 
-def others(
+def replace_absent(
     policy: LatePolicy,
     rule: Combine,
     own: Sequence[Tensor],
@@ -51,28 +51,28 @@ def others(
     widths: Mapping[str, int],
     stand_ins: StandIns | None = None,
 ) -> dict[str, Tensor]:
-    """Returns {passive party: its embeddings, or what stands in for them}; see ``filled``."""
-    there = {name: z for name, z in z_BD.items() if z is not None}
-    left_out = stand_ins is None and policy == "skip" and rule != "concat"
-    if len(there) == len(z_BD) or left_out:
-        return there
-    like = next(iter((*own, *there.values())))
-    rows = len(like)
+    """Returns {passive party: its embeddings or their replacement}; see ``fill_missing``."""
+    present = {name: z for name, z in z_BD.items() if z is not None}
+    leaves_out = stand_ins is None and policy == "skip" and rule != "concat"
+    if len(present) == len(z_BD) or leaves_out:
+        return present
+    example = next(iter((*own, *present.values())))
+    rows = len(example)
     return {
         name: z
         if z is not None
         else stand_ins.of(name, rows)
         if stand_ins is not None
-        else like.new_zeros(rows, widths[name])
+        else example.new_zeros(rows, widths[name])
         for name, z in z_BD.items()
     }
 
 
 class Cache:
-    """The last embedding of each row that each party has sent, float32 [N, D]; zeros for rows never
-    seen.
+    """Stores the last embedding of each row that each passive party has sent, float32 [N, D]; zeros
+    for rows not sent yet.
 
-    ``widths``: {party: D}. ``n``: the number of aligned rows.
+    ``widths``: {party: D}. ``n``: The number of aligned rows.
     """
 
     def __init__(self, widths: Mapping[str, int], n: int, device: torch.device) -> None:
@@ -81,21 +81,21 @@ class Cache:
         }
 
     def fill(self, z_BD: Mapping[str, Tensor | None], rows: Rows) -> dict[str, Tensor | None]:
-        """Keeps the embeddings that came, and returns them with the cached ones of the absent
-        parties.
+        """Stores the received embeddings. Returns them together with the cached embeddings of
+        absent parties.
         """
-        at = index_on(torch.from_numpy(rows), next(iter(self._last.values())).device)
+        row_index = copy_index(torch.from_numpy(rows), next(iter(self._last.values())).device)
         embeddings: dict[str, Tensor | None] = {}
         for party, z in z_BD.items():
             if z is None:
-                embeddings[party] = self._last[party].index_select(0, at)
+                embeddings[party] = self._last[party].index_select(0, row_index)
             else:
-                self._last[party].index_copy_(0, at, z.detach())
+                self._last[party].index_copy_(0, row_index, z.detach())
                 embeddings[party] = z
         return embeddings
 
     def state(self) -> dict[str, Tensor]:
-        """Returns what a checkpoint keeps."""
+        """Returns the cached embeddings for a checkpoint."""
         return dict(self._last)
 
     def load_state(self, tree: dict[str, Tensor]) -> None:
@@ -105,7 +105,7 @@ class Cache:
 
 
 class Absences:
-    """Records which training steps of a phase were computed without whom, as stretches of
+    """Records the training steps of a phase that were computed without some party, as stretches of
     successive steps.
     """
 
@@ -117,19 +117,17 @@ class Absences:
         self._away: frozenset[str] = frozenset()
 
     def note(self, step: StepKey, absent: Collection[str]) -> tuple[list[str], list[str]]:
-        """Records one step. Returns (parties that were there at the step before, parties that have
-        come back).
-        """
+        """Records one step. Returns (parties that are newly absent, parties that have returned)."""
         for party in absent:
             stretch = self._last.get(party)
             if stretch is None or (
                 party not in self._away and len(self._stretches) < MAX_STRETCHES
             ):
-                first = {"first_round": step.round, "first_batch": step.batch}
+                position = {"first_round": step.round, "first_batch": step.batch}
                 stretch = self._last[party] = {
                     "phase": self._phase,
                     "party": party,
-                    **first,
+                    **position,
                     "steps": 0,
                 }
                 self._stretches.append(stretch)
@@ -138,8 +136,8 @@ class Absences:
                 "last_batch": step.batch,
                 "steps": stretch["steps"] + 1,
             }
-        before, self._away = self._away, frozenset(absent)
-        return sorted(self._away - before), sorted(before - self._away)
+        away_before, self._away = self._away, frozenset(absent)
+        return sorted(self._away - away_before), sorted(away_before - self._away)
 
     @property
     def stretches(self) -> tuple[Absence, ...]:
@@ -147,7 +145,7 @@ class Absences:
         return tuple(Absence(**stretch) for stretch in self._stretches)
 
     def state(self) -> dict[str, Any]:
-        """Returns what a checkpoint keeps."""
+        """Returns the recorded stretches for a checkpoint."""
         return {"found": self._stretches, "away": sorted(self._away)}
 
     def load_state(self, tree: dict[str, Any]) -> None:
@@ -158,9 +156,10 @@ class Absences:
 
 
 class Following:
-    """A passive party's place in a phase that goes on without it.
+    """Tracks, at a passive party, the current step of a phase that may continue without it.
 
-    ``order``: the names of the run's phases. ``peer``: the active party, for messages.
+    ``order``: The names of the run's phases, in order. ``peer``: The name of the active party, for
+    messages.
     """
 
     def __init__(self, order: Sequence[str], peer: str) -> None:
@@ -168,28 +167,28 @@ class Following:
         self._now: tuple[int, int, int] | None = None
 
     def is_over(self, step: StepKey) -> bool:
-        """Returns whether the others have gone on beyond ``step``."""
+        """Returns whether the other parties have continued beyond ``step``."""
         return self._now is not None and self._place(step) < self._now
 
     def skip(self, step: StepKey, passed: StepPassed) -> None:
-        """Notes that ``step`` has passed. Raises PeerError if the step that the peer reports as
-        under way comes before it.
+        """Records that ``step`` has passed without this party. Raises PeerError if the peer's
+        current step is not later than ``step``.
         """
-        now = self._place(passed.now)
-        if now <= self._place(step):
+        current = self._place(passed.now)
+        if current <= self._place(step):
             raise PeerError(
                 Code.STEP_OUT_OF_ORDER,
-                f"{self._peer} says that {passed.now} is under way, when asked for {step}",
+                f"{self._peer} reports {passed.now} as its current step when asked for {step}",
                 party=self._peer,
             )
-        self._now = now
+        self._now = current
 
     def _place(self, step: StepKey) -> tuple[int, int, int]:
-        place = self._order.get(step.phase)
-        if place is None:
+        phase_number = self._order.get(step.phase)
+        if phase_number is None:
             raise PeerError(
                 Code.STEP_OUT_OF_ORDER,
-                f"{self._peer} is at {step}, which no phase has",
+                f"{self._peer} reports step {step}, which belongs to no phase of the recipe",
                 party=self._peer,
             )
-        return place, step.round, step.batch
+        return phase_number, step.round, step.batch

@@ -1,4 +1,4 @@
-"""Notes for a person: what can be run, and is perhaps not meant."""
+"""Warns the user of settings that can run but are perhaps not intended."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.passwords import hide_passwords
-from vfl_common.text import percent
+from vfl_common.text import format_percent
 
 log = logging.getLogger(__name__)
 
-# With fewer training rows, metrics depend on chance.
+# With fewer training rows in all, or of a class, metrics depend on chance.
 MIN_ROWS = 50
 MIN_ROWS_OF_CLASS = 10
 
 
-def label_taken(name: str, data: DataSettings) -> str:
-    """Words that a passive party's ``data.label`` keeps a column out of its features; '' if it does
-    not.
+def warn_label_taken(name: str, data: DataSettings) -> str:
+    """Returns a warning if a passive party's ``data.label`` removes a column from its features; ''
+    if it does not.
 
     The label of a named set is not a column, and in one file for all parties (``data.view``) the
     label is expected.
@@ -34,9 +34,10 @@ def label_taken(name: str, data: DataSettings) -> str:
 
 
 def check_roles(name: str, data: DataSettings) -> None:
-    """Raises InputError if a passive party's data name columns that only the active party reads.
+    """Raises InputError if a passive party's data settings name columns that only the active party
+    reads.
 
-    One file for all parties (``data.view``) has the keys of all.
+    In one file for all parties (``data.view``), these keys are allowed.
     """
     if data.view is not None:
         return
@@ -50,11 +51,12 @@ def check_roles(name: str, data: DataSettings) -> None:
             )
 
 
-def few_rows(rows: int, classes: int) -> str:
-    """Words that so few training rows teach a model little; '' if they are enough.
+def warn_few_rows(rows: int, classes: int) -> str:
+    """Returns a warning if there are too few training rows to train a model; '' if there are
+    enough.
 
-    Enough are ``MIN_ROWS``, and ``MIN_ROWS_OF_CLASS`` times the number of classes, which is 0 for
-    a regression.
+    The minimum is ``MIN_ROWS``, or ``MIN_ROWS_OF_CLASS`` times the number of classes if that is
+    more. ``classes``: 0 for a regression.
     """
     min_rows = max(MIN_ROWS, MIN_ROWS_OF_CLASS * classes)
     if rows >= min_rows:
@@ -65,31 +67,30 @@ def few_rows(rows: int, classes: int) -> str:
     )
 
 
-def few_common(data: DataSettings, common: int, own: int) -> str:
-    """Words that few of a party's ``own`` rows are common to all parties; '' if they are enough, or
-    it has none.
+def warn_few_common(data: DataSettings, common: int, own: int) -> str:
+    """Returns a warning if few of a party's ``own`` rows are common to all parties; '' if there are
+    enough, or the party has no rows.
     """
     if common >= data.expect_common * own:
         return ""
     return (
-        f"only {percent(common, own)} of the rows of {hide_passwords(data.source)} are common to "
-        f"all parties, fewer than data.expect_common = {data.expect_common:g}; compare how ids "
-        "look at every party (vfl-party check), or lower the key"
+        f"only {format_percent(common, own)} of the rows of {hide_passwords(data.source)} are "
+        f"common to all parties, fewer than data.expect_common = {data.expect_common:g}; compare "
+        "how ids look at every party (vfl-party check), or lower the key"
     )
 
 
 def advise(show: Callable[..., None], text: str) -> None:
-    """Puts a note into the log, and shows it to the person in front of the party; nothing if it is
-    ''.
-    """
+    """Logs ``text`` as a warning and shows it to the user. Does nothing if ``text`` is empty."""
     if text:
         log.warning("%s", text, extra={"event": "advice"})
         show("advice", said=text)
 
 
 def check_spelling(recipe: Recipe, data: DataSettings) -> None:
-    """Raises InputError if the recipe spells ids by which the active party draws noise on labels:
-    each other spelling would draw it again, and the mean of the draws tells the labels.
+    """Raises InputError if the recipe changes how ids are spelt and the active party draws label
+    noise by id. Each other spelling would draw new noise, and the mean over many draws would reveal
+    the labels.
     """
     if recipe.task.label_epsilon is None or not data.spelt_by_recipe:
         return

@@ -1,4 +1,4 @@
-"""Checks that phases do what the recipe's task and optimizers ask for, before any data are read."""
+"""Checks, before any data are read, that the phases support the recipe's task and optimizers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def check_task(task: TaskSettings, phases: Sequence[NamedPhase]) -> None:
-    """Raises InputError if a phase does not do what the recipe's task asks for."""
+    """Raises InputError if a phase does not support a setting of the recipe's task."""
     for key in sorted(task.shaped):
         check_follows(phases, key, f"task.{key}")
     if task.kind == "multilabel" or task.compares:
@@ -27,19 +27,23 @@ def check_task(task: TaskSettings, phases: Sequence[NamedPhase]) -> None:
 
 
 def check_follows(phases: Sequence[NamedPhase], key: str, text: str) -> None:
-    """Raises InputError if the loss of a phase does not follow a key of the task."""
+    """Raises InputError if the loss of a phase ignores ``key``. ``text``: The key and its value for
+    the message.
+    """
     for phase in phases:
         follows = phase.method.follows(phase.settings)
         if follows is not None and key not in follows:
             raise InputError(
                 Code.CONFIG_INVALID,
                 f"recipe: phases: {phase.name}: a phase of kind {phase.kind!r} does not follow "
-                f"{text}. Remove it, or take a phase of another kind.",
+                f"{text}. Remove it, or use a phase of another kind.",
             )
 
 
 def check_chooses(task: TaskSettings, rows: int) -> None:
-    """Raises InputError if a rule chooses the threshold, and there are no validation ``rows``."""
+    """Raises InputError if a rule chooses the threshold and there are no validation rows. ``rows``:
+    The number of validation rows.
+    """
     if isinstance(task.threshold, ThresholdRule) and not rows:
         raise InputError(
             Code.CONFIG_INVALID,
@@ -64,7 +68,9 @@ def check_idle(recipe: Recipe, phases: Sequence[NamedPhase]) -> None:
 
 
 def _check_pairs(kind: str, phases: Sequence[NamedPhase]) -> None:
-    """Raises InputError if the batches of a phase leave the loss nothing to compare."""
+    """Raises InputError if a phase has batches of one row, in which the loss has no rows to
+    compare.
+    """
     for phase in phases:
         if (
             phase.method.follows(phase.settings) is not None
@@ -78,8 +84,8 @@ def _check_pairs(kind: str, phases: Sequence[NamedPhase]) -> None:
 
 
 def _check_rule(phases: Sequence[NamedPhase]) -> None:
-    """Raises InputError if no phase evaluates the validation rows, by which a rule chooses the
-    threshold, or if a phase trains after the last one that does.
+    """Raises InputError if no phase evaluates the validation rows, with which a rule chooses the
+    threshold, or if a phase trains after the last evaluation.
     """
     places = [place for place, phase in enumerate(phases) if "validation" in phase.evaluates]
     if not places:

@@ -1,4 +1,4 @@
-"""The context in which the phases of one party work."""
+"""Defines the context that a party gives to its phases: models, rows, connections and settings."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from vfl_common.config.party import TreeLimits
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, InternalError, VflError
 from vfl_common.link import PROTOCOL, Hub, Link
-from vfl_party.base.devices import index_on
+from vfl_party.base.devices import copy_index
 from vfl_party.base.held import HeldRows
 from vfl_party.base.mechanism import Mechanism
 from vfl_party.base.phase import RoundReport
-from vfl_party.base.plugins import where_it_failed
+from vfl_party.base.plugins import describe_failure
 from vfl_party.base.seeds import Rows, derive_seed
 from vfl_party.base.step_timing import Clock
 from vfl_party.data import Features, Labels
@@ -45,16 +45,15 @@ from vfl_party.record.recorder import Recorder
 if TYPE_CHECKING:
     from vfl_party.phases.course import Course
 
-# Numbers, codes, names.
+# The columns of a table: numbers [N, F], codes of categories [N, K], and the names of all columns.
 Columns = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], tuple[str, ...]]
 
 
 @dataclass(frozen=True)
 class MakeEncoder:
-    """Makes encoders of a party's kind and input, on the CPU. ``width``: of the embedding, see
-    ``width_of``.
+    """Makes encoders of a party's kind for its inputs, on the CPU.
 
-    ``secret``: see ``Party``.
+    ``secret``: See ``Party``.
     """
 
     recipe: Recipe
@@ -65,14 +64,15 @@ class MakeEncoder:
 
     @property
     def width(self) -> int:
-        """The width of the encoder's output."""
+        """The width of the embeddings, the encoder's output."""
         return width_of(self.recipe, self.party, self.settings, self.spec)
 
     def __call__(self, label: str, *, shared: bool = False, width: int | None = None) -> nn.Module:
-        """Makes an encoder with its own initial weights for each label; ``shared``: the same
-        weights at every party.
+        """Makes an encoder. Each ``label`` has its own initial weights. ``shared``: Whether the
+        weights are the same at every party.
 
-        ``width``: of its output. Raises InputError if it does not fit the party's rows.
+        ``width``: The width of its output; None for ``self.width``. Raises InputError if the
+        encoder does not fit the party's rows.
         """
         root = self.recipe.seed if shared or self.secret is None else self.secret
         with seed_torch(derive_seed(root, "init", *((label,) if shared else (self.party, label)))):
@@ -83,20 +83,20 @@ class MakeEncoder:
 
 @runtime_checkable
 class OnSeveral(Protocol):
-    """An encoder on several processes of a party; see ``Party.through``."""
+    """An encoder that runs in several processes of a party; see ``Party.through``."""
 
     def through(self, encoder: nn.Module, *batches: tuple[Tensor, ...]) -> list[Tensor]:
-        """Passes batches through the encoder; returns [B, D] of each."""
+        """Passes batches through the encoder. Returns the embeddings [B, D] of each batch."""
         ...
 
 
-def _without_encoder(*_inputs: Tensor) -> Tensor:
+def _raise_no_encoder(*_inputs: Tensor) -> Tensor:
     raise InputError(
         Code.DATA_INVALID, "a party without features has no encoder. Give it features."
     )
 
 
-def _quiet(_phase: str, _round: int, _rounds: int, _batch: int, _batches: int) -> None:
+def _ignore_tick(_phase: str, _round: int, _rounds: int, _batch: int, _batches: int) -> None:
     return
 
 
@@ -104,15 +104,15 @@ def _quiet(_phase: str, _round: int, _rounds: int, _batch: int, _batches: int) -
 class Hooks:
     """The callbacks of a party while a phase runs.
 
-    ``tick``: called after each step with (phase, rounds done, rounds, batches done, batches).
-    ``lenient``: called by a phase at the active party once all have come to it, if it goes on
-    without a lost party. ``show``: reports an event, which is in the log already, to the person in
-    front of the party. ``settled``: called within a round, with its report, by a phase whose state
-    does not change any more in it, before the others can go on without this party: what they
-    resume from must be on the disk.
+    ``tick``: Called after each step with (phase, finished rounds, rounds, finished batches,
+    batches). ``lenient``: Called by a phase at the active party once all parties have reached the
+    phase, with whether it continues without a lost party. ``show``: Reports an event, which is
+    already in the log, to the user. ``settled``: Called within a round, with the round's report,
+    once the round changes the phase's state no more and before the other parties can continue
+    without this party. Then the checkpoint from which they may resume must be on the disk.
     """
 
-    tick: Callable[[str, int, int, int, int], None] = field(default=_quiet)
+    tick: Callable[[str, int, int, int, int], None] = field(default=_ignore_tick)
     lenient: Callable[[bool], None] = field(default=lambda _on: None)
     show: Callable[..., None] = field(default=lambda _event, **_facts: None)
     settled: Callable[[RoundReport], None] = field(default=lambda _report: None)
@@ -120,23 +120,23 @@ class Hooks:
 
 @dataclass(frozen=True)
 class PartyData:
-    """The rows of a party, ready for phases. Row numbers are positions in the canonical order of
+    """The rows of a party, prepared for phases. Row numbers are positions in the canonical order of
     the aligned ids.
 
     Args:
-        splits: {name: row numbers}, see ``vfl_party.base.seeds.split_rows``; ``local`` may end with
-            rows that only this party has. ``own``, if a phase learns from them: those of them
-            whose labels this party knows.
-        features: the encoders' inputs; None at an active party with labels only.
-        labels: the classes, or the scale of a regression; None at a passive party.
-        targets: the encoded labels of all rows at the active party, in training.
-        ids: of the rows that are in ``splits``, without those that only this party has.
-        holdings: {passive party: {split: number of rows}}, if the parties hold different rows; else
-            empty.
-        columns: gives the aligned rows' cells as the table has them, see ``Prepared.cells``; None
+        splits: {name: row numbers}, see ``vfl_party.base.seeds.split_rows``. ``local`` may end with
+            rows that only this party has. If a phase learns from such rows, ``own`` contains the
+            labelled ones.
+        features: The encoders' inputs; None at an active party with labels only.
+        labels: The classes, or the scale of a regression; None at a passive party.
+        targets: The encoded labels of all rows, at the active party in training.
+        ids: The ids of the aligned rows in ``splits``.
+        holdings: {passive party: {split: number of rows}} if each party has other rows
+            (``rows.align = "none"``); empty otherwise.
+        columns: Returns the aligned rows' cells as in the table, see ``Prepared.cells``; None
             without features.
-        weights: the column of ``data.weight`` at the active party, [N], as the table has it.
-        label_noise: what noisy labels cost each row; None without ``task.label_epsilon``.
+        weights: The column of ``data.weight`` at the active party, [N], as in the table.
+        label_noise: The privacy cost of the noisy labels; None without ``task.label_epsilon``.
     """
 
     splits: Mapping[str, Rows]
@@ -159,12 +159,14 @@ def _forward(model: nn.Module, precision: Precision, *inputs: Tensor) -> Tensor:
     return forward(model, *inputs, precision=precision)
 
 
-class _OneDevice:
-    """A party's encoder on one device, which may be the user's own: checks what it gives."""
+class _CheckedEncoder:
+    """A party's encoder on one device. Checks the encoder's output, because the encoder may be a
+    plug-in.
+    """
 
     def __init__(self, encoder: nn.Module, precision: Precision, party: str) -> None:
         self._encoder, self._precision, self._party = encoder, precision, party
-        # The shape of one embedding, once the first ones are known.
+        # The shape of one embedding, once the first embeddings are known.
         self._width: tuple[int, ...] = ()
 
     def __call__(self, *inputs: Tensor) -> Tensor:
@@ -176,7 +178,7 @@ class _OneDevice:
         except Exception as error:
             raise InputError(
                 Code.MODEL_INVALID,
-                f"the encoder of {self._party}: failed {where_it_failed(error)}. "
+                f"the encoder of {self._party}: failed {describe_failure(error)}. "
                 "Correct the encoder.",
             ) from error
         rows, shape = inputs[0].shape[0], tuple(z.shape) if isinstance(z, Tensor) else ()
@@ -193,11 +195,12 @@ class _OneDevice:
 
 @dataclass
 class Scores:
-    """How a party makes scores, as training or the check of a trained model has decided.
+    """The settings with which a party computes scores. Training, or the check of a trained model,
+    sets them.
 
-    ``threshold``: the probability above which a row is decided positive, if a rule of the recipe
-    has chosen it. ``blocks``: {model: the blocks in which it computes rows}; of a model that is
-    missing here, the usual ones.
+    ``threshold``: The probability above which a row is predicted positive, if a rule of the recipe
+    has chosen it. ``blocks``: {model: the blocks in which it computes rows}. A model that is
+    missing here uses the default blocks.
     """
 
     threshold: float | None = None
@@ -206,32 +209,33 @@ class Scores:
 
 @dataclass
 class Party:
-    """One party in one generation of a run, as its phases see it.
+    """A party in one generation of a run: the object through which phases use its models, rows and
+    connections.
 
     Args:
-        name: in the recipe.
-        course: the recipe, with what its phases ask of all.
-        device: of models and rows.
-        models: ``encoder`` (if the party has features), ``top`` at the active party, and what
-            ``Method.upper`` makes there; or those of ``Method.own_models``.
-        data: its rows.
-        policy: decides what may leave this party.
-        sent: what has left in earlier generations.
-        trees: what the party file asks of trees; None: nothing.
-        secret: the root of the seeds that only this party can derive; None: all follow from the
-            recipe's seed.
-        make_encoder: for methods that train more encoders than the party's own; None without
+        name: The party's name in the recipe.
+        course: The recipe with its phases and the settings that follow from them.
+        device: The device of models and rows.
+        models: {name: model}: ``encoder`` (if the party has features), and at the active party
+            ``top`` and the models of ``Method.upper``. Or the models of ``Method.own_models``.
+        data: The party's rows.
+        policy: Decides what this party may send.
+        sent: Digests of the values that were sent in earlier generations.
+        trees: The party file's limits for trees; None for no limits.
+        secret: The root of the seeds that only this party can derive. None to derive all seeds from
+            the recipe's seed.
+        make_encoder: Makes encoders, for methods that train more than one encoder; None without
             features.
-        encode: the encoder, called with the inputs of a batch: embeddings, float32 [B, D], in the
-            recipe's precision and on all of the party's GPUs; by default ``models["encoder"]`` on
-            one.
-        others: {other party: as it is before it joins}, in a forecast that has all parties' data;
-            else empty.
-        exchanges: {(phase, exchange's name): its asking or answering side}, as the phases have
-            opened them.
+        encode: Called with the inputs of a batch, returns the encoder's embeddings, float32 [B, D],
+            in the recipe's precision and computed on all of the party's GPUs. By default, runs
+            ``models["encoder"]`` on one device.
+        others: {other party: its ``Party``} in a forecast that has all parties' data; empty
+            otherwise.
+        exchanges: {(phase, exchange's name): this party's side}, for the exchanges that the phases
+            have opened.
 
-    ``connections``: the links and the hub of this generation; None before ``connect``. ``hooks``:
-    what the party calls while a phase runs. ``scores``: how it makes scores.
+    ``connections``: The links and the hub of this generation; None before ``connect``. ``hooks``:
+    The callbacks while a phase runs. ``scores``: The settings with which the party computes scores.
     """
 
     name: str
@@ -244,7 +248,7 @@ class Party:
     trees: TreeLimits | None = None
     secret: int | None = None
     make_encoder: MakeEncoder | None = None
-    encode: Callable[..., Tensor] = field(default=_without_encoder)
+    encode: Callable[..., Tensor] = field(default=_raise_no_encoder)
     others: Mapping[str, Party] = field(default_factory=dict)
     exchanges: dict[tuple[str, str], Asking | Answering] = field(default_factory=dict)
     connections: Connections | None = field(default=None, init=False)
@@ -252,19 +256,19 @@ class Party:
     scores: Scores = field(default_factory=Scores, init=False)
 
     def __post_init__(self) -> None:
-        if self.encode is _without_encoder and "encoder" in self.models:
+        if self.encode is _raise_no_encoder and "encoder" in self.models:
             precision = self.recipe.model.precision
-            self.encode = _OneDevice(self.models["encoder"], precision, self.name)
+            self.encode = _CheckedEncoder(self.models["encoder"], precision, self.name)
 
     # -- the run
     # ----------------------------------------------------------------------
 
     def connect(self, connections: Connections | None, hooks: Hooks) -> None:
-        """Connects the phases to the other parties, and to the program that runs them."""
+        """Connects the phases to the other parties and to the program that runs the phases."""
         self.connections, self.hooks = connections, hooks
-        if self.record is not None and (noise := self.data.label_noise) is not None:
-            to = [party.name for party in self.recipe.parties if party.name != self.name]
-            self.record.spends(self.course.phases[0].name, noise.text, 1, "labels", to)
+        if self.record is not None and (label_noise := self.data.label_noise) is not None:
+            receivers = [party.name for party in self.recipe.parties if party.name != self.name]
+            self.record.spends(self.course.phases[0].name, label_noise.text, 1, "labels", receivers)
 
     @property
     def recipe(self) -> Recipe:
@@ -292,15 +296,14 @@ class Party:
 
     @property
     def encodes_here(self) -> bool:
-        """Whether ``encode`` is the encoder on one device, and no other process has a part in
-        it.
-        """
-        return isinstance(self.encode, _OneDevice)
+        """Whether ``encode`` runs the encoder on one device, without other processes."""
+        return isinstance(self.encode, _CheckedEncoder)
 
     def through(self, encoder: nn.Module, *batches: tuple[Tensor, ...]) -> list[Tensor]:
-        """Passes batches of one size through an encoder of the party's kind, such as one more
-        that a phase trains, on all of its GPUs: float32 [B, D] each. ``batches``: the encoder's
-        arguments, as the party's features or an augmentation of them gave them.
+        """Passes batches of the same size through an encoder of the party's kind, on all of the
+        party's GPUs. The encoder may be an additional one that a phase trains. Returns the
+        embeddings of each batch, float32 [B, D]. ``batches``: The encoder's arguments, which must
+        come from the party's features or an augmentation.
         """
         if isinstance(self.encode, OnSeveral):
             return self.encode.through(encoder, *batches)
@@ -308,8 +311,8 @@ class Party:
 
     @property
     def own_seed(self) -> int:
-        """The root of all seeds of what only this party draws: weights, targets, orders, views. It
-        may be secret.
+        """The root of the seeds for all random values that only this party draws: weights, targets,
+        orders, views. It may be secret.
         """
         return self.recipe.seed if self.secret is None else self.secret
 
@@ -360,7 +363,7 @@ class Party:
         )
 
     def asking(self, phase: str, exchange: Exchange, **sizes: int) -> Asking:
-        """Opens this party's asking side of an exchange. ``sizes``: those that are the same at
+        """Opens this party's asking side of an exchange. ``sizes``: The sizes that are the same at
         every step.
 
         Raises as ``chains``.
@@ -375,8 +378,8 @@ class Party:
     def answering(
         self, phase: str, exchange: Exchange, **sizes: int | Mapping[str, int]
     ) -> Answering:
-        """Opens the active party's answering side of an exchange; see ``asking``. A size that the
-        passive parties need not share is given as {passive party: its size}.
+        """Opens the active party's answering side of an exchange; see ``asking``. A size that may
+        differ between passive parties is a dict {passive party: its size}.
         """
         answering = Answering(
             exchange, phase, self.chains(phase, exchange), self, self.device, sizes
@@ -385,8 +388,8 @@ class Party:
         return answering
 
     def occurrences(self, exchange: Exchange, step: StepKey, **sizes: int) -> list[Occurrence]:
-        """Returns an exchange of embeddings at ``step``, for a forecast: once for all passive
-        parties, or once for each if their ``widths`` differ.
+        """Returns the occurrences of an exchange of embeddings at ``step``, for a forecast: one for
+        all passive parties, or one for each if their ``widths`` differ.
         """
         if len(set(self.widths.values())) < 2:
             width = next(iter(self.widths.values()), self.embedding_size)
@@ -397,37 +400,42 @@ class Party:
         ]
 
     def joint_occurrences(self, exchange: Exchange, step: StepKey, rows: Rows) -> list[Occurrence]:
-        """Returns ``occurrences`` for ``rows``, as all parties count them: with each passive party
-        that holds some of them.
+        """Returns the occurrences of an exchange of embeddings of ``rows``, one for each passive
+        party that has some of the rows. ``rows``: Row numbers that are common to all parties.
         """
         sizes = self.sizes_of(rows)
         if sizes is None:
             return self.occurrences(exchange, step, rows=len(rows))
         return [
-            replace(Occurrence.of(exchange, step, **own, width=self.widths[name]), party=name)
-            for name, own in sizes.items()
+            replace(
+                Occurrence.of(exchange, step, **party_sizes, width=self.widths[name]), party=name
+            )
+            for name, party_sizes in sizes.items()
         ]
 
     @property
     def bound(self) -> str:
-        """Why a forecast's sizes are the most that there can be; '' if they are not."""
+        """The reason why a forecast's sizes are upper bounds; '' if they are exact."""
         unknown = self.recipe.rows.partial and self.data.held is None
-        return "who holds which rows is not known: these are the bytes if all hold all" * unknown
+        return (
+            "it is not known which party has which rows, so the bytes are for all parties with "
+            "all rows" * unknown
+        )
 
     def unhurried(self) -> None:
-        """Lets the next exchange wait as long as the peers live: they may be at work on their
-        own.
+        """Lets the next exchange wait as long as the peers are connected, because they may still be
+        computing alone.
         """
-        for way in (self.link, self.hub):
-            if way is not None:
-                way.unhurried()
+        for connection in (self.link, self.hub):
+            if connection is not None:
+                connection.unhurried()
 
     # -- models and rows
     # ----------------------------------------------------------------------
 
     @property
     def joint(self) -> dict[str, nn.Module]:
-        """The models that work together with those of the others."""
+        """The models that are used together with the other parties' models: all but ``solo``."""
         return {name: model for name, model in self.models.items() if name != "solo"}
 
     @property
@@ -454,36 +462,36 @@ class Party:
         except Exception as error:
             raise InputError(
                 Code.MODEL_INVALID,
-                f"the top model of {self.name}: failed {where_it_failed(error)}. "
+                f"the top model of {self.name}: failed {describe_failure(error)}. "
                 "Correct the model.",
             ) from error
 
     @cached_property
     def privacy(self) -> PrivacyPlan | None:
-        """The budget of the phases with differential privacy; None if no phase trains with it.
-        Raises InputError if the phases do not fit together.
+        """The privacy budget of the phases with ``dp``; None if no phase has ``dp``. Raises
+        InputError if the phases do not fit together.
         """
         train = self.data.splits.get("train")
         return self.course.privacy(len(train)) if train is not None else None
 
     def need_privacy(self) -> PrivacyPlan:
-        """Returns the budget of the phases with differential privacy. Raises InternalError if
-        nothing was planned.
+        """Returns the privacy budget of the phases with ``dp``. Raises InternalError if there is
+        none.
         """
         if self.privacy is None:
             raise InternalError(
                 f"{self.name}: a phase with dp was made without a plan of its budget"
             )
-        return replace(self.privacy, spends=self._spends)
+        return replace(self.privacy, spends=self._record_spending)
 
-    def _spends(self, phase: str, spending: Spending, of: str) -> None:
-        """Writes a private step into the record: all other parties learn what is computed with the
-        model.
+    def _record_spending(self, phase: str, spending: Spending, source: str) -> None:
+        """Writes the privacy cost of a private step into the record, for all other parties, because
+        they all receive results of the model.
         """
         if self.record is not None:
             cost = self.need_privacy().cost(spending).text
-            to = [party.name for party in self.recipe.parties if party.name != self.name]
-            self.record.spends(phase, cost, spending.steps, of, to)
+            receivers = [party.name for party in self.recipe.parties if party.name != self.name]
+            self.record.spends(phase, cost, spending.steps, source, receivers)
 
     @property
     def features(self) -> Features | None:
@@ -500,16 +508,16 @@ class Party:
         return self.features
 
     def own_embeddings(self, rows: Rows) -> list[Tensor]:
-        """Returns this party's embeddings of ``rows``, [B, D], as a list of one; without features,
-        of none.
+        """Returns a list with this party's embeddings of ``rows``, [B, D]; an empty list without
+        features.
         """
         if self.features is None:
             return []
         return [self.encode(*self.features.inputs(rows))]
 
     def need_labels(self) -> tuple[Labels, Tensor]:
-        """Returns the label encoder and the encoded labels of all rows. Raises InputError if there
-        are none.
+        """Returns the label encoder and the encoded labels of all rows. Raises InputError if the
+        party has no labels.
         """
         labels, targets = self.data.labels, self.data.targets
         if labels is None or targets is None:
@@ -519,8 +527,8 @@ class Party:
         return labels, targets
 
     def row_weights(self, rows: Rows) -> Tensor | None:
-        """Returns what each row counts in the loss if ``rows`` are those of training, float32 [N],
-        of mean 1 over ``rows``. None: all rows count the same.
+        """Returns the weight of each row in the loss, float32 [N], with mean 1 over the training
+        rows ``rows``. Returns None if all rows have the same weight.
 
         Raises InputError.
         """
@@ -536,24 +544,26 @@ class Party:
 
     @property
     def awaits_sizes(self) -> bool:
-        """Whether this party is still to be told how many rows each of the others holds."""
+        """Whether this party does not know yet how many rows each passive party has."""
         return self.role == "active" and self.recipe.own_rows and not self.data.holdings
 
     def joint_rows(self, split: str) -> Rows:
-        """Returns a split as all parties count its rows; see ``own_rows``."""
+        """Returns the rows of a split, in row numbers that are common to all parties; see
+        ``own_rows``.
+        """
         held = self.data.held
         return self.data.splits[split] if held is None else held.splits[split]
 
     def own_rows(self, rows: Rows) -> Rows:
-        """Returns those of ``rows`` that this party holds. ``rows``: as all parties count them; the
-        result: as this party does.
+        """Returns the row numbers, at this party, of those ``rows`` that this party has. ``rows``:
+        Row numbers that are common to all parties.
         """
         held = self.data.held
         return rows if held is None or self.role == "active" else held.own(self.name, rows)
 
     def sizes_of(self, rows: Rows) -> dict[str, dict[str, int]] | None:
-        """Returns {passive party that holds some of ``rows``: {"rows": how many}}, for an exchange;
-        None if all parties hold all rows.
+        """Returns {passive party: {"rows": the number of ``rows`` that it has}} as sizes for an
+        exchange, without parties that have none. Returns None if all parties have all rows.
         """
         held = self.data.held
         if held is None:
@@ -561,10 +571,12 @@ class Party:
         return {name: {"rows": count} for name, count in held.counts(rows).items()}
 
     def ticker(self, phase: str, round_: int, rounds: int, batches: int) -> Callable[[], None]:
-        """Returns a function to call after each of the ``batches`` of a round."""
-        done = itertools.count(1)
-        return lambda: self.tick(phase, round_, rounds, next(done), batches)
+        """Returns a function that the phase must call after each of the ``batches`` batches of a
+        round.
+        """
+        counter = itertools.count(1)
+        return lambda: self.tick(phase, round_, rounds, next(counter), batches)
 
     def take(self, values: Tensor, rows: Rows) -> Tensor:
         """Returns ``values[rows]`` on the device of ``values``."""
-        return values.index_select(0, index_on(torch.from_numpy(rows), values.device))
+        return values.index_select(0, copy_index(torch.from_numpy(rows), values.device))

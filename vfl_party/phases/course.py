@@ -1,6 +1,8 @@
-"""Course: the phases of a recipe, each with its method and settings, and what follows from them.
+"""Defines Course: the phases of a recipe with their methods and settings, and the settings of the
+run that follow from them.
 
-Methods are found by name, in ``vfl_party.methods`` or as plug-ins: nothing here knows one.
+Methods are found by name, in ``vfl_party.methods`` or as plug-ins. This module refers to no
+specific method.
 """
 
 from __future__ import annotations
@@ -36,14 +38,14 @@ from vfl_party.privacy.plan import PrivacyPlan, make_plan
 REGISTRY = Registry("vfl.methods", "phase of kind", "vfl_party.methods", "METHOD")
 
 
-def kinds() -> list[str]:
-    """Returns all kinds that a recipe can name."""
+def list_kinds() -> list[str]:
+    """Returns all kinds of phases that a recipe can name."""
     return REGISTRY.names()
 
 
 def load_method(kind: str) -> Method[Any]:
-    """Returns the method of a kind. Raises InputError, naming the nearest kind, if there is
-    none.
+    """Returns the method of a kind. Raises InputError, which suggests the most similar kind, if
+    there is none.
     """
     method = REGISTRY.load(kind, "recipe: phases")
     if not isinstance(method, Method):
@@ -56,9 +58,7 @@ def load_method(kind: str) -> Method[Any]:
 
 
 class NamedPhase:
-    """One phase as the recipe names it, with its method and settings; they are read when they are
-    first asked for.
-    """
+    """A phase of the recipe, with its method and settings. Both are read at their first use."""
 
     def __init__(self, written: PhaseSettings) -> None:
         self.written = written
@@ -87,7 +87,7 @@ class NamedPhase:
 
     @property
     def evaluates(self) -> tuple[str, ...]:
-        """The splits for whose rows, if there are any, the phase reports metrics."""
+        """The splits on which the phase reports metrics, if they have rows."""
         return tuple(getattr(self.settings, "splits", ()))
 
     def says(self, what: str) -> bool:
@@ -96,12 +96,12 @@ class NamedPhase:
 
 
 class Course:
-    """The phases of a recipe, each read once, at its first use. Every member may raise InputError:
-    a kind of phase may be unknown, or its settings wrong.
+    """The phases of a recipe. Each phase is read once, at its first use. Every member may raise
+    InputError, because the kind of a phase may be unknown or its settings wrong.
 
-    ``phases``: the recipe's, in order. ``before``: those of the run that this one starts from, as
-    far as ``start.phases`` names them. A phase of ``before`` runs no more: its settings are read
-    only if its method says something of the encoder.
+    ``phases``: The recipe's phases, in order. ``before``: The phases in ``start.phases``, of the
+    run from which this run starts. They do not run again. Their settings are read only if their
+    methods affect the encoder.
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -113,8 +113,8 @@ class Course:
         )
 
     def after_labels(self, phase: str) -> bool:
-        """Whether what ``phase`` sends can depend on labels by what precedes it: a phase that has
-        trained on labels, the run that this one starts from, or, before the first phase, a
+        """Returns whether values that ``phase`` sends can depend on labels because of something
+        before it: an earlier phase that trains on labels, the run from which this run starts, or a
         stratified division of the rows.
         """
         names = [named.name for named in self.phases]
@@ -127,8 +127,8 @@ class Course:
 
     @name_plugin_errors()
     def encoder(self, make: MakeEncoder) -> nn.Module:
-        """Makes the encoder that all phases share: by the first method that makes one, else a
-        single encoder. The phases of the run that this one starts from come first.
+        """Makes the encoder that all phases share. The first method that defines an encoder makes
+        it, starting with the phases of ``before``. Without such a method, it is a single encoder.
 
         Raises InputError.
         """
@@ -145,23 +145,23 @@ class Course:
             return encoder or make("encoder")
         where = f"recipe: start.tower = {start.tower!r}"
         try:
-            part = maker.part(encoder, start.tower) if encoder is not None and maker else None
+            tower = maker.part(encoder, start.tower) if encoder is not None and maker else None
         except ValueError as error:
             raise InputError(Code.CONFIG_INVALID, f"{where}: {error}") from None
-        if part is None:
+        if tower is None:
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{where}: the phases of {start.run} do not hand on two encoders. Remove it, or "
+                f"{where}: the phases of {start.run} do not train two encoders. Remove it, or "
                 "give start.phases as that run has them.",
             )
-        return part
+        return tower
 
     @name_plugin_errors()
     def upper(self, seed: int) -> dict[str, nn.Module]:
-        """Makes what the phases of the active party share of a network that is cut: by the first
-        method that makes it.
+        """Makes the active party's upper part of a split network. The first method that defines it
+        makes it. Returns {} if the network is not split.
 
-        ``seed``: the active party's own, see ``Party.own_seed``. Raises InputError.
+        ``seed``: The active party's own seed, see ``Party.own_seed``. Raises InputError.
         """
         for phase in (*self.before, *self.phases):
             if phase.says("upper"):
@@ -170,8 +170,9 @@ class Course:
 
     @name_plugin_errors()
     def solo(self, make: MakeEncoder) -> nn.Module | None:
-        """Makes the model with which the active party scores rows by itself, by the first method
-        that makes one; None if no phase trains one. Raises InputError.
+        """Makes the model with which the active party scores rows without the other parties. The
+        first method that defines it makes it. Returns None if no phase trains such a model. Raises
+        InputError.
         """
         models = (phase.method.solo(phase.settings, make) for phase in self.phases)
         return next((model for model in models if model is not None), None)
@@ -183,7 +184,9 @@ class Course:
 
     @name_plugin_errors()
     def own_models(self) -> dict[str, nn.Module]:
-        """Makes the models of the recipe's method that are neither encoder nor top; mostly none."""
+        """Makes the models of the recipe's methods that are neither encoder nor top model. Most
+        methods have none.
+        """
         models: dict[str, nn.Module] = {}
         for phase in self.phases:
             models |= phase.method.own_models()
@@ -191,7 +194,7 @@ class Course:
 
     @cached_property
     def lone_phase(self) -> NamedPhase | None:
-        """The phase whose model no other phase works with; None if all phases share encoders."""
+        """The phase whose model no other phase uses; None if all phases share encoders."""
         return next((phase for phase in self.phases if phase.method.model != "shared"), None)
 
     @cached_property
@@ -207,17 +210,15 @@ class Course:
     @cached_property
     @name_plugin_errors()
     def sent_noise(self) -> float:
-        """σ of the noise on a passive party's embeddings in evaluation and prediction: the phases'
-        largest.
+        """The standard deviation of the noise on a passive party's embeddings in evaluation and
+        prediction: the maximum over the phases.
         """
         return max(0.0, *(phase.method.noise(phase.settings) for phase in self.phases))
 
     @cached_property
     @name_plugin_errors()
     def protected(self) -> str:
-        """How the phases' encoders protect the embeddings that they give, in words; '' if they do
-        not.
-        """
+        """A phrase that says how the phases' encoders protect the embeddings; '' if they do not."""
         reasons = [
             phase.method.protects(phase.settings)
             for phase in (*self.before, *self.phases)
@@ -228,19 +229,19 @@ class Course:
     @cached_property
     @name_plugin_errors()
     def in_flight(self) -> int:
-        """How many exchanges of one passive party may be under way, in any phase."""
+        """The maximum number of concurrent exchanges of one passive party, over all phases."""
         return max(phase.method.in_flight(phase.settings) for phase in self.phases)
 
     @cached_property
     @name_plugin_errors()
     def scores_own_rows(self) -> bool:
-        """Whether the phases leave a head that scores rows which different parties hold."""
+        """Whether the phases train a head that scores rows of different parties."""
         return any(phase.method.scores_own_rows(phase.settings) for phase in self.phases)
 
     @name_plugin_errors()
     def scores(self, party: Party, phase: str) -> Scorer | None:
-        """Makes the party's side of the joint prediction, if the recipe's method has its own.
-        Raises InputError.
+        """Makes the party's side of the joint prediction, if a method of the recipe defines it;
+        None otherwise. Raises InputError.
         """
         for named in self.phases:
             scorer = named.method.scores(party, phase, named.settings)
@@ -250,8 +251,8 @@ class Course:
 
     @name_plugin_errors()
     def online(self, party: Party) -> Online | None:
-        """Makes the party's side of the scoring by id, if the recipe's method has its own. Raises
-        InputError.
+        """Makes the party's side of scoring by id, if a method of the recipe defines it; None
+        otherwise. Raises InputError.
         """
         for phase in self.phases:
             online = phase.method.online(party, phase.settings)
@@ -261,7 +262,7 @@ class Course:
 
     @cached_property
     def oldest_protocol(self) -> int:
-        """The oldest protocol with which all phases can be run."""
+        """The oldest protocol version with which all phases can run."""
         return max(phase.method.protocol for phase in self.phases)
 
     # -- how it trains
@@ -270,8 +271,8 @@ class Course:
     @cached_property
     @name_plugin_errors()
     def late_policy(self) -> LatePolicy:
-        """The stand-in for a party in the first phase that goes on without one; ``wait`` if all
-        phases wait.
+        """The late policy of the first phase that continues without a party; ``wait`` if all phases
+        wait.
         """
         policies = (phase.method.late_policy(phase.settings) for phase in self.phases)
         return next((policy for policy in policies if policy != "wait"), "wait")
@@ -279,61 +280,59 @@ class Course:
     @cached_property
     @name_plugin_errors()
     def learns(self) -> Learnt:
-        """How the phases train the model to do without a party; '' if they do not. Raises
-        InputError if two of them do so in different ways.
+        """How the phases train the model for missing parties; '' if they do not. Raises InputError
+        if two phases do it in different ways.
         """
-        ways = [phase.method.learns(phase.settings) for phase in self.phases]
-        if "subsets" in ways and "party_dropout" in ways:
+        kinds_of_training = [phase.method.learns(phase.settings) for phase in self.phases]
+        if "subsets" in kinds_of_training and "party_dropout" in kinds_of_training:
             raise InputError(
                 Code.CONFIG_INVALID,
-                "recipe: phases: one trains with subsets and another one with party_dropout. Take "
+                "recipe: phases: one phase trains with subsets and another with party_dropout. Use "
                 "the same in both.",
             )
-        return next((way for way in ways if way), "")
+        return next((kind for kind in kinds_of_training if kind), "")
 
     @property
     def copes(self) -> bool:
-        """Whether the model has been trained to do without a passive party: on sets of them, or on
-        rows that some do not hold.
+        """Whether the model was trained for missing passive parties: on sets of parties, or on rows
+        that some parties do not have.
         """
         return bool(self.learns) or self.recipe.rows.partial
 
     @property
     def without(self) -> LatePolicy:
-        """The stand-in for a party that is away when rows are scored."""
-        # The parties that hold a row are combined without the others.
+        """The late policy for a party that is missing when rows are scored."""
+        # With partial rows, only the parties that have a row are combined.
         partly = self.recipe.rows.partial and self.late_policy == "wait"
         return "skip" if self.learns or partly else self.late_policy
 
     @name_plugin_errors()
     def privacy(self, rows: int) -> PrivacyPlan | None:
-        """Returns the budget of the phases with ``dp`` over ``rows`` training rows, equal at every
-        party; None if no phase has ``dp``.
+        """Returns the privacy budget of the phases with ``dp``, the same at every party; None if no
+        phase has ``dp``. ``rows``: The number of training rows.
 
         Raises InputError if the phases do not fit together.
         """
-        private, without = [], []
+        private_phases, public_phases = [], []
         for phase in self.phases:
             plan = phase.method.private(phase.name, phase.settings, self.recipe, rows)
             if plan is not None:
-                private.append(plan)
+                private_phases.append(plan)
             elif phase.method.trains:
-                without.append(phase.name)
+                public_phases.append(phase.name)
         if self.recipe.start is not None:
-            without.insert(0, f"run {self.recipe.start.run}")
-        return make_plan(private, rows, without)
+            public_phases.insert(0, f"run {self.recipe.start.run}")
+        return make_plan(private_phases, rows, public_phases)
 
     @cached_property
     def evaluated(self) -> frozenset[str]:
-        """The splits for whose rows, if there are any, some phase reports metrics."""
+        """The splits on which some phase reports metrics, if they have rows."""
         return frozenset(split for phase in self.phases for split in phase.evaluates)
 
     @cached_property
     @name_plugin_errors()
     def follows_preset(self) -> bool:
-        """Whether ``preset`` changes what a phase does, of this run or of the one that it starts
-        from.
-        """
+        """Whether ``preset`` affects a phase of this run or of the run from which it starts."""
         return any(
             phase.method.follows_preset(phase.written.settings)
             for phase in (*self.before, *self.phases)
@@ -341,8 +340,8 @@ class Course:
 
     @cached_property
     def own_passes(self) -> NamedPhase | None:
-        """The first phase that bypasses ``Party.encode``, so does not support bfloat16; None if all
-        go through it.
+        """The first phase that does not use ``Party.encode`` for all passes, so does not support
+        bfloat16; None if all phases use it.
         """
         return next((phase for phase in self.phases if not phase.method.encodes), None)
 
@@ -351,8 +350,8 @@ class Course:
 
     @cached_property
     def filled(self) -> Spelling:
-        """The recipe for a comparison with that of another release: with the defaults of methods
-        and filters.
+        """The recipe with all defaults of methods, transforms and codecs, for a comparison with the
+        recipe of another release.
         """
         phases = []
         for phase in self.phases:
@@ -377,8 +376,8 @@ class Course:
         return self.recipe.spelling({"phases": phases, "wire": wire})
 
     def check(self, rows: int | None = None) -> None:
-        """Raises InputError if the phases do not fit together, over ``rows`` training rows; None:
-        however many there are.
+        """Raises InputError if the phases do not fit together. ``rows``: The number of training
+        rows; None if it is unknown.
         """
         self._check_lone()
         self._check_rows()
@@ -386,11 +385,12 @@ class Course:
         check_idle(self.recipe, self.phases)
         for phase in self.phases:
             phase.method.check_top(phase.name, phase.settings, self.recipe)
-        own, precision = self.own_passes, self.recipe.model.precision
-        if own is not None and precision != "float32":
+        own_pass_phase, precision = self.own_passes, self.recipe.model.precision
+        if own_pass_phase is not None and precision != "float32":
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"recipe: phases: {own.name}: a phase of kind {own.kind!r} computes only in "
+                f"recipe: phases: {own_pass_phase.name}: a phase of kind "
+                f"{own_pass_phase.kind!r} computes only in "
                 f'float32. Remove model.precision = "{precision}".',
             )
         self._check_sizes()
@@ -398,65 +398,72 @@ class Course:
             self.privacy(rows)
 
     def _check_sizes(self) -> None:
-        """Raises InputError if a party sets the width of its embedding, and a phase gives all
-        parties the same width.
+        """Raises InputError if a party sets the width of its embeddings, but a phase needs the same
+        width at all parties.
         """
-        own = next(
+        sized_party = next(
             (party for party in self.recipe.parties if party.embedding_size is not None), None
         )
-        for phase in self.phases if own is not None else ():
-            if own is not None and not phase.method.own_sizes(phase.settings):
+        for phase in self.phases if sized_party is not None else ():
+            if sized_party is not None and not phase.method.own_sizes(phase.settings):
                 raise InputError(
                     Code.CONFIG_INVALID,
                     f"recipe: phases: {phase.name}: a phase of kind {phase.kind!r} gives all "
                     "parties embeddings of one width. Remove "
-                    f"parties.{own.name}.embedding_size.",
+                    f"parties.{sized_party.name}.embedding_size.",
                 )
 
     def _check_lone(self) -> None:
-        """Raises InputError if a phase with its own model is not alone, or another one has no
-        table ``model``.
+        """Raises InputError if a phase with its own model is not the only phase, or if shared
+        models lack the table ``model``.
         """
-        lone = self.lone_phase
-        if lone is None:
+        lone_phase = self.lone_phase
+        if lone_phase is None:
             if "model" not in self.recipe.model_fields_set:
-                raise InputError(Code.CONFIG_INVALID, "recipe: model: missing. Add it.")
+                raise InputError(
+                    Code.CONFIG_INVALID, "recipe: model: the table is missing. Add it."
+                )
             return
-        others = [phase for phase in self.phases if phase is not lone]
-        if others and not any(phase.method.trains for phase in others) and lone.evaluates:
+        other_phases = [phase for phase in self.phases if phase is not lone_phase]
+        if (
+            other_phases
+            and not any(phase.method.trains for phase in other_phases)
+            and lone_phase.evaluates
+        ):
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"recipe: phases: {others[0].name}: a phase of kind {lone.kind!r} evaluates its "
-                f"model itself. Remove {others[0].name}.",
+                f"recipe: phases: {other_phases[0].name}: a phase of kind {lone_phase.kind!r} "
+                "evaluates its "
+                f"model itself. Remove {other_phases[0].name}.",
             )
-        if others:
+        if other_phases:
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"recipe: phases: a phase of kind {lone.kind!r} has its own model that "
-                "no other phase works with. Remove the other phases.",
+                f"recipe: phases: a phase of kind {lone_phase.kind!r} has its own model that "
+                "no other phase uses. Remove the other phases.",
             )
         if self.recipe.start is not None:
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"recipe: start: a phase of kind {lone.kind!r} trains its own model, "
-                "and can take nothing from an earlier run. Remove start (in a study: pretrain).",
+                f"recipe: start: a phase of kind {lone_phase.kind!r} trains its own model, "
+                "and cannot start from an earlier run. Remove start (in a study: pretrain).",
             )
 
     def _check_rows(self) -> None:
-        """Raises InputError if a phase needs rows that the recipe's alignment does not give."""
-        own = self.recipe.rows.align == "none"
+        """Raises InputError if a phase needs other rows than the recipe's alignment provides."""
+        has_own_rows = self.recipe.rows.align == "none"
         self._check_mixed()
         if self.recipe.rows.partial:
             self._check_partial()
         for phase in self.phases:
-            if own == (phase.method.rows == "own") or not self.recipe.passives:
+            if has_own_rows == (phase.method.rows == "own") or not self.recipe.passives:
                 continue
             where = f"recipe: phases: {phase.name}: a phase of kind {phase.kind!r}"
-            if own:
+            if has_own_rows:
                 raise InputError(
                     Code.CONFIG_INVALID,
-                    f'{where} needs rows that all parties hold (got rows.align = "none"). Take '
-                    f'{_of_own_rows()}, or rows.align = "digest" or "psi".',
+                    f'{where} needs rows that all parties have (got rows.align = "none"). Use '
+                    f'{_list_own_row_kinds()}, or rows.align = "digest" or "psi".',
                 )
             raise InputError(
                 Code.CONFIG_INVALID,
@@ -464,7 +471,7 @@ class Course:
             )
 
     def _check_partial(self) -> None:
-        """Raises InputError if a phase cannot work with rows that some parties do not hold."""
+        """Raises InputError if a phase cannot train on rows that some parties do not have."""
         where = "recipe: rows.partial"
         for phase in self.phases:
             reason = phase.method.no_partial(phase.settings)
@@ -476,30 +483,32 @@ class Course:
         if self.recipe.task.compares:
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{where}: the loss of a {self.recipe.task.kind} task compares rows, and they "
+                f"{where}: the loss of a {self.recipe.task.kind} task compares rows, and with "
+                "partial they "
                 "have different parties. Remove partial.",
             )
 
     def _check_mixed(self) -> None:
-        """Raises InputError if phases on a network cut in two and phases on whole encoders follow
-        each other.
+        """Raises InputError if the recipe mixes phases on a split network and phases on whole
+        encoders.
         """
-        # What the rows are -> the first kind.
-        first = dict[str, str]()
+        # {the kind of rows: the first kind of phase that trains on them}.
+        first_kinds = dict[str, str]()
         for phase in (*self.before, *self.phases):
-            first.setdefault(phase.method.rows, phase.kind)
-        if len(first) > 1 and (not self.recipe.passives or self.recipe.start is not None):
+            first_kinds.setdefault(phase.method.rows, phase.kind)
+        if len(first_kinds) > 1 and (not self.recipe.passives or self.recipe.start is not None):
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"recipe: phases: a phase of kind {first['own']!r} leaves a network cut in two, "
-                f"and one of kind {first['aligned']!r} needs a whole encoder. Take "
-                f"{_of_own_rows()}, or other kinds alone.",
+                f"recipe: phases: a phase of kind {first_kinds['own']!r} trains a network split "
+                "between the parties, "
+                f"and a phase of kind {first_kinds['aligned']!r} needs a whole encoder. Use "
+                f"only {_list_own_row_kinds()}, or only other kinds.",
             )
 
     @property
     def _prediction(self) -> Exchange | None:
-        """The exchange of a joint prediction, for its transforms; None without one, or if its
-        numbers are not embeddings.
+        """The exchange of the joint prediction, whose transforms are checked; None if there is no
+        such exchange of embeddings.
         """
         if self.lone_phase is not None or self.keeps_nothing is not None:
             return None
@@ -512,16 +521,16 @@ class Course:
         if party.role == "active":
             for metric in self.recipe.task.plugin_metrics:
                 load_metric(metric)
-            # It loads the loss of a plug-in.
+            # This call loads a plug-in's loss function, so that a wrong name fails here.
             loss_fn(self.recipe.task)
             if self.recipe.rows.align != "none":
                 check_chooses(self.recipe.task, len(party.rows("validation")))
             if party.data.weights is not None:
                 check_follows(self.phases, "weight", "data.weight")
-        phases = [_side(phase, party) for phase in self.phases]
-        opened = {key: exchange.exchange for key, exchange in party.exchanges.items()}
-        check_transforms(self.recipe, opened, self._prediction)
-        check_wire(self.recipe, opened)
+        phases = [_make_side(phase, party) for phase in self.phases]
+        exchanges = {key: exchange.exchange for key, exchange in party.exchanges.items()}
+        check_transforms(self.recipe, exchanges, self._prediction)
+        check_wire(self.recipe, exchanges)
         rounds = sum(phase.rounds for phase in phases)
         if rounds > MAX_ROUNDS:
             raise InputError(
@@ -532,30 +541,34 @@ class Course:
         return phases
 
 
-def _side(phase: NamedPhase, party: Party) -> Phase:
-    """Makes the party's side of a phase. Raises InputError if it lacks what every phase has."""
+def _make_side(phase: NamedPhase, party: Party) -> Phase:
+    """Makes the party's side of a phase. Raises InputError if it lacks an attribute that every
+    phase must have.
+    """
     method = phase.method
     make = method.active if party.role == "active" else method.passive
-    made = make(party, phase.name, phase.settings)
-    for lacks in ("name", "rounds", "run_round"):
-        if not hasattr(made, lacks):
+    side = make(party, phase.name, phase.settings)
+    for attribute in ("name", "rounds", "run_round"):
+        if not hasattr(side, attribute):
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"recipe: phases: {phase.name}: the {type(made).__name__} of kind {phase.kind!r} "
-                f"has no {lacks!r}. Set it in __init__, as vfl_party.base.phase.Phase says.",
+                f"recipe: phases: {phase.name}: the {type(side).__name__} of kind {phase.kind!r} "
+                f"has no {attribute!r}. Set it in __init__, as vfl_party.base.phase.Phase says.",
             )
-    return made
+    return side
 
 
-def _of_own_rows() -> str:
-    """Names our own kinds that train on rows of each party's own, as in ``"a" and "b"``."""
-    ours = [kind for kind in kinds() if REGISTRY.is_ours(kind)]
+def _list_own_row_kinds() -> str:
+    """Returns the built-in kinds that train on each party's own rows, as a text like ``"a" and
+    "b"``.
+    """
+    ours = [kind for kind in list_kinds() if REGISTRY.is_ours(kind)]
     return " and ".join(f'"{kind}"' for kind in ours if load_method(kind).rows == "own")
 
 
 def _fill_defaults(model: type[Section] | None, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns settings with the defaults of their model; nothing if JSON lacks their types, as a
-    plug-in's may be.
+    """Returns settings with the defaults of their model; {} if a plug-in's settings cannot be
+    written as JSON.
     """
     try:
         return parse(model, settings, "recipe").model_dump(mode="json") if model is not None else {}

@@ -1,5 +1,5 @@
-"""Training that diverges ends at the party whose numbers are no longer finite, before it sends
-them.
+"""Ends training that diverges, at the party whose numbers are no longer finite, before the party
+sends these numbers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from vfl_party.phases.context import Party
 
 
 def check_own(party: Party, step: StepKey, tensors: Mapping[str, Tensor]) -> None:
-    """Raises InputError (NON_FINITE) if what a party has computed for a step holds NaN or
+    """Raises InputError (NON_FINITE) if tensors that a party has computed for a step contain NaN or
     infinity.
     """
     for name, tensor in tensors.items():
@@ -23,7 +23,7 @@ def check_own(party: Party, step: StepKey, tensors: Mapping[str, Tensor]) -> Non
             raise InputError(
                 Code.NON_FINITE,
                 f"the numbers {name} of {party.name} at {step} hold NaN or infinity: its training "
-                "diverged. Take a lower learning rate.",
+                "diverged. Lower the learning rate.",
             )
 
 
@@ -34,15 +34,16 @@ def check_sums(
     gradients: Iterable[Tensor],
     received: Mapping[str, Mapping[str, Tensor]],
 ) -> None:
-    """Looks at what the active party has computed from what others sent, before it answers.
+    """Checks the loss and the gradients that the active party has computed from received tensors,
+    before it answers.
 
     Args:
-        loss: a scalar.
-        gradients: those that it will send.
-        received: {party: its tensors}.
+        loss: The loss, a scalar.
+        gradients: The gradients that the active party will send.
+        received: {party: {name: the tensor that it has sent}}.
 
-    Raises PeerError (NON_FINITE) if a sum is not finite and a party has sent numbers too large to
-    compute with, and InputError if nobody has.
+    Raises PeerError (NON_FINITE) if the loss or a gradient is not finite and a party has sent
+    numbers too large to compute with. Raises InputError if no party has sent such numbers.
     """
     if not any(nonfinite(tensor.detach()) for tensor in (loss, *gradients)):
         return

@@ -1,4 +1,4 @@
-"""Checks on this machine that a row's scores do not depend on the rows that are scored with it."""
+"""Checks, on this machine, that a row's scores do not depend on the other rows in its batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vfl_common.config.models import PluginCombination
-from vfl_party.base.dtypes import real
+from vfl_party.base.dtypes import get_real_dtype
 from vfl_party.models import combine, forward
 from vfl_party.models.halves import Tail
 from vfl_party.models.metrics import scores
@@ -29,7 +29,7 @@ from vfl_party.models.top.stand_ins import learnt_stand_ins
 from vfl_party.phases.context import Party
 from vfl_party.phases.scoring import SOLO
 
-# The function from outputs to scores.
+# The name, in the result, of the function that computes scores from outputs.
 LINK = "link"
 
 log = logging.getLogger(__name__)
@@ -37,23 +37,23 @@ log = logging.getLogger(__name__)
 
 @torch.no_grad()
 def blocks_of(party: Party) -> dict[str, Blocks]:
-    """Checks the models with which a party scores rows, in evaluation mode, and returns {model: the
-    blocks to compute its rows in}.
+    """Checks the models with which a party scores rows, in evaluation mode. Returns {model: the
+    blocks in which to compute its rows}.
 
-    The rows are drawn from a fixed seed, so on one machine a prediction and a served model decide
-    the same. The log has the result.
+    The sample rows are drawn from a fixed seed, so that a prediction and a served model on the same
+    machine get the same blocks. The result is logged.
     """
     began_s = time.perf_counter()
     for model in party.models.values():
         model.eval()
-    # A user's model may draw.
+    # A plug-in's model may draw random numbers, which must not change torch's generator.
     with torch.random.fork_rng(devices=[]):
-        models = _models(party)
+        models = _yield_models(party)
         blocks = {name: find_blocks(compute, samples) for name, compute, samples in models}
     if not party.encodes_here and "encoder" in blocks:
-        why = "several processes embed, and rows are not checked"
+        why = "several processes compute embeddings, so rows are not checked"
         blocks["encoder"] = replace(blocks["encoder"], why=why)
-    sizes = {name: [own.rows, own.most] for name, own in blocks.items()}
+    sizes = {name: [model_blocks.rows, model_blocks.most] for name, model_blocks in blocks.items()}
     took_ms = round(1000 * (time.perf_counter() - began_s), 1)
     facts = {"event": "exact", "exact": True, "blocks": sizes, "took_ms": took_ms}
     if why := describe_inexact(blocks):
@@ -64,15 +64,17 @@ def blocks_of(party: Party) -> dict[str, Blocks]:
     return blocks
 
 
-def _models(party: Party) -> Iterator[tuple[str, Compute, list[Inputs]]]:
-    """Yields the names of a party's models, what computes them, and samples of their inputs."""
+def _yield_models(party: Party) -> Iterator[tuple[str, Compute, list[Inputs]]]:
+    """Yields, for each of a party's models, its name, the function that computes it, and samples of
+    its inputs.
+    """
     models, recipe = party.models, party.recipe
     random = np.random.Generator(np.random.Philox(key=0))
 
     def normal(*shape: int) -> Tensor:
         size = (sample_rows(shape), *shape)
-        drawn = random.standard_normal(size, dtype=np.float32)
-        return torch.from_numpy(drawn).to(party.device, real())
+        sample = random.standard_normal(size, dtype=np.float32)
+        return torch.from_numpy(sample).to(party.device, get_real_dtype())
 
     tail, precision = models.get("tail"), recipe.model.precision
     if party.features is not None and "encoder" in models:
@@ -83,8 +85,8 @@ def _models(party: Party) -> Iterator[tuple[str, Compute, list[Inputs]]]:
                 0, spec.cardinalities, (len(inputs[0]), len(spec.cardinalities))
             )
             inputs.append(torch.from_numpy(codes).to(party.device))
-        cut = recipe.own_rows or tail is not None
-        yield "encoder", models["encoder"] if cut else party.encode, [tuple(inputs)]
+        is_split = recipe.own_rows or tail is not None
+        yield "encoder", models["encoder"] if is_split else party.encode, [tuple(inputs)]
         if SOLO in models:
             solo = partial(forward, models[SOLO], precision=precision)
             yield SOLO, solo, [tuple(inputs)]
@@ -101,8 +103,8 @@ def _models(party: Party) -> Iterator[tuple[str, Compute, list[Inputs]]]:
 
 
 def _make_samples(party: Party, normal: Callable[[int], Tensor]) -> list[Tensor]:
-    """Returns samples of what the top model takes: of all parties' embeddings, and of fewer if the
-    model is given fewer when parties are away.
+    """Returns samples of the top model's inputs: combined from all parties' embeddings, and from
+    fewer embeddings if the model gets fewer when parties are missing.
     """
     rule = party.recipe.model.combine
     widths = [party.recipe.embedding_size(p.name) for p in party.recipe.modelled if p.features]

@@ -1,4 +1,4 @@
-"""The metrics that a phase reports, with the threshold that the recipe's rule chooses."""
+"""Computes the metrics that a phase reports, with the threshold that the recipe's rule chooses."""
 
 from __future__ import annotations
 
@@ -12,39 +12,44 @@ from vfl_party.models.metrics import choose_threshold, evaluate
 from vfl_party.phases.check_task import check_chooses
 from vfl_party.phases.context import Party
 
-# The rows by which a rule chooses.
+# The split with which a rule chooses the threshold.
 CHOOSES = "validation"
 
 
 def compute_metrics(
     party: Party, outputs: Mapping[str, tuple[Rows, Tensor]], trained: Rows | None = None
 ) -> dict[str, dict[str, float]]:
-    """Returns the metrics of rows, {name: {metric: value}}; at the active party.
+    """Returns the metrics of rows, {name: {metric: value}}. Only the active party can call this.
 
-    If ``outputs`` has validation rows, a rule of ``task.threshold`` chooses by them first, and the
-    party keeps the threshold for what it measures and predicts from then on.
+    If ``outputs`` has validation rows, a rule of ``task.threshold`` first chooses the threshold
+    with them. The party uses this threshold for all later metrics and predictions.
 
     Args:
-        party: which has the labels.
-        outputs: {name, such as a split's: (rows, the top model's outputs for them)}; those without
-            rows are left out.
-        trained: the rows over which weights in the loss have the mean 1; None: the training rows.
+        party: The active party, which has the labels.
+        outputs: {name, such as a split's: (rows, the top model's outputs [N, O] for these rows)}.
+            Entries without rows are left out.
+        trained: The rows over which the weights in the loss have mean 1. None for the training
+            rows.
 
-    Raises InputError if there are no rows by which a rule could have chosen.
+    Raises InputError if a rule chooses the threshold and there were no validation rows.
     """
     task, (labels, targets) = party.recipe.task, party.need_labels()
-    held = {name: part for name, part in outputs.items() if len(part[0])}
-    if isinstance(task.threshold, ThresholdRule) and CHOOSES in held:
-        rows, outputs_NO = held[CHOOSES]
+    nonempty = {
+        name: rows_and_outputs
+        for name, rows_and_outputs in outputs.items()
+        if len(rows_and_outputs[0])
+    }
+    if isinstance(task.threshold, ThresholdRule) and CHOOSES in nonempty:
+        rows, outputs_NO = nonempty[CHOOSES]
         party.scores.threshold = choose_threshold(
             task.threshold, outputs_NO, party.take(targets, rows)
         )
-    threshold = decides(party)
-    if threshold is None and held:
-        # Parties without common rows reach this without having been checked.
+    threshold = get_threshold(party)
+    if threshold is None and nonempty:
+        # Recipes without common rows are not checked earlier.
         check_chooses(task, 0)
     weights = party.row_weights(party.rows("train") if trained is None else trained)
-    more = {"threshold": threshold} if threshold is not None else {}
+    threshold_metric = {"threshold": threshold} if threshold is not None else {}
     return {
         name: evaluate(
             task,
@@ -54,14 +59,14 @@ def compute_metrics(
             weights_N=None if weights is None else party.take(weights, rows),
             threshold=threshold,
         )
-        | more
-        for name, (rows, outputs_NO) in held.items()
+        | threshold_metric
+        for name, (rows, outputs_NO) in nonempty.items()
     }
 
 
-def decides(party: Party) -> float | None:
-    """Returns the probability above which a row is decided positive; None: 0.5, or not chosen
-    yet.
+def get_threshold(party: Party) -> float | None:
+    """Returns the probability above which a row is predicted positive. None if it is the default
+    0.5, or if it has not been chosen yet.
     """
     threshold = party.recipe.task.threshold
     return party.scores.threshold if isinstance(threshold, ThresholdRule) else threshold

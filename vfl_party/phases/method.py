@@ -1,4 +1,4 @@
-"""Method: what a method's folder, or a plug-in, exports."""
+"""Defines Method, the type that a method's folder or a plug-in exports."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vfl_party.phases.sets import Learnt
 from vfl_party.privacy.plan import PrivatePhase
 
 S = TypeVar("S", bound=Section)
-# All that a loss can follow; see ``Method.follows``.
+# All settings that a loss can support; see ``Method.follows``.
 WHOLE_TASK = frozenset(
     {"loss", "label_smoothing", "class_weight", "weight", "multilabel", "survival", "ranking"}
 )
@@ -31,25 +31,27 @@ WHOLE_TASK = frozenset(
 
 @dataclass(frozen=True)
 class Method(Generic[S]):
-    """A method: its settings and a side for each role. A subclass overrides what it does otherwise.
+    """A method: its settings and the functions that make a phase for each role. A subclass
+    overrides the methods below where it differs from the defaults.
 
-    Its folder exports an instance as ``METHOD``; an entry point of ``vfl.methods`` names one.
-    What a method says is equal at every party, unless it is about the party itself.
+    A folder exports an instance as ``METHOD``, and an entry point of ``vfl.methods`` names one. The
+    methods below return the same at every party, except where they take the party as an argument.
 
     Args:
-        settings: the model of the phase's keys.
-        active: makes the active party's side from the party, the phase's name and its settings.
-        passive: makes a passive party's side, from the same.
-        rows: what it trains on: ``aligned`` rows, of which each party has other columns; or each
-            party's ``own`` rows, with the same columns.
-        model: what it trains: ``shared``, the encoder and the top model, with which other phases
-            work too; ``own``, the models that ``own_models`` makes; ``none``, nothing that is kept
-            after the phase. A phase whose model is not shared is the recipe's only one.
-        trains: whether rows leave a trace in the models.
-        encodes: whether all its forward passes are ``Party.encode`` and ``Party.outputs``. These
-            apply the recipe's precision and use all of a party's GPUs; so does ``Party.through``,
-            except for the precision.
-        protocol: the oldest protocol (``vfl_common.link.PROTOCOL``) with which it can be run,
+        settings: The pydantic model of the phase's keys.
+        active: Makes the active party's side from the party, the phase's name and its settings.
+        passive: Makes a passive party's side from the same arguments.
+        rows: The rows on which it trains: ``aligned`` rows, of which each party has other columns;
+            or each party's ``own`` rows, with the same columns.
+        model: The models that it trains: ``shared``, the encoder and the top model, which other
+            phases use too; ``own``, the models that ``own_models`` makes; ``none``, models that are
+            not kept after the phase. A phase whose model is not ``shared`` must be the recipe's
+            only phase.
+        trains: Whether the phase changes the models.
+        encodes: Whether all its forward passes are calls of ``Party.encode`` and ``Party.outputs``.
+            These apply the recipe's precision and use all of a party's GPUs. ``Party.through`` also
+            uses all GPUs, but does not apply the precision.
+        protocol: The oldest protocol version (``vfl_common.link.PROTOCOL``) with which it can run,
             in training and prediction.
     """
 
@@ -64,21 +66,24 @@ class Method(Generic[S]):
     protocol: int = OLDEST
 
     def __new__(cls, *args: Any, **named: Any) -> Method[S]:
-        """Makes the instance. Raises TypeError if it is given what a subclass overrides now."""
-        if len(args) > len(_PLACES):
+        """Makes the instance. Raises TypeError for an argument that a subclass must override as a
+        method instead.
+        """
+        if len(args) > len(_POSITIONAL):
             raise TypeError(
-                f"{cls.__name__} takes {', '.join(_PLACES)} by place, and all else by name; "
-                "override its methods in a subclass"
+                f"{cls.__name__} takes {', '.join(_POSITIONAL)} as positional arguments, and "
+                "the others by name; "
+                "override methods in a subclass"
             )
         moved = [name for name in named if name in _FORMER or callable(getattr(cls, name, None))]
         if moved:
             name = _FORMER.get(moved[0], f"override {moved[0]}() in a subclass of Method")
-            raise TypeError(f"{cls.__name__} takes no {moved[0]!r} any more; {name}")
+            raise TypeError(f"{cls.__name__} no longer takes {moved[0]!r}; {name}")
         return super().__new__(cls)
 
     def encoder(self, settings: S, make: MakeEncoder) -> nn.Module | None:
-        """Makes the encoder that the phase trains and later phases use. None: the next phase's
-        method is asked, and at last it is a single encoder.
+        """Makes the encoder that the phase trains and later phases use. Returns None to leave the
+        choice to the next phase's method; without any choice, it is a single encoder.
 
         Raises InputError.
         """
@@ -86,35 +91,37 @@ class Method(Generic[S]):
         return None
 
     def part(self, encoder: nn.Module, name: str) -> nn.Module | None:
-        """Returns the part ``name`` of the encoder, for a run that starts with that part alone.
-        None: this method's encoder has no parts.
+        """Returns the part ``name`` of the encoder, for a run that starts with only this part.
+        Returns None if this method's encoder has no parts.
 
-        Raises ValueError that says what is wrong and what to do.
+        Raises ValueError with the problem and the fix.
         """
         _ = encoder, name
         return None
 
     def upper(self, settings: S, recipe: Recipe, seed: int) -> dict[str, nn.Module]:
-        """Makes what the active party has of a network whose lower half is the encoder.
+        """Makes the active party's upper part of a network that is split between the parties, whose
+        lower part is the encoder.
 
         Args:
-            settings: the phase's.
-            recipe: the whole recipe.
-            seed: the root of the party's own seeds, see ``Party.own_seed``.
+            settings: The phase's settings.
+            recipe: The whole recipe.
+            seed: The root of the party's own seeds, see ``Party.own_seed``.
 
         Returns:
-            {name: model}: the top model gets the features of ``tail``; ``bottom``, if there is
-            one, starts as the encoder of the run that this one starts from. Empty: the network is
-            not cut.
+            {name: model}. ``tail`` computes the features for the top model. ``bottom``, if there is
+            one, is initialized with the encoder of the run from which this run starts. Empty if the
+            network is not split.
         """
         _ = settings, recipe, seed
         return {}
 
     def solo(self, settings: S, make: MakeEncoder) -> nn.Module | None:
-        """Makes the model with which the active party scores rows by itself, from the inputs of its
-        encoder to outputs [B, O]; the phase trains it, and the run keeps it. None: it makes none.
+        """Makes a model with which the active party scores rows without the other parties. The
+        model maps the inputs of the party's encoder to outputs [B, O]. The phase trains the model,
+        and the run keeps it. Returns None if the phase trains no such model.
 
-        A method that overrides it also learns from the labels of rows that only the active party
+        A method that overrides ``solo`` also trains on labelled rows that only the active party
         has.
 
         Raises InputError.
@@ -123,11 +130,11 @@ class Method(Generic[S]):
         return None
 
     def own_models(self) -> dict[str, nn.Module]:
-        """Makes the models of every party, {name: model}, if ``model`` is ``own``."""
+        """Makes the models of a party, {name: model}, if ``model`` is ``own``."""
         return {}
 
     def own_sizes(self, settings: S) -> bool:
-        """Returns whether the phase works if parties have embeddings of several widths."""
+        """Returns whether the phase supports parties with embeddings of different widths."""
         _ = settings
         return False
 
@@ -135,52 +142,53 @@ class Method(Generic[S]):
     # ----------------------------------------------------------------------
 
     def scores(self, party: Party, phase: str, settings: S) -> Scorer | None:
-        """Makes a party's side of the joint prediction, if it is not that of shared encoders and a
-        top model. None: the parties embed the same rows, and the active party scores.
+        """Makes a party's side of the joint prediction. Returns None for the default, in which all
+        parties embed the same rows and the active party scores them with the top model.
 
-        ``phase``: the name of the prediction's phase.
+        ``phase``: The name of the prediction's phase.
         """
         _ = party, phase, settings
         return None
 
     def scores_own_rows(self, settings: S) -> bool:
-        """Returns whether the phase leaves a head that scores rows which different parties hold, if
-        ``rows`` is ``own``; ``scores`` then makes each party's side.
+        """Returns whether the phase trains a head that scores rows of different parties, if
+        ``rows`` is ``own``. Then ``scores`` makes each party's side.
         """
         _ = settings
         return False
 
     def online(self, party: Party, settings: S) -> Online | None:
-        """Makes a party's side of the scoring by id, while a model of ``own_models`` is served.
-        None: the parties embed, and the active party scores, or the model cannot be served.
+        """Makes a party's side of scoring by id, for serving a model of ``own_models``. Returns
+        None for the default, in which the parties embed and the active party scores, or if the
+        model cannot be served.
         """
         _ = party, settings
         return None
 
     def noise(self, settings: S) -> float:
-        """Returns σ of the noise on the embeddings that a passive party sends for evaluation and
-        prediction.
+        """Returns the standard deviation of the noise on the embeddings that a passive party sends
+        for evaluation and prediction.
         """
         _ = settings
         return 0.0
 
     def protects(self, settings: S) -> str:
-        """Says how the encoders that it makes protect the embeddings that they give; '' if they
+        """Returns a phrase that says how the method's encoders protect their embeddings; '' if they
         do not.
         """
         _ = settings
         return ""
 
     def traffic(self, party: Party, phase: str, settings: S) -> Traffic | None:
-        """Returns the exchanges of the phase, for a forecast. None: they are not known.
+        """Returns the exchanges of the phase, for a forecast. Returns None if they are not known.
 
-        It exchanges nothing, and works for a party without features and models.
+        Must not exchange anything, and must work for a party without features and models.
         """
         _ = party, phase, settings
         return None
 
     def in_flight(self, settings: S) -> int:
-        """Returns how many exchanges of one passive party may be under way."""
+        """Returns the maximum number of concurrent exchanges of one passive party."""
         _ = settings
         return 1
 
@@ -188,79 +196,81 @@ class Method(Generic[S]):
     # ----------------------------------------------------------------------
 
     def follows(self, settings: S) -> frozenset[str] | None:
-        """Returns what its loss follows of the recipe beyond the kind of the task: ``loss``,
+        """Returns the settings of the recipe that the phase's loss supports: ``loss``,
         ``label_smoothing`` and ``class_weight`` of ``[task]``, ``weight`` of ``[data]``, and
         ``multilabel``, ``survival`` and ``ranking`` tasks.
 
-        A recipe with anything else is refused. None: the phase trains without labels, or not.
+        A recipe with another of these settings is refused. Returns None if the phase does not train
+        on labels.
         """
         _ = settings
         return frozenset()
 
     def check_top(self, phase: str, settings: S, recipe: Recipe) -> None:
-        """Raises InputError if the phase cannot train the recipe's top model. By default no phase
-        that learns from labels can grow trees.
+        """Raises InputError if the phase cannot train the recipe's top model. By default, phases
+        that learn from labels cannot train trees.
         """
         learns = self.trains and self.model == "shared" and self.follows(settings) is not None
         if learns and isinstance(recipe.model.top, GbdtTop):
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"recipe: phases: {phase}: this kind of phase cannot grow trees (got "
+                f"recipe: phases: {phase}: this kind of phase cannot train trees (got "
                 'model.top.kind = "gbdt"). Use a phase of kind "head", or another top.',
             )
 
     def idle(self, settings: S, recipe: Recipe) -> frozenset[str]:
-        """Returns the parties that train nothing in the phase. By default those without features,
-        in a phase that trains without labels.
+        """Returns the parties that train nothing in the phase. By default, these are the parties
+        without features if the phase trains without labels, and no parties otherwise.
         """
         if self.follows(settings) is not None:
             return frozenset()
         return frozenset(party.name for party in recipe.parties if not party.features)
 
     def private(self, phase: str, settings: S, recipe: Recipe, rows: int) -> PrivatePhase | None:
-        """Returns the phase's privacy budget over ``rows`` training rows. None: its settings have
-        no ``dp``.
+        """Returns the phase's privacy budget over ``rows`` training rows. Returns None if its
+        settings have no ``dp``.
         """
         _ = phase, settings, recipe, rows
         return None
 
     def late_policy(self, settings: S) -> LatePolicy:
-        """Returns what stands in for a passive party that is late or away. ``wait``: the phase
-        waits for it.
+        """Returns the policy for the embeddings of a passive party that is late or away. With
+        ``wait``, the phase waits for the party.
         """
         _ = settings
         return "wait"
 
     def no_partial(self, settings: S) -> str:
-        """Says why the phase needs rows that all parties hold; '' if it can do with rows that only
-        some of them hold (``rows.partial``).
+        """Returns the reason why the phase needs rows that all parties have; '' if it supports rows
+        that only some parties have (``rows.partial``).
         """
         _ = settings
-        return "its kind needs rows that all parties hold"
+        return "its kind needs rows that all parties have"
 
     def one_process(self, settings: S) -> str:
-        """Says why a party must be one process in the phase; '' if it may be several: if all passes
-        through encoders are ``Party.encode`` and ``Party.through``, of batches that its features or
-        augmentation gave.
+        """Returns the reason why a party must be a single process in the phase; '' if it may be
+        several processes. It may be several if all passes through encoders are calls of
+        ``Party.encode`` and ``Party.through`` with batches from the features or an augmentation.
         """
         _ = settings
         return "" if self.encodes else "has its own forward passes"
 
     def learns(self, settings: S) -> Learnt:
-        """Returns what the phase teaches the model to do without a party; '' for nothing."""
+        """Returns how the phase trains the model for missing parties; '' if it does not."""
         _ = settings
         return ""
 
     def follows_preset(self, written: Mapping[str, Any]) -> bool:
-        """Returns whether the recipe's ``preset`` changes what the phase does. ``written``: the
-        phase's keys, as the recipe has them.
+        """Returns whether the recipe's ``preset`` affects the phase. ``written``: The phase's keys
+        in the recipe.
         """
         _ = written
         return False
 
 
-_PLACES = ("settings", "active", "passive")
-# What the constructor took before, in addition to the names of today's methods.
+_POSITIONAL = ("settings", "active", "passive")
+# Former arguments of the constructor, besides the names of today's methods, with their
+# replacements.
 _FORMER = {
     "own": 'give model = "own", and override own_models() in a subclass of Method',
     "late": "override late_policy() in a subclass of Method",
@@ -269,8 +279,8 @@ _FORMER = {
 
 
 def need_data(party: Party, phase: str, what: str) -> None:
-    """Raises InputError if only the number of rows is known, but the sizes of ``what`` depend on
-    the columns.
+    """Raises InputError if a forecast knows only the number of rows, because the sizes of ``what``
+    depend on the columns.
     """
     if party.features is None:
         raise InputError(

@@ -1,5 +1,5 @@
-"""Scores ids of a served model whose method has its own way to score: in steps, each of which
-asks the passive parties once.
+"""Defines the interface for scoring by id with a served model whose method has its own way to
+score. Scoring runs in steps, each of which asks the passive parties once.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from torch import Tensor
 
 from vfl_party.outbound.declared import Exchange
 
-# As ``Preprocessor.cells`` gives them: numbers [N, F], NaN if missing, and codes of categories
-# [N, K].
+# The result of ``Preprocessor.cells``: numbers [N, F], NaN if missing, and codes of categories [N,
+# K].
 Cells = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]
 
 
@@ -24,36 +24,36 @@ class Reply:
     """A passive party's message in a step.
 
     Args:
-        known: whether it knows each id, and answers for it, [N].
-        answered: in the method's own form, of all ids; without meaning for those that it does not
-            know.
+        known: bool [N], whether the party knows each id and answers for it.
+        answered: The answer for all ids, in the method's own format. Its values for unknown ids
+            have no meaning.
     """
 
     known: npt.NDArray[np.bool_]
     answered: bytes
 
 
-# Asks parties, {passive party: what it is asked}, for answers of so many bytes. Returns the replies
-# of those that answer in time.
+# Called with {passive party: request} and the number of bytes of an answer. Returns {passive party:
+# reply} for the parties that answer in time.
 Ask = Callable[[Mapping[str, bytes], int], Mapping[str, Reply]]
 
 
 @dataclass(frozen=True)
-class Stepped:
+class StepAnswer:
     """A passive party's answer in a step.
 
     Args:
-        answered: in the method's own form, of all ids.
-        times: how often it tells of each id, [N].
+        answered: The answer for all ids, in the method's own format.
+        times: int64 [N], how often the answer reveals something about each id.
     """
 
     answered: bytes
     times: npt.NDArray[np.int64]
 
 
-# Answers what is asked, [N ids], in one scoring, step by step. Raises ValueError that says what the
-# active party may not ask, as the end of a sentence.
-AnswerStep = Callable[[bytes], Stepped]
+# Answers one request about N ids; called once for each step of a scoring. Raises ValueError, with
+# the end of a sentence, if the active party may not ask this.
+AnswerStep = Callable[[bytes], StepAnswer]
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,9 @@ class Outcome:
     """The active party's results for N ids.
 
     Args:
-        outputs: the model's, [N, O]; without meaning for ids without a score.
-        lost: {passive party: which ids have no score because they needed it, and it was not there,
-            [N]}.
+        outputs: The model's outputs, [N, O]. The values for ids without a score have no meaning.
+        lost: {passive party: bool [N], which ids have no score because this party was needed and
+            missing}.
     """
 
     outputs: Tensor
@@ -71,25 +71,27 @@ class Outcome:
 
 
 class Online(Protocol):
-    """One party's side of such a model. Any thread may call it.
+    """One party's side of scoring by id. Any thread may call it.
 
-    ``exchange``: declares what crosses in a step, one tensor of bytes each way.
-    ``bytes_of_row``: the most that a step has about one id.
+    ``exchange``: Declares the exchange of a step, one tensor of bytes in each direction.
+    ``bytes_of_row``: The maximum number of bytes about one id in a step.
     """
 
     exchange: Exchange
     bytes_of_row: int
 
     def score(self, cells: Cells | None, n: int, ask: Ask) -> Outcome:
-        """Scores ``n`` ids: the active party. ``cells``: its own of them; None without features.
+        """Scores ``n`` ids at the active party. ``cells``: The active party's cells for these ids;
+        None without features.
 
         The first step asks every passive party.
         """
         ...
 
     def answering(self, cells: Cells, known: npt.NDArray[np.bool_]) -> AnswerStep:
-        """Begins to answer for the ids of one scoring: a passive party.
+        """Returns the function that answers the steps of one scoring at a passive party.
 
-        ``cells``: its own of the ids that it answers for; ``known``: which of the N ids these are.
+        ``cells``: This party's cells for the ids that it knows. ``known``: bool [N], which ids it
+        knows.
         """
         ...

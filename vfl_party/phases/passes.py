@@ -1,9 +1,11 @@
-"""A batch whose rows different parties hold (``rows.partial``), as passes through the top model.
+"""Divides a batch whose rows different parties have (``rows.partial``) into passes through the top
+model.
 
-Each row is combined of the embeddings of those who hold it: under ``subsets`` of sets of these,
-drawn for all rows of the batch that the same parties hold. Rows that are combined of as many
-embeddings pass together. Under ``party_dropout``, and in a concatenation, which has no narrower
-form, something stands in for the others, and all rows pass together.
+For each row, the embeddings of the parties that have the row are combined. Under ``subsets``, sets
+of these parties are drawn, the same sets for all rows of the batch with the same parties. Rows with
+the same number of combined embeddings pass together. Under ``party_dropout``, and in a
+concatenation, which needs all widths, stand-ins replace missing embeddings, and all rows pass
+together.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import torch
 from torch import Tensor
 
 from vfl_common.config.models import Combine
-from vfl_party.base.devices import index_on
+from vfl_party.base.devices import copy_index
 from vfl_party.base.held import group_rows
 from vfl_party.base.seeds import Rows
 from vfl_party.models.metrics.losses import TaskLoss
@@ -25,10 +27,10 @@ from vfl_party.phases.sets import PartySet, Sets
 
 @dataclass(frozen=True)
 class Pass:
-    """Rows of a batch that pass the top model together.
+    """Rows of a batch that pass through the top model together.
 
-    ``rows``: their places in the batch, [R]. ``embeddings``: to combine, [R, D] each. ``weight``:
-    by which their mean loss counts.
+    ``rows``: The positions of the R rows in the batch, [R]. ``embeddings``: The embeddings to
+    combine, [R, D] each. ``weight``: The weight of their mean loss.
     """
 
     rows: Tensor
@@ -38,11 +40,12 @@ class Pass:
 
 @dataclass(frozen=True)
 class HeldBatch:
-    """A batch of B rows.
+    """A batch of B rows, each of which only some passive parties have.
 
-    ``own``: the active party's embeddings, [B, D], if it has any. ``others``: {passive party that
-    holds some of the rows: their embeddings, [R, D]}; ``held``: their places in the batch.
-    ``place``: the batch's, which no other batch of the phase has. ``widths``: {passive party: D}.
+    ``own``: The active party's embeddings, [B, D]; empty without features. ``others``: {passive
+    party: its embeddings [R, D]} for parties that have some of the rows. ``held``: {passive party:
+    the positions in the batch of its R rows}. ``place``: Numbers that identify the batch in the
+    phase. ``widths``: {passive party: D}.
     """
 
     rows: int
@@ -54,46 +57,46 @@ class HeldBatch:
 
     @property
     def like(self) -> Tensor:
-        """One of the embeddings."""
+        """An arbitrary one of the embeddings, as an example of their dtype and device."""
         return next(iter((*self.own, *self.others.values())))
 
 
-def passes(rule: Combine, sets: Sets, batch: HeldBatch) -> list[Pass]:
-    """Returns the passes of a batch: the sum of their losses by their weights is the mean over its
-    rows of what each row counts.
+def make_passes(rule: Combine, sets: Sets, batch: HeldBatch) -> list[Pass]:
+    """Returns the passes of a batch. The weighted sum of the passes' losses is the mean over the
+    rows of the loss of each row.
     """
     if sets.stand_ins is not None or rule == "concat":
-        whole = {name: _whole(sets, batch, name) for name in batch.widths}
-        drawn = sets.embeddings(sets.draw(whole, *batch.place), batch.own, whole)
-        [embeddings] = drawn or [[*batch.own, *whole.values()]]
-        return [Pass(index_on(torch.arange(batch.rows), batch.like.device), embeddings, 1.0)]
-    parts: dict[tuple[int, int], list[Pass]] = {}
-    for names, at in _groups(batch):
-        rows = index_on(torch.from_numpy(at), batch.like.device)
+        full = {name: _fill_absent_rows(sets, batch, name) for name in batch.widths}
+        set_embeddings = sets.embeddings(sets.draw(full, *batch.place), batch.own, full)
+        [embeddings] = set_embeddings or [[*batch.own, *full.values()]]
+        return [Pass(copy_index(torch.arange(batch.rows), batch.like.device), embeddings, 1.0)]
+    passes_by_size: dict[tuple[int, int], list[Pass]] = {}
+    for names, positions in _group_by_holders(batch):
+        rows = copy_index(torch.from_numpy(positions), batch.like.device)
         own = [z.index_select(0, rows) for z in batch.own]
-        others = {name: _those(batch, name, at) for name in names}
+        others = {name: _select_embeddings(batch, name, positions) for name in names}
         drawn_sets = sets.draw(names, *batch.place, *names) or [PartySet(names, 1.0)]
         for party_set in drawn_sets:
             embeddings = [*own, *(z for name, z in others.items() if name in party_set.there)]
             size = len(names), len(embeddings)
-            parts.setdefault(size, []).append(Pass(rows, embeddings, party_set.weight))
-    return [_join_passes(part, batch.rows) for part in parts.values()]
+            passes_by_size.setdefault(size, []).append(Pass(rows, embeddings, party_set.weight))
+    return [_join_passes(group, batch.rows) for group in passes_by_size.values()]
 
 
-def losses_of(
+def compute_losses(
     loss: TaskLoss,
     outputs: Sequence[Tensor],
     targets: Tensor,
     weights_B: Tensor | None,
     parts: Sequence[Pass] | None,
 ) -> list[Tensor]:
-    """Returns the loss of each of ``outputs``.
+    """Returns the loss for each tensor in ``outputs``.
 
     Args:
-        outputs: [B, O], or of each pass.
-        targets: of the batch.
-        weights_B: of its rows; None: all rows count the same.
-        parts: the passes; None: all outputs are of all rows.
+        outputs: The top model's outputs, [B, O], or [R, O] for a pass.
+        targets: The encoded labels of the batch.
+        weights_B: The weights of the batch's rows; None if all rows have the same weight.
+        parts: The passes; None if all outputs are for all rows.
     """
     if parts is None:
         return [loss(output, targets, weights_B) for output in outputs]
@@ -107,7 +110,7 @@ def losses_of(
     ]
 
 
-def _groups(batch: HeldBatch) -> list[tuple[tuple[str, ...], Rows]]:
+def _group_by_holders(batch: HeldBatch) -> list[tuple[tuple[str, ...], Rows]]:
     names = [name for name in batch.widths if name in batch.others]
     masks = []
     for name in names:
@@ -116,16 +119,18 @@ def _groups(batch: HeldBatch) -> list[tuple[tuple[str, ...], Rows]]:
     return group_rows(names, masks)
 
 
-def _those(batch: HeldBatch, name: str, at: Rows) -> Tensor:
-    """Returns the embeddings of a party for places in the batch, all of which it holds."""
+def _select_embeddings(batch: HeldBatch, name: str, positions: Rows) -> Tensor:
+    """Returns a party's embeddings for the rows at ``positions`` in the batch, all of which it
+    has.
+    """
     z_RD = batch.others[name]
-    places = np.searchsorted(batch.held[name], at)
-    return z_RD.index_select(0, index_on(torch.from_numpy(places), z_RD.device))
+    indices = np.searchsorted(batch.held[name], positions)
+    return z_RD.index_select(0, copy_index(torch.from_numpy(indices), z_RD.device))
 
 
-def _whole(sets: Sets, batch: HeldBatch, name: str) -> Tensor:
-    """Returns a party's embeddings of all rows of a batch, [B, D]: what stands in where it does not
-    hold a row.
+def _fill_absent_rows(sets: Sets, batch: HeldBatch, name: str) -> Tensor:
+    """Returns a party's embeddings of all rows of a batch, [B, D], with stand-ins for the rows that
+    it does not have.
     """
     width, like = batch.widths[name], batch.like
     absent = (
@@ -135,12 +140,14 @@ def _whole(sets: Sets, batch: HeldBatch, name: str) -> Tensor:
     )
     if name not in batch.others:
         return absent
-    at = index_on(torch.from_numpy(batch.held[name]), like.device)
-    return absent.index_copy(0, at, batch.others[name])
+    row_index = copy_index(torch.from_numpy(batch.held[name]), like.device)
+    return absent.index_copy(0, row_index, batch.others[name])
 
 
 def _join_passes(parts: Sequence[Pass], rows: int) -> Pass:
-    """Returns passes of equal form as one."""
+    """Joins passes with the same number of embeddings into one pass."""
     slots = zip(*(part.embeddings for part in parts), strict=True)
-    at = torch.cat([part.rows for part in parts])
-    return Pass(at, [torch.cat(slot) for slot in slots], parts[0].weight * len(at) / rows)
+    rows_index = torch.cat([part.rows for part in parts])
+    return Pass(
+        rows_index, [torch.cat(slot) for slot in slots], parts[0].weight * len(rows_index) / rows
+    )

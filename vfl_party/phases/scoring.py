@@ -1,8 +1,9 @@
-"""The joint forward pass without training: rows in, scores and who took part out.
+"""Computes the joint forward pass without training: from rows to scores and the parties that took
+part.
 
-Validation, evaluation and prediction share it. A scorer knows models and an exchange, and nothing
-of runs, generations and alignment: the rows are positions in what each party holds, and the parties
-agree on them and on the first step before they call it.
+Validation, evaluation and prediction use it. A scorer needs models and an exchange, but no run,
+generation or alignment. Rows are row numbers. The parties must agree on the rows and on the first
+step before they call a scorer.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from vfl_party.phases.absence import Following, LatePolicy, fill_missing
 from vfl_party.phases.context import Party
 
 CHUNK_ROWS = 1024
-# Among a party's models: that with which the active party scores rows by itself.
+# The name of the model with which the active party scores rows without the other parties.
 SOLO = "solo"
 
 
@@ -40,13 +41,14 @@ SOLO = "solo"
 class Scored:
     """The result of a joint forward pass.
 
-    ``outputs``: the model's, [N, O], in the order of the rows. ``without``: {passive party: how
-    many rows were scored without it}; a party that is not in it took part in all. ``steps``:
-    how many steps were exchanged.
+    ``outputs``: The model's outputs, [N, O], in the order of the rows. ``without``: {passive party:
+    number of rows that were scored without it}. A party that is not in ``without`` took part for
+    all rows. ``steps``: The number of exchanged steps.
 
-    If the parties hold different rows, ``by`` has {passive party: whether it holds each row, [N]}:
-    the first of them in the recipe has scored it, and the outputs of a row that none holds have no
-    meaning. ``unlisted``: {passive party: how many rows it holds that nobody asked for}.
+    ``by``: None, or if each party has other rows, {passive party: bool [N], which rows it has}.
+    Then the first party in the recipe that has a row scores it. The outputs of a row that no party
+    has are without meaning. ``unlisted``: {passive party: number of its rows that were not
+    requested}.
     """
 
     outputs: Tensor
@@ -59,27 +61,29 @@ class Scored:
 class Scorer(Protocol):
     """One party's side of the joint forward pass: the active party scores, the others answer.
 
-    All give the same rows, as all parties count them, and the same first step; the following steps
-    count its batch up.
+    All parties must pass the same rows, in common row numbers, and the same first step. The batch
+    number increases by one in each following step.
     """
 
     def score(self, rows: Rows, first: StepKey) -> Scored:
-        """Scores ``rows`` with the others: the active party. Raises as ``Answering.collect``."""
+        """Scores ``rows`` together with the passive parties. Called at the active party. Raises as
+        ``Answering.collect``.
+        """
         ...
 
     def answer(self, rows: Rows, first: StepKey) -> int:
-        """Helps to score ``rows``: a passive party. Returns the number of steps. Raises as
-        ``Asking.swap``.
+        """Takes part in scoring ``rows``. Called at a passive party. Returns the number of steps.
+        Raises as ``Asking.swap``.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """All parties' embeddings [B, D] of some rows; None for a party that is absent.
+    """All parties' embeddings [B, D] of a chunk of rows; None for a party that is absent.
 
-    ``held``: {passive party: the places in the chunk of the rows that it holds, and whose
-    embeddings are here}; None if all hold all.
+    ``held``: {passive party: the positions in the chunk of the rows that it has}, in the order of
+    its embeddings; None if all parties have all rows.
     """
 
     own: list[Tensor]
@@ -88,25 +92,25 @@ class Chunk:
     held: Mapping[str, Rows] | None = None
 
     def of(self, parties: Collection[str]) -> Chunk:
-        """Returns the embeddings as if no passive party but ``parties`` were there."""
+        """Returns the chunk as if all passive parties except ``parties`` were absent."""
         others = {name: z if name in parties else None for name, z in self.others.items()}
         return Chunk(self.own, others, self.rows, self.held)
 
     def by_holders(self) -> Iterator[tuple[Chunk, Rows]]:
-        """Yields the rows that the same parties hold, as a chunk in which the others are absent,
-        and their places in this chunk.
+        """Groups the rows by the parties that have them. Yields each group as a chunk in which the
+        other parties are absent, and the positions of its rows in this chunk.
         """
         if self.held is None:
             yield self, np.arange(self.rows)
             return
-        there = {name: z for name, z in self.others.items() if z is not None}
+        present = {name: z for name, z in self.others.items() if z is not None}
         masks = []
-        for name in there:
+        for name in present:
             masks.append(np.zeros(self.rows, bool))
             masks[-1][self.held[name]] = True
-        for names, at in group_rows([*there], masks) if there else [((), np.arange(self.rows))]:
+        for names, at in group_rows([*present], masks) if present else [((), np.arange(self.rows))]:
             others = {
-                name: there[name][torch.from_numpy(np.searchsorted(self.held[name], at))]
+                name: present[name][torch.from_numpy(np.searchsorted(self.held[name], at))]
                 if name in names
                 else None
                 for name in self.others
@@ -114,23 +118,25 @@ class Chunk:
             yield Chunk([z[torch.from_numpy(at)] for z in self.own], others, len(at)), at
 
     def without(self, party: str) -> Chunk:
-        """Returns the embeddings as if ``party`` were absent."""
+        """Returns the chunk as if ``party`` were absent."""
         return self.of([name for name in self.others if name != party])
 
     def first(self) -> Chunk:
-        """Returns the embeddings of the first row alone."""
+        """Returns a chunk with only the first row."""
         others = {name: None if z is None else z[:1] for name, z in self.others.items()}
         return Chunk([z[:1] for z in self.own], others, 1)
 
 
 class SplitScorer:
-    """The ``Scorer`` of encoders and a top model, which work in eval mode, a chunk of rows a step.
+    """A ``Scorer`` with encoders and a top model in eval mode. Each step scores a chunk of rows.
 
     Args:
-        exchange: as ``scoring`` declares it; opened here, for this party's role.
-        policy: what stands in for absent parties (``cached`` means zeros here); None: that of the
-            course. What the model has learnt comes before it.
-        following: a passive party's place, if the others may go on without it.
+        exchange: The exchange that ``scoring`` declares. The constructor opens this party's side of
+            it.
+        policy: The policy for the embeddings of absent parties (``cached`` means zeros here); None
+            for the course's policy. Learnt stand-ins take precedence.
+        following: Tracks the current step at a passive party, if the others may continue without
+            it.
     """
 
     def __init__(
@@ -154,7 +160,7 @@ class SplitScorer:
             self._side.lenient = following is not None
 
     def score(self, rows: Rows, first: StepKey, lenience: Lenience | None = None) -> Scored:
-        """See ``Scorer.score``. ``lenience``: lets it go on without parties; see
+        """See ``Scorer.score``. ``lenience``: Allows scoring without missing parties; see
         ``Answering.collect``.
         """
         return self.scored(self.embeddings(rows, first, lenience))
@@ -162,23 +168,23 @@ class SplitScorer:
     def embeddings(
         self, rows: Rows, first: StepKey, lenience: Lenience | None = None
     ) -> Iterator[Chunk]:
-        """Yields all parties' embeddings of ``rows``, a chunk a step: the first half of
-        ``score``.
+        """Yields all parties' embeddings of ``rows``, one chunk for each step. This is the first
+        half of ``score``.
         """
         return self._collect_chunks(self.answering, rows, first, lenience)
 
     @property
     def answering(self) -> Answering:
-        """The active party's side of the exchange, for more embeddings than those of rows."""
+        """The active party's side of the exchange, for further exchanges such as stand-ins."""
         if not isinstance(self._side, Answering):
-            raise InternalError(f"{self._party.name} is a passive party, and cannot score")
+            raise InternalError(f"{self._party.name} is a passive party, so it cannot score")
         return self._side
 
     @property
     def asking(self) -> Asking:
         """A passive party's side of the exchange; see ``answering``."""
         if not isinstance(self._side, Asking):
-            raise InternalError(f"{self._party.name} is the active party, and has nobody to answer")
+            raise InternalError(f"{self._party.name} is the active party, so it cannot answer")
         return self._side
 
     @torch.no_grad()
@@ -188,11 +194,11 @@ class SplitScorer:
         party = self._party
         if party.features is not None:
             party.models["encoder"].eval()
-        for step, chunk in _steps(rows, first):
-            own = [embed_rows(party, chunk)] if party.features is not None else []
+        for step, chunk in _divide_into_steps(rows, first):
+            own_embeddings = [embed_rows(party, chunk)] if party.features is not None else []
             sizes, held = party.sizes_of(chunk), party.data.held
             received: dict[str, dict[str, Tensor]] = {}
-            # Rows of which no other party holds any are scored alone.
+            # If no other party has any of the rows, they are scored without an exchange.
             if sizes is None or sizes:
                 received = side.collect(step, lenience=lenience, each=sizes, rows=len(chunk))
                 side.acknowledge(step, received)
@@ -201,12 +207,12 @@ class SplitScorer:
                 for peer in party.recipe.modelled
                 if peer.role == "passive"
             }
-            of = None if held is None else {name: held.of(name, chunk) for name in received}
-            yield Chunk(own, z_BD, len(chunk), of)
+            positions = None if held is None else {name: held.of(name, chunk) for name in received}
+            yield Chunk(own_embeddings, z_BD, len(chunk), positions)
 
     @torch.no_grad()
     def scored(self, embedded: Iterable[Chunk]) -> Scored:
-        """Returns the top model's scores for embeddings: the second half of ``score``."""
+        """Scores embeddings with the top model. This is the second half of ``score``."""
         party, policy = self._party, self._policy or self._party.course.without
         rule, top = party.recipe.model.combine, party.models["top"]
         modelled = [peer.name for peer in party.recipe.modelled]
@@ -220,7 +226,7 @@ class SplitScorer:
                 z_BD = combine(
                     rule, fill_missing(policy, rule, block.own, block.others, widths, stand_ins)
                 )
-                parts.append(outputs_of(party, z_BD))
+                parts.append(compute_outputs(party, z_BD))
                 places.append(at)
                 without.update({name: block.rows for name, z in block.others.items() if z is None})
             outputs_BO = parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -236,7 +242,7 @@ class SplitScorer:
         party, side, following = self._party, self.asking, self._following
         party.need_features()
         party.models["encoder"].eval()
-        for step, joint in _steps(rows, first):
+        for step, joint in _divide_into_steps(rows, first):
             chunk = party.own_rows(joint)
             if not len(chunk) or (following is not None and following.is_over(step)):
                 continue
@@ -247,13 +253,13 @@ class SplitScorer:
                 if following is None:
                     raise
                 following.skip(step, passed)
-        return len(chunks(rows))
+        return len(split_into_chunks(rows))
 
 
 class SoloScorer:
-    """The ``Scorer`` of a model on the active party's own columns: nothing crosses.
+    """A ``Scorer`` with a model on the active party's own columns. It exchanges nothing.
 
-    ``model``: from the encoder's inputs to outputs [B, O], in eval mode here.
+    ``model``: Maps the encoder's inputs to outputs [B, O]. It is set to eval mode.
     """
 
     def __init__(self, party: Party, model: nn.Module) -> None:
@@ -267,20 +273,22 @@ class SoloScorer:
         model = partial(forward, self._model, precision=party.recipe.model.precision)
         outputs = [
             in_blocks(model, party.scores.blocks.get(SOLO), *features.inputs(chunk))
-            for chunk in features.expecting(chunks(rows))
+            for chunk in features.expecting(split_into_chunks(rows))
         ]
         empty = torch.empty(0, party.recipe.task.outputs, device=party.device)
         return torch.cat(outputs) if outputs else empty
 
     def score(self, rows: Rows, first: StepKey) -> Scored:
-        """See ``Scorer.score``; without steps."""
+        """See ``Scorer.score``. Exchanges no steps."""
         _ = first
         return Scored(self.outputs(rows), {}, 0)
 
     def answer(self, rows: Rows, first: StepKey) -> int:
-        """Nobody is asked. Raises InternalError."""
+        """Always raises InternalError, because no passive party takes part."""
         _ = rows, first
-        raise InternalError(f"{self._party.name}: a model of one party asks nobody")
+        raise InternalError(
+            f"{self._party.name}: a model of the active party alone has no passive side"
+        )
 
 
 def scoring(
@@ -288,8 +296,8 @@ def scoring(
 ) -> Exchange:
     """Declares the exchange of the joint forward pass: embeddings up, an acknowledgement down.
 
-    ``sigma``: σ of the noise that passive parties add. ``how``: see ``Sent``. Its shapes have the
-    words ``rows`` and ``width``.
+    ``sigma``: The standard deviation of the noise that passive parties add. ``how``: See ``Sent``.
+    The shapes of the exchange contain the sizes ``rows`` and ``width``.
     """
     up = Sent(Kind.EMBEDDING, {"z": f32("rows", "width")}, noise("gaussian", sigma=sigma), how=how)
     return Exchange(name, up, when=f"{when}, {CHUNK_ROWS:,} rows a message")
@@ -298,12 +306,12 @@ def scoring(
 def scoring_traffic(
     party: Party, phase: str, exchange: Exchange, round_: int, first_batch: int, rows: Rows
 ) -> list[Occurrence]:
-    """Returns the exchanges of the joint forward pass over ``rows``; ``exchange``: as ``scoring``
-    made it.
+    """Returns the exchanges of the joint forward pass over ``rows``, for a forecast. ``exchange``:
+    The exchange that ``scoring`` declares.
     """
     return [
         occurrence
-        for step, chunk in _steps(rows, StepKey(phase, round_, first_batch))
+        for step, chunk in _divide_into_steps(rows, StepKey(phase, round_, first_batch))
         for occurrence in party.joint_occurrences(exchange, step, chunk)
     ]
 
@@ -315,36 +323,36 @@ def embed_rows(party: Party, rows: Rows) -> Tensor:
     features = party.need_features()
     if party.encodes_here:
         return in_blocks(party.encode, party.scores.blocks.get("encoder"), *features.inputs(rows))
-    # Other processes of the party make their inputs from the numbers of rows, so rows are repeated
-    # here and not inputs.
-    whole = np.concatenate([rows, np.repeat(rows[-1:], -len(rows) % ROWS)])
-    return party.encode(*features.inputs(whole))[: len(rows)]
+    # The party's other processes make their inputs from row numbers. So row numbers, not inputs,
+    # are repeated to fill a block.
+    padded = np.concatenate([rows, np.repeat(rows[-1:], -len(rows) % ROWS)])
+    return party.encode(*features.inputs(padded))[: len(rows)]
 
 
-def outputs_of(party: Party, z_BD: Tensor) -> Tensor:
+def compute_outputs(party: Party, z_BD: Tensor) -> Tensor:
     """Returns the top model's outputs [B, O] for combined embeddings [B, …], computed in blocks;
     see ``vfl_party.models.row_blocks``.
     """
     return in_blocks(party.outputs, party.scores.blocks.get("top"), z_BD)
 
 
-def chunks(rows: Rows) -> list[Rows]:
+def split_into_chunks(rows: Rows) -> list[Rows]:
     """Divides rows into chunks of at most ``CHUNK_ROWS``."""
     return [rows[start : start + CHUNK_ROWS] for start in range(0, len(rows), CHUNK_ROWS)]
 
 
 @torch.no_grad()
 def embed(party: Party, rows: Rows) -> Tensor:
-    """Returns the party's own embeddings of ``rows`` in eval mode, [N, D]."""
+    """Returns the party's embeddings of its own ``rows`` in eval mode, [N, D]."""
     features = party.need_features()
     party.models["encoder"].eval()
-    parts = [embed_rows(party, chunk) for chunk in features.expecting(chunks(rows))]
+    parts = [embed_rows(party, chunk) for chunk in features.expecting(split_into_chunks(rows))]
     return torch.cat(parts) if parts else torch.empty(0, party.embedding_size, device=party.device)
 
 
-def _steps(rows: Rows, first: StepKey) -> list[tuple[StepKey, Rows]]:
-    """Returns the chunks of ``rows``, each with its step."""
+def _divide_into_steps(rows: Rows, first: StepKey) -> list[tuple[StepKey, Rows]]:
+    """Divides ``rows`` into chunks. Returns each chunk with its step."""
     return [
         (StepKey(first.phase, first.round, batch), chunk)
-        for batch, chunk in enumerate(chunks(rows), first.batch)
+        for batch, chunk in enumerate(split_into_chunks(rows), first.batch)
     ]

@@ -1,9 +1,9 @@
-"""Training of one model for several sets of parties, so that it can do without some of them.
+"""Trains one model for several sets of parties, so that it can score without some of them.
 
-- ``subsets``: LASER-VFL (Valdeira, Wang and Chi, ICLR 2025, arXiv 2410.22564), with a head at the
-  active party alone. For a batch that K parties embed, one set of each size k = 1 … K is drawn from
-  all that hold the active party. Its loss counts C(K − 1, k − 1) / k: the expected sum is that over
-  all such sets J of their losses / |J|, as in the paper.
+- ``subsets``: LASER-VFL (Valdeira, Wang and Chi, ICLR 2025, arXiv 2410.22564), with a head only at
+the active party. For a batch that K parties embed, one set of each size k = 1 … K is drawn from all
+sets that contain the active party. Its loss has the weight C(K − 1, k − 1) / k. So the expected sum
+equals the paper's sum of loss / |J| over all such sets J.
 - ``party_dropout``: each passive party is left out of a batch with one probability, and a learnt
   vector stands in for it (as PlugVFL leaves parties out, with zeros in place of a vector).
 """
@@ -27,7 +27,8 @@ from vfl_party.base.seeds import derive_seed
 from vfl_party.models.top.stand_ins import StandIns, learnt_stand_ins
 from vfl_party.phases.context import Party
 
-# What a model has learnt to do without a party: nothing; to combine the others; to take a vector.
+# How a model was trained for missing parties: not at all, by combining the other parties, or by a
+# learnt vector in place of the missing party.
 Learnt = Literal["", "subsets", "party_dropout"]
 
 
@@ -45,13 +46,13 @@ class SetSettings(Section):
 
     @property
     def learns(self) -> Learnt:
-        """The model's training for absent parties."""
+        """How the model is trained for missing parties; '' if it is not."""
         if self.subsets:
             return "subsets"
         return "party_dropout" if self.party_dropout else ""
 
     def check_sets(self) -> None:
-        """Raises ValueError if the two do not fit together."""
+        """Raises ValueError if both ``subsets`` and ``party_dropout`` are set."""
         if self.subsets and self.party_dropout:
             raise ValueError(
                 "subsets and party_dropout both prepare the model for missing parties. Remove one "
@@ -61,8 +62,8 @@ class SetSettings(Section):
 
 @dataclass(frozen=True)
 class PartySet:
-    """A set of parties: the active one, and the passive ones that are ``there``; ``weight``: by
-    which its loss counts.
+    """A set of parties: the active party and some passive parties. ``there``: The passive parties
+    in the set. ``weight``: The weight of its loss.
     """
 
     there: Collection[str]
@@ -70,7 +71,8 @@ class PartySet:
 
 
 class Sets:
-    """Draws the sets of parties of each batch from the recipe's seed, and makes what they combine.
+    """Draws the sets of parties for each batch from the recipe's seed, and selects the embeddings
+    of each set.
 
     Raises InputError as ``check``.
     """
@@ -82,12 +84,13 @@ class Sets:
         self.stand_ins = learnt_stand_ins(party.models)
 
     def draw(self, names: Collection[str], *place: int | str) -> list[PartySet] | None:
-        """Draws the sets of a batch; None: all parties once.
+        """Draws the sets of parties for a batch. Returns None without ``subsets`` and
+        ``party_dropout``, when all parties are combined once.
 
         Args:
-            names: the passive parties that are there.
-            place: the batch's, which no other batch of the phase has; then the parties of a part of
-                its rows.
+            names: The passive parties that are present.
+            place: Numbers that identify the batch in the phase, then the names of the parties if
+                only a part of its rows is drawn for.
         """
         if not self._settings.learns:
             return None
@@ -95,38 +98,40 @@ class Sets:
         count = len(names)
         random = np.random.Philox(key=derive_seed(self._seed, *place))
         if self._settings.party_dropout:
-            # 64 bits are a number from 0 to 1.
-            stays = random.random_raw(count) / 2.0**64 >= self._settings.party_dropout
-            return [PartySet([name for name, stay in zip(names, stays, strict=True) if stay], 1.0)]
+            # A 64-bit draw, divided by 2^64, is uniform between 0 and 1.
+            kept = random.random_raw(count) / 2.0**64 >= self._settings.party_dropout
+            return [PartySet([name for name, stay in zip(names, kept, strict=True) if stay], 1.0)]
         keys_KP = random.random_raw((count + 1) * count).reshape(count + 1, count)
         orders_KP = np.argsort(keys_KP, axis=1, kind="stable")
         return [
             PartySet(
-                [names[at] for at in sorted(order[:others])], comb(count, others) / (others + 1)
+                [names[index] for index in sorted(order[:num_others])],
+                comb(count, num_others) / (num_others + 1),
             )
-            for others, order in enumerate(orders_KP)
+            for num_others, order in enumerate(orders_KP)
         ]
 
     def embeddings(
         self, sets: Sequence[PartySet] | None, own: Sequence[Tensor], others: Mapping[str, Tensor]
     ) -> list[list[Tensor]] | None:
-        """Returns the embeddings [B, D] that each set combines, in roster order; see ``Combined``.
+        """Returns, for each set, the list of embeddings [B, D] to combine, in roster order.
 
-        ``own``: the active party's. ``others``: those of the passive parties, from which sets were
-        drawn.
+        ``own``: The active party's embeddings. ``others``: The embeddings of the passive parties,
+        from which sets were drawn.
         """
         if sets is None:
             return None
         return [
-            [*own, *of_set(party_set.there, others, self.stand_ins).values()] for party_set in sets
+            [*own, *select_embeddings(party_set.there, others, self.stand_ins).values()]
+            for party_set in sets
         ]
 
 
-def of_set(
+def select_embeddings(
     there: Collection[str], others: Mapping[str, Tensor], stand_ins: StandIns | None
 ) -> dict[str, Tensor]:
-    """Returns the embeddings [B, D] of the passive parties ``there``, in the order of ``others``;
-    for the rest what ``stand_ins`` has learnt, or nothing without it.
+    """Returns {passive party: its embeddings [B, D]} for the parties in ``there``, in the order of
+    ``others``. With ``stand_ins``, the other parties get their learnt vectors.
     """
     return {
         name: z_BD if name in there or stand_ins is None else stand_ins.of(name, len(z_BD))
@@ -136,22 +141,22 @@ def of_set(
 
 
 class Weighed(Protocol):
-    """Something whose loss counts by a weight."""
+    """An object with the weight of its loss."""
 
     @property
     def weight(self) -> float: ...
 
 
 def sum_losses(losses: Sequence[Tensor], sets: Sequence[Weighed] | None) -> Tensor:
-    """Returns the sum of the sets' losses by their weights; that of the one loss without sets."""
+    """Returns the weighted sum of the sets' losses; without sets, the only loss."""
     if sets is None:
         return losses[0]
     return reduce(torch.add, [item.weight * loss for item, loss in zip(sets, losses, strict=True)])
 
 
 def check(party: Party, phase: str, settings: SetSettings) -> None:
-    """Raises InputError if the recipe leaves no party that could be missing, or if sets of its
-    embeddings cannot be combined.
+    """Raises InputError if the recipe has no party that can be missing, or if it cannot combine the
+    embeddings of sets of parties.
     """
     key, recipe = settings.learns, party.recipe
     if not key:
@@ -160,18 +165,20 @@ def check(party: Party, phase: str, settings: SetSettings) -> None:
     if not recipe.passives:
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{where}: {party.name} is alone, so no party can be missing. Remove it, or add a "
+            f"{where}: {party.name} is the only party, so no party can be missing. Remove it, "
+            "or add a "
             "passive party.",
         )
     if key == "subsets" and not recipe.active.features:
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{where}: every set holds the embedding of {recipe.active.name}, and it has no "
-            "features. Take party_dropout instead.",
+            f"{where}: every set needs the embeddings of {recipe.active.name}, which has no "
+            "features. Use party_dropout instead.",
         )
     if key == "subsets" and recipe.model.combine in ("concat", "sum"):
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{where}: model.combine = {recipe.model.combine!r} changes scale with fewer parties. "
-            'Set model.combine = "mean", or take party_dropout instead.',
+            f"{where}: with model.combine = {recipe.model.combine!r}, the scale depends on the "
+            "number of parties. "
+            'Set model.combine = "mean", or use party_dropout instead.',
         )

@@ -1,4 +1,4 @@
-"""By what early stopping judges a validation."""
+"""Selects and compares the metric that early stopping monitors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vfl_party.phases.context import Party
 
 
 def check_stopping(party: Party, phase: str, rule: EarlyStopping) -> None:
-    """Raises InputError if there is nothing that ``rule`` could judge by."""
+    """Raises InputError if the task lacks the rule's metric, or if there are no validation rows."""
     task = party.recipe.task
     if rule.metric not in task.all_metrics:
         raise InputError(
@@ -30,8 +30,8 @@ def check_stopping(party: Party, phase: str, rule: EarlyStopping) -> None:
 
 
 def get_monitored_value(phase: str, rule: EarlyStopping, metrics: Mapping[str, float]) -> float:
-    """Returns the value by which a validation is judged. Raises InputError if ``metrics``, those
-    of the validation rows, lack it.
+    """Returns the value of the rule's metric. ``metrics``: The metrics of the validation rows.
+    Raises InputError if the metric is missing.
     """
     value = metrics.get(rule.metric)
     if value is None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
-from vfl_party.align import alignment_of
+from vfl_party.align import make_alignment
 from vfl_party.outbound.declared import Exchange, Occurrence, Sent
 from vfl_party.phases.context import Party
 
@@ -97,7 +97,7 @@ def _add_people(
 
 def occurrences(party: Party, rows: int) -> Iterator[Occurrence]:
     """Yields all occurrences of exchanges in a run with a table of ``rows`` rows."""
-    yield from alignment_of(party.recipe).occurrences(rows)
+    yield from make_alignment(party.recipe).occurrences(rows)
     for phase in party.course.phases:
         traffic = phase.method.traffic(party, phase.name, phase.settings)
         if traffic is not None:

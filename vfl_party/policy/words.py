@@ -8,7 +8,7 @@ from typing import Any
 from vfl_common.config.policy import Pin, PolicySettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, PeerError
-from vfl_party.outbound.worded import in_words, policy_error
+from vfl_party.outbound.worded import format_value, policy_error
 from vfl_party.policy.code import digests
 from vfl_party.policy.meeting import ProposedRun
 from vfl_party.predict.prediction import exchanges_of
@@ -184,7 +184,7 @@ def describe_policy(policy: str | PolicySettings) -> Iterator[str]:
     )
     for key, value in fields.items():
         if value not in (False, [], "none") and not (key == "least_rows" and value == 1):
-            yield f"{key} = {in_words(value)}"
+            yield f"{key} = {format_value(value)}"
         elif value == [] and key in ("phases", "kinds", "peers", "recipes", "plugins"):
             yield f"{key}: none"
     for demand in policy.demands:
@@ -193,4 +193,4 @@ def describe_policy(policy: str | PolicySettings) -> Iterator[str]:
         yield f"demands: {', '.join([f'{demand.transform} on {demand.kind}', *bounds])}"
     for key, value in policy.account.model_dump(exclude_none=True).items():
         if (key != "delta" or policy.account.epsilon is not None) and value is not False:
-            yield f"account.{key} = {in_words(value)}"
+            yield f"account.{key} = {format_value(value)}"

@@ -18,14 +18,14 @@ from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
 from vfl_common.bundle import StepKey
-from vfl_common.config.data import DataSettings, ids_only
+from vfl_common.config.data import DataSettings, without_features
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.config.recipe_tables import PartySettings
 from vfl_common.errors import Code, InputError
 from vfl_common.passwords import hide_passwords
 from vfl_common.run_folder import RunFolder, read_plan
-from vfl_common.stages import Job, position_of
+from vfl_common.stages import Job, parse_position
 from vfl_common.summary import ExchangeSummary
 from vfl_party.align import AlignedRows
 from vfl_party.assembly.models import encoder_settings, load_models
@@ -45,7 +45,7 @@ from vfl_party.phases.advice import advise
 from vfl_party.phases.context import Party
 from vfl_party.phases.course import Course
 from vfl_party.phases.exact import blocks_of
-from vfl_party.phases.measure import decides
+from vfl_party.phases.measure import get_threshold
 from vfl_party.phases.scoring import SOLO, Scorer, SoloScorer, SplitScorer, scoring
 from vfl_party.predict.quality import Quality, better_alone, read_quality
 from vfl_party.predict.results import (
@@ -138,7 +138,7 @@ def load_trained(run: Path, name: str) -> TrainedRun:
         raise InputError(
             Code.CHECKPOINT_INVALID, f"{path}: has no checkpoints. Restore them, or train again."
         )
-    if position_of(labels[-1]) < sum(phase.rounds for phase in read_plan(folder)):
+    if parse_position(labels[-1]) < sum(phase.rounds for phase in read_plan(folder)):
         raise InputError(
             Code.CHECKPOINT_INVALID,
             f"{path}: the run's last checkpoint is damaged or missing ({labels[-1]} is the newest "
@@ -250,7 +250,7 @@ def prediction_data(
         )
     changed = _apply_source(settings, source, query)
     if state["preprocessor"] is None:
-        return ids_only(changed)
+        return without_features(changed)
     preprocessor = Preprocessor.from_state(state["preprocessor"])
     changed = changed.copy_layout_of(preprocessor.style)
     if settings.parts:
@@ -441,7 +441,7 @@ class ActivePredict(Phase):
                 Code.CHECKPOINT_INVALID,
                 f"the trained run of {party.name} has no classes. Restore it, or train again.",
             )
-        columns = result_columns(party.recipe, party.data.labels, outputs, decides(party))
+        columns = result_columns(party.recipe, party.data.labels, outputs, get_threshold(party))
         if self._work.says_parties:
             columns = {
                 **self._make_participation_columns(rows, holders, one=held_rows is not None),

@@ -25,7 +25,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.files import private_file
 from vfl_common.run_folder import RunFolder
-from vfl_common.stages import rounds_done
+from vfl_common.stages import parse_rounds_done
 from vfl_party.assembly.models import build_models, load_models
 from vfl_party.base.checkpoint import CheckpointStore
 from vfl_party.base.phase import Tree
@@ -38,7 +38,7 @@ from vfl_party.models import deterministic, forward
 from vfl_party.phases.context import MakeEncoder
 from vfl_party.phases.course import Course
 from vfl_party.phases.online import Cells
-from vfl_party.phases.scoring import chunks
+from vfl_party.phases.scoring import split_into_chunks
 from vfl_party.predict.prediction import load_trained
 
 SUFFIX = ".safetensors"
@@ -150,7 +150,7 @@ class TrainedParty:
             deterministic(self.models["encoder"].eval()),
             self.about.recipe.model.precision,
         )
-        parts = chunks(np.arange(len(inputs[0]), dtype=np.int64))
+        parts = split_into_chunks(np.arange(len(inputs[0]), dtype=np.int64))
         return torch.cat(
             [
                 forward(encoder, *(inputs_[part] for inputs_ in inputs), precision=precision)
@@ -237,7 +237,7 @@ def of_round(
     """
     store = CheckpointStore(run / party / "checkpoints", keep=1)
     label = next(
-        (label_ for label_ in store.labels() if rounds_done(label_) == (phase, round_)), None
+        (label_ for label_ in store.labels() if parse_rounds_done(label_) == (phase, round_)), None
     )
     if label is None:
         return None

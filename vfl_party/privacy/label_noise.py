@@ -36,7 +36,7 @@ def keep_probability(epsilon: float, classes: int) -> float:
     return 1.0 / (1.0 + (classes - 1) * math.exp(-epsilon))
 
 
-def mechanism(
+def build_mechanism(
     epsilon: float, column: str | None, names: Sequence[object], classes: int
 ) -> Mechanism:
     """Returns the mechanism of the noisy labels, whose cost does not grow with their use.

@@ -19,13 +19,13 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.parquet
 
-from vfl_common.config.data import DataSettings, get_unaligned_settings, ids_only
+from vfl_common.config.data import DataSettings, get_unaligned_settings, without_features
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, VflError
 from vfl_common.passwords import hide_passwords
 from vfl_common.production import scorings
 from vfl_common.run_folder import RunFolder
-from vfl_party.align import AlignmentContext, alignment_of
+from vfl_party.align import AlignmentContext, make_alignment
 from vfl_party.assembly.party import TRAINING, open_party
 from vfl_party.data.ids import SEPARATOR, Ids, normalize_ids
 from vfl_party.data.load import read_rows
@@ -201,7 +201,7 @@ def _read_ids(settings: DataSettings) -> tuple[tuple[Any, ...], ...] | None:
     more = get_unaligned_settings(settings)
     tables = [*(settings.parts.values() or [settings]), *([] if more is None else [more])]
     try:
-        return tuple(tuple(read_rows(ids_only(table), False).ids) for table in tables)
+        return tuple(tuple(read_rows(without_features(table), False).ids) for table in tables)
     except InputError:
         # A table has changed or does not exist any more.
         return None
@@ -296,7 +296,7 @@ def _find_purpose_by_table(folder: RunFolder, recipe: Recipe, name: str, who: Pe
     # A stored alignment needs no peers.
     no_connections = cast(Connections, None)
     at = AlignmentContext(name, folder.run_id, opened.table, folder.path, no_connections)
-    aligned = alignment_of(recipe).get_agreed(at)
+    aligned = make_alignment(recipe).get_agreed(at)
     prepared = TRAINING.prepare(opened, aligned)
     if prepared.fingerprint != folder.facts().get("data"):
         return "unknown"

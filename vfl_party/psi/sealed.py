@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from vfl_common.errors import Code, PeerError
 from vfl_common.identity.credentials import Credentials
-from vfl_common.identity.signing import chain_pem, is_signature_of, sign, verify_chain
+from vfl_common.identity.signing import encode_chain, is_signature_of, sign, verify_chain
 from vfl_party.psi import curve
 
 PUBLIC_BYTES = 32
@@ -61,7 +61,10 @@ class KeyPair:
         """
         signature = sign(credentials, _make_signed_text(context, self.public))
         return (
-            self.public + len(signature).to_bytes(2, "little") + signature + chain_pem(credentials)
+            self.public
+            + len(signature).to_bytes(2, "little")
+            + signature
+            + encode_chain(credentials)
         )
 
     def seal(self, peer_public: bytes, context: bytes, message: bytes) -> bytes:

@@ -1,10 +1,10 @@
-"""Several processes of one party, a GPU each, on one machine or several, as torchrun starts them:
-rank 0 is the party, the others lend it GPUs.
+"""Runs several processes of one party, each with a GPU, on one or several machines, started by
+torchrun. Rank 0 is the party, and the other ranks compute on their GPUs for it.
 
-Only rank 0 has the exchange, the optimizer and the files. All read the party's table. For each
-batch rank 0 sends the others the weights and the positions of the rows. They send their embeddings
-back and then receive their share of the gradient; their gradients of the weights are summed at rank
-0. The others have no state of the run, so there is nothing to lose or to resume.
+Only rank 0 has the connections, the optimizer and the files. All ranks read the party's table. For
+each batch, rank 0 sends the weights and the positions of the rows to the other ranks. These send
+their embeddings back and then receive their share of the gradient. The gradients of the weights are
+summed at rank 0. The other ranks have no state of the run, so they have nothing to save or resume.
 """
 
 from vfl_party.ranks.follower import follow

@@ -1,5 +1,5 @@
-"""The other ranks: they compute what rank 0 asks for. They keep rows and weights, and no state that
-a run resumes from.
+"""Runs the ranks other than 0, which compute what rank 0 requests. They have rows and weights, but
+no state for checkpoints.
 """
 
 from __future__ import annotations
@@ -17,21 +17,23 @@ from vfl_party.models.backward import backward
 from vfl_party.models.precision import Precision
 from vfl_party.ranks.group import Ranks, Word, convert_rank_errors
 from vfl_party.ranks.rows import RankRows
-from vfl_party.ranks.spread import OnRanks, structure
+from vfl_party.ranks.spread import OnRanks, describe_structure
 
-# Makes the party's encoder for an input spec; False: a plain one, as phases make in addition.
+# Makes an encoder for an input spec. True for the encoder that all phases share, False for an
+# additional encoder of a phase.
 Make = Callable[[InputSpec, bool], nn.Module]
 
 
 def follow(ranks: Ranks, rows: RankRows, make: Make, precision: Precision) -> None:
-    """Computes until rank 0 says END. Raises RankLost if rank 0 ended without it.
+    """Computes until rank 0 sends END. Raises RankLost if rank 0 ended without END.
 
-    make: makes encoders on the CPU; their weights do not matter: each batch has rank 0's.
+    make: Makes encoders on the CPU. Their initial weights do not matter, because each batch comes
+    with rank 0's weights.
     """
     share: _Share | None = None
     while True:
         with convert_rank_errors():
-            word, facts, arrays = ranks.hear()
+            word, facts, arrays = ranks.receive_command()
             match word:
                 case Word.END:
                     return
@@ -42,7 +44,7 @@ def follow(ranks: Ranks, rows: RankRows, make: Make, precision: Precision) -> No
                 case Word.VIEWS:
                     rows.views(facts, arrays)
                 case _ if share is None:
-                    raise InternalError(f"rank 0 says {word.name} without rows")
+                    raise InternalError(f"rank 0 sent {word.name} before it sent rows")
                 case Word.ENCODER:
                     share.add(facts["structure"], trains=facts["trains"])
                 case Word.FORWARD:
@@ -58,32 +60,39 @@ class _Share:
         self._ranks, self._make, self._precision = ranks, make, precision
         self._spec = rows.features.spec
         self._encoders: list[OnRanks] = []
-        # {number of the encoder: its last embeddings that get a gradient}.
+        # {number of the encoder: its last embeddings, which wait for a gradient}.
         self._z: dict[int, Tensor] = {}
 
     def add(self, wanted: str, *, trains: bool) -> None:
-        """Makes the next encoder: the party's own, one of its two, or an additional one."""
-        own = next(
-            (candidate for candidate in self._candidates() if structure(candidate) == wanted), None
+        """Adds the encoder whose structure is ``wanted``: the shared encoder, one of its two
+        towers, or an additional encoder.
+        """
+        encoder = next(
+            (
+                candidate
+                for candidate in self._make_candidates()
+                if describe_structure(candidate) == wanted
+            ),
+            None,
         )
-        if own is None:
-            raise InternalError("a phase has an encoder that is not of the party's kind")
+        if encoder is None:
+            raise InternalError("a phase has an encoder of another kind than the party's encoder")
         if not trains:
-            # A moving average of the party's own.
-            own.requires_grad_(requires_grad=False)
-        ranks, encoder = self._ranks, own.to(self._ranks.device)
+            # An encoder without training, such as a moving average, gets no gradients.
+            encoder.requires_grad_(requires_grad=False)
+        ranks, encoder = self._ranks, encoder.to(self._ranks.device)
         self._encoders.append(OnRanks(ranks, encoder, self._spec, self._precision, trains=trains))
 
-    def _candidates(self) -> Iterator[nn.Module]:
-        own = self._make(self._spec, True)
-        yield own
-        if isinstance(own, TwoTowers):
-            yield from (own.cross, own.local)
+    def _make_candidates(self) -> Iterator[nn.Module]:
+        shared = self._make(self._spec, True)
+        yield shared
+        if isinstance(shared, TwoTowers):
+            yield from (shared.cross, shared.local)
         yield self._make(self._spec, False)
 
     def forward(self, facts: dict[str, Any], batches: list[tuple[Tensor, ...]]) -> None:
         """Embeds this rank's rows of batches with rank 0's weights, and sends the embeddings to
-        it.
+        rank 0.
         """
         ranks, number = self._ranks, facts["encoder"]
         shared = self._encoders[number]
@@ -99,8 +108,8 @@ class _Share:
         ranks.send([z_BD], [0])
 
     def backward(self, number: int) -> None:
-        """Receives the gradient of these embeddings; the gradient of the weights is summed at rank
-        0.
+        """Receives the gradient of the last embeddings and runs the backward pass, which sums the
+        gradients of the weights at rank 0.
         """
         z_BD = self._z.pop(number)
         dz_BD = torch.empty_like(z_BD)

@@ -1,5 +1,5 @@
-"""Messages between the processes of one party: words from rank 0, answers to it, tensors both
-ways.
+"""Exchanges messages between the processes of one party: commands from rank 0, answers to rank 0,
+and tensors in both directions.
 """
 
 from __future__ import annotations
@@ -28,52 +28,53 @@ from vfl_party.ranks.rendezvous import require_static
 
 log = logging.getLogger(__name__)
 
-# The timeout for the next word: torchrun ends all processes if one dies.
-_AS_LONG_AS_IT_TAKES = timedelta(days=365)
-# The time for all processes to start.
-_ALL_THERE_S = 120
-# The time between two words of a rank at work.
+# The timeout for the next command. It can be long, because torchrun ends all processes if one dies.
+_NO_TIMEOUT = timedelta(days=365)
+# The seconds in which all processes must start.
+_START_S = 120
+# The seconds between two signs of life of a working rank.
 _BEAT_S = 5.0
-# Marks of gloo's errors, which are plain RuntimeErrors: its file, or an earlier timeout.
-_GLOO_SAYS = ("/gloo/", "pair closure")
+# Texts by which errors of gloo, which are plain RuntimeErrors, are recognized: its source folder,
+# or an earlier timeout.
+_GLOO_TEXTS = ("/gloo/", "pair closure")
 
 
 class Word(IntEnum):
-    """Commands of rank 0 to the others."""
+    """Commands of rank 0 to the other ranks."""
 
-    # A generation: make these rows ready, and say whether they are rank 0's.
+    # Begin a generation: prepare these rows, and report their digest.
     BEGIN = 1
     # Make another encoder.
     ENCODER = 2
-    # Make what draws random views.
+    # Make an augmentation that draws random views.
     VIEWS = 3
     # Embed your share of a batch.
     FORWARD = 4
-    # Take the gradient of these embeddings.
+    # Receive the gradient of the last embeddings.
     BACKWARD = 5
     END = 6
 
 
-# Positions of rows, and bytes: never a number of a row.
-Whole = npt.NDArray[np.int64] | npt.NDArray[np.uint8]
+# Arrays of row positions or of bytes. They never contain values of a row.
+IntegerArray = npt.NDArray[np.int64] | npt.NDArray[np.uint8]
 
 
 class RankLost(Stopped):
-    """Another process of this party has ended. The run has not failed: restart the party, and it
-    resumes.
+    """Raised if another process of this party has ended. The run has not failed. Restart the party
+    to resume it.
     """
 
 
 @contextmanager
 def convert_rank_errors() -> Iterator[None]:
-    """Turns torch's errors about broken connections into RankLost while the block lasts; leaves
-    other errors alone.
+    """Converts torch's errors about broken connections inside the block into RankLost. Other errors
+    pass unchanged.
     """
     try:
         yield
     except RuntimeError as error:
         if not (
-            isinstance(error, dist.DistError) or any(mark in str(error) for mark in _GLOO_SAYS)
+            isinstance(error, dist.DistError) or any(mark in str(error) for mark in _GLOO_TEXTS)
         ):
             raise
         why = str(error).strip().partition("\n")[0][:200]
@@ -89,16 +90,16 @@ def convert_rank_errors() -> Iterator[None]:
         ) from error
 
 
-def shares(rows: int, ranks: int) -> list[int]:
-    """Returns the number of rows for each rank: as equal as possible, with more for the first; some
-    may get none.
+def divide_rows(rows: int, ranks: int) -> list[int]:
+    """Divides rows among ranks as evenly as possible, and returns the number for each rank. The
+    first ranks get one more row if needed. A rank may get no rows.
     """
     return [rows // ranks + (rank < rows % ranks) for rank in range(ranks)]
 
 
-def pack(facts: dict[str, Any], arrays: Sequence[Whole]) -> Tensor:
-    """Returns facts and arrays of whole numbers as bytes, uint8 [S]. Raises TypeError if an array
-    holds other numbers, as rows do.
+def pack(facts: dict[str, Any], arrays: Sequence[IntegerArray]) -> Tensor:
+    """Encodes facts and arrays of integers as bytes, uint8 [S]. Raises TypeError for an array of
+    another type, because values of rows must not be sent.
     """
     for array in arrays:
         if array.dtype not in (np.int64, np.uint8):
@@ -108,13 +109,13 @@ def pack(facts: dict[str, Any], arrays: Sequence[Whole]) -> Tensor:
     return torch.frombuffer(bytearray(b"".join(parts)), dtype=torch.uint8)
 
 
-def unpack(body: Tensor) -> tuple[dict[str, Any], list[Whole]]:
-    """Returns what ``packed`` was given."""
+def unpack(body: Tensor) -> tuple[dict[str, Any], list[IntegerArray]]:
+    """Decodes the facts and arrays that ``pack`` encoded."""
     data = body.numpy()
-    # The arrays are of their own, and may be written to: torch warns of others.
+    # The arrays are copied, because torch warns about arrays that are not writable.
     at = 8 + int.from_bytes(data[:8].tobytes(), "little")
     facts, kinds = json.loads(data[8:at].tobytes())
-    arrays: list[Whole] = []
+    arrays: list[IntegerArray] = []
     for kind, count in kinds:
         end = at + count * np.dtype(kind).itemsize
         arrays.append(np.frombuffer(bytearray(data[at:end]), kind))
@@ -124,10 +125,11 @@ def unpack(body: Tensor) -> tuple[dict[str, Any], list[Whole]]:
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process within its party.
+    """The group of a party's processes, as seen by one of them.
 
-    ``words`` (gloo) and ``tensors`` (NCCL between GPUs) wait half as long as a step may take, and
-    for the next word as long as it takes. ``beat_s``: how often a rank says that it is at work.
+    ``words``: The gloo group for commands. ``tensors``: The group for tensors (NCCL between GPUs).
+    Both time out after half of the step timeout, except while waiting for the next command.
+    ``beat_s``: The seconds between two signs of life of a working rank.
     """
 
     rank: int
@@ -137,17 +139,21 @@ class Ranks:
     tensors: dist.ProcessGroup
     beat_s: float
 
-    def tell(
-        self, word: Word, facts: dict[str, Any] | None = None, arrays: Sequence[Whole] = ()
+    def send_command(
+        self, word: Word, facts: dict[str, Any] | None = None, arrays: Sequence[IntegerArray] = ()
     ) -> None:
-        """Sends a word to all others, at rank 0, with facts as JSON and arrays of whole numbers."""
+        """Sends a command from rank 0 to all other ranks, with facts as JSON and arrays of
+        integers.
+        """
         body = pack(facts or {}, arrays)
         self._broadcast(torch.tensor([word, len(body)]))
         self._broadcast(body)
 
-    def hear(self) -> tuple[Word, dict[str, Any], list[Whole]]:
-        """Waits for the next word, at the other ranks; returns it with its facts and arrays."""
-        word, size = self._broadcast(torch.zeros(2, dtype=torch.int64), _AS_LONG_AS_IT_TAKES)
+    def receive_command(self) -> tuple[Word, dict[str, Any], list[IntegerArray]]:
+        """Waits, at a rank other than 0, for the next command. Returns the command with its facts
+        and arrays.
+        """
+        word, size = self._broadcast(torch.zeros(2, dtype=torch.int64), _NO_TIMEOUT)
         return Word(int(word)), *unpack(self._broadcast(torch.empty(int(size), dtype=torch.uint8)))
 
     def _broadcast(self, message: Tensor, timeout: timedelta | None = None) -> Tensor:
@@ -159,14 +165,15 @@ class Ranks:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Waits at its end until the blocks of all ranks have ended; all enter it together.
+        """Runs a block at all ranks at the same time, and waits at its end until the blocks of all
+        ranks have ended.
 
-        A block may take as long as it wants, since a thread says meanwhile that the rank lives.
-        Raises an error of torch if a rank is silent for half as long as a step may take.
+        A block may take any time, because a thread sends signs of life meanwhile. Raises an error
+        of torch if a rank is silent for half of the step timeout.
         """
         ended, failed = threading.Event(), list[RuntimeError]()
 
-        def say() -> None:
+        def send_signs_of_life() -> None:
             at_work = torch.ones(1)
             try:
                 while at_work.item():
@@ -175,8 +182,8 @@ class Ranks:
             except RuntimeError as error:
                 failed.append(error)
 
-        # Not waited for if the block fails: the process then ends.
-        thread = threading.Thread(target=say, name="at work", daemon=True)
+        # If the block fails, the process ends without waiting for the thread.
+        thread = threading.Thread(target=send_signs_of_life, name="at work", daemon=True)
         thread.start()
         yield
         ended.set()
@@ -184,33 +191,37 @@ class Ranks:
         if failed:
             raise failed[0]
 
-    def answers(self, facts: dict[str, Any]) -> list[dict[str, Any]]:
-        """Shows all ranks the facts of each; all call it together. Returns them by rank."""
+    def exchange_facts(self, facts: dict[str, Any]) -> list[dict[str, Any]]:
+        """Exchanges facts between all ranks, which must all call this. Returns the facts of each
+        rank, by rank.
+        """
         body = pack(facts, ())
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
         dist.all_gather(sizes, torch.tensor([len(body)]), group=self.words)
         longest = int(max(sizes))
         bodies = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
-        own = torch.cat([body, torch.zeros(longest - len(body), dtype=torch.uint8)])
-        dist.all_gather(bodies, own, group=self.words)
+        padded = torch.cat([body, torch.zeros(longest - len(body), dtype=torch.uint8)])
+        dist.all_gather(bodies, padded, group=self.words)
         return [unpack(part[: int(size)])[0] for part, size in zip(bodies, sizes, strict=True)]
 
-    def send(self, parts: Sequence[Tensor], to: Sequence[int]) -> None:
-        """Sends each of the ranks ``to`` one tensor; skips empty ones."""
+    def send(self, parts: Sequence[Tensor], receivers: Sequence[int]) -> None:
+        """Sends one tensor to each of the ranks ``receivers``. Skips empty tensors."""
         works = [
             dist.isend(part.detach().contiguous(), rank, group=self.tensors)
-            for part, rank in zip(parts, to, strict=True)
+            for part, rank in zip(parts, receivers, strict=True)
             if part.numel()
         ]
         for work in works:
             assert work is not None  # noqa: S101 - this rank is in the group
             work.wait()
 
-    def receive(self, parts: Sequence[Tensor], of: Sequence[int]) -> None:
-        """Fills ``parts``, one from each of the ranks ``of``; skips empty ones."""
+    def receive(self, parts: Sequence[Tensor], senders: Sequence[int]) -> None:
+        """Receives one tensor from each of the ranks ``senders`` into ``parts``. Skips empty
+        tensors.
+        """
         works = [
             dist.irecv(part, rank, group=self.tensors)
-            for part, rank in zip(parts, of, strict=True)
+            for part, rank in zip(parts, senders, strict=True)
             if part.numel()
         ]
         for work in works:
@@ -219,71 +230,73 @@ class Ranks:
 
     @torch.no_grad()
     def spread(self, module: nn.Module) -> None:
-        """Broadcasts rank 0's weights and buffers to all, in one message for each dtype."""
+        """Broadcasts rank 0's weights and buffers to all ranks, in one message for each dtype."""
         tensors = [tensor.detach() for tensor in (*module.parameters(), *module.buffers())]
         for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-            own = [tensor for tensor in tensors if tensor.dtype == dtype]
-            flat = torch.cat([tensor.reshape(-1) for tensor in own])
+            same_dtype = [tensor for tensor in tensors if tensor.dtype == dtype]
+            flat = torch.cat([tensor.reshape(-1) for tensor in same_dtype])
             dist.broadcast(flat, src=0, group=self.tensors)
             if self.rank:
                 for tensor, part in zip(
-                    own, torch.split(flat, [tensor.numel() for tensor in own]), strict=True
+                    same_dtype,
+                    torch.split(flat, [tensor.numel() for tensor in same_dtype]),
+                    strict=True,
                 ):
                     tensor.copy_(part.view_as(tensor))
 
 
 @contextmanager
 def join_ranks(device: torch.device, timeout_s: float) -> Iterator[Ranks | None]:
-    """Yields the processes that torchrun has started for this party; None if it has started only
-    one, or none.
+    """Joins the processes that torchrun has started for this party, and yields their group. Yields
+    None if the party has only one process.
 
-    Waits for all of them, on however many machines. ``timeout_s``: how long the other parties wait
-    for a step of this one. At the end, and when rank 0 fails with an error
-    of ours, rank 0 ends the others with a word. If rank 0 ends otherwise, its connections close,
-    and that ends them. Raises InputError under a rendezvous that runs code of others.
+    Waits for the processes on all machines. ``timeout_s``: The step timeout of the other parties.
+    At the end, and after a VflError, rank 0 sends the END command to the other ranks. If rank 0
+    ends in another way, its connections close, which ends the other ranks. Raises InputError under
+    a rendezvous that can run code from the network.
     """
     rank, size, _ = read_launch()
     if rank == 0:
-        # torchrun ends the others.
+        # If this raises, torchrun ends the other processes.
         require_static()
     if size == 1:
         yield None
         return
-    with _endable(), convert_rank_errors():
-        dist.init_process_group("gloo", timeout=timedelta(seconds=_ALL_THERE_S))
-        # A timeout below that of the other parties, after which they end the run.
-        silent = timedelta(seconds=timeout_s / 2)
-        words = dist.new_group(backend="gloo", timeout=silent)
+    with _allow_sigterm(), convert_rank_errors():
+        dist.init_process_group("gloo", timeout=timedelta(seconds=_START_S))
+        # The timeout is below the step timeout, after which the other parties would end the run.
+        timeout = timedelta(seconds=timeout_s / 2)
+        words = dist.new_group(backend="gloo", timeout=timeout)
         backend = "nccl" if device.type == "cuda" else "gloo"
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        tensors = dist.new_group(backend=backend, timeout=silent)
+        tensors = dist.new_group(backend=backend, timeout=timeout)
     assert isinstance(words, dist.ProcessGroup)  # noqa: S101 - every rank is in it
     assert isinstance(tensors, dist.ProcessGroup)  # noqa: S101
     ranks = Ranks(rank, size, device, words, tensors, min(_BEAT_S, timeout_s / 8))
     try:
         yield ranks
     except VflError:
-        # Raised between two words.
-        _end(ranks)
+        # The error was raised between two commands, so END can be sent.
+        _end_group(ranks)
         raise
-    _end(ranks)
+    _end_group(ranks)
 
 
 @contextmanager
-def _endable() -> Iterator[None]:
-    """Lets SIGTERM end the process at once while the block lasts: torch waits without calling
-    Python's handlers.
+def _allow_sigterm() -> Iterator[None]:
+    """Lets SIGTERM end the process at once inside the block, in which torch waits without calling
+    Python's signal handlers.
     """
-    ours = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    previous_handler = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, ours)
+        signal.signal(signal.SIGTERM, previous_handler)
 
 
-def _end(ranks: Ranks) -> None:
+def _end_group(ranks: Ranks) -> None:
     with convert_rank_errors():
         if ranks.rank == 0:
-            ranks.tell(Word.END)
+            ranks.send_command(Word.END)
         dist.destroy_process_group()

@@ -1,4 +1,6 @@
-"""Rank 0's side: an encoder on all of the party's GPUs, called like any encoder."""
+"""Implements rank 0's side: an encoder that runs on all of the party's GPUs and is called like any
+encoder.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +19,21 @@ from vfl_party.base.phase import Phase, RoundReport, Tree
 from vfl_party.data.inputs.made import BatchLog, BatchOrigin, Views
 from vfl_party.models import InputSpec, StochasticEncoder
 from vfl_party.models.precision import Precision
-from vfl_party.ranks.group import Ranks, Whole, Word, convert_rank_errors, shares
-from vfl_party.ranks.spread import OnRanks, structure, trains
+from vfl_party.ranks.group import IntegerArray, Ranks, Word, convert_rank_errors, divide_rows
+from vfl_party.ranks.spread import OnRanks, describe_structure, trains
 
 
 class SpreadEncoder:
-    """Embeds batches on all ranks, in order, and sends their gradients back to them.
+    """Embeds batches on all ranks, and sends each rank its share of the gradient.
 
-    Each generation makes one, after ``begin``. The others make each batch of their own copy of the
-    rows: they receive positions, how random views are drawn, and weights. The weights are those of
-    rank 0's encoders; after a backward pass these hold the gradients of the whole batch.
+    Each generation makes one ``SpreadEncoder``, after ``begin_ranks``. The other ranks make each
+    batch from their own copy of the rows. They receive row positions, the state for drawing random
+    views, and the weights of rank 0's encoders. After a backward pass, rank 0's encoders have the
+    gradients of the whole batch.
 
     Args:
-        encoder: the party's own; ``through`` takes others.
-        noted: remembers how the batches of the party's features are made.
+        encoder: The party's encoder. ``through`` accepts other encoders.
+        noted: The log of how the batches of the party's features were made.
     """
 
     def __init__(
@@ -42,120 +45,129 @@ class SpreadEncoder:
         noted: BatchLog,
     ) -> None:
         self._ranks, self._spec, self._precision, self._noted = ranks, spec, precision, noted
-        # Holding the original keeps its number valid as long as it lives.
+        # Encoders are found by identity, so a reference to each original is kept.
         self._shared: list[tuple[nn.Module, OnRanks]] = []
         self._views: list[Views] = []
         self._encoder = encoder
         with convert_rank_errors():
-            self._number(encoder)
+            self._get_number(encoder)
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         """Embeds the whole batch, [B, …], as float32 [B, D]."""
         return self.through(self._encoder, inputs)[0]
 
     def through(self, encoder: nn.Module, *batches: tuple[Tensor, ...]) -> list[Tensor]:
-        """Embeds batches of one size with an encoder of the party's kind, one after the other: as
-        float32 [B, D] each.
+        """Embeds batches of the same size, one after the other, with an encoder of the party's
+        kind. Returns float32 [B, D] for each batch.
         """
         ranks, learns = self._ranks, torch.is_grad_enabled()
-        number = self._number(encoder)
+        number = self._get_number(encoder)
         rows, count = len(batches[0][0]), len(batches)
-        made, arrays = self._describe_batches(batches)
+        batch_facts, arrays = self._describe_batches(batches)
         facts = {
             "encoder": number,
-            "batches": made,
+            "batches": batch_facts,
             "training": encoder.training,
             "learns": learns,
-            "seed": _seed(ranks.device) if encoder.training else 0,
+            "seed": _derive_rank_seed(ranks.device) if encoder.training else 0,
         }
-        ranks.tell(Word.FORWARD, facts, arrays)
+        ranks.send_command(Word.FORWARD, facts, arrays)
         original, shared = self._shared[number]
         ranks.spread(original)
-        sizes = shares(rows, ranks.size)
-        own = [tuple(x[: sizes[0]] for x in inputs) for inputs in batches]
-        z: Tensor = _Gather.apply(shared(own), ranks, number, [count * size for size in sizes])
+        sizes = divide_rows(rows, ranks.size)
+        own_batches = [tuple(x[: sizes[0]] for x in inputs) for inputs in batches]
+        z: Tensor = _Gather.apply(
+            shared(own_batches), ranks, number, [count * size for size in sizes]
+        )
         if count == 1:
             return [z]
         # The parts are ordered by rank, and within a rank by batch.
         parts = torch.split(z, [size for size in sizes for _ in range(count)])
         return [torch.cat(parts[place::count]) for place in range(count)]
 
-    def _number(self, encoder: nn.Module) -> int:
-        """Returns the number of an encoder; the others make theirs when it has none yet."""
-        for number, (known, _) in enumerate(self._shared):
-            if known is encoder:
+    def _get_number(self, encoder: nn.Module) -> int:
+        """Returns the number of an encoder. For a new encoder, the other ranks make a copy."""
+        for number, (original, _) in enumerate(self._shared):
+            if original is encoder:
                 return number
         learns = trains(encoder)
-        self._ranks.tell(Word.ENCODER, {"structure": structure(encoder), "trains": learns})
+        self._ranks.send_command(
+            Word.ENCODER, {"structure": describe_structure(encoder), "trains": learns}
+        )
         shared = OnRanks(self._ranks, encoder, self._spec, self._precision, trains=learns)
         self._shared.append((encoder, shared))
         return len(self._shared) - 1
 
     def _describe_batches(
         self, batches: tuple[tuple[Tensor, ...], ...]
-    ) -> tuple[list[Any], list[Whole]]:
-        """Returns how the batches were made, as ``_Rows`` of the others reads it."""
+    ) -> tuple[list[Any], list[IntegerArray]]:
+        """Describes how the batches were made, in the format that ``RankRows`` of the other ranks
+        reads.
+        """
         batch_facts: list[Any] = []
-        arrays: list[Whole] = []
+        arrays: list[IntegerArray] = []
         for inputs in batches:
-            made = self._noted.of(inputs)
-            if made is None:
+            origin = self._noted.of(inputs)
+            if origin is None:
                 raise InputError(
                     Code.CONFIG_INVALID,
                     "a phase changes the inputs of an encoder, which other processes of the party "
                     "cannot repeat. Start the party without torchrun.",
                 )
-            facts, more = self._facts(made)
+            facts, batch_arrays = self._describe_origin(origin)
             batch_facts.append(facts)
-            arrays += more
+            arrays += batch_arrays
         return batch_facts, arrays
 
-    def _facts(self, made: BatchOrigin) -> tuple[dict[str, Any], list[Whole]]:
-        view = made.view
+    def _describe_origin(self, origin: BatchOrigin) -> tuple[dict[str, Any], list[IntegerArray]]:
+        view = origin.view
         if view is not None:
-            drawn = view.drawn.numpy()
-            number = self._number_of_views(view.of)
-            return {"views": number, "which": view.which, "count": view.count}, [made.rows, drawn]
-        if made.others is not None:
-            return {"column": made.column}, [made.rows, made.others]
-        return {}, [made.rows]
+            generator_state = view.drawn.numpy()
+            number = self._get_views_number(view.of)
+            return {"views": number, "which": view.which, "count": view.count}, [
+                origin.rows,
+                generator_state,
+            ]
+        if origin.others is not None:
+            return {"column": origin.column}, [origin.rows, origin.others]
+        return {}, [origin.rows]
 
-    def _number_of_views(self, views: Views) -> int:
+    def _get_views_number(self, views: Views) -> int:
         if views not in self._views:
             facts = {"settings": json.loads(views.settings)}
-            self._ranks.tell(Word.VIEWS, facts, [views.pool.astype(np.int64)])
+            self._ranks.send_command(Word.VIEWS, facts, [views.pool.astype(np.int64)])
             self._views.append(views)
         return self._views.index(views)
 
 
 class _Gather(torch.autograd.Function):
-    """Forward: gathers the ranks' embeddings, in order. Backward: sends each rank its rows of the
-    gradient.
+    """Gathers the ranks' embeddings, in rank order, in the forward pass. In the backward pass,
+    sends each rank its rows of the gradient.
 
-    Their backward passes run in parallel with this one, and DistributedDataParallel sums the
-    gradients (see ``reduce``).
+    The other ranks' backward passes run in parallel with rank 0's, and DistributedDataParallel sums
+    the gradients (see ``reduce``).
     """
 
     @staticmethod
     def forward(ctx: Any, z_BD: Tensor, ranks: Ranks, number: int, sizes: list[int]) -> Tensor:
         ctx.ranks, ctx.number, ctx.sizes = ranks, number, sizes
-        whole_BD = z_BD.new_empty(sum(sizes), z_BD.shape[1])
-        own, *others = torch.split(whole_BD, sizes)
-        own.copy_(z_BD)
-        ranks.receive(others, range(1, ranks.size))
-        return whole_BD
+        all_BD = z_BD.new_empty(sum(sizes), z_BD.shape[1])
+        own_part, *other_parts = torch.split(all_BD, sizes)
+        own_part.copy_(z_BD)
+        ranks.receive(other_parts, range(1, ranks.size))
+        return all_BD
 
     @staticmethod
     def backward(ctx: Any, dz_BD: Tensor) -> tuple[Tensor, None, None, None]:
-        own, *others = torch.split(dz_BD, ctx.sizes)
-        ctx.ranks.tell(Word.BACKWARD, {"encoder": ctx.number})
-        ctx.ranks.send(others, range(1, ctx.ranks.size))
-        return own, None, None, None
+        own_part, *other_parts = torch.split(dz_BD, ctx.sizes)
+        ctx.ranks.send_command(Word.BACKWARD, {"encoder": ctx.number})
+        ctx.ranks.send(other_parts, range(1, ctx.ranks.size))
+        return own_part, None, None, None
 
 
 class RankGuardedPhase(Phase):
-    """A phase in which a rank may be lost. That ends this process, but not the run: see
-    ``RankLost``.
+    """Wraps a phase and converts the loss of a rank into ``RankLost``, which ends this process, but
+    not the run.
     """
 
     def __init__(self, phase: Phase) -> None:
@@ -184,14 +196,15 @@ class RankGuardedPhase(Phase):
 def check_spread(
     encoder: nn.Module | None, spec: InputSpec | None, device: torch.device, party: str
 ) -> None:
-    """Raises InputError (MODEL_INVALID) if an encoder, still unused, cannot run on several
-    ranks.
+    """Raises InputError (MODEL_INVALID) if an encoder cannot run on several ranks. The encoder must
+    not have been used yet.
     """
     where = f"party {party}: several processes (torchrun)"
     if encoder is None or spec is None:
         raise InputError(
             Code.MODEL_INVALID,
-            f"{where}: has no features, so no encoder to share. Start one process.",
+            f"{where}: the party has no features, so it has no encoder to run in several "
+            "processes. Start one process.",
         )
     if isinstance(encoder, StochasticEncoder):
         raise InputError(
@@ -216,8 +229,8 @@ def check_spread(
 def _find_unused(
     encoder: nn.Module, spec: InputSpec, device: torch.device, where: str
 ) -> list[str]:
-    """Returns names of parameters without a gradient. Raises InputError if none is trained, or
-    if a batch of no rows fails.
+    """Returns the names of trained parameters that get no gradient. Raises InputError if no
+    parameter is trained, or if the encoder fails on an empty batch.
     """
     trained = {
         name: parameter for name, parameter in encoder.named_parameters() if parameter.requires_grad
@@ -227,7 +240,7 @@ def _find_unused(
             Code.MODEL_INVALID, f"{where}: the encoder has nothing to train. Start one process."
         )
     mode = encoder.training
-    # Evaluation mode leaves statistics unchanged.
+    # In evaluation mode, the test does not change batch statistics.
     encoder.eval()
     try:
         with torch.random.fork_rng(devices=[]):
@@ -251,9 +264,9 @@ def _find_unused(
     return [name for name, gradient in zip(trained, gradients, strict=True) if gradient is None]
 
 
-def _seed(device: torch.device) -> int:
-    """Returns a seed for the others' dropout: of this process's generators, which checkpoints keep,
-    without a draw.
+def _derive_rank_seed(device: torch.device) -> int:
+    """Returns a seed for the other ranks' dropout. It is derived from this process's random
+    generators, which checkpoints contain, without drawing from them.
     """
     digest = hashlib.sha256(torch.get_rng_state().numpy().data)
     if device.type == "cuda":

@@ -1,10 +1,10 @@
-"""The rendezvous by which torchrun's processes find each other.
+"""Checks the rendezvous with which torchrun's processes find each other.
 
 The state of torch's c10d rendezvous is a pickle in a store that listens on all addresses of the
-host and asks for no key: anyone who reaches its port runs code in torchrun, as the party's user,
-and a loopback endpoint changes nothing about that. torchrun takes this rendezvous with
-``--standalone``, and on one host also without ``--master-port``. The static rendezvous has a store
-without a pickle.
+host without authentication. So anyone who reaches its port can run code in torchrun, as the party's
+user. A loopback endpoint does not prevent this. torchrun uses this rendezvous with
+``--standalone``, and on one host also without ``--master-port``. The store of the static rendezvous
+contains no pickle.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ import torch
 from vfl_common.errors import Code, InputError
 
 _PROGRAMS = ("torchrun", "torch.distributed.run")
-# The most shells between torchrun and this process.
+# The maximum number of shells between torchrun and this process.
 _MAX_SHELLS = 8
 
 
 def require_static() -> None:
-    """Raises InputError if torchrun has started this process under a rendezvous that unpickles what
-    comes from the network.
+    """Raises InputError if torchrun has started this process under a rendezvous that unpickles data
+    from the network.
     """
     if not torch.distributed.is_torchelastic_launched():
         return
-    backend = rendezvous(_launcher())
+    backend = read_backend(_find_launcher())
     if backend == "static":
         return
     raise InputError(
@@ -42,39 +42,41 @@ def require_static() -> None:
     )
 
 
-def rendezvous(command: Sequence[str]) -> str:
-    """Returns the backend of the rendezvous that a command of torchrun takes, with the ``PET_``
+def read_backend(command: Sequence[str]) -> str:
+    """Returns the backend of the rendezvous that a torchrun command uses, with the ``PET_``
     variables of the environment. A command of another program counts as static, unless these
     variables name a backend.
     """
-    # It takes long to load, and most parties are one process.
+    # This module takes long to import, and most parties have one process and do not need it.
     from torch.distributed.run import get_args_parser, parse_min_max_nnodes
 
-    at = _place(command)
-    words = [*command[at + 1 :]] if at is not None else ["none"]
+    index = _find_torchrun(command)
+    words = [*command[index + 1 :]] if index is not None else ["none"]
     try:
-        # It ends the process at an option that it does not know.
+        # The parser raises SystemExit at an unknown option.
         with contextlib.redirect_stderr(io.StringIO()):
             args = get_args_parser().parse_args(words)
     except SystemExit:
         return "static"
     if args.standalone:
         return "c10d"
-    here = at is not None and parse_min_max_nnodes(args.nnodes)[1] == 1
-    if args.rdzv_backend == "static" and here and not args.rdzv_endpoint:
+    is_one_host = index is not None and parse_min_max_nnodes(args.nnodes)[1] == 1
+    if args.rdzv_backend == "static" and is_one_host and not args.rdzv_endpoint:
         return "static" if args.master_port is not None else "c10d"
     return str(args.rdzv_backend)
 
 
-def _place(command: Sequence[str]) -> int | None:
-    """Returns where torchrun's options begin in a command; None if it is another program's."""
+def _find_torchrun(command: Sequence[str]) -> int | None:
+    """Returns the index of torchrun in a command, after which its options begin; None if it is the
+    command of another program.
+    """
     names = [Path(word).name for word in command]
     return next((names.index(program) for program in _PROGRAMS if program in names), None)
 
 
-def _launcher() -> list[str]:
-    """Returns the command of the torchrun that has started this process, directly or by a shell;
-    empty if the system shows none.
+def _find_launcher() -> list[str]:
+    """Returns the command of the torchrun that has started this process, directly or through
+    shells; empty if there is none, or if the system does not show commands.
     """
     pid = os.getppid()
     for _ in range(_MAX_SHELLS):
@@ -85,7 +87,7 @@ def _launcher() -> list[str]:
             break
         command = [word.decode(errors="replace") for word in data.rstrip(b"\0").split(b"\0")]
         # A shell's command may name torchrun in one long word.
-        if _place(command) is not None:
+        if _find_torchrun(command) is not None:
             return command
         pid = int(status.partition("PPid:")[2].split()[0])
     return []

@@ -1,5 +1,5 @@
-"""The rows of all ranks: each reads the party's table itself, and takes what rank 0 names by
-position.
+"""Manages the rows at all ranks. Each rank reads the party's table itself, and rank 0 sends only
+the positions of rows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from vfl_common.errors import Code, InputError
 from vfl_party.base.seeds import Rows
 from vfl_party.data import Features, Preprocessor, Table
 from vfl_party.data.rows import Prepared
-from vfl_party.ranks.group import Ranks, Whole, Word, convert_rank_errors, shares
+from vfl_party.ranks.group import IntegerArray, Ranks, Word, convert_rank_errors, divide_rows
 from vfl_party.selfsup.augment import Augment, make_augment
 from vfl_party.selfsup.augment.settings import AugmentSettings
 
@@ -28,8 +28,9 @@ Inputs = tuple[Tensor, ...]
 class TablePart:
     """Rows of one of the party's tables.
 
-    ``table``: its number, 0 for the one that is aligned, 1 for the rows that only this party has.
-    ``rows``: their positions; None: all, in its order.
+    ``table``: The number of the table: 0 for the table that is aligned, 1 for the table of rows
+    that only this party has. ``rows``: The positions of the rows; None for all rows in the table's
+    order.
     """
 
     table: int
@@ -39,11 +40,12 @@ class TablePart:
 def begin_ranks(
     ranks: Ranks, alike: dict[str, str], parts: Sequence[TablePart], prepared: Prepared
 ) -> None:
-    """Has the others make the encoder inputs of these rows, and compares: at rank 0.
+    """Makes the other ranks prepare the encoder inputs of these rows, and compares the digests of
+    the inputs. Called at rank 0.
 
-    The statistics and vocabularies of the columns are rank 0's. ``alike``: {what it is: its value},
-    what else all ranks must have. Raises InputError (DATA_INVALID) if a rank cannot read its table,
-    or has another one.
+    The other ranks use rank 0's statistics and vocabularies of the columns. ``alike``: {name:
+    value} of further settings that must be the same at all ranks. Raises InputError (DATA_INVALID)
+    if a rank cannot read its table, or if its table is different.
     """
     assert prepared.preprocessor is not None  # noqa: S101 - a party that shares an encoder has it
     arrays = [part.rows.astype(np.int64) for part in parts if part.rows is not None]
@@ -53,41 +55,41 @@ def begin_ranks(
         "preprocessor": prepared.preprocessor.state(),
     }
     with convert_rank_errors():
-        ranks.tell(Word.BEGIN, facts, arrays)
+        ranks.send_command(Word.BEGIN, facts, arrays)
         with ranks.at_work():
             digest = prepared.inputs_digest
-        answers = ranks.answers(_answer(digest))
-    mine, host = answers[0]["digest"], answers[0]["host"]
-    for rank, answer in enumerate(answers):
+        exchange_facts = ranks.exchange_facts(_make_answer(digest))
+    digest_0, host_0 = exchange_facts[0]["digest"], exchange_facts[0]["host"]
+    for rank, answer in enumerate(exchange_facts):
         if answer["error"]:
             raise InputError(
                 Code.DATA_INVALID,
-                f"process {rank} of this party, on {answer['host']}: {answer['error']} Check the "
+                f"process {rank} of this party, on {answer['host_0']}: {answer['error']} Check the "
                 "files there.",
             )
-        if answer["digest"] != mine:
+        if answer["digest"] != digest_0:
             raise InputError(
                 Code.DATA_INVALID,
-                f"process {rank} of this party, on {answer['host']}: {prepared.table.source} has "
-                f"other ids or values than for process 0, on {host}. Copy the same file to all "
+                f"process {rank} of this party, on {answer['host_0']}: {prepared.table.source} has "
+                f"other ids or values than for process 0, on {host_0}. Copy the same file to all "
                 "hosts.",
             )
 
 
-def _answer(digest: str, error: str = "") -> dict[str, Any]:
+def _make_answer(digest: str, error: str = "") -> dict[str, Any]:
     return {"host": socket.gethostname(), "digest": digest, "error": error}
 
 
-def _rows(positions: Whole) -> Rows:
-    """Returns positions as such."""
+def _to_rows(positions: IntegerArray) -> Rows:
+    """Converts an array of positions to int64."""
     return positions.astype(np.int64, copy=False)
 
 
 class RankRows:
-    """The rows of a rank other than 0: those of its own copy of the table that rank 0 names.
+    """The rows of a rank other than 0: the rows of its own copy of the table that rank 0 selects.
 
-    ``alike``: see ``begin``. ``tables``: reads the party's tables, when rank 0 begins. It may raise
-    InputError, which rank 0 then hears.
+    ``alike``: See ``begin_ranks``. ``tables``: Reads the party's tables when rank 0 begins. It may
+    raise InputError, which is then reported to rank 0.
     """
 
     def __init__(
@@ -97,17 +99,17 @@ class RankRows:
         self._tables: Sequence[Table] | None = None
         self._features: Features | None = None
         self._augments: list[Augment] = []
-        # Both views of a batch are wanted, and by several encoders.
+        # The last drawn views are cached, because several encoders use both views of a batch.
         self._drawn: tuple[list[bytes], tuple[Inputs, ...]] = ([], ())
 
     @property
     def features(self) -> Features:
-        """What rank 0 has begun with."""
+        """The features of the rows with which rank 0 has begun."""
         assert self._features is not None  # noqa: S101 - rank 0 begins with the rows
         return self._features
 
-    def begin(self, facts: dict[str, Any], arrays: Sequence[Whole]) -> bool:
-        """Makes the rows ready and answers; returns whether it could."""
+    def begin(self, facts: dict[str, Any], arrays: Sequence[IntegerArray]) -> bool:
+        """Prepares the rows and answers rank 0. Returns whether the rows could be prepared."""
         self._features, self._augments, self._drawn = None, [], ([], ())
         digest = error = ""
         with self._ranks.at_work():
@@ -119,54 +121,60 @@ class RankRows:
             except InputError as problem:
                 error = str(problem)
             except IndexError:
-                error = "its table has fewer rows than that of process 0."
-        self._ranks.answers(_answer(digest, error))
+                error = "its table has fewer rows than the table of process 0."
+        self._ranks.exchange_facts(_make_answer(digest, error))
         return not error
 
-    def _prepare(self, facts: dict[str, Any], arrays: Iterator[Whole]) -> Prepared:
-        for what, value in facts["alike"].items():
-            if self._alike[what] != value:
+    def _prepare(self, facts: dict[str, Any], arrays: Iterator[IntegerArray]) -> Prepared:
+        for name, value in facts["alike"].items():
+            if self._alike[name] != value:
                 raise InputError(
                     Code.CONFIG_INVALID,
-                    f"{what}: is not that of process 0. Copy the same files to all hosts.",
+                    f"{name}: differs from process 0. Copy the same files to all hosts.",
                 )
         self._tables = self._tables or self._read()
         preprocessor = Preprocessor.from_state(facts["preprocessor"])
         tables: list[Table] = []
-        for number, whole in facts["parts"]:
+        for number, is_whole in facts["parts"]:
             table = self._tables[number]
-            tables.append(table if whole else table.select(_rows(next(arrays))))
+            tables.append(table if is_whole else table.select(_to_rows(next(arrays))))
         features = preprocessor.transform(tables[0])
-        for more in tables[1:]:
-            features = features.concat(preprocessor.transform(more), tables[0].space)
+        for table in tables[1:]:
+            features = features.concat(preprocessor.transform(table), tables[0].space)
         return Prepared(tables[0], preprocessor, features, None, None, {})
 
-    def views(self, facts: dict[str, Any], arrays: Sequence[Whole]) -> None:
-        """Makes what draws random views."""
+    def views(self, facts: dict[str, Any], arrays: Sequence[IntegerArray]) -> None:
+        """Makes an augmentation that draws random views."""
         settings = AugmentSettings.model_validate(facts["settings"])
-        self._augments.append(make_augment(settings, self.features, _rows(arrays[0])))
+        self._augments.append(make_augment(settings, self.features, _to_rows(arrays[0])))
 
     def batches(
-        self, batch_facts: Sequence[dict[str, Any]], arrays: Sequence[Whole]
+        self, batch_facts: Sequence[dict[str, Any]], arrays: Sequence[IntegerArray]
     ) -> list[Inputs]:
         """Returns the arguments of an encoder for this rank's share of each batch."""
-        left = iter(arrays)
-        return [self._batch(facts, _rows(next(left)), left) for facts in batch_facts]
+        remaining = iter(arrays)
+        return [self._batch(facts, _to_rows(next(remaining)), remaining) for facts in batch_facts]
 
-    def _batch(self, facts: dict[str, Any], rows: Rows, left: Iterator[Whole]) -> Inputs:
-        sizes = shares(len(rows), self._ranks.size)
+    def _batch(
+        self, facts: dict[str, Any], rows: Rows, remaining: Iterator[IntegerArray]
+    ) -> Inputs:
+        sizes = divide_rows(len(rows), self._ranks.size)
         start = sum(sizes[: self._ranks.rank])
-        mine = slice(start, start + sizes[self._ranks.rank])
+        own_slice = slice(start, start + sizes[self._ranks.rank])
         if "views" in facts:
-            views = self._views_of(facts, rows, next(left))
-            return tuple(x[mine] for x in views[facts["which"]])
+            views = self._draw_views(facts, rows, next(remaining))
+            return tuple(x[own_slice] for x in views[facts["which"]])
         if "column" in facts:
-            others = _rows(next(left))
-            return self.features.with_column_of(rows[mine], others[mine], facts["column"])
-        return self.features.inputs(rows[mine])
+            others = _to_rows(next(remaining))
+            return self.features.with_column_of(rows[own_slice], others[own_slice], facts["column"])
+        return self.features.inputs(rows[own_slice])
 
-    def _views_of(self, facts: dict[str, Any], rows: Rows, drawn: Whole) -> tuple[Inputs, ...]:
-        """Draws the views of the whole batch: each row's numbers follow from its place in it."""
+    def _draw_views(
+        self, facts: dict[str, Any], rows: Rows, drawn: IntegerArray
+    ) -> tuple[Inputs, ...]:
+        """Draws the views of the whole batch, because a row's random numbers depend on its position
+        in the batch.
+        """
         key = [bytes([facts["views"], facts["count"]]), rows.tobytes(), drawn.tobytes()]
         if self._drawn[0] != key:
             random = torch.Generator()

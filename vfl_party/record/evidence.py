@@ -220,7 +220,7 @@ def _read_trusted_certificate(chain: str, credentials: Credentials) -> x509.Cert
     try:
         certificate, *intermediates = x509.load_pem_x509_certificates(chain.encode())
         certificate.public_key()
-        trusted = pem.chain_of(certificate, intermediates[: pem.MAX_INTERMEDIATES], authorities)
+        trusted = pem.build_chain(certificate, intermediates[: pem.MAX_INTERMEDIATES], authorities)
     except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion):
         return None
     return certificate if trusted else None

@@ -31,8 +31,8 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.files import PLAIN_NAME, write_error
 from vfl_common.identity.credentials import Credentials
-from vfl_common.identity.pem import MAX_INTERMEDIATES, pin_of
-from vfl_common.identity.signing import chain_pem, sign, verify_chain
+from vfl_common.identity.pem import MAX_INTERMEDIATES, compute_pin
+from vfl_common.identity.signing import encode_chain, sign, verify_chain
 from vfl_common.rpc.confer import MAX_OTHER_HEADS, LogHeads
 from vfl_common.text import make_printable
 from vfl_party.record import tree
@@ -154,7 +154,7 @@ class HeadExchange:
 
     def seal(self) -> None:
         """Signs and stores the head of the record at the end of a program."""
-        certificates = {self.book.name: chain_pem(self._credentials()).decode()}
+        certificates = {self.book.name: encode_chain(self._credentials()).decode()}
         _append(self.book.folder / OWN, StoredHead(self._sign_head(), certificates, now()).line)
 
     # -- the active party
@@ -228,7 +228,7 @@ class HeadExchange:
 
     def _make_first_message(self, own_note: SignedNote, stored_head: StoredHead | None) -> LogHeads:
         head = stored_head.note.head if stored_head is not None else RecordHead("", 0, tree.EMPTY)
-        return LogHeads(str(own_note), chain_pem(self._credentials()), head.origin, head.size)
+        return LogHeads(str(own_note), encode_chain(self._credentials()), head.origin, head.size)
 
     def _make_requested_proof(self, call: LogHeads, own_head: RecordHead) -> Proof:
         """Returns the signed proof that a peer requests.
@@ -359,7 +359,7 @@ class HeadExchange:
                 party=peer,
             )
         certificates = {
-            self.book.name: chain_pem(self._credentials()).decode(),
+            self.book.name: encode_chain(self._credentials()).decode(),
             peer: peer_head.chain,
         }
         own_head = StoredHead(own_note.with_those_of(note), certificates, now())
@@ -373,9 +373,9 @@ class HeadExchange:
         credentials = self._credentials()
         note, certificates = (
             peer_head.cosign(peer, credentials),
-            {peer: peer_head.chain, self.book.name: chain_pem(credentials).decode()},
+            {peer: peer_head.chain, self.book.name: encode_chain(credentials).decode()},
         )
-        head, pin = note.head, pin_of(peer_head.certificate)
+        head, pin = note.head, compute_pin(peer_head.certificate)
         self.book.add(head=peer, key=pin, origin=head.origin, size=head.size, root=head.root.hex())
         _append(self._path(peer), StoredHead(note, certificates, now()).line)
         self.met[peer] = pin

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from vfl_common.bundle import Bundle, DType, StepKey
 from vfl_common.text import to_json
-from vfl_common.wire.frames import BundleSizes, measure
+from vfl_common.wire.frames import BundleSizes, measure_bundle
 from vfl_party.record.people import TAG_BYTES
 
 # Instead of row numbers: at most all rows of the last line of the kind ``people``.
@@ -177,7 +177,7 @@ class BundleForm:
         bits = step.round.bit_length(), step.batch.bit_length()
         size = self._sizes.get(bits)
         if size is None:
-            size = self._sizes[bits] = measure(step, bundle)
+            size = self._sizes[bits] = measure_bundle(step, bundle)
         return size
 
     def digest(self, step: StepKey, bundle: Bundle, *, whole: bool = False) -> str:

@@ -1,4 +1,6 @@
-"""Wires a party's program together: files, data, network, progress, runner. Decides nothing."""
+"""Makes and connects the components of a party's program: files, data, network, progress and
+runner.
+"""
 
 from __future__ import annotations
 
@@ -49,10 +51,10 @@ from vfl_party.record.book import RecordBook, folder_of
 from vfl_party.record.heads import HeadExchange
 from vfl_party.record.relay import HeadRelay
 from vfl_party.runtime import versions
-from vfl_party.runtime.folders import Folders, store_of
+from vfl_party.runtime.folders import Folders, make_store
 from vfl_party.runtime.generation import Preparation, new_secret
-from vfl_party.runtime.joining import joining_of, training
-from vfl_party.runtime.lending import alike, spreading
+from vfl_party.runtime.joining import joining_of, prepare_training
+from vfl_party.runtime.lending import list_shared_settings, make_spread
 from vfl_party.runtime.outcome import RunOutcome
 from vfl_party.runtime.progress import Progress
 from vfl_party.runtime.run import PartyRun
@@ -63,15 +65,17 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class PartyApp:
-    """One party's program.
+    """Runs one party's program.
 
     Args:
-        files: the party file and all that it names.
-        console: receives events.
-        wait_s: how long to wait for a server that does not answer.
-        metrics: the address where Prometheus reads: host:port, or only a port; '' for none.
-        linger_s: how long that port outlives the run.
-        ranks: this process, the first, among several of this party; None if it is alone.
+        files: The party file and the files that it names.
+        console: Receives the program's events.
+        wait_s: The seconds to wait for a server that does not answer.
+        metrics: The address at which Prometheus reads metrics: host:port, or only a port; '' for
+            none.
+        linger_s: The seconds for which the metrics stay available after the run.
+        ranks: The process group of this party, in which this process is the first; None if the
+            party has one process.
     """
 
     files: PartyFiles
@@ -82,28 +86,27 @@ class PartyApp:
     ranks: Ranks | None = None
 
     def train(self, *, fresh: bool) -> tuple[RunOutcome, RunFolder]:
-        """Takes part in a training run to its end; ``fresh``: does not offer to resume an
-        unfinished one.
+        """Takes part in a training run to its end. ``fresh``: Whether to begin a new run instead of
+        resuming an unfinished one.
 
-        The caller notes in the folder that the run is finished, as the last thing that the process
-        does.
+        The caller must mark the run as finished in the folder, as the last step of the process.
         """
         with self.files.telling():
-            opened, folders = self._to_train(fresh=fresh)
+            opened, folders = self._open_to_train(fresh=fresh)
             grants = GrantGuard(self.files, resume=folders.resume)
         with explain_resuming(fresh=fresh):
             return self._run(opened, folders, grants)
 
-    def _to_train(self, *, fresh: bool) -> tuple[OpenedParty, Folders]:
-        """Reads the data, and finds the unfinished run. Raises VflError."""
+    def _open_to_train(self, *, fresh: bool) -> tuple[OpenedParty, Folders]:
+        """Reads the data and finds the unfinished run to resume. Raises VflError."""
         files = self.files
-        # Refuses a bad address before the data are read.
+        # A bad address must fail before the data are read.
         self._metrics_address()
         out = Path(files.file.out)
         resume = None if fresh else find_unfinished(out, files.name, files.recipe)
         self._await_room(out, resume)
-        opened = files.open(work=training(files.recipe, files.name, out))
-        plugins = versions.get_shared_versions(opened) | versions.modelling(opened)
+        opened = files.open(work=prepare_training(files.recipe, files.name, out))
+        plugins = versions.get_shared_versions(opened) | versions.get_model_versions(opened)
         folders = Folders(
             out,
             files.name,
@@ -118,15 +121,16 @@ class PartyApp:
         )
         if resume is not None:
             resume.lock()
-            # For what is damaged there.
+            # The run's log must receive messages about damaged checkpoints.
             folders.log(resume)
-            resume.checkpoints = store_of(resume, files.recipe)
+            resume.checkpoints = make_store(resume, files.recipe)
             versions.require_same(resume.path, resume.facts().get("plugins", {}), plugins)
         return opened, folders
 
     def _await_room(self, out: Path, resume: RunFolder | None) -> None:
-        """Waits until the disk has room for the record and the next checkpoint: a supervisor that
-        starts this program again and again would give up. Raises UnwritableError after ``wait_s``.
+        """Waits until the disk has room for the record and the next checkpoint. Ending at once
+        would make a supervisor give up after several restarts. Raises UnwritableError after
+        ``wait_s``.
         """
 
         def say(text: str) -> None:
@@ -134,7 +138,7 @@ class PartyApp:
             self.console.show("advice", said=text)
 
         written = resume.path.glob("checkpoints/*") if resume is not None else ()
-        # A checkpoint that did not fit has left its room free.
+        # The next checkpoint needs about as much space as the largest so far.
         largest = max((path.stat().st_size for path in written), default=0)
         await_room([out], self.wait_s, say, largest)
         await_room([Path(self.files.file.record.folder or out)], self.wait_s, say)
@@ -148,12 +152,12 @@ class PartyApp:
         deadline_s: float | None = None,
         alone: Alone | None = None,
     ) -> tuple[Predicted, RunFolder | None]:
-        """Takes part in a joint prediction for the rows of ``data``; the active party writes
+        """Takes part in a joint prediction for the rows of ``data``. The active party writes
         ``output``.
 
-        Returns how many rows of this party's are predicted, too. If a party is away past
-        ``deadline_s``, or there is a model to score ``alone`` with, the active party writes what it
-        can without the others; then there is no folder.
+        Returns the counts of this party's rows, and the run's folder. If a party is missing past
+        ``deadline_s``, or is missing and there is a model to score ``alone`` with, the active party
+        writes its rows without the other parties. Then the returned folder is None.
         """
         files = self.files
         with files.telling():
@@ -165,7 +169,7 @@ class PartyApp:
                 says_parties=trained.says_parties,
                 expects=trained.expects,
             )
-            opened = self._to_predict(work, data)
+            opened = self._open_to_predict(work, data)
             grants = GrantGuard(files, trained=trained.path)
         folders = Folders(
             Path(files.file.out),
@@ -179,7 +183,7 @@ class PartyApp:
             )
         except (LostError, InputError) as error:
             wanted = files.is_active and not (deadline_s is None and alone is None)
-            # Once the joint scores are written, nothing replaces them.
+            # Joint scores that have been written are not replaced.
             if not wanted or work.written or not is_away(error):
                 raise
             log.warning("%s", error, extra={"event": "without_others"})
@@ -189,11 +193,11 @@ class PartyApp:
                 write_waiting(trained, opened.table, work.ids, output)
             state = WAITING if alone is None else ALONE
             return Predicted.of(opened.table, 0, state=state, why=str(error)), None
-        common = outcome.common_rows if outcome.rows else len(opened.table)
-        return work.count_rows(opened.table, common), folder
+        common_rows = outcome.common_rows if outcome.rows else len(opened.table)
+        return work.count_rows(opened.table, common_rows), folder
 
-    def _to_predict(self, work: Prediction, data: DataSettings) -> OpenedParty:
-        """Reads the rows to predict. Raises VflError if they are not fit for it."""
+    def _open_to_predict(self, work: Prediction, data: DataSettings) -> OpenedParty:
+        """Reads the rows to predict. Raises VflError if the trained model cannot score them."""
         files, trained = self.files, work.trained
         opened = open_party(files.recipe, files.name, data, files.encoder, work=work)
         if len(opened.table) < (min_rows := files.file.predict.at_least):
@@ -202,7 +206,7 @@ class PartyApp:
                 f"{opened.table.source}: must have at least {min_rows:,} rows to predict (got "
                 f"{len(opened.table):,}). Give more rows, or lower predict.at_least.",
             )
-        versions.require_same(trained.path, trained.plugins, versions.modelling(opened))
+        versions.require_same(trained.path, trained.plugins, versions.get_model_versions(opened))
         for text in unseen(trained, opened.table) if files.settings.features else ():
             sentence = f"{opened.table.source}: {text}"
             log.warning("%s", sentence, extra={"event": "unseen"})
@@ -218,14 +222,14 @@ class PartyApp:
     ) -> tuple[RunOutcome, RunFolder]:
         with contextlib.ExitStack() as stack:
             with self.files.telling():
-                run = self._before_joining(opened, folders, grants, deadline_s, stack)
+                run = self._prepare_to_join(opened, folders, grants, deadline_s, stack)
             outcome, folder = run.run()
-        # Only the active party has it; on one machine the server writes the same file.
+        # Only the active party has a summary. On one machine, the server writes the same file.
         if outcome.summary_json:
             write_atomic(folder.path.parent / "summary.json", outcome.summary_json)
         return outcome, folder
 
-    def _before_joining(
+    def _prepare_to_join(
         self,
         opened: OpenedParty,
         folders: Folders,
@@ -233,15 +237,17 @@ class PartyApp:
         deadline_s: float,
         stack: contextlib.ExitStack,
     ) -> PartyRun:
-        """Makes all that can fail without the others; ``stack``: closes it after the run."""
+        """Makes everything that can fail before the party joins. ``stack``: Closes it after the
+        run.
+        """
         files, recipe = self.files, self.files.recipe
-        self._tell_policy()
+        self._report_missing_policy()
         set_threads(files.file.threads)
         plain_arithmetic()
         keep_freed_memory()
         garbage.reduce_gc()
         opened.tell(self.console.show)
-        # The policy's view of what finds the rows in common.
+        # This copy of the policy sees the alignment's exchanges.
         policy = files.policy()
 
         def make(
@@ -258,10 +264,11 @@ class PartyApp:
                 label_secret=label_secret,
             )
 
-        book = self._book()
+        book = self._open_record()
         label_secret = None
         if files.is_active and recipe.task.label_epsilon is not None:
-            # The record's folder outlives runs, so that a label keeps its noise.
+            # The secret is kept in the record's folder, so that a label gets the same noise in all
+            # runs.
             label_secret = secret_seed(
                 load_or_create_secret(book.folder / LABEL_SECRET, new_secret())
             )
@@ -277,18 +284,20 @@ class PartyApp:
             files.device,
             policy=policy,
             ranks=self.ranks.size if self.ranks is not None else 1,
-            spread=partial(self._spread, make, self.ranks) if self.ranks is not None else None,
-            compare=self._compare,
+            spread=partial(self._assemble_on_ranks, make, self.ranks)
+            if self.ranks is not None
+            else None,
+            compare=self._compare_ranks,
             resume=folders.resume,
             secret=new_secret() if trains and files.file.init == "secret" else None,
-            complete=partial(self._aligning, opened.work.job),
+            complete=partial(self._complete_context, opened.work.job),
             when_aligned=grants.count_use,
             guards=[*guards, *([account] if account is not None else [])],
         )
         ledger, meter = Ledger(), TcpMeter()
         joining = joining_of(opened.course, files.settings.role, plugins)
-        about = joining, heads, opened.work.job, account
-        transports = Transports(files, self.console, ledger, meter, *about)
+        transport_args = joining, heads, opened.work.job, account
+        transports = Transports(files, self.console, ledger, meter, *transport_args)
         stack.callback(transports.close)
         session = Session(
             files.file.server,
@@ -298,7 +307,7 @@ class PartyApp:
             meter,
             heartbeat_s=recipe.run.heartbeat_s,
             wait_s=self.wait_s,
-            on_waiting=transports.waiting,
+            on_waiting=transports.report_waiting,
             absent_s=recipe.run.server_absent_s if trains else 0.0,
             back_s=recipe.run.rejoin_deadline_s,
             emit=self.console.emit,
@@ -312,27 +321,27 @@ class PartyApp:
             prepared,
             folders,
             session,
-            partial(transports.transport, service),
+            partial(transports.make_transport, service),
             progress,
             address=files.file.advertise or address,
             grants=grants,
         )
 
-    def _tell_policy(self) -> None:
-        """Says what it means if the party file says nothing of a policy."""
+    def _report_missing_policy(self) -> None:
+        """Reports the consequences if the party file has no policy."""
         if "policy" not in self.files.file.model_fields_set:
             sentence = describe_missing_policy(self.files.file.policy)
             log.warning("%s", sentence, extra={"event": "policy"})
             self.console.show("policy", said=sentence)
 
-    def _book(self) -> RecordBook:
-        """Opens the record, and says if it is a new one although this party has run before."""
+    def _open_record(self) -> RecordBook:
+        """Opens the record. Warns if the record is new although this party has run before."""
         file, name = self.files.file, self.files.name
-        beside = Path(file.record.folder or file.out)
-        book = RecordBook(folder_of(beside, name), name)
-        if book.is_new and any(beside.glob(f"*/{name}/run.json")):
+        parent = Path(file.record.folder or file.out)
+        book = RecordBook(folder_of(parent, name), name)
+        if book.is_new and any(parent.glob(f"*/{name}/run.json")):
             sentence = (
-                f"{book.folder}: a new record begins, though {beside} has earlier runs of "
+                f"{book.folder}: a new record begins, though {parent} has earlier runs of "
                 f"{name}; if there was a record, stop and restore it: peers that have signed it "
                 "refuse another one"
             )
@@ -340,41 +349,48 @@ class PartyApp:
             self.console.show("advice", said=sentence)
         return book
 
-    def _aligning(self, job: Job, at: AlignmentContext) -> AlignmentContext:
-        """Adds what this party computes with, who it is, and what it asks of the others."""
+    def _complete_context(self, job: Job, context: AlignmentContext) -> AlignmentContext:
+        """Adds this party's threads, credentials and limits to the context of an alignment."""
         file, predicts = self.files.file, job == "predict"
-        tied = self.files.recipe.rows.align == "psi" and not (predicts and self.files.is_active)
-        own = len(at.table) if tied else None
+        limits_peers = self.files.recipe.rows.align == "psi" and not (
+            predicts and self.files.is_active
+        )
+        own_rows = len(context.table) if limits_peers else None
 
-        def begins() -> None:
+        def count_alignment() -> None:
             path = Path(file.out) / f"alignments-{file.name}.json"
-            quota.count(path, at.table.source, file.alignments_a_day, time.time())
+            quota.count(path, context.table.source, file.alignments_a_day, time.time())
 
         return replace(
-            at,
+            context,
             workers=file.threads,
             credentials=self.files.keyring.current(),
-            begins=begins,
+            begins=count_alignment,
             at_least=file.predict.at_least if predicts else 1,
-            peer_rows_at_most=quota.peer_rows(file.peer_rows_at_most, own),
+            peer_rows_at_most=quota.limit_peer_rows(file.peer_rows_at_most, own_rows),
         )
 
-    def _spread(
+    def _assemble_on_ranks(
         self, make: Callable[..., Assembled], ranks: Ranks, aligned: AlignedRows, secret: int | None
     ) -> Assembled:
-        """Returns the party with its encoder on all ranks; a lost rank ends the process, and not
-        the run.
+        """Returns the assembled party with its encoder on all ranks. A lost rank ends this process,
+        but not the run.
         """
-        spread = spreading(ranks, self.files)
+        spread = make_spread(ranks, self.files)
         assembled = make(aligned, secret, spread=spread)
         assembled.phases = [RankGuardedPhase(phase) for phase in assembled.phases]
         return assembled
 
-    def _compare(self, aligned: AlignedRows, tried: Assembled) -> None:
-        """Has the other processes read the table. Raises InputError if one has another."""
+    def _compare_ranks(self, aligned: AlignedRows, tried: Assembled) -> None:
+        """Makes the other processes read the table. Raises InputError if a process has a different
+        table.
+        """
         if self.ranks is not None:
             begin_ranks(
-                self.ranks, alike(self.files), parts_of(tried.opened, aligned), tried.prepared
+                self.ranks,
+                list_shared_settings(self.files),
+                parts_of(tried.opened, aligned),
+                tried.prepared,
             )
 
     def _metrics_address(self) -> str:
@@ -391,8 +407,8 @@ class PartyApp:
     def _serve_metrics(
         self, session: Session, progress: Progress, service: ExchangeService | None
     ) -> Iterator[None]:
-        """Serves metrics to Prometheus while the run lasts, and for ``linger_s`` after it, if they
-        were asked for.
+        """Serves metrics to Prometheus while the run lasts, and for ``linger_s`` after it, if
+        ``metrics`` is set.
         """
         address = self._metrics_address()
         if not address:
@@ -404,7 +420,7 @@ class PartyApp:
         files, failed = self.files, False
 
         def state() -> str:
-            # A session does not know of this party's own errors.
+            # The session's state does not reflect this party's own errors.
             return "failed" if failed else session.state
 
         metrics = PartyMetrics(

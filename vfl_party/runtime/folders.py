@@ -1,4 +1,4 @@
-"""A party's folders of runs: it opens that of a run, and offers an unfinished one."""
+"""Manages a party's run folders: opens the folder of a run and offers an unfinished run."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from vfl_party.base.checkpoint import CheckpointStore
 
 @dataclass
 class Folders:
-    """One party's folders of runs of one recipe, ``<out>/<run id>/<name>``.
+    """The run folders of one party for one recipe, ``<out>/<run id>/<name>``.
 
     Args:
-        facts: noted in each new folder; ``job`` is one of them.
-        resume: the folder of an unfinished run, offered to the server.
-        checkpoint_every: rounds between two checkpoints.
-        logs: whether the program's log is kept in the folder.
+        facts: The facts to note in each new folder, such as ``job``.
+        resume: The folder of an unfinished run, which the party offers to the server.
+        checkpoint_every: The number of rounds between two checkpoints.
+        logs: Whether the program's log is written into the folder.
     """
 
     out: Path
@@ -41,21 +41,21 @@ class Folders:
         folder = create(self.out, run_id, self.name, self.recipe)
         folder.note(**self.facts)
         if self._trains:
-            folder.checkpoints = store_of(folder, self.recipe)
+            folder.checkpoints = make_store(folder, self.recipe)
         return folder
 
     def log(self, folder: RunFolder) -> None:
-        """Appends this program's log to the folder's from now on."""
+        """Writes this program's log into ``folder`` from now on."""
         if self.logs:
             log_to(folder.path / "log.jsonl", run=folder.run_id, party=self.name)
 
     def find_finished(self, run_id: str) -> RunFolder | None:
-        """Returns the folder of a finished training run of the same recipe; None if it is not
-        here.
+        """Returns the folder of a finished training run of the same recipe; None if this party has
+        none.
         """
         return find_finished(self.out, run_id, self.name, self.recipe) if self._trains else None
 
 
-def store_of(folder: RunFolder, recipe: Recipe) -> CheckpointStore:
-    """Returns the checkpoints of a run in its folder."""
+def make_store(folder: RunFolder, recipe: Recipe) -> CheckpointStore:
+    """Returns the store for the checkpoints of a run."""
     return CheckpointStore(folder.path / "checkpoints", recipe.run.kept_checkpoints)

@@ -1,4 +1,6 @@
-"""What a party works with in one generation of a run, and its preparation before it joins."""
+"""Prepares a party before it joins, and manages its models, phases and connections in one
+generation of a run.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,13 @@ import torch
 from vfl_common.config.party import Init
 from vfl_common.errors import Code, InputError, VflError
 from vfl_common.files import load_or_create_secret
-from vfl_common.process.logs import alignment_text as sentence
+from vfl_common.process.logs import format_alignment as sentence
 from vfl_common.rpc.messages import Joining, Start
 from vfl_common.run_folder import RunFolder
 from vfl_common.stages import AggregationPlan, Planned
-from vfl_party.align import AlignedRows, Alignment, AlignmentContext, alignment_of
+from vfl_party.align import AlignedRows, Alignment, AlignmentContext, make_alignment
 from vfl_party.assembly.party import Assembled, OpenedParty, check_ranks
-from vfl_party.base.devices import device_name
+from vfl_party.base.devices import get_device_name
 from vfl_party.base.phase import Phase, Predictions, Tree
 from vfl_party.base.plugins import name_plugin_errors
 from vfl_party.base.seeds import secret_seed
@@ -31,23 +33,23 @@ from vfl_party.data.inputs import profile
 from vfl_party.models import StochasticEncoder
 from vfl_party.outbound.exchange import Connections
 from vfl_party.outbound.policies import Policy
-from vfl_party.phases.advice import advise, few_common
+from vfl_party.phases.advice import advise, warn_few_common
 from vfl_party.phases.context import Hooks
-from vfl_party.phases.measure import decides
+from vfl_party.phases.measure import get_threshold
 from vfl_party.policy.meeting import RunGuard, check_tables, render_guards
 from vfl_party.predict.results import id_names, keep, make_prediction_table
 from vfl_party.runtime.joining import check_before, check_epochs, joining_of
 
 log = logging.getLogger(__name__)
 
-KEPT_SECRET = "noise-secret"  # noqa: S105 - a file: of an encoder that draws, the same in all generations
-INIT_SECRET = "init-secret"  # noqa: S105 - a file: what a party's own seeds follow from, the same in all generations
-# Of that secret.
-_BYTES = 32
+KEPT_SECRET = "noise-secret"  # noqa: S105 - the file with the secret of an encoder that draws; the same in all generations
+INIT_SECRET = "init-secret"  # noqa: S105 - the file with the secret of the party's own seeds; the same in all generations
+# The length of the secret in INIT_SECRET.
+_SECRET_BYTES = 32
 
-# From the rows, and the root of the party's secret seeds.
+# Assembles the party from the aligned rows and the root of its secret seeds.
 Assemble = Callable[[AlignedRows, int | None], Assembled]
-_SAID = {
+_INIT_TEXTS = {
     "secret": "initial weights and what else this party draws are secret",
     "recipe": "initial weights and what else this party draws follow from the recipe's seed, which "
     "all parties know",
@@ -55,8 +57,8 @@ _SAID = {
 
 
 class Transport(Connections, Protocol):
-    """One generation's exchange; ``app`` makes it over gRPC. ``clock``: the party's, if it is to be
-    counted.
+    """The connections of one generation to the peers. ``app`` makes them over gRPC. ``clock``:
+    Measures the time that the party waits for peers.
     """
 
     clock: Clock
@@ -70,23 +72,25 @@ class Transport(Connections, Protocol):
         ...
 
     def confer(self, *, once: bool = False) -> None:
-        """Shows the active party the head of this party's record, and takes its head; see
-        ``vfl_party.record.heads``. ``once``: only if something has left since, and a peer that does
-        not answer is no error.
+        """Exchanges the heads of the records with the active party; see ``vfl_party.record.heads``.
+        ``once``: Whether to exchange them only if data have been sent since the last exchange. Then
+        a peer that does not answer is not an error.
 
-        Raises PeerError if the active party's record does not go on from the head that is held.
+        Raises PeerError if the active party's record does not continue from the head that this
+        party has stored.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Statement:
-    """The facts that follow from rows, models and phases.
+    """The facts about this party's part in a generation, which follow from its rows, models and
+    phases.
 
-    ``plan``: the phases, in order. ``aggregations``: the weights that are swapped with the server.
-    ``privacy_json``, ``exchanges_json``: the summary's parts about differential privacy and
-    exchanges, from the active party. ``data``: a digest of this party's aligned rows. ``rows``,
-    ``common_rows``, ``follows_preset``: see ``PartyReport``.
+    ``plan``: The phases, in order. ``aggregations``: The weights that the server averages.
+    ``privacy_json``, ``exchanges_json``: The summary's sections about differential privacy and
+    exchanges, from the active party. ``data``: A digest of this party's aligned rows. ``rows``,
+    ``common_rows``, ``follows_preset``: See ``PartyReport``.
     """
 
     plan: Sequence[Planned]
@@ -100,23 +104,22 @@ class Statement:
 
 
 class Generation:
-    """Holds what one generation of a run works with: models in their initial state, phases, the
-    exchange.
+    """Holds a party's models, phases and connections in one generation of a run.
 
     Args:
-        opened: the party's data.
-        alignment: decides the rows.
-        assemble: assembles the party from the aligned rows and its secret seed.
-        folder: of the run.
-        transport: of this generation.
-        init: what its own seeds follow from, if the run's folder does not say so; ``fresh``: a
-            secret for a new run.
-        hooks: what phases call.
-        complete: adds what only the party's program knows to what an alignment works with.
-        when_aligned: hears the ids of the rows that all hold, before anything of them leaves; it
-            may raise VflError.
-        ready: the expected rows, and the party as it was assembled from them before joining; None
-            if an earlier generation used it.
+        opened: The party's data.
+        alignment: Finds the rows that the parties have in common.
+        assemble: Assembles the party from the aligned rows and its secret seed.
+        folder: The run's folder.
+        transport: The connections to the peers in this generation.
+        init: The source of the party's own seeds, if the run's folder does not record it.
+        fresh: A secret for a new run.
+        hooks: The callbacks for phases.
+        complete: Adds facts that only the party's program knows to the context of an alignment.
+        when_aligned: Called with the ids of the common rows before any data of these rows are sent.
+            It may raise VflError.
+        ready: The expected rows, and the party that was assembled from them before joining. None if
+            an earlier generation has used that party.
     """
 
     def __init__(
@@ -153,7 +156,7 @@ class Generation:
 
     @property
     def assembled(self) -> Assembled:
-        """The party, once the generation is open."""
+        """The assembled party, once the generation is open."""
         assert self._assembled is not None  # noqa: S101 - a run opens it before anything else
         return self._assembled
 
@@ -165,30 +168,35 @@ class Generation:
     def open(self, *, returning: bool) -> None:
         """Aligns the rows with the peers', makes models and phases, and connects them.
 
-        ``returning``: the others have aligned, and go on; this party takes the rows that it had.
+        ``returning``: Whether the other parties have aligned and continued. Then this party uses
+        the rows that it had before.
         """
         opened, transport = self._opened, self._transport
-        (expected, ready), self._ready = self._ready or (None, None), None
-        at, record = self._aligning, transport.record
-        # Before anything leaves.
+        (expected, assembled), self._ready = self._ready or (None, None), None
+        context, record = self._alignment_context, transport.record
+        # The heads of the records are exchanged before any data are sent.
         transport.confer()
         if record is not None:
             record.people(opened.table.ids, "table")
         if returning:
-            aligned = self._alignment.get_agreed(at)
+            aligned = self._alignment.get_agreed(context)
         else:
-            aligned = self._alignment.align(self._complete(at))
+            aligned = self._alignment.align(self._complete(context))
             if opened.name != opened.recipe.active.name:
                 aligned.save(self._folder.path)
         self._aligned = aligned
         self._when_aligned(aligned.ids)
         if record is not None:
-            record.people(self._people(aligned), "aligned")
-        secret = own_secret(self._folder, self._init, self._fresh)
-        usable = ready is not None and aligned == expected and ready.party.secret == secret
-        self._assembled = ready if ready is not None and usable else self._assemble(aligned, secret)
+            record.people(self._yield_ids(aligned), "aligned")
+        secret = load_own_secret(self._folder, self._init, self._fresh)
+        is_usable = (
+            assembled is not None and aligned == expected and assembled.party.secret == secret
+        )
+        self._assembled = (
+            assembled if assembled is not None and is_usable else self._assemble(aligned, secret)
+        )
         if not returning:
-            self._tell_common()
+            self._report_common_rows()
         encoder = self._assembled.party.models.get("encoder")
         if isinstance(encoder, StochasticEncoder) and self._folder.checkpoints is not None:
             encoder.keep_secret(self._folder.path / KEPT_SECRET)
@@ -198,20 +206,22 @@ class Generation:
                     phase.keep(self._folder.path)
         self._assembled.connect(transport, self._hooks)
 
-    def _people(self, aligned: AlignedRows) -> Iterator[str]:
-        """Yields the ids of the rows that phases work with, in the order of their numbers."""
+    def _yield_ids(self, aligned: AlignedRows) -> Iterator[str]:
+        """Yields the ids of the rows that phases use, in the order of their row numbers."""
         yield from aligned.ids
         if self._opened.work.job == "train":
             for more in (aligned.rest(self._opened.table), self._opened.unaligned):
                 yield from more.ids if more is not None else ()
 
     def confer(self) -> None:
-        """Has the peers sign the head of this party's record, if something has left since."""
+        """Asks the peers to sign the head of this party's record, if data have been sent since the
+        last time.
+        """
         self._transport.confer(once=True)
 
     @property
-    def _aligning(self) -> AlignmentContext:
-        """What an alignment works with in this generation."""
+    def _alignment_context(self) -> AlignmentContext:
+        """The context of an alignment in this generation."""
         return AlignmentContext(
             self._opened.name,
             self._folder.run_id,
@@ -223,11 +233,9 @@ class Generation:
         )
 
     def show_rows(self) -> None:
-        """Shows the active party, which goes on, that the rows of this party, which returns, are
-        those that it had.
-        """
+        """Proves to the active party that this returning party still has the same rows."""
         assert self._aligned is not None  # noqa: S101 - a run opens it before anything else
-        self._alignment.show(self._aligning, self._aligned)
+        self._alignment.show(self._alignment_context, self._aligned)
 
     @property
     def statement(self) -> Statement:
@@ -237,7 +245,7 @@ class Generation:
             [line.model_dump() for line in party.exchanges] if party.party.role == "active" else []
         )
         data = party.prepared.fingerprint
-        rows, common = self._held
+        rows, common = self._row_counts
         return Statement(
             party.plan,
             party.aggregations,
@@ -250,47 +258,47 @@ class Generation:
         )
 
     @property
-    def _held(self) -> tuple[int, int]:
-        """How many rows this party holds, and how many of them all do; (0, 0) if nobody had to find
-        these.
+    def _row_counts(self) -> tuple[int, int]:
+        """The number of this party's rows, and the number that all parties have; (0, 0) if no
+        alignment was needed.
         """
         table = self._opened.table
-        # Tables that were joined here have counted them.
+        # If the tables were joined on this machine, the counts are known from the join.
         if self._opened.settings.in_common and table.counts is not None:
             return table.counts.remaining, len(table)
         return (
             (0, 0) if self._alignment.certain else (len(table), len(self.assembled.prepared.table))
         )
 
-    def _tell_common(self) -> None:
-        """Tells the person here how many of the party's rows are common to all, and whether these
-        are few.
+    def _report_common_rows(self) -> None:
+        """Reports to the user how many of the party's rows are common to all, with a warning if
+        these are few.
         """
-        own, common = self._held
-        if own:
+        own_rows, common = self._row_counts
+        if own_rows:
             active = self._opened.recipe.active.name
             by = self._aligned.by(self._opened.name, active) if self._aligned is not None else ""
-            facts: dict[str, Any] = {"common": common, "of": own} | ({"by": by} if by else {})
-            text = sentence(common, own, by)
+            facts: dict[str, Any] = {"common": common, "of": own_rows} | ({"by": by} if by else {})
+            text = sentence(common, own_rows, by)
             log.info("%s", text, extra={"event": "aligned", **facts})
             self._hooks.show("aligned", **facts)
-            advise(self._hooks.show, few_common(self._opened.settings, common, own))
+            advise(self._hooks.show, warn_few_common(self._opened.settings, common, own_rows))
 
     def unhurried(self) -> None:
-        """Lets the next exchange wait as long as the peers live: they may be at work on their
-        own.
+        """Lets the next exchange wait as long as the peers are connected, because they may still be
+        computing alone.
         """
         self.assembled.party.unhurried()
 
     def settle(self) -> None:
-        """Waits until the parties that were away in the last phase know that it is over. See
+        """Waits until the parties that were away in the last phase know that the phase is over. See
         ``Hub.settle``.
         """
         if self._transport.hub is not None:
             self._transport.hub.settle()
 
     def state(self) -> Tree:
-        """Returns models, preprocessing, torch's generators."""
+        """Returns the state of the models, the preprocessing and torch's random generators."""
         return self.assembled.state()
 
     def load_state(self, tree: Tree) -> None:
@@ -301,35 +309,35 @@ class Generation:
         """Writes a phase's predictions into the folder of the run, with ids and labels. Raises
         InputError.
         """
-        made, ids = self.assembled, id_names(self._opened.settings)
-        party = made.party
+        assembled, ids = self.assembled, id_names(self._opened.settings)
+        party = assembled.party
         table = make_prediction_table(
-            party.recipe, ids, made.prepared, phase, predictions, decides(party)
+            party.recipe, ids, assembled.prepared, phase, predictions, get_threshold(party)
         )
         keep(folder, phase, table)
 
     @property
     def label_noted(self) -> dict[str, str]:
-        """What ``run.json`` says of the label's column: only the active party of a training has
-        one.
+        """The entry of ``run.json`` about the label column. Empty except at the active party in
+        training.
         """
         opened = self._opened
         label = ", ".join(opened.settings.labels) or opened.settings.label
-        named = self.assembled.party.role == "active" and opened.work.job == "train"
-        return {"label": label} if named and label is not None else {}
+        is_trained_active = self.assembled.party.role == "active" and opened.work.job == "train"
+        return {"label": label} if is_trained_active and label is not None else {}
 
     def keep_profile(self, folder: Path) -> None:
-        """Writes how the columns of the training rows are spread, unless it is there: for new rows
-        to be compared with. Raises InputError.
+        """Writes the distribution of the training rows' columns, unless the file exists. New rows
+        are compared with it. Raises InputError.
         """
         prepared = self.assembled.prepared
         tabular = prepared.preprocessor is not None and prepared.table.images_NCHW is None
         if self._opened.work.job != "train" or not tabular or (folder / profile.FILE).exists():
             return
         rows = prepared.splits["local"]
-        # Those that only this party has come after the table's.
-        own = rows[rows < len(prepared.table)]
-        profile.save(folder, profile.profile_of(prepared.table, own))
+        # Row numbers beyond the table belong to rows that only this party has.
+        table_rows = rows[rows < len(prepared.table)]
+        profile.save(folder, profile.profile_of(prepared.table, table_rows))
 
     def end(self, error: VflError) -> None:
         """Wakes the main thread with ``error`` if it waits for a peer; any thread may call this."""
@@ -341,70 +349,74 @@ class Generation:
 
 
 def new_secret() -> bytes:
-    """Draws what a party's own seeds follow from in a new run."""
-    return secrets.token_bytes(_BYTES)
+    """Draws the secret from which a party's own seeds are derived in a new run."""
+    return secrets.token_bytes(_SECRET_BYTES)
 
 
-def own_secret(folder: RunFolder, init: Init, fresh: bytes) -> int | None:
-    """Returns the root of the seeds that only this party knows in a run, see ``Party``; the folder
-    keeps it.
+def load_own_secret(folder: RunFolder, init: Init, fresh: bytes) -> int | None:
+    """Returns the root of the seeds that only this party knows in a run; None if its seeds follow
+    from the recipe. See ``Party``. The secret is stored in the run's folder.
 
-    A run goes on as it began, whatever ``init`` is by now. ``fresh``: the secret of a run that has
-    none yet. Raises InputError if checkpoints rest on a secret that is not there.
+    A run keeps the ``init`` that it began with. ``fresh``: The secret for a run that has none yet.
+    Raises InputError if checkpoints depend on a secret whose file is missing.
     """
-    # A prediction draws nothing.
+    # A prediction draws no random numbers.
     if folder.checkpoints is None:
         return None
-    noted, begun, path = (
+    noted_init, has_checkpoints, path = (
         folder.facts().get("init"),
         folder.checkpoints.count_saved() > 0,
         folder.path / INIT_SECRET,
     )
-    # Releases without the key knew only the recipe's seed.
-    now = noted or ("recipe" if begun else init)
-    if now != init:
+    # Earlier releases without the key ``init`` used only the recipe's seed.
+    run_init = noted_init or ("recipe" if has_checkpoints else init)
+    if run_init != init:
         log.warning(
-            "%s: this run goes on as it began, with init = %r",
+            "%s: this run continues with the init that it began with, init = %r",
             folder.path,
-            now,
+            run_init,
             extra={"event": "init"},
         )
-    if now == "secret" and begun and not path.exists():
+    if run_init == "secret" and has_checkpoints and not path.exists():
         raise InputError(
             Code.FILE_INVALID,
-            f"{path}: is missing, and the run's checkpoints rest on it. Restore it, or begin a new "
+            f"{path}: the file is missing, and the run's checkpoints depend on it. Restore it, "
+            "or begin a new "
             "run with --fresh at the server and every party.",
         )
-    secret = secret_seed(load_or_create_secret(path, fresh)) if now == "secret" else None
-    if noted is None:
-        folder.note(init=now)
-        log.info("%s", _SAID[now], extra={"event": "init", "init": now})
+    secret = secret_seed(load_or_create_secret(path, fresh)) if run_init == "secret" else None
+    if noted_init is None:
+        folder.note(init=run_init)
+        log.info("%s", _INIT_TEXTS[run_init], extra={"event": "init", "init": run_init})
     return secret
 
 
 class Preparation:
-    """A party before it joins, and what makes each of its generations.
+    """Prepares a party before it joins, and makes each of its generations.
 
-    What can be refused without the others is refused here: the party is assembled with the rows
-    that it expects. The first generation uses that party if its rows turn out to be these; every
-    later one is made afresh, so that nothing survives a rollback.
+    The party is assembled with the rows that it expects, so that errors which need no other party
+    are raised here. The first generation uses that assembled party if the aligned rows are the
+    expected rows. Every later generation assembles the party again, so that no state survives a
+    rollback.
 
     Args:
-        opened: the party's data.
-        assemble: makes the party of aligned rows and its secret seed, in this process alone.
-        plugins: those of this party that others have too; see ``vfl_party.runtime.versions``.
-        device: where this party computes.
-        policy: decides what may leave the party.
-        ranks: how many processes the party has.
-        spread: makes the party with its other processes; None if there are none.
-        compare: has the other processes read the party's table, and compares; may raise InputError.
-        resume: the folder of the run to resume, which keeps its secret, and may keep what this
-            party knows of its rows.
-        secret: what its own seeds follow from in a new run, see ``new_secret``; None: the recipe's
-            seed.
-        complete: adds what only the party's program knows to what an alignment works with.
-        when_aligned: see ``Generation``.
-        guards: check the run before the party joins, and when all have.
+        opened: The party's data.
+        assemble: Assembles the party from aligned rows and its secret seed, in this process alone.
+        plugins: {name: version} of this party's plug-ins that other parties need too; see
+            ``vfl_party.runtime.versions``.
+        device: The device on which this party computes.
+        policy: Decides what the party may send.
+        ranks: The number of the party's processes.
+        spread: Assembles the party over all of its processes; None if it has one process.
+        compare: Makes the other processes read the party's table and compares the tables. May raise
+            InputError.
+        resume: The folder of the run to resume. It contains the run's secret and perhaps the
+            division of this party's rows.
+        secret: The secret from which the party's own seeds are derived in a new run, see
+            ``new_secret``. None to derive them from the recipe's seed.
+        complete: See ``Generation``.
+        when_aligned: See ``Generation``.
+        guards: Check the run before the party joins, and again when all parties have joined.
     """
 
     def __init__(
@@ -429,28 +441,29 @@ class Preparation:
         self._plugins, self._ranks = plugins, ranks
         self._fresh = secret or new_secret()
         self._init: Init = "recipe" if secret is None else "secret"
-        self._alignment = alignment_of(opened.recipe, policy, divides=opened.divides)
+        self._alignment = make_alignment(opened.recipe, policy, divides=opened.divides)
         aligned = self._alignment.get_expected(opened.table)
         if aligned.division is None and resume is not None:
             aligned = aligned.with_kept(resume.path)
         seed = secret_seed(secret) if secret is not None else None
         tried = assemble(
-            aligned, own_secret(resume, self._init, self._fresh) if resume is not None else seed
+            aligned,
+            load_own_secret(resume, self._init, self._fresh) if resume is not None else seed,
         )
         if spread is not None:
             check_ranks(tried.party, trains=opened.work.job == "train")
             compare(aligned, tried)
-        # So that the policy sees the alignment's, too, before anybody is asked.
+        # Reading the exchanges makes the policy check them before the party joins.
         _ = tried.exchanges
         self.plan: Sequence[Planned] = tried.plan
         check_before(guards, tried)
         self._ready: tuple[AlignedRows, Assembled] | None = (aligned, tried)
-        # If not, its memory is better used for the alignment.
+        # An assembled party that cannot be reused is dropped, which frees memory for the alignment.
         self._usable = spread is None and self._alignment.certain
 
     def joining(self, address: str) -> Joining:
-        """Returns what this party says when it joins. ``address``: where passive parties reach it;
-        '' if they do not.
+        """Returns the contents of this party's Join message. ``address``: The address at which
+        passive parties reach this party; '' if this party does not listen.
         """
         opened = self._opened
         place = opened.recipe.party(opened.name)
@@ -461,21 +474,21 @@ class Preparation:
             job=opened.work.job,
             pid=os.getpid(),
             device=device,
-            device_name=device_name(self.device),
+            device_name=get_device_name(self.device),
             run_id=opened.work.run_id,
             exchange_address=address,
             shown_json=render_guards(self._guards),
         )
 
     def meet(self, start: Start) -> dict[str, dict[str, Any]]:
-        """Checks what all parties show each other, before anything leaves, and returns it. Raises
-        InputError (REFUSED), PeerError.
+        """Checks the policies and grants of all parties before any data are sent, and returns them.
+        Raises InputError (REFUSED) and PeerError.
         """
         return check_tables(self._guards, start.run_id, start.shown)
 
     def _assemble_checked(self, aligned: AlignedRows, secret: int | None) -> Assembled:
-        """Assembles the party from the aligned rows. Raises InputError (REFUSED) if these rows make
-        more epochs than the policy allows.
+        """Assembles the party from the aligned rows. Raises InputError (REFUSED) if training on
+        these rows takes more epochs than the policy allows.
         """
         assembled = self._assemble(aligned, secret)
         check_epochs(self._guards, assembled)
@@ -484,7 +497,7 @@ class Preparation:
     def generation(self, folder: RunFolder, transport: Transport, hooks: Hooks) -> Generation:
         """Makes the next generation."""
         ready, self._ready = self._ready if self._usable else None, None
-        # Another run has another secret.
+        # The next run gets a new secret.
         fresh, self._fresh = self._fresh, new_secret()
         return Generation(
             self._opened,

@@ -1,4 +1,4 @@
-"""What a party says when it joins, and what it begins to train with."""
+"""Makes a party's Join message, its initial model for training, and the checks before it joins."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.link import OLDEST
 from vfl_common.process.logs import version
 from vfl_common.rpc.messages import Joining
-from vfl_party.align import alignment_of
+from vfl_party.align import make_alignment
 from vfl_party.assembly.models import load_encoder
 from vfl_party.assembly.party import TRAINING, Assembled, Training
 from vfl_party.phases.course import Course
@@ -21,9 +21,9 @@ from vfl_party.predict.prediction import load_start
 from vfl_party.runtime import versions
 
 
-def training(recipe: Recipe, name: str, out: Path) -> Training:
-    """Prepares training from the beginning, or with the encoder of an earlier run in ``out``.
-    Raises InputError.
+def prepare_training(recipe: Recipe, name: str, out: Path) -> Training:
+    """Returns how training starts: from initial weights, or with the encoder of an earlier run in
+    ``out``. Raises InputError.
     """
     start = load_start(recipe, name, out)
     if start is None or recipe.start is None:
@@ -34,8 +34,8 @@ def training(recipe: Recipe, name: str, out: Path) -> Training:
 
 
 def joining_of(course: Course, role: str, plugins: Mapping[str, str]) -> Joining:
-    """Returns what the server compares when a party joins; ``plugins``: those that others have
-    too.
+    """Returns the facts that the server compares when a party joins. ``plugins``: {name: version}
+    of the plug-ins that other parties need too.
     """
     spelling, recipe = course.filled, course.recipe
     return Joining(
@@ -47,39 +47,44 @@ def joining_of(course: Course, role: str, plugins: Mapping[str, str]) -> Joining
         plugins=plugins,
         filled_json=json.dumps(spelling.filled, sort_keys=True, separators=(",", ":")),
         written=tuple(sorted(spelling.written)),
-        oldest=max(OLDEST, course.oldest_protocol, alignment_of(recipe).protocol),
+        oldest=max(OLDEST, course.oldest_protocol, make_alignment(recipe).protocol),
         version=version(),
     )
 
 
-def check_before(guards: Sequence[RunGuard], tried: Assembled) -> ProposedRun:
-    """Has each guard check a run before the party joins, and returns the run; ``tried``: the party
-    as it would be.
+def check_before(guards: Sequence[RunGuard], assembled: Assembled) -> ProposedRun:
+    """Calls each guard to check a run before the party joins, and returns the checked run.
+    ``assembled``: The party, assembled with the rows that it expects.
 
     Raises InputError (REFUSED).
     """
-    opened = tried.opened
-    needed = (
-        versions.get_shared_versions(opened) | versions.modelling(opened) | versions.reading(opened)
+    opened = assembled.opened
+    plugins = (
+        versions.get_shared_versions(opened)
+        | versions.get_model_versions(opened)
+        | versions.get_reader_versions(opened)
     )
-    rows, epochs = len(tried.prepared.table), _epochs_of(tried)
-    asked = ProposedRun(opened, tried.party, rows, epochs, [*needed])
+    rows, epochs = len(assembled.prepared.table), _count_epochs(assembled)
+    proposed = ProposedRun(opened, assembled.party, rows, epochs, [*plugins])
     for guard in guards:
-        guard.before(asked)
-    return asked
+        guard.before(proposed)
+    return proposed
 
 
-def check_epochs(guards: Sequence[RunGuard], aligned: Assembled) -> None:
-    """Has the policy check the epochs again: with ``steps``, they follow from the number of aligned
-    rows. ``aligned``: the party that would train. Raises InputError (REFUSED).
+def check_epochs(guards: Sequence[RunGuard], assembled: Assembled) -> None:
+    """Calls the policy's guard to check the epochs again, because with ``steps`` they depend on the
+    number of aligned rows. ``assembled``: The party, assembled from the aligned rows. Raises
+    InputError (REFUSED).
     """
     for guard in guards:
         if isinstance(guard, WordsGuard):
-            guard.check_epochs(_epochs_of(aligned))
+            guard.check_epochs(_count_epochs(assembled))
 
 
-def _epochs_of(party: Assembled) -> dict[str, int]:
-    """Returns {phase: passes over its training rows}; in a prediction, its rounds."""
+def _count_epochs(party: Assembled) -> dict[str, int]:
+    """Returns {phase: number of passes over its training rows}; in a prediction, {phase: number of
+    rounds}.
+    """
     rounds = {phase.name: phase.rounds for phase in party.phases}
     if party.opened.work.job != "train":
         return rounds

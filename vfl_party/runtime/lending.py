@@ -1,4 +1,6 @@
-"""The processes of a party that torchrun has started beside its first: they lend it their GPUs."""
+"""Runs the further processes of a party that torchrun has started. They compute on their GPUs for
+the first process.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,10 @@ from vfl_party.ranks import (
 )
 
 
-def alike(files: OwnFiles) -> dict[str, str]:
-    """Returns what all processes of a party must have, beside the table: {its name: its value}."""
+def list_shared_settings(files: OwnFiles) -> dict[str, str]:
+    """Returns {name: value} of the settings, besides the table, that must be the same in all
+    processes of a party.
+    """
     return {
         "the release of this system": version(),
         "the release of torch": torch.__version__,
@@ -40,14 +44,16 @@ def alike(files: OwnFiles) -> dict[str, str]:
     }
 
 
-def spreading(ranks: Ranks, files: OwnFiles) -> PutOnRanks:
-    """Returns what puts the encoder of a generation on all processes, at the first."""
+def make_spread(ranks: Ranks, files: OwnFiles) -> PutOnRanks:
+    """Returns a function with which the first process puts the encoder of a generation on all
+    processes.
+    """
     precision = files.recipe.model.precision
 
     def spread(
         encoder: nn.Module, prepared: Prepared, parts: Sequence[TablePart], noted: BatchLog
     ) -> SpreadEncoder:
-        begin_ranks(ranks, alike(files), parts, prepared)
+        begin_ranks(ranks, list_shared_settings(files), parts, prepared)
         assert prepared.features is not None  # noqa: S101 - it has an encoder
         return SpreadEncoder(ranks, encoder, prepared.features.spec, precision, noted)
 
@@ -55,7 +61,9 @@ def spreading(ranks: Ranks, files: OwnFiles) -> PutOnRanks:
 
 
 def lend_to_train(path: Path, device: str | None) -> None:
-    """Computes for the first process, which trains, until that one ends. Raises InputError."""
+    """Computes for the first process, which trains, until the first process ends. Raises
+    InputError.
+    """
     files = read_own(path, device=device)
     _lend(files, files.open)
 
@@ -69,8 +77,8 @@ def lend_to_predict(
     data: str | None,
     query: str | None,
 ) -> None:
-    """Computes for the first process, which predicts with the same arguments, until that one ends.
-    Raises InputError.
+    """Computes for the first process, which predicts with the same arguments, until the first
+    process ends. Raises InputError.
     """
     trained = load_joint(run, name, without)
     files = read_own(path, device=device, recipe=trained.recipe)
@@ -83,21 +91,23 @@ def lend_to_predict(
     _lend(files, open_rows)
 
 
-def _lend(files: OwnFiles, opened: Callable[[], OpenedParty]) -> None:
-    """``opened``: reads the party's data, as the first process does."""
+def _lend(files: OwnFiles, open_data: Callable[[], OpenedParty]) -> None:
+    """Computes for the first process until it ends. ``open_data``: Reads the party's data, as the
+    first process does.
+    """
     set_threads(files.file.threads)
     plain_arithmetic()
     keep_freed_memory()
 
-    def tables() -> list[Table]:
-        party = opened()
+    def read_tables() -> list[Table]:
+        party = open_data()
         return [party.table, *([] if party.unaligned is None else [party.unaligned])]
 
-    def make_encoder(spec: InputSpec, own: bool) -> nn.Module:
+    def make_encoder(spec: InputSpec, is_shared: bool) -> nn.Module:
         make = MakeEncoder(files.recipe, files.name, files.encoder, spec)
-        return files.course.encoder(make) if own else make("encoder")
+        return files.course.encoder(make) if is_shared else make("encoder")
 
     with join_ranks(files.device, files.recipe.run.step_timeout_s) as ranks:
         assert ranks is not None  # noqa: S101 - it is not the first
-        rows = RankRows(ranks, alike(files), tables)
+        rows = RankRows(ranks, list_shared_settings(files), read_tables)
         follow(ranks, rows, make_encoder, files.recipe.model.precision)

@@ -1,4 +1,6 @@
-"""What a run has come to so far, for one party: its checkpoints keep it, and its report has it."""
+"""One party's results of a run so far. They are stored in its checkpoints and sent in its
+report.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from vfl_party.runtime.generation import Statement
 
 @dataclass
 class RunOutcome:
-    """The result of a run, for this party. ``metrics``: {split: {name: value}}."""
+    """The results of a run, for this party. ``metrics``: {split: {name: value}}."""
 
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
     steps: int = 0
@@ -26,21 +28,21 @@ class RunOutcome:
     without: tuple[str, ...] = ()
     # {phase: the steps that were computed without a party}.
     absences: dict[str, tuple[Absence, ...]] = field(default_factory=dict)
-    # What the last phase that measures it has found.
+    # The parties' contributions to the result, from the last phase that measures them.
     worth: Worth | None = None
-    # Rounds whose updates this party has lost, or missed while it was away.
+    # The number of rounds whose updates this party has lost, or missed while it was away.
     skipped: int = 0
-    # Both as in PartyReport.
+    # The row counts of PartyReport.
     rows: int = 0
     common_rows: int = 0
-    # This party has returned, and not yet come to the step that is under way.
+    # Whether this party has returned and not yet reached the current step.
     catches_up: bool = False
-    # How this process computes; in a checkpoint, how the process that wrote it did.
+    # The arithmetic of this process; in a checkpoint, of the process that wrote it.
     arithmetic: Arithmetic | None = None
 
     @classmethod
     def restore(cls, tree: Tree, label: str) -> RunOutcome:
-        """Returns the outcome as the checkpoint ``tree`` with ``label`` has it."""
+        """Returns the outcome that the checkpoint ``tree`` with ``label`` contains."""
         return cls(
             metrics=dict(tree["metrics"]),
             steps=tree["steps"],
@@ -56,7 +58,7 @@ class RunOutcome:
         )
 
     def tree(self) -> dict[str, Any]:
-        """Returns what a checkpoint keeps of it; see ``restore``."""
+        """Returns the outcome's state for a checkpoint; see ``restore``."""
         return {
             "steps": self.steps,
             "metrics": self.metrics,
@@ -70,7 +72,7 @@ class RunOutcome:
         }
 
     def add(self, phase: str, report: RoundReport) -> None:
-        """Counts one round of ``phase``."""
+        """Adds the results of one round of ``phase``."""
         self.steps += report.steps
         if self.catches_up:
             self.skipped += bool(report.passed)
@@ -84,7 +86,9 @@ class RunOutcome:
     def report(
         self, statement: Statement, wall_s: float, times: Sequence[PhaseTimes]
     ) -> PartyReport:
-        """Returns what the server hears at the end, without what only the program knows."""
+        """Returns the report for the server at the end of the run. The program adds further
+        fields.
+        """
         absences = [item.model_dump() for phase in self.absences.values() for item in phase]
         return PartyReport(
             self.metrics,

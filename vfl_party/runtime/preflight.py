@@ -12,21 +12,27 @@ from pathlib import Path
 
 from vfl_common.config.data import DataSettings
 from vfl_common.config.party import PartyFile, load_party
-from vfl_common.config.recipe import Recipe, load_recipe, naming
+from vfl_common.config.recipe import Recipe, load_recipe, name_file_in_errors
 from vfl_common.config.task import CLASSES
 from vfl_common.errors import Code, InputError, VflError
-from vfl_common.identity.credentials import BOTH, DIALS, Credentials, ends_soon, load_credentials
-from vfl_common.identity.members import members_of
+from vfl_common.identity.credentials import (
+    BOTH,
+    DIALS,
+    Credentials,
+    load_credentials,
+    warn_if_ending,
+)
+from vfl_common.identity.members import collect_members
 from vfl_common.rpc.ask import ask
 from vfl_common.rpc.channel import check_address
 from vfl_common.rpc.exchange.service import SERVICE as EXCHANGE
 from vfl_common.rpc.messages import EMPTY_MESSAGES, PARTY_MESSAGES, Joining
 from vfl_common.rpc.uplink import SERVICE as SESSIONS
 from vfl_common.run_folder import find_unfinished
-from vfl_common.summary import label_statement
-from vfl_common.text import percent
+from vfl_common.summary import describe_label_exposure
+from vfl_common.text import format_percent
 from vfl_party.account.limits import guards_without_run
-from vfl_party.align import alignment_of
+from vfl_party.align import make_alignment
 from vfl_party.assembly.files import PartyFiles, read_files
 from vfl_party.assembly.machine import room, serve_ports
 from vfl_party.assembly.party import Assembled, OpenedParty, assemble
@@ -36,37 +42,37 @@ from vfl_party.data.ids import Ids, about_zeros, choices, normalize_ids
 from vfl_party.data.notes.smells import find_smells
 from vfl_party.data.notes.target_leakage import find_target_leakage
 from vfl_party.grants.approval import needs_grants, to_train
-from vfl_party.phases.advice import few_rows
+from vfl_party.phases.advice import warn_few_rows
 from vfl_party.phases.course import Course
 from vfl_party.policy.guards import guards_of
 from vfl_party.policy.words import describe_policy
 from vfl_party.predict.prediction import plan_exchanges
 from vfl_party.predict.results import count_formula_cells, label_name
 from vfl_party.runtime import versions
-from vfl_party.runtime.joining import check_before, joining_of, training
+from vfl_party.runtime.joining import check_before, joining_of, prepare_training
 
 _CONNECT_S = 3.0
-# At the end of what ``choices`` says of ids that ``tabulate`` then refuses with a reason.
+# The end of a line from ``choices`` about ids that ``tabulate`` will refuse with a reason.
 _REFUSED = ": refused"
-# Shows a rule that keeps every id apart.
+# The part of a line from ``choices`` that shows that a rule changes no id.
 _ALL_KEPT = ": 0 missing, 0 repeat "
-# Ends what is said of a categorical column.
+# The end of the description of a categorical column.
 _CATEGORIES = " categories"
-# Errors that are about neither data nor recipe.
+# The subjects of errors that concern neither the data nor the recipe.
 _ABOUT = {Code.MODEL_INVALID: "model", Code.REFUSED: "policy"}
 
 
-# What matters most comes first.
+# The verdicts, the most important first.
 VERDICTS = ("FAIL", "SOON", "note", "ok")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line: the subject, whether it is fine, and what was found or what to do.
+    """One line of the report: the subject, whether it is fine, and the finding or the fix.
 
-    ``soon``: it is fine today, but not for long. ``note``: it can be run, and is perhaps not meant.
-    ``detail``: it is the same for every recipe, about one of many columns, or about a rule of ids
-    that nothing depends on.
+    ``soon``: Whether it will soon stop being fine. ``note``: Whether it can run but is perhaps not
+    intended. ``detail``: Whether it is shown only with --verbose, because it is the same for every
+    recipe, or about one of many columns, or about an unused id rule.
     """
 
     about: str
@@ -78,14 +84,14 @@ class Finding:
 
     @property
     def verdict(self) -> str:
-        """The first word of its line, one of ``VERDICTS``."""
+        """The first word of the line, one of ``VERDICTS``."""
         fail, soon, note, fine = VERDICTS
         return fail if not self.fine else soon if self.soon else note if self.note else fine
 
 
 def check(path: Path, device: str | None, *, offline: bool) -> Iterator[Finding]:
-    """Yields all findings about a party file, in the order in which they stop a run; ``offline``:
-    tries no peer.
+    """Yields all findings about a party file, in the order in which a run would meet them.
+    ``offline``: Whether to contact no peer.
     """
     about = "party file"
     try:
@@ -100,27 +106,27 @@ def check(path: Path, device: str | None, *, offline: bool) -> Iterator[Finding]
         yield Finding(about, False, str(error))
         return
     findings: list[Finding] = []
-    looks: list[tuple[str, Callable[[], str]]] = [
+    checks: list[tuple[str, Callable[[], str]]] = [
         (
             "certificate",
-            lambda: f"for {file.name}, valid until {_credentials(file, recipe).not_after}",
+            lambda: f"for {file.name}, valid until {_load_credentials(file, recipe).not_after}",
         ),
         ("disk", lambda: room(file)),
         ("device", lambda: f"{resolve_device(device or file.device)}"),
-        ("phases", lambda: _phases(recipe)),
+        ("phases", lambda: _list_phases(recipe)),
     ]
-    for about, look in looks:
+    for about, run_check in checks:
         try:
-            with naming(Path(file.recipe)):
-                findings.append(Finding(about, True, look()))
+            with name_file_in_errors(Path(file.recipe)):
+                findings.append(Finding(about, True, run_check()))
         except VflError as error:
             findings.append(Finding(about, False, str(error)))
     yield from findings
-    yield from _ending(lambda: _credentials(file, recipe))
+    yield from _find_expiring(lambda: _load_credentials(file, recipe))
     if not all(finding.fine for finding in findings):
         return
     try:
-        with naming(Path(file.recipe)):
+        with name_file_in_errors(Path(file.recipe)):
             files = read_files(path, device=device)
     except VflError as error:
         about = "recipe" if str(error).startswith(f"{file.recipe}: ") else "party file"
@@ -130,13 +136,13 @@ def check(path: Path, device: str | None, *, offline: bool) -> Iterator[Finding]
     for line in describe_policy(file.policy):
         yield Finding("policy", True, line, note="policy" not in file.model_fields_set)
     plugins: dict[str, str] = {}
-    yield from _work(files, plugins)
-    yield from _network(files, offline, plugins)
+    yield from _check_data(files, plugins)
+    yield from _check_network(files, offline, plugins)
 
 
-def _phases(recipe: Recipe) -> str:
-    """Names the phases. Raises InputError if the settings of one are wrong, or if they do not fit
-    together.
+def _list_phases(recipe: Recipe) -> str:
+    """Returns the names of the phases. Raises InputError if the settings of a phase are wrong, or
+    if the phases do not fit together.
     """
     course = Course(recipe)
     names = [phase.name for phase in course.phases if phase.settings]
@@ -144,19 +150,19 @@ def _phases(recipe: Recipe) -> str:
     return ", ".join(names)
 
 
-def _credentials(file: PartyFile, recipe: Recipe) -> Credentials:
-    """Reads the party's credentials. Raises InputError if they cannot be used, or if a pin is for
-    nobody.
+def _load_credentials(file: PartyFile, recipe: Recipe) -> Credentials:
+    """Reads the party's credentials. Raises InputError if they cannot be used, or if a pin names an
+    unknown party.
     """
     uses = BOTH if file.name == recipe.active.name else DIALS
     return load_credentials(
-        file.tls, name=file.name, members=members_of(recipe, pins=file.pins), uses=uses
+        file.tls, name=file.name, members=collect_members(recipe, pins=file.pins), uses=uses
     )
 
 
-def _ending(load: Callable[[], Credentials]) -> Iterator[Finding]:
-    """Yields which of this party's certificates end soon; if they cannot be used, another finding
-    says so.
+def _find_expiring(load: Callable[[], Credentials]) -> Iterator[Finding]:
+    """Yields a finding for each certificate that expires soon. Yields nothing if the credentials
+    cannot be used, which another finding reports.
     """
     with contextlib.suppress(VflError):
         credentials, now = load(), datetime.now(UTC)
@@ -164,15 +170,17 @@ def _ending(load: Callable[[], Credentials]) -> Iterator[Finding]:
             ("certificate", credentials.certificate_file, credentials.certificate),
             ("CA", credentials.ca_file, credentials.authority),
         ):
-            text = ends_soon(certificate, now)
+            text = warn_if_ending(certificate, now)
             if text:
                 yield Finding(about, True, f"{path} {text}", soon=True)
 
 
-def _work(files: PartyFiles, plugins: dict[str, str]) -> Iterator[Finding]:
-    """Yields what is found while the party is made as for a run: its data, rows, models and phases.
+def _check_data(files: PartyFiles, plugins: dict[str, str]) -> Iterator[Finding]:
+    """Assembles the party as for a run, and yields the findings about its data, rows, models and
+    phases.
 
-    ``plugins``: gets names and versions of those that other parties have, too.
+    ``plugins``: The dict into which names and versions of the plug-ins that other parties need too
+    are written.
     """
     path = Path(files.file.recipe)
     ids: list[str] = []
@@ -181,7 +189,7 @@ def _work(files: PartyFiles, plugins: dict[str, str]) -> Iterator[Finding]:
 
     def load(data: DataSettings, with_label: bool) -> Table:
         rows = read_rows(data, with_label)
-        # The rows to align come first.
+        # Only the first table, which contains the rows to align, is examined.
         if data.id and not rows.numbered and not ids:
             ids.extend(choices(rows.ids, data.id_rules or (), data.duplicates))
             zeros = about_zeros(
@@ -202,7 +210,7 @@ def _work(files: PartyFiles, plugins: dict[str, str]) -> Iterator[Finding]:
         if with_label and computed:
             text = (
                 f"{computed:,} ids and labels begin with =, +, -, @ or a tab, and a "
-                "spreadsheet computes them in a .csv"
+                "spreadsheet evaluates them in a .csv"
             )
             notes.append(
                 Finding(
@@ -213,7 +221,7 @@ def _work(files: PartyFiles, plugins: dict[str, str]) -> Iterator[Finding]:
                 )
             )
         table = tabulate(rows, data, with_label)
-        # The rest is known once rows are chosen: a query may have no order.
+        # Further notes, such as a query without an order, arise when rows are selected.
         rest = [text for text in table.notes if text not in rows.notes]
         notes.extend(Finding("guessed", True, text, note=True) for text in rest)
         return table
@@ -222,7 +230,7 @@ def _work(files: PartyFiles, plugins: dict[str, str]) -> Iterator[Finding]:
         try:
             opened = files.open(load)
         finally:
-            # A refused id, too, is seen in them.
+            # The lines about ids are shown even if an id is refused.
             refused = bool(ids) and ids[-1].endswith(_REFUSED)
             yield from notes
             for line in ids[: len(ids) - refused]:
@@ -236,29 +244,33 @@ def _work(files: PartyFiles, plugins: dict[str, str]) -> Iterator[Finding]:
         if opened.advice:
             yield Finding("data", True, opened.advice, note=True)
         plugins |= versions.get_shared_versions(opened)
-        yield from _plugins(opened, plugins)
-        with naming(path):
+        yield from _find_plugins(opened, plugins)
+        with name_file_in_errors(path):
             yield from _check_assembly(files, opened)
     except VflError as error:
         about = "recipe" if str(error).startswith(f"{path}: ") else _ABOUT.get(error.code, "data")
         yield Finding("ids" if refused else about, False, str(error))
 
 
-def _plugins(opened: OpenedParty, shared: Mapping[str, str]) -> Iterator[Finding]:
-    """Yields names and versions of the plug-ins that the party needs."""
+def _find_plugins(opened: OpenedParty, shared: Mapping[str, str]) -> Iterator[Finding]:
+    """Yields a finding with name and version for each plug-in that the party needs."""
     for name, version in shared.items():
         yield Finding(
             "plug-in", True, f"{name}: {version} (the same version at every party that needs it)"
         )
-    for name, version in (versions.modelling(opened) | versions.reading(opened)).items():
+    for name, version in (
+        versions.get_model_versions(opened) | versions.get_reader_versions(opened)
+    ).items():
         if name not in shared:
             yield Finding("plug-in", True, f"{name}: {version} (this party's own)")
 
 
 def _check_assembly(files: PartyFiles, opened: OpenedParty) -> Iterator[Finding]:
-    """Yields what the rows, models and phases are, and what leaves the party. Raises InputError."""
-    opened = replace(opened, work=training(files.recipe, files.name, Path(files.file.out)))
-    alignment = alignment_of(files.recipe)
+    """Yields findings about the rows, the models, the phases and the data that the party sends.
+    Raises InputError.
+    """
+    opened = replace(opened, work=prepare_training(files.recipe, files.name, Path(files.file.out)))
+    alignment = make_alignment(files.recipe)
     party = assemble(
         opened,
         alignment.get_expected(opened.table),
@@ -267,50 +279,54 @@ def _check_assembly(files: PartyFiles, opened: OpenedParty) -> Iterator[Finding]
     )
     guards = [*guards_of(files.file, files.recipe), *guards_without_run(files.file)]
     plan = check_before(guards, party).plan
-    sizes = _rows({split: len(rows) for split, rows in party.prepared.splits.items()})
+    sizes = _describe_splits({split: len(rows) for split, rows in party.prepared.splits.items()})
     learns_division = files.recipe.rows.split in ("column", "grouped") and not files.is_active
     if learns_division:
         sizes = (
-            f"{len(opened.table)}; the active party's column says their splits (here: models "
+            f"{len(opened.table)}; the active party's column determines the splits (this check: "
+            "models "
             f"as with {sizes})"
         )
-    own = files.recipe.rows.align == "none" and bool(files.recipe.passives)
-    if own and files.is_active:
+    own_rows = files.recipe.rows.align == "none" and bool(files.recipe.passives)
+    if own_rows and files.is_active:
         sizes = (
-            f"{len(opened.table)} ids with labels; each passive party has rows of its own and "
+            f"{len(opened.table)} ids with labels; each passive party has other rows and "
             "divides them"
         )
-    earlier = alignment.count_earlier(Path(files.file.out), files.name, opened.table)
-    if earlier is not None:
+    earlier_count = alignment.count_earlier(Path(files.file.out), files.name, opened.table)
+    if earlier_count is not None:
         shares = (
-            f"{earlier} of {len(opened.table)} ({percent(earlier, len(opened.table))}) are common"
+            f"{earlier_count} of {len(opened.table)} "
+            f"({format_percent(earlier_count, len(opened.table))}) are common"
         )
         yield Finding("rows", True, f"{shares}, as run {files.recipe.rows.alignment} found")
     elif not alignment.certain and files.recipe.passives:
         sizes = (
-            f"at most {sizes}: those that all parties hold, which are found at the start of the run"
+            f"at most {sizes}: the rows that all parties have, which are found at the start "
+            "of the run"
         )
     yield Finding("rows", True, sizes)
-    few = few_rows(len(party.prepared.splits["train"]), _classes(party))
-    if few and not own and not learns_division:
-        yield Finding("training", True, few, note=True)
+    few_rows_text = warn_few_rows(len(party.prepared.splits["train"]), _count_classes(party))
+    if few_rows_text and not own_rows and not learns_division:
+        yield Finding("training", True, few_rows_text, note=True)
     if files.recipe.start is not None:
         yield Finding("start", True, f"the encoder of run {files.recipe.start.run}")
     for name, model in party.party.models.items():
         count = sum(parameter.numel() for parameter in model.parameters())
-        # Trees have no parameters before they grow.
+        # Trees have no parameters before training.
         size = f"{count:,} parameters" if count else "no parameters before training"
         yield Finding("model", True, f"{name}: {size}")
     if files.file.init == "recipe":
-        why = (
-            "every party can compute the initial weights, and read columns with them; for runs "
-            "that are to be compared"
+        reason = (
+            "every party can compute the initial weights, and could infer columns with them. "
+            "Use it for runs "
+            "that you compare"
         )
-        yield Finding("model", True, f'init = "recipe": {why}', note=True)
+        yield Finding("model", True, f'init = "recipe": {reason}', note=True)
     rounds = ", ".join(f"{phase.name} ({phase.rounds})" for phase in party.phases)
     yield Finding("rounds", True, rounds)
     if needs_grants(files.file):
-        # What an unfinished run has counted counts for it.
+        # A resumed run is not counted again.
         resume = find_unfinished(Path(files.file.out), files.name, files.recipe)
         approval = to_train(files, opened, resume)
         if approval is not None:
@@ -318,32 +334,38 @@ def _check_assembly(files: PartyFiles, opened: OpenedParty) -> Iterator[Finding]
             allows = f"{approval.grant.grant} allows {approval.grant}"
             yield Finding("grant", True, allows)
     for message in party.leaves:
-        what = f"{message.carries} to {message.receiver}, {message.when}; chain: {message.chain}"
-        yield Finding("leaves", True, f"{message.phase}: {message.exchange}: {what}")
-    if files.is_active and (statement := label_statement(party.exchanges)):
+        description = (
+            f"{message.carries} to {message.receiver}, {message.when}; chain: {message.chain}"
+        )
+        yield Finding("leaves", True, f"{message.phase}: {message.exchange}: {description}")
+    if files.is_active and (statement := describe_label_exposure(party.exchanges)):
         yield Finding("labels", True, statement)
     for peer, numbers in plan.numbers.items() if plan is not None else ():
         text = f"{peer} would get {numbers:,} numbers about one person, as phases declare it"
         yield Finding("leaves", True, text)
     for message in plan_exchanges(party.party):
-        what = f"{message.carries} to {message.receiver}, {message.when}; chain: {message.chain}"
-        yield Finding("leaves", True, f"each prediction: {message.exchange}: {what}")
+        description = (
+            f"{message.carries} to {message.receiver}, {message.when}; chain: {message.chain}"
+        )
+        yield Finding("leaves", True, f"each prediction: {message.exchange}: {description}")
     for name, fields in PARTY_MESSAGES.items():
         content = "; ".join(fields.values()) or f"no content ({EMPTY_MESSAGES[name]})"
         text = f"session with {files.recipe.server}: {name}: {content}"
         yield Finding("leaves", True, text, detail=True)
 
 
-def _classes(party: Assembled) -> int:
-    """Returns how many classes the labels have, as far as this party knows; 0 for a regression."""
+def _count_classes(party: Assembled) -> int:
+    """Returns the number of classes, as far as this party knows; 0 for a regression."""
     task, labels = party.party.recipe.task, party.prepared.labels
     return (
         len(labels.classes) if labels is not None else task.classes or 2 * (task.kind == "binary")
     )
 
 
-def _rows(sizes: dict[str, int]) -> str:
-    """Words the sizes of the splits; the larger sets of training rows only if they are larger."""
+def _describe_splits(sizes: dict[str, int]) -> str:
+    """Describes the sizes of the splits. Lists ``aligned`` and ``local`` only if they are larger
+    than the smaller sets.
+    """
     parts = [f"{sizes[split]} {split}" for split in ("test", "validation", "train")]
     if sizes["aligned"] > sizes["train"]:
         parts.append(f"{sizes['aligned']} aligned (for training, with or without labels)")
@@ -352,17 +374,19 @@ def _rows(sizes: dict[str, int]) -> str:
     return ", ".join(parts)
 
 
-def _network(files: PartyFiles, offline: bool, plugins: Mapping[str, str]) -> Iterator[Finding]:
+def _check_network(
+    files: PartyFiles, offline: bool, plugins: Mapping[str, str]
+) -> Iterator[Finding]:
     if files.is_active:
         try:
             check_address(files.file.listen)
             advertised = f" at {files.file.advertise}" if files.file.advertise is not None else ""
-            reach = (
+            reach_text = (
                 f"; passive parties must be able to reach it{advertised}"
                 if files.recipe.passives
                 else ""
             )
-            yield Finding("listen", True, f"{files.file.listen} is free{reach}")
+            yield Finding("listen", True, f"{files.file.listen} is free{reach_text}")
         except VflError as error:
             yield Finding("listen", False, str(error))
         for text, is_free in serve_ports(files.file):
@@ -372,9 +396,9 @@ def _network(files: PartyFiles, offline: bool, plugins: Mapping[str, str]) -> It
     try:
         joining = joining_of(files.course, files.settings.role, plugins)
     except VflError:
-        # The recipe's error is reported above: nobody can be asked.
+        # The recipe's error is reported above. Without a valid recipe, no peer can be asked.
         return
-    yield _ask("server", files.file.server, files.recipe.server, SESSIONS, files, joining)
+    yield _ask_peer("server", files.file.server, files.recipe.server, SESSIONS, files, joining)
     if not files.is_active:
         if files.file.active is None:
             yield Finding(
@@ -385,7 +409,7 @@ def _network(files: PartyFiles, offline: bool, plugins: Mapping[str, str]) -> It
                 note=True,
             )
         else:
-            yield _ask(
+            yield _ask_peer(
                 "active party",
                 files.file.active,
                 files.recipe.active.name,
@@ -395,29 +419,32 @@ def _network(files: PartyFiles, offline: bool, plugins: Mapping[str, str]) -> It
             )
 
 
-def _ask(
+def _ask_peer(
     about: str, address: str, peer: str, service: str, files: PartyFiles, joining: Joining
 ) -> Finding:
-    """Asks a peer whether it would take this party: it compares recipe, protocol and plug-ins."""
+    """Asks a peer whether it would accept this party. The peer compares recipe, protocol and
+    plug-ins.
+    """
     try:
-        answered = ask(address, files.keyring.current(), peer, service, joining, _CONNECT_S)
+        has_compared = ask(address, files.keyring.current(), peer, service, joining, _CONNECT_S)
     except VflError as error:
         return Finding(about, False, str(error))
     return Finding(
         about,
         True,
         f"{peer} answers at {address}, certificates accepted; same recipe, protocol and plug-ins"
-        if answered
-        else f"{peer} answers at {address}, certificates accepted; it is of an older release: "
-        "recipe and protocol are compared when the run starts",
-        note=not answered,
+        if has_compared
+        else f"{peer} answers at {address}, certificates accepted; it has an older release: "
+        "recipe and protocol are compared only when the run starts",
+        note=not has_compared,
     )
 
 
-def require(findings: list[Finding]) -> None:
-    """Raises InputError if a finding is not fine."""
-    bad = [finding.about for finding in findings if not finding.fine]
-    if bad:
+def require_ready(findings: list[Finding]) -> None:
+    """Raises InputError if ``findings`` contains a problem."""
+    problems = [finding.about for finding in findings if not finding.fine]
+    if problems:
         raise InputError(
-            Code.CONFIG_INVALID, f"not ready: {', '.join(bad)}. Correct what is reported above."
+            Code.CONFIG_INVALID,
+            f"not ready: {', '.join(problems)}. Correct the problems reported above.",
         )

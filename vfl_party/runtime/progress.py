@@ -21,19 +21,21 @@ from vfl_party.base.step_timing import Clock, Steps
 
 log = logging.getLogger(__name__)
 
-# Between two reports within a round.
+# The minimum seconds between two reports within a round.
 _TICK_S = 1.0
-# Between two reports of short rounds; the last round is always reported.
-_TELL_S = 0.25
+# The minimum seconds between reports of short rounds. The last round is always reported.
+_REPORT_S = 0.25
 
 
 @dataclass
 class RoundStanding:
-    """This party's progress so far. Other threads may read it: every value is replaced whole.
+    """This party's progress so far. Other threads may read it, because values are replaced and
+    never changed in place.
 
-    ``round``: rounds done of ``phase``; ``run_steps``: since the run began, as of the last round;
-    ``reported``: the last phase that had metrics, and these; ``without``: parties that came too
-    late; ``steps``: {phase: its steps}.
+    ``round``: The number of finished rounds of ``phase``. ``run_steps``: The training steps since
+    the run began, as of the last round. ``reported``: The last phase that had metrics, and these
+    metrics. ``without``: The parties that came too late. ``steps``: {phase: the times of its
+    steps}.
     """
 
     generation: int = 0
@@ -51,7 +53,7 @@ class Progress:
 
     The line has ``time``, ``generation``, ``phase``, ``round``, ``steps``, ``seconds`` since this
     generation began, ``metrics`` (of split training: the active party's), ``drift`` (see
-    ``RoundReport``), and the ledger's message bytes so far.
+    ``RoundReport``), and the message bytes sent and received so far.
     """
 
     def __init__(
@@ -63,7 +65,7 @@ class Progress:
         clock: Clock | None = None,
     ) -> None:
         self.standing = RoundStanding()
-        # After each round.
+        # Functions that are called after each round.
         self.watchers: list[Callable[[str, int, int, dict[str, dict[str, float]]], None]] = []
         self.clock = clock if clock is not None else Clock()
         self._steps = Steps()
@@ -77,7 +79,7 @@ class Progress:
         self._generation = 0
         self._began_s = time.monotonic()
         self._next_tick_s = self._began_s + _TICK_S
-        self._next_tell_s = self._began_s
+        self._next_report_s = self._began_s
         self._phase = ""
         self._metrics: dict[str, float] = {}
 
@@ -94,7 +96,7 @@ class Progress:
         )
 
     def begin_round(self, phase: str, round_: int, rounds: int) -> None:
-        """Begins a round of the phase; ``round_`` rounds are done."""
+        """Begins a round of the phase. ``round_``: The number of finished rounds."""
         standing = self.standing
         if phase not in standing.steps:
             standing.steps = {**standing.steps, phase: Steps()}
@@ -104,8 +106,8 @@ class Progress:
         standing.phase, standing.round, standing.rounds = phase, round_, rounds
 
     def tick(self, phase: str, round_: int, rounds: int, batch: int, batches: int) -> None:
-        """Counts a step; ``round_`` rounds are done. Reports to the server at most once a
-        second.
+        """Counts a step and reports to the server at most once a second. ``round_``: The number of
+        finished rounds.
         """
         if phase != self._phase:
             self._phase, self._metrics = phase, {}
@@ -113,20 +115,24 @@ class Progress:
         self._steps.tick(now_s)
         if now_s >= self._next_tick_s:
             self._next_tick_s = now_s + _TICK_S
-            # As of the last round's end.
+            # The run's steps are counted only at the end of a round.
             so_far = self.standing.run_steps
-            self._tell(ProgressUpdate(phase, round_, rounds, batch, batches, so_far, self._metrics))
+            self._report(
+                ProgressUpdate(phase, round_, rounds, batch, batches, so_far, self._metrics)
+            )
 
     def observe(
         self, phase: str, round_: int, rounds: int, steps: int, report: RoundReport
     ) -> None:
-        """Writes the line of a finished round, and reports it if there was no report lately."""
+        """Writes the line of a finished round, and reports the round if there was no report
+        recently.
+        """
         self._next_tick_s = time.monotonic() + _TICK_S
         self.clock.end(phase, report.steps)
-        flat = {
+        named_values = {
             f"{split} {name}": value
-            for split, named in report.metrics.items()
-            for name, value in named.items()
+            for split, split_metrics in report.metrics.items()
+            for name, value in split_metrics.items()
         }
         self._steps.end(report.steps)
         standing = self.standing
@@ -134,11 +140,11 @@ class Progress:
         standing.reported = (phase, report.metrics) if report.metrics else standing.reported
         standing.without = tuple(dict.fromkeys((*standing.without, *report.without)))
         self._phase = phase
-        by = f"validation {report.judged}"
+        judged_name = f"validation {report.judged}"
         self._metrics = {
             name: value
-            for name, value in flat.items()
-            if name == by or name.partition(" ")[2] in _SHOWN
+            for name, value in named_values.items()
+            if name == judged_name or name.partition(" ")[2] in _SHOWN_METRICS
         }
         sent, received = 0, 0
         for entry in self._ledger.entries():
@@ -168,21 +174,28 @@ class Progress:
             watch(phase, round_, rounds, report.metrics)
         if report.note:
             log.info(report.note, extra={"event": "note", "phase": phase})
-        nothing = not (report.steps or report.metrics or report.note)
-        # The others, who may be at work, set the pace.
-        idle = self._is_active and nothing and rounds > 1
-        if report.done or report.note or round_ == rounds or time.monotonic() >= self._next_tell_s:
-            own = ProgressUpdate(
+        is_empty = not (report.steps or report.metrics or report.note)
+        # An idle active party reports nothing, so that the working parties determine the reported
+        # progress.
+        is_idle = self._is_active and is_empty and rounds > 1
+        if (
+            report.done
+            or report.note
+            or round_ == rounds
+            or time.monotonic() >= self._next_report_s
+        ):
+            progress = ProgressUpdate(
                 phase, round_, rounds, steps=steps, metrics=self._metrics, note=report.note
             )
-            self._tell(own, idle=idle)
+            self._report(progress, idle=is_idle)
 
-    def _tell(self, progress: ProgressUpdate, *, idle: bool = False) -> None:
-        self._next_tell_s = time.monotonic() + _TELL_S
-        # The others keep its pace.
+    def _report(self, progress: ProgressUpdate, *, idle: bool = False) -> None:
+        self._next_report_s = time.monotonic() + _REPORT_S
+        # A passive party's progress is the active party's, so it is sent only with metrics or a
+        # note.
         if (self._is_active and not idle) or progress.metrics or progress.note:
             self._session.progress(progress)
         self.console.emit("progress", **asdict(progress))
 
 
-_SHOWN = frozenset({"loss", "accuracy", "auc", "rmse", "variance_kept"})
+_SHOWN_METRICS = frozenset({"loss", "accuracy", "auc", "rmse", "variance_kept"})

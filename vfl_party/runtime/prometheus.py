@@ -1,4 +1,6 @@
-"""A party's metrics for Prometheus: its progress, its ledger, the peers that it waits for."""
+"""Reports a party's metrics to Prometheus: its progress, its ledger and the peers that it waits
+for.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ from vfl_common.prometheus import (
     Labels,
     certificate_gauge,
     counter,
-    gauge,
     make_awaited_gauge,
+    make_gauge,
     state,
     traffic_counters,
 )
@@ -28,14 +30,15 @@ from vfl_party.runtime.progress import RoundStanding
 
 @dataclass
 class PartyMetrics:
-    """Makes the metrics at each scrape, in another thread than the training's.
+    """Computes the metrics at each scrape, in another thread than training.
 
     Args:
-        info: constant facts: name, role, recipe, device.
-        run_state: returns one of STATES.
-        ends: returns {name: when the certificate ends}.
-        peers: whom this party may wait for in a step: at the active party, the passive parties.
-        waits_for: returns those whom it waits for now.
+        info: Constant facts: name, role, recipe, device.
+        run_state: Returns one of STATES.
+        ends: Returns {name: when the certificate expires}.
+        peers: The peers that this party may wait for in a step: at the active party, the passive
+            parties.
+        waits_for: Returns the peers that this party waits for now.
     """
 
     info: dict[str, str]
@@ -48,35 +51,40 @@ class PartyMetrics:
     waits_for: Callable[[], Sequence[str]] = lambda: ()
 
     def families(self) -> Iterator[Metric]:
-        """Yields the metrics as they are now."""
+        """Yields the current metrics."""
         standing = self.standing
-        info = InfoMetricFamily("vfl_party", "Who this is.")
+        info = InfoMetricFamily("vfl_party", "The party that this process runs.")
         info.add_metric((), self.info)
         yield info
         yield state(self.run_state(), STATES)
-        yield gauge(
-            "vfl_generation", "How often the run has begun or resumed.", {(): standing.generation}
+        yield make_gauge(
+            "vfl_generation",
+            "Number of times that the run has started or resumed.",
+            {(): standing.generation},
         )
         if standing.phase:
             place = (standing.phase,)
-            yield gauge(
+            yield make_gauge(
                 "vfl_round",
-                "Rounds done of the phase under way.",
+                "Finished rounds of the current phase.",
                 {place: standing.round},
                 ("phase",),
             )
-            yield gauge(
-                "vfl_rounds", "Rounds that it has at most.", {place: standing.rounds}, ("phase",)
+            yield make_gauge(
+                "vfl_rounds",
+                "Maximum number of rounds of the current phase.",
+                {place: standing.rounds},
+                ("phase",),
             )
-        yield gauge(
+        yield make_gauge(
             "vfl_run_steps",
-            "Steps since the run began, as of the last round.",
+            "Training steps since the run began, as of the end of the last round.",
             {(): standing.run_steps},
         )
-        yield from self._steps()
-        yield from self._iter_reported()
+        yield from self._yield_step_metrics()
+        yield from self._yield_reported_metrics()
         if self.peers:
-            yield gauge(
+            yield make_gauge(
                 "vfl_late_parties",
                 "Parties that came too late and were left out.",
                 {(): len(standing.without)},
@@ -85,46 +93,53 @@ class PartyMetrics:
         yield certificate_gauge(self.ends())
         yield from traffic_counters(self.ledger, self.meter.counts())
 
-    def _steps(self) -> Iterator[Metric]:
+    def _yield_step_metrics(self) -> Iterator[Metric]:
         phases = self.standing.steps
-        made: dict[Labels, float] = {(phase,): float(steps.made) for phase, steps in phases.items()}
+        step_counts: dict[Labels, float] = {
+            (phase,): float(steps.made) for phase, steps in phases.items()
+        }
         yield counter(
             "vfl_steps_total",
-            "Steps made by this process, repeated ones included.",
-            made,
+            "Training steps of this process, with repeated steps.",
+            step_counts,
             ("phase",),
         )
-        text = "From one step of training to the next (an epoch in head, a tree in gbdt)."
+        text = "Seconds from one training step to the next (an epoch in head, a tree in gbdt)."
         histogram = HistogramMetricFamily("vfl_step_seconds", text, labels=("phase",))
         for phase, steps in phases.items():
-            buckets, seconds = cumulative(steps)
+            buckets, seconds = make_buckets(steps)
             histogram.add_metric((phase,), buckets, seconds)
         yield histogram
         last_s = max((steps.last_s for steps in phases.values()), default=0.0)
         if last_s:
             at_s = time.time() - (time.monotonic() - last_s)
-            yield gauge(
-                "vfl_last_step_timestamp_seconds", "When the last step was done.", {(): at_s}
+            yield make_gauge(
+                "vfl_last_step_timestamp_seconds",
+                "Time at which the last step was finished.",
+                {(): at_s},
             )
 
-    def _iter_reported(self) -> Iterator[Metric]:
+    def _yield_reported_metrics(self) -> Iterator[Metric]:
         phase, metrics = self.standing.reported
         values: dict[Labels, float] = {
             (phase, split, name): value
-            for split, named in metrics.items()
-            for name, value in named.items()
+            for split, split_metrics in metrics.items()
+            for name, value in split_metrics.items()
         }
         loss = {key[:2]: value for key, value in values.items() if key[2] == "loss"}
-        others = {key: value for key, value in values.items() if key[2] != "loss"}
-        yield gauge("vfl_loss", "Mean loss of the last round.", loss, ("phase", "split"))
-        yield gauge(
-            "vfl_metric", "Other metrics of the last round.", others, ("phase", "split", "metric")
+        other_metrics = {key: value for key, value in values.items() if key[2] != "loss"}
+        yield make_gauge("vfl_loss", "Mean loss of the last round.", loss, ("phase", "split"))
+        yield make_gauge(
+            "vfl_metric",
+            "Other metrics of the last round.",
+            other_metrics,
+            ("phase", "split", "metric"),
         )
 
 
-def cumulative(steps: Steps) -> tuple[list[tuple[str, float]], float]:
-    """Returns Prometheus' buckets, each with the number of steps up to its bound, and the sum of
-    seconds.
+def make_buckets(steps: Steps) -> tuple[list[tuple[str, float]], float]:
+    """Returns Prometheus' buckets, each with the number of steps up to its upper bound, and the sum
+    of the steps' seconds.
     """
     counts, seconds = list(steps.counts), steps.seconds
     bounds = [*(str(bound) for bound in BOUNDS_S), "+Inf"]

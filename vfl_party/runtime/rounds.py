@@ -1,10 +1,11 @@
-"""The checkpoints between the rounds of one phase: when one is written, and when it must be on the
+"""Decides when a checkpoint is written between the rounds of a phase, and when it must be on the
 disk.
 
 A checkpoint is due after every ``run.checkpoint_every`` rounds, but only if the party has changed
-since the last one: rounds that leave it as it is (``Phase.skippable``) have none. The party offers
-their labels all the same (``vfl_party.runtime.resume``), and may be far ahead of the others in such
-rounds: checkpoints of them would push out the one that the others resume from.
+since its last checkpoint. Rounds that leave the party unchanged (``Phase.skippable``) have no
+checkpoint. The party still offers the labels of these rounds (``vfl_party.runtime.resume``). It may
+be far ahead of the others in such rounds, so checkpoints there would push out the checkpoint from
+which the others resume.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from vfl_common.run_folder import RunFolder
-from vfl_common.stages import label_of
+from vfl_common.stages import make_label
 from vfl_party.base.phase import Phase, RoundReport
 from vfl_party.base.plugins import name_plugin_errors
 from vfl_party.runtime.generation import Generation
@@ -20,14 +21,16 @@ from vfl_party.runtime.outcome import RunOutcome
 
 
 class PhaseRounds:
-    """What one party keeps of the rounds of one phase.
+    """Counts the rounds of one phase at one party, and writes the checkpoints.
 
     Args:
-        phase, generation, folder: what runs, with what, and where its checkpoints are.
-        outcome: counts the rounds.
-        begin: the position of the phase's round 0.
-        every: rounds between two checkpoints.
-        before: called before a checkpoint is written.
+        phase: The phase that runs.
+        generation: The party's models in this generation.
+        folder: The run's folder, with the checkpoints.
+        outcome: The run's results so far, to which the rounds are added.
+        begin: The position of the phase's round 0.
+        every: The number of rounds between two checkpoints.
+        before: Called before a checkpoint is written.
     """
 
     def __init__(
@@ -42,18 +45,19 @@ class PhaseRounds:
     ) -> None:
         self._phase, self._generation, self._folder = phase, generation, folder
         self._outcome, self._begin, self._every, self._before = outcome, begin, every, before
-        # Since the last checkpoint.
+        # Whether the party has changed since the last checkpoint.
         self._changed = False
-        # The round under way, and whether its report is counted.
+        # The current round, and whether its report has been counted.
         self._round, self._counted = 0, False
 
-    def begins(self, round_: int) -> None:
-        """Notes that a round begins."""
+    def begin_round(self, round_: int) -> None:
+        """Records that a round begins."""
         self._round, self._counted = round_, False
 
     def save_early(self, report: RoundReport) -> None:
-        """Writes the checkpoint that is due next, if the party does nothing until then: the round
-        under way does not change it any more. Returns when it is on the disk. See ``Hooks``.
+        """Writes the next due checkpoint early, if no later round changes the party before it is
+        due. The current round must not change the party any more. Returns once the checkpoint is on
+        the disk. See ``Hooks``.
         """
         self.count(report)
         rounds = self._next_due()
@@ -62,28 +66,28 @@ class PhaseRounds:
             self.flush()
 
     def count(self, report: RoundReport) -> None:
-        """Counts the round under way, once."""
+        """Counts the current round. A second call for the same round has no effect."""
         if self._counted:
             return
         self._counted = True
         self._outcome.add(self._phase.name, report)
-        # A party that catches up, or is not drawn, has nothing new to keep.
-        idle = self._phase.lenient and not report.steps
-        self._changed |= not (idle or self._round in self._phase.skippable)
+        # A party that catches up, or is not drawn, does not change.
+        is_idle = self._phase.lenient and not report.steps
+        self._changed |= not (is_idle or self._round in self._phase.skippable)
 
-    def ends(self, report: RoundReport, *, done: bool) -> str:
-        """Ends the round under way; ``done``: with it, the phase. Returns the label of its
-        checkpoint; '' if none is written.
+    def end_round(self, report: RoundReport, *, done: bool) -> str:
+        """Ends the current round. ``done``: Whether the phase ends too. Returns the label of the
+        written checkpoint; '' if none is written.
         """
         rounds = self._round + 1
-        due = report.checkpoint or (rounds % self._every == 0 and self._changed)
-        if self._folder.checkpoints is None or not (done or due):
+        is_due = report.checkpoint or (rounds % self._every == 0 and self._changed)
+        if self._folder.checkpoints is None or not (done or is_due):
             return ""
-        # Who is alone may end a phase early without the others, who count all of its rounds.
-        free, whole = self._phase.alone_from, self._phase.rounds
-        alone = done and free is not None and self._round >= free
-        self._save(whole if done else rounds, whole if alone else rounds, final=done)
-        # What this party does next tells others that it is on the disk.
+        # A party that is alone may end a phase early, but the others count all rounds of the phase.
+        alone_from, all_rounds = self._phase.alone_from, self._phase.rounds
+        is_alone = done and alone_from is not None and self._round >= alone_from
+        self._save(all_rounds if done else rounds, all_rounds if is_alone else rounds, final=done)
+        # From the next message of this party, others conclude that the checkpoint is on the disk.
         if done or report.checkpoint:
             self.flush()
         return self._outcome.label
@@ -94,8 +98,8 @@ class PhaseRounds:
             self._folder.checkpoints.flush()
 
     def _next_due(self) -> int | None:
-        """Returns the rounds that are done when a checkpoint is due next; None if the party changes
-        before.
+        """Returns the number of finished rounds at the next due checkpoint; None if the party
+        changes before it.
         """
         rounds = self._round + 1
         while rounds % self._every:
@@ -105,14 +109,16 @@ class PhaseRounds:
         return rounds if rounds < self._phase.rounds else None
 
     def _save(self, position: int, rounds: int, *, final: bool) -> None:
-        """Writes a checkpoint; ``position``: in the phase. ``final``: the phase keeps nothing."""
+        """Writes a checkpoint. ``position``: The next round in the phase. ``final``: Whether the
+        phase has ended, so that its state is not kept.
+        """
         if self._folder.checkpoints is None:
             return
         phase, outcome = self._phase, self._outcome
-        outcome.label = label_of(self._begin + position, phase.name, rounds)
+        outcome.label = make_label(self._begin + position, phase.name, rounds)
         with name_plugin_errors():
             state = {"job": self._generation.state(), "phase": {} if final else phase.state()}
-        # Before the checkpoint's thread competes for the interpreter.
+        # The callback runs before the checkpoint's thread, which would slow it down.
         self._before()
         self._folder.checkpoints.save_later(outcome.label, state | outcome.tree())
         self._changed = False

@@ -1,19 +1,19 @@
-"""A party's part in a run: joins, resumes at the newest checkpoint that all hold, runs the phases,
-reports; or rejoins.
+"""Runs a party's part in a run: joins, resumes at the newest common checkpoint, runs the phases and
+reports. Rejoins after an interruption.
 
-A party that is in a run takes no other one unless the server says why: because somebody began anew,
-or the run is over. It says so, and sets its own run aside. A party whose rows or columns have
-changed tells the server that it cannot resume; the server decides whether the run is set aside
-(``run.resume_within_s``), or the party must restore its data.
+A party with an unfinished run starts another run only if the server gives a reason: a new run was
+asked for, or the old run is over. The party then reports the reason and sets its old run aside. A
+party whose rows or columns have changed reports to the server that it cannot resume. The server
+then decides whether the run is set aside (``run.resume_within_s``) or the party must restore its
+data.
 
-A checkpoint between two rounds of a phase is written while the next round runs: nobody else has to
-wait for this party's disk. A party that is killed may then hold one checkpoint less;
-``vfl_party.base.checkpoint`` says why all still hold a common one. The runner waits for the disk
-wherever others rely on a checkpoint: at the end of a phase, when the round says so
-(``RoundReport.checkpoint``), before a phase lets the others go on without this party
-(``Hooks.settled``), and before it says that it needs nobody, that the run is trained, or its
-results. Rounds that leave the party as it is (``Phase.skippable``) have no checkpoint: it offers
-their labels all the same, and may be far ahead of the others in them.
+A checkpoint between two rounds of a phase is written while the next round runs, so that the other
+parties need not wait for this party's disk. A killed party may then lack its last checkpoint.
+``vfl_party.base.checkpoint`` explains why all parties still have a common checkpoint. The runner
+waits for the disk wherever other parties rely on a checkpoint: at the end of a phase, when a round
+asks for it (``RoundReport.checkpoint``), before a phase lets the others continue without this party
+(``Hooks.settled``), and before the party reports its results or that it needs no other party.
+``vfl_party.runtime.rounds`` describes rounds without checkpoints.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from vfl_common.errors import (
     InterruptedRun,
     PeerError,
     VflError,
-    stops,
+    is_stop,
 )
 from vfl_common.files import write_atomic
 from vfl_common.ledger import load_entries
-from vfl_common.process.logs import arithmetic_text
+from vfl_common.process.logs import format_arithmetic
 from vfl_common.rpc.messages import Done, Joining, Membership, Start
 from vfl_common.run_folder import RunFolder
-from vfl_common.stages import Planned, alone_after, position_of, reachable
+from vfl_common.stages import Planned, alone_after, list_earlier_labels, parse_position
 from vfl_common.text import to_json
-from vfl_party.base.arithmetic import arithmetic, compare_resumed
-from vfl_party.base.devices import peak_memory
+from vfl_party.base.arithmetic import compare_resumed, describe_arithmetic
+from vfl_party.base.devices import get_peak_memory
 from vfl_party.base.phase import Phase, RoundReport, Tree
 from vfl_party.base.plugins import name_plugin_errors
 from vfl_party.base.step_timing import Clock
@@ -60,21 +60,24 @@ log = logging.getLogger(__name__)
 
 
 def _nothing(_report: RoundReport) -> None:
-    """Between phases nothing is settled."""
+    """Does nothing: between phases, no checkpoint can be written early."""
 
 
 class PartyRun:
-    """One party's part in a run, to its end.
+    """Runs one party's part in a run, to its end.
 
     Args:
-        prepared: the party, and what makes each generation afresh, so that nothing survives a
+        prepared: The prepared party, which makes each generation new, so that no state survives a
             rollback by accident.
-        folders: of runs; an unfinished one of the same recipe is offered to the server.
-        session: the connection to the server.
-        connect: makes a generation's transport; ``Clock``: counts what its steps wait for.
-        progress: hears of every round and step.
-        address: where passive parties reach this party; '' if they do not.
-        grants: what this party and the others have allowed; None: in a trial, everything.
+        folders: The party's run folders. An unfinished run of the same recipe is offered to the
+            server.
+        session: The session with the server.
+        connect: Makes a generation's transport. The ``Clock`` measures the time that steps wait for
+            peers.
+        progress: Receives every round and step.
+        address: The address at which passive parties reach this party; '' if it does not listen.
+        grants: Checks what the parties have allowed. None in a trial run, in which everything is
+            allowed.
     """
 
     def __init__(
@@ -92,13 +95,15 @@ class PartyRun:
         self._prepared, self._folders, self._session = prepared, folders, session
         self._connect, self._progress, self._ledger = connect, progress, session.ledger
         self._joining = prepared.joining(address)
-        # What a phase calls within a round.
+        # The callback that a phase calls within a round; see ``Hooks.settled``.
         self._settled: Callable[[RoundReport], None] = _nothing
-        # As far as it is known before alignment.
+        # The plan, as far as it is known before the alignment.
         self._plan: Sequence[Planned] = prepared.plan
 
     def run(self) -> tuple[RunOutcome, RunFolder]:
-        """Runs to the end. Raises VflError, after the server was informed of it."""
+        """Runs to the end. If the run fails, reports the error to the server and raises
+        VflError.
+        """
         try:
             return self._run()
         finally:
@@ -110,11 +115,15 @@ class PartyRun:
         changed: ChangedError | None = None
         try:
             while True:
-                offer = self._offer(folder) if changed is None else self._unfit(folder)
+                offer = (
+                    self._make_offer(folder)
+                    if changed is None
+                    else self._make_unfit_joining(folder)
+                )
                 try:
                     start = self._join(offer, folder)
                 except VflError:
-                    # The server keeps the run: this party's own words say more.
+                    # The server does not set the run aside. This party's own error explains more.
                     if changed is not None:
                         raise changed from None
                     raise
@@ -125,7 +134,7 @@ class PartyRun:
                 started_s = started_s or time.monotonic()
                 if folder is None or folder.run_id != start.run_id:
                     if folder is not None:
-                        self._leave(folder, start)
+                        self._leave_run(folder, start)
                     folder, changed = self._folders.open(start.run_id), None
                 elif folder is self._folders.resume:
                     self._ledger.carry(load_entries(folder.path / "ledger.json"))
@@ -134,7 +143,7 @@ class PartyRun:
                 self._begin_allowed(folder)
                 outcome: RunOutcome | None = None
                 try:
-                    outcome = self._generation(start, folder, started_s)
+                    outcome = self._run_generation(start, folder, started_s)
                 except ChangedError as error:
                     if changed is not None or start.returning:
                         raise
@@ -144,34 +153,34 @@ class PartyRun:
                     log.warning("interrupted: %s", reason, extra={"event": "interrupted"})
                     self._progress.console.show("interrupted", reason=str(reason))
                 except BaseException:
-                    # The first error is the one to report.
+                    # Errors while saving must not replace the first error.
                     with contextlib.suppress(VflError):
                         self._flush(folder)
                     with contextlib.suppress(VflError):
                         self._save_ledger(folder)
                     raise
                 if outcome is not None:
-                    # The session's heartbeats go on until it is closed, and the ledger counts them.
+                    # Heartbeats, which the ledger counts, continue until the session is closed.
                     self._session.close()
                 self._save_ledger(folder)
                 if outcome is not None:
                     return outcome, folder
         except BaseException as error:
-            self._tell(error)
+            self._report_end(error)
             raise
 
-    def _tell(self, error: BaseException) -> None:
+    def _report_end(self, error: BaseException) -> None:
         """Reports to the server why this party ends. A signal or a full disk does not end the run
-        of the others.
+        for the other parties.
         """
-        if stops(error):
+        if is_stop(error):
             self._session.stopping()
         else:
             self._session.abort(error)
 
     def _join(self, offer: Joining, folder: RunFolder | None) -> Start | Done:
-        """Joins. If this party has reported, and the server has gone, the run is taken to be
-        complete.
+        """Joins the run. If this party has finished training and the server does not answer,
+        returns ``Done``, because the run must be complete.
         """
         try:
             return self._session.join(offer)
@@ -183,7 +192,8 @@ class PartyRun:
             ):
                 raise
             log.warning(
-                "run %s was trained to its end, and the server has gone since: nothing is left to "
+                "run %s was trained to its end and the server has ended since, so nothing is "
+                "left to "
                 "do",
                 folder.run_id,
                 extra={"event": "trained"},
@@ -191,10 +201,10 @@ class PartyRun:
             return Done(folder.run_id, "")
 
     def _get_complete(self, done: Done, folder: RunFolder | None) -> tuple[RunOutcome, RunFolder]:
-        """Returns what is known of a complete run. Raises PeerError if this party has not trained
-        in it to the end.
+        """Returns the outcome and the folder of a complete run. Raises PeerError if this party has
+        not trained in it to the end.
         """
-        # This party may have been killed after its last note, before its exit.
+        # An earlier process may have been killed after it marked the run as finished.
         if folder is None:
             folder = self._folders.find_finished(done.run_id)
         if folder is None or folder.run_id != done.run_id or not folder.facts().get("trained"):
@@ -206,15 +216,15 @@ class PartyRun:
         return RunOutcome(summary_json=done.summary_json), folder
 
     def _check(self, start: Start, offer: Joining, folder: RunFolder | None) -> None:
-        """Raises PeerError if the run would resume at a label that this party has not offered, or
-        is another run.
+        """Checks the server's Start message. Raises PeerError if the run would resume at a label
+        that this party has not offered, or if it is another run than the party's unfinished run.
 
-        Also if the server has this party return although the others cannot be in the middle of this
-        run: then nobody would compare the rows.
+        Also raises PeerError if the server lets this party return although the other parties cannot
+        have continued this run. Then no party would compare the rows.
         """
-        same = start.run_id == offer.run_id and offer.job == "train"
+        is_same_run = start.run_id == offer.run_id and offer.job == "train"
         if start.returning:
-            if not (same and folder is not None and self._may_return(folder)):
+            if not (is_same_run and folder is not None and self._may_return(folder)):
                 raise PeerError(
                     Code.MALFORMED_MESSAGE,
                     f"the server has {self._session.me} return to run {start.run_id}, which "
@@ -224,10 +234,10 @@ class PartyRun:
             return
         if (
             folder is not None
-            and not same
+            and not is_same_run
             and offer.job == "train"
             and not start.anew
-            and self._holds(folder)
+            and self._has_work_in(folder)
         ):
             raise PeerError(
                 Code.MALFORMED_MESSAGE,
@@ -236,7 +246,7 @@ class PartyRun:
                 "that it had before, or begin a new run with vfl-server run --fresh.",
                 party=self._session.server,
             )
-        if start.checkpoint not in (offer.checkpoints if same else ("",)):
+        if start.checkpoint not in (offer.checkpoints if is_same_run else ("",)):
             raise PeerError(
                 Code.MALFORMED_MESSAGE,
                 f"the server starts run {start.run_id} at {start.checkpoint or 'its beginning'}, "
@@ -245,14 +255,16 @@ class PartyRun:
             )
 
     def _begin_allowed(self, folder: RunFolder) -> None:
-        """Counts the run, and tells who has allowed it. Raises InputError."""
+        """Counts the run against the grants, and reports which grants allow it. Raises
+        InputError.
+        """
         for text in self._grants.begins(folder) if self._grants is not None else ():
             log.info("%s", text, extra={"event": "allowed"})
             self._progress.console.show("allowed", said=text)
 
-    def _holds(self, folder: RunFolder) -> bool:
-        """Whether this party would lose anything with a run: it is in it, or has written a
-        checkpoint.
+    def _has_work_in(self, folder: RunFolder) -> bool:
+        """Returns whether this party would lose work without the run: it takes part in the run, or
+        has written a checkpoint.
         """
         return folder is not self._folders.resume or (
             folder.checkpoints is not None and folder.checkpoints.count_saved() > 0
@@ -261,11 +273,11 @@ class PartyRun:
     def _may_return(self, folder: RunFolder) -> bool:
         return self._joining.role == "passive" and resume.may_return(folder, self._plan)
 
-    def _leave(self, folder: RunFolder, start: Start) -> None:
-        """Leaves a run for another one, because the server has said why; it is set aside, or over
-        for this party.
+    def _leave_run(self, folder: RunFolder, start: Start) -> None:
+        """Leaves the run in ``folder`` for another run, if the server has given a reason. Sets the
+        old run aside, or marks it as finished if this party has trained it.
         """
-        if not (start.anew and self._holds(folder)):
+        if not (start.anew and self._has_work_in(folder)):
             return
         log.warning(
             "run %s is not resumed, and run %s begins: %s",
@@ -281,21 +293,21 @@ class PartyRun:
         else:
             folder.set_aside(start.anew)
 
-    def _unfit(self, folder: RunFolder | None) -> Joining:
-        """Returns what this party says if its data have changed since the run began."""
+    def _make_unfit_joining(self, folder: RunFolder | None) -> Joining:
+        """Returns the Join message of a party whose data have changed since the run began."""
         run_id = folder.run_id if folder is not None else ""
-        why = "its rows or columns are not those that the run began with"
+        why = "its rows or columns have changed since the run began"
         return replace(self._joining, run_id=run_id, checkpoints=(), unfit=why)
 
-    def _offer(self, folder: RunFolder | None) -> Joining:
+    def _make_offer(self, folder: RunFolder | None) -> Joining:
         if folder is None or folder.checkpoints is None or self._joining.job != "train":
-            # A prediction names the trained run, and never resumes.
+            # A prediction is never resumed, and its run id is the id of the trained run.
             return replace(self._joining, checkpoints=("",))
         labels, held = resume.offer_labels(folder.checkpoints, self._plan)
         return replace(self._joining, run_id=folder.run_id, checkpoints=labels, held=held)
 
-    def _make(self, start: Start, folder: RunFolder) -> Generation:
-        """Makes what the next generation works with."""
+    def _make_generation(self, start: Start, folder: RunFolder) -> Generation:
+        """Makes the next generation, with its hooks and its transport."""
         progress = self._progress
         self._folders.log(folder)
         progress.begin(folder.path / "metrics.jsonl", start)
@@ -309,24 +321,22 @@ class PartyRun:
         return self._prepared.generation(folder, transport, hooks)
 
     def _tick(self, phase: str, round_: int, rounds: int, batch: int, batches: int) -> None:
-        # So that a party at work on its own notices an interruption too.
+        # With this check, a party that computes alone notices an interruption too.
         self._session.check()
         if self._grants is not None:
             self._grants.goes_on()
         self._progress.tick(phase, round_, rounds, batch, batches)
 
-    def _generation(self, start: Start, folder: RunFolder, started_s: float) -> RunOutcome:
-        """Runs one generation, from the checkpoint that the server names to the end of the last
-        phase.
-        """
-        generation = self._make(start, folder)
+    def _run_generation(self, start: Start, folder: RunFolder, started_s: float) -> RunOutcome:
+        """Runs one generation, from the server's checkpoint to the end of the last phase."""
+        generation = self._make_generation(start, folder)
         error: BaseException | None = None
         try:
             self._session.watch(generation.end)
             tree: Tree = None
             if start.returning:
-                start = replace(start, checkpoint=resume.newest(folder))
-            label = resume.own_label(folder, start.checkpoint, self._plan)
+                start = replace(start, checkpoint=resume.find_newest(folder))
+            label = resume.choose_own_label(folder, start.checkpoint, self._plan)
             if start.left and not alone_after(start.checkpoint, self._plan):
                 raise PeerError(
                     Code.MALFORMED_MESSAGE,
@@ -341,12 +351,12 @@ class PartyRun:
                 if folder.facts().get("data") != statement.data:
                     raise InputError(
                         Code.DATA_INVALID,
-                        f"{folder.path}: the rows or columns are not those that the run began "
-                        "with. Restore them.",
+                        f"{folder.path}: the rows or columns have changed since the run "
+                        "began. Restore them.",
                     )
                 generation.show_rows()
-                folder.note(returns=resume.returns(folder) + 1)
-            # The plan gives the labels of checkpoints a meaning.
+                folder.note(returns=resume.count_returns(folder) + 1)
+            # The labels of checkpoints can only be interpreted with the plan.
             plan = [asdict(phase) for phase in statement.plan]
             folder.note(plan=plan, data=statement.data, **generation.label_noted)
             generation.keep_profile(folder.path)
@@ -357,25 +367,31 @@ class PartyRun:
                 self._progress.console.show("resumed", checkpoint=label)
             elif folder.checkpoints is not None:
                 folder.checkpoints.discard_after("")
-            # Once nothing is left here of a course that was given up.
+            # The plan is sent after checkpoints of an abandoned course were discarded.
             self._session.plan(statement.aggregations)
-            outcome = self._phases(generation, folder, label, tree, start)
+            outcome = self._run_phases(generation, folder, label, tree, start)
             outcome.rows, outcome.common_rows = statement.rows, statement.common_rows
             self._session.check()
             self._flush(folder)
             generation.close(None)
-            # Only the report to the server is left.
-            computed = outcome.arithmetic.model_dump() if outcome.arithmetic is not None else None
-            folder.note(trained=True, arithmetic=computed)
+            # From here on, only the report to the server is missing.
+            arithmetic_facts = (
+                outcome.arithmetic.model_dump() if outcome.arithmetic is not None else None
+            )
+            folder.note(trained=True, arithmetic=arithmetic_facts)
             self._save_ledger(folder)
             wall_s = time.monotonic() - started_s
-            free = (outcome.label, *reachable(outcome.label, self._plan)) if outcome.label else ()
+            free_from = (
+                (outcome.label, *list_earlier_labels(outcome.label, self._plan))
+                if outcome.label
+                else ()
+            )
             outcome.summary_json = self._session.report(
                 replace(
                     outcome.report(statement, wall_s, self._progress.clock.times()),
-                    free_from=free,
-                    peak_memory_bytes=peak_memory(self._prepared.device),
-                    returns=resume.returns(folder),
+                    free_from=free_from,
+                    peak_memory_bytes=get_peak_memory(self._prepared.device),
+                    returns=resume.count_returns(folder),
                 )
             )
             return outcome
@@ -385,28 +401,30 @@ class PartyRun:
         finally:
             self._session.watch(None)
             if error is not None:
-                if stops(error):
-                    # First, so that the others read that this party was stopped.
+                if is_stop(error):
+                    # The message is sent first, so that the other parties learn that this party was
+                    # stopped.
                     self._session.stopping()
-                # The server decides what follows.
+                # The peers see an interruption, because the server decides how the run continues.
                 if isinstance(error, ChangedError) and not start.returning:
                     error = InterruptedRun(f"{self._session.me} cannot resume the run")
                 generation.close(error)
 
-    def _phases(
+    def _run_phases(
         self, generation: Generation, folder: RunFolder, label: str, tree: Tree, start: Start
     ) -> RunOutcome:
-        """Runs what is left after this party's checkpoint ``tree`` with ``label``; both are empty
-        at the beginning.
+        """Runs the remaining phases after this party's checkpoint ``tree`` with ``label``. Both are
+        empty at the run's beginning.
 
-        ``start``: has the label at which the run resumes; this party skips the rounds between.
+        ``start``: The Start message, with the label at which the run resumes. This party skips the
+        rounds between its checkpoint and that label.
         """
         outcome = RunOutcome.restore(tree, label) if tree else RunOutcome()
         self._compare_arithmetic(outcome, label)
         outcome.catches_up, begun = start.returning, start.checkpoint
-        begin, own = 0, position_of(label) if tree else 0
-        first = max(own, position_of(begun) if begun else 0)
-        self._vouch(folder, label)
+        begin, own = 0, parse_position(label) if tree else 0
+        first = max(own, parse_position(begun) if begun else 0)
+        self._report_alone(folder, label)
         for phase in generation.phases:
             end = begin + phase.rounds
             if phase.lenient and (lost := min(first, end) - max(own, begin)) > 0:
@@ -424,10 +442,10 @@ class PartyRun:
                 if own > begin:
                     with name_plugin_errors():
                         phase.load_state(tree["phase"])
-                # Others may have to repeat what this party did alone.
+                # The other parties may have to repeat rounds that this party computed alone.
                 if first >= begin and tree:
                     generation.unhurried()
-                self._rounds(phase, generation, folder, outcome, begin, max(first, begin))
+                self._run_rounds(phase, generation, folder, outcome, begin, max(first, begin))
                 if phase.lenient and self._joining.role == "active":
                     # The server ends the generation if it lacks a party.
                     self._session.lenient(False)
@@ -439,18 +457,19 @@ class PartyRun:
         return outcome
 
     def _compare_arithmetic(self, outcome: RunOutcome, label: str) -> None:
-        """Warns if this process computes otherwise than the one that wrote the checkpoint
-        ``label``, and notes it in the outcome. The run goes on: to rounding it is the same.
+        """Warns if this process has other arithmetic than the process that wrote the checkpoint
+        ``label``, and records it in the outcome. The run continues, because results differ only by
+        rounding.
         """
-        now = arithmetic(self._prepared.device)
+        now = describe_arithmetic(self._prepared.device)
         outcome.arithmetic, change = compare_resumed(outcome.arithmetic, now, label)
         if change is not None:
             facts = {"checkpoint": label, "differs": change.differs}
-            text = arithmetic_text(label, change.differs)
+            text = format_arithmetic(label, change.differs)
             log.warning("%s", text, extra={"event": "arithmetic", **facts})
             self._progress.console.show("arithmetic", **facts)
 
-    def _rounds(
+    def _run_rounds(
         self,
         phase: Phase,
         generation: Generation,
@@ -459,8 +478,8 @@ class PartyRun:
         begin: int,
         first: int,
     ) -> None:
-        """Runs the rounds of one phase from position ``first``; the phase's round 0 is at position
-        ``begin``.
+        """Runs the rounds of one phase from position ``first``. ``begin``: The position of the
+        phase's round 0.
         """
         every = self._folders.checkpoint_every
         save_ledger = partial(self._save_ledger, folder)
@@ -469,12 +488,12 @@ class PartyRun:
         try:
             for round_ in range(first - begin, phase.rounds):
                 self._progress.begin_round(phase.name, round_, phase.rounds)
-                rounds.begins(round_)
+                rounds.begin_round(round_)
                 with name_plugin_errors():
                     report = phase.run_round(round_)
                 self._session.check()
                 rounds.count(report)
-                # Before a checkpoint says that the round is done.
+                # Predictions must be on the disk before a checkpoint counts the round as done.
                 if report.predictions:
                     generation.keep(folder.path, phase.name, report.predictions)
                 done = report.done or round_ + 1 == phase.rounds
@@ -482,18 +501,18 @@ class PartyRun:
                 if done:
                     with name_plugin_errors():
                         phase.finish()
-                if label := rounds.ends(report, done=done):
-                    self._vouch(folder, label)
+                if label := rounds.end_round(report, done=done):
+                    self._report_alone(folder, label)
                 if done:
                     return
         finally:
             phase.close()
-            # The folder's lock ends with the last that refers to it.
+            # The callback refers to the folder, whose lock is held as long as a reference exists.
             self._settled = _nothing
 
-    def _vouch(self, folder: RunFolder, label: str) -> None:
-        """Reports, at the active party, that it needs nobody any more: all that the others owe it
-        is on its disk.
+    def _report_alone(self, folder: RunFolder, label: str) -> None:
+        """Reports, at the active party, that it needs no other party any more, because all data
+        from the other parties are on its disk.
         """
         if (
             self._joining.role == "active"

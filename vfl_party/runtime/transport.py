@@ -1,5 +1,5 @@
-"""A party's exchange over gRPC: the address that it listens on, and each generation's links and
-hub.
+"""Connects a party to its peers over gRPC: listens at the active party, and makes each generation's
+links and hub.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from vfl_common.errors import (
     LostError,
     PeerError,
     VflError,
-    stops,
+    is_stop,
 )
 from vfl_common.identity.diagnose import diagnose
 from vfl_common.ledger import Ledger
 from vfl_common.link import PROTOCOL, Hub, Link
 from vfl_common.process.logs import Console
 from vfl_common.rpc.ask import MAX_QUESTIONS
-from vfl_common.rpc.channel import dial, listening
+from vfl_common.rpc.channel import dial, run_server
 from vfl_common.rpc.confer import MAX_CONFERRING, LogHeads
 from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.exchange.hub import ExchangeHub
@@ -43,18 +43,20 @@ from vfl_party.record.recorder import LeaveCheck, RecordedRun, Recorder
 
 log = logging.getLogger(__name__)
 
-# Allowed to the passive parties to end their streams.
+# The seconds in which the passive parties end their streams.
 _CLOSE_S = 5.0
 _DIAGNOSIS_S = 2.0
-# Allowed to all passive parties to open their streams, before the missing ones are reported.
-_COME_S = 10.0
-# Since which protocol parties show each other their records.
-_RECORDS = 8
+# The seconds in which all passive parties open their streams, before missing parties are reported.
+_ARRIVAL_S = 10.0
+# The oldest protocol version in which parties exchange the heads of their records.
+_RECORDS_PROTOCOL = 8
 
 
 @dataclass
 class GrpcTransport:
-    """One generation's exchange over gRPC; see ``vfl_party.runtime.generation.Transport``."""
+    """One generation's connections over gRPC. Implements
+    ``vfl_party.runtime.generation.Transport``.
+    """
 
     me: str
     service: ExchangeService | None
@@ -71,7 +73,9 @@ class GrpcTransport:
     conferring: ExchangeLink | None = None
 
     def confer(self, *, once: bool = False) -> None:
-        """Exchanges the heads of the records with the peer; ``once``: tries only once."""
+        """Exchanges the heads of the records with the active party. ``once``: Whether to try only
+        once, and only if the record has new entries.
+        """
         link, record = self.conferring, self.record
         if link is None or record is None or (once and not record.heads.has_news):
             return
@@ -81,7 +85,8 @@ class GrpcTransport:
             if answer is None and not once:
                 raise PeerError(
                     Code.PROTOCOL_DIFFERS,
-                    f"{link.peer} shows no record of what leaves it. Install the same version.",
+                    f"{link.peer} has no record of the data that it sends. Install the same "
+                    "version.",
                     party=link.peer,
                 )
             if answer is None:
@@ -94,7 +99,7 @@ class GrpcTransport:
             if not once:
                 raise
             log.info(
-                "the head of the record is not signed now (%s); it is in the next run",
+                "the peer did not sign the head of the record (%s); the next run asks again",
                 error,
                 extra={"event": "record"},
             )
@@ -107,22 +112,24 @@ class GrpcTransport:
             link.end(error)
 
     def _to_peer_error(self, error: BaseException) -> VflError:
-        """Returns what the peers hear: a party that was stopped is waited for, as one that was
-        lost.
+        """Returns the error that is sent to the peers. If this party was stopped, it is an
+        InterruptedRun, so that the peers wait for the party.
         """
-        if stops(error):
+        if is_stop(error):
             return InterruptedRun(f"{self.me} was stopped")
         return error if isinstance(error, VflError) else InternalError(str(error))
 
     def close(self, error: BaseException | None) -> None:
-        """Closes the hub and the links; ``error``: why, if the generation failed."""
+        """Closes the hub and the links. ``error``: The error with which the generation failed; None
+        if it succeeded.
+        """
         if self.roll_call is not None:
             self.roll_call.cancel()
         if self.grpc_hub is not None and error is None:
             self.grpc_hub.pipe.wait_for_late()
         if self.service is not None and error is None:
             self.service.wait_until_idle(_CLOSE_S)
-        # Closing the sockets loses the kernel's counts.
+        # The kernel's byte counts must be read before the sockets are closed.
         self.meter.sample()
         if self.service is not None and error is not None:
             self.service.use(None)
@@ -137,13 +144,13 @@ class Transports:
     """Makes this party's transports, one for each generation.
 
     Args:
-        files: the party file and all that it names.
-        console: reports missing parties to a person.
-        joining: what this party says when it joins; the active party answers with it whether a
-            passive one fits.
-        heads: of this party's record.
-        job: what is run.
-        allows: see ``Recorder``.
+        files: The party file and the files that it names.
+        console: Reports missing parties to the user.
+        joining: This party's Join message. With it, the active party checks whether a passive party
+            fits.
+        heads: The exchange of the heads of this party's record.
+        job: The job of the run.
+        allows: See ``Recorder``.
     """
 
     files: PartyFiles
@@ -156,20 +163,20 @@ class Transports:
     allows: LeaveCheck | None = None
 
     def close(self) -> None:
-        """Signs the head of the record, and closes it."""
+        """Signs the head of the record, and closes the record."""
         if self.heads is None:
             return
         try:
             self.heads.seal()
         except VflError as error:
-            # Why the program ends says more.
+            # Raising here would hide the error with which the program ends.
             log.warning("%s", error, extra={"event": "record"})
         self.heads.book.close()
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[tuple[ExchangeService | None, str]]:
-        """Yields the exchange's service and its address at the active party; a passive party
-        listens on nothing.
+        """Listens at the active party, and yields the exchange service and its address. Yields
+        (None, '') at a passive party.
         """
         if not self.files.is_active:
             yield None, ""
@@ -191,11 +198,11 @@ class Transports:
             self.files.keyring,
             may_ask=[self.files.name, recipe.server, *roster],
         )
-        # For each party; server and this party's own probes check, too; four more for callers to
-        # refuse.
+        # The number of threads for each passive party. The server's and this party's own probes
+        # also need threads for health checks. Four more threads refuse other callers.
         per_party = MAX_STREAMS + MAX_QUESTIONS + MAX_CHECKS + MAX_CONFERRING
         threads = per_party * len(roster) + 2 * MAX_CHECKS + 4
-        with listening(self.files.file.listen, self.files.keyring, [service, health], threads) as (
+        with run_server(self.files.file.listen, self.files.keyring, [service, health], threads) as (
             _,
             address,
         ):
@@ -205,21 +212,21 @@ class Transports:
             finally:
                 service.close()
 
-    def transport(
+    def make_transport(
         self, service: ExchangeService | None, start: Start, clock: Clock
     ) -> GrpcTransport:
-        """Makes a generation's links, and the active party's hub; nothing is dialled before the
-        first bundle. ``clock``: the party's.
+        """Makes a generation's links, and the hub at the active party. Connections open with the
+        first bundle. ``clock``: The party's clock.
 
         Raises PeerError if neither the server nor the party file names an address of the active
         party.
         """
         files, recipe = self.files, self.files.recipe
         files.keyring.tell()
-        # The server waits the whole step timeout for a late party and then names it: we wait for
-        # that.
+        # The server waits the whole step timeout for a late party and then reports it. This party
+        # waits longer, so that it receives that report.
         patience_s = 2 * recipe.run.step_timeout_s
-        server = self._link(files.file.server, recipe.server, start, patience_s)
+        server = self._make_link(files.file.server, recipe.server, start, patience_s)
         if service is not None:
             roster = [party.name for party in recipe.passives if party.name not in start.left]
             pipe = FramePipe(
@@ -232,7 +239,7 @@ class Transports:
             )
             hub = ExchangeHub(pipe, timeout_s=recipe.run.step_timeout_s)
             service.use(hub)
-            roll_call = self._roll_call(pipe)
+            roll_call = self._start_roll_call(pipe)
             return GrpcTransport(
                 files.name,
                 service,
@@ -244,17 +251,17 @@ class Transports:
                 roll_call=roll_call,
                 clock=clock,
                 protocol=start.protocol,
-                record=self._recorder(start, roster),
+                record=self._make_recorder(start, roster),
             )
         address, peer = files.file.active or start.exchange_address, recipe.active.name
         if not address:
             raise PeerError(
                 Code.MALFORMED_MESSAGE,
-                f"the server names no address of {peer}. Set 'active' in the party file.",
+                f"the server reports no address of {peer}. Set 'active' in the party file.",
                 party=recipe.server,
             )
         self.meter.name_address(address, peer)
-        link = self._link(address, peer, start, recipe.run.step_timeout_s)
+        link = self._make_link(address, peer, start, recipe.run.step_timeout_s)
         links = [link, server]
         return GrpcTransport(
             files.name,
@@ -265,12 +272,12 @@ class Transports:
             grpc_links=links,
             clock=clock,
             protocol=start.protocol,
-            record=self._recorder(start, [peer]),
-            conferring=link if start.protocol >= _RECORDS else None,
+            record=self._make_recorder(start, [peer]),
+            conferring=link if start.protocol >= _RECORDS_PROTOCOL else None,
         )
 
-    def _recorder(self, start: Start, peers: Sequence[str]) -> Recorder | None:
-        """Begins a generation in the party's record."""
+    def _make_recorder(self, start: Start, peers: Sequence[str]) -> Recorder | None:
+        """Makes the recorder of a generation in the party's record; None without a record."""
         heads, files = self.heads, self.files
         if heads is None:
             return None
@@ -279,28 +286,28 @@ class Transports:
             heads,
             RecordedRun(start.run_id, start.generation, self.job, files.recipe.digest()),
             keys=files.file.pins,
-            asks_for=peers if start.protocol >= _RECORDS else (),
+            asks_for=peers if start.protocol >= _RECORDS_PROTOCOL else (),
             whole=files.file.record.digest == "whole",
             allows=self.allows,
         )
 
-    def _roll_call(self, pipe: FramePipe) -> threading.Timer:
-        """Reports after ``_COME_S`` who is missing: this side can only name them, the passive
-        parties know why.
+    def _start_roll_call(self, pipe: FramePipe) -> threading.Timer:
+        """Starts a timer that reports missing passive parties after ``_ARRIVAL_S``. Only the
+        passive parties know why they are missing.
         """
-        left_s = max(0.0, self.files.recipe.run.rejoin_deadline_s - _COME_S)
+        left_s = max(0.0, self.files.recipe.run.rejoin_deadline_s - _ARRIVAL_S)
 
-        def tell() -> None:
+        def report_missing() -> None:
             if pipe.absent:
-                self.waiting(pipe.absent, left_s)
+                self.report_waiting(pipe.absent, left_s)
 
-        timer = threading.Timer(_COME_S, tell)
+        timer = threading.Timer(_ARRIVAL_S, report_missing)
         timer.daemon = True
         timer.start()
         return timer
 
-    def waiting(self, missing: Sequence[str], left_s: float, why: str = "") -> None:
-        """Reports to the person who is missing, and for how long the run still waits."""
+    def report_waiting(self, missing: Sequence[str], left_s: float, why: str = "") -> None:
+        """Reports to the user which parties are missing, and for how long the run still waits."""
         because = {"why": why} if why else {}
         self.console.emit("waiting", missing=list(missing), left_s=round(left_s, 1), **because)
 
@@ -308,8 +315,8 @@ class Transports:
     def _allocate(self) -> Callable[[int], memoryview] | None:
         return allocate_pinned if self.files.device.type == "cuda" else None
 
-    def _link(self, address: str, peer: str, start: Start, timeout_s: float) -> ExchangeLink:
-        """Makes this generation's link to ``peer``; nothing is dialled before the first bundle."""
+    def _make_link(self, address: str, peer: str, start: Start, timeout_s: float) -> ExchangeLink:
+        """Makes this generation's link to ``peer``. The connection opens with the first bundle."""
         files = self.files
         return ExchangeLink(
             lambda: dial(address, files.keyring.current(), peer),
@@ -319,12 +326,10 @@ class Transports:
             timeout_s=timeout_s,
             allocate=self._allocate,
             explain=lambda: str(diagnose(address, files.keyring.current(), peer, _DIAGNOSIS_S)),
-            on_waiting=lambda left_s, why: self.waiting([peer], left_s, why),
+            on_waiting=lambda left_s, why: self.report_waiting([peer], left_s, why),
         )
 
 
 def allocate_pinned(nbytes: int) -> memoryview:
-    """Allocates a writable buffer in page-locked memory, from which a GPU copies without a
-    detour.
-    """
+    """Allocates a writable buffer in page-locked memory, from which a GPU copies directly."""
     return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy().data

@@ -1,4 +1,4 @@
-"""Names and versions of the plug-ins that a party's part in a run needs: {``group:name``:
+"""Lists names and versions of the plug-ins that a party needs in a run: {``group:name``:
 ``distribution version``}.
 """
 
@@ -20,13 +20,14 @@ from vfl_party.phases.course import REGISTRY
 
 
 def get_shared_versions(opened: OpenedParty) -> dict[str, str]:
-    """Returns those that the recipe names for all: the server compares them between the parties
-    that have them.
+    """Returns the versions of the plug-ins that the recipe names for all parties. The server
+    compares them between the parties that have them.
 
-    Metrics are computed at the active party alone, and a party may have an encoder of its own.
+    Only the active party's versions contain metrics, and a party with its own encoder leaves it
+    out.
     """
     recipe = opened.recipe
-    versions = _of_methods(opened)
+    versions = _get_method_versions(opened)
     for phase in recipe.phases:
         versions |= codecs.REGISTRY.version(phase.codec)
         for transform in phase.transforms:
@@ -36,47 +37,48 @@ def get_shared_versions(opened: OpenedParty) -> dict[str, str]:
     if opened.name == recipe.active.name:
         for metric in recipe.task.metrics:
             versions |= metrics.PLUGINS.version(metric)
-    versions |= _of_top(opened)
-    return versions | (_of_encoder(opened) if opened.encoder == recipe.model.encoder else {})
+    versions |= _get_top_versions(opened)
+    return versions | (
+        _get_encoder_versions(opened) if opened.encoder == recipe.model.encoder else {}
+    )
 
 
-def modelling(opened: OpenedParty) -> dict[str, str]:
-    """Returns those that decide what the party's models are and compute."""
-    return _of_methods(opened) | _of_encoder(opened) | _of_top(opened)
+def get_model_versions(opened: OpenedParty) -> dict[str, str]:
+    """Returns the versions of the plug-ins on which the party's models and their results depend."""
+    return _get_method_versions(opened) | _get_encoder_versions(opened) | _get_top_versions(opened)
 
 
-def reading(opened: OpenedParty) -> dict[str, str]:
-    """Returns the one that reads the party's data, if one does."""
+def get_reader_versions(opened: OpenedParty) -> dict[str, str]:
+    """Returns the version of the plug-in that reads the party's data; empty if no plug-in does."""
     name = reader_of(opened.settings.source)
     return data.PLUGINS.version(name) if name is not None else {}
 
 
-def require_same(path: Path, then: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Raises InputError if the run in ``path`` began with another version of a plug-in that is
-    needed now.
-    """
-    for name in sorted(then.keys() & now.keys()):
-        if then[name] != now[name]:
+def require_same(path: Path, before: Mapping[str, str], installed: Mapping[str, str]) -> None:
+    """Raises InputError if the run in ``path`` began with another version of a plug-in."""
+    for name in sorted(before.keys() & installed.keys()):
+        if before[name] != installed[name]:
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{path}: the run began with the plug-in {name} of {then[name]}, and {now[name]} "
-                "is installed. Install the former, or begin a new run.",
+                f"{path}: the run began with the plug-in {name} from {before[name]}, and "
+                f"{installed[name]} "
+                "is installed. Install the earlier version, or begin a new run.",
             )
 
 
-def _of_methods(opened: OpenedParty) -> dict[str, str]:
+def _get_method_versions(opened: OpenedParty) -> dict[str, str]:
     course, versions = opened.course, dict[str, str]()
     for phase in (*course.before, *course.phases):
         versions |= REGISTRY.version(phase.kind)
     return versions
 
 
-def _of_encoder(opened: OpenedParty) -> dict[str, str]:
+def _get_encoder_versions(opened: OpenedParty) -> dict[str, str]:
     place = opened.recipe.party(opened.name)
     return plugin.PLUGINS.version(opened.encoder.kind) if place is None or place.features else {}
 
 
-def _of_top(opened: OpenedParty) -> dict[str, str]:
+def _get_top_versions(opened: OpenedParty) -> dict[str, str]:
     recipe = opened.recipe
     if opened.name != recipe.active.name:
         return {}

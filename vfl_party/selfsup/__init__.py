@@ -1,3 +1,3 @@
-"""The common parts of self-supervised methods at a party: settings, views, towers, the local step,
+"""The common code of self-supervised methods at a party: settings, views, towers, the local step,
 the report.
 """

@@ -26,15 +26,15 @@ from vfl_party.selfsup.tower import (
     TrainedTower,
     loss_against,
     make_queue,
-    target_of,
+    make_target,
     update_target,
 )
 
 
 @dataclass(frozen=True)
 class Epochs:
-    """The result of some epochs: steps, mean loss, and the share of the projections' variance that
-    was kept.
+    """The result of one or more epochs: the number of steps, the mean loss, and ``variance_kept``
+    of the projections.
     """
 
     steps: int
@@ -44,12 +44,13 @@ class Epochs:
 
 @dataclass(frozen=True)
 class Guide:
-    """The cross-party tower that guides the local one, frozen.
+    """The frozen cross-party tower that guides the local tower.
 
     Args:
-        tower: the tower.
-        gamma: the weight of its two terms in the loss (Eq. 6).
-        drifts: whether its BatchNorm updates its statistics here, as in FedHSSL's released code.
+        tower: The cross-party tower.
+        gamma: The weight of its two terms in the loss (Eq. 6).
+        drifts: Whether its BatchNorm statistics are updated in the local step, as in FedHSSL's
+            released code.
     """
 
     tower: Tower
@@ -58,13 +59,13 @@ class Guide:
 
 
 class LocalSelfSup:
-    """One party's local tower and the objects that its training needs.
+    """Trains one party's local tower.
 
     Args:
-        tower: the tower to train.
-        guide: the guide of the local tower, if there is one.
-        epochs: the epochs of the whole phase, for the schedule.
-        split: the rows to train on; default: all of the party's training rows.
+        tower: The tower to train.
+        guide: The guide of the local tower; None without a guide.
+        epochs: The number of epochs in the whole phase, for the schedule.
+        split: The split to train on. By default, all of the party's training rows.
     """
 
     def __init__(
@@ -83,18 +84,20 @@ class LocalSelfSup:
         self.tower = tower
         self._guide = guide
         self._trained = TrainedTower(tower, plan, epochs)
-        self._target = target_of(tower) if plan.has_target else None
-        queued = plan.ssl == "moco"
+        self._target = make_target(tower) if plan.has_target else None
+        needs_queue = plan.ssl == "moco"
         sizes = {"rows": len(self._rows), "width": tower.width}
-        self._keys = make_queue(party, phase, "local", plan, **sizes) if queued else None
-        guided = queued and guide is not None and plan.negatives == "queue"
-        self._guide_keys = make_queue(party, phase, "guide", plan, **sizes) if guided else None
+        self._keys = make_queue(party, phase, "local", plan, **sizes) if needs_queue else None
+        needs_guide_queue = needs_queue and guide is not None and plan.negatives == "queue"
+        self._guide_keys = (
+            make_queue(party, phase, "guide", plan, **sizes) if needs_guide_queue else None
+        )
         check_keys(party, phase, plan.augment)
         self._augment = make_augment(plan.augment, party.need_features(), self._rows)
 
     def _batches(self, epoch: int) -> list[Rows]:
-        """Returns the batches of an epoch (numbered through the phase), in an order of this party
-        only.
+        """Returns the batches of an epoch, in an order that only this party draws. ``epoch``: The
+        number of the epoch in the phase.
         """
         seed = derive_seed(self._party.own_seed, self._party.name)
         return full_batches(seed, self._phase, epoch, self._rows, self._plan.batch_size)
@@ -104,22 +107,22 @@ class LocalSelfSup:
         return epochs * (len(self._rows) // self._plan.batch_size)
 
     def run(self, round_: int, epochs: int, tick: Callable[[], None]) -> Epochs:
-        """Trains the local epochs of a round; calls ``tick`` after each step. Raises InputError if
-        they diverge.
+        """Trains the local epochs of a round. Calls ``tick`` after each step. Raises InputError if
+        the training diverges.
         """
-        # Start from the encoder as earlier phases have trained it.
+        # The target starts from the encoder that earlier phases have trained.
         if round_ == 0 and self._target is not None:
-            self._target.load_state_dict(target_of(self.tower).state_dict())
-        done = [self._epoch(round_ * epochs + epoch, tick) for epoch in range(epochs)]
-        steps = sum(result.steps for result in done)
+            self._target.load_state_dict(make_target(self.tower).state_dict())
+        results = [self._run_epoch(round_ * epochs + epoch, tick) for epoch in range(epochs)]
+        steps = sum(result.steps for result in results)
         loss, variance = (
-            sum(result.loss for result in done) / epochs,
-            sum(result.variance_kept for result in done) / epochs,
+            sum(result.loss for result in results) / epochs,
+            sum(result.variance_kept for result in results) / epochs,
         )
         return check_finite(Epochs(steps, loss, variance), self._party, self._phase, "local")
 
-    def _epoch(self, epoch: int, tick: Callable[[], None]) -> Epochs:
-        """Trains one pass over the rows; ``epoch`` is numbered through the phase."""
+    def _run_epoch(self, epoch: int, tick: Callable[[], None]) -> Epochs:
+        """Trains one epoch. ``epoch``: The number of the epoch in the phase."""
         party = self._party
         features = party.need_features()
         random = generator(derive_seed(party.own_seed, "augment", self._phase, party.name, epoch))
@@ -131,13 +134,13 @@ class LocalSelfSup:
         for rows in features.expecting(batches):
             # Alg. 1, line 19.
             v1, v2 = self._augment.two_views(features.inputs(rows), random)
-            loss, z_BP, fresh = self._loss(v1, v2)
+            loss, z_BP, new_keys = self._compute_loss(v1, v2)
             # Alg. 1, line 25: the update.
             self._trained.step(loss)
             if self._target is not None:
                 update_target(self._target, self.tower, self._plan.momentum)
-            # After the step: the gradient needs the old keys.
-            for queue, keys_BP in fresh:
+            # Keys are pushed after the step, because the gradient needs the old keys.
+            for queue, keys_BP in new_keys:
                 queue.push(keys_BP)
             total += loss.detach()
             variance += variance_kept(z_BP)
@@ -145,21 +148,21 @@ class LocalSelfSup:
         self._trained.end_epoch()
         return Epochs(len(batches), total.item() / len(batches), variance.item() / len(batches))
 
-    def _loss(
+    def _compute_loss(
         self, v1: tuple[Tensor, ...], v2: tuple[Tensor, ...]
     ) -> tuple[Tensor, Tensor, list[tuple[KeyQueue, Tensor]]]:
         """Returns the loss (Eq. 6), the first view's projections without gradient, and each
         queue's new keys.
         """
-        fresh: list[tuple[KeyQueue, Tensor]] = []
+        new_keys: list[tuple[KeyQueue, Tensor]] = []
         plan, tower = self._plan, self.tower
         z1_BP, z2_BP = tower.project(self._party, v1, v2)
         p1_BP, p2_BP = tower.predict(z1_BP), tower.predict(z2_BP)
         if plan.ssl == "simclr":
-            # Symmetric by itself, with gradient on both sides.
+            # This loss is symmetric by itself, with gradient on both sides.
             loss = nt_xent(z1_BP, z2_BP, plan.temperature)
         else:
-            # Lines 20 and 21.
+            # Alg. 1, lines 20 and 21.
             with torch.no_grad():
                 t1_BP, t2_BP = (
                     (z1_BP, z2_BP)
@@ -171,7 +174,7 @@ class LocalSelfSup:
                 + loss_against(plan, p2_BP, t1_BP, self._keys)
             ) / 2
             if self._keys is not None:
-                fresh += [(self._keys, t1_BP), (self._keys, t2_BP)]
+                new_keys += [(self._keys, t1_BP), (self._keys, t2_BP)]
         if self._guide is not None and self._guide.gamma:
             # Alg. 1, line 23: the guide's projections.
             with torch.no_grad():
@@ -181,8 +184,8 @@ class LocalSelfSup:
                 loss_against(plan, p1_BP, g1_BP, keys) + loss_against(plan, p2_BP, g2_BP, keys)
             )
             if keys is not None:
-                fresh += [(keys, g1_BP), (keys, g2_BP)]
-        return loss, z1_BP.detach(), fresh
+                new_keys += [(keys, g1_BP), (keys, g2_BP)]
+        return loss, z1_BP.detach(), new_keys
 
     def state(self) -> dict[str, Any]:
         """Returns the state for a checkpoint."""
@@ -204,8 +207,8 @@ class LocalSelfSup:
 
 
 def check_finite(epochs: Epochs, party: Party, phase: str, step: str) -> Epochs:
-    """Returns ``epochs`` unchanged. Raises InputError if its loss is NaN or infinite: no other
-    party could notice.
+    """Returns ``epochs`` unchanged. Raises InputError if its loss is NaN or infinite, which no
+    other party could notice.
     """
     if not math.isfinite(epochs.loss):
         raise InputError(
@@ -217,21 +220,21 @@ def check_finite(epochs: Epochs, party: Party, phase: str, step: str) -> Epochs:
 
 
 def require_rows(party: Party, phase: str, split: str, batch_size: int) -> Rows:
-    """Returns the rows of a split. Raises InputError if there are none, or too few for one
+    """Returns the rows of a split. Raises InputError if the split is empty or smaller than one
     batch.
     """
     rows = party.rows(split)
-    what = {"local": "training", "aligned": "aligned training", "train": "labelled training"}[split]
+    kind = {"local": "training", "aligned": "aligned training", "train": "labelled training"}[split]
     if len(rows) == 0:
         raise InputError(
             Code.CONFIG_INVALID,
-            f"recipe: phases: {phase}: {party.name} has no {what} rows to learn from. Add rows, "
+            f"recipe: phases: {phase}: {party.name} has no {kind} rows to learn from. Add rows, "
             "or change the splits.",
         )
     if batch_size > len(rows):
         raise InputError(
             Code.CONFIG_INVALID,
             f"recipe: phases: {phase}: batch_size must be at most {len(rows)}, the number of "
-            f"{what} rows of {party.name} (got {batch_size}). Set a smaller batch_size.",
+            f"{kind} rows of {party.name} (got {batch_size}). Set a smaller batch_size.",
         )
     return np.asarray(rows)

@@ -17,15 +17,17 @@ _WIDTHS = {
     "simclr": (512, 512, 128),
 }
 _MOMENTUM = {"byol": 0.995, "moco": 0.99}
-# FedHSSL's released code: the largest L2 norm of a gradient, and its views of tables.
+# The settings of FedHSSL's released code: the maximum L2 norm of a gradient, and the views of
+# tables.
 _CLIP = 5.0
 _VIEWS = {"corrupt": "one", "replacement": "uniform", "exact_share": True}
 
 
 @dataclass(frozen=True)
 class SelfSupPlan:
-    """The settings. ``negatives``: the source of negatives in losses between a party's own and
-    received (or guiding) projections; MoCo's own local loss always uses its queue.
+    """The settings of a self-supervised phase with all defaults. ``negatives``: The source of
+    negatives in losses between a party's own and received (or guiding) projections. MoCo's local
+    loss always uses its queue.
     """
 
     ssl: Ssl
@@ -46,15 +48,15 @@ class SelfSupPlan:
 
     @property
     def predicts(self) -> bool:
-        """Whether there is a predictor; for MoCo and SimCLR it is the identity (FedHSSL, Table
-        II).
+        """Whether the tower has a predictor. For MoCo and SimCLR, the predictor is the identity
+        (FedHSSL, Table II).
         """
         return self.ssl in ("simsiam", "byol")
 
     @property
     def has_target(self) -> bool:
-        """Whether the target encoder is a moving average; for SimSiam and SimCLR it is the online
-        encoder.
+        """Whether the target encoder is a moving average. For SimSiam and SimCLR, the target
+        encoder is the online encoder.
         """
         return self.ssl in ("byol", "moco")
 
@@ -67,8 +69,9 @@ def make_plan(
 ) -> SelfSupPlan:
     """Fills in the defaults of the method and the preset.
 
-    The learning rate is 0.05 · B / 256, times 0.5 / (0.5 + gamma) if the local loss has the two
-    guidance terms too. ``own``: the optimizer of this party alone.
+    The default learning rate is 0.05 · B / 256, times 0.5 / (0.5 + gamma) if the local loss has two
+    guidance terms with the weight ``gamma``. ``own``: The optimizer of only this party; it takes
+    precedence.
     """
     released = preset == "released"
     momentum = settings.momentum
@@ -103,7 +106,7 @@ def make_plan(
 
 
 def _fill_released(augment: AugmentSettings) -> AugmentSettings:
-    """Returns the views of the released code; the keys that are written stay the same."""
-    written = augment.model_fields_set
-    changed = {key: value for key, value in _VIEWS.items() if key not in written}
-    return AugmentSettings.model_construct(written, **(augment.model_dump() | changed))
+    """Returns the view settings of the released code. Keys that the recipe sets stay the same."""
+    set_keys = augment.model_fields_set
+    changed = {key: value for key, value in _VIEWS.items() if key not in set_keys}
+    return AugmentSettings.model_construct(set_keys, **(augment.model_dump() | changed))

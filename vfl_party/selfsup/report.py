@@ -12,10 +12,11 @@ COLLAPSED = 0.02
 
 
 def report(party: str, done: Mapping[str, Epochs], warned: set[str] | None = None) -> RoundReport:
-    """Reports one party's round: loss and ``variance_kept`` of each step, and a warning if
-    projections collapse.
+    """Makes the report of one party's round: loss and ``variance_kept`` of each step, and a warning
+    if projections collapse.
 
-    ``warned``: the steps with an earlier warning, so that each is warned of once; changed here.
+    ``done``: {step: the result of its epochs}. ``warned``: The steps with an earlier warning, which
+    get no second warning. This function adds new ones.
     """
     warned = set() if warned is None else warned
     notes = [

@@ -15,19 +15,19 @@ Ssl = Literal["simsiam", "byol", "moco", "simclr"]
 
 
 class SelfSupSettings(OwnOptimizers):
-    """The settings; ``None`` stands for the default of the preset or method: see
-    ``vfl_party.selfsup.plan``.
+    """The settings of a self-supervised phase. ``None`` stands for the default of the preset or
+    method; see ``vfl_party.selfsup.plan``.
     """
 
     ssl: Ssl
     """The self-supervised loss."""
     rounds: PositiveInt = 40
-    """Rounds of the phase."""
+    """The number of rounds."""
     batch_size: PositiveInt = Field(default=512, ge=2)
-    """Rows of a batch."""
+    """The number of rows in a batch."""
     projector: tuple[Width, ...] | None = None
-    """The widths of the projector's layers; ``[]``: none, the loss sees the embeddings themselves
-    (SS-VFL, Eq. 2). Default: the method's, by preset.
+    """The widths of the projector's layers. With ``[]`` there is no projector, and the loss uses
+    the embeddings themselves (SS-VFL, Eq. 2). Default: from the method and the preset.
     """
     predictor: Width = 128
     """The width of the predictor's hidden layer (``simsiam``, ``byol``)."""
@@ -38,13 +38,16 @@ class SelfSupSettings(OwnOptimizers):
     temperature: Temperature = 0.5
     """The number by which cosines are divided (``moco``, ``simclr``)."""
     queue: PositiveInt = 4096
-    """``moco``: how many keys are kept; fewer than the rows, or a row's own keys become negatives.
+    """``moco``: the number of keys in the queue. It must be less than the number of rows, or a
+    row's own keys become negatives.
     """
     momentum: Probability | None = None
-    """How much the target encoder keeps of its weights in each step (``byol``, ``moco``). Default:
-    the method's, by preset.
+    """The share of its weights that the target encoder keeps in each step (``byol``, ``moco``).
+    Default: from the method and the preset.
     """
     optimizer: UnjudgedOptimizer | None = None
-    """The optimizer. Default: SGD with a cosine schedule and a learning rate by the batch size."""
+    """The optimizer. Default: SGD with a cosine schedule and a learning rate that depends on the
+    batch size.
+    """
     augment: AugmentSettings = AugmentSettings()
-    """How the two views of a row are made."""
+    """The settings for the two views of a row."""

@@ -1,5 +1,5 @@
-"""An encoder with its pretraining heads, its optimizer, and the loss against another tower's
-projections.
+"""Defines an encoder with its pretraining heads, its optimizer, and the loss against another
+tower's projections.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vfl_party.selfsup.plan import SelfSupPlan
 
 class Tower(nn.Module):
     """An encoder with its heads: encoder -> projector (z) -> predictor (p). Without a predictor in
-    the plan, p = z. ``width``: the width of z.
+    the plan, p = z. ``width``: The width of z.
     """
 
     def __init__(
@@ -32,11 +32,13 @@ class Tower(nn.Module):
         self.encoder, self.projector, self.predictor = encoder, projector, predictor
 
     def project(self, party: Party, *batches: tuple[Tensor, ...]) -> list[Tensor]:
-        """Returns z [B, P] of each batch of an encoder's inputs. ``party``: the encoder's party."""
+        """Returns the projections z [B, P] for each batch of the encoder's inputs. ``party``: The
+        encoder's party.
+        """
         return [self.projector(h_BE) for h_BE in party.through(self.encoder, *batches)]
 
     def predict(self, z_BP: Tensor) -> Tensor:
-        """Returns p [B, P]."""
+        """Returns the predictions p [B, P]."""
         p_BP: Tensor = self.predictor(z_BP)
         return p_BP
 
@@ -44,8 +46,8 @@ class Tower(nn.Module):
 def build_tower(
     party: Party, phase: str, label: str, encoder: nn.Module, plan: SelfSupPlan, *, shared: bool
 ) -> Tower:
-    """Puts heads on ``encoder`` (of width E), drawn from the party's own seed; ``shared``: equal at
-    every party.
+    """Makes a tower by adding heads to ``encoder``. ``shared``: Whether the heads are the same at
+    every party; if not, they are drawn from the party's own seed.
     """
     width = encoder_width(encoder, party)
     names = (phase, label) if shared else (phase, party.name, label)
@@ -67,7 +69,7 @@ def encoder_width(encoder: nn.Module, party: Party) -> int:
 
 
 class TrainedTower:
-    """A tower with its optimizer, checkpointed together; the job keeps the encoder's weights."""
+    """A tower with its optimizer and schedule. They are saved together in checkpoints."""
 
     def __init__(self, tower: Tower, plan: SelfSupPlan, epochs: int) -> None:
         self.tower, self._plan = tower, plan
@@ -79,7 +81,7 @@ class TrainedTower:
         self._schedule = build_schedule(plan.optimizer, self._optimizer, epochs)
 
     def step(self, loss: Tensor) -> None:
-        """Updates the tower by the gradient of ``loss``."""
+        """Updates the tower with the gradient of ``loss``."""
         for parameter in self._params:
             parameter.grad = None
         loss.backward()  # type: ignore[no-untyped-call]
@@ -87,7 +89,7 @@ class TrainedTower:
         self._optimizer.step()
 
     def end_epoch(self) -> None:
-        """Steps the schedule."""
+        """Advances the learning rate schedule."""
         self._schedule.step()
 
     def state(self) -> dict[str, Any]:
@@ -105,9 +107,9 @@ class TrainedTower:
         self._schedule.load_state_dict(tree["schedule"])
 
 
-def target_of(tower: Tower) -> Tower:
+def make_target(tower: Tower) -> Tower:
     """Makes the initial target encoder: a copy of encoder and projector, without gradient."""
-    # Batch normalization over several processes has a process group, which cannot be copied.
+    # Batch normalization over several processes refers to a process group, which cannot be copied.
     groups = [getattr(module, "process_group", None) for module in tower.modules()]
     target = deepcopy(tower, {id(group): group for group in groups if group is not None})
     target.predictor = nn.Identity()
@@ -115,8 +117,8 @@ def target_of(tower: Tower) -> Tower:
 
 
 def update_target(target: Tower, online: Tower, momentum: float) -> None:
-    """Moves the target encoder: the moving average of the online encoder's parameters (FedHSSL,
-    Table II).
+    """Updates the target tower, a moving average of the online tower's parameters (FedHSSL, Table
+    II).
     """
     ema_update(target.encoder, online.encoder, momentum)
     ema_update(target.projector, online.projector, momentum)
@@ -125,10 +127,10 @@ def update_target(target: Tower, online: Tower, momentum: float) -> None:
 def make_queue(
     party: Party, phase: str, label: str, plan: SelfSupPlan, *, rows: int, width: int
 ) -> KeyQueue:
-    """Makes a queue of ``plan.queue`` MoCo keys of ``width``, at first random directions.
+    """Makes a queue of ``plan.queue`` MoCo keys of ``width``, which are random directions at first.
 
-    Raises InputError unless it is smaller than ``rows``: otherwise it contains every row's own
-    key, as a negative.
+    Raises InputError unless the queue is smaller than ``rows``. A larger queue would contain every
+    row's own key as a negative.
     """
     if plan.queue >= rows:
         raise InputError(
@@ -142,7 +144,7 @@ def make_queue(
 
 
 def loss_against(plan: SelfSupPlan, p_BP: Tensor, z_BP: Tensor, queue: KeyQueue | None) -> Tensor:
-    """Computes L_SSL(p, z) of FedHSSL's Eqs. 2 to 4; no gradient flows into z."""
+    """Computes the loss L_SSL(p, z) of FedHSSL's Eqs. 2 to 4. No gradient flows into z."""
     match plan.ssl:
         case "simsiam":
             return simsiam(p_BP, z_BP)

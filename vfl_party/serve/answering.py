@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from vfl_common.errors import Code, PeerError
-from vfl_common.rpc.serving.answered import ServingAnswer, Step, withholding
+from vfl_common.rpc.serving.answered import ServingAnswer, Step, withhold_on_error
 from vfl_party.base.kept import KeptFile
 from vfl_party.outbound.chain import Chains
 from vfl_party.outbound.declared import Exchange
@@ -190,7 +190,7 @@ class Answers:
                 party=peer,
             )
         result = held.look_up(self._asked(ids), until_s)
-        with self._leaving, withholding:
+        with self._leaving, withhold_on_error:
             return self._answer(held, result, ids)
 
     @torch.no_grad()

@@ -15,7 +15,7 @@ import numpy as np
 
 from vfl_common.errors import Code, InputError
 from vfl_common.run_folder import RunFolder
-from vfl_party.align.state import common_rows
+from vfl_party.align.state import read_common_rows
 from vfl_party.base.kept import KeptFile
 from vfl_party.record import people
 from vfl_party.record.book import LINES, secret_of
@@ -162,7 +162,7 @@ def read_aligned_ids(run: Path, out: Path, record: Path) -> AlignedIds:
         folder = run if other == run_id else out / other / name
         if other != run_id and not _predicts_with(folder, run_id):
             continue
-        common = common_rows(folder, rows)
+        common = read_common_rows(folder, rows)
         if common is not None:
             path = record / people.FOLDER / digest
             tags.update(np.frombuffer(people.read(path, digest), TAG)[common].tolist())

@@ -11,7 +11,7 @@ from vfl_common.config.party import PartyFile, ServeSettings
 from vfl_common.errors import Code, InputError, VflError
 from vfl_common.identity.credentials import BOTH, DIALS
 from vfl_common.identity.keyring import Keyring
-from vfl_common.identity.members import members_of
+from vfl_common.identity.members import collect_members
 from vfl_common.ledger import Ledger
 from vfl_common.process.logs import Console
 from vfl_common.rpc.serving.answered import RecordMessage
@@ -160,7 +160,7 @@ class Opener:
                 f"{others[0].name}: its active party is {others[0].active.name}, but that of "
                 f"{recipes[0].name} is {self.active}. Serve each with a separate program.",
             )
-        members = members_of(*recipes, pins=file.pins)
+        members = collect_members(*recipes, pins=file.pins)
         uses = BOTH if file.name == self.active else DIALS
         self.keyring = Keyring(file.tls, file.name, members, uses=uses, out=Path(file.out))
         self.passives = list(

@@ -9,7 +9,7 @@ from datetime import datetime
 from prometheus_client.core import HistogramMetricFamily, InfoMetricFamily, Metric
 
 from vfl_common.ledger import Ledger
-from vfl_common.prometheus import Labels, certificate_gauge, counter, gauge, traffic_counters
+from vfl_common.prometheus import Labels, certificate_gauge, counter, make_gauge, traffic_counters
 from vfl_party.serve.counts import ENDS, Counts
 from vfl_party.serve.models.compare import Disagreement
 from vfl_party.serve.opening import ServedTally
@@ -41,7 +41,7 @@ class ServeMetrics:
         info.add_metric((), self.info)
         yield info
         text = "1 while the record can be written; else no request is answered."
-        yield gauge("vfl_serve_ready", text, {(): float(self.ready())})
+        yield make_gauge("vfl_serve_ready", text, {(): float(self.ready())})
         yield certificate_gauge(self.ends())
         yield from _standing(self.tallies.values())
         yield from _count_metrics(self.tallies, self.port)
@@ -66,9 +66,9 @@ def _standing(tallies: Iterable[ServedTally]) -> Iterator[Metric]:
         if now.waiting is not None:
             waiting[key] = float(now.waiting)
     text = "1 while the peer attends the run and answers: a passive party, or the active one."
-    yield gauge("vfl_serve_present", text, present, (*_MODEL, "peer"))
+    yield make_gauge("vfl_serve_present", text, present, (*_MODEL, "peer"))
     text = "Requests that wait to be scored."
-    yield gauge("vfl_serve_waiting_requests", text, waiting, _MODEL)
+    yield make_gauge("vfl_serve_waiting_requests", text, waiting, _MODEL)
 
 
 def _count_metrics(tallies: Mapping[str, ServedTally], port: Counts) -> Iterator[Metric]:

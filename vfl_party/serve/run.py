@@ -18,7 +18,7 @@ from vfl_common.errors import Code, InputError, VflError
 from vfl_common.process.handover import get_predecessor, hand_over, notify, on_hangup
 from vfl_common.process.logs import Console, log_to, version
 from vfl_common.production.registry import ModelRegistry
-from vfl_common.rpc.channel import listening
+from vfl_common.rpc.channel import run_server
 from vfl_common.rpc.health import MAX_CHECKS, Health
 from vfl_common.rpc.serving.service import MAX_STREAMS, SERVICE
 from vfl_common.rpc.serving.several import SeveralRuns
@@ -236,7 +236,7 @@ class ServingParty:
         address = ""
         if not self.solo:
             own = self.settings.listen or self.file.listen
-            listens = listening(own, opener.keyring, [several, health], threads)
+            listens = run_server(own, opener.keyring, [several, health], threads)
             _, address = stack.enter_context(listens)
             stack.callback(several.close)
         catalog = http.catalog(models, tokens, self.counts, opener.disk.ready)
@@ -384,7 +384,7 @@ class _Http:
     """What the port is made of, which needs packages of the extra."""
 
     make_app: Callable[..., Any]
-    listening: Callable[..., Any]
+    run_server: Callable[..., Any]
     catalog: Callable[..., Any]
     model: Callable[..., Any]
     routed: Callable[..., Any]

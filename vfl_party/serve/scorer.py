@@ -32,8 +32,8 @@ from vfl_party.models.top.stand_ins import learnt_stand_ins
 from vfl_party.outbound.exchange import nonfinite
 from vfl_party.phases.absence import fill_missing
 from vfl_party.phases.context import Party
-from vfl_party.phases.measure import decides
-from vfl_party.phases.scoring import SOLO, outputs_of
+from vfl_party.phases.measure import get_threshold
+from vfl_party.phases.scoring import SOLO, compute_outputs
 from vfl_party.predict.quality import Quality
 from vfl_party.predict.results import result_columns
 from vfl_party.serve.batching import Given
@@ -169,7 +169,7 @@ class OnlineScorer:
         }
         rule, stand_ins = party.recipe.model.combine, learnt_stand_ins(party.models)
         embeddings = fill_missing(party.course.without, rule, own, others, party.widths, stand_ins)
-        return outputs_of(party, combine(rule, embeddings))
+        return compute_outputs(party, combine(rule, embeddings))
 
     def _absent(self, held: Held, name: str, rows: Rows) -> Tensor | None:
         """Returns what stands in for a passive party, [B, D]; None if the model knows that."""
@@ -314,7 +314,7 @@ def columns_of(held: Held, outputs: Tensor) -> dict[str, npt.NDArray[Any]]:
     party = held.party
     if party.data.labels is None:
         raise InternalError(f"{party.name}: the trained run has no classes")
-    result = result_columns(party.recipe, party.data.labels, outputs, decides(party))
+    result = result_columns(party.recipe, party.data.labels, outputs, get_threshold(party))
     return {name: np.asarray(values) for name, values in result.items()}
 
 

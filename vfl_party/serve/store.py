@@ -38,14 +38,14 @@ from vfl_party.base.phase import Phase
 from vfl_party.base.seeds import Rows
 from vfl_party.data.ids import SEPARATOR, normalize_ids
 from vfl_party.data.rows import Prepared
-from vfl_party.methods.probe.cut import latent_of
+from vfl_party.methods.probe.cut import get_latent_shape
 from vfl_party.models import forward
 from vfl_party.models.row_blocks import describe_inexact, in_blocks
 from vfl_party.models.stochastic import StochasticEncoder, deterministic
 from vfl_party.phases.context import Party
 from vfl_party.phases.course import Course
 from vfl_party.phases.online import Cells
-from vfl_party.phases.scoring import SOLO, chunks
+from vfl_party.phases.scoring import SOLO, split_into_chunks
 from vfl_party.predict.prediction import Prediction, TrainedRun, prediction_data, unseen
 from vfl_party.predict.results import id_names
 from vfl_party.predict.trained import TrainedParty, of_state
@@ -119,7 +119,7 @@ class Held:
 
     @cached_property
     def _latents(self) -> int:
-        return math.prod(latent_of(self.party))
+        return math.prod(get_latent_shape(self.party))
 
     def spelt(self, ids: Sequence[str]) -> list[str | None]:
         """Returns ids as the parties have matched them; None for what is no id.
@@ -181,7 +181,9 @@ class Held:
         if not drawn:
             encode = deterministic(party.models["encoder"])
         blocks = party.scores.blocks.get("encoder")
-        parts = [in_blocks(encode, blocks, *result.inputs(chunk)) for chunk in chunks(rows)]
+        parts = [
+            in_blocks(encode, blocks, *result.inputs(chunk)) for chunk in split_into_chunks(rows)
+        ]
         empty = torch.empty(0, self._latents if own else party.embedding_size)
         whole = torch.cat(parts).cpu() if parts else empty
         return whole.flatten(1) if own else whole
@@ -193,7 +195,7 @@ class Held:
         """
         if SOLO not in self.party.models:
             return None
-        parts = [self._student(*result.inputs(chunk)) for chunk in chunks(rows)]
+        parts = [self._student(*result.inputs(chunk)) for chunk in split_into_chunks(rows)]
         empty = torch.empty(0, self.party.recipe.task.outputs, device=self.party.device)
         return torch.cat(parts) if parts else empty
 

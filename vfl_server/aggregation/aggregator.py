@@ -1,4 +1,6 @@
-"""Collects, averages and answers: one thread a generation, beside the sessions."""
+"""Collects the parties' weights, averages them and sends the mean back. Each generation has a
+thread for this, next to the session threads.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +17,19 @@ from vfl_common.link import Hub
 from vfl_common.packing.bundles import decode, encode
 from vfl_common.rpc.exchange.hub import ExchangeHub
 from vfl_common.rpc.exchange.service import FramePipe
-from vfl_common.stages import AggregationPlan, rounds_done
-from vfl_server.aggregation.mean import mean, outlier
+from vfl_common.stages import AggregationPlan, parse_rounds_done
+from vfl_server.aggregation.mean import find_outlier, mean
 
 log = logging.getLogger(__name__)
 
-# The sender of an average, in what is drawn for its codec.
+# The name of the average's sender, from which the codec's random numbers are derived.
 SERVER = "server"
 _JOIN_S = 5.0
 _NOTHING = Bundle(Kind.ACK)
 
 
 class EndingHub(Hub, Protocol):
-    """The hub of one generation."""
+    """A hub for one generation of a run. It can be ended from another thread."""
 
     def end(self, error: VflError) -> None:
         """Wakes every waiting call with ``error``; any thread may call this."""
@@ -35,7 +37,7 @@ class EndingHub(Hub, Protocol):
 
 
 class BundleService(Protocol):
-    """Brings the parties' bundles to the hub of the current generation."""
+    """The service that passes the parties' bundles on to the current generation's hub."""
 
     def use(self, hub: Any) -> None: ...
 
@@ -44,8 +46,8 @@ class BundleService(Protocol):
 
 @dataclass(frozen=True)
 class AggregatedRun:
-    """The run that is aggregated: its parties in roster order, those that are not the active one,
-    and the names of the recipe's phases, in order.
+    """The run whose weights are aggregated: its parties in roster order, its passive parties, and
+    the names of the recipe's phases in order.
     """
 
     run_id: str
@@ -55,18 +57,19 @@ class AggregatedRun:
 
 
 class Aggregator:
-    """The aggregation of one run, one generation after the other.
+    """Aggregates the weights of one run, one generation after the other.
 
     Args:
-        service: receives the parties' streams.
-        run: whose weights are aggregated.
-        timeout_s: the longest time of a living party for one step, counted from the first party's
-            arrival.
-        fail: called, from the aggregation's thread, with the error that ends the run.
-        align: serves the alignment of the rows, before the parties plan, and returns what gives the
-            last answer; None: they align without the server.
-        make_hub: makes the hub of a generation; None: one for streams over gRPC.
-        start: runs a generation's aggregation, under a name; None: in a thread of its own.
+        service: The service that receives the parties' streams.
+        run: The run whose weights are aggregated.
+        timeout_s: The maximum time in which a connected party must send its weights for a step,
+            counted from the first party's arrival.
+        fail: Called, from the aggregation's thread, with the error that ends the run.
+        align: Serves the alignment of the rows before the parties plan. Returns a function that
+            sends the last answer. None if the parties align without the server.
+        make_hub: Makes the hub for a generation. None for a hub with streams over gRPC.
+        start: Called with a name and a function; it runs a generation's aggregation. None to run
+            the aggregation in a new thread.
     """
 
     def __init__(
@@ -83,59 +86,60 @@ class Aggregator:
         self._service, self._aggregated = service, run
         self._timeout_s, self._fail, self._align = timeout_s, fail, align
         self._lock = threading.Lock()
-        self._make_hub = make_hub if make_hub is not None else self._over_grpc
-        self._start = start if start is not None else self._in_a_thread
-        # The hub of the current generation.
+        self._make_hub = make_hub if make_hub is not None else self._make_grpc_hub
+        self._start = start if start is not None else self._start_thread
+        # The hub for the current generation.
         self._hub: EndingHub | None = None
-        # Whether this generation is aligned with its hub.
+        # Whether the rows of this generation have been aligned over its hub.
         self._aligned = False
         self._thread: threading.Thread | None = None
 
     def open(self, generation: int) -> None:
-        """Serves the alignment of a generation that starts, if the parties align with the server;
-        returns at once.
+        """Serves the alignment at the start of a generation, if the parties align with the server.
+        Returns at once.
         """
         if self._align is not None:
-            hub = self._use_another(generation)
+            hub = self._replace_hub(generation)
             self._start("alignment", partial(self._run, hub, partial(self._align_over, hub)))
 
     def _align_over(self, hub: EndingHub) -> None:
         assert self._align is not None  # noqa: S101 - open has looked
         answer = self._align(hub)
-        # Before the parties have the last answer: then they plan, and ``begin`` looks.
+        # ``begin`` reads the flag once the parties have planned, which they do after the last
+        # answer.
         self._aligned = True
         answer()
 
     def begin(
         self, generation: int, checkpoint: str, aggregations: Sequence[AggregationPlan]
     ) -> None:
-        """Serves a generation that resumes from ``checkpoint``, once its parties have planned;
-        returns at once.
+        """Serves a generation that resumes from ``checkpoint``, once its parties have planned.
+        Returns at once.
 
-        Raises InputError if ``checkpoint`` is no label.
+        Raises InputError if ``checkpoint`` is not a label of one of the recipe's phases.
         """
         if not aggregations:
             if self._align is None:
-                # No party swaps anything from here on.
+                # From here on, no party exchanges data with this server.
                 self._service.close()
             return
         run = self._aggregated
         steps = [
             (step, run.passives if plan.passive else run.roster, plan)
-            for step, plan in remaining(run.phases, checkpoint, aggregations)
+            for step, plan in yield_remaining_steps(run.phases, checkpoint, aggregations)
         ]
-        # Otherwise the parties' streams are open at the hub already.
+        # A hub that served the alignment already has the parties' streams.
         if self._hub is None or not self._aligned:
-            hub = self._use_another(generation)
+            hub = self._replace_hub(generation)
         else:
             hub = self._hub
             if self._thread is not None:
-                # It has answered the last step, and ends.
+                # The alignment's thread has answered its last step and is about to end.
                 self._thread.join()
         self._start("aggregation", partial(self._run, hub, partial(_answer_all, hub, steps)))
 
-    def _use_another(self, generation: int) -> EndingHub:
-        """Makes the hub of a generation, and ends that of the one before."""
+    def _replace_hub(self, generation: int) -> EndingHub:
+        """Makes the hub for a generation and ends the hub of the previous generation."""
         hub = self._make_hub(generation)
         self.end(InterruptedRun("another generation begins"))
         with self._lock:
@@ -143,17 +147,17 @@ class Aggregator:
         self._service.use(hub)
         return hub
 
-    def _in_a_thread(self, name: str, act: Callable[[], None]) -> None:
+    def _start_thread(self, name: str, act: Callable[[], None]) -> None:
         self._thread = threading.Thread(target=act, name=name, daemon=True)
         self._thread.start()
 
-    def _over_grpc(self, generation: int) -> ExchangeHub[FramePipe]:
+    def _make_grpc_hub(self, generation: int) -> ExchangeHub[FramePipe]:
         pipe = FramePipe(self._aggregated.run_id, generation, self._aggregated.roster)
         return ExchangeHub(pipe, timeout_s=self._timeout_s, from_first=True)
 
     def end(self, error: VflError) -> None:
-        """Ends the generation, from any thread; waiting parties get ``error``. Does nothing if
-        there is none.
+        """Ends the generation; waiting parties get ``error``. Any thread may call this. Does
+        nothing if no generation is open.
         """
         with self._lock:
             hub, self._hub = self._hub, None
@@ -181,9 +185,9 @@ class Aggregator:
     def _handle_failure(self, hub: EndingHub, error: VflError) -> None:
         hub.end(error)
         with self._lock:
-            goes_on = self._hub is hub
-        # Otherwise ``end`` was called first, for another reason.
-        if goes_on:
+            is_current = self._hub is hub
+        # If ``end`` was called first, the hub has ended for another reason.
+        if is_current:
             self._fail(error)
 
 
@@ -202,20 +206,21 @@ def _answer(
     plan: AggregationPlan,
     warned: set[str],
 ) -> None:
-    """Answers one step. Frees its memory on return, except for the last reply, which a party may
-    request again.
+    """Answers one aggregation step. On return only the last reply is kept in memory, because a
+    party may request it again.
 
-    Of parties that are drawn for rounds, those of this one give their weights, and those of the
-    next one take the average; who does only one of the two sends, or gets, an empty message.
+    If parties are drawn for rounds, the parties of this round send their weights, and the parties
+    of the next round receive the average. A party that only receives sends an empty message, and a
+    party that only sends receives one.
     """
-    givers, takers = plan.givers(step.round, parties), plan.takers(step.round, parties)
-    specs = dict.fromkeys(takers, _NOTHING.spec()) | dict.fromkeys(givers, plan.sent)
-    if len(specs) > len(givers):
-        # Parties that only take the average ask before the others have trained.
+    senders, receivers = plan.givers(step.round, parties), plan.takers(step.round, parties)
+    specs = dict.fromkeys(receivers, _NOTHING.spec()) | dict.fromkeys(senders, plan.sent)
+    if len(specs) > len(senders):
+        # Parties that only receive the average ask for it before the others have trained.
         hub.unhurried()
     bundles = hub.collect(step, specs)
-    mean = average({party: bundles[party] for party in givers}, step, plan, warned)
-    answers = dict.fromkeys(bundles, _NOTHING) | dict.fromkeys(takers, mean)
+    mean = average({party: bundles[party] for party in senders}, step, plan, warned)
+    answers = dict.fromkeys(bundles, _NOTHING) | dict.fromkeys(receivers, mean)
     hub.reply(step, answers)
 
 
@@ -225,13 +230,12 @@ def average(
     plan: AggregationPlan,
     warned: set[str] | None = None,
 ) -> Bundle:
-    """Returns the mean of what the parties have sent, as it crosses: read, averaged in float32,
-    written.
+    """Decodes the parties' weights, averages them in float32 and returns the encoded mean.
 
-    ``warned``: the parties that the log has warned of already; None: no party.
+    ``warned``: The parties about which the log has already warned. None if there are none.
 
-    Raises PeerError as ``mean``, and if a party sent what its codec never writes; InputError
-    (NON_FINITE) if the codec of the answer cannot write the mean.
+    Raises PeerError as ``mean`` does, and if a party sent data that its codec cannot have written.
+    Raises InputError (NON_FINITE) if the answer's codec cannot encode the mean.
     """
     up, down = plan.up.coder, plan.down.coder
     if up is not None:
@@ -241,7 +245,7 @@ def average(
         }
     result = mean(bundles, step)
     warned = set() if warned is None else warned
-    if (party := outlier(bundles)) and party not in warned:
+    if (party := find_outlier(bundles)) and party not in warned:
         warned.add(party)
         log.warning(
             f"the weights of {party} at {step} have a norm over 1,000 times that of any other "
@@ -251,23 +255,23 @@ def average(
     return result if down is None else encode(down, result, plan.down.seed, SERVER, step)
 
 
-def remaining(
+def yield_remaining_steps(
     phases: Sequence[str], checkpoint: str, aggregations: Sequence[AggregationPlan]
 ) -> Iterator[tuple[StepKey, AggregationPlan]]:
-    """Yields the remaining steps, in order, of a run that resumes from ``checkpoint`` (empty: the
-    beginning).
+    """Yields, in order, the remaining aggregation steps of a run that resumes from ``checkpoint``.
+    An empty label means the beginning of the run.
 
-    Raises InputError if ``checkpoint`` is no label of a phase.
+    Raises InputError if ``checkpoint`` is not a label of one of ``phases``.
     """
-    at, done = rounds_done(checkpoint) if checkpoint else (phases[0], 0)
-    if at not in phases:
+    resumed_phase, rounds_before = parse_rounds_done(checkpoint) if checkpoint else (phases[0], 0)
+    if resumed_phase not in phases:
         raise InputError(
             Code.CHECKPOINT_INVALID,
             f"the checkpoint {checkpoint[:80]!r} belongs to no phase of this recipe. Begin a new "
             "run with vfl-server run --fresh.",
         )
     for aggregation in sorted(aggregations, key=lambda plan: phases.index(plan.phase)):
-        place = phases.index(aggregation.phase) - phases.index(at)
-        first = 0 if place > 0 else done if place == 0 else aggregation.rounds
-        for round_ in range(first, aggregation.rounds):
+        distance = phases.index(aggregation.phase) - phases.index(resumed_phase)
+        first_round = 0 if distance > 0 else rounds_before if distance == 0 else aggregation.rounds
+        for round_ in range(first_round, aggregation.rounds):
             yield StepKey(aggregation.phase, round_, 0), aggregation

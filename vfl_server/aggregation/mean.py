@@ -11,24 +11,23 @@ from vfl_common.bundle import HUGE, ITEM_BYTES, Buffer, Bundle, DType, Kind, Ste
 from vfl_common.errors import Code, PeerError
 
 Numbers = npt.NDArray[np.floating]
-# A party whose weights have a norm this many times that of all others is an outlier.
-_TIMES = 1000.0
+# A party is an outlier if the norm of its weights is this many times the largest other norm.
+_OUTLIER_RATIO = 1000.0
 
 
 def mean(bundles: Mapping[str, Bundle], step: StepKey) -> Bundle:
-    """Returns the sum of all bundles in the order of the roster, in float32, divided by their
-    number.
+    """Returns the mean of all bundles, summed in roster order in float32.
 
-    ``bundles``: {party: its weights}; at least one, all with the same float32 tensors. They are not
-    changed.
+    ``bundles``: {party: its weights}. At least one bundle; all have float32 tensors of the same
+    names and shapes. They are not changed.
 
-    Raises PeerError (NON_FINITE) if a party sent NaN, infinity, or numbers too large to train with:
-    in the mean they look like the fault of the parties that train on with it.
+    Raises PeerError (NON_FINITE) if a party sent NaN, infinity, or numbers too large to train with.
+    In the mean they would look like an error of the parties that receive it.
     """
-    like = next(iter(bundles.values())).tensors
+    tensors = next(iter(bundles.values())).tensors
     return Bundle(
         Kind.WEIGHTS,
-        {name: _mean(name, buffer.shape, bundles, step) for name, buffer in like.items()},
+        {name: _mean(name, buffer.shape, bundles, step) for name, buffer in tensors.items()},
     )
 
 
@@ -37,7 +36,7 @@ def _mean(
 ) -> Buffer:
     total: Numbers | None = None
     for party, bundle in bundles.items():
-        values = _numbers(bundle.tensors[name])
+        values = _view_as_array(bundle.tensors[name])
         minimum, maximum = values.min(initial=0.0), values.max(initial=0.0)
         if not (minimum >= -HUGE and maximum <= HUGE):
             finite = np.isfinite(minimum) and np.isfinite(maximum)
@@ -58,21 +57,23 @@ def _mean(
     return Buffer(DType.FLOAT32, shape, total.data.cast("B") if total.nbytes else memoryview(b""))
 
 
-def outlier(bundles: Mapping[str, Bundle]) -> str:
-    """Returns the party whose weights have a norm a thousand times that of all others; '' if none
-    has.
+def find_outlier(bundles: Mapping[str, Bundle]) -> str:
+    """Returns the party whose weights have a norm over 1,000 times the largest norm of any other
+    party; '' if there is none.
     """
     norms = {party: _norm(bundle) for party, bundle in bundles.items()}
-    (party, first), *others = sorted(norms.items(), key=lambda pair: -pair[1])
-    return party if others and first > _TIMES * others[0][1] > 0.0 else ""
+    (party, largest_norm), *smaller_norms = sorted(norms.items(), key=lambda pair: -pair[1])
+    return (
+        party if smaller_norms and largest_norm > _OUTLIER_RATIO * smaller_norms[0][1] > 0.0 else ""
+    )
 
 
 def _norm(bundle: Bundle) -> float:
-    arrays = map(_numbers, bundle.tensors.values())
+    arrays = map(_view_as_array, bundle.tensors.values())
     return float(
         np.sqrt(sum(np.einsum("i,i->", values, values, dtype=np.float64) for values in arrays))
     )
 
 
-def _numbers(of: Buffer) -> Numbers:
-    return np.frombuffer(of.data, f"<f{ITEM_BYTES[DType.FLOAT32]}")
+def _view_as_array(buffer: Buffer) -> Numbers:
+    return np.frombuffer(buffer.data, f"<f{ITEM_BYTES[DType.FLOAT32]}")

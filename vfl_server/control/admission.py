@@ -7,22 +7,22 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from vfl_common.config.recipe import Recipe
-from vfl_common.config.spelling import first_difference
+from vfl_common.config.spelling import find_first_difference
 from vfl_common.errors import Code, PeerError
 from vfl_common.link import OLDEST, PROTOCOL
 from vfl_common.pb.vfl.v1 import control_pb2
-from vfl_common.rpc.agreement import at, range_of, require_alike, spelling_of
+from vfl_common.rpc.agreement import at, get_protocol_range, read_spelling, require_compatible
 from vfl_common.rpc.messages import MAX_SHOWN_BYTES
 from vfl_common.summary import PartySummary
 from vfl_common.text import clean
 
-# Characters of a device, a run, an address or a reason.
+# The maximum number of characters in a device, a run id, an address or a reason.
 MAX_TEXT = 200
-# A party's recipe that is longer than ours by more characters is not compared key by key.
+# A party's recipe that exceeds the server's by more characters is not compared key by key.
 MAX_RECIPE = 16_384
-# Number of plug-ins that a party may name.
+# The maximum number of plug-ins that a party may name.
 MAX_PLUGINS = 100
-# Bytes of what all parties show each other.
+# The maximum number of bytes of all policies and grants that the parties send to each other.
 MAX_ALL_SHOWN = 1 << 20
 # A party may join again into a running generation 20 times, then 10 times a minute.
 AGAIN_S, AGAIN = 6.0, 20
@@ -36,12 +36,13 @@ def admit(
     joined: Mapping[str, control_pb2.Join],
     oldest: int = OLDEST,
 ) -> None:
-    """Returns if the party may join.
+    """Checks that a party may join. Returns if it may, and raises PeerError if not.
 
     Args:
-        joined: {party: what it said} of the others that have joined: their plug-ins, the defaults
-            of their recipe's phases and, for a prediction, their trained run, are this party's.
-        oldest: the oldest protocol that the server can serve the recipe with.
+        joined: {party: its Join message} for the other parties that have joined. This party must
+            have the same plug-ins, the same defaults in the recipe's phases and, for a prediction,
+            the same trained run.
+        oldest: The oldest protocol version with which the server can serve the recipe.
 
     Raises:
         PeerError: PROTOCOL_DIFFERS, ROLE_MISMATCH, MALFORMED_MESSAGE, RECIPE_DIFFERS,
@@ -58,12 +59,12 @@ def admit(
             party=name,
         )
     _require_bounds(name, join)
-    known = any(
+    is_known_recipe = any(
         (theirs.recipe_json, theirs.filled_json) == (join.recipe_json, join.filled_json)
         and theirs.written == join.written
         for theirs in joined.values()
     )
-    difference = "" if known else _difference(recipe, join)
+    difference = "" if is_known_recipe else _describe_difference(recipe, join)
     if difference:
         raise PeerError(
             Code.RECIPE_DIFFERS,
@@ -84,11 +85,11 @@ def admit(
             party=name,
         )
     for other, theirs in joined.items():
-        require_alike(name, join, other, theirs)
+        require_compatible(name, join, other, theirs)
 
 
 def _require_bounds(name: str, join: control_pb2.Join) -> None:
-    """Raises PeerError (MALFORMED_MESSAGE) if a text is too long, or plug-ins are too many."""
+    """Raises PeerError (MALFORMED_MESSAGE) if a text is too long or there are too many plug-ins."""
     texts = (join.device, join.device_name, join.run_id, join.exchange_address, join.version)
     if max(map(len, texts)) > MAX_TEXT:
         raise PeerError(
@@ -107,35 +108,37 @@ def _require_bounds(name: str, join: control_pb2.Join) -> None:
         )
 
 
-def require_shown(name: str, join: control_pb2.Join, texts: Mapping[str, str]) -> None:
-    """Raises PeerError (MALFORMED_MESSAGE) if what a party shows to the others is too much to be
-    passed on.
+def require_small_tables(name: str, join: control_pb2.Join, texts: Mapping[str, str]) -> None:
+    """Raises PeerError (MALFORMED_MESSAGE) if a party's policy and grant are too large to be passed
+    on to the other parties.
 
-    ``texts``: {party: what it shows} of those that have joined.
+    ``texts``: {party: its policy and grant as JSON} for the parties that have joined.
     """
     size = len(join.shown_json.encode())
-    whole = size + sum(len(text.encode()) for other, text in texts.items() if other != name)
-    if size > MAX_SHOWN_BYTES or whole > MAX_ALL_SHOWN:
+    total_size = size + sum(len(text.encode()) for other, text in texts.items() if other != name)
+    if size > MAX_SHOWN_BYTES or total_size > MAX_ALL_SHOWN:
         raise PeerError(
             Code.MALFORMED_MESSAGE,
-            f"{name} shows the others {size:,} bytes of its policy and its grant; a party may "
-            f"show {MAX_SHOWN_BYTES:,}, and all together {MAX_ALL_SHOWN:,}",
+            f"{name} sends the others {size:,} bytes of its policy and its grant; a party may "
+            f"send {MAX_SHOWN_BYTES:,} bytes, and all parties together {MAX_ALL_SHOWN:,}",
             party=name,
         )
 
 
 def choose_protocol(joined: Collection[control_pb2.Join]) -> int:
-    """Returns the protocol that all of ``joined`` speak with each other and with this server."""
+    """Returns the newest protocol version that this server and all of ``joined`` support."""
     return min([PROTOCOL, *(join.protocol for join in joined)])
 
 
 def offers_of(join: control_pb2.Join, run_id: str) -> tuple[str, ...]:
-    """Returns the labels at which a party can resume run ``run_id``; '' is its beginning."""
+    """Returns the checkpoint labels at which a party can resume run ``run_id``; '' is the beginning
+    of the run.
+    """
     return tuple(join.checkpoints) if join.run_id == run_id else ("",)
 
 
 def identity_of(name: str, join: control_pb2.Join) -> PartySummary:
-    """Returns what the summary says of a party that has joined."""
+    """Returns the summary's entry for a party that has joined."""
     return PartySummary(
         name=name,
         role="active" if join.role == "active" else "passive",
@@ -147,23 +150,24 @@ def identity_of(name: str, join: control_pb2.Join) -> PartySummary:
 
 
 def facts_of(join: control_pb2.Join) -> dict[str, str | int]:
-    """Returns what people are told of a party that has joined."""
+    """Returns the facts that the event ``joined`` reports of a party."""
     version = {"version": clean(join.version)} if join.version else {}
     return {"role": join.role, "device": join.device, **version, "protocol": join.protocol}
 
 
 def require_return(name: str, join: control_pb2.Join, run_id: str, spoken: int) -> None:
-    """Returns if a party can come back to the generation under way.
+    """Checks that a party can return to the current generation. Returns if it can, and raises
+    PeerError if not.
 
     Args:
-        spoken: the protocol of that generation.
+        spoken: The protocol version of the current generation.
 
     Raises:
         PeerError: CHECKPOINT_INVALID, PROTOCOL_DIFFERS.
     """
     if join.unfit or join.run_id != run_id:
-        raise lacking(name, run_id, "the step that is under way")
-    min_protocol, max_protocol = range_of(join)
+        raise make_lacking_error(name, run_id, "the step that is under way")
+    min_protocol, max_protocol = get_protocol_range(join)
     if not min_protocol <= spoken <= max_protocol:
         raise PeerError(
             Code.PROTOCOL_DIFFERS,
@@ -173,8 +177,8 @@ def require_return(name: str, join: control_pb2.Join, run_id: str, spoken: int) 
         )
 
 
-def lacking(name: str, run_id: str, label: str) -> PeerError:
-    """Returns the refusal of a party that cannot resume where the others can."""
+def make_lacking_error(name: str, run_id: str, label: str) -> PeerError:
+    """Returns the error for a party that cannot resume where the other parties can."""
     return PeerError(
         Code.CHECKPOINT_INVALID,
         f"{name} cannot resume run {run_id} at {label}, as the others can. Start it with the "
@@ -183,10 +187,13 @@ def lacking(name: str, run_id: str, label: str) -> PeerError:
     )
 
 
-def other_run_error(name: str, other: str, run_id: str, server: str, *, begun: bool) -> PeerError:
-    """Returns the error of a party that has checkpoints of the unfinished run ``other``.
+def make_other_run_error(
+    name: str, other: str, run_id: str, server: str, *, begun: bool
+) -> PeerError:
+    """Returns the error for a party that has checkpoints of the unfinished run ``other``.
 
-    ``begun``: this run has begun, so that party alone is wrong; else this run must not begin.
+    ``begun``: Whether the server's run has begun. If so, only the party is wrong. If not, the
+    server's run must not begin.
     """
     return PeerError(
         Code.CHECKPOINT_INVALID,
@@ -200,34 +207,34 @@ def other_run_error(name: str, other: str, run_id: str, server: str, *, begun: b
     )
 
 
-def why_unfit(name: str, join: control_pb2.Join) -> str:
-    """Returns a sentence why a party cannot resume its run."""
+def explain_unfit(name: str, join: control_pb2.Join) -> str:
+    """Returns a sentence that says why a party cannot resume its run."""
     return f"{name} cannot resume run {join.run_id}: {clean(join.unfit, MAX_TEXT)}"
 
 
-def unfit(name: str, why: str, within_s: float) -> PeerError:
-    """Returns the error of a run that a party cannot resume, and that is too young to be set aside.
+def make_unfit_error(name: str, why: str, within_s: float) -> PeerError:
+    """Returns the error for a run that a party cannot resume and that is too young to be set aside.
 
-    ``within_s``: how old a run must be for that, in seconds after it trained last.
+    ``within_s``: The seconds after its last training after which a run may be set aside.
     """
     return PeerError(
         Code.DATA_INVALID,
-        f"{why}. Restore them, or begin a new run with vfl-server run --fresh, at the server "
+        f"{why}. Restore its data, or begin a new run with vfl-server run --fresh, at the server "
         f"alone (the same commands do so from run.resume_within_s, {within_s:g} s after the run "
         "trained last).",
         party=name,
     )
 
 
-def second_session_error(name: str) -> PeerError:
-    """Returns the refusal of a second session of a living party."""
+def make_second_session_error(name: str) -> PeerError:
+    """Returns the error for a second session of a party whose first session is alive."""
     return PeerError(
         Code.NAME_TAKEN, f"a party named {name} has already joined and is alive", party=name
     )
 
 
-def already_left_error(name: str, run_id: str) -> PeerError:
-    """Returns the refusal of a party that has left the run."""
+def make_already_left_error(name: str, run_id: str) -> PeerError:
+    """Returns the error for a party that has left the run and joins again."""
     return PeerError(
         Code.NAME_TAKEN,
         f"{name} has finished its part of run {run_id}, which continues without it; nothing to do",
@@ -235,20 +242,23 @@ def already_left_error(name: str, run_id: str) -> PeerError:
     )
 
 
-def too_often(name: str) -> PeerError:
-    """Returns the refusal of a party that ends one generation after another."""
+def make_too_often_error(name: str) -> PeerError:
+    """Returns the error for a party that joins again too often, which ends a generation each
+    time.
+    """
     return PeerError(
         Code.NAME_TAKEN,
-        f"{name} has joined again {AGAIN} times in a short time, and may not stop the others now. "
+        f"{name} has joined again {AGAIN} times in a short time, so it may not interrupt the "
+        "run now. "
         "Start it again in a minute.",
         party=name,
     )
 
 
 def require_place(name: str, recipe: Recipe) -> None:
-    """Raises PeerError (NOT_IN_RECIPE) if ``name`` has no part in a run of ``recipe``."""
+    """Raises PeerError (NOT_IN_RECIPE) if ``name`` is not a party of ``recipe``."""
     if recipe.party(name) is None:
-        # A stranger does not learn the names of the parties.
+        # An unknown caller does not learn the names of the parties.
         raise PeerError(
             Code.NOT_IN_RECIPE, f"{name} is not a party of recipe {recipe.name}", party=name
         ).privately(
@@ -258,10 +268,10 @@ def require_place(name: str, recipe: Recipe) -> None:
 
 
 def _compare_protocols(name: str, join: control_pb2.Join, oldest: int) -> None:
-    """Raises PeerError if there is no protocol in which this server can serve the recipe with the
-    party.
+    """Raises PeerError if the server and the party support no common protocol version that the
+    recipe allows.
     """
-    min_protocol, max_protocol = range_of(join)
+    min_protocol, max_protocol = get_protocol_range(join)
     if OLDEST <= max_protocol < oldest:
         raise PeerError(
             Code.PROTOCOL_DIFFERS,
@@ -278,22 +288,23 @@ def _compare_protocols(name: str, join: control_pb2.Join, oldest: int) -> None:
         )
 
 
-def _difference(recipe: Recipe, join: control_pb2.Join) -> str:
-    """Returns where a party's recipe differs from the server's; '' if it does not.
+def _describe_difference(recipe: Recipe, join: control_pb2.Join) -> str:
+    """Returns a phrase that says where a party's recipe differs from the server's; '' if it does
+    not differ.
 
-    An earlier release sends only its canonical form.
+    A party of an earlier release sends only the recipe's canonical form.
     """
     canonical = recipe.canonical_json()
     try:
         if join.filled_json:
-            difference = spelling_of(join, len(canonical)).difference(recipe.spelling())
+            difference = read_spelling(join, len(canonical)).difference(recipe.spelling())
         elif len(join.recipe_json) > len(canonical) + MAX_RECIPE:
             return " in size"
         else:
-            difference = first_difference(join.recipe_json, canonical)
+            difference = find_first_difference(join.recipe_json, canonical)
     except (ValueError, RecursionError):
         return " and is not JSON"
-    # The digest is made of the canonical form.
+    # The canonical forms must be identical, because the recipe's digest is computed from them.
     if difference is None:
         return "" if join.recipe_json == canonical else " in form"
     return at(difference, "the server")

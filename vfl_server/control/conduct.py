@@ -1,7 +1,7 @@
-"""What follows from the parties' messages and from what ``presence`` decides: messages, hooks,
-generations.
+"""Handles the parties' messages and carries out the decisions of ``presence``: sends messages,
+calls hooks and starts generations.
 
-Not thread-safe: the coordinator calls it under its lock, and says what time it is.
+Not thread-safe: the coordinator calls it under its lock and passes the time.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from vfl_common.text import clean
 from vfl_server.control import admission, decisions, declarations, membership
 from vfl_server.control.decisions import Action, Admission, Claim
 from vfl_server.control.departures import Left
-from vfl_server.control.display import Display, metrics
+from vfl_server.control.display import Display, get_metrics
 from vfl_server.control.members import Member, progress_of
 from vfl_server.control.presence import PartyState, Presence
 from vfl_server.control.reports import get_report_facts, get_stop_error, is_sound
 from vfl_server.control.run import PresenceRules, RunHooks, RunState, ServedRun, Status
 from vfl_server.control.waiting import WaitingNews
 
-# Characters of a text in a party's messages.
+# The maximum number of characters of a text in a party's messages.
 MAX_TEXT = 200
 
 log = logging.getLogger(__name__)
 
 
 class Conduct:
-    """The sessions and the generations of one run.
+    """Manages the sessions and the generations of one run.
 
     ``members``: {party: its open session}. ``reports``: {party: its report}, once the run is
-    complete. ``failure``: why it has failed. ``set_aside``: why it is to be set aside.
-    ``finished``: it has ended.
+    complete. ``failure``: The error with which the run has failed. ``set_aside``: The reason why
+    the run is to be set aside. ``finished``: Set once the run has ended.
     """
 
     def __init__(self, run: ServedRun, hooks: RunHooks, now_s: float) -> None:
@@ -54,19 +54,19 @@ class Conduct:
         self._waiting = WaitingNews()
         self._left = dict(run.left)
         self._identities = {name: party.identity for name, party in run.left.items()}
-        # Each return of a party ends a generation for all.
-        self._again = Rate(admission.AGAIN_S, admission.AGAIN)
-        # The protocol of this generation; 0: an earlier process of this server knew it.
+        # A party that joins again ends a generation for all, so the rate is limited.
+        self._rejoin_rate = Rate(admission.AGAIN_S, admission.AGAIN)
+        # The protocol version of this generation; 0 if an earlier process started the generation.
         self._protocol = 0
         # The checkpoint from which the generation started.
         self._checkpoint = ""
         self._started_s = now_s - run.ran_s if run.ran_s else None
-        # Once the run is complete.
+        # The summary for the parties, once the run is complete.
         self._summary_json: str | None = None
-        # Parties that have heard of it.
-        self._told: set[str] = set()
+        # The parties that know that the run is complete.
+        self._informed: set[str] = set()
         self.stopped = False
-        # An earlier process of this server ended each of its generations.
+        # Each generation of an earlier process counts as an interruption.
         self.presence = Presence(rules, now_s, interruptions=run.generation)
         for name, left in run.left.items():
             self.presence.note_report(name, left.report.free_from)
@@ -77,7 +77,9 @@ class Conduct:
             self.presence.take_up()
 
     def open(self, name: str, now_s: float) -> Member:
-        """Opens a session; once this server has been stopped, it ends at once."""
+        """Opens a session for party ``name``. If this server has been stopped, the session ends at
+        once.
+        """
         member = Member(name)
         if self.stopped:
             member.end()
@@ -87,17 +89,19 @@ class Conduct:
         return member
 
     def lose(self, name: str, how: str, now_s: float, *, may_return: bool = False) -> None:
-        """Handles the end of a session; ``may_return``: only its connection may be lost."""
+        """Handles the end of a session. ``may_return``: Whether only the connection may be lost."""
         if self._summary_json is not None and self.presence.has_joined(name):
-            self._told.add(name)
+            self._informed.add(name)
         self._carry_out(self.presence.lose(name, how, now_s, may_return=may_return), now_s)
 
     def note_refusal(self, name: str, error: VflError, now_s: float) -> None:
-        """Tells those who wait for a party that it was refused."""
-        # If its name is taken, another process of that name takes part.
-        other = name not in self._roster or error.code is Code.NAME_TAKEN
-        # While a generation runs, for those who wait after it.
-        if not (other or self.presence.has_joined(name)) and self._waiting.refuse(name, error.code):
+        """Reports to the waiting parties that party ``name`` was refused."""
+        # With NAME_TAKEN, another process with the same name takes part in the run.
+        is_irrelevant = name not in self._roster or error.code is Code.NAME_TAKEN
+        # During a generation the refusal is kept for parties that wait later.
+        if not (is_irrelevant or self.presence.has_joined(name)) and self._waiting.note_refusal(
+            name, error.code
+        ):
             self._decide(now_s, announce=True)
 
     def handle(self, member: Member, message: control_pb2.PartyMessage, now_s: float) -> None:
@@ -121,7 +125,7 @@ class Conduct:
         elif body == "lenient" and name == self._active:
             self._carry_out(presence.says_lenient(message.lenient.on, now_s), now_s)
         elif body == "stopping":
-            # Another party noticed it first, and has interrupted the generation.
+            # If the party is no longer in a generation, ``lose`` emits no event.
             if not presence.has_joined(name):
                 self._emit("lost", party=name, how="was stopped")
             self.lose(name, "was stopped", now_s)
@@ -140,7 +144,7 @@ class Conduct:
             )
         self._display.tick(progress_of(self.members, self._roster), now_s)
         self._carry_out(self.presence.tick(now_s), now_s)
-        self._decide(now_s, announce=self._waiting.due(now_s))
+        self._decide(now_s, announce=self._waiting.is_due(now_s))
 
     def stop(self, now_s: float) -> None:
         """Ends all sessions because this server was stopped."""
@@ -159,9 +163,9 @@ class Conduct:
                 member.stop(error)
             self.finished.set()
 
-    def others(self, name: str) -> dict[str, control_pb2.Join]:
-        """Returns {party: what it said} of those beside ``name`` that have joined; of those that
-        said the same, only the first.
+    def get_joins_of_others(self, name: str) -> dict[str, control_pb2.Join]:
+        """Returns {party: its Join message} for the joined parties except ``name``. If several
+        messages have the same compared fields, only the first is returned.
         """
         alike: dict[bytes, str] = {}
         for other in self.presence.at(PartyState.IN):
@@ -170,14 +174,14 @@ class Conduct:
         return {other: self.members[other].join for other in alike.values()}
 
     def _get_shown(self) -> dict[str, str]:
-        """Returns {party: what it shows to all} of all that have joined."""
+        """Returns {party: its policy and grant as JSON} for all parties that have joined."""
         joined = self.presence.at(PartyState.IN)
         return {name: self.members[name].join.shown_json for name in joined}
 
     def status(self, now_s: float) -> Status:
-        """Returns the run at this moment."""
+        """Returns the state and progress of the run at ``now_s``."""
         presence, slowest = self.presence, self._display.shown
-        progress = progress_of(self.members, self._roster)
+        reported = progress_of(self.members, self._roster)
         return Status(
             state=presence.state,
             generation=self.generation,
@@ -191,9 +195,9 @@ class Conduct:
             round=slowest.round,
             rounds=slowest.rounds,
             steps=self._display.steps,
-            told={
-                name: (clean(news.phase, MAX_TEXT), metrics(news))
-                for name, news in progress.items()
+            reported={
+                name: (clean(progress.phase, MAX_TEXT), get_metrics(progress))
+                for name, progress in reported.items()
             },
         )
 
@@ -209,18 +213,18 @@ class Conduct:
         ]
 
     @property
-    def all_told(self) -> bool:
-        """Whether every party has heard that the run is complete."""
-        return self._told | self._left.keys() >= set(self._roster)
+    def all_informed(self) -> bool:
+        """Whether every party knows that the run is complete."""
+        return self._informed | self._left.keys() >= set(self._roster)
 
     def complete(self, summary_json: str) -> None:
-        """Tells every party that the run is complete."""
+        """Reports to every party that the run is complete."""
         self._summary_json = summary_json
         for member in self.members.values():
             self._dismiss(member)
 
     def _carry_out(self, actions: Iterable[Action], now_s: float) -> None:
-        """Does what ``presence`` has decided."""
+        """Carries out the decisions of ``presence``."""
         for action in actions:
             if isinstance(action, decisions.Close):
                 member = self.members.pop(action.party, None)
@@ -241,9 +245,10 @@ class Conduct:
                 self.fail(action.error)
 
     def _decide(self, now_s: float, *, announce: bool, joined: Member | None = None) -> None:
-        """Begins the run if it may begin; else tells those who wait, if ``announce``.
+        """Begins the run if it may begin. If not, and ``announce`` is true, reports to the waiting
+        parties why not.
 
-        ``joined``: who has joined just now, and hears it in any case.
+        ``joined``: The member that has just joined, which always gets this report.
         """
         if self.stopped or self.presence.state is not RunState.WAITING:
             return
@@ -252,28 +257,30 @@ class Conduct:
             self._begin(decision.checkpoint, now_s)
         elif isinstance(decision, membership.Refuse):
             for name in decision.lacking:
-                # The others would have to begin again.
-                error = admission.lacking(name, self.run.run_id, decision.label or "its beginning")
+                # If this party took part, the other parties would have to start the run again.
+                error = admission.make_lacking_error(
+                    name, self.run.run_id, decision.label or "its beginning"
+                )
                 self.members[name].refuse(error)
                 waiting.refused[name] = error.code
                 how = "cannot resume at a checkpoint that the others hold"
                 self._carry_out(self.presence.lose(name, how, now_s), now_s)
         elif isinstance(decision, membership.GiveUp):
-            reasons = "; ".join([decision.reason, *waiting.why(decision.missing)])
+            reasons = "; ".join([decision.reason, *waiting.explain_refusals(decision.missing)])
             self.fail(LostError(Code.PARTY_LOST, reasons, party=decision.missing[0]))
         elif announce:
             members = [joined] if joined is not None else []
-            if waiting.tells_all(now_s):
+            if waiting.should_report_to_all(now_s):
                 members = [self.members[name] for name in self.presence.at(PartyState.IN)]
-                self._emit("waiting", **waiting.facts(decision))
+                self._emit("waiting", **waiting.make_facts(decision))
             for member in members:
-                member.tell(waiting.message(decision))
+                member.send(waiting.make_message(decision))
 
     def _begin(self, checkpoint: str, now_s: float) -> None:
-        """Begins a generation of all that have joined."""
+        """Begins a generation with all parties that have joined, from ``checkpoint``."""
         self.generation += 1
         self._checkpoint = checkpoint
-        self._protocol = admission.choose_protocol(self.others("").values())
+        self._protocol = admission.choose_protocol(self.get_joins_of_others("").values())
         self._display.begin()
         self._hooks.on_start(self.generation, checkpoint)
         self.presence.begin(now_s)
@@ -285,31 +292,34 @@ class Conduct:
         )
 
     def _start(self, member: Member, *, returning: bool = False) -> None:
-        """Tells a member that its generation begins, or is under way."""
+        """Sends a member a Start message. ``returning``: Whether the generation is already
+        running.
+        """
         active = self._active
         member.progress = member.plan = None
-        at = "" if member.name == active else self.members[active].join.exchange_address
+        active_address = "" if member.name == active else self.members[active].join.exchange_address
         member.start(
             run_id=self.run.run_id,
             generation=self.generation,
             checkpoint="" if returning else self._checkpoint,
-            exchange_address=at,
+            exchange_address=active_address,
             left=list(self._left),
             returning=returning,
-            protocol=self._protocol or admission.choose_protocol(self.others("").values()),
+            protocol=self._protocol
+            or admission.choose_protocol(self.get_joins_of_others("").values()),
             anew=member.anew,
             shown=self._get_shown(),
         )
 
     def _join(self, member: Member, join: control_pb2.Join, now_s: float) -> None:
-        """Takes a party as one that has joined, or tells it why not. Raises PeerError if it is
-        refused.
+        """Handles a party's Join message: enters the party, or reports to it why it cannot join.
+        Raises PeerError if the party is refused.
         """
         name, presence, run_id = member.name, self.presence, self.run.run_id
-        others = self.others(name)
-        admission.admit(name, join, self.run.recipe, self.run.job, others, self.run.oldest)
-        admission.require_shown(name, join, self._get_shown())
-        # It comes too late, and hears why.
+        joins = self.get_joins_of_others(name)
+        admission.admit(name, join, self.run.recipe, self.run.job, joins, self.run.oldest)
+        admission.require_small_tables(name, join, self._get_shown())
+        # A party that joins after the run has failed gets the error.
         if self.failure is not None:
             member.stop(self.failure)
             return
@@ -317,12 +327,12 @@ class Conduct:
             member.join = join
             if name not in self._left:
                 presence.enter(name, now_s)
-            # Otherwise ``complete`` tells it.
+            # If the summary is not ready yet, ``complete`` reports the end to the party later.
             if self._summary_json is not None:
                 self._dismiss(member)
             return
         if join.generation:
-            # Otherwise its session ends, and it asks the next server.
+            # A stopped server ends the session, and the party asks the next server.
             if not self.stopped:
                 self._claim(member, join, now_s)
             return
@@ -330,7 +340,7 @@ class Conduct:
             member.anew = self._hooks.released(join.run_id)
             if not member.anew and any(join.checkpoints):
                 begun = self.generation > 0
-                error = admission.other_run_error(
+                error = admission.make_other_run_error(
                     name, join.run_id, run_id, self.run.recipe.server, begun=begun
                 )
                 if begun:
@@ -339,18 +349,20 @@ class Conduct:
                 return
         entry = presence.entry(name, now_s)
         if entry is Admission.DONE:
-            raise admission.already_left_error(name, run_id)
+            raise admission.make_already_left_error(name, run_id)
         if entry is Admission.RETURNS:
-            spoken = self._protocol or admission.choose_protocol(others.values())
+            spoken = self._protocol or admission.choose_protocol(joins.values())
             admission.require_return(name, join, run_id, spoken)
         elif entry is Admission.INTERRUPTS:
-            if self._again.passes(name, now_s) is None:
-                raise admission.too_often(name)
+            if self._rejoin_rate.passes(name, now_s) is None:
+                raise admission.make_too_often_error(name)
             self._carry_out([presence.interrupt(f"{name} joins again", now_s)], now_s)
         if join.unfit and join.run_id == run_id:
-            why = admission.why_unfit(name, join)
+            why = admission.explain_unfit(name, join)
             if not self._hooks.expired():
-                self.fail(admission.unfit(name, why, self.run.recipe.run.resume_within_s))
+                self.fail(
+                    admission.make_unfit_error(name, why, self.run.recipe.run.resume_within_s)
+                )
                 return
             self.set_aside = why
             self.stop(now_s)
@@ -364,15 +376,20 @@ class Conduct:
             self._decide(now_s, announce=True, joined=member)
 
     def _claim(self, member: Member, join: control_pb2.Join, now_s: float) -> None:
-        """Takes back a party that went on without this server, or tells it that its generation is
-        over.
+        """Handles a party that continued without this server: takes the party back, or reports to
+        it that its generation is over.
         """
-        ours, last = join.run_id == self.run.run_id, join.generation == self.generation
-        claim = self.presence.claim(member.name, now_s, run=ours, generation=last)
+        is_this_run, is_last_generation = (
+            join.run_id == self.run.run_id,
+            join.generation == self.generation,
+        )
+        claim = self.presence.claim(
+            member.name, now_s, run=is_this_run, generation=is_last_generation
+        )
         if claim is Claim.GOES_ON:
             self._enter(member, join, now_s)
             self.presence.note_plan(member.name)
-            # It goes on because it swaps nothing with this server.
+            # A party continues without the server only if it sends no weights to the server.
             member.plan = ()
             member.start(run_id=self.run.run_id, generation=self.generation, goes_on=True)
             self._emit("back", party=member.name)
@@ -382,7 +399,7 @@ class Conduct:
             member.interrupt(join.generation, f"generation {join.generation} is over")
 
     def _enter(self, member: Member, join: control_pb2.Join, now_s: float) -> None:
-        """Notes that a party has joined."""
+        """Records that a party has joined."""
         name = member.name
         member.join, member.report = join, None
         offers = admission.offers_of(join, self.run.run_id)
@@ -393,7 +410,7 @@ class Conduct:
         self._emit("joined", party=name, **admission.facts_of(join))
 
     def _plan(self, member: Member, plan: control_pb2.Plan) -> None:
-        """Takes a party's plan; once all plans are there, compares them and begins the
+        """Handles a party's plan. Once all plans have arrived, compares them and begins the
         aggregation.
         """
         name, presence = member.name, self.presence
@@ -409,7 +426,8 @@ class Conduct:
         if not presence.everybody_planned():
             return
         plans = {other: self.members[other].plan or () for other in presence.at(PartyState.IN)}
-        # The party has come back; the others have gone on.
+        # In an agreed generation only a returning party sends a plan. It must fit the others'
+        # plans.
         if presence.agreed:
             declarations.agree_on_plans(plans, self._phases)
             return
@@ -421,7 +439,7 @@ class Conduct:
             self.fail(error)
 
     def _report(self, member: Member, report: control_pb2.Report) -> None:
-        """Takes the report of a party that has finished."""
+        """Handles the report of a party that has finished."""
         if not self.presence.takes_part(member.name):
             return
         if not is_sound(report, len(self._roster)):
@@ -438,7 +456,9 @@ class Conduct:
         self._settle()
 
     def _settle(self) -> None:
-        """Lets those go that are not needed any more, and ends the run if all have reported."""
+        """Dismisses the parties that are not needed any more, and ends the run if all have
+        reported.
+        """
         for name in self.presence.may_go():
             member = self.members.pop(name)
             left = Left(self._identities[name], member.report or control_pb2.Report())
@@ -457,6 +477,6 @@ class Conduct:
             self.finished.set()
 
     def _dismiss(self, member: Member) -> None:
-        """Tells a party that the run is complete."""
+        """Reports to a party that the run is complete."""
         summary = self._summary_json if member.name == self._active else ""
         member.complete(self.run.run_id, summary or "")

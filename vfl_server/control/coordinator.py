@@ -1,8 +1,8 @@
-"""The run as the server sees it: members join, are lost, report; generations start and end.
+"""Coordinates a run at the server: parties join, are lost and report; generations start and end.
 
-``presence`` decides, ``conduct`` does what follows; here are the lock and the clock. All methods
-may be called from any thread. Messages to parties go into their outboxes; the streams' threads send
-them.
+``presence`` decides, ``conduct`` carries out the decisions, and this module adds the lock and the
+clock. All methods may be called from any thread. Messages to parties go into their outboxes, from
+which the streams' threads send them.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from vfl_server.control.run import RunHooks, RunState, ServedRun, Status
 
 
 class Coordinator:
-    """Run state and membership of one run. ``clock``: monotonic, in seconds.
+    """Holds the state and the membership of one run. ``clock``: Returns a monotonic time in
+    seconds.
 
-    ``finished``: the run has ended.
+    ``finished``: Set once the run has ended.
     """
 
     def __init__(
@@ -38,7 +39,9 @@ class Coordinator:
 
     @contextmanager
     def _hold_lock(self) -> Iterator[float]:
-        """Holds the lock; yields the time of what happens under it, and wakes those who wait."""
+        """Holds the lock and yields the current time. Wakes all threads that wait for the lock at
+        the end.
+        """
         with self._lock:
             try:
                 yield self._clock()
@@ -52,17 +55,17 @@ class Coordinator:
 
     @property
     def generation(self) -> int:
-        """The last generation that has started."""
+        """The number of the last generation that has started."""
         return self._conduct.generation
 
     @property
     def failure(self) -> VflError | None:
-        """Why the run has failed."""
+        """The error with which the run has failed; None if it has not failed."""
         return self._conduct.failure
 
     @property
     def set_aside(self) -> str:
-        """Why the run is to be set aside; '' if it is not."""
+        """The reason why the run is to be set aside; '' if it is not to be set aside."""
         return self._conduct.set_aside
 
     @property
@@ -73,9 +76,9 @@ class Coordinator:
     def open(self, name: str) -> Member:
         """Opens a session for ``name``.
 
-        Refuses a second session of a living party. Replaces the session of a party that has fallen
-        silent. Once this server has been stopped, a session ends as soon as it is open: the party
-        waits for the next server.
+        Refuses a second session of a party whose first session is alive. Replaces the session of a
+        party that has fallen silent. Once this server has been stopped, a session ends as soon as
+        it is open. The party then waits for the next server.
 
         Raises:
             PeerError: NOT_IN_RECIPE, NAME_TAKEN.
@@ -90,12 +93,12 @@ class Coordinator:
                     return conduct.open(name, now_s)
                 left_s = conduct.presence.replacement_wait_s(name, opened_s, now_s)
                 if left_s is None:
-                    raise admission.second_session_error(name)
+                    raise admission.make_second_session_error(name)
                 if left_s <= 0.0:
                     how = "fell silent and was restarted"
                     conduct.lose(name, how, now_s, may_return=True)
                     continue
-                # Several may wait for the same silent session.
+                # Several threads may wait to replace the same silent session.
                 self._lock.wait_for(
                     lambda older=older, opened_s=opened_s: (  # type: ignore[misc]
                         conduct.members.get(name) is not older
@@ -105,27 +108,26 @@ class Coordinator:
                 )
 
     def require_place(self, name: str) -> None:
-        """Raises PeerError (NOT_IN_RECIPE) if ``name`` has no part in this run."""
+        """Raises PeerError (NOT_IN_RECIPE) if ``name`` is not a party of this run's recipe."""
         admission.require_place(name, self.recipe)
 
     def ask(self, name: str, join: control_pb2.Join) -> None:
-        """Returns if a party that joined with ``join`` would be admitted; keeps nothing, and
-        changes nothing.
+        """Checks whether a party that joined with ``join`` would be admitted. Changes no state.
 
-        The answer is for any job and any run, and also for a party that has joined already.
+        The job and the run id of ``join`` are ignored. The party may have joined already.
 
         Raises:
-            PeerError: NOT_IN_RECIPE, and those of ``admit``.
+            PeerError: With code NOT_IN_RECIPE, or as ``admit`` raises it.
         """
         self.require_place(name)
         with self._lock:
-            others = self._conduct.others(name)
-        join.job, join.run_id = self.job, next((other.run_id for other in others.values()), "")
-        admission.admit(name, join, self.recipe, self.job, others, self._conduct.run.oldest)
+            joins = self._conduct.get_joins_of_others(name)
+        join.job, join.run_id = self.job, next((other.run_id for other in joins.values()), "")
+        admission.admit(name, join, self.recipe, self.job, joins, self._conduct.run.oldest)
 
     def note_refusal(self, name: str, error: VflError) -> None:
-        """Tells those who wait for a party that it came and was refused: at once, but each reason
-        only once.
+        """Reports to the waiting parties at once that party ``name`` was refused. Each reason is
+        reported only once.
         """
         with self._hold_lock() as now_s:
             self._conduct.note_refusal(name, error, now_s)
@@ -135,7 +137,7 @@ class Coordinator:
         with self._hold_lock() as now_s:
             if self._conduct.members.get(member.name) is member:
                 self._conduct.lose(member.name, "was lost", now_s, may_return=True)
-            # Also to one that another session has replaced: its thread waits for the end.
+            # A replaced session also needs this message, because its thread waits for the end.
             member.end()
 
     def handle(self, member: Member, message: control_pb2.PartyMessage) -> None:
@@ -145,15 +147,15 @@ class Coordinator:
                 self._conduct.handle(member, message, now_s)
 
     def tick(self) -> None:
-        """Finds silent parties and deadlines that have passed; called regularly."""
+        """Handles silent parties and deadlines that have passed. Must be called regularly."""
         with self._hold_lock() as now_s:
             self._conduct.tick(now_s)
 
     def stop(self) -> None:
-        """Ends all sessions because this server was stopped: the parties wait for it, as for one
-        that was lost.
+        """Ends all sessions because this server was stopped. The parties wait until a server starts
+        again.
 
-        A generation that goes on without this server is not interrupted.
+        A generation that can continue without this server is not interrupted.
         """
         with self._hold_lock() as now_s:
             self._conduct.stop(now_s)
@@ -164,7 +166,7 @@ class Coordinator:
             self._conduct.fail(error)
 
     def status(self) -> Status:
-        """Returns the run at this moment."""
+        """Returns the current state and progress of the run."""
         with self._hold_lock() as now_s:
             return self._conduct.status(now_s)
 
@@ -174,8 +176,8 @@ class Coordinator:
             return self._conduct.parties()
 
     def complete(self, summary_json: str) -> None:
-        """Tells every party that is here, or comes again, that the run is complete; the active one
-        gets the summary.
+        """Reports to every party that the run is complete, also to parties that connect later. The
+        active party gets the summary.
         """
         with self._hold_lock():
             self._conduct.complete(summary_json)
@@ -185,7 +187,7 @@ class Coordinator:
         with self._lock:
             self._lock.wait_for(lambda: not self._conduct.members, timeout_s)
 
-    def wait_until_told(self, timeout_s: float) -> None:
-        """Waits, at most ``timeout_s``, until every party has heard that the run is complete."""
+    def wait_until_informed(self, timeout_s: float) -> None:
+        """Waits, at most ``timeout_s``, until every party knows that the run is complete."""
         with self._lock:
-            self._lock.wait_for(lambda: self._conduct.all_told, timeout_s)
+            self._lock.wait_for(lambda: self._conduct.all_informed, timeout_s)

@@ -1,4 +1,4 @@
-"""What ``presence`` decides: each is done by ``conduct``."""
+"""The decisions that ``presence`` makes and ``conduct`` carries out."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from vfl_common.errors import VflError
 
 @dataclass(frozen=True)
 class Close:
-    """The session of ``party`` ends."""
+    """Decision to end the session of ``party``."""
 
     party: str
 
 
 @dataclass(frozen=True)
 class Tell:
-    """People read that ``party`` is away or lost, and ``how``."""
+    """Decision to emit an event: ``party`` is away or lost. ``how``: How it was lost."""
 
     event: Literal["away", "lost"]
     party: str
@@ -27,7 +27,9 @@ class Tell:
 
 @dataclass(frozen=True)
 class Interrupt:
-    """The generation ends for all; ``leaving``: and their sessions with it."""
+    """Decision to end the generation for all parties. ``leaving``: Whether their sessions end
+    too.
+    """
 
     reason: str
     lost: tuple[str, ...] = ()
@@ -36,12 +38,14 @@ class Interrupt:
 
 @dataclass(frozen=True)
 class Review:
-    """Whether the run may begin is decided again, and those who wait hear for whom."""
+    """Decision to check again whether the run may begin, and to report to the waiting parties whom
+    the run waits for.
+    """
 
 
 @dataclass(frozen=True)
 class Fail:
-    """The run ends."""
+    """Decision to end the run with ``error``."""
 
     error: VflError
 
@@ -50,20 +54,20 @@ Action = Close | Tell | Interrupt | Review | Fail
 
 
 class Admission(Enum):
-    """How a party that joins is taken."""
+    """How the server handles a party that joins."""
 
-    # As one that the run waits for.
+    # The party enters the run, which waits for parties.
     ENTERS = auto()
-    # Into the generation under way, in which the others went on without it.
+    # The party returns to the current generation, which continued without it.
     RETURNS = auto()
-    # The generation under way ends first: the party has left it before anybody noticed.
+    # The current generation ends first, because the party left it without being noticed.
     INTERRUPTS = auto()
-    # Not at all: it has done its part.
+    # The party is refused, because it has finished its part of the run.
     DONE = auto()
 
 
 class Claim(Enum):
-    """The answer to a party that says that it went on without this server."""
+    """The answer to a party that reports that it continued without this server."""
 
     GOES_ON = auto()
     MAY_GO = auto()

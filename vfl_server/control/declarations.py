@@ -11,10 +11,10 @@ from vfl_common.pb.vfl.v1 import control_pb2, tensor_pb2
 from vfl_common.stages import AggregationPlan, Draw
 from vfl_common.wire.frames import parse_header
 
-# All weights that a party declares.
+# The maximum number of bytes of all weights that a party declares.
 MAX_BYTES = 2 << 30
 MAX_ROUNDS = 1_000_000
-# Characters of a tensor's name.
+# The maximum number of characters in a tensor's name.
 MAX_NAME = 200
 _KIND = tensor_pb2.BundleKind.WEIGHTS
 
@@ -30,14 +30,17 @@ def parse_declarations(
     plans: dict[str, AggregationPlan] = {}
     for entry in plan.aggregations[: len(phases) + 1]:
         if entry.phase not in phases or entry.phase in plans:
-            what = "twice" if entry.phase in plans else "which is not in the recipe"
+            problem = "twice" if entry.phase in plans else "which is not in the recipe"
             raise _refuse(
-                Code.MALFORMED_MESSAGE, party, f"aggregates in phase {entry.phase[:40]!r}, {what}"
+                Code.MALFORMED_MESSAGE,
+                party,
+                f"aggregates in phase {entry.phase[:40]!r}, {problem}",
             )
         if not 0 < entry.rounds <= MAX_ROUNDS:
             text = (
-                f"aggregates {entry.rounds} rounds in phase {entry.phase}; 1 to {MAX_ROUNDS} "
-                "are possible"
+                f"aggregates {entry.rounds} rounds in phase {entry.phase}; choose 1 to "
+                f"{MAX_ROUNDS} "
+                "rounds"
             )
             raise _refuse(Code.MALFORMED_MESSAGE, party, text)
         kind, tensors = parse_header(
@@ -52,14 +55,14 @@ def parse_declarations(
                 raise _refuse(Code.TENSOR_MISMATCH, party, text)
             if len(name) > MAX_NAME:
                 text = (
-                    f"aggregates a tensor with a name of {len(name)} characters; at most "
-                    f"{MAX_NAME} are possible"
+                    f"aggregates a tensor with a name of {len(name)} characters; the maximum is "
+                    f"{MAX_NAME}"
                 )
                 raise _refuse(Code.MALFORMED_MESSAGE, party, text)
-        up, down = _coding(entry.up, party), _coding(entry.down, party)
+        up, down = _parse_coding(entry.up, party), _parse_coding(entry.down, party)
         spec = BundleSpec(kind, tensors)
         plans[entry.phase] = AggregationPlan(
-            entry.phase, entry.rounds, spec, entry.passive, up, down, _draw(entry, party)
+            entry.phase, entry.rounds, spec, entry.passive, up, down, _parse_draw(entry, party)
         )
     if sum(aggregation.spec.payload_bytes for aggregation in plans.values()) > MAX_BYTES:
         raise _refuse(
@@ -71,71 +74,88 @@ def parse_declarations(
 def agree_on_plans(
     declarations: Mapping[str, Sequence[AggregationPlan]], phases: Sequence[str]
 ) -> tuple[AggregationPlan, ...]:
-    """Returns the common declaration, in the order of ``phases``. Raises PeerError (MODELS_DIFFER)
-    if parties differ.
+    """Returns the aggregations that all parties declare, in the order of ``phases``. Raises
+    PeerError (MODELS_DIFFER) if the declarations differ.
 
-    ``declarations``: {party: its declaration}, in the order of the roster.
+    ``declarations``: {party: its declared aggregations}, in roster order.
     """
     by_phase = {
         party: {plan.phase: plan for plan in plans} for party, plans in declarations.items()
     }
-    (first, ours), *others = by_phase.items()
-    for party, theirs in others:
+    (first_party, first_plans), *other_plans = by_phase.items()
+    for party, plans in other_plans:
         for phase in phases:
-            difference = _difference(first, ours.get(phase), party, theirs.get(phase))
+            difference = _describe_difference(
+                first_party, first_plans.get(phase), party, plans.get(phase)
+            )
             if difference:
-                # The error names no party, so that all get the same text.
+                # The error has no ``party``, so that all parties get the same text.
                 raise PeerError(Code.MODELS_DIFFER, difference)
-    return tuple(ours[phase] for phase in phases if phase in ours)
+    return tuple(first_plans[phase] for phase in phases if phase in first_plans)
 
 
-def _difference(
-    one: str, ours: AggregationPlan | None, other: str, theirs: AggregationPlan | None
+def _describe_difference(
+    party: str, plan: AggregationPlan | None, other_party: str, other_plan: AggregationPlan | None
 ) -> str:
-    """Words the difference in one sentence; returns '' if the two are equal."""
-    if ours is None or theirs is None:
-        if ours is theirs:
+    """Returns a sentence that describes how two parties' plans differ; '' if they are the same."""
+    if plan is None or other_plan is None:
+        if plan is other_plan:
             return ""
-        phase = ours.phase if ours is not None else theirs.phase if theirs is not None else ""
-        does, does_not = (one, other) if theirs is None else (other, one)
-        what = f"{does} aggregates its top layers and {does_not} does not"
-        return f"aggregation differs: in phase {phase}, {what}; {_HINT}"
-    if ours.rounds != theirs.rounds:
-        what = (
-            f"phase {ours.phase} has {ours.rounds} rounds at {one} and {theirs.rounds} at {other}"
+        phase = (
+            plan.phase if plan is not None else other_plan.phase if other_plan is not None else ""
         )
-        return f"aggregation differs: {what}"
-    if ours.passive != theirs.passive:
-        with_, without = (other, one) if ours.passive else (one, other)
+        does, does_not = (party, other_party) if other_plan is None else (other_party, party)
+        difference = f"{does} aggregates its top layers and {does_not} does not"
+        return f"aggregation differs: in phase {phase}, {difference}; {_HINT}"
+    if plan.rounds != other_plan.rounds:
+        difference = (
+            f"phase {plan.phase} has {plan.rounds} rounds at {party} and "
+            f"{other_plan.rounds} at {other_party}"
+        )
+        return f"aggregation differs: {difference}"
+    if plan.passive != other_plan.passive:
+        with_, without = (other_party, party) if plan.passive else (party, other_party)
         return (
-            f"aggregation differs: in phase {ours.phase}, {with_} counts the active party and "
+            f"aggregation differs: in phase {plan.phase}, {with_} counts the active party and "
             f"{without} does not"
         )
-    if ours.draw != theirs.draw:
-        what = f"in phase {ours.phase}, {one} and {other} draw the parties of a round differently"
-        return f"aggregation differs: {what}; give both the same recipe"
-    for way, mine_, theirs_ in (("up", ours.up, theirs.up), ("down", ours.down, theirs.down)):
-        if mine_ != theirs_:
-            what = (
-                f"in phase {ours.phase}, weights go {way} as {mine_} at {one} and as {theirs_} "
-                f"at {other}"
+    if plan.draw != other_plan.draw:
+        difference = (
+            f"in phase {plan.phase}, {party} and {other_party} draw the parties of a "
+            "round differently"
+        )
+        return f"aggregation differs: {difference}; give both the same recipe"
+    for direction, coding, other_coding in (
+        ("up", plan.up, other_plan.up),
+        ("down", plan.down, other_plan.down),
+    ):
+        if coding != other_coding:
+            difference = (
+                f"in phase {plan.phase}, weights go {direction} as {coding} at {party} and as "
+                f"{other_coding} "
+                f"at {other_party}"
             )
-            return f"aggregation differs: {what}; give both the same recipe"
-    for name in [*ours.spec.tensors, *theirs.spec.tensors]:
-        mine, yours = ours.spec.tensors.get(name), theirs.spec.tensors.get(name)
-        if mine != yours:
-            what = f"tensor {name[:40]!r} is {_words(mine)} at {one} and {_words(yours)} at {other}"
-            return f"top encoders differ: in phase {ours.phase}, {what}; {_HINT}"
+            return f"aggregation differs: {difference}; give both the same recipe"
+    for name in [*plan.spec.tensors, *other_plan.spec.tensors]:
+        spec, other_spec = plan.spec.tensors.get(name), other_plan.spec.tensors.get(name)
+        if spec != other_spec:
+            difference = (
+                f"tensor {name[:40]!r} is {_describe_spec(spec)} at {party} and "
+                f"{_describe_spec(other_spec)} at {other_party}"
+            )
+            return f"top encoders differ: in phase {plan.phase}, {difference}; {_HINT}"
     return ""
 
 
 _HINT = "give both the same top layers (model.encoder), or set aggregate = false"
 
 
-def _coding(coding: control_pb2.Coding, party: str) -> Coding:
-    """Reads how weights are written. Raises PeerError (MALFORMED_MESSAGE) if that is unknown."""
-    name = next((known for known in NAMES if known == (coding.name or "identity")), None)
-    bits = next((known for known in BITS if known == coding.bits), None)
+def _parse_coding(coding: control_pb2.Coding, party: str) -> Coding:
+    """Reads the codec with which weights are encoded. Raises PeerError (MALFORMED_MESSAGE) if the
+    codec is unknown.
+    """
+    name = next((value for value in NAMES if value == (coding.name or "identity")), None)
+    bits = next((value for value in BITS if value == coding.bits), None)
     if (
         name is None
         or bits is None
@@ -148,20 +168,22 @@ def _coding(coding: control_pb2.Coding, party: str) -> Coding:
     return Coding(name, bits, coding.stochastic, coding.seed)
 
 
-def _draw(entry: control_pb2.Aggregation, party: str) -> Draw | None:
-    """Reads who takes part in which round. Raises PeerError (MALFORMED_MESSAGE) if that is nobody,
-    or no draw has rounds.
+def _parse_draw(entry: control_pb2.Aggregation, party: str) -> Draw | None:
+    """Reads how many parties are drawn, and for how many rounds. Raises PeerError
+    (MALFORMED_MESSAGE) if either number is 0.
     """
     if not entry.HasField("draw"):
         return None
     if not (entry.draw.number and entry.draw.rounds):
-        raise _refuse(Code.MALFORMED_MESSAGE, party, "draws no party, or for no round")
+        raise _refuse(
+            Code.MALFORMED_MESSAGE, party, "must draw at least one party for at least one round"
+        )
     return Draw(entry.draw.number, entry.draw.rounds, entry.draw.seed)
 
 
-def _words(spec: TensorSpec | None) -> str:
+def _describe_spec(spec: TensorSpec | None) -> str:
     return "nothing" if spec is None else f"{spec.dtype.name.lower()} {list(spec.shape)}"
 
 
-def _refuse(code: Code, party: str, what: str) -> PeerError:
-    return PeerError(code, f"{party} {what}", party=party)
+def _refuse(code: Code, party: str, problem: str) -> PeerError:
+    return PeerError(code, f"{party} {problem}", party=party)

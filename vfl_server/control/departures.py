@@ -16,7 +16,7 @@ from vfl_common.summary import PartySummary
 
 @dataclass(frozen=True)
 class Left:
-    """A party that has reported and left: it exchanges nothing in the rest of the run."""
+    """A party that has sent its report and left the run. It exchanges no more data in the run."""
 
     identity: PartySummary
     report: control_pb2.Report
@@ -24,19 +24,21 @@ class Left:
 
 @dataclass(frozen=True)
 class Departures:
-    """``left.json``: {party: {identity, report}}; the report is the party's message in base64."""
+    """Stores departures in the file ``left.json``: {party: {identity, report}}. The report is the
+    party's message in base64.
+    """
 
     path: Path
 
     def add(self, left: Left) -> None:
-        """Notes on disk that a party has left."""
+        """Records in the file that a party has left."""
         report = b64encode(left.report.SerializeToString()).decode()
         entry = {"identity": left.identity.model_dump(mode="json"), "report": report}
         write_atomic(self.path, json.dumps(self._entries() | {left.identity.name: entry}) + "\n")
 
     def read(self) -> dict[str, Left]:
-        """Reads {party: its identity and report}. Raises InputError if the file is not what ``add``
-        wrote.
+        """Reads {party: its identity and report}. Raises InputError if the file is not in the
+        format that ``add`` writes.
         """
         try:
             return {
@@ -49,7 +51,8 @@ class Departures:
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InputError(
                 Code.FILE_INVALID,
-                f"{self.path}: cannot be read ({error}). Begin a new run with --fresh at the "
+                f"{self.path}: the file cannot be read ({error}). Begin a new run with --fresh "
+                "at the "
                 "server and every party.",
             ) from None
 

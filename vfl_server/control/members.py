@@ -1,4 +1,4 @@
-"""A party with an open session, as the server holds it."""
+"""Defines the server's record of a party with an open session."""
 
 from __future__ import annotations
 
@@ -19,38 +19,38 @@ Outbox = queue.SimpleQueue["control_pb2.ServerMessage | None"]
 
 @dataclass
 class Member:
-    """A party with an open session. The stream's thread sends what is put into the outbox."""
+    """A party with an open session. The stream's thread sends the messages in the outbox."""
 
     name: str
     outbox: Outbox = field(default_factory=queue.SimpleQueue)
     join: control_pb2.Join = field(default_factory=control_pb2.Join)
-    # Nothing more is read from the party.
+    # Set once no more messages are read from the party.
     hung_up: threading.Event = field(default_factory=threading.Event)
-    # For this generation; None: not received yet.
+    # The aggregations planned for this generation; None until the plan has arrived.
     plan: tuple[AggregationPlan, ...] | None = None
-    # The last one of this generation.
+    # The party's last progress in this generation.
     progress: control_pb2.Progress | None = None
     report: control_pb2.Report | None = None
-    # Why it leaves the run that it has offered, if that is another one.
+    # Why the party leaves the other run that it offered to resume; '' if it offered no other run.
     anew: str = ""
 
-    # What the party's Join message said.
-    _compared: tuple[control_pb2.Join, bytes] | None = None
+    # A Join message, and the digest of its compared fields.
+    _join_and_digest: tuple[control_pb2.Join, bytes] | None = None
 
     @property
     def compared(self) -> bytes:
-        """See ``vfl_common.rpc.agreement.digest_of_compared``."""
-        if self._compared is None or self._compared[0] is not self.join:
-            self._compared = self.join, digest_of_compared(self.join)
-        return self._compared[1]
+        """The digest of the fields of the Join message that all parties must agree on."""
+        if self._join_and_digest is None or self._join_and_digest[0] is not self.join:
+            self._join_and_digest = self.join, digest_of_compared(self.join)
+        return self._join_and_digest[1]
 
-    def tell(self, message: control_pb2.ServerMessage) -> None:
+    def send(self, message: control_pb2.ServerMessage) -> None:
         """Sends the party a message."""
         self.outbox.put(message)
 
     def start(self, **start: Any) -> None:
-        """Tells the party that its generation begins, or is under way: the fields of a Start."""
-        self.tell(control_pb2.ServerMessage(start=control_pb2.Start(**start)))
+        """Sends the party a Start message. ``start``: The fields of the message."""
+        self.send(control_pb2.ServerMessage(start=control_pb2.Start(**start)))
 
     def interrupt(
         self, generation: int, reason: str, lost: Collection[str] = (), leaving: bool = False
@@ -59,11 +59,11 @@ class Member:
         interrupt = control_pb2.Interrupt(
             generation=generation, lost=lost, reason=reason, leaving=leaving
         )
-        self.tell(control_pb2.ServerMessage(interrupt=interrupt))
+        self.send(control_pb2.ServerMessage(interrupt=interrupt))
 
     def refuse(self, error: VflError) -> None:
-        """Tells the party why it may not join."""
-        self.tell(control_pb2.ServerMessage(stop=to_failure(error)))
+        """Sends the party the error for which it may not join."""
+        self.send(control_pb2.ServerMessage(stop=to_failure(error)))
 
     def end(self) -> None:
         """Ends the session once all messages are sent."""
@@ -75,16 +75,18 @@ class Member:
         self.end()
 
     def complete(self, run_id: str = "", summary_json: str = "") -> None:
-        """Lets the party go: the run is complete, or does not need it any more."""
+        """Dismisses the party: the run is complete, or does not need the party any more."""
         complete = control_pb2.Complete(run_id=run_id, summary_json=summary_json)
-        self.tell(control_pb2.ServerMessage(complete=complete))
+        self.send(control_pb2.ServerMessage(complete=complete))
         self.end()
 
 
 def progress_of(
     members: Mapping[str, Member], roster: Iterable[str]
 ) -> dict[str, control_pb2.Progress]:
-    """Returns {party: its last progress}, in the order of the roster, of those that told some."""
+    """Returns {party: its last progress}, in roster order, for the parties that reported
+    progress.
+    """
     return {
         name: progress
         for name in roster

@@ -1,5 +1,5 @@
-"""Decides whether a run may begin, and where: pure functions of who has joined. The clock is an
-argument.
+"""Decides whether a run may begin, and at which checkpoint. Pure functions of the joined parties
+and the time.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """All needed parties have joined: start a generation from ``checkpoint`` (empty: from the
-    beginning).
+    """Decision to start a generation from ``checkpoint``, because all needed parties have joined.
+    An empty label means the beginning of the run.
     """
 
     checkpoint: str
@@ -21,7 +21,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """``missing`` have ``left_s`` seconds to come."""
+    """Decision to wait: the parties in ``missing`` have ``left_s`` seconds to join."""
 
     missing: tuple[str, ...]
     left_s: float
@@ -29,7 +29,9 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """There is no label at which all can resume; most can at ``label``, and ``lacking`` cannot."""
+    """Decision to refuse the parties in ``lacking``: most parties can resume at ``label``, and
+    these parties cannot.
+    """
 
     lacking: tuple[str, ...]
     label: str
@@ -37,7 +39,7 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """``missing`` did not come in time."""
+    """Decision to end the run: the parties in ``missing`` did not join in time."""
 
     missing: tuple[str, ...]
     reason: str
@@ -54,27 +56,27 @@ def decide(
 ) -> Begin | Wait | Refuse | GiveUp:
     """Decides whether the run may start.
 
-    A party offers ``""``, the run's beginning, only if it has not got further than a death can
-    explain. So a party that offers less than it must have cannot take the others back: it is
-    refused.
+    A party offers ``""``, the run's beginning, only if it has made at most the progress that a
+    crash can lose. So a party that lost checkpoints cannot make the other parties start again: it
+    is refused.
 
     Args:
-        waited_s: time since the server began to wait.
-        deadline_s: the longest time to wait.
-        roster: all parties of the recipe.
-        ready: {party: labels at which it can resume; "" is the beginning}, of the joined parties.
-        left: {party: labels from which the run does not need it}, of the parties that have left.
-        active: the party that decides between labels that equally many offer.
-        held: {party: those of its labels at which it loses nothing}, of those that would lose
-            something.
+        waited_s: The time since the server began to wait.
+        deadline_s: The maximum time to wait.
+        roster: All parties of the recipe.
+        ready: {party: labels at which it can resume} for the joined parties; "" is the beginning.
+        left: {party: labels from which the run does not need it} for the parties that have left.
+        active: The party that decides between labels that equally many parties offer.
+        held: {party: the labels at which it loses no work} for the parties that lose work at some
+            of their labels.
     """
     missing = tuple(party for party in roster if party not in ready and party not in left)
     if not missing:
-        checkpoint = newest_common(
+        checkpoint = find_newest_common(
             ready.values(), [held[party] for party in ready if party in held]
         )
         if checkpoint is None:
-            label = majority_label(ready, active)
+            label = find_majority_label(ready, active)
             return Refuse(
                 tuple(party for party in roster if label not in ready.get(party, [label])), label
             )
@@ -88,25 +90,28 @@ def decide(
     return GiveUp(missing, f"{', '.join(missing)} did not come within {deadline_s:g} s")
 
 
-def newest_common(
+def find_newest_common(
     offered: Collection[Sequence[str]], held: Collection[Sequence[str]] = ()
 ) -> str | None:
-    """Returns the label to resume at, of those that every party offers; None if there is none.
+    """Returns the label to resume at. Every party offers this label. Returns None if the parties
+    offer no common label.
 
-    It is the newest that all hold; if there is none, the newest of those that most hold. Labels
-    sort by position in the run. ``held``: the labels of each party that does not hold all that it
-    offers.
+    Of the common labels, the label at which most parties lose no work is chosen; of several, the
+    newest. Labels sort by position in the run. ``held``: For each party that loses work at some
+    label, the labels at which it loses no work.
     """
     common = set.intersection(*(set(labels) for labels in offered)) if offered else {""}
-    holds = [set(labels) for labels in held]
+    label_sets = [set(labels) for labels in held]
     return max(
-        common, key=lambda label: (sum(label in labels for labels in holds), label), default=None
+        common,
+        key=lambda label: (sum(label in labels for labels in label_sets), label),
+        default=None,
     )
 
 
-def majority_label(offered: Mapping[str, Sequence[str]], active: str) -> str:
-    """Returns the label that most parties offer; of several, one that ``active`` offers, and of
-    these the newest.
+def find_majority_label(offered: Mapping[str, Sequence[str]], active: str) -> str:
+    """Returns the label that most parties offer. Of several such labels, prefers a label that
+    ``active`` offers, then the newest.
     """
     votes = Counter(label for labels in offered.values() for label in set(labels))
     return max(

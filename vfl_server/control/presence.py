@@ -1,7 +1,9 @@
-"""Decides who takes part in a run: who is in, late, away, gone and awaited.
+"""Decides which parties take part in a run: the state of each party and the consequences of each
+event.
 
-Nothing here reads a clock, sends or waits: the time is an argument. Each event changes what is
-known of the parties, and returns what is to be done about it, in order. ``conduct`` does it.
+This module reads no clock, sends nothing and waits for nothing: the time is an argument. Each event
+changes the records of the parties and returns the actions to take, in order. ``conduct`` takes
+these actions.
 """
 
 from __future__ import annotations
@@ -24,35 +26,36 @@ from vfl_server.control.decisions import (
 from vfl_server.control.membership import Begin, GiveUp, Refuse, Wait, decide
 from vfl_server.control.run import PresenceRules, RunState, move
 
-# Between two ticks: this process was stopped, or its machine slept.
+# If more seconds pass between two ticks, this process was stopped or its machine slept.
 _STANDSTILL_S = 5.0
-# A session without a word for so many heartbeats may be replaced by a new one.
+# A session without a message for this many heartbeats may be replaced by a new session.
 _REPLACED_AFTER = 2.5
 
 
 class PartyState(Enum):
-    """Where a party stands in the run."""
+    """The state of a party in the run."""
 
-    # It is in no generation. The run waits for it if the run needs it.
+    # The party is in no generation. If the run needs the party, the run waits.
     AWAITED = auto()
-    # It has joined.
+    # The party has joined.
     IN = auto()
-    # It lost its session in a generation that goes on without this server, and may come back.
+    # The party lost its session in a generation that continues without this server. It may return.
     LATE = auto()
-    # It was lost, and the others go on without it.
+    # The party was lost, and the other parties continue without it.
     AWAY = auto()
-    # It has reported and left.
+    # The party has sent its report and left.
     GONE = auto()
 
 
 @dataclass
 class PartyRecord:
-    """What is known of one party.
+    """The server's record of one party.
 
-    ``heard_s``: when its session said the last word; None: it has no session. ``since_s``: since
-    when it is IN a generation, or LATE. ``offers``: the labels at which it can resume, and ``held``
-    those of them at which it loses nothing; empty: all. ``free_from``: the labels from which the
-    run does not need it; None: it has not reported.
+    ``heard_s``: The time of the last message of its session; None if it has no session.
+    ``since_s``: The time since when it is IN a generation, or LATE. ``offers``: The labels at which
+    it can resume. ``held``: The offered labels at which it loses no work; empty if these are all
+    labels. ``free_from``: The labels from which the run does not need the party; None if it has not
+    reported.
     """
 
     place: PartyState = PartyState.AWAITED
@@ -66,12 +69,14 @@ class PartyRecord:
 
 @dataclass
 class Presence:
-    """The parties of a run, and the generation that they are in.
+    """The records of a run's parties, and the state of the current generation.
 
-    ``agreed``: on the plans of this generation. ``goes_on``: this generation goes on without this
-    server, because nothing is averaged here. ``lenient``: the active party goes on without a
-    passive party that is lost. ``alone``: the active party needs no other one for the rest of this
-    generation. ``waiting_since_s``, ``deadline_s``: since when, and for how long, the run waits.
+    ``agreed``: Whether the parties have agreed on the plans of this generation. ``goes_on``:
+    Whether this generation can continue without this server, because the server averages no
+    weights. ``lenient``: Whether the active party continues without a passive party that is lost.
+    ``alone``: Whether the active party needs no other party for the rest of this generation.
+    ``waiting_since_s``, ``deadline_s``: The time since when the run waits, and the seconds for
+    which it waits.
     """
 
     rules: PresenceRules
@@ -90,7 +95,7 @@ class Presence:
         self._ticked_s = self.waiting_since_s
 
     def take_up(self) -> None:
-        """Takes up a generation that went on while no server ran: its parties are late."""
+        """Resumes a generation that continued while no server ran. Its parties become LATE."""
         self.state = move(self.state, RunState.RUNNING)
         self.interruptions -= 1
         self.agreed = self.goes_on = True
@@ -99,11 +104,11 @@ class Presence:
             self.parties[party].since_s = self.waiting_since_s
 
     def at(self, *places: PartyState) -> tuple[str, ...]:
-        """Returns the parties at one of ``places``, in the order of the roster."""
+        """Returns the parties whose state is in ``places``, in roster order."""
         return tuple(name for name, party in self.parties.items() if party.place in places)
 
     def silent_s(self, now_s: float) -> dict[str, float]:
-        """Returns {party with a session: seconds since its last word}."""
+        """Returns {party with a session: seconds since its last message}."""
         return {
             name: now_s - party.heard_s
             for name, party in self.parties.items()
@@ -115,18 +120,18 @@ class Presence:
         return self.parties[name].place is PartyState.IN
 
     def takes_part(self, name: str) -> bool:
-        """Whether a party is in the generation under way. If not, it does not know yet that its
-        generation has ended.
+        """Whether a party is in the current generation. A party that is not in it does not know yet
+        that its generation has ended.
         """
         return self.state is RunState.RUNNING and self.has_joined(name)
 
     def everybody_planned(self) -> bool:
-        """Whether all that are in the generation have said what they are going to do."""
+        """Whether all parties in the generation have sent their plans."""
         return all(self.parties[name].planned for name in self.at(PartyState.IN))
 
     def can_do_without(self, name: str) -> bool:
-        """Whether the generation goes on without a party: the active one said so, and can learn
-        from others.
+        """Whether the generation continues without a party: the active party allows it and can
+        learn from other features.
         """
         active, party = self.rules.active, self.parties[name]
         if (
@@ -142,20 +147,20 @@ class Presence:
         )
 
     def decide(self, now_s: float) -> Begin | Wait | Refuse | GiveUp:
-        """Decides whether a run that waits may begin. See ``membership.decide``."""
-        here = {name: self.parties[name] for name in self.at(PartyState.IN)}
+        """Decides whether a waiting run may begin. See ``membership.decide``."""
+        joined = {name: self.parties[name] for name in self.at(PartyState.IN)}
         return decide(
             now_s - self.waiting_since_s,
             self.deadline_s,
             self.rules.roster,
-            {name: party.offers for name, party in here.items()},
+            {name: party.offers for name, party in joined.items()},
             {name: self.parties[name].free_from or () for name in self.at(PartyState.GONE)},
             self.rules.active,
-            {name: party.held for name, party in here.items() if party.held},
+            {name: party.held for name, party in joined.items() if party.held},
         )
 
     def has_done_its_part(self, name: str, now_s: float) -> bool:
-        """Whether a party has left, and the run does not need it again."""
+        """Whether a party has left and the run does not need the party again."""
         if self.parties[name].place is not PartyState.GONE:
             return False
         if self.state is not RunState.WAITING:
@@ -165,37 +170,39 @@ class Presence:
         return name not in missing
 
     def entry(self, name: str, now_s: float) -> Admission:
-        """Decides how a party that joins, and has not gone on without this server, is taken."""
+        """Decides how to handle a party that joins and did not continue without this server."""
         if self.has_done_its_part(name, now_s):
             return Admission.DONE
         if self.state is not RunState.RUNNING:
             return Admission.ENTERS
         place = self.parties[name].place
-        missed = place is PartyState.AWAY or (
+        continued_without = place is PartyState.AWAY or (
             place is PartyState.LATE and self.can_do_without(name)
         )
-        reachable = self.parties[self.rules.active].heard_s is not None
-        return Admission.RETURNS if missed and reachable else Admission.INTERRUPTS
+        is_active_connected = self.parties[self.rules.active].heard_s is not None
+        return (
+            Admission.RETURNS if continued_without and is_active_connected else Admission.INTERRUPTS
+        )
 
     def claim(self, name: str, now_s: float, *, run: bool, generation: bool) -> Claim:
-        """Answers a party that says that it went on without this server.
+        """Decides the answer to a party that reports that it continued without this server.
 
         Args:
-            run: it speaks of this run.
-            generation: it speaks of this run's last generation.
+            run: Whether the party reports this run.
+            generation: Whether the party reports this run's last generation.
         """
-        missed = self.parties[name].place in (PartyState.LATE, PartyState.AWAY)
-        if run and generation and missed and self.state is RunState.RUNNING:
+        was_missing = self.parties[name].place in (PartyState.LATE, PartyState.AWAY)
+        if run and generation and was_missing and self.state is RunState.RUNNING:
             return Claim.GOES_ON
-        # It did not hear that it may leave.
+        # A party that is done did not receive the message that it may leave.
         return Claim.MAY_GO if run and self.has_done_its_part(name, now_s) else Claim.OVER
 
     def may_go(self) -> list[str]:
-        """Returns the parties that exchange nothing more, once the active party says that it needs
-        nobody.
+        """Returns the parties that may leave, once the active party has reported that it needs no
+        other party.
 
-        Their own report is not enough: if one still owed data, the others would wait for a party
-        that nobody watches.
+        A party's own report is not enough: if the party still owed data, the others would wait for
+        a party whose connection is not watched.
         """
         if not self.alone or not self.rules.trains or self.state is not RunState.RUNNING:
             return []
@@ -206,56 +213,60 @@ class Presence:
         ]
 
     def has_spoken(self, name: str, since_s: float) -> bool:
-        """Whether the session of a party has said something after ``since_s``."""
+        """Whether the session of a party has sent a message after ``since_s``."""
         heard_s = self.parties[name].heard_s
         return heard_s is not None and heard_s > since_s
 
     def replacement_wait_s(self, name: str, opened_s: float, now_s: float) -> float | None:
-        """Returns how long a session of ``name`` that opened at ``opened_s`` still waits before it
-        replaces the silent one; None if that one is alive.
+        """Returns the seconds before a new session of ``name``, opened at ``opened_s``, replaces
+        the silent session. Returns None if the older session is alive.
         """
         if self.has_spoken(name, opened_s):
             return None
         return opened_s + _REPLACED_AFTER * self.rules.heartbeat_s - now_s
 
     def note_message(self, name: str, now_s: float) -> None:
-        """Notes that a party has opened a session, or said something."""
+        """Records that a party has opened a session or sent a message."""
         self.parties[name].heard_s = now_s
 
     def enter(
         self, name: str, now_s: float, offers: Sequence[str] = (), held: Sequence[str] = ()
     ) -> None:
-        """Takes a party as one that has joined."""
+        """Records that a party has joined."""
         party = self.parties[name]
         party.place, party.since_s, party.free_from = PartyState.IN, now_s, None
         party.offers, party.held = tuple(offers), tuple(held)
         party.planned = False
 
     def note_plan(self, name: str) -> None:
-        """Notes that a party has said what it is going to do."""
+        """Records that a party has sent its plan."""
         self.parties[name].planned = True
 
     def begin(self, now_s: float) -> None:
-        """Begins a generation of all that have joined."""
+        """Begins a generation with all parties that have joined."""
         self.state = move(self.state, RunState.RUNNING)
         self.agreed = self.goes_on = False
         for name in self.at(PartyState.IN):
             self.parties[name].since_s, self.parties[name].planned = now_s, False
 
     def agree(self, *, averages: bool) -> None:
-        """Notes that the plans of all agree; ``averages``: this server averages weights."""
+        """Records that all parties' plans agree. ``averages``: Whether this server averages
+        weights.
+        """
         self.agreed = True
         self.goes_on = self.rules.trains and self.rules.server_absent_s > 0.0 and not averages
 
     def extend_planning(self, name: str, now_s: float) -> None:
-        """Gives all more time to plan while the active party reports that rows are aligned."""
+        """Gives all parties more time to plan while the active party reports that the alignment
+        makes progress.
+        """
         if name == self.rules.active and self.rules.aligns and not self.parties[name].planned:
             for other in self.at(PartyState.IN):
                 self.parties[other].since_s = max(self.parties[other].since_s, now_s)
 
     def says_lenient(self, on: bool, now_s: float) -> tuple[Action, ...]:
-        """Notes whether the active party goes on without lost ones. If it does not any more, all
-        wait for those that are away.
+        """Records whether the active party continues without lost parties. If it no longer does,
+        the run waits for the parties that are away.
         """
         if self.state is not RunState.RUNNING:
             return ()
@@ -266,21 +277,23 @@ class Presence:
         return self.interrupt(reason, now_s, lost=away), Review()
 
     def note_report(self, name: str, free_from: Sequence[str]) -> None:
-        """Notes that a party has finished; ``free_from``: the labels from which the run does not
-        need it.
+        """Records that a party has finished. ``free_from``: The labels from which the run does not
+        need the party.
         """
         self.parties[name].free_from = tuple(free_from)
 
     def says_alone(self, name: str) -> None:
-        """Notes that the active party needs nobody any more."""
+        """Records that the active party needs no other party any more."""
         self.alone = self.alone or (name == self.rules.active and self.takes_part(name))
 
     def leave(self, name: str) -> None:
-        """Lets a party go that has reported."""
+        """Records that a party that has reported leaves the run."""
         self.parties[name].place, self.parties[name].heard_s = PartyState.GONE, None
 
     def complete(self) -> bool:
-        """Ends the run well if all have reported. Returns whether it has ended now."""
+        """Completes the run if all parties have reported. Returns whether the run is now
+        complete.
+        """
         if self.state is not RunState.RUNNING or any(
             party.free_from is None for party in self.parties.values()
         ):
@@ -291,7 +304,7 @@ class Presence:
     def interrupt(
         self, reason: str, now_s: float, *, lost: Collection[str] = (), leaving: bool = False
     ) -> Interrupt:
-        """Ends the generation: the run waits for all that have not left."""
+        """Ends the generation. The run then waits for all parties that have not left."""
         self.state = move(self.state, RunState.WAITING)
         self.interruptions += 1
         self.waiting_since_s, self.deadline_s = now_s, self.rules.rejoin_deadline_s
@@ -306,20 +319,20 @@ class Presence:
     def lose(
         self, name: str, how: str, now_s: float, *, may_return: bool = False
     ) -> tuple[Action, ...]:
-        """Decides what the end of a session means; ``may_return``: perhaps only its connection is
-        lost.
+        """Handles the end of a party's session. ``may_return``: Whether perhaps only its connection
+        is lost.
         """
         party = self.parties[name]
-        was_in, dispensable = party.place is PartyState.IN, self.can_do_without(name)
+        was_in, is_dispensable = party.place is PartyState.IN, self.can_do_without(name)
         party.heard_s, party.planned = None, False
         if name == self.rules.active:
             self.lenient = self.alone = False
         if was_in:
             party.place, party.free_from = PartyState.AWAITED, None
-        # A session that has not joined only asked: of a party that has left, for example.
+        # The loss of a session that has not joined does not affect the run.
         if not was_in or self.state not in (RunState.RUNNING, RunState.WAITING):
             return (Close(name),)
-        if dispensable:
+        if is_dispensable:
             party.place = PartyState.AWAY
             return Close(name), Tell("away", name, how)
         if self.state is RunState.RUNNING and self.goes_on and may_return:
@@ -327,33 +340,33 @@ class Presence:
             return Close(name), Tell("lost", name, how)
         if self.state is RunState.WAITING:
             return Close(name), Tell("lost", name, how), Review()
-        ended = self.interrupt(f"{name} {how}", now_s, lost=[name])
-        return Close(name), ended, Tell("lost", name, how), Review()
+        interruption = self.interrupt(f"{name} {how}", now_s, lost=[name])
+        return Close(name), interruption, Tell("lost", name, how), Review()
 
     def stop(self, reason: str, now_s: float) -> tuple[Action, ...]:
-        """Decides what it means that this server was stopped. A generation that goes on without it
-        is not interrupted.
+        """Handles the stop of this server. A generation that can continue without the server is not
+        interrupted.
         """
         if self.state is not RunState.RUNNING:
             return ()
         if not self.goes_on:
             return (self.interrupt(reason, now_s, leaving=True),)
         self.state = move(self.state, RunState.WAITING)
-        # The end of their sessions is no loss.
+        # After this, the end of a session does not count as the loss of a party.
         self._leave_generation(PartyState.IN)
         return ()
 
     def fail(self) -> bool:
-        """Ends the run badly. Returns whether it has ended now."""
+        """Marks the run as failed. Returns false if the run had already ended."""
         if self.state in (RunState.COMPLETED, RunState.FAILED):
             return False
         self.state = move(self.state, RunState.FAILED)
         return True
 
     def pardon(self, now_s: float) -> float:
-        """Discounts time during which this process was suspended: it could not hear the parties.
+        """Discounts time during which this process was suspended and could not receive messages.
 
-        Returns how long that was, in seconds; 0: it did not.
+        Returns the seconds of the suspension; 0 if the process was not suspended.
         """
         still_s, self._ticked_s = now_s - self._ticked_s, now_s
         if still_s < _STANDSTILL_S:
@@ -366,19 +379,21 @@ class Presence:
         return still_s
 
     def tick(self, now_s: float) -> tuple[Action, ...]:
-        """Finds those who are silent, who have not come back, and who have not planned in time."""
+        """Handles the parties that are silent, have not returned, or have not sent a plan in
+        time.
+        """
         limit_s = self.rules.lost_after_s
         actions: list[Action] = []
         for name in [name for name, silent_s in self.silent_s(now_s).items() if silent_s > limit_s]:
             actions += self.lose(name, f"has been silent for {limit_s:g} s", now_s)
         if self.state is RunState.RUNNING:
-            actions += self._too_late(now_s)
+            actions += self._give_up_late_parties(now_s)
         if self.state is RunState.RUNNING:
-            actions += self._end_planning(now_s)
+            actions += self._give_up_unplanned_parties(now_s)
         return tuple(actions)
 
-    def _too_late(self, now_s: float) -> list[Action]:
-        """Waits no longer for those whose sessions were lost for too long."""
+    def _give_up_late_parties(self, now_s: float) -> list[Action]:
+        """Stops waiting for LATE parties that have not returned in time."""
         limit_s = self.rules.lost_after_s
         how = f"did not come back within {limit_s:g} s"
         late = [
@@ -396,8 +411,8 @@ class Presence:
             actions.append(self.interrupt(f"{', '.join(needed)} {how}", now_s, lost=needed))
         return actions
 
-    def _end_planning(self, now_s: float) -> list[Action]:
-        """Waits no longer for those who have not said what they are going to do."""
+    def _give_up_unplanned_parties(self, now_s: float) -> list[Action]:
+        """Stops waiting for parties that have not sent a plan in time."""
         limit_s = self.rules.plan_s
         late = [
             name
@@ -412,7 +427,8 @@ class Presence:
         if needed:
             error = LostError(
                 Code.STEP_TIMEOUT,
-                f"{', '.join(needed)} did not send a plan within {limit_s:g} s after the start",
+                f"{', '.join(needed)} did not send a plan within {limit_s:g} s after the "
+                "generation started",
                 party=needed[0],
             )
             actions.append(Fail(error))

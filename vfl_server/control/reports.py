@@ -1,5 +1,5 @@
-"""Reads and checks the parties' reports, at the end of a run and when one stops it. Pure
-functions.
+"""Reads and checks the reports that parties send at the end of a run or when they stop the run.
+Pure functions.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ from vfl_common.summary import (
 from vfl_common.text import clean, number
 from vfl_server.control.members import Member
 
-# Characters of a name.
+# The maximum number of characters in a name.
 MAX_TEXT = 200
-# Names in a report: a line of the ledger has four. The active party has lines for each other one.
+# The maximum number of names in a report, and of further names for each party in the run. An entry
+# of the ledger has four names.
 MAX_TEXTS, MORE_TEXTS = 16_384, 256
-# Characters of a JSON text.
+# The maximum number of characters in a JSON text.
 MAX_JSON = 16_384
-# Characters of the JSON of absences.
+# The maximum number of characters in the JSON of absences, times, worth or arithmetic.
 MAX_ABSENCES = 1 << 20
 
 
 def is_sound(report: control_pb2.Report, parties: int = 0) -> bool:
-    """Returns whether ``report`` can be read and is within the bounds above, in a run of so many
-    parties.
+    """Returns whether ``report`` can be read and is within this module's limits. ``parties``: The
+    number of parties in the run.
     """
     texts = [
         text
@@ -85,7 +86,7 @@ def interfaces_of(report: control_pb2.Report) -> list[InterfaceCount]:
 
 
 def ledger_of(report: control_pb2.Report) -> tuple[list[Entry], list[TcpCount]]:
-    """Reads the ledger and the kernel's counts that a party reported."""
+    """Reads the ledger entries and the kernel's TCP byte counts that a party reported."""
     entries = [
         Entry(
             entry.peer,
@@ -104,12 +105,14 @@ def ledger_of(report: control_pb2.Report) -> tuple[list[Entry], list[TcpCount]]:
 
 
 def metrics_of(report: control_pb2.Report) -> dict[str, dict[str, float]] | None:
-    """Reads the reported {split: {name: value}}; returns None if it has another form."""
+    """Reads the reported metrics, {split: {name: value}}; returns None if they have another
+    format.
+    """
     try:
         metrics = json.loads(report.metrics_json or "{}")
         return {
-            str(split): {str(name): number(value) for name, value in of.items()}
-            for split, of in metrics.items()
+            str(split): {str(name): number(value) for name, value in values.items()}
+            for split, values in metrics.items()
         }
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
@@ -117,7 +120,7 @@ def metrics_of(report: control_pb2.Report) -> dict[str, dict[str, float]] | None
 
 def privacy_of(report: control_pb2.Report) -> Privacy | None:
     """Reads a party's report on differential privacy; returns None if it is empty or has another
-    form.
+    format.
     """
     try:
         return Privacy.model_validate_json(report.privacy_json) if report.privacy_json else None
@@ -126,8 +129,8 @@ def privacy_of(report: control_pb2.Report) -> Privacy | None:
 
 
 def worth_of(report: control_pb2.Report) -> Worth | None:
-    """Reads a party's report on what each party is worth; returns None if it is empty or has
-    another form.
+    """Reads a party's report on the parties' contributions to the result; returns None if it is
+    empty or has another format.
     """
     try:
         return Worth.model_validate_json(report.worth_json) if report.worth_json else None
@@ -136,8 +139,8 @@ def worth_of(report: control_pb2.Report) -> Worth | None:
 
 
 def arithmetic_of(report: control_pb2.Report) -> Arithmetic | None:
-    """Reads a party's report on what its numbers were computed with; returns None if it is empty
-    or has another form.
+    """Reads a party's report on its arithmetic (processor and libraries); returns None if it is
+    empty or has another format.
     """
     try:
         text = report.arithmetic_json
@@ -147,7 +150,7 @@ def arithmetic_of(report: control_pb2.Report) -> Arithmetic | None:
 
 
 def exchanges_of(report: control_pb2.Report) -> list[ExchangeSummary] | None:
-    """Reads a party's report on its phases' exchanges; returns None if it has another form."""
+    """Reads a party's report on its phases' exchanges; returns None if it has another format."""
     try:
         return TypeAdapter(list[ExchangeSummary]).validate_json(report.exchanges_json or "[]")
     except ValueError:
@@ -155,8 +158,8 @@ def exchanges_of(report: control_pb2.Report) -> list[ExchangeSummary] | None:
 
 
 def absences_of(report: control_pb2.Report) -> list[Absence] | None:
-    """Reads a party's report on steps that were computed without a party; returns None if it has
-    another form.
+    """Reads a party's report on steps that were computed without some party; returns None if it has
+    another format.
     """
     try:
         return TypeAdapter(list[Absence]).validate_json(report.absences_json or "[]")
@@ -165,7 +168,7 @@ def absences_of(report: control_pb2.Report) -> list[Absence] | None:
 
 
 def times_of(report: control_pb2.Report) -> list[PhaseTimes] | None:
-    """Reads a party's report on what its time was for; returns None if it has another form."""
+    """Reads a party's report on how it spent its time; returns None if it has another format."""
     try:
         return TypeAdapter(list[PhaseTimes]).validate_json(report.times_json or "[]")
     except ValueError:
@@ -175,13 +178,14 @@ def times_of(report: control_pb2.Report) -> list[PhaseTimes] | None:
 def get_stop_error(
     member: Member, failure: failure_pb2.Failure, active: str, roster: Collection[str]
 ) -> PeerError | None:
-    """Returns the error with which a party stops the run; None if it only repeats another's.
+    """Returns the error with which a party stops the run; None if it only repeats another party's
+    error.
 
-    The active party sees the others' data and may blame them; a passive party speaks only for
-    itself.
+    The active party receives the other parties' data, so it may name another party as the cause. A
+    passive party can only name itself.
 
-    Raises PeerError if the party has failed before it joined: it may be started again, and the
-    others wait for it.
+    Raises PeerError if the party failed before it joined. The party may be started again, so the
+    others keep waiting for it.
     """
     sender, text = member.name, clean(failure.message)
     try:
@@ -193,21 +197,21 @@ def get_stop_error(
         raise error.privately(f"{sender} cannot take part: {text}")
     if code is Code.INTERRUPTED:
         code = Code.ABORTED
-    # It ends because of another party, which says itself why: the cause is to be told, not its
-    # echo.
+    # The party ends because of another party, which reports the cause itself.
     elif code is Code.ABORTED and failure.party != sender:
         return None
-    late = code in (Code.PARTY_LOST, Code.STEP_TIMEOUT)
-    # An echo too: the active party, or the server, has found out, and says so.
-    if late and not _exchanges(sender, failure.party, active, roster):
+    is_loss = code in (Code.PARTY_LOST, Code.STEP_TIMEOUT)
+    # The sender exchanges no data with the lost party. The active party or the server reports the
+    # loss.
+    if is_loss and not _exchanges_data(sender, failure.party, active, roster):
         return None
-    blames = sender == active and failure.party in roster
-    error = PeerError(code, text, party=failure.party if blames else sender)
+    may_blame = sender == active and failure.party in roster
+    error = PeerError(code, text, party=failure.party if may_blame else sender)
     return error.privately(f"{sender} stopped the run: {text}")
 
 
-def _exchanges(name: str, missed: str, active: str, roster: Collection[str]) -> bool:
-    """Whether ``name`` exchanges anything with ``missed``: passive parties do not with each
-    other.
+def _exchanges_data(name: str, missed: str, active: str, roster: Collection[str]) -> bool:
+    """Returns whether ``name`` exchanges data with ``missed``. Passive parties exchange no data
+    with each other.
     """
     return name == active or missed in ("", name, active) or missed not in roster

@@ -1,6 +1,4 @@
-"""A run: what its server is given, its states and the moves between them, and how it is at one
-moment.
-"""
+"""Defines a run's parameters, its hooks, its states with their transitions, and its status."""
 
 from __future__ import annotations
 
@@ -18,19 +16,21 @@ from vfl_server.control.display import Emit
 
 @dataclass(frozen=True)
 class ServedRun:
-    """One run, and what earlier processes of this server did of it.
+    """A run, and the progress that earlier processes of this server made in it.
 
     Args:
-        recipe: the server's copy; a party whose copy differs is refused.
+        recipe: The server's copy of the recipe. A party whose copy differs is refused.
         job: ``train`` or ``predict``.
-        run_id: this run's name.
-        oldest: the oldest protocol that this server can serve the recipe with.
-        generation: the last generation that an earlier process started.
-        left: the parties that left.
-        completed: an earlier process has completed the run; the parties may not know it yet.
-        ran_s: seconds since an earlier process first started the run; 0 if none did.
-        under_way: an earlier process died in the last generation, which may have gone on without
-            it.
+        run_id: The id of this run.
+        oldest: The oldest protocol version with which this server can serve the recipe.
+        generation: The number of the last generation that an earlier process started.
+        left: {party: its departure} for the parties that have left the run.
+        completed: Whether an earlier process has completed the run. The parties may not know it
+            yet.
+        ran_s: The seconds since an earlier process first started the run; 0 if no earlier process
+            did.
+        under_way: Whether an earlier process died in the last generation, which may have continued
+            without a server.
     """
 
     recipe: Recipe
@@ -46,18 +46,21 @@ class ServedRun:
 
 @dataclass(frozen=True)
 class RunHooks:
-    """What a coordinator calls, under its lock.
+    """The callbacks of a coordinator, which calls them under its lock.
 
     Args:
-        emit: reports events to the person or program in front of the server.
-        on_start: called with (generation, checkpoint) when a generation starts, before the parties
-            hear of it.
-        on_plan: called with (generation, checkpoint, agreed aggregations) once all parties have
+        emit: Reports events to the person or program that started the server.
+        on_start: Called with (generation, checkpoint) when a generation starts, before the parties
+            get the Start message.
+        on_plan: Called with (generation, checkpoint, agreed aggregations) once all parties have
             sent their plans.
-        on_end: called with the reason when a started generation or the run ends.
-        on_leave: called with a party that is no longer needed, before it hears that it may leave.
-        released: says why a party leaves another run that it has offered; '' if it must not.
-        expired: whether the run is set aside if a party's data have changed since it began.
+        on_end: Called with the reason when a started generation or the run ends.
+        on_leave: Called with the departure of a party that is no longer needed, before the party is
+            dismissed.
+        released: Returns why a party may leave another run that it offers to resume; '' if it must
+            not.
+        expired: Returns whether the run is set aside if a party's data have changed since the run
+            began.
     """
 
     emit: Emit
@@ -71,7 +74,9 @@ class RunHooks:
 
 @dataclass(frozen=True)
 class PresenceRules:
-    """What the recipe says of presence. ``learns``: the active party has features of its own."""
+    """The recipe's settings for the parties' presence. ``learns``: Whether the active party has
+    features.
+    """
 
     roster: tuple[str, ...]
     active: str
@@ -87,7 +92,7 @@ class PresenceRules:
 
     @classmethod
     def of(cls, recipe: Recipe, job: Job) -> PresenceRules:
-        """Reads the rules of a job."""
+        """Reads the rules for a job from a recipe."""
         run = recipe.run
         return cls(
             tuple(party.name for party in recipe.parties),
@@ -105,15 +110,16 @@ class PresenceRules:
 
     @property
     def plan_s(self) -> float:
-        """How long a party may take to plan. In an alignment, the parties first name the one that
-        they wait for.
+        """The seconds in which a party must send its plan: twice the step timeout if rows are
+        aligned. Then a party that waits for another party in the alignment reports that party
+        first.
         """
         return self.step_timeout_s * (2 if self.aligns else 1)
 
 
 class RunState(Enum):
-    """WAITING for parties (at the start, or after a loss), RUNNING a generation, then COMPLETED or
-    FAILED.
+    """The state of a run: WAITING for parties (at the start, or after a loss), RUNNING a
+    generation, then COMPLETED or FAILED.
     """
 
     WAITING = "waiting"
@@ -126,9 +132,9 @@ MOVES: frozenset[tuple[RunState, RunState]] = frozenset(
     {
         # All parties have joined.
         (RunState.WAITING, RunState.RUNNING),
-        # A party was lost.
+        # A party was lost, or joins again.
         (RunState.RUNNING, RunState.WAITING),
-        # All have reported.
+        # All parties have reported.
         (RunState.RUNNING, RunState.COMPLETED),
         (RunState.WAITING, RunState.FAILED),
         (RunState.RUNNING, RunState.FAILED),
@@ -137,7 +143,7 @@ MOVES: frozenset[tuple[RunState, RunState]] = frozenset(
 
 
 def move(now: RunState, to: RunState) -> RunState:
-    """Returns ``to``. Raises InternalError if the move is not in MOVES."""
+    """Returns the state ``to``. Raises InternalError if the transition is not in MOVES."""
     if (now, to) not in MOVES:
         raise InternalError(f"a run cannot move from {now.value} to {to.value}")
     return to
@@ -145,13 +151,13 @@ def move(now: RunState, to: RunState) -> RunState:
 
 @dataclass(frozen=True)
 class Status:
-    """The run at one moment.
+    """The state and progress of a run at one moment.
 
-    ``at_work``: a generation is under way, and all its parties have said what they are going to
-    do. ``wall_s``: seconds since the run's first start; 0 before it. ``silent_s``: {party with a
-    session: seconds since its last message}. ``phase`` to ``steps``: the slowest party's last
-    report; ``steps`` as of a round's end. ``told``: {party: (phase, metrics)}, from each party's
-    last report.
+    ``at_work``: Whether a generation is running and all its parties have sent their plans.
+    ``wall_s``: The seconds since the run's first start; 0 before the start. ``silent_s``: {party
+    with a session: seconds since its last message}. ``phase`` to ``steps``: The slowest party's
+    last progress; ``steps`` as of a round's end. ``reported``: {party: (phase, metrics)}, from each
+    party's last progress.
     """
 
     state: RunState
@@ -166,4 +172,4 @@ class Status:
     round: int
     rounds: int
     steps: int
-    told: dict[str, tuple[str, dict[str, float]]]
+    reported: dict[str, tuple[str, dict[str, float]]]

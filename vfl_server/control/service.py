@@ -1,5 +1,5 @@
-"""The Control service: one stream a party carries its messages to the coordinator and the answers
-back.
+"""The Control service. A party has one stream, which carries its messages to the coordinator and
+the answers back.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from vfl_common.errors import Code, InternalError, PeerError, VflError
 from vfl_common.identity.keyring import Keyring
 from vfl_common.ledger import CONTROL, Ledger
 from vfl_common.pb.vfl.v1 import control_pb2
-from vfl_common.rpc.ask import answering
-from vfl_common.rpc.channel import CallLimit, Context, Handler, caller_name, stream_handler
+from vfl_common.rpc.ask import make_ask_method
+from vfl_common.rpc.channel import CallLimit, Context, Handler, get_caller_name, stream_handler
 from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.failures import to_failure
 from vfl_common.rpc.guard.refusals import Refusals
@@ -23,9 +23,9 @@ from vfl_common.rpc.uplink import SERVICE
 from vfl_server.control.coordinator import Coordinator
 from vfl_server.control.members import Member
 
-# Seconds for a party to end the session once it has read the server's last message.
+# The seconds in which a party ends the session after it has read the server's last message.
 _LAST_WORD_S = 1.5
-# Sessions of a party: the one in use, a broken one, and one that is to replace them.
+# The maximum number of sessions of a party: one in use, one broken, and one that replaces them.
 MAX_SESSIONS = 3
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 class ControlService:
     """Admits callers by the name in their certificate; the coordinator decides everything else.
 
-    ``show``: reports refusals to the person in front of the server.
+    ``show``: Reports refusals to the person who started the server.
     """
 
     def __init__(
@@ -51,22 +51,22 @@ class ControlService:
             ledger,
             meter,
         )
-        # Sessions that are open or wait to open.
+        # Limits the sessions that are open or wait to open.
         self._places = CallLimit(MAX_SESSIONS, "sessions")
         self.refusals = Refusals(show)
 
     def handler(self) -> Handler:
         """Returns the gRPC handler of the service."""
-        ask = answering(self._keyring, self._coordinator.require_place, self._coordinator.ask)
+        ask = make_ask_method(self._keyring, self._coordinator.require_place, self._coordinator.ask)
         return stream_handler(SERVICE, Session=self._session, Ask=ask)
 
     def _session(self, requests: Iterator[bytes], context: Context) -> Iterator[bytes]:
         name = ""
         try:
-            name = caller_name(context, self._keyring)
+            name = get_caller_name(context, self._keyring)
             with self._places.hold(name):
                 member = self._coordinator.open(name)
-                yield from self._until_it_ends(member, requests, context)
+                yield from self._serve_session(member, requests, context)
         except Exception as error:  # noqa: BLE001 - the peer gets only the public text
             name = name or (error.party if isinstance(error, PeerError) else "")
             self.refusals.note(name, error)
@@ -74,35 +74,35 @@ class ControlService:
                 self._coordinator.note_refusal(name, error)
             yield control_pb2.ServerMessage(stop=to_failure(error)).SerializeToString()
 
-    def _until_it_ends(
+    def _serve_session(
         self, member: Member, requests: Iterator[bytes], context: Context
     ) -> Iterator[bytes]:
         self._meter.name_caller(context.peer(), member.name)
         if not context.add_callback(lambda: self._coordinator.end_session(member)):
             self._coordinator.end_session(member)
             return
-        reading = [member, requests, lambda: caller_name(context, self._keyring)]
+        thread_args = [member, requests, lambda: get_caller_name(context, self._keyring)]
         threading.Thread(
-            target=self._read, args=reading, name=f"from-{member.name}", daemon=True
+            target=self._read, args=thread_args, name=f"from-{member.name}", daemon=True
         ).start()
-        last: control_pb2.ServerMessage | None = None
+        last_message: control_pb2.ServerMessage | None = None
         while (message := member.outbox.get()) is not None:
-            last, data = message, message.SerializeToString()
+            last_message, data = message, message.SerializeToString()
             self._ledger.add(member.name, CONTROL, CONTROL, "sent", 0, len(data))
             yield data
-        if last is not None and _is_last_word(last):
-            # If this process exits before the party has read it, what the party sends meanwhile can
-            # break the connection, and the party's channel then drops what it has not read.
+        if last_message is not None and _is_last_word(last_message):
+            # If this process exits before the party has read the message, a message from the party
+            # can break the connection. The party's channel then drops the unread message.
             member.hung_up.wait(_LAST_WORD_S)
 
     def _read(
         self, member: Member, requests: Iterator[bytes], admit: Callable[[], object] = lambda: None
     ) -> None:
-        """Reads all messages of a party, in the session's second thread.
+        """Reads all messages of a party. Runs in the session's second thread.
 
-        ``admit``: raises PeerError if the party's certificate has been revoked since. Then it may
-        neither join again nor end the run: the others wait for it, and it may come back with
-        another certificate.
+        ``admit``: Raises PeerError if the party's certificate has been revoked since the session
+        began. Then the party may neither join again nor end the run. The other parties wait, and
+        the party may return with another certificate.
         """
         try:
             for data in requests:
@@ -112,7 +112,7 @@ class ControlService:
                     admit()
                 self._handle(member, message)
         except VflError as error:
-            # Refuses this party only; the others keep waiting.
+            # Only this party is refused. The other parties keep waiting.
             if isinstance(error, PeerError):
                 self.refusals.note(member.name, error)
                 self._coordinator.note_refusal(member.name, error)
@@ -124,8 +124,8 @@ class ControlService:
             member.hung_up.set()
 
     def _handle(self, member: Member, message: control_pb2.PartyMessage) -> None:
-        """Passes a message on. Raises PeerError, or InternalError for a defect of ours, which is
-        logged.
+        """Passes a message to the coordinator. Raises PeerError. Logs an unexpected error and
+        raises it as InternalError.
         """
         try:
             self._coordinator.handle(member, message)
@@ -137,7 +137,7 @@ class ControlService:
 
 
 def _is_last_word(message: control_pb2.ServerMessage) -> bool:
-    """Whether the party ends the session once it has read ``message``."""
+    """Returns whether the party ends the session once it has read ``message``."""
     body = message.WhichOneof("body")
     return body in ("stop", "complete") or (body == "interrupt" and message.interrupt.leaving)
 

@@ -1,4 +1,6 @@
-"""What those who wait are told: for whom, for how long, and who was refused."""
+"""Reports to waiting parties for whom the run waits, for how long, and which parties were
+refused.
+"""
 
 from __future__ import annotations
 
@@ -8,64 +10,72 @@ from typing import Any
 
 from vfl_common.errors import Code, PeerError
 from vfl_common.pb.vfl.v1 import control_pb2
-from vfl_common.rpc.failures import refusal, to_failure
+from vfl_common.rpc.failures import format_refusal, to_failure
 from vfl_common.rpc.guard.rate import Rate
 from vfl_server.control.membership import Wait
 
-# Between two counts of how long the run still waits.
+# The seconds between two reports of how long the run still waits.
 _ANNOUNCE_S = 60.0
-# So often those who wait are told who has joined, after the first times.
+# After the first eight reports of who has joined, the minimum seconds between two reports.
 _JOINED_S, _JOINED = 1.0, 8
 
 
 class WaitingNews:
-    """Decides when all who wait are told, and remembers who was refused. Not thread-safe.
+    """Decides when the waiting parties get a report, and remembers which parties were refused. Not
+    thread-safe.
 
-    While many join at once, each hears it on joining, and the others later.
+    While many parties join at once, each gets a report when it joins, and the other parties get a
+    report later.
 
-    ``refused``: {party: why it may not join}, of those that came while others waited for them.
+    ``refused``: {party: why it may not join} for parties that tried to join while others waited.
     """
 
     def __init__(self) -> None:
         self.refused: dict[str, Code] = {}
-        # That the others have heard of at once.
+        # The refusals that the waiting parties already know.
         self._refusals: set[tuple[str, Code]] = set()
-        # The first tick says for whom the run waits.
-        self._told_s = -math.inf
+        # The time of the last report. The first tick makes a report.
+        self._reported_s = -math.inf
         self._rate = Rate(_JOINED_S, _JOINED)
-        # Parties have joined since.
-        self._untold = False
+        # Whether parties have joined since the last report.
+        self._has_unreported = False
 
-    def refuse(self, name: str, code: Code) -> bool:
-        """Notes that a party was refused. Returns whether that is news."""
-        known = (name, code) in self._refusals
+    def note_refusal(self, name: str, code: Code) -> bool:
+        """Records that a party was refused. Returns whether this refusal is new."""
+        is_known = (name, code) in self._refusals
         self.refused[name] = code
         self._refusals.add((name, code))
-        return not known
+        return not is_known
 
-    def due(self, now_s: float) -> bool:
-        """Whether all are to be told again."""
-        return self._untold or now_s - self._told_s >= _ANNOUNCE_S
+    def is_due(self, now_s: float) -> bool:
+        """Returns whether all waiting parties are due to get a report."""
+        return self._has_unreported or now_s - self._reported_s >= _ANNOUNCE_S
 
-    def tells_all(self, now_s: float) -> bool:
-        """Returns whether all are told of a change now; if not, ``due`` says when."""
-        self._untold = self._rate.passes("", now_s) is None
-        if not self._untold:
-            self._told_s = now_s
-        return not self._untold
+    def should_report_to_all(self, now_s: float) -> bool:
+        """Returns whether all waiting parties get a report of a change now. If not, the report
+        becomes due later.
+        """
+        self._has_unreported = self._rate.passes("", now_s) is None
+        if not self._has_unreported:
+            self._reported_s = now_s
+        return not self._has_unreported
 
-    def why(self, missing: Collection[str]) -> list[str]:
-        """Says, of those of ``missing`` that were refused, why."""
-        return [refusal(name, self.refused[name]) for name in missing if name in self.refused]
+    def explain_refusals(self, missing: Collection[str]) -> list[str]:
+        """Returns a sentence for each party in ``missing`` that was refused, with the reason."""
+        return [
+            format_refusal(name, self.refused[name]) for name in missing if name in self.refused
+        ]
 
-    def facts(self, decision: Wait) -> dict[str, Any]:
-        """Returns what people are told: the missing, the seconds left, and who was refused."""
-        refused = "; ".join(self.why(decision.missing))
+    def make_facts(self, decision: Wait) -> dict[str, Any]:
+        """Returns the facts of the event ``waiting``: the missing parties, the seconds left, and
+        the refused parties.
+        """
+        refused = "; ".join(self.explain_refusals(decision.missing))
         why = {"why": refused} if refused else {}
         return {"missing": list(decision.missing), "left_s": round(decision.left_s, 1), **why}
 
-    def message(self, decision: Wait) -> control_pb2.ServerMessage:
-        """Returns what a party that waits is told."""
+    def make_message(self, decision: Wait) -> control_pb2.ServerMessage:
+        """Returns the message with which a waiting party gets the report."""
         refused = [
             to_failure(PeerError(self.refused[name], "", party=name))
             for name in decision.missing

@@ -69,7 +69,11 @@ def _attacked(
             _, scene = _run(recipe.replace({"phases": phases}), folder, seed)
             truth = scene.labels[scene.rows["test"]]
             found["recovered"] = _most(completion.recover_labels(scene), truth)
-            own = {k: v for k, v in completion.compute_baselines(scene).items() if k.startswith("own SSL")}
+            own = {
+                k: v
+                for k, v in completion.compute_baselines(scene).items()
+                if k.startswith("own SSL")
+            }
             found["alone"] = _most(own, truth)
             (run,) = Path(folder).iterdir()
             start = {"start": {"run": run.name, "phases": phases}}

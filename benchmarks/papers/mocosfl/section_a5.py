@@ -11,7 +11,7 @@ from benchmarks.papers.describe import Column, Line, Place, Table, Tables, resol
 from benchmarks.papers.mocosfl.common import CIFAR10, PROBE, SMALL, pretraining
 from benchmarks.papers.rules import Claim, ratio
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
-from vfl_party.methods.mocosfl.steps import build_bottom, halves_of
+from vfl_party.methods.mocosfl.steps import build_bottom, build_halves
 
 _FORMULA, _COUNTED = "formula, MB", "counted, MB"
 
@@ -30,7 +30,7 @@ def _bytes(work: Work, cut: int) -> dict[str, float]:
     recipe = vfl.Recipe.from_dict({**tables, "phases": [phase, resolved(PROBE, work.scale)]})
     settings = MocoSFLSettings.model_validate({k: v for k, v in phase.items() if k != "kind"})
     run = vfl.simulate(recipe, quiet=True)
-    latent = 4 * math.prod(halves_of(recipe.settings, settings).latent)
+    latent = 4 * math.prod(build_halves(recipe.settings, settings).latent)
     weights = 4 * sum(e.numel() for e in build_bottom(recipe.settings, settings).parameters())
     clients = len(recipe.settings.passives)
     times = [each for party in run.summary.parties for each in party.times]

@@ -20,7 +20,7 @@ from vfl.leak_meter.attacks.embeddings.images import decode_images
 from vfl.leak_meter.rehearsal import Played
 from vfl.leak_meter.report.result import AttackLine, Drawing, Rehearsed, Spread, collect_drawings
 from vfl.leak_meter.scene.scene import ALL_EPOCHS, Figure, Scene, UnfitError
-from vfl_party.methods.mocosfl.likeness import likeness
+from vfl_party.methods.mocosfl.likeness import measure_likeness
 
 
 def play(where: Scene) -> dict[str, Figure]:
@@ -49,7 +49,7 @@ def floor() -> tuple[float, float]:
     known rows' spread.
     """
     images = torch.tensor(load_digits().images[:1200, None] / 16.0, dtype=torch.float32)
-    like = likeness(images.mean(dim=0).expand_as(images), images)
+    like = measure_likeness(images.mean(dim=0).expand_as(images), images)
     return like.ssim, like.mse
 
 

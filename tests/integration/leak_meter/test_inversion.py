@@ -38,8 +38,8 @@ from vfl_common.config.division import divide
 from vfl_common.config.models import CnnSettings, EncoderSettings, NetworkSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
-from vfl_common.process.program import exit_status
-from vfl_party.methods.mocosfl.likeness import likeness, ssim, window
+from vfl_common.process.program import run_for_status
+from vfl_party.methods.mocosfl.likeness import get_window_size, measure_likeness, ssim
 from vfl_party.models import seed_torch
 from vfl_party.models.decoder import Decoder
 from vfl_party.models.halves import Bottleneck, Halves
@@ -133,8 +133,8 @@ def test_measures_against_their_formulas(side: int, size: int) -> None:
     truth = torch.rand(2, 3, side, side, generator=random, dtype=torch.float64)
     noise = torch.randn(truth.shape, generator=random, dtype=torch.float64)
     images = (truth + 0.1 * noise).clamp(0, 1)
-    assert window(side, side) == size
-    found = likeness(images, truth)
+    assert get_window_size(side, side) == size
+    found = measure_likeness(images, truth)
     mse = ((images - truth) ** 2).mean().item()
     assert found.mse == pytest.approx(mse)
     assert found.psnr == pytest.approx(-10 * math.log10(mse))
@@ -143,7 +143,7 @@ def test_measures_against_their_formulas(side: int, size: int) -> None:
 
 
 def test_equal_images() -> None:
-    found = likeness(digits(0, 4), digits(0, 4))
+    found = measure_likeness(digits(0, 4), digits(0, 4))
     assert (found.mse, found.psnr) == (0.0, math.inf)
     assert found.ssim == pytest.approx(1.0)
 
@@ -168,7 +168,7 @@ def test_a_bottom_that_hides_nothing_is_inverted() -> None:
     assert found.found.ssim > 0.8
     assert found.found.psnr > found.baseline.psnr + 10
     assert found.images.shape == found.truth.shape == (64, 1, 8, 8)
-    assert found.found == likeness(found.images, found.truth)
+    assert found.found == measure_likeness(found.images, found.truth)
     mean = digits(0, 256).mean(dim=0)
     assert found.baseline.mse == pytest.approx(
         functional.mse_loss(mean.expand(64, 1, 8, 8), digits(1000, 1064)).item()
@@ -270,7 +270,9 @@ def tried(folder: Path, tmp_path: Path, **changed: str) -> int:
     for name in ("run", "data"):
         options[name] = str(folder / options[name])
     words = [word for name, value in options.items() for word in (f"--{name}", value)]
-    return exit_status(lambda: program.cli.main(words, prog_name="invert", standalone_mode=False))
+    return run_for_status(
+        lambda: program.cli.main(words, prog_name="invert", standalone_mode=False)
+    )
 
 
 def test_a_partys_bottom_is_attacked(

@@ -23,7 +23,7 @@ from vfl_common.config.recipe import Recipe, read_recorded_recipe
 from vfl_common.config.recipe_tables import SimulateSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.methods.splitnn.settings import SplitNNSettings
-from vfl_party.phases.course import Course, kinds, load_method
+from vfl_party.phases.course import Course, list_kinds, load_method
 from vfl_party.phases.method import Method
 
 TLS = {"ca": "ca.pem", "certificate": "bank.pem", "key": "bank.key"}
@@ -145,7 +145,7 @@ def test_the_methods_that_read_the_preset_are_those_that_follow_it() -> None:
     }
     says = {
         kind
-        for kind in kinds()
+        for kind in list_kinds()
         if type(load_method(kind)).follows_preset is not Method.follows_preset
     }
     assert readers == says == {"fedcvt", "fedhssl", "mocosfl", "contrastive", "fedonce"}

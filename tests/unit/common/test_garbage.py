@@ -44,7 +44,7 @@ def test_a_block_in_a_process_of_others_is_searched_less_often(before: int, with
 
     gc.set_threshold(before, 7, 9)
     thing: list[object] = []
-    with pytest.raises(ImportError), garbage.gc_reduced():
+    with pytest.raises(ImportError), garbage.reduce_gc_in_block():
         fail()
     assert gc.get_threshold() == (before, 7, 9)
     assert searched(thing)
@@ -57,6 +57,6 @@ def test_a_block_that_imports_is_not_searched(on: bool) -> None:
         raise ImportError
 
     (gc.enable if on else gc.disable)()
-    with pytest.raises(ImportError), garbage.gc_paused():
+    with pytest.raises(ImportError), garbage.pause_gc():
         fail()
     assert gc.isenabled() is on

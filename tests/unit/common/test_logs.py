@@ -29,7 +29,7 @@ from vfl_common.process.logs import (
     log_to_stdout,
     utc,
 )
-from vfl_common.process.program import exit_status
+from vfl_common.process.program import run_for_status
 from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_server.control.members import Member
 from vfl_server.control.service import ControlService
@@ -171,7 +171,7 @@ def test_the_lines_of_the_log_on_standard_output(
     console.emit("progress", phase="splitnn", round=1, rounds=2)
     console.show("scores", said="score_1")
     failed = VflError(Code.PARTY_LOST, "hospital was lost")
-    assert exit_status(raising(failed)) == 3
+    assert run_for_status(raising(failed)) == 3
     for each in [each for each in root.handlers if each not in before]:
         root.removeHandler(each)
     root.setLevel(level)

@@ -18,7 +18,7 @@ from vfl_common.bundle import DType, TensorSpec
 from vfl_common.packing import halves, sparse
 from vfl_common.packing.bits import LARGEST, PackedRows, bytes_per_row, pack, unpack
 from vfl_common.packing.coders import Bits, Coder, Half, TopK
-from vfl_common.packing.dither import Dither, derive
+from vfl_common.packing.dither import Dither, derive_subseed
 
 WIDTHS = (8, 4, 2)
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False, allow_subnormal=True)
@@ -133,17 +133,18 @@ def test_rounding_at_random_is_right_in_the_mean(bits: int) -> None:
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_others() -> None:
     x_RW = np.random.default_rng(1).normal(size=(50, 37)).astype(np.float32)
     one, same, other = (
-        pack(x_RW, 4, Dither(derive(7, "p1", 0, seed, "z"))).packed.tobytes() for seed in (1, 1, 2)
+        pack(x_RW, 4, Dither(derive_subseed(7, "p1", 0, seed, "z"))).packed.tobytes()
+        for seed in (1, 1, 2)
     )
     assert one == same
     assert one != other
     # Row after row, however many are worked on at a time.
-    dither = Dither(derive(7, "p1", 0, 1, "z"))
+    dither = Dither(derive_subseed(7, "p1", 0, 1, "z"))
     assert b"".join(pack(row[None], 4, dither).packed.tobytes() for row in x_RW) == one
 
 
 def test_what_is_drawn_is_the_same_with_every_version_of_numpy() -> None:
-    assert derive(7, "p1", 0, 1, "z") == 2750350685137052510
+    assert derive_subseed(7, "p1", 0, 1, "z") == 2750350685137052510
     assert Dither(7).sixteenths(1, 5).tolist()[0] == [
         24271,
         64080,

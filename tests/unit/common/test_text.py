@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from vfl.report.rounds import parse
+from vfl.report.rounds import parse_round
 from vfl.simulation.live import Track
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.summary import ByteCount, Bytes, PartySummary, Summary
@@ -74,7 +74,7 @@ def test_null_is_read_as_nan() -> None:
         "sent_bytes": 1,
         "received_bytes": 2,
     }
-    found = parse(to_json(line | {"metrics": {"train": {"loss": math.nan}}}).encode(), 0.0)
+    found = parse_round(to_json(line | {"metrics": {"train": {"loss": math.nan}}}).encode(), 0.0)
     assert found is not None
     assert math.isnan(found.metrics["train"]["loss"])
     told = metrics_of(control_pb2.Report(metrics_json=to_json({"test": {"loss": math.nan}})))

@@ -12,7 +12,7 @@ from vfl.forecasting.show import count_forecast
 from vfl.new.flow import Flags, new_party
 from vfl.simulation.run import simulate
 from vfl.studies.plan import load_study
-from vfl_common.config.kind_of_file import kind_of, read_tables
+from vfl_common.config.kind_of_file import detect_kind, read_tables
 from vfl_common.config.party import load_party
 from vfl_common.config.recipe import load_recipe
 from vfl_common.errors import Code, InputError
@@ -75,7 +75,7 @@ def test_a_recipe_is_neither_party_file_nor_study(bank: Path, tmp_path: Path) ->
 
 
 def test_a_file_that_tells_nothing_is_left_to_the_check_of_its_keys(tmp_path: Path) -> None:
-    assert kind_of({"name": "bank"}) is None
+    assert detect_kind({"name": "bank"}) is None
     path = tmp_path / "odd.toml"
     path.write_text('name = "bank"\n')
     assert read_tables(path, "recipe") == {"name": "bank"}

@@ -18,10 +18,10 @@ from tests.harness.hostile import aggregation
 from vfl_common.bundle import Buffer, Bundle, BundleSpec, DType, Kind, StepKey, TensorSpec
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.pb.vfl.v1 import control_pb2
-from vfl_common.stages import AggregationPlan, label_of, rounds_done
+from vfl_common.stages import AggregationPlan, make_label, parse_rounds_done
 from vfl_party.outbound.exchange import to_bundle, to_tensors
-from vfl_server.aggregation.aggregator import average, remaining
-from vfl_server.aggregation.mean import mean, outlier
+from vfl_server.aggregation.aggregator import average, yield_remaining_steps
+from vfl_server.aggregation.mean import find_outlier, mean
 from vfl_server.control.declarations import (
     MAX_BYTES,
     MAX_ROUNDS,
@@ -136,7 +136,7 @@ def test_whose_weights_outweigh_all_others(norms: list[float], found: str) -> No
         f"p{n}": weights(a=float32([norm]), b=np.zeros((0, 2), np.float32))
         for n, norm in enumerate(norms)
     }
-    assert outlier(bundles) == found
+    assert find_outlier(bundles) == found
 
 
 def test_an_outlier_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -166,7 +166,7 @@ BOTH = [aggregation("second", 2, w=(1,)), aggregation("first", 3, w=(2,))]
     ],
 )
 def test_a_run_goes_on_where_its_checkpoint_is(checkpoint: str, steps: str) -> None:
-    found = list(remaining(PHASES, checkpoint, BOTH))
+    found = list(yield_remaining_steps(PHASES, checkpoint, BOTH))
     assert " ".join(f"{step.phase}.{step.round}" for step, _ in found) == steps
     assert all(step.batch == 0 for step, _ in found)
     assert all(each is BOTH[step.phase == "first"] for step, each in found)
@@ -178,7 +178,7 @@ def test_a_run_goes_on_where_its_checkpoint_is(checkpoint: str, steps: str) -> N
 )
 def test_what_is_no_label(label: str) -> None:
     with pytest.raises(InputError) as caught:
-        list(remaining(PHASES, label, BOTH))
+        list(yield_remaining_steps(PHASES, label, BOTH))
     assert caught.value.code is Code.CHECKPOINT_INVALID
 
 
@@ -188,7 +188,7 @@ def test_what_is_no_label(label: str) -> None:
     st.integers(0, 999_999),
 )
 def test_a_label_says_what_is_done(position: int, phase: str, done: int) -> None:
-    assert rounds_done(label_of(position, phase, done)) == (phase, done)
+    assert parse_rounds_done(make_label(position, phase, done)) == (phase, done)
 
 
 # -- what a party may declare

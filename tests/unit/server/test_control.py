@@ -50,9 +50,9 @@ from vfl_server.control import membership
 from vfl_server.control.admission import admit
 from vfl_server.control.coordinator import Coordinator
 from vfl_server.control.departures import Departures, Left
-from vfl_server.control.display import metrics, pace
+from vfl_server.control.display import find_slowest, get_metrics
 from vfl_server.control.members import Member
-from vfl_server.control.membership import Begin, GiveUp, Wait, newest_common
+from vfl_server.control.membership import Begin, GiveUp, Wait, find_newest_common
 from vfl_server.control.reports import ledger_of
 from vfl_server.control.run import MOVES, RunHooks, RunState, ServedRun, move
 from vfl_server.control.service import ControlService
@@ -124,7 +124,7 @@ def test_who_has_left_is_waited_for_only_where_it_is_needed(
     ],
 )
 def test_the_newest_checkpoint_that_all_hold(held: list[list[str]], newest: str | None) -> None:
-    assert newest_common(held) == newest
+    assert find_newest_common(held) == newest
 
 
 @pytest.mark.parametrize(
@@ -141,14 +141,14 @@ def test_the_newest_checkpoint_that_all_hold(held: list[list[str]], newest: str 
 def test_a_label_that_all_hold_comes_before_one_to_which_some_would_skip(
     offered: list[str], held: list[list[str]], newest: str
 ) -> None:
-    assert newest_common([offered] * len(held), held) == newest
+    assert find_newest_common([offered] * len(held), held) == newest
 
 
 @given(
     st.lists(st.lists(st.integers(0, 8).map(lambda n: f"{n:06d}.a.{n}"), max_size=5), max_size=4)
 )
 def test_nobody_is_asked_for_a_checkpoint_that_it_lacks(held: list[list[str]]) -> None:
-    newest = newest_common(held)
+    newest = find_newest_common(held)
     common = set.intersection(*map(set, held)) if held else {""}
     assert (newest is None) == (not common)
     assert all(newest is not None and label <= newest and newest in common for label in common)
@@ -1725,7 +1725,7 @@ def test_metrics_have_an_order() -> None:
         for name in ("accuracy", "auc", "loss")
     ]
     progress = control_pb2.Progress(metrics=dict.fromkeys(reversed(names), 0.5))
-    assert list(metrics(progress)) == names
+    assert list(get_metrics(progress)) == names
 
 
 def test_a_rate_lets_some_through_at_once_then_one_at_a_time() -> None:
@@ -1814,7 +1814,7 @@ def test_a_session_lasts_until_its_party_has_read_the_last_word(
         yield from ()
 
     def session() -> None:
-        for data in service._until_it_ends(member, requests(), Call("p1")):
+        for data in service._serve_session(member, requests(), Call("p1")):
             told.put(control_pb2.ServerMessage.FromString(data))
 
     thread = threading.Thread(target=session, daemon=True)
@@ -1847,7 +1847,7 @@ def test_a_party_that_does_not_hang_up_holds_its_session_for_a_moment_only(
     silence = threading.Event()
     bodies = [
         control_pb2.ServerMessage.FromString(data).WhichOneof("body")
-        for data in service._until_it_ends(member, iter(silence.wait, True), Call("p1"))  # type: ignore[arg-type]
+        for data in service._serve_session(member, iter(silence.wait, True), Call("p1"))  # type: ignore[arg-type]
     ]
     assert bodies[-1] == "stop"
     silence.set()
@@ -1890,7 +1890,7 @@ def test_the_pace_is_that_of_who_is_at_work(
         name: control_pb2.Progress(phase=phase, round=round_, rounds=3)
         for name, (phase, round_) in (TOLD | change).items()
     }
-    assert pace(told, ("one", "two"), "a", "p") == want
+    assert find_slowest(told, ("one", "two"), "a", "p") == want
 
 
 def test_a_failure_of_the_server_reaches_everyone_without_its_private_text() -> None:

@@ -18,7 +18,7 @@ from vfl_common.errors import Code, PeerError
 from vfl_common.packing import bundles
 from vfl_common.packing.coding import PLAIN, Coding
 from vfl_common.pb.vfl.v1 import control_pb2
-from vfl_common.rpc.messages import plan_message
+from vfl_common.rpc.messages import make_plan_message
 from vfl_common.stages import Draw
 from vfl_party.outbound.exchange import to_bundle, to_tensors
 from vfl_server.aggregation.aggregator import average
@@ -48,10 +48,12 @@ def test_the_server_reads_averages_and_writes() -> None:
     assert up is not None
     assert down is not None
     read = [
-        up.decode(up.encode(each.numpy(), bundles.seed_of(7, party, STEP, "w")), (9, 7))
+        up.decode(up.encode(each.numpy(), bundles.derive_seed(7, party, STEP, "w")), (9, 7))
         for party, each in w.items()
     ]
-    want = down.encode((read[0] + read[1]) / np.float32(2), bundles.seed_of(8, "server", STEP, "w"))
+    want = down.encode(
+        (read[0] + read[1]) / np.float32(2), bundles.derive_seed(8, "server", STEP, "w")
+    )
     got = to_tensors(found, CPU)
     assert all(np.array_equal(got[f"w.{name}"].numpy(), each) for name, each in want.items())
     assert got["b"].tolist() == [1.0]
@@ -73,7 +75,7 @@ DRAW = Draw(2, 3, 2**63 - 1)
 
 def test_a_plan_carries_who_takes_part() -> None:
     drawn = replace(PLAN, draw=DRAW)
-    (found,) = parse_declarations(plan_message([drawn]).plan, PHASES, "p1")
+    (found,) = parse_declarations(make_plan_message([drawn]).plan, PHASES, "p1")
     assert found.draw == DRAW
     assert agree_on_plans({"bank": [drawn], "shop": [drawn]}, PHASES) == (drawn,)
     with raises(PeerError, Code.MODELS_DIFFER, names=("bank", "shop")):
@@ -87,7 +89,7 @@ def test_a_plan_carries_who_takes_part() -> None:
 @pytest.mark.parametrize("wrong", [Draw(0, 1, 1), Draw(1, 0, 1)], ids=["nobody", "no round"])
 def test_a_draw_of_nobody_is_refused(wrong: Draw) -> None:
     with raises(PeerError, Code.MALFORMED_MESSAGE, names="p1"):
-        parse_declarations(plan_message([replace(PLAN, draw=wrong)]).plan, PHASES, "p1")
+        parse_declarations(make_plan_message([replace(PLAN, draw=wrong)]).plan, PHASES, "p1")
 
 
 def test_a_draw_is_anew_every_so_many_rounds_and_takes_each_party_as_often() -> None:
@@ -110,7 +112,7 @@ def test_a_plan_carries_its_codecs() -> None:
         replace(PLAN, up=Coding("float16"), down=PLAIN),
         aggregation("first", 3, w=(2,)),
     ):
-        (found,) = parse_declarations(plan_message([each]).plan, PHASES, "p1")
+        (found,) = parse_declarations(make_plan_message([each]).plan, PHASES, "p1")
         assert (found.up, found.down) == (each.up, each.down)
         assert found.sent.payload_bytes == each.sent.payload_bytes
     with raises(PeerError, Code.MODELS_DIFFER, names=("bank", "shop")):
@@ -128,7 +130,7 @@ def test_a_plan_carries_its_codecs() -> None:
     ],
 )
 def test_a_plan_with_an_unknown_codec_is_refused(said: dict[str, Any]) -> None:
-    message = plan_message([aggregation("first", 3, w=(2,))]).plan
+    message = make_plan_message([aggregation("first", 3, w=(2,))]).plan
     message.aggregations[0].up.CopyFrom(control_pb2.Coding(**said))
     with raises(PeerError, Code.MALFORMED_MESSAGE, names="p1") as caught:
         parse_declarations(message, PHASES, "p1")

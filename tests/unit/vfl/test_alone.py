@@ -15,7 +15,7 @@ import torch
 from tests.harness import cases
 from tests.harness.errors import raises
 from tests.harness.federation import toml
-from vfl.simulation.baselines import COMBINED, alone, by_oneself, combine_columns
+from vfl.simulation.baselines import COMBINED, adapt_phases, alone, combine_columns
 from vfl.studies.plan import load_study
 from vfl_common.config.base import parse
 from vfl_common.config.division import divide
@@ -117,11 +117,11 @@ def test_a_solo_party_keeps_its_optimizer_and_its_width() -> None:
     given["phases"][0] |= {"optimizer": {"lr": 0.5}, "optimizers": {"p1": own}}
     made = alone(given, parse(Recipe, given, "recipe"), "p1", HERE, "study")
     assert made["model"]["embedding_size"] == 5
-    (phase,) = by_oneself(made["phases"], "p1")
+    (phase,) = adapt_phases(made["phases"], "p1")
     assert (phase["optimizer"], "optimizers" in phase) == (own, False)
     assert parse(Recipe, made | {"phases": [phase]}, "recipe").embedding_size("p1") == 5
     for name in ("p0", COMBINED):
-        (phase,) = by_oneself(given["phases"], name)
+        (phase,) = adapt_phases(given["phases"], name)
         assert (phase["optimizer"], "optimizers" in phase) == ({"lr": 0.5}, False)
 
 
@@ -131,7 +131,7 @@ def test_who_is_alone_learns_to_do_without_nobody(key: dict[str, Any]) -> None:
     given = tables() | {"phases": [{"kind": "splitnn", "epochs": 3, **key}, evaluate]}
     given["model"] = {"combine": "mean", "embedding_size": 8}
     made = alone(given, parse(Recipe, given, "recipe"), "p0", HERE, "study")
-    phases = by_oneself(made["phases"], "p0")
+    phases = adapt_phases(made["phases"], "p0")
     assert phases == [{"kind": "splitnn", "epochs": 3}, evaluate]
     assert Course(parse(Recipe, made | {"phases": phases}, "recipe")).learns == ""
 

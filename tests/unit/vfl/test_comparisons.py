@@ -19,8 +19,8 @@ from tests.harness import cases
 from tests.harness.errors import raises
 from tests.unit.vfl.test_study import SIMULATE, finish, runs_of, write
 from vfl.studies.chart import draw_study
-from vfl.studies.comparison import differences, table_of_differences
-from vfl.studies.paired import difference, holm, overlap_of
+from vfl.studies.comparison import compare_methods, make_differences_table
+from vfl.studies.paired import compute_overlap, difference, holm
 from vfl.studies.plan import PlannedRun, load_study
 from vfl.studies.report import Cost, FineTuned, describe_average, table
 from vfl.studies.run import run_study
@@ -102,8 +102,8 @@ def test_two_pairs_claim_nothing() -> None:
 )
 def test_rows_that_runs_share(rows: dict[str, Any], test: float, validation: float) -> None:
     recipe = Recipe.model_validate(cases.recipe(2) | {"rows": rows, "simulate": SIMULATE})
-    assert overlap_of(recipe, "test") == pytest.approx(test)
-    assert overlap_of(recipe, "validation") == pytest.approx(validation)
+    assert compute_overlap(recipe, "test") == pytest.approx(test)
+    assert compute_overlap(recipe, "validation") == pytest.approx(validation)
 
 
 # -- methods of a study
@@ -128,7 +128,7 @@ def test_a_study_tells_each_method_from_the_first(tmp_path: Path) -> None:
         finish(folder, run, accuracy=value_of(run) if run.stage == "finetune" else 0.0)
     study, chains = load_study(path)
     results = run_study(path, tmp_path / "out")
-    found = differences(study, chains, results)
+    found = compare_methods(study, chains, results)
     assert [(each.method, each.against, each.labels) for each in found] == [
         ("B", "A", 10),
         ("B", "A", 20),
@@ -144,14 +144,14 @@ def test_a_study_tells_each_method_from_the_first(tmp_path: Path) -> None:
     assert float(lines[0]["low"]) <= float(lines[0]["difference"]) <= float(lines[0]["high"])
     assert (folder / "differences.png").stat().st_size > 5_000
     written = io.StringIO()
-    Console(width=120, file=written).print(table_of_differences(study, found))
+    Console(width=120, file=written).print(make_differences_table(study, found))
     shown = [" ".join(line.split()) for line in written.getvalue().splitlines()]
     assert shown[0] == "difference from A: test accuracy in points"
     assert shown[3].startswith("B 10 +10.0 +10.0 to +10.0 ")
     assert shown[3].endswith(" 4 better")
     assert "corrected for 2 comparisons (Holm)" in " ".join(shown)
     written = io.StringIO()
-    Console(width=120, file=written).print(table_of_differences(study, found[:1]))
+    Console(width=120, file=written).print(make_differences_table(study, found[:1]))
     assert "Holm" not in written.getvalue()
     assert "B 10 +10.0 +10.0 to +10.0 4 better" in " ".join(written.getvalue().split())
 
@@ -163,7 +163,7 @@ def test_fewer_than_three_seeds_are_not_compared(tmp_path: Path) -> None:
         finish(folder, run)
     (folder / "differences.csv").write_text("of a study with more seeds")
     study, chains = load_study(path)
-    assert differences(study, chains, run_study(path, tmp_path / "out")) == []
+    assert compare_methods(study, chains, run_study(path, tmp_path / "out")) == []
     assert not (folder / "differences.csv").exists()
     assert not (folder / "differences.png").exists()
 
@@ -178,7 +178,7 @@ def test_other_test_rows_are_not_compared(tmp_path: Path) -> None:
     for run in runs_of(path):
         finish(tmp_path / "out" / "s", run)
     study, chains = load_study(path)
-    found = differences(study, chains, run_study(path, tmp_path / "out"))
+    found = compare_methods(study, chains, run_study(path, tmp_path / "out"))
     assert [(each.method, each.difference.verdict) for each in found] == [
         ("C", "no difference shown")
     ]

@@ -37,7 +37,7 @@ WRITTEN = re.compile(
 
 
 def page_of(folder: Path, **how: str) -> str:
-    return commands.page_of_run(find(folder), threshold=how.get("threshold")).read_text()
+    return commands.write_run_page(find(folder), threshold=how.get("threshold")).read_text()
 
 
 def alone(
@@ -162,7 +162,7 @@ def test_words_of_others_are_escaped_and_cut(kind: Kind, tmp_path: Path) -> None
         json.dumps({"metric": "auc", "columns": columns})
     )
     (folder / "shop" / "ledger.json").write_text(json.dumps({"entries": [], "tcp": []}))
-    for html in (page_of(folder), commands.page_of_party(folder / "shop").read_text()):
+    for html in (page_of(folder), commands.write_party_page(folder / "shop").read_text()):
         assert "&lt;script&gt;alert(1)" in html
         assert not WRITTEN.search(html)
         assert "<img" not in html
@@ -350,13 +350,13 @@ def test_a_passive_party_has_its_own_page(tmp_path: Path) -> None:
     # Nothing of what lies at the active party.
     assert "ROC" not in html
     (shop / "told.json").write_text(json.dumps({"test": {"auc": 0.8125, "accuracy": None}}))
-    html = commands.page_of_party(shop).read_text()
+    html = commands.write_party_page(shop).read_text()
     assert "AUC 0.8125" in html
     assert "Hardware and software of the parties" not in html
     facts = json.loads((shop / "run.json").read_text())
     facts["arithmetic"] = pages.arithmetic_of("Z80").model_dump()
     (shop / "run.json").write_text(json.dumps(facts))
-    assert "Z80" in commands.page_of_party(shop).read_text()
+    assert "Z80" in commands.write_party_page(shop).read_text()
 
 
 def test_a_number_of_more_digits_than_a_float_has_ends_no_page(tmp_path: Path) -> None:
@@ -413,10 +413,10 @@ def test_a_study_has_its_page(tmp_path: Path) -> None:
         assert words in html, words
     (tmp_path / "results.csv").write_text("a,b\n1,2\n")
     with raises(InputError, Code.FILE_INVALID, names="results.csv"):
-        commands.page_of_study(tmp_path)
+        commands.write_study_page(tmp_path)
     (tmp_path / "results.csv").write_text("study,method,seed\n")
     with raises(InputError, Code.FILE_INVALID, names="results.csv"):
-        commands.page_of_study(tmp_path)
+        commands.write_study_page(tmp_path)
 
 
 @pytest.mark.parametrize(

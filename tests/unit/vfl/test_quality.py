@@ -20,7 +20,7 @@ from vfl.report.quality import curves
 from vfl.report.quality.kept import SplitPredictions
 from vfl.report.quality.measures import differences, estimate_metrics
 from vfl_common.config.task import LOWER_IS_BETTER, TaskSettings
-from vfl_party.base.statistics import auc_spread, c_index_spread
+from vfl_party.base.statistics import compute_auc, compute_c_index
 from vfl_party.models.metrics import evaluate
 
 Floats = npt.NDArray[np.float64]
@@ -190,7 +190,7 @@ def test_the_interval_of_an_auc_is_delong_s() -> None:
 
 
 def test_an_auc_of_one_positive_row_has_no_interval() -> None:
-    spread = auc_spread(np.array([0.9, 0.1, 0.2]), np.array([True, False, False]))
+    spread = compute_auc(np.array([0.9, 0.1, 0.2]), np.array([True, False, False]))
     assert spread.value == 1.0
     assert not np.isfinite(spread.interval).any()
     assert not np.isfinite(spread.minus(spread).interval).any()
@@ -205,17 +205,17 @@ def test_survival_is_harrell_s_and_its_interval_that_of_a_jackknife() -> None:
     )
 
     def c_of(rows: Any) -> float:
-        found = c_index_spread(times_N[rows], events_N[rows], risks_N[rows])
+        found = compute_c_index(times_N[rows], events_N[rows], risks_N[rows])
         assert found is not None
         return found.value
 
-    whole = c_index_spread(times_N, events_N, risks_N)
+    whole = compute_c_index(times_N, events_N, risks_N)
     assert whole is not None
     assert whole.value == pytest.approx(c_index_of(risks_N, times_N, events_N), **EXACT)
     left_out = np.array([c_of(np.delete(np.arange(90), row)) for row in range(90)])
     jackknife = 89 / 90 * ((left_out - left_out.mean()) ** 2).sum()
     assert (whole.psi_N**2).sum() == pytest.approx(jackknife, rel=0.1)
-    assert c_index_spread(times_N, np.zeros(90), risks_N) is None
+    assert compute_c_index(times_N, np.zeros(90), risks_N) is None
 
 
 def test_the_interval_of_a_mean_is_that_of_the_normal_distribution() -> None:

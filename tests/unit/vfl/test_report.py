@@ -22,13 +22,13 @@ from vfl.report.charts import draw
 from vfl.report.picture import BLUE, ORANGE
 from vfl.report.reading import (
     RunRecord,
-    curves,
     describe_initial_weights,
     find,
-    importance,
+    read_curves,
+    read_importance,
     read_own_curves,
 )
-from vfl.report.table import in_order, select_sets, show, size
+from vfl.report.table import format_size, print_tables, select_sets, sort_phases
 from vfl_common.errors import Code, InputError
 from vfl_common.summary import (
     ByteCount,
@@ -151,7 +151,7 @@ def line(
 
 def shown(summary: Summary, width: int) -> str:
     file = io.StringIO()
-    show(summary, ["train", "evaluate"], Console(width=width, file=file))
+    print_tables(summary, ["train", "evaluate"], Console(width=width, file=file))
     return file.getvalue()
 
 
@@ -166,12 +166,12 @@ def shown(summary: Summary, width: int) -> str:
     ],
 )
 def test_sizes_have_units(count: int, text: str) -> None:
-    assert size(count) == text
+    assert format_size(count) == text
 
 
 def test_phases_stand_in_the_order_of_the_recipe() -> None:
-    assert in_order(summary_of(3), ["train", "evaluate"]) == ["train", "evaluate", "control"]
-    assert in_order(summary_of(3))[-1] == "control"
+    assert sort_phases(summary_of(3), ["train", "evaluate"]) == ["train", "evaluate", "control"]
+    assert sort_phases(summary_of(3))[-1] == "control"
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -275,7 +275,7 @@ def test_a_peer_s_words_are_no_markup_and_move_no_cursor(
     evil["parties"] = [
         {**each.model_dump(), "device": "[bold]cpu[/y]\x1b[2J"} for each in summary.parties
     ]  # type: ignore[assignment]
-    show(Summary.model_validate(summary.model_dump() | evil))
+    print_tables(Summary.model_validate(summary.model_dump() | evil))
     out = capsys.readouterr().out
     assert "[bold]cpu[/y] [2J" in out
     assert "loss[/x] [31m" in out
@@ -298,7 +298,7 @@ def test_after_a_rollback_the_later_rounds_count(tmp_path: Path) -> None:
     lines = [line(1, 0.9), line(2, 0.8), line(3, 0.7), line(2, 0.5, generation=2)]
     run = find(record(tmp_path / "run", summary_of(3), lines))
     assert {
-        number: metrics["train"]["loss"] for number, metrics in curves(run)["train"].items()
+        number: metrics["train"]["loss"] for number, metrics in read_curves(run)["train"].items()
     } == {1: 0.9, 2: 0.5}
 
 
@@ -306,7 +306,7 @@ def test_a_line_cut_by_a_crash_is_passed_over(tmp_path: Path) -> None:
     folder = record(tmp_path / "run", summary_of(3), [line(1, 0.9)])
     with (folder / "bank" / "metrics.jsonl").open("a") as file:
         file.write('{"generation": 1, "phase": "tr')
-    assert list(curves(find(folder))["train"]) == [1]
+    assert list(read_curves(find(folder))["train"]) == [1]
 
 
 def test_a_damaged_recipe_costs_only_the_order_of_the_phases(tmp_path: Path) -> None:
@@ -314,7 +314,7 @@ def test_a_damaged_recipe_costs_only_the_order_of_the_phases(tmp_path: Path) -> 
     (folder / "bank" / "recipe.json").write_text("[" * 100_000)
     run = find(folder)
     assert run.phases == ()
-    assert list(curves(run)) == ["train"]
+    assert list(read_curves(run)) == ["train"]
 
 
 def test_a_chart_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
@@ -359,7 +359,7 @@ def test_a_metric_of_the_last_round_alone_is_no_curve(tmp_path: Path) -> None:
     lines = [line(number, 1 / number, task="binary") for number in range(1, 4)]
     for each in lines[:-1]:
         each["metrics"]["validation"] = {"loss": each["metrics"]["validation"]["loss"]}
-    figure = charts.figure_of(find(record(tmp_path / "run", summary_of(2, "binary"), lines)))
+    figure = charts.draw_run_curves(find(record(tmp_path / "run", summary_of(2, "binary"), lines)))
     (axes,) = figure.axes
     assert axes.get_title(loc="left") == "train: loss"
     assert [curve.get_label() for curve in axes.lines] == ["train", "validation"]
@@ -367,7 +367,7 @@ def test_a_metric_of_the_last_round_alone_is_no_curve(tmp_path: Path) -> None:
 
 def test_two_metrics_of_one_split_can_be_told_apart(tmp_path: Path) -> None:
     lines = [line(number, 1 / number, task="binary") for number in range(1, 4)]
-    figure = charts.figure_of(find(record(tmp_path / "run", summary_of(2, "binary"), lines)))
+    figure = charts.draw_run_curves(find(record(tmp_path / "run", summary_of(2, "binary"), lines)))
     accuracy, auc = figure.axes[1].lines
     assert (accuracy.get_label(), auc.get_label()) == ("validation accuracy", "validation AUC")
     assert accuracy.get_marker() != auc.get_marker()
@@ -509,11 +509,11 @@ def test_what_columns_do_in_trees_is_told_of_the_parties_whose_logs_are_here(
         "phase secureboost: number of splits of the columns of p1: \x1b[2Jpay 3",
     )
     for path, shows in ((folder, {"p0", "p1"}), (folder / "p0", {"p0"}), (folder / "p1", {"p1"})):
-        assert {line.partition(" columns of ")[2][:2] for line in importance(path)} == shows
-    assert "\x1b" not in "".join(importance(folder))
+        assert {line.partition(" columns of ")[2][:2] for line in read_importance(path)} == shows
+    assert "\x1b" not in "".join(read_importance(folder))
     assert "phase secureboost: gain of the columns of p0: age 4.5" in reported(folder / "p0")
     (folder / "p0" / "log.jsonl").write_text('{"event": "importance"')
-    assert importance(folder / "p0") == []
+    assert read_importance(folder / "p0") == []
 
 
 def test_what_initial_weights_follow_from_is_told_of_the_parties_whose_folders_are_here(

@@ -18,7 +18,7 @@ from tests.harness.federation import toml
 from vfl.simulation.federation import to_toml
 from vfl.studies.chart import draw_study
 from vfl.studies.plan import PlannedRun, StudyFile, load_study
-from vfl.studies.report import Cost, FineTuned, cell, cost_of, table, write_csv
+from vfl.studies.report import Cost, FineTuned, compute_cost, format_cell, table, write_csv
 from vfl.studies.run import (
     Failure,
     StudyFailed,
@@ -27,10 +27,10 @@ from vfl.studies.run import (
     read_finished,
     run_study,
 )
-from vfl.studies.show import sentence, show_study
+from vfl.studies.show import format_event, show_study
 from vfl_common.config.recipe import Recipe, load_recipe
 from vfl_common.errors import Code, InputError, VflError
-from vfl_common.process.program import exit_status
+from vfl_common.process.program import run_for_status
 from vfl_common.summary import ByteCount, Bytes, LinkBytes, Summary
 
 SIMULATE = {"scheme": "halves", "data": {"source": "sklearn:digits", "label": "target"}}
@@ -319,7 +319,7 @@ def test_a_failed_study_is_an_error_of_ours_and_the_command_says_all_its_lines(
 
     monkeypatch.setattr("vfl.studies.show.run_study", fail)
     path = write(tmp_path)
-    assert exit_status(lambda: show_study(path, tmp_path, jobs=1, as_json=True)) == 3
+    assert run_for_status(lambda: show_study(path, tmp_path, jobs=1, as_json=True)) == 3
     told = capsys.readouterr()
     lines = [
         "2 runs failed. Run the same command to try again:",
@@ -363,10 +363,10 @@ def results() -> list[FineTuned]:
 
 
 def test_cells_are_mean_and_sample_deviation() -> None:
-    assert cell([0.8, 0.9], "accuracy") == "85.0 ± 7.1"
-    assert cell([0.8], "accuracy") == "80.0"
-    assert cell([], "accuracy") == "–"
-    assert cell([51.25, 52.25], "rmse") == "51.75 ± 0.7071"
+    assert format_cell([0.8, 0.9], "accuracy") == "85.0 ± 7.1"
+    assert format_cell([0.8], "accuracy") == "80.0"
+    assert format_cell([], "accuracy") == "–"
+    assert format_cell([51.25, 52.25], "rmse") == "51.75 ± 0.7071"
 
 
 def test_the_table(tmp_path: Path) -> None:
@@ -381,7 +381,7 @@ def test_the_table(tmp_path: Path) -> None:
 
 
 def test_bytes_are_told_by_kind(tmp_path: Path) -> None:
-    cost = cost_of(summary_of(runs_of(write(tmp_path))[0]))
+    cost = compute_cost(summary_of(runs_of(write(tmp_path))[0]))
     assert (cost.message_bytes, cost.kinds) == (23, {"embedding": 15, "gradient": 0, "weights": 7})
 
 
@@ -402,7 +402,7 @@ def test_columns_that_only_some_have_are_empty_in_the_others(tmp_path: Path) -> 
 def test_a_run_names_what_it_was_computed_with() -> None:
     summary = pages.summary_of("r", ("bank", "shop"), "binary")
     with_what = "a processor, AVX2, 3 threads, torch 2.14.1, oneDNN 3.12.0, MKL_CBWR=AUTO"
-    assert cost_of(summary).computed_with == with_what
+    assert compute_cost(summary).computed_with == with_what
 
 
 @pytest.mark.parametrize("labels", [None, [10, 20]])
@@ -418,12 +418,13 @@ def test_charts_are_drawn(tmp_path: Path, labels: list[int] | None) -> None:
 def test_events_in_words() -> None:
     place = {"title": "A, seed 1", "number": 2, "of": 9}
     done = {"event": "done", **place, "seconds": 3.21, "metric": 0.91234, "left_s": 130.0}
-    assert sentence(done) == "[2/9] A, seed 1: accuracy 0.9123, 3.2 s; about 2 min left"
-    assert sentence(done | {"metric": None, "left_s": 0.0}) == "[2/9] A, seed 1: 3.2 s"
+    assert format_event(done) == "[2/9] A, seed 1: accuracy 0.9123, 3.2 s; about 2 min left"
+    assert format_event(done | {"metric": None, "left_s": 0.0}) == "[2/9] A, seed 1: 3.2 s"
     assert (
-        sentence({"event": "failed", **place, "error": "p0: x"}) == "[2/9] A, seed 1: failed: p0: x"
+        format_event({"event": "failed", **place, "error": "p0: x"})
+        == "[2/9] A, seed 1: failed: p0: x"
     )
     assert (
-        sentence({"event": "study", "runs": 9, "left": 4, "folder": "r/s"})
+        format_event({"event": "study", "runs": 9, "left": 4, "folder": "r/s"})
         == "9 runs, 5 already finished: r/s"
     )

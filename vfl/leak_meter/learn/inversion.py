@@ -22,7 +22,7 @@ from torch.nn import functional
 from vfl.leak_meter.learn.fitting import AdamDescent
 from vfl_common.errors import Code, InputError
 from vfl_party.base.seeds import batches, derive_seed
-from vfl_party.methods.mocosfl.likeness import Likeness, likeness
+from vfl_party.methods.mocosfl.likeness import Likeness, measure_likeness
 from vfl_party.models import seed_torch
 from vfl_party.models.decoder import Decoder
 
@@ -140,7 +140,10 @@ def invert(
     decoder = train_decoder(auxiliary, settings, device=device, progress=record_loss)
     images = reconstruct(decoder, private.z)
     mean = auxiliary.images.cpu().mean(dim=0, keepdim=True).expand_as(private.images)
-    result, baseline = likeness(images, private.images), likeness(mean, private.images)
+    result, baseline = (
+        measure_likeness(images, private.images),
+        measure_likeness(mean, private.images),
+    )
     return Inverted(private.images.cpu(), images, result, baseline, losses[-1])
 
 

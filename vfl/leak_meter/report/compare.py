@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from vfl.leak_meter.report.result import AttackLine, Rehearsed, rank_assets
-from vfl.report.table import new_table, size
+from vfl.report.table import format_size, new_table
 
 # Leaks above _ALL are reported as complete, and below _LITTLE as almost nothing, on a scale from
 # chance (0) to a complete leak (1).
@@ -99,7 +99,7 @@ def _compare_recipes(results: Sequence[Rehearsed]) -> RenderableType:
         "",
         "",
         "",
-        *(size(result.payload_bytes) for result in results),
+        *(format_size(result.payload_bytes) for result in results),
         end_section=True,
     )
     for asset in rank_assets(results):

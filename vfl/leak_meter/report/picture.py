@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 
 from vfl.leak_meter.report.result import AttackLine, Rehearsed, rank_assets
 from vfl.report.picture import NotebookFigure, style
-from vfl.report.table import size
+from vfl.report.table import format_size
 from vfl_common.text import list_names
 
 # Minimum and maximum area of a marker, in points squared.
@@ -59,7 +59,7 @@ def draw(results: Sequence[Rehearsed]) -> Figure:
             ls="",
             marker="o",
             color=_colour(number),
-            label=f"{result.name}, {size(result.payload_bytes)}",
+            label=f"{result.name}, {format_size(result.payload_bytes)}",
         )
         for number, result in enumerate(results)
     ]
@@ -105,7 +105,7 @@ def _draw_bars(result: Rehearsed, all_assets: Sequence[tuple[str, ...]]) -> Figu
         axes.tick_params(axis="x", labelsize=7)
         style(axes, "x")
     utility = f", {result.metric} {result.utility}" if result.utility is not None else ""
-    figure.set_heading(f"{result.name}{utility}, {size(result.payload_bytes)}")
+    figure.set_heading(f"{result.name}{utility}, {format_size(result.payload_bytes)}")
     figure.supxlabel(_describe_left_out(left_out, 2), fontsize=8)
     handles = [Line2D([], [], color="0.2", ls="--", lw=1.2, label=_LEGEND.replace("\n", " "))]
     figure.legend(handles=handles, loc="outside upper right", fontsize=7, frameon=False)

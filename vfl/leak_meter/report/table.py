@@ -11,7 +11,7 @@ from rich.text import Text
 
 from vfl.leak_meter.report.compare import summarize_results
 from vfl.leak_meter.report.result import REHEARSAL, AttackLine, Rehearsed, Spread
-from vfl.report.table import new_table, size
+from vfl.report.table import format_size, new_table
 
 # Minimum width of the table in characters when the output is not a terminal.
 WIDTH = 140
@@ -29,7 +29,7 @@ def render(results: Sequence[Rehearsed]) -> Group:
     for result in results:
         utility = f"{result.metric} {result.utility}" if result.utility is not None else "no metric"
         seeds = f"{len(result.seeds)} seed{'s' if len(result.seeds) > 1 else ''}"
-        title = f"{result.name}: {utility}, {size(result.payload_bytes)} sent, {seeds}"
+        title = f"{result.name}: {utility}, {format_size(result.payload_bytes)} sent, {seeds}"
         lines = result.worst
         places = {line.place for line in lines if line.place}
         columns = [column for column in _CELLS if column.heading != "from" or len(places) > 1]

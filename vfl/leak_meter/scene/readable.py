@@ -21,7 +21,7 @@ from vfl_party.methods.head.settings import UPLOAD
 from vfl_party.methods.head.upload import get_upload_splits
 from vfl_party.methods.splitnn.batches import Batches
 from vfl_party.phases.context import Party
-from vfl_party.phases.scoring import chunks
+from vfl_party.phases.scoring import split_into_chunks
 
 
 class Readable(Protocol):
@@ -102,7 +102,9 @@ class _EvaluateFacts(_PhaseFacts):
     def rows_at(self, exchange: str, step: StepKey) -> Rows | None:
         _ = exchange
         splits = self._settings.splits
-        chunks_ = [chunk for split in splits for chunk in chunks(self._party.rows(split))]
+        chunks_ = [
+            chunk for split in splits for chunk in split_into_chunks(self._party.rows(split))
+        ]
         # Later messages, such as means, have no rows.
         return chunks_[step.batch] if step.batch < len(chunks_) else None
 
@@ -125,7 +127,7 @@ class _SplitNNFacts(_PhaseFacts):
         if exchange == "embedding":
             return batches[step.batch]
         if exchange == "validation":
-            return chunks(self._party.rows("validation"))[step.batch - len(batches)]
+            return split_into_chunks(self._party.rows("validation"))[step.batch - len(batches)]
         return None
 
 

@@ -13,9 +13,9 @@ from vfl.preparing import recipes
 from vfl.preparing.columns.official import ColumnFiles, damage_error, row_count_note
 from vfl.preparing.content import TEST, TRAIN, Content, ContentPart
 from vfl.preparing.dataset import Division, Request
-from vfl.preparing.dividing import columns, name_parts
+from vfl.preparing.dividing import make_parts, pick_columns
 from vfl_common.errors import Code, InputError
-from vfl_party.base.seeds import derive_seed, permutation
+from vfl_party.base.seeds import derive_seed, draw_permutation
 
 OPTIONS: Mapping[str, tuple[Any, str]] = {
     "train": (100_000, "Rows drawn at random for training."),
@@ -41,7 +41,7 @@ def draw_rows(table: ColumnFiles, label: str, published: int, request: Request) 
         row = int(wrong.argmax()) + 1
         raise damage_error(table.files[0].source, f"row {row:,} has a label that is not 0 or 1")
     train, test = _counts(request, len(clicks))
-    order = permutation(derive_seed(request.seed, "prepare", "clicks"), len(clicks))
+    order = draw_permutation(derive_seed(request.seed, "prepare", "clicks"), len(clicks))
     splits = np.repeat(np.array([TRAIN, TEST], object), [train, test])
     rows = order[: train + test]
     by_row = np.argsort(rows, kind="stable")
@@ -89,7 +89,7 @@ def halves(categories: Sequence[str], numbers: Sequence[str], **data: Any) -> Di
             )
         ]
         settings = data | ({"categorical_buckets": buckets} if buckets > 0 else {})
-        parts = name_parts(request, [columns([str(name) for name in names]) for names in own])
+        parts = make_parts(request, [pick_columns([str(name) for name in names]) for names in own])
         return [replace(part, settings={**part.settings, **settings}) for part in parts]
 
     return Division("the same share of the categories and of the numbers", make)

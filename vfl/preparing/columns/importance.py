@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from vfl.preparing.content import Content, ContentPart
 from vfl.preparing.dataset import Division, Request
-from vfl.preparing.dividing import columns, name_parts
+from vfl.preparing.dividing import make_parts, pick_columns
 from vfl_common.errors import Code, InputError
-from vfl_party.base.seeds import derive_seed, permutation
+from vfl_party.base.seeds import derive_seed, draw_permutation
 
 # The setting of a data set that has this division.
 ALPHA: Mapping[str, tuple[Any, str]] = {
@@ -42,15 +42,19 @@ def _by_importance(content: Content, request: Request) -> list[ContentPart]:
     tables = list(content.blocks(np.arange(len(content))))
     names, n = tables[0].column_names, len(tables[0].column_names)
     ranked_N = np.argsort(-_gains(tables, content, request.seed), kind="stable")
-    shuffled_N = ranked_N[permutation(derive_seed(request.seed, "importance", "dominant"), n // 2)]
+    shuffled_N = ranked_N[
+        draw_permutation(derive_seed(request.seed, "importance", "dominant"), n // 2)
+    ]
     others_N = ranked_N[n // 2 :]
-    others_N = others_N[permutation(derive_seed(request.seed, "importance", "rest"), len(others_N))]
+    others_N = others_N[
+        draw_permutation(derive_seed(request.seed, "importance", "rest"), len(others_N))
+    ]
     best = round(alpha * len(shuffled_N))
     own_N = np.concatenate([shuffled_N[:best], others_N[: n - n // 2 - best]])
     partners_N = np.setdiff1d(np.arange(n), own_N)
     of = {request.active: own_N, 3 - request.active: partners_N}
-    picks = [columns([names[at] for at in np.sort(of[number])]) for number in (1, 2)]
-    return name_parts(request, picks)
+    picks = [pick_columns([names[at] for at in np.sort(of[number])]) for number in (1, 2)]
+    return make_parts(request, picks)
 
 
 def _gains(tables: list[pa.Table], content: Content, seed: int) -> npt.NDArray[np.float64]:

@@ -13,7 +13,7 @@ from vfl.preparing.dividing import IMAGE_DIVISIONS
 from vfl.preparing.families.pictured import Pictured
 from vfl.preparing.formats.trees import folders_in, images_in
 from vfl_common.errors import Code, InputError
-from vfl_party.base.seeds import derive_seed, permutation
+from vfl_party.base.seeds import derive_seed, draw_permutation
 
 # The sizes are those of the archives.
 _TRAIN = Need("train", bytes=147_897_477_120, folder=True)
@@ -81,7 +81,7 @@ def _choose(root: Path, classes: int, request: Request) -> list[str]:
             f"{root}: must hold {classes} folders (got {len(known)}). Unpack the archives of "
             "ImageNet.",
         )
-    order = permutation(derive_seed(request.seed, "imagenet"), len(known))
+    order = draw_permutation(derive_seed(request.seed, "imagenet"), len(known))
     return sorted(names or [known[at] for at in order[:classes]])
 
 

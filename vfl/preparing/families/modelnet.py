@@ -13,7 +13,7 @@ from vfl.preparing.dataset import DataSet, Files, Form, Need, PaperUse, Request
 from vfl.preparing.families.pictured import Pictured, views
 from vfl.preparing.formats.trees import folders_in, images_in
 from vfl_common.errors import Code, InputError
-from vfl_party.base.seeds import derive_seed, permutation
+from vfl_party.base.seeds import derive_seed, draw_permutation
 
 VIEWS = 12
 # airplane_0001_001.png, airplane_0001.1.png, airplane_0001-1.jpg.
@@ -100,6 +100,6 @@ def _samples(own: Sequence[Path], request: Request, place: int) -> list[list[Pat
     """Returns different rows of an object: one random view from each party's run of views."""
     k = request.parties
     run = VIEWS // k
-    codes = permutation(derive_seed(request.seed, "modelnet", place), run**k)
+    codes = draw_permutation(derive_seed(request.seed, "modelnet", place), run**k)
     chosen = codes[: request.options["samples"]].tolist()
     return [[own[run * part + code // run**part % run] for part in range(k)] for code in chosen]

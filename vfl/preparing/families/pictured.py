@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from vfl.preparing.content import Block, Content, ContentPart, Rows, in_blocks
+from vfl.preparing.content import Block, Content, ContentPart, Rows, split_into_blocks
 from vfl.preparing.dataset import Division, Request
-from vfl.preparing.dividing import name_parts
+from vfl.preparing.dividing import make_parts
 from vfl.preparing.formats.pictures import PictureDecoder
 
 
@@ -58,7 +58,7 @@ class Pictured:
 
     def _blocks(self, rows: Rows) -> Iterator[Block]:
         """Yields blocks [n, H, W, 3], or [n, V, H, W, 3] of rows with V images."""
-        for some in in_blocks(rows, len(self._files[0]) * self._decoder.bytes):
+        for some in split_into_blocks(rows, len(self._files[0]) * self._decoder.bytes):
             flat = [path for row in some for path in self._files[row]]
             pixels = self._decoder.of(flat, flat)
             yield pixels if self._single else pixels.reshape(len(some), -1, *pixels.shape[1:])
@@ -69,7 +69,7 @@ def _view(number: int, block: Block) -> Block:
 
 
 def _views(_: Content, request: Request) -> list[ContentPart]:
-    return name_parts(request, [partial(_view, number) for number in range(request.parties)])
+    return make_parts(request, [partial(_view, number) for number in range(request.parties)])
 
 
 def views(says: str, parties: tuple[int, ...]) -> Division:

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vfl.preparing.content import TEST, TRAIN, Block, Content, Rows, in_blocks
+from vfl.preparing.content import TEST, TRAIN, Block, Content, Rows, split_into_blocks
 from vfl.preparing.dataset import Files, Request
 from vfl.preparing.formats.pictures import PictureDecoder
 from vfl_common.errors import Code, InputError
@@ -40,7 +40,7 @@ def read_jpegs(name: str, size: int, files: Files, _: Request) -> Content:
     decoder = PictureDecoder(size)
 
     def blocks(rows: Rows) -> Iterator[Block]:
-        for some in in_blocks(rows, decoder.bytes):
+        for some in split_into_blocks(rows, decoder.bytes):
             names = [f"{path}: row {row + 1}" for row in some]
             yield decoder.of([jpegs[row] for row in some], names)
 

@@ -14,9 +14,9 @@ from vfl.report.page.facts import columns_of, read_json
 from vfl.report.page.render import ReportPage
 from vfl.report.page.tables import NAMES, PageSection, PageTable, Tile, arithmetic, name_of, value
 from vfl.report.page.worth import importance
-from vfl.report.reading import OWN, Rounds, history
+from vfl.report.reading import OWN_SPLITS, Rounds, read_history
 from vfl.report.rounds import PartyFolder
-from vfl.report.table import size
+from vfl.report.table import format_size
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError
 from vfl_common.ledger import CONTROL, Entry, read_entries
@@ -41,7 +41,7 @@ def party_page(folder: Path) -> ReportPage:
         recipe = RunFolder(folder, source.run_id).recipe()
     except InputError:
         recipe = None
-    rounds = history(folder)
+    rounds = read_history(folder)
     page = ReportPage(
         f"{source.party} in {recipe.name if recipe else source.run_id}",
         f"Run {source.run_id} from the view of {source.party}. The active party has the scores and "
@@ -113,7 +113,7 @@ def _tiles(
     for direction in ("sent", "received"):
         own = [entry for entry in entries if entry.direction == direction]
         count = sum(entry.messages for entry in own)
-        total = size(sum(entry.message_bytes for entry in own))
+        total = format_size(sum(entry.message_bytes for entry in own))
         tiles.append(Tile(direction.capitalize(), total, f"{count:,} messages"))
     if seconds is not None:
         tiles.append(Tile("Time", f"{seconds:.1f} s", "since the last start"))
@@ -154,7 +154,9 @@ def _columns(party: str, columns: list[str], folder: Path) -> PageSection:
 def _learning(party: str, by_phase: Mapping[str, Rounds]) -> PageSection:
     part = PageSection("learning", "How it learned")
     for at, (phase, rounds) in enumerate(by_phase.items()):
-        losses = any("loss" in named.get(split, {}) for named in rounds.values() for split in OWN)
+        losses = any(
+            "loss" in named.get(split, {}) for named in rounds.values() for split in OWN_SPLITS
+        )
         if has_curve(rounds) and losses:
             draw = partial(draw_own_curves, parties={party: rounds})
             title = f"{phase}: own loss"
@@ -170,8 +172,8 @@ def _messages(entries: list[Entry]) -> PageSection:
                 f"{entry.phase}: {entry.kind}",
                 entry.peer,
                 f"{entry.messages:,}",
-                size(entry.payload_bytes),
-                size(entry.message_bytes),
+                format_size(entry.payload_bytes),
+                format_size(entry.message_bytes),
             ]
             for entry in sorted(entries, key=lambda one: one.phase == CONTROL)
             if entry.direction == direction

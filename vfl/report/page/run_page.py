@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from vfl.report.charts import curves_by_phase, draw_curve, draw_own_curves, has_curve
-from vfl.report.notes import about_exchanges, protection_notes
+from vfl.report.notes import describe_exchanges, yield_protection_notes
 from vfl.report.page import tables
 from vfl.report.page.baselines import Baseline, how_to_get
 from vfl.report.page.draw import picture, quality
@@ -21,12 +21,12 @@ from vfl.report.page.worth import BaselineComparison, compare_with_baselines, pa
 from vfl.report.quality.curves import decisions, tenths
 from vfl.report.quality.kept import SplitPredictions
 from vfl.report.quality.measures import Estimate, estimate_metrics
-from vfl.report.runs import began_of
-from vfl.report.table import is_one, size, splits
+from vfl.report.runs import find_begin_time
+from vfl.report.table import format_size, list_splits, uses_same_rows
 from vfl_common.config.task import ThresholdRule
-from vfl_common.text import list_names, percent
-from vfl_party.base.statistics import FIRST
-from vfl_party.models.metrics import threshold_of
+from vfl_common.text import format_percent, list_names
+from vfl_party.base.statistics import MAIN_METRICS
+from vfl_party.models.metrics import choose_threshold_of_scores
 
 # Baselines that have a tile at the top.
 _TILES = ("alone", "combined")
@@ -52,7 +52,7 @@ def run_page(
     }
     own = by_split.get(facts.judged, {})
     pairs = compare_with_baselines(facts, baselines, own)
-    began = time.strftime("%d %B %Y, %H:%M UTC", time.gmtime(began_of(facts.folder)[0]))
+    began = time.strftime("%d %B %Y, %H:%M UTC", time.gmtime(find_begin_time(facts.folder)[0]))
     page = ReportPage(
         f"{summary.name}: quality and cost of the model",
         f"Run {summary.run_id}, {began}; {summary.method}, seed {summary.seed}.",
@@ -91,7 +91,7 @@ def _lead(
     else:
         sentences.append(f"{facts.active} trained alone.")
     predictions = facts.predictions.get(facts.judged)
-    metric = FIRST[predictions.kind] if predictions is not None else ""
+    metric = MAIN_METRICS[predictions.kind] if predictions is not None else ""
     if predictions is not None and metric in own:
         one = own[metric]
         interval = f" (95 % interval {tables.between(one)})" if tables.between(one) else ""
@@ -100,7 +100,7 @@ def _lead(
             f"{interval}: {tables.NAMES[metric][1]}."
         )
     elif summary.metrics:
-        split = splits(summary)[-1]
+        split = list_splits(summary)[-1]
         values = ", ".join(f"{name_of(n)} {value(v)}" for n, v in summary.metrics[split].items())
         sentences.append(
             f"On the {split} rows: {values}. No predictions were stored, so there are no curves."
@@ -156,8 +156,8 @@ def _tiles(
 ) -> list[Tile]:
     summary, tiles = facts.run.summary, []
     predictions = facts.predictions.get(facts.judged)
-    if predictions is not None and FIRST[predictions.kind] in own:
-        metric = FIRST[predictions.kind]
+    if predictions is not None and MAIN_METRICS[predictions.kind] in own:
+        metric = MAIN_METRICS[predictions.kind]
         one = own[metric]
         interval = tables.between(one)
         note = f"{interval} (95 %)" if interval else ""
@@ -173,12 +173,16 @@ def _tiles(
     used = {party.name: party.common_rows for party in summary.parties if party.rows}
     if any(used.values()):
         held = {party.name: party.rows for party in summary.parties if party.rows}
-        note = ", ".join(f"{percent(used[name], rows)} of {name}'s" for name, rows in held.items())
-        what = "Common rows" if is_one(used) else "Rows used"
+        note = ", ".join(
+            f"{format_percent(used[name], rows)} of {name}'s" for name, rows in held.items()
+        )
+        what = "Common rows" if uses_same_rows(used) else "Rows used"
         tiles.append(Tile(what, f"{max(used.values()):,}", note))
     if facts.passives:
         total = summary.bytes.total
-        tiles.append(Tile("Total sent", size(total.message_bytes), f"{total.messages:,} messages"))
+        tiles.append(
+            Tile("Total sent", format_size(total.message_bytes), f"{total.messages:,} messages")
+        )
     tiles.append(Tile("Time to train", _duration(summary.wall_s), f"{summary.steps:,} steps"))
     return tiles
 
@@ -193,7 +197,7 @@ def _duration(seconds: float) -> str:
 
 def _warnings(facts: Facts) -> list[str]:
     summary = facts.run.summary
-    warnings = list(protection_notes(summary))
+    warnings = list(yield_protection_notes(summary))
     if summary.without:
         warnings.append(f"Trained without {list_names(summary.without)}, which joined too late.")
     if not summary.bytes.agrees:
@@ -208,7 +212,7 @@ def _quality(
     summary = facts.run.summary
     if not by_split:
         if summary.metrics:
-            part.tables.append(tables.run_metrics(summary, splits(summary)))
+            part.tables.append(tables.run_metrics(summary, list_splits(summary)))
         return part
     predictions = facts.predictions[facts.judged]
     part.text.append(f"The pictures show the {len(predictions):,} {facts.judged} rows.")
@@ -240,7 +244,7 @@ def _threshold_table(
     if by is not None and by is not predictions:
         rules = [ThresholdRule(rule="f1"), *([rule] if isinstance(rule, ThresholdRule) else [])]
         for other in rules:
-            at = threshold_of(other, by.scores_N, by.truth_N)
+            at = choose_threshold_of_scores(other, by.scores_N, by.truth_N)
             lines.append((_describe_rule(other), decisions(predictions, at)))
     table = tables.threshold_table(lines, predictions.classes)
     note = (
@@ -306,7 +310,7 @@ def _learning(facts: Facts) -> PageSection:
 def _metrics_with_curve(rounds: Mapping[int, Mapping[str, Mapping[str, float]]]) -> list[str]:
     counts: dict[str, int] = {}
     for by_split in rounds.values():
-        for name in {n for named in by_split.values() for n in named if n in FIRST.values()}:
+        for name in {n for named in by_split.values() for n in named if n in MAIN_METRICS.values()}:
             counts[name] = counts.get(name, 0) + 1
     return [name for name, count in counts.items() if count > 1]
 
@@ -368,7 +372,7 @@ def _exchanges(facts: Facts) -> PageSection:
     summary = facts.run.summary
     if summary.privacy is not None:
         part.text.append(f"Differential privacy: {summary.privacy.statement}")
-    part.text += about_exchanges(summary)
+    part.text += describe_exchanges(summary)
     exchange_tables = tables.exchange_tables(summary)
     part.tables += exchange_tables[:_MAX_PARTIES]
     if len(exchange_tables) > _MAX_PARTIES:
@@ -438,8 +442,8 @@ def _cost(facts: Facts) -> PageSection:
     total = summary.bytes.total
     if facts.passives:
         part.text.append(
-            f"The processes sent {size(total.message_bytes)} in {total.messages:,} messages, of "
-            f"which {size(total.payload_bytes)} were tensors."
+            f"The processes sent {format_size(total.message_bytes)} in {total.messages:,} "
+            f"messages, of which {format_size(total.payload_bytes)} were tensors."
         )
     return part
 

@@ -24,10 +24,10 @@ from vfl.report.page.tables import (
 )
 from vfl.report.quality.curves import roc, thin_out
 from vfl.report.quality.measures import Estimate, differences, estimate_metrics
-from vfl.report.table import size
+from vfl.report.table import format_size
 from vfl_common.config.task import LOWER_IS_BETTER
 from vfl_common.text import list_names
-from vfl_party.base.statistics import FIRST
+from vfl_party.base.statistics import MAIN_METRICS
 
 # Maximum number of lines and of curves in a picture.
 _MAX_LINES, _MAX_CURVES = 24, 7
@@ -73,7 +73,7 @@ class ComparedRun:
     def first(self) -> str:
         """The deciding metric."""
         recipe = self.facts.recipe
-        wanted = FIRST[recipe.task.kind] if recipe is not None else ""
+        wanted = MAIN_METRICS[recipe.task.kind] if recipe is not None else ""
         return wanted if wanted in self.estimates else next(iter(self.estimates), "")
 
 
@@ -131,7 +131,7 @@ def _groups(groups: dict[str, list[ComparedRun]]) -> PageSection:
         bytes_ = mean(run.facts.run.summary.bytes.total.message_bytes for run in own)
         seconds = mean(run.facts.run.summary.wall_s for run in own)
         cells = [mean_and_sd(values[n]) if values[n] else "" for n in names]
-        rows.append([group, f"{len(own)}", *cells, size(round(bytes_)), f"{seconds:.1f}"])
+        rows.append([group, f"{len(own)}", *cells, format_size(round(bytes_)), f"{seconds:.1f}"])
     heads = ["recipe", "runs", *map(name_of, names), "bytes", "seconds"]
     part.tables.append(PageTable("Mean ± standard deviation over the seeds", heads, rows))
     return part
@@ -207,7 +207,7 @@ def _run_table(runs: Sequence[ComparedRun], metric: str) -> PageSection:
             f"{run.facts.run.summary.seed}",
             value(run.estimates[metric].value) if metric in run.estimates else "–",
             between(run.estimates[metric]) if metric in run.estimates else "",
-            size(run.facts.run.summary.bytes.total.message_bytes),
+            format_size(run.facts.run.summary.bytes.total.message_bytes),
             f"{run.facts.run.summary.wall_s:.1f}",
         ]
         for run in runs

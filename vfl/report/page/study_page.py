@@ -12,9 +12,9 @@ from vfl.report.page.draw import intervals
 from vfl.report.page.render import ReportPage
 from vfl.report.page.svg import BLUE, GREEN, GREY, ORANGE
 from vfl.report.page.tables import PageSection, PageTable, Tile, mean_and_sd, name_of
-from vfl.report.table import size
+from vfl.report.table import format_size
 from vfl_common.errors import Code, InputError
-from vfl_party.base.statistics import FIRST
+from vfl_party.base.statistics import MAIN_METRICS
 
 RESULTS, DIFFERENCES = "results.csv", "differences.csv"
 _COLORS = {"federated": BLUE, "pooled": GREY, "alone": ORANGE}
@@ -42,7 +42,7 @@ def study_page(folder: Path) -> ReportPage:
             "a "
             "run.",
         )
-    decides = [name for name in ("auc", *FIRST.values()) if name in metrics]
+    decides = [name for name in ("auc", *MAIN_METRICS.values()) if name in metrics]
     metric = decides[0] if decides else metrics[0]
     groups: dict[tuple[str, str], list[Line]] = {}
     for line in lines:
@@ -92,7 +92,7 @@ def _methods(
                 own[0].get("group", ""),
                 f"{len(own)}",
                 *cells,
-                size(round(mean(bytes_))),
+                format_size(round(mean(bytes_))),
                 f"{mean(seconds):.1f}",
             ]
         )

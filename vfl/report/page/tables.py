@@ -9,7 +9,7 @@ from statistics import mean, stdev
 from vfl.report.quality.curves import Decisions, Tenth, confusion
 from vfl.report.quality.kept import SplitPredictions
 from vfl.report.quality.measures import DELONG, Estimate
-from vfl.report.table import in_order, size
+from vfl.report.table import format_size, sort_phases
 from vfl_common.summary import Arithmetic, ExchangeSummary, Summary
 from vfl_common.text import list_names
 
@@ -229,7 +229,7 @@ def by_class(predictions: SplitPredictions) -> list[PageTable]:
 
 def by_phase(summary: Summary, phases: Sequence[str]) -> PageTable:
     """Returns message bytes by party and direction, with a column for each phase."""
-    order = in_order(summary, phases)
+    order = sort_phases(summary, phases)
     rows = []
     for party in summary.parties:
         for direction in ("sent", "received"):
@@ -242,7 +242,9 @@ def by_phase(summary: Summary, phases: Sequence[str]) -> PageTable:
                 sum(link.message_bytes for link in own if link.phase == phase) for phase in order
             ]
             tensors = sum(link.payload_bytes for link in own)
-            cells = [size(count) if count else "–" for count in (*counts, sum(counts), tensors)]
+            cells = [
+                format_size(count) if count else "–" for count in (*counts, sum(counts), tensors)
+            ]
             rows.append([f"{party.name} {direction}", *cells])
     heads = ["party", *order, "all", "of which tensors"]
     return PageTable(
@@ -374,7 +376,7 @@ def _exchange_table(summary: Summary, name: str, role: str) -> PageTable:
                 _join_unique(defence(one) for one in exchanges),
                 _join_unique(one.when for one in exchanges),
                 f"{sum(link.messages for link in links):,}" if links else "–",
-                size(sum(link.message_bytes for link in links)) if links else "–",
+                format_size(sum(link.message_bytes for link in links)) if links else "–",
             ]
         )
     heads = ["phase and exchange", "to", "what", "defence", "when", "messages", "bytes"]

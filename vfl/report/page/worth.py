@@ -17,7 +17,7 @@ from vfl.report.quality.kept import SplitPredictions
 from vfl.report.quality.measures import Estimate, estimate_gain, estimate_metrics
 from vfl_common.config.task import LOWER_IS_BETTER
 from vfl_common.summary import Worth
-from vfl_party.base.statistics import FIRST
+from vfl_party.base.statistics import MAIN_METRICS
 
 # Maximum number of columns in a picture of importance.
 _MAX_COLUMNS = 20
@@ -90,7 +90,7 @@ def compare_with_baselines(
             continue
         mine = own if len(both[0]) == len(predictions) else estimate_metrics(both[0])
         theirs, gain = estimate_gain(*both)
-        if FIRST[predictions.kind] in gain:
+        if MAIN_METRICS[predictions.kind] in gain:
             title = KINDS[kind].format(active=facts.active)
             run_id = baseline.folder.name
             pairs.append(
@@ -108,7 +108,7 @@ def part_of(
     part = PageSection("worth", "Benefit of the federation")
     predictions = facts.predictions.get(facts.judged)
     if predictions is not None:
-        metric = FIRST[predictions.kind]
+        metric = MAIN_METRICS[predictions.kind]
         part.text += [pair.says(metric) for pair in pairs if pair.few]
         if enough := [pair for pair in pairs if not pair.few]:
             _baselines(part, enough, metric)
@@ -195,7 +195,7 @@ def _without(part: PageSection, facts: Facts, baselines: Mapping[str, Baseline])
     for split, predictions in facts.predictions.items():
         if whole is None or not split.startswith(f"{facts.judged} without "):
             continue
-        metric = FIRST[predictions.kind]
+        metric = MAIN_METRICS[predictions.kind]
         both = whole.pair_with(predictions)
         if both is None:
             continue
@@ -206,7 +206,7 @@ def _without(part: PageSection, facts: Facts, baselines: Mapping[str, Baseline])
             better += _better_alone(facts, predictions, baselines)
     if rows and whole is not None:
         part.text += better
-        name = name_of(FIRST[whole.kind])
+        name = name_of(MAIN_METRICS[whole.kind])
         heads = ["rows", name, "with all minus this", "95 % interval"]
         note = "The same model, scoring with --without."
         part.tables.append(PageTable("Quality without a party", heads, rows, note=note))
@@ -218,7 +218,7 @@ def _better_alone(
     """Yields a sentence for each model of the active party alone that is better than the trained
     one on the rows of ``predictions``, which it has scored without a party.
     """
-    metric = FIRST[predictions.kind]
+    metric = MAIN_METRICS[predictions.kind]
     for kind in ALONE:
         other = baselines[kind].predictions.get(facts.judged) if kind in baselines else None
         both = None if other is None else other.pair_with(predictions)
@@ -243,7 +243,7 @@ def _holders(part: PageSection, facts: Facts) -> None:
     for split, predictions in facts.predictions.items():
         if not split.startswith(f"{facts.judged} with "):
             continue
-        metric = FIRST[predictions.kind]
+        metric = MAIN_METRICS[predictions.kind]
         name, estimate = name_of(metric), estimate_metrics(predictions).get(metric)
         cells = ["–", ""] if estimate is None else [value(estimate.value), between(estimate)]
         rows.append([split, f"{len(predictions):,}", *cells])

@@ -14,12 +14,12 @@ from vfl_party.base.statistics import (
     Floats,
     MetricInfluence,
     ScoreRanking,
-    auc_spread,
-    c_index_spread,
-    log_losses,
-    mean_spread,
+    compute_auc,
+    compute_c_index,
+    compute_interval,
+    compute_log_losses,
+    compute_mean,
     ndcg,
-    percentiles,
     resample,
 )
 
@@ -120,7 +120,7 @@ def _bootstrap(predictions: SplitPredictions, of: Statistic, resamples: int) -> 
 
     values_RT = resample(rows, vector, resamples)
     return {
-        name: Estimate(float(values_RT[0, at]), *percentiles(values_RT[1:, at]), BOOTSTRAP)
+        name: Estimate(float(values_RT[0, at]), *compute_interval(values_RT[1:, at]), BOOTSTRAP)
         for at, name in enumerate(names)
         if np.isfinite(values_RT[0, at])
     }
@@ -129,24 +129,24 @@ def _bootstrap(predictions: SplitPredictions, of: Statistic, resamples: int) -> 
 def _spreads(predictions: SplitPredictions) -> dict[str, MetricInfluence]:
     """Returns the metrics that compare pairs of rows, whose variance has a formula."""
     if predictions.kind == "binary" and 0 < predictions.truth_N.sum() < len(predictions):
-        return {"auc": auc_spread(predictions.scores_N, predictions.is_positive_N)}
+        return {"auc": compute_auc(predictions.scores_N, predictions.is_positive_N)}
     if predictions.kind in ("multiclass", "multilabel"):
         truth_NC = predictions.truth_N
         if predictions.kind == "multiclass":
             truth_NC = truth_NC[:, None] == np.arange(len(predictions.classes))
         # A class is left out if no row, or every row, is of it.
         spreads = [
-            auc_spread(scores_N, true_N)
+            compute_auc(scores_N, true_N)
             for scores_N, true_N in zip(predictions.scores_NO.T, truth_NC.T == 1, strict=True)
             if 0 < true_N.sum() < len(predictions)
         ]
-        return {"auc": mean_spread(spreads)} if spreads else {}
+        return {"auc": compute_mean(spreads)} if spreads else {}
     if (
         predictions.kind == "survival"
         and len(predictions) <= _MAX_PAIRED
         and predictions.more_N is not None
     ):
-        spread = c_index_spread(predictions.truth_N, predictions.more_N, predictions.scores_N)
+        spread = compute_c_index(predictions.truth_N, predictions.more_N, predictions.scores_N)
         return {} if spread is None else {"c_index": spread}
     return {}
 
@@ -174,7 +174,7 @@ def _binary(predictions: SplitPredictions) -> Statistic:
             (1 - y_N) * d_N,
             y_N * (1 - d_N),
             (p_N - y_N) ** 2,
-            log_losses(np.where(y_N == 1, p_N, 1 - p_N)),
+            compute_log_losses(np.where(y_N == 1, p_N, 1 - p_N)),
         ],
         axis=1,
     ).astype(np.float64)
@@ -205,7 +205,7 @@ def _multiclass(predictions: SplitPredictions) -> Statistic:
     is_NC[rows, predictions.truth_N] = 1
     p_N = predictions.scores_NO[rows, predictions.truth_N]
     terms_NT = np.stack(
-        [((predictions.scores_NO - is_NC) ** 2).sum(axis=1), log_losses(p_N)],
+        [((predictions.scores_NO - is_NC) ** 2).sum(axis=1), compute_log_losses(p_N)],
         axis=1,
     )
 

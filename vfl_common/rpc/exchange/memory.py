@@ -22,7 +22,7 @@ from vfl_common.ledger import Direction, Ledger
 from vfl_common.link import Link, StepPassed
 from vfl_common.rpc.exchange.pipe import BundlePipe, Delivery
 from vfl_common.rpc.failures import from_failure, to_failure
-from vfl_common.wire.frames import BundleSizes, measure
+from vfl_common.wire.frames import BundleSizes, measure_bundle
 
 T = TypeVar("T")
 
@@ -148,7 +148,7 @@ class MemoryPipe(BundlePipe[Carried, _Reply]):
     def pack(self, step: StepKey, replies: Mapping[str, Bundle]) -> Iterator[tuple[str, _Reply]]:
         sizes: dict[int, BundleSizes] = {}
         for party, bundle in replies.items():
-            size = sizes[id(bundle)] = sizes.get(id(bundle)) or measure(step, bundle)
+            size = sizes[id(bundle)] = sizes.get(id(bundle)) or measure_bundle(step, bundle)
             carried = Carried.of(step, bundle, size)
             carried.count(self.ledger, party, "sent")
             yield party, carried
@@ -175,7 +175,7 @@ class MemoryLink(Link):
     def send(self, step: StepKey, bundle: Bundle) -> None:
         if self._ended is not None:
             raise self._ended
-        pipe, carried = self._pipe, Carried.of(step, bundle, measure(step, bundle))
+        pipe, carried = self._pipe, Carried.of(step, bundle, measure_bundle(step, bundle))
         carried.count(self._ledger, pipe.name, "sent")
         carried.count(pipe.ledger, self._me, "received")
         pipe.note_begin(self._stream, step, bundle.kind.label)

@@ -25,9 +25,9 @@ from vfl_common.identity.keyring import Keyring
 from vfl_common.ledger import CONTROL, Ledger
 from vfl_common.link import OLDEST, PROTOCOL
 from vfl_common.pb.vfl.v1 import control_pb2, exchange_pb2
-from vfl_common.rpc.agreement import require_alike
-from vfl_common.rpc.ask import answering
-from vfl_common.rpc.channel import Context, Handler, caller_name, stream_handler
+from vfl_common.rpc.agreement import require_compatible
+from vfl_common.rpc.ask import make_ask_method
+from vfl_common.rpc.channel import Context, Handler, get_caller_name, stream_handler
 from vfl_common.rpc.confer import AnswerHeads, LogHeads, make_confer_method
 from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.exchange.hub import ExchangeHub
@@ -183,7 +183,7 @@ class ExchangeService:
         methods: dict[str, Callable[[Iterator[bytes], Context], Iterator[bytes]]] = {}
         methods["Swap"] = self._swap
         if self._joining is not None:
-            methods["Ask"] = answering(self._keyring, self._require_place, self._ask)
+            methods["Ask"] = make_ask_method(self._keyring, self._require_place, self._ask)
         if self._confer_callback is not None:
             methods["Confer"] = make_confer_method(
                 self._keyring, self._require_place, self._ledger, self._confer
@@ -208,7 +208,7 @@ class ExchangeService:
         party's.
         """
         if self._joining is not None:
-            require_alike(party, join, self._keyring.name, join_message(self._joining).join)
+            require_compatible(party, join, self._keyring.name, join_message(self._joining).join)
 
     def use(self, hub: ExchangeHub[FramePipe] | None) -> None:
         """Sets the hub to which streams attach from now on."""
@@ -282,7 +282,7 @@ class ExchangeService:
         Raises PeerError if the caller's certificate is revoked, if the caller does not take part in
         this exchange, or if it has too many streams, each of which takes a thread.
         """
-        party = caller_name(context, self._keyring)
+        party = get_caller_name(context, self._keyring)
         self._require_place(party)
         with self._changed:
             if self._num_streams[party] >= MAX_STREAMS:

@@ -44,7 +44,7 @@ Bound = tuple[int, asyncio.AbstractEventLoop, asyncio.Event]
 
 
 @contextmanager
-def listening(
+def run_inference_server(
     model: InferenceBackend, address: str, secret: tuple[bytes, bytes] | None
 ) -> Iterator[str]:
     """Serves ``model`` while the block runs; yields the address with its real port.

@@ -113,7 +113,7 @@ class _Withholding:
 
 
 # All blocks share one object, because it is entered for each question and must be fast.
-withholding = _Withholding()
+withhold_on_error = _Withholding()
 
 
 # A function that records a message before it is sent. If it raises VflError, the message is not

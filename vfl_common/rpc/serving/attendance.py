@@ -31,7 +31,7 @@ from vfl_common.rpc.serving.answered import (
     ServingAnswer,
     Step,
     WithheldError,
-    withholding,
+    withhold_on_error,
 )
 from vfl_common.rpc.serving.service import SERVICE
 from vfl_common.rpc.serving.stream import ANSWER, PHASE, QUESTION
@@ -347,7 +347,7 @@ class ServingClient:
                 message_bytes=len(data),
                 asked=asked,
             )
-            with withholding:
+            with withhold_on_error:
                 self._hooks.writes(outgoing)
         return data, len(payload)
 

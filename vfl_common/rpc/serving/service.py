@@ -20,7 +20,7 @@ from vfl_common.ledger import CONTROL, Ledger
 from vfl_common.link import OLDEST, PROTOCOL
 from vfl_common.pb.vfl.v1 import serving_pb2
 from vfl_common.process.logs import LogOnce
-from vfl_common.rpc.channel import Context, Handler, caller_name, stream_handler
+from vfl_common.rpc.channel import Context, Handler, get_caller_name, stream_handler
 from vfl_common.rpc.failures import from_failure, to_failure
 from vfl_common.rpc.serving.answered import (
     CachePolicy,
@@ -204,7 +204,7 @@ class ServingService:
         """Serves one stream of a passive party, whose messages are ``requests``."""
         stream: Stream | None = None
         try:
-            party = caller_name(context, self._keyring)
+            party = get_caller_name(context, self._keyring)
             self._take_place(party)
             try:
                 stream = self._open_stream(party, requests)

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from vfl_common.errors import Code, PeerError
 from vfl_common.identity.keyring import Keyring
 from vfl_common.pb.vfl.v1 import serving_pb2
-from vfl_common.rpc.channel import CallLimit, Context, Handler, caller_name, stream_handler
+from vfl_common.rpc.channel import CallLimit, Context, Handler, get_caller_name, stream_handler
 from vfl_common.rpc.failures import to_failure
 from vfl_common.rpc.serving.service import MAX_STREAMS, SERVICE, ServingService
 from vfl_common.text import list_names
@@ -58,7 +58,7 @@ class SeveralRuns:
 
     def _attend(self, requests: Iterator[bytes], context: Context) -> Iterator[bytes]:
         try:
-            party = caller_name(context, self._keyring)
+            party = get_caller_name(context, self._keyring)
             service = next(iter(self._services.values()))
             if party not in self._parties:
                 # Any service refuses a stranger and sends the reason.

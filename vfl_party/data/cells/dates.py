@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from vfl_common.errors import InputError
 from vfl_party.data import checks
-from vfl_party.data.cells.texts import all_true, plain, trim
+from vfl_party.data.cells.texts import all_true, strip_mark, trim
 
 _DAY_S, _A_SECOND = 86_400.0, {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 _TIMES = ("", " %H:%M", " %H:%M:%S")
@@ -48,7 +48,7 @@ class Dates:
 
     def fits(self, text: pa.Array) -> pa.Array:
         """Returns for each cell whether it is a date of this format, bool [B], null if missing."""
-        text = trim(plain(text) if self.marked else text)
+        text = trim(strip_mark(text) if self.marked else text)
         times = self._parse_times(text)
         is_same = pc.equal(_simplify(pc.strftime(times, format=self.form)), _simplify(text))
         # For %Y, strptime also accepts a year of two digits.
@@ -59,7 +59,7 @@ class Dates:
         )
 
     def _parse_times(self, text: pa.Array) -> pa.Array:
-        cells = trim(plain(text) if self.marked else text)
+        cells = trim(strip_mark(text) if self.marked else text)
         return pc.strptime(cells, format=self.form, unit="s", error_is_null=True)
 
 

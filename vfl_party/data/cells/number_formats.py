@@ -20,7 +20,7 @@ from vfl_common.errors import InputError
 from vfl_party.data import checks
 from vfl_party.data.cells.codes import note_codes
 from vfl_party.data.cells.dates import Dates, find_dates, make_mixed_error
-from vfl_party.data.cells.texts import all_true, mask_numbers, plain, trim
+from vfl_party.data.cells.texts import all_true, mask_numbers, strip_mark, trim
 from vfl_party.data.stream import NUMBER
 
 # The number of first rows from which the formats are found.
@@ -211,7 +211,7 @@ def find_formats(
         for sign, names in signs.items()
     ]
     numbers = [name for name, reading in readings.items() if isinstance(reading, Numbers)]
-    notes += note_codes({name: trim(plain(sample[name])) for name in numbers})
+    notes += note_codes({name: trim(strip_mark(sample[name])) for name in numbers})
     is_decided = commas or settings.decimal is not None or settings.thousands is not None
     points = Points(source) if style == PLAIN and not is_decided else None
     return Findings(readings, style, tuple(notes), points, marked)

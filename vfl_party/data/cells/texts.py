@@ -51,6 +51,6 @@ def mask_numbers(text: pa.Array) -> pa.Array:
     )
 
 
-def plain(text: pa.Array) -> pa.Array:
+def strip_mark(text: pa.Array) -> pa.Array:
     """Removes the mark ``NUMBER`` from cells that were numbers in the source."""
     return pc.replace_substring_regex(text, f"^{NUMBER}", "")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vfl_common.config.data import Duplicates
-from vfl_common.text import percent
+from vfl_common.text import format_percent
 from vfl_party.data.ids.order import IdCounts, in_order
 from vfl_party.data.ids.spelling import FIRST_ZEROS, SEPARATOR, normalize_ids
 from vfl_party.data.ids.texts import Ids
@@ -77,7 +77,7 @@ def shapes_of(ids: Sequence[str]) -> str:
     zeros = sum(FIRST_ZEROS.search(text) is not None for text in ids)
     has_lengths = len(shape_counts) > len(short_counts) and any(map(_NUMBER.search, shape_counts))
     zeros_text = (
-        f"; a number begins with 0 in {percent(zeros, len(ids))}"
+        f"; a number begins with 0 in {format_percent(zeros, len(ids))}"
         if zeros
         else "; no number begins with 0"
     )
@@ -133,7 +133,9 @@ def _format_shares(shapes: Sequence[tuple[str, int]], total: int) -> str:
     if len(cells) == 1 and not others:
         return cells[0][0]
     other_cells = [("others", others)] if others else []
-    return ", ".join(f"{shape} {percent(count, total)}" for shape, count in [*cells, *other_cells])
+    return ", ".join(
+        f"{shape} {format_percent(count, total)}" for shape, count in [*cells, *other_cells]
+    )
 
 
 def short_look(text: str) -> str:

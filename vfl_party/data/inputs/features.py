@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from vfl_party.base.devices import index_on
-from vfl_party.base.dtypes import real
+from vfl_party.base.devices import copy_index
+from vfl_party.base.dtypes import get_real_dtype
 from vfl_party.base.workers import submit
 from vfl_party.data.inputs.made import BatchLog, BatchOrigin
 from vfl_party.data.inputs.scaled import ScaledPixels
@@ -121,7 +121,7 @@ class Features:
         """Returns the numbers of consecutive rows, [B, F] or [B, C, H, W]."""
         numbers = self.numbers
         block = numbers.rows(rows) if isinstance(numbers, ScaledPixels) else numbers[rows]
-        return block.to(real())
+        return block.to(get_real_dtype())
 
     def blocks(self) -> Iterator[torch.Tensor]:
         """Yields the numbers of all rows in blocks, [B, F] or [B, C, H, W]."""
@@ -138,14 +138,14 @@ class Features:
             if isinstance(numbers, ScaledPixels)
             else numbers.gather(0, rows_BF)
         )
-        return cells.to(real())
+        return cells.to(get_real_dtype())
 
     def inputs(self, rows: torch.Tensor | npt.NDArray[np.int64]) -> Inputs:
         """Returns the encoder's arguments for a batch: ``x`` [B, …] and, if the table has
         categories, ``categories`` [B, K].
         """
         x, *categories = self._take_inputs(rows)
-        batch = (x.to(real()), *categories)
+        batch = (x.to(get_real_dtype()), *categories)
         if self.noted is not None:
             self.noted.note(batch, BatchOrigin(np.asarray(rows)))
         return batch
@@ -157,7 +157,7 @@ class Features:
             return self._read_rows(row_numbers) if batch is None else batch
         if isinstance(self.numbers, ScaledPixels):
             return (self.numbers.rows(np.asarray(rows)),)
-        index = index_on(torch.as_tensor(rows), self.numbers.device)
+        index = copy_index(torch.as_tensor(rows), self.numbers.device)
         x_B = self.numbers.index_select(0, index)
         return (x_B,) if self.categories is None else (x_B, self.categories.index_select(0, index))
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from vfl_common.config.task import TaskSettings, class_text
-from vfl_party.base.dtypes import real
+from vfl_party.base.dtypes import get_real_dtype
 from vfl_party.data import checks
 from vfl_party.data.row_arrays import parts, release
 
@@ -126,7 +126,7 @@ class Labels:
         """
         if self.kind == "regression":
             scaled_N = (_convert_numbers(raw, self.source) - self.mean) / self.std
-            return torch.from_numpy(scaled_N.astype(np.float32)).to(real())[:, None]
+            return torch.from_numpy(scaled_N.astype(np.float32)).to(get_real_dtype())[:, None]
         if self.kind == "survival":
             return _convert_times(raw, self.source)
         if self.kind == "ranking":
@@ -136,9 +136,9 @@ class Labels:
                 _convert_flags(column, f"label column {name!r}", self.source)
                 for column, name in zip(raw.T, self.classes, strict=True)
             ]
-            return torch.from_numpy(np.stack(columns, axis=1)).to(real())
+            return torch.from_numpy(np.stack(columns, axis=1)).to(get_real_dtype())
         codes_by_class = {name: code for code, name in enumerate(self.classes)}
-        dtype = real() if self.kind == "binary" else torch.int64
+        dtype = get_real_dtype() if self.kind == "binary" else torch.int64
         codes_N = torch.empty(len(raw), dtype=dtype)
         for part in parts(len(raw)):
             values, inverse_B = np.unique(raw[part], return_inverse=True)
@@ -287,7 +287,9 @@ def _convert_times(raw: npt.NDArray[Any], source: str) -> torch.Tensor:
         )
     if (times.astype(np.float64) < 0).any():
         raise checks.unusable(source, "the label has times below 0. Correct the column.")
-    return torch.from_numpy(np.stack([times.astype(np.float32), events], axis=1)).to(real())
+    return torch.from_numpy(np.stack([times.astype(np.float32), events], axis=1)).to(
+        get_real_dtype()
+    )
 
 
 def _convert_relevances(raw: npt.NDArray[Any], source: str) -> torch.Tensor:
@@ -319,7 +321,7 @@ def _convert_relevances(raw: npt.NDArray[Any], source: str) -> torch.Tensor:
             source, f"has more than {_MAX_QUERIES:,} queries. Give fewer queries."
         )
     pairs_N2 = np.stack([relevances, query_N], axis=1).astype(np.float32)
-    return torch.from_numpy(pairs_N2).to(real())
+    return torch.from_numpy(pairs_N2).to(get_real_dtype())
 
 
 def _convert_flags(column: npt.NDArray[Any], name: str, source: str) -> npt.NDArray[np.float32]:

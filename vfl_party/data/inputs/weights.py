@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vfl_common.config.task import TaskSettings, class_text
-from vfl_party.base.dtypes import real
+from vfl_party.base.dtypes import get_real_dtype
 from vfl_party.data import checks
 from vfl_party.data.inputs.labels import Labels
 
@@ -83,7 +83,7 @@ def row_weights(
         raise checks.unusable(
             labels.source, "all training rows have the weight 0. Correct the weights."
         )
-    weights_N = (weights_N / mean).to(real())
+    weights_N = (weights_N / mean).to(get_real_dtype())
     if not weights_N.isfinite().all():
         raise checks.unusable(
             labels.source,

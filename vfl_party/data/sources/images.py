@@ -11,7 +11,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from vfl_common.config.data import IMAGES, DataSettings
-from vfl_party.base.workers import in_order
+from vfl_party.base.workers import map_in_order
 from vfl_party.data import checks
 from vfl_party.data.collect import collect
 from vfl_party.data.columns import Columns, Rows
@@ -114,7 +114,7 @@ def _read_images(
             )
         return image
 
-    for row, image in enumerate(in_order(read, range(1, len(files) + 1))):
+    for row, image in enumerate(map_in_order(read, range(1, len(files) + 1))):
         images[row] = image
         if row % RELEASED_ROWS == 0:
             release(images)

@@ -65,7 +65,7 @@ class ActiveEvaluate(Phase):
         if self._subsets is not None:
             step, kind = StepKey(self.name, round_, batch), self._settings.absent
             absent = stand_in.collect(self._scorer.answering, party, kind, step)
-            batch += stand_in.steps(kind)
+            batch += stand_in.count_steps(kind)
             if self._folder is not None:
                 stand_in.keep(self._folder, absent)
         if self._importance is not None:

@@ -11,7 +11,7 @@ from vfl_party.methods.evaluate.telling import count_metrics_steps, metrics_traf
 from vfl_party.outbound.declared import Exchange, Occurrence, Traffic
 from vfl_party.phases import stand_in
 from vfl_party.phases.context import Party
-from vfl_party.phases.scoring import chunks, scoring, scoring_traffic
+from vfl_party.phases.scoring import scoring, scoring_traffic, split_into_chunks
 
 
 def embeddings(party: Party, settings: EvaluateSettings) -> Exchange:
@@ -36,13 +36,13 @@ def traffic(party: Party, phase: str, settings: EvaluateSettings) -> Traffic:
     for split in settings.splits:
         rows = party.joint_rows(split)
         occurrences += scoring_traffic(party, phase, exchange, 0, batch, rows)
-        batch += len(chunks(rows))
+        batch += len(split_into_chunks(rows))
     occurrences += metrics_traffic(party, StepKey(phase, 0, batch), settings.splits)
     batch += count_metrics_steps(party)
     if settings.subsets:
         means = stand_in.traffic(party, exchange, settings.absent, StepKey(phase, 0, batch))
         occurrences += means
-        batch += stand_in.steps(settings.absent)
+        batch += stand_in.count_steps(settings.absent)
     if not settings.importance:
         return Traffic(occurrences, bound=party.bound)
     permuted, uncounted = importance.traffic(party, exchange, settings, StepKey(phase, 0, batch))

@@ -25,13 +25,13 @@ from vfl_common.bundle import Kind, StepKey
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.files import private_file
 from vfl_common.text import to_json
-from vfl_party.base.seeds import derive_seed, permutation
+from vfl_party.base.seeds import derive_seed, draw_permutation
 from vfl_party.methods.evaluate.quality import select_metric
 from vfl_party.methods.evaluate.settings import EvaluateSettings
 from vfl_party.outbound.declared import NOTHING, Exchange, Occurrence, Sent, i64
 from vfl_party.outbound.exchange import Answering, Asking
 from vfl_party.phases.context import Party
-from vfl_party.phases.scoring import Chunk, chunks
+from vfl_party.phases.scoring import Chunk, split_into_chunks
 
 log = logging.getLogger(__name__)
 
@@ -76,8 +76,10 @@ def permute_columns(
         for repeat in range(settings.repeats):
             # The party's secret seed hides from other parties which row got which value.
             seed = derive_seed(party.own_seed, "importance", phase, place, repeat)
-            permuted_rows = rows[permutation(seed, len(rows))]
-            chunk_pairs = zip(chunks(rows), chunks(permuted_rows), strict=True)
+            permuted_rows = rows[draw_permutation(seed, len(rows))]
+            chunk_pairs = zip(
+                split_into_chunks(rows), split_into_chunks(permuted_rows), strict=True
+            )
             yield (
                 name,
                 (
@@ -293,7 +295,7 @@ def traffic(
         for member in (party, *party.others.values())
         if member.role == "passive" and member.features is not None
     }
-    row_chunks, repeats = chunks(party.rows("validation")), settings.repeats
+    row_chunks, repeats = split_into_chunks(party.rows("validation")), settings.repeats
     num_messages = {
         name: count * repeats * len(row_chunks) for name, count in columns_by_party.items()
     }

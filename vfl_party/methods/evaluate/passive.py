@@ -47,7 +47,7 @@ class PassiveEvaluate(Phase):
         if settings.subsets:
             step = StepKey(self.name, round_, batch)
             stand_in.give(self._scorer.asking, party, settings.absent, step)
-            batch += stand_in.steps(settings.absent)
+            batch += stand_in.count_steps(settings.absent)
         if self._importance is not None:
             ranking = self._importance.run(StepKey(self.name, round_, batch))
             self._writer(ranking)

@@ -12,7 +12,7 @@ from vfl_common.errors import Code, InputError
 from vfl_party.base.seeds import Rows
 from vfl_party.models.metrics import evaluate, first_metric
 from vfl_party.phases.context import Party
-from vfl_party.phases.measure import decides
+from vfl_party.phases.measure import get_threshold
 
 
 def select_metric(task: TaskSettings, phase: str, recipe_metric: str | None) -> str:
@@ -41,7 +41,7 @@ class MetricJudge:
     ) -> None:
         self._task, self._metric = party.recipe.task, metric
         labels, targets = party.need_labels()
-        self._labels, self._threshold = labels, decides(party)
+        self._labels, self._threshold = labels, get_threshold(party)
         self._targets = party.take(targets, rows).cpu()
         weights = party.row_weights(party.rows("train"))
         self._weights = None if weights is None else party.take(weights, rows).cpu()

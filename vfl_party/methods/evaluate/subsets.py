@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vfl_common.errors import Code, InputError
 from vfl_common.summary import PartyValue, SetQuality, Worth
-from vfl_party.base.seeds import Rows, derive_seed, permutation
+from vfl_party.base.seeds import Rows, derive_seed, draw_permutation
 from vfl_party.methods.evaluate.quality import MetricJudge, select_metric
 from vfl_party.methods.evaluate.settings import EvaluateSettings
 from vfl_party.methods.evaluate.shapley import (
@@ -103,7 +103,10 @@ class Subsets:
         """Draws orders of the parties."""
         players = self._players
         return [
-            [players[at] for at in permutation(derive_seed(self._seed, "order", n), len(players))]
+            [
+                players[at]
+                for at in draw_permutation(derive_seed(self._seed, "order", n), len(players))
+            ]
             for n in range(self._settings.permutations)
         ]
 

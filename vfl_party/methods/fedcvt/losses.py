@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
 from vfl_common.config.models import TaskSettings
-from vfl_party.base.dtypes import real
+from vfl_party.base.dtypes import get_real_dtype
 from vfl_party.methods.fedcvt.settings import Preset
 from vfl_party.models.metrics import scores
 
@@ -111,4 +111,4 @@ def make_pseudo_labels(
     agree_N = torch.stack(
         [(scored.values > threshold) & (scored.indices == class_N) for scored in predictions]
     ).all(dim=0)
-    return agree_N, class_N.unsqueeze(1).to(real()) if task.kind == "binary" else class_N
+    return agree_N, class_N.unsqueeze(1).to(get_real_dtype()) if task.kind == "binary" else class_N

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from vfl_common.config.recipe import Recipe
-from vfl_party.methods.fedonce.encoders import learnt_encoder
+from vfl_party.methods.fedonce.encoders import make_learnt_encoder
 from vfl_party.methods.fedonce.phase import FedOnce
 from vfl_party.methods.fedonce.settings import FedOnceSettings
 from vfl_party.outbound.declared import Traffic
@@ -39,7 +39,7 @@ class FedOnceMethod(Method[FedOnceSettings]):
         return True
 
     def encoder(self, settings: FedOnceSettings, make: MakeEncoder) -> nn.Module | None:
-        return learnt_encoder(settings, make)
+        return make_learnt_encoder(settings, make)
 
     def one_process(self, settings: FedOnceSettings) -> str:
         return "" if settings.dp is None else "with dp clips the gradient of each row separately"

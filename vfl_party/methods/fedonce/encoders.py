@@ -30,7 +30,7 @@ class BoundedEncoder(nn.Module):
         return z_BD.tanh() if self.output == "tanh" else F.normalize(z_BD)
 
 
-def learnt_encoder(settings: FedOnceSettings, make: MakeEncoder) -> nn.Module:
+def make_learnt_encoder(settings: FedOnceSettings, make: MakeEncoder) -> nn.Module:
     """Makes the encoder that this phase trains, with its initial weights. See
     ``Method.encoder``.
     """

@@ -23,7 +23,7 @@ from vfl_party.models.metrics import loss_fn
 from vfl_party.models.optim import build_optimizer, build_schedule, clip
 from vfl_party.models.top.stand_ins import NAME, learnt_stand_ins
 from vfl_party.phases.context import Party
-from vfl_party.phases.passes import HeldBatch, losses_of, passes
+from vfl_party.phases.passes import HeldBatch, compute_losses, make_passes
 from vfl_party.phases.scoring import embed
 from vfl_party.phases.sets import Sets, sum_losses
 from vfl_party.privacy.steps import PrivateSteps
@@ -147,16 +147,18 @@ class ActiveHead(Phase):
             y_B = party.take(y_N, batch)
             weights_B = None if w_N is None else party.take(w_N, batch)
             if held_rows is not None:
-                groups = passes(
+                groups = make_passes(
                     combine_rule, self._sets, self._make_held_batch(held_rows, batch, own_BD, steps)
                 )
                 outputs = [top(combine(combine_rule, group.embeddings)) for group in groups]
-                return sum_losses(losses_of(self._loss, outputs, y_B, weights_B, groups), groups)
+                return sum_losses(
+                    compute_losses(self._loss, outputs, y_B, weights_B, groups), groups
+                )
             r_BD = {name: party.take(rows_ND, batch) for name, rows_ND in r_ND.items()}
             sets = self._sets.draw(r_BD, steps)
             combined = self._sets.embeddings(sets, own_BD, r_BD) or [[*own_BD, *r_BD.values()]]
             outputs = [top(combine(combine_rule, embeddings)) for embeddings in combined]
-            return sum_losses(losses_of(self._loss, outputs, y_B, weights_B, None), sets)
+            return sum_losses(compute_losses(self._loss, outputs, y_B, weights_B, None), sets)
 
         steps, mean_loss = 0, 0.0
         self._models.train()

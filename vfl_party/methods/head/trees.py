@@ -20,7 +20,7 @@ from vfl_party.models.boosting import Matrix, check_loss, grow, lightgbm
 from vfl_party.models.metrics import loss_fn
 from vfl_party.models.top.trees import BoostedTrees, TreeArrays
 from vfl_party.phases.context import Party
-from vfl_party.phases.scoring import chunks, embed, outputs_of
+from vfl_party.phases.scoring import compute_outputs, embed, split_into_chunks
 from vfl_party.phases.sets import check as check_sets
 
 log = logging.getLogger(__name__)
@@ -157,7 +157,10 @@ class TreesHead(Phase):
         """Returns the task's loss on the training rows, as all top models report it."""
         party, rows = self._party, self._party.rows("train")
         x_NF = torch.from_numpy(train.x).float().to(party.device)
-        parts = [outputs_of(party, party.take(x_NF, at)) for at in chunks(np.arange(len(rows)))]
+        parts = [
+            compute_outputs(party, party.take(x_NF, at))
+            for at in split_into_chunks(np.arange(len(rows)))
+        ]
         _, targets = party.need_labels()
         weights = party.row_weights(rows)
         w_N = None if weights is None else party.take(weights, rows)

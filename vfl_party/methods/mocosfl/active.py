@@ -17,8 +17,8 @@ from vfl_party.methods.mocosfl.settings import MocoSFLSettings
 from vfl_party.methods.mocosfl.steps import (
     StepPlan,
     build_bottom,
+    build_halves,
     get_averaged_parameters,
-    halves_of,
 )
 from vfl_party.phases.context import Party
 from vfl_party.phases.diverged import check_sums
@@ -34,7 +34,7 @@ class ActiveMocoSFL(Phase):
         self._party, self._settings = party, settings
         self._plan = StepPlan.of(party, name, settings)
         self._tail = TrainedTail(party, name, settings)
-        channels, height, width = halves_of(party.recipe, settings).latent
+        channels, height, width = build_halves(party.recipe, settings).latent
         sizes = {"channels": channels, "height": height, "width": width}
         self._latents = party.answering(
             name, declare_latents(settings), rows=settings.batch_size, **sizes

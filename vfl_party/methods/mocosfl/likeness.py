@@ -34,14 +34,14 @@ class Likeness:
     psnr: float
 
 
-def likeness(images: Tensor, truth: Tensor) -> Likeness:
+def measure_likeness(images: Tensor, truth: Tensor) -> Likeness:
     """Measures the similarity of images [N, C, H, W] to their originals, in float64 on the CPU."""
     images, truth = images.detach().cpu().double(), truth.detach().cpu().double()
     psnr = functional().image.peak_signal_noise_ratio(images, truth, data_range=1.0)
     return Likeness(F.mse_loss(images, truth).item(), ssim(images, truth).item(), psnr.item())
 
 
-def window(height: int, width: int) -> int:
+def get_window_size(height: int, width: int) -> int:
     """Returns the size of SSIM's square window: 11 pixels, or about half of an image that is
     smaller than 20 pixels, but at least 3.
 

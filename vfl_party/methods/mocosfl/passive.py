@@ -15,8 +15,8 @@ from vfl_party.methods.mocosfl.exchanges import declare_bottoms, declare_handout
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
 from vfl_party.methods.mocosfl.steps import (
     StepPlan,
+    build_halves,
     get_averaged_parameters,
-    halves_of,
     make_moving_average,
 )
 from vfl_party.methods.mocosfl.training import TrainedHalf
@@ -47,7 +47,7 @@ class PassiveMocoSFL(Phase):
         )
         self._momentum = make_moving_average(self._bottom)
         self._averaged = get_averaged_parameters(self._bottom, None if released else self._momentum)
-        channels, height, width = halves_of(party.recipe, settings).latent
+        channels, height, width = build_halves(party.recipe, settings).latent
         self._sizes = {"channels": channels, "height": height, "width": width}
         self._latents = party.asking(
             name, declare_latents(settings), rows=settings.batch_size, **self._sizes

@@ -13,7 +13,7 @@ from vfl_party.methods.mocosfl.check import check_phase
 from vfl_party.methods.mocosfl.memory import TrainedTail, make_zero
 from vfl_party.methods.mocosfl.resist import Resistance
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
-from vfl_party.methods.mocosfl.steps import halves_of, make_moving_average
+from vfl_party.methods.mocosfl.steps import build_halves, make_moving_average
 from vfl_party.methods.mocosfl.training import TrainedHalf
 from vfl_party.methods.mocosfl.views import AugmentedViews
 from vfl_party.phases.context import Party
@@ -45,7 +45,7 @@ class SinglePartyMocoSFL(Phase):
         if settings.resist is not None:
             self._resistance = Resistance(
                 settings.resist,
-                halves_of(party.recipe, settings).latent,
+                build_halves(party.recipe, settings).latent,
                 settings.image,
                 seed=derive_seed(party.own_seed, name),
                 device=party.device,

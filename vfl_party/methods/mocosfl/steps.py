@@ -26,7 +26,7 @@ from vfl_party.phases.context import Party
 _MAX_REPEATS = 100
 
 
-def halves_of(recipe: Recipe, settings: MocoSFLSettings) -> Halves:
+def build_halves(recipe: Recipe, settings: MocoSFLSettings) -> Halves:
     """Returns the network of a recipe, with its two halves. Raises InputError if the network does
     not match ``embedding_size`` or ``image``.
     """
@@ -57,13 +57,13 @@ def sends_initial_bottom(recipe: Recipe) -> bool:
 def build_bottom(recipe: Recipe, settings: MocoSFLSettings) -> nn.Sequential:
     """Builds the bottom model with the same initial weights at all parties."""
     with seed_torch(derive_seed(recipe.seed, "init", "bottom")):
-        return halves_of(recipe, settings).bottom()
+        return build_halves(recipe, settings).bottom()
 
 
 def build_tail(recipe: Recipe, settings: MocoSFLSettings, seed: int) -> Tail:
     """Builds the tail with its initial weights. ``seed``: the active party's secret seed."""
     with seed_torch(derive_seed(seed, "init", "tail")):
-        return halves_of(recipe, settings).tail(settings.width)
+        return build_halves(recipe, settings).tail(settings.width)
 
 
 def get_averaged_parameters(bottom: nn.Module, momentum: nn.Module | None) -> dict[str, Tensor]:

@@ -11,8 +11,8 @@ from vfl_party.methods.mocosfl.settings import MocoSFLSettings
 from vfl_party.methods.mocosfl.steps import (
     StepPlan,
     build_bottom,
+    build_halves,
     get_averaged_parameters,
-    halves_of,
 )
 from vfl_party.outbound.declared import Exchange, Occurrence, Traffic
 from vfl_party.phases.context import Party
@@ -36,7 +36,7 @@ def _yield_occurrences(
     party: Party, name: str, settings: MocoSFLSettings, weights: Exchange | None
 ) -> Iterator[Occurrence]:
     plan, latents_exchange = StepPlan.of(party, name, settings), declare_latents(settings)
-    channels, height, width = halves_of(party.recipe, settings).latent
+    channels, height, width = build_halves(party.recipe, settings).latent
     sizes = {"rows": settings.batch_size, "channels": channels, "height": height, "width": width}
     if plan.hands_out:
         yield Occurrence.of(

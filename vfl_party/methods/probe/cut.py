@@ -13,7 +13,7 @@ from vfl_party.models.row_blocks import in_blocks
 from vfl_party.phases.context import Party
 
 
-def latent_of(party: Party) -> tuple[int, ...]:
+def get_latent_shape(party: Party) -> tuple[int, ...]:
     """Returns the shape (C, H, W) of the latent, that is, of the bottom model's output for a
     row.
     """
@@ -36,7 +36,7 @@ def compute_latents(party: Party, rows: Rows) -> Tensor:
     )
 
 
-def features_of(party: Party, tail: Tail, z: Tensor) -> Tensor:
+def compute_features(party: Party, tail: Tail, z: Tensor) -> Tensor:
     """Computes the tail's features [B, E] of latents, in blocks; see
     ``vfl_party.models.row_blocks``.
     """

@@ -17,7 +17,7 @@ from vfl_common.bundle import Kind, StepKey
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_party.base.seeds import Rows
-from vfl_party.methods.probe.cut import latent_of
+from vfl_party.methods.probe.cut import get_latent_shape
 from vfl_party.methods.probe.settings import ProbeSettings
 from vfl_party.outbound.declared import Exchange, Occurrence, Sent, Traffic, f32, u8
 from vfl_party.phases.context import Party
@@ -123,7 +123,7 @@ def traffic(party: Party, name: str, settings: ProbeSettings) -> Traffic:
     """
     if not party.recipe.passives:
         return Traffic()
-    latent = latent_of(party)
+    latent = get_latent_shape(party)
     size, sizes, splits = (
         compute_message_rows(latent),
         get_latent_sizes(latent),

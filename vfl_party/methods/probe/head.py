@@ -12,7 +12,7 @@ from vfl_common.errors import Code, InputError
 from vfl_party.base.seeds import Rows, batches, derive_seed, stratify_order
 from vfl_party.methods.probe.settings import ProbeSettings
 from vfl_party.models import forward, seed_torch
-from vfl_party.models.encoders.mlp import layers
+from vfl_party.models.encoders.mlp import build_layers
 from vfl_party.models.metrics import loss_fn
 from vfl_party.models.optim import build_optimizer, build_schedule, clip
 from vfl_party.phases.context import Party
@@ -65,7 +65,7 @@ class ProbeHead:
         self._hidden_head: nn.Module | None = None
         if settings.hidden:
             with seed_torch(derive_seed(party.own_seed, "init", party.name, phase)):
-                head_layers = layers(
+                head_layers = build_layers(
                     party.embedding_size,
                     settings.hidden,
                     party.recipe.task.outputs,

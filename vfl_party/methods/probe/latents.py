@@ -10,7 +10,7 @@ import torch
 
 from vfl_common.errors import Code, PeerError
 from vfl_party.base.seeds import Rows
-from vfl_party.methods.probe.cut import compute_latents, features_of, latent_of
+from vfl_party.methods.probe.cut import compute_features, compute_latents, get_latent_shape
 from vfl_party.methods.probe.exchanges import (
     LATENTS,
     compute_digests,
@@ -84,7 +84,7 @@ class LatentCollector:
                 seen[sender][known_rows] = True
                 z = tensors["z"][torch.tensor([row >= 0 for row in rows])]
                 with torch.no_grad():
-                    parts[sender] = KnownRows(known_rows, features_of(party, self._tail, z))
+                    parts[sender] = KnownRows(known_rows, compute_features(party, self._tail, z))
                 unknown[sender] = len(rows) - len(known_rows)
             yield CollectedStep(split, parts, unknown)
 
@@ -96,7 +96,7 @@ class LatentSender:
 
     def __init__(self, party: Party, phase: str) -> None:
         self._party, self._phase = party, phase
-        latent = latent_of(party)
+        latent = get_latent_shape(party)
         self._size = compute_message_rows(latent)
         self._latents = party.asking(phase, LATENTS, **get_latent_sizes(latent))
 

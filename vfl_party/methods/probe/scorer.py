@@ -8,12 +8,12 @@ import torch
 from vfl_common.bundle import StepKey
 from vfl_common.errors import Code, InputError
 from vfl_party.base.seeds import Rows
-from vfl_party.methods.probe.cut import compute_latents, features_of
+from vfl_party.methods.probe.cut import compute_features, compute_latents
 from vfl_party.methods.probe.exchanges import TRAINING, compute_message_rows, divide_rows
 from vfl_party.methods.probe.latents import LatentCollector, LatentSender
 from vfl_party.models.halves import Tail
 from vfl_party.phases.context import Party
-from vfl_party.phases.scoring import Scored, outputs_of
+from vfl_party.phases.scoring import Scored, compute_outputs
 
 
 class ProbeScorer:
@@ -46,8 +46,8 @@ class ProbeScorer:
             for places in divide_rows(
                 np.arange(len(rows), dtype=np.int64), compute_message_rows(tail.latent)
             ):
-                features = features_of(party, tail, compute_latents(party, rows[places]))
-                outputs_NO[torch.from_numpy(places)] = outputs_of(party, features)
+                features = compute_features(party, tail, compute_latents(party, rows[places]))
+                outputs_NO[torch.from_numpy(places)] = compute_outputs(party, features)
             return Scored(outputs_NO, {}, 0)
         steps = 0
         outputs: dict[str, torch.Tensor] = {}
@@ -59,7 +59,7 @@ class ProbeScorer:
             for name, part in collected.parts.items():
                 party_outputs = outputs.setdefault(name, torch.full_like(outputs_NO, torch.nan))
                 if len(part.rows):
-                    scores = outputs_of(party, part.features)
+                    scores = compute_outputs(party, part.features)
                     party_outputs[torch.from_numpy(part.rows)] = scores
                 rows_by_party[name][part.rows] = True
                 unlisted[name] += collected.unknown[name]

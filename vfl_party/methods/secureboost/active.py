@@ -22,13 +22,13 @@ from vfl_party.homomorphic import (
     Keys,
     Wire,
     ciphers_for,
+    count_sums_per_cipher,
     has_heu,
     key_room,
     make_keys,
-    together,
 )
 from vfl_party.homomorphic.none import PlainAdder
-from vfl_party.homomorphic.shards import Shards, share_keys, summing
+from vfl_party.homomorphic.shards import Shards, make_summing, share_keys
 from vfl_party.homomorphic.sums import Summing
 from vfl_party.methods.secureboost.columns import (
     Codes,
@@ -295,7 +295,7 @@ class ActiveSecureBoost(Phase):
         """Prepares the sums of a tree's gradients for the active party's own entries."""
         adder, plan = PlainAdder(), plan_of(self._columns, layout)
         wire_R = adder.raw(np.stack([g_R, h_R], axis=1))
-        return summing(self._shards, adder, wire_R, self._codes_NF[rows], plan)
+        return make_summing(self._shards, adder, wire_R, self._codes_NF[rows], plan)
 
     def _send_gradients(self, round_: int, g_N: Integers, h_N: Integers) -> dict[str, list[int]]:
         """Sends the encrypted gradients for a tree. Returns {passive party: its numbers of
@@ -346,7 +346,7 @@ class ActiveSecureBoost(Phase):
             return sums
         summed_nodes = choose_summed_nodes(tree.nodes, tree.in_sample)
         counts = {name: sum(sizes) for name, sizes in tree.sizes.items()}
-        sums_per_cipher = together(self._settings.encryption, self._settings.key_bits)
+        sums_per_cipher = count_sums_per_cipher(self._settings.encryption, self._settings.key_bits)
         sizes = {
             name: {"sums": ciphers_for(len(summed_nodes) * count, sums_per_cipher)}
             for name, count in counts.items()

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vfl_common.errors import Code, InputError
-from vfl_party.base.seeds import Rows, derive_seed, permutation
+from vfl_party.base.seeds import Rows, derive_seed, draw_permutation
 from vfl_party.methods.secureboost.settings import MAX_CODES
 from vfl_party.phases.context import Party
 
@@ -135,5 +135,5 @@ def sample_columns(
     """Draws the columns that a round's trees use, ascending; at least one."""
     if share == 1.0:
         return list(range(count))
-    order = permutation(derive_seed(seed, phase, "columns", party, round_), count)
+    order = draw_permutation(derive_seed(seed, phase, "columns", party, round_), count)
     return sorted(order[: max(1, round(share * count))].tolist())

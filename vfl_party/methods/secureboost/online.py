@@ -15,7 +15,7 @@ from vfl_party.methods.secureboost.joint_walk import forest_of, make_forest_map
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
 from vfl_party.methods.secureboost.tree.positions import SETTLED, Bools, bytes_for_bits
 from vfl_party.phases.context import Party
-from vfl_party.phases.online import AnswerStep, Ask, Cells, Outcome, Stepped
+from vfl_party.phases.online import AnswerStep, Ask, Cells, Outcome, StepAnswer
 
 # The length of the level in a question. A question consists of the level (one byte) and the nodes
 # (one byte for each id and tree).
@@ -90,7 +90,7 @@ class _OnlineAnswers:
         self._path_BT = np.ones((len(codes_BF), flat.trees), PLACE)
         self._level = -1
 
-    def __call__(self, asked: bytes) -> Stepped:
+    def __call__(self, asked: bytes) -> StepAnswer:
         n, trees = len(self._known_N), self._flat.trees
         if len(asked) != _LEVEL_BYTES + n * trees:
             raise ValueError(
@@ -108,4 +108,4 @@ class _OnlineAnswers:
         # The number of bits about each id: one for each tree in which it has reached a split of
         # this party.
         bits_N = ((nodes_NT != SETTLED) & self._known_N[:, None]).sum(axis=1)
-        return Stepped(np.packbits(bits_NT).tobytes(), bits_N)
+        return StepAnswer(np.packbits(bits_NT).tobytes(), bits_N)

@@ -18,8 +18,8 @@ from vfl_party.base.devices import count_threads
 from vfl_party.base.phase import Phase, RoundReport
 from vfl_party.base.phase import Tree as State
 from vfl_party.base.seeds import Rows
-from vfl_party.homomorphic import Adder, CipherError, Wire, adder, cipher_bytes, has_heu
-from vfl_party.homomorphic.shards import Shards, share_adder, summing
+from vfl_party.homomorphic import Adder, CipherError, Wire, cipher_bytes, has_heu, make_adder
+from vfl_party.homomorphic.shards import Shards, make_summing, share_adder
 from vfl_party.homomorphic.sums import Summing
 from vfl_party.methods.secureboost.columns import Column, encode_rows, learn_columns, sample_columns
 from vfl_party.methods.secureboost.common import (
@@ -163,7 +163,7 @@ class PassiveSecureBoost(Phase):
         try:
             if length > max(0, len(message) - 4):
                 raise CipherError("its public key is longer than its message")
-            key_adder = adder(
+            key_adder = make_adder(
                 self._settings.encryption, self._settings.key_bits, message[4 : 4 + length]
             )
         except CipherError as error:
@@ -186,7 +186,9 @@ class PassiveSecureBoost(Phase):
         (ciphers,) = reply.values()
         codes_RF, in_sample = self._codes_NF[rows], np.zeros(count, bool)
         try:
-            summed = summing(self._shards, key_adder, ciphers.cpu().numpy(), codes_RF, entries.plan)
+            summed = make_summing(
+                self._shards, key_adder, ciphers.cpu().numpy(), codes_RF, entries.plan
+            )
         except CipherError as error:
             raise self._make_error(
                 f"{self._peer}: a ciphertext in {self.name} cannot be used: {error}."

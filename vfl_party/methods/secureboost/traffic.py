@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from vfl_common.bundle import StepKey
-from vfl_party.homomorphic import cipher_bytes, ciphers_for, key_room, together
+from vfl_party.homomorphic import cipher_bytes, ciphers_for, count_sums_per_cipher, key_room
 from vfl_party.methods.secureboost.columns import Column, learn_columns, sample_columns
 from vfl_party.methods.secureboost.common import get_routed_rows
 from vfl_party.methods.secureboost.exchanges import (
@@ -82,7 +82,7 @@ class Growth:
 
     def __post_init__(self) -> None:
         self.width = cipher_bytes(self.settings.encryption, self.settings.key_bits)
-        self.together = together(self.settings.encryption, self.settings.key_bits)
+        self.together = count_sums_per_cipher(self.settings.encryption, self.settings.key_bits)
         self._gradients, self._sums, self._walk = (
             gradients(self.settings),
             sums(self.settings),

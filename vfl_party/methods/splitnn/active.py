@@ -26,7 +26,7 @@ from vfl_party.outbound.filter import Tensors
 from vfl_party.phases.context import Party
 from vfl_party.phases.drift import Drift
 from vfl_party.phases.measure import compute_metrics
-from vfl_party.phases.passes import HeldBatch, Pass, losses_of, passes
+from vfl_party.phases.passes import HeldBatch, Pass, compute_losses, make_passes
 from vfl_party.phases.scoring import SplitScorer
 from vfl_party.phases.sets import Sets, Weighed, sum_losses
 
@@ -152,7 +152,7 @@ class ActiveSplitNN(Phase):
                 z.requires_grad_()
             places_by_party = {name: held_rows.of(name, rows) for name in z_BD}
             batch = HeldBatch(len(rows), own_embeddings, z_BD, places_by_party, place, party.widths)
-            sets = parts = passes(combine_rule, self._sets, batch)
+            sets = parts = make_passes(combine_rule, self._sets, batch)
             embeddings = [part.embeddings for part in parts]
         combined = CombinedEmbeddings(
             combine_rule, [*own_embeddings, *filled_BD.values()], z_BD, embeddings
@@ -160,7 +160,7 @@ class ActiveSplitNN(Phase):
         outputs = [party.outputs(combined_embeddings) for combined_embeddings in combined.values]
         weights = self._take_weights(rows)
 
-        loss = sum_losses(losses_of(self._loss, outputs, y_B, weights, parts), sets)
+        loss = sum_losses(compute_losses(self._loss, outputs, y_B, weights, parts), sets)
         loss = loss if share == 1.0 else loss * share
         labels: Mapping[str, Tensors] = {}
         if self._passes_labels:

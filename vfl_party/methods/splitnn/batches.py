@@ -11,7 +11,7 @@ from itertools import accumulate
 import numpy as np
 
 from vfl_common.errors import Code, InputError
-from vfl_party.base.seeds import Rows, batch_sizes, batches
+from vfl_party.base.seeds import Rows, batches, compute_batch_sizes
 from vfl_party.methods.splitnn.exchanges import embedding
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.phases.context import Party
@@ -66,7 +66,7 @@ class Batches:
         ]
         row_bytes = sum(spec.payload_bytes for spec in wire_specs)
         # Batch sizes are the same in every epoch.
-        self._sizes = batch_sizes(rows, settings.batch_size)
+        self._sizes = compute_batch_sizes(rows, settings.batch_size)
         self._bytes = [row_bytes * size for size in self._sizes]
         self.epochs = settings.epochs_over(rows)
         if settings.max_bytes is not None:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vfl_party.base.dtypes import real
+from vfl_party.base.dtypes import get_real_dtype
 
 # Values of V² below this count as 0.
 _TINY = 1e-12
@@ -31,15 +31,15 @@ def encode_columns(inputs: tuple[Tensor, ...]) -> Tensor:
     parts = [
         tensor if tensor.is_floating_point() else functional.one_hot(tensor) for tensor in inputs
     ]
-    return torch.cat([tensor.flatten(1).to(real()) for tensor in parts], dim=1)
+    return torch.cat([tensor.flatten(1).to(get_real_dtype()) for tensor in parts], dim=1)
 
 
 def encode_labels(y_B: Tensor) -> Tensor:
     """Returns targets as numbers [B, C]: classes as one-hot vectors, other targets unchanged."""
     return (
-        y_B.to(real()).view(len(y_B), -1)
+        y_B.to(get_real_dtype()).view(len(y_B), -1)
         if y_B.is_floating_point()
-        else functional.one_hot(y_B).to(real())
+        else functional.one_hot(y_B).to(get_real_dtype())
     )
 
 
@@ -62,7 +62,9 @@ def log_dcor(z_BD: Tensor, x_BF: Tensor) -> Tensor:
 def log_dcor_gradient(z_BD: Tensor, x_BF: Tensor, weight: float) -> Tensor:
     """Returns the gradient [B, D] of ``weight`` · log dCor(z, x) with respect to z."""
     leaf_BD = z_BD.detach().requires_grad_()
-    (gradient_BD,) = torch.autograd.grad(weight * log_dcor(leaf_BD.to(real()), x_BF), leaf_BD)
+    (gradient_BD,) = torch.autograd.grad(
+        weight * log_dcor(leaf_BD.to(get_real_dtype()), x_BF), leaf_BD
+    )
     return gradient_BD
 
 

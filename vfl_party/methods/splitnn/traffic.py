@@ -11,7 +11,7 @@ from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.methods.splitnn.stopping import VERDICT
 from vfl_party.outbound.declared import Occurrence, Traffic
 from vfl_party.phases.context import Party
-from vfl_party.phases.scoring import chunks, scoring_traffic
+from vfl_party.phases.scoring import scoring_traffic, split_into_chunks
 
 
 def traffic(party: Party, name: str, settings: SplitNNSettings) -> Traffic:
@@ -50,6 +50,6 @@ def _yield_occurrences(
             party, name, validation_exchange, round_, len(sizes), party.joint_rows("validation")
         )
         yield from validation_occurrences
-        steps = len(sizes) + len(chunks(party.joint_rows("validation")))
+        steps = len(sizes) + len(split_into_chunks(party.joint_rows("validation")))
         if settings.early_stopping is not None:
             yield Occurrence.of(VERDICT, StepKey(name, round_, steps))

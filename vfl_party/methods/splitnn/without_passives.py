@@ -17,7 +17,7 @@ from vfl_common.summary import Absence
 from vfl_party.base.seeds import Rows
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.models.top.stand_ins import learnt_stand_ins
-from vfl_party.phases.absence import Absences, Cache, others
+from vfl_party.phases.absence import Absences, Cache, replace_absent
 from vfl_party.phases.context import Party
 
 # The minimum number of seconds between two messages about a party, and the number of messages
@@ -93,7 +93,9 @@ class AbsentParties:
             self._show("back", name, step)
         if self._cache is not None:
             embeddings = self._cache.fill(embeddings, rows)
-        return others(self._policy, self._rule, own, embeddings, self._widths, self._stand_ins)
+        return replace_absent(
+            self._policy, self._rule, own, embeddings, self._widths, self._stand_ins
+        )
 
     def _show(self, event: str, name: str, step: StepKey) -> None:
         """Shows that a party has left or returned, with a limited rate for each party."""

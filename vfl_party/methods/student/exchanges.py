@@ -7,7 +7,7 @@ from vfl_party.base.seeds import Rows
 from vfl_party.methods.student.settings import ASK, StudentSettings
 from vfl_party.outbound.declared import NOTHING, Exchange, Occurrence, Traffic
 from vfl_party.phases.context import Party
-from vfl_party.phases.scoring import chunks, scoring, scoring_traffic
+from vfl_party.phases.scoring import scoring, scoring_traffic, split_into_chunks
 
 # The message that a checkpoint of the active party contains the outputs, so passive parties may
 # leave.
@@ -30,7 +30,7 @@ def get_asked_rows(party: Party, settings: StudentSettings) -> dict[str, Rows]:
 
 def get_kept_step(party: Party, phase: str, settings: StudentSettings) -> StepKey:
     """Returns the step of ``KEPT``, which is the step after the embeddings."""
-    steps = sum(len(chunks(rows)) for rows in get_asked_rows(party, settings).values())
+    steps = sum(len(split_into_chunks(rows)) for rows in get_asked_rows(party, settings).values())
     return StepKey(phase, ASK, steps)
 
 
@@ -39,5 +39,5 @@ def traffic(party: Party, phase: str, settings: StudentSettings) -> Traffic:
     exchange, step, occurrences = embeddings(party), 0, list[Occurrence]()
     for rows in get_asked_rows(party, settings).values():
         occurrences += scoring_traffic(party, phase, exchange, ASK, step, rows)
-        step += len(chunks(rows))
+        step += len(split_into_chunks(rows))
     return Traffic([*occurrences, Occurrence.of(KEPT, get_kept_step(party, phase, settings))])

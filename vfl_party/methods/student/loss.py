@@ -14,7 +14,9 @@ from torch.nn import functional as F  # noqa: N812 - as everywhere
 from vfl_common.config.task import TaskSettings
 
 
-def distance(task: TaskSettings, temperature: float, s_BO: Tensor, t_BO: Tensor) -> Tensor:
+def distillation_distance(
+    task: TaskSettings, temperature: float, s_BO: Tensor, t_BO: Tensor
+) -> Tensor:
     """Returns the distance of each row's output from the teacher's output, float32 [B].
 
     Multiclass: T² · KL(softmax(t/T) ‖ softmax(s/T)). Binary and multilabel: the same with sigmoids

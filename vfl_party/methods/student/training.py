@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from vfl_common.errors import Code, InputError
 from vfl_party.base.phase import Tree
 from vfl_party.base.seeds import Rows, batches, derive_seed
-from vfl_party.methods.student.loss import distance
+from vfl_party.methods.student.loss import distillation_distance
 from vfl_party.methods.student.model import Student
 from vfl_party.methods.student.settings import StudentSettings
 from vfl_party.models import seed_torch
@@ -150,7 +150,9 @@ class Learner:
         if settings.weight:
             teacher_outputs = party.take(self.answers.outputs, places)
             task, student_outputs = party.recipe.task, party.take(outputs, positions)
-            distance_B = distance(task, settings.temperature, student_outputs, teacher_outputs)
+            distance_B = distillation_distance(
+                task, settings.temperature, student_outputs, teacher_outputs
+            )
             total = total + settings.weight * distance_B.sum() / len(batch)
         if mapped is not None and self.answers.joint is not None:
             joint = party.take(self.answers.joint, places)

@@ -22,8 +22,8 @@ from vfl_common.config.models import (
 )
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
-from vfl_party.base.dtypes import real
-from vfl_party.base.plugins import where_it_failed
+from vfl_party.base.dtypes import get_real_dtype
+from vfl_party.base.plugins import describe_failure
 from vfl_party.models.encoders.cnn import build_cnn
 from vfl_party.models.encoders.custom import asks_for_codes, build_custom
 from vfl_party.models.encoders.fedonce import build_fedonce
@@ -115,10 +115,10 @@ def build_checked_encoder(
         shapes = " and ".join(str(list(x.shape)) for x in inputs)
         raise _invalid(
             f"the encoder of {party}: failed on two rows of shape {shapes} "
-            f"{where_it_failed(error)}. Correct the encoder."
+            f"{describe_failure(error)}. Correct the encoder."
         ) from error
     encoder.train(mode)
-    if not isinstance(out, Tensor) or out.dtype != real():
+    if not isinstance(out, Tensor) or out.dtype != get_real_dtype():
         got = out.dtype if isinstance(out, Tensor) else type(out).__name__
         raise _invalid(
             f"the encoder of {party}: must return a float32 tensor (got {got}). Correct the "

@@ -10,7 +10,7 @@ from torch import nn
 
 from vfl_common.config.models import CustomSettings
 from vfl_common.errors import Code, InputError
-from vfl_party.base.plugins import where_it_failed
+from vfl_party.base.plugins import describe_failure
 from vfl_party.models.encoders.spec import InputSpec
 
 
@@ -52,7 +52,7 @@ def module_of(make: Callable[[], object], where: str, subject: str) -> nn.Module
     except Exception as error:
         # External code may raise any exception.
         raise _invalid(
-            f"{where}: {subject} failed {where_it_failed(error)}. Correct it."
+            f"{where}: {subject} failed {describe_failure(error)}. Correct it."
         ) from error
     if not isinstance(model, nn.Module):
         raise _invalid(

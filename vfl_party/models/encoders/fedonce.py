@@ -9,7 +9,7 @@ from torch import nn
 
 from vfl_common.config.models import Cnn0Settings, Cnn1Settings
 from vfl_common.errors import Code, InputError
-from vfl_party.models.encoders.mlp import layers
+from vfl_party.models.encoders.mlp import build_layers
 from vfl_party.models.encoders.spec import InputSpec
 from vfl_party.models.parts import mark_top
 
@@ -41,7 +41,7 @@ def build_fedonce(
     with torch.no_grad():
         features = convolutions.eval()(torch.zeros(1, *spec.shape)).shape[1]
     encoder = nn.Sequential(
-        *convolutions.train(), *layers(features, settings.hidden, embedding_size)
+        *convolutions.train(), *build_layers(features, settings.hidden, embedding_size)
     )
     return mark_top(encoder, *(str(place) for place in range(len(convolutions), len(encoder))))
 

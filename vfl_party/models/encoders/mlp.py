@@ -14,7 +14,7 @@ from vfl_party.models.parts import mark_top
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}
 
 
-def layers(
+def build_layers(
     in_features: int,
     hidden: Sequence[int],
     out_features: int,
@@ -45,7 +45,7 @@ def build_mlp(settings: MlpSettings, spec: InputSpec, embedding_size: int) -> nn
     """
     encoder = nn.Sequential(
         nn.Flatten(),
-        *layers(
+        *build_layers(
             math.prod(spec.shape),
             settings.hidden,
             embedding_size,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vfl_common.config.models import TabularSettings
-from vfl_party.models.encoders.mlp import layers
+from vfl_party.models.encoders.mlp import build_layers
 from vfl_party.models.encoders.spec import InputSpec
 from vfl_party.models.parts import mark_top
 
@@ -31,7 +31,7 @@ class TabularEncoder(nn.Module):
         offsets = [0, *accumulate(cardinalities)][:-1]
         self.register_buffer("offsets", torch.tensor(offsets, dtype=torch.int64), persistent=False)
         self.mlp = nn.Sequential(
-            *layers(
+            *build_layers(
                 numeric + len(cardinalities) * settings.category_size,
                 settings.hidden,
                 embedding_size,

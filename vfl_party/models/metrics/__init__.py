@@ -11,7 +11,7 @@ from vfl_party.models.metrics.measures import (
     lower_is_better,
 )
 from vfl_party.models.metrics.plugin_loss import LossOfRows
-from vfl_party.models.metrics.threshold import choose_threshold, decide, threshold_of
+from vfl_party.models.metrics.threshold import choose_threshold, choose_threshold_of_scores, decide
 
 __all__ = [
     "PLUGINS",
@@ -19,6 +19,7 @@ __all__ = [
     "Metric",
     "TaskLoss",
     "choose_threshold",
+    "choose_threshold_of_scores",
     "decide",
     "evaluate",
     "first_metric",
@@ -27,5 +28,4 @@ __all__ = [
     "loss_fn",
     "lower_is_better",
     "scores",
-    "threshold_of",
 ]

@@ -17,15 +17,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
-from vfl_common.config.task import LOWER_IS_BETTER, METRICS, TaskSettings, top_of
+from vfl_common.config.task import LOWER_IS_BETTER, METRICS, TaskSettings, parse_k
 from vfl_common.errors import Code, InputError, VflError
-from vfl_party.base.plugins import PlugIns, where_it_failed
+from vfl_party.base.plugins import PlugIns, describe_failure
 from vfl_party.base.statistics import (
-    FIRST,
+    MAIN_METRICS,
     ScoreRanking,
     auc,
-    c_index_spread,
-    log_losses,
+    compute_c_index,
+    compute_log_losses,
     ndcg,
 )
 from vfl_party.models.metrics.losses import loss_fn, scores
@@ -69,7 +69,7 @@ def load_metric(name: str) -> Metric:
 
 def first_metric(task: TaskSettings) -> str:
     """Returns the default metric for judging models of a task."""
-    return FIRST[task.kind]
+    return MAIN_METRICS[task.kind]
 
 
 def lower_is_better(task: TaskSettings, name: str) -> bool:
@@ -162,7 +162,7 @@ def _compute_plugin_metrics(
         except Exception as error:
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{_WHERE}: the metric {name!r} failed {where_it_failed(error)}. Correct the "
+                f"{_WHERE}: the metric {name!r} failed {describe_failure(error)}. Correct the "
                 "plug-in, or remove it.",
             ) from error
         if value is None:
@@ -252,7 +252,7 @@ def _multiclass(task: TaskSettings, scores_NC: Tensor, targets_N: Tensor) -> dic
         ),
     }
     for name in task.own_metrics:
-        k = top_of(name)
+        k = parse_k(name)
         if k is not None:
             metrics[name] = compute(
                 classification.multiclass_accuracy, average="micro", top_k=min(k, n)
@@ -274,7 +274,7 @@ def _precision_and_ks(scores_N: Tensor, targets_N: Tensor) -> tuple[float, float
 
 def _log_loss(probabilities: Tensor) -> float:
     """Returns the mean log loss of ``probabilities``, the probability of each row's true class."""
-    return float(log_losses(probabilities.numpy()).mean())
+    return float(compute_log_losses(probabilities.numpy()).mean())
 
 
 def _survival(hazards_N: Tensor, times_N: Tensor, events_N: Tensor) -> dict[str, float]:
@@ -282,7 +282,7 @@ def _survival(hazards_N: Tensor, times_N: Tensor, events_N: Tensor) -> dict[str,
 
     It is the share of pairs in which that row has the greater hazard. Equal hazards count half.
     """
-    spread = c_index_spread(times_N.numpy(), events_N.numpy(), hazards_N.numpy())
+    spread = compute_c_index(times_N.numpy(), events_N.numpy(), hazards_N.numpy())
     return {} if spread is None else {"c_index": spread.value}
 
 
@@ -295,7 +295,7 @@ def _ranking(
     with equal scores share their ranks.
     """
     names: dict[str, int | None] = {"ndcg": None}
-    names |= {name: k for name in task.own_metrics if (k := top_of(name)) is not None}
+    names |= {name: k for name in task.own_metrics if (k := parse_k(name)) is not None}
     order = query_N.argsort(stable=True)
     sizes = torch.unique_consecutive(query_N[order], return_counts=True)[1].tolist()
     queries = [

@@ -11,7 +11,7 @@ from torch import Tensor
 from vfl_common.config.base import Section, parse
 from vfl_common.config.task import LOSSES, PluginLossSettings
 from vfl_common.errors import Code, InputError, VflError
-from vfl_party.base.plugins import PlugIns, where_it_failed
+from vfl_party.base.plugins import PlugIns, describe_failure
 
 S = TypeVar("S", bound=Section)
 
@@ -74,7 +74,7 @@ def _check_output(
         except Exception as error:
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{where} failed {where_it_failed(error)}. Correct the plug-in.",
+                f"{where} failed {describe_failure(error)}. Correct the plug-in.",
             ) from error
         if not isinstance(losses_N, Tensor):
             raise InputError(

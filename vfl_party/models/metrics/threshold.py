@@ -65,7 +65,7 @@ def choose_threshold(rule: ThresholdRule, outputs_N1: Tensor, targets_N1: Tensor
     return min(max(float((ends_K[cut] + ends_K[cut + 1]) / 2), _MIN), _MAX)
 
 
-def threshold_of(
+def choose_threshold_of_scores(
     rule: ThresholdRule, scores_N: npt.NDArray[np.float64], truth_N: npt.NDArray[np.int64]
 ) -> float:
     """Chooses the best threshold as ``choose_threshold`` does, but from probabilities."""

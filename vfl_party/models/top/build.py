@@ -17,11 +17,11 @@ from vfl_common.config.models import (
     TopSettings,
 )
 from vfl_common.errors import Code, InputError
-from vfl_party.base.dtypes import real
-from vfl_party.base.plugins import where_it_failed
+from vfl_party.base.dtypes import get_real_dtype
+from vfl_party.base.plugins import describe_failure
 from vfl_party.models.combine import combine_widths
 from vfl_party.models.encoders.custom import build_module
-from vfl_party.models.encoders.mlp import layers
+from vfl_party.models.encoders.mlp import build_layers
 from vfl_party.models.top.attention import AttentionPooling
 from vfl_party.models.top.combination import build_combination
 from vfl_party.models.top.plugin import build_plugin_top
@@ -56,7 +56,7 @@ def build_top(settings: TopKinds, in_features: int, outputs: int) -> nn.Module:
     match settings:
         case TopSettings():
             return nn.Sequential(
-                *layers(in_features, settings.hidden, outputs, dropout=settings.dropout)
+                *build_layers(in_features, settings.hidden, outputs, dropout=settings.dropout)
             )
         case GbdtTop():
             return BoostedTrees(outputs)
@@ -78,11 +78,11 @@ def _check_top_model(top: nn.Module, in_features: int, outputs: int) -> nn.Modul
     except Exception as error:
         raise InputError(
             Code.MODEL_INVALID,
-            f"the top model: failed on two rows of {in_features} numbers {where_it_failed(error)}. "
-            "Correct the top model.",
+            f"the top model: failed on two rows of {in_features} numbers "
+            f"{describe_failure(error)}. Correct the top model.",
         ) from error
     top.train(mode)
-    if not isinstance(out, Tensor) or out.dtype != real():
+    if not isinstance(out, Tensor) or out.dtype != get_real_dtype():
         got = out.dtype if isinstance(out, Tensor) else type(out).__name__
         raise InputError(
             Code.MODEL_INVALID,

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from vfl_common.config.base import Section, parse
 from vfl_common.config.models import COMBINATIONS, Combine, PluginCombination
 from vfl_common.errors import Code, InputError
-from vfl_party.base.dtypes import real
-from vfl_party.base.plugins import PlugIns, where_it_failed
+from vfl_party.base.dtypes import get_real_dtype
+from vfl_party.base.plugins import PlugIns, describe_failure
 from vfl_party.models.encoders.custom import module_of
 
 S = TypeVar("S", bound=Section)
@@ -82,10 +82,10 @@ def build_combination(
         raise InputError(
             Code.MODEL_INVALID,
             f"{where}: failed on two rows of {embeddings} embeddings of {width} numbers "
-            f"{where_it_failed(error)}. Correct the plug-in.",
+            f"{describe_failure(error)}. Correct the plug-in.",
         ) from error
     combination.train(mode)
-    if not isinstance(out, Tensor) or out.dtype != real() or out.shape[:-1] != (2,):
+    if not isinstance(out, Tensor) or out.dtype != get_real_dtype() or out.shape[:-1] != (2,):
         raise InputError(
             Code.MODEL_INVALID,
             f"{where}: must return float32 of shape [2, width] for two rows (got "

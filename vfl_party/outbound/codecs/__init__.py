@@ -15,14 +15,14 @@ from vfl_common.config.base import Section, parse
 from vfl_common.errors import Code, InputError, VflError
 from vfl_common.packing.bundles import (
     decode_tensor,
+    derive_seed,
+    describe_parts,
     encode_tensor,
-    name_of,
-    parts_of,
-    seed_of,
+    get_part_name,
     wire_spec,
 )
-from vfl_common.packing.coders import Bits, Coder, rows_of
-from vfl_party.base.plugins import Registry, where_it_failed
+from vfl_common.packing.coders import Bits, Coder, get_rows_and_width
+from vfl_party.base.plugins import Registry, describe_failure
 from vfl_party.outbound.declared import spec_of
 from vfl_party.outbound.filter import NOWHERE, Filter, Passage, Tensors
 
@@ -80,7 +80,7 @@ def make(
     except Exception as error:
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{where}: the codec {name!r} cannot be created: it failed {where_it_failed(error)}. "
+            f"{where}: the codec {name!r} cannot be created: it failed {describe_failure(error)}. "
             "Correct the plug-in.",
         ) from error
 
@@ -116,14 +116,14 @@ class PackedCodec(Filter):
         """Raises InputError (NON_FINITE) if the coder cannot encode a number."""
         packed: dict[str, Tensor] = {}
         for name, x in tensors.items():
-            parts = parts_of(self.coder, spec_of(x.dtype, *x.shape))
+            parts = describe_parts(self.coder, spec_of(x.dtype, *x.shape))
             if parts is None:
                 packed[name] = x
                 continue
             values = np.ascontiguousarray(x.detach().cpu().numpy())
-            arrays = self._encode(name, values, seed_of(self._seed, at.sender, at.step, name))
+            arrays = self._encode(name, values, derive_seed(self._seed, at.sender, at.step, name))
             packed |= {
-                name_of(name, suffix): _array_to_tensor(arrays[suffix], part.dtype)
+                get_part_name(name, suffix): _array_to_tensor(arrays[suffix], part.dtype)
                 for suffix, part in parts.items()
             }
         return packed
@@ -132,11 +132,13 @@ class PackedCodec(Filter):
         """Raises PeerError if no ``apply_at`` can have made these tensors."""
         restored: dict[str, Tensor] = {}
         for name, tensor_spec in spec.tensors.items():
-            parts = parts_of(self.coder, tensor_spec)
+            parts = describe_parts(self.coder, tensor_spec)
             if parts is None:
                 restored[name] = tensors[name]
                 continue
-            arrays = {suffix: _tensor_to_array(tensors[name_of(name, suffix)]) for suffix in parts}
+            arrays = {
+                suffix: _tensor_to_array(tensors[get_part_name(name, suffix)]) for suffix in parts
+            }
             values = decode_tensor(
                 self.coder, name, arrays, tensor_spec.shape, party=at.sender, step=at.step
             )
@@ -184,7 +186,7 @@ class FeedbackCodec(PackedCodec):
 
     def _encode(self, name: str, values: Any, seed: int) -> dict[str, Any]:
         error = self._errors.get(name)
-        rows = values.reshape(rows_of(values.shape))
+        rows = values.reshape(get_rows_and_width(values.shape))
         low, high = rows.min(axis=1, keepdims=True), rows.max(axis=1, keepdims=True)
         # ``super()._encode`` refuses NaN and infinity, so warnings about them are silenced here.
         with np.errstate(over="ignore", invalid="ignore"):

@@ -1,9 +1,9 @@
-"""Makes random views of a batch, two for self-supervision and one for supervised phases: crops and
-colours of images, corrupted features of tables.
+"""Makes random views of a batch: two for self-supervision and one for supervised phases. Images are
+cropped and recoloured, and features of tables are corrupted.
 
-All random numbers come from a CPU generator and are moved, so that views are equal on every device,
-and a new generator with the same seed makes the same views. Every row has its own random numbers
-(docs/explanation/decisions/0007).
+All random numbers come from a CPU generator and are then moved to the device. So views are the same
+on every device, and a new generator with the same seed makes the same views. Every row has its own
+random numbers (docs/explanation/decisions/0007).
 """
 
 from __future__ import annotations
@@ -31,19 +31,23 @@ class Augment(Protocol):
     """Makes views of one party's rows."""
 
     def two_views(self, inputs: Inputs, generator: torch.Generator) -> tuple[Inputs, Inputs]:
-        """Returns two views of ``Features.inputs(rows)``, of the same shape; ``generator`` is on
-        the CPU.
+        """Returns two views of a batch, each of the shape of ``inputs``. ``inputs``: The result of
+        ``Features.inputs(rows)``. ``generator``: A generator on the CPU.
         """
 
     def one_view(self, inputs: Inputs, generator: torch.Generator) -> Inputs:
-        """Returns one view, as ``two_views``; whole images (``crop_scale`` = [1, 1]) stay whole."""
+        """Returns one view, like ``two_views``. With ``crop_scale`` = [1, 1], images are not
+        cropped.
+        """
 
 
-class _Noting:
-    """Makes views like ``augment``, and records how, for the party's other processes."""
+class _LoggingAugment:
+    """Makes views with ``augment``, and logs how they were made, for the party's other
+    processes.
+    """
 
     def __init__(self, augment: Augment, noted: BatchLog, views: Views) -> None:
-        self._augment, self._noted, self._views = augment, noted, views
+        self._augment, self._batch_log, self._views = augment, noted, views
 
     def two_views(self, inputs: Inputs, generator: torch.Generator) -> tuple[Inputs, Inputs]:
         drawn = generator.get_state()
@@ -58,22 +62,21 @@ class _Noting:
         return view
 
     def _note(self, inputs: Inputs, drawn: Tensor, *views: Inputs) -> None:
-        made = self._noted.of(inputs)
+        origin = self._batch_log.of(inputs)
         for which, view in enumerate(views):
-            # One of two views may be the unchanged rows.
-            if made is not None and view[0] is not inputs[0]:
-                of = DrawnView(self._views, drawn, which, len(views))
-                self._noted.note(view, BatchOrigin(made.rows, view=of))
+            # One of two views may be the unchanged inputs, which need no entry.
+            if origin is not None and view[0] is not inputs[0]:
+                drawn_view = DrawnView(self._views, drawn, which, len(views))
+                self._batch_log.note(view, BatchOrigin(origin.rows, view=drawn_view))
 
 
 def make_augment(
     settings: AugmentSettings, features: Features, pool_rows: Tensor | npt.NDArray[np.int64]
 ) -> Augment:
-    """Chooses crops and colours if x is [N, C, H, W], corruption if it is [N, F] (flattened images
-    too).
+    """Makes the augmentation for a party's inputs: crops and colours for images [N, C, H, W],
+    corruption for columns [N, F] (also flattened images).
 
-    ``pool_rows``: the party's own training rows, from which corruption takes its replacement
-    values.
+    ``pool_rows``: The party's own training rows, from which corruption takes replacement values.
     """
     augment: Augment
     if len(features.spec.shape) == 3:
@@ -83,4 +86,4 @@ def make_augment(
     if features.noted is None:
         return augment
     views = Views(settings.model_dump_json(), np.asarray(pool_rows))
-    return _Noting(augment, features.noted, views)
+    return _LoggingAugment(augment, features.noted, views)

@@ -7,14 +7,14 @@ from vfl_common.errors import Code, InputError
 from vfl_party.phases.context import Party
 from vfl_party.selfsup.augment.settings import OF_TABLES, AugmentSettings, SupervisedAugment
 
-# Whether an encoder takes images (True) or columns (False); an unknown one takes both.
+# {kind of encoder: {whether it takes images}}. An unknown kind takes both images and columns.
 _IMAGES = ("cnn", "cnn0", "cnn1", *NETWORKS)
-_OF = {**{kind: {True} for kind in _IMAGES}, "mlp": {False}, "tabular": {False}}
+_INPUT_KINDS = {**{kind: {True} for kind in _IMAGES}, "mlp": {False}, "tabular": {False}}
 
 
 def check_keys(party: Party, phase: str, settings: AugmentSettings | SupervisedAugment) -> None:
     """Raises InputError if ``settings`` contain a key for images but no encoder takes images, or a
-    key for tables but all encoders take images. Only parties whose rows are changed count.
+    key for tables but all encoders take images. Considers only parties whose rows are changed.
     """
     names = settings.parties if isinstance(settings, SupervisedAugment) else ()
     kinds: set[bool] = set()
@@ -25,14 +25,14 @@ def check_keys(party: Party, phase: str, settings: AugmentSettings | SupervisedA
             kinds.add(len(party.features.spec.shape) == 3)
         else:
             encoder = member.encoder or party.recipe.model.encoder
-            kinds |= _OF.get(encoder.kind, {True, False})
+            kinds |= _INPUT_KINDS.get(encoder.kind, {True, False})
     for key in sorted(settings.model_fields_set - {"parties"}):
         images = key not in OF_TABLES
         if kinds and images not in kinds:
-            what, others = ("images", "columns") if images else ("tables", "images")
+            needed, available = ("images", "columns") if images else ("tables", "images")
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"recipe: phases: {phase}: augment: {key} is for {what}, but the encoders of the "
-                f"recipe take {others}. Remove {key}, or name a party in augment.parties whose "
-                f"encoder takes {what}.",
+                f"recipe: phases: {phase}: augment: {key} is for {needed}, but the encoders of the "
+                f"recipe take {available}. Remove {key}, or name a party in augment.parties whose "
+                f"encoder takes {needed}.",
             )

@@ -1,4 +1,4 @@
-"""Views of images: crop and flip, colours, blur."""
+"""Makes views of images with crops, flips, colour changes and blur."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from torch import Tensor
 from vfl_party.selfsup.augment.blur import blur, draw_blurs
 from vfl_party.selfsup.augment.colour import draw_colours, recolour
 from vfl_party.selfsup.augment.crop import crop, draw_crops
-from vfl_party.selfsup.augment.draws import happens
+from vfl_party.selfsup.augment.draws import draw_booleans
 from vfl_party.selfsup.augment.settings import AugmentSettings
 
 
 class ImageAugment:
-    """Views of x: float [B, C, H, W], standardised or not; each image of each view has its own
-    random numbers.
+    """Makes views of images, float [B, C, H, W], standardised or not. Each image of each view has
+    its own random numbers.
     """
 
     def __init__(self, settings: AugmentSettings) -> None:
@@ -25,7 +25,10 @@ class ImageAugment:
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Returns two views; see ``Augment``."""
         x_BCHW, *rest = inputs
-        return (self._view(x_BCHW, generator), *rest), (self._view(x_BCHW, generator), *rest)
+        return (self._make_view(x_BCHW, generator), *rest), (
+            self._make_view(x_BCHW, generator),
+            *rest,
+        )
 
     def one_view(
         self, inputs: tuple[Tensor, ...], generator: torch.Generator
@@ -33,13 +36,13 @@ class ImageAugment:
         """Returns one view; see ``Augment``."""
         x_BCHW, *rest = inputs
         if self._settings.crop_scale != (1.0, 1.0):
-            return self._view(x_BCHW, generator), *rest
-        # A crop also needs a ratio within bounds, which the whole image may not have.
-        mirrored_B = happens(self._settings.flip, len(x_BCHW), 1, 1, 1, generator=generator)
+            return self._make_view(x_BCHW, generator), *rest
+        # The whole image is not drawn as a crop, because its ratio may be out of the allowed range.
+        mirrored_B = draw_booleans(self._settings.flip, len(x_BCHW), 1, 1, 1, generator=generator)
         view = torch.where(mirrored_B.to(x_BCHW.device), x_BCHW.flip(3), x_BCHW)
         return self._change_colours(view, generator), *rest
 
-    def _view(self, x_BCHW: Tensor, generator: torch.Generator) -> Tensor:
+    def _make_view(self, x_BCHW: Tensor, generator: torch.Generator) -> Tensor:
         B, _, H, W = x_BCHW.shape
         boxes = draw_crops(B, H, W, self._settings, generator).to(x_BCHW.device)
         return self._change_colours(crop(x_BCHW, boxes), generator)

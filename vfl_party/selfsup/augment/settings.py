@@ -1,4 +1,4 @@
-"""Settings of the two views that self-supervision makes of a party's rows, and of the one view of
+"""Defines the settings for the two views of a row in self-supervision and for the one view in
 supervised training.
 """
 
@@ -18,12 +18,13 @@ Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class AugmentSettings(Section):
-    """Views of images and of tables; the defaults for images are SimSiam's for small ones (without
-    blur). Crops are drawn evenly by area, and evenly by ratio on a log scale.
+    """Settings for views of images and of tables. The defaults for images are SimSiam's for small
+    images (without blur). The area of a crop is drawn uniformly, and its ratio uniformly on a log
+    scale.
     """
 
     crop_scale: tuple[float, float] = (0.2, 1.0)
-    """The least and the largest share of an image's area that a crop has."""
+    """The minimum and the maximum area of a crop, as shares of the image's area."""
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
     """The least and the largest width / height of a crop."""
     flip: Share = 0.5
@@ -45,16 +46,17 @@ class AugmentSettings(Section):
     corruption: Share = 0.3
     """Tables: the probability that a feature is replaced by another row's."""
     corrupt: Literal["both", "one"] = "both"
-    """Tables: whether features are replaced in both views (the papers) or in one (FedHSSL's
+    """Tables: whether features are replaced in both views (the papers) or in one view (FedHSSL's
     released code).
     """
     replacement: Literal["rows", "uniform"] = "rows"
-    """Tables: what replaces a number: that of another row, or one drawn evenly between the column's
-    least and largest. Default: ``rows``, with preset ``released`` ``uniform``.
+    """Tables: the replacement of a number: the value of another row, or a number drawn uniformly
+    between the column's minimum and maximum. Default: ``rows``, with preset ``released``
+    ``uniform``.
     """
     exact_share: bool = False
-    """Tables: whether each row has exactly ``corruption`` of its features replaced, rounded down,
-    and not that many on average. Default: false, with preset ``released`` true.
+    """Tables: whether exactly the share ``corruption`` of each row's features is replaced, rounded
+    down, instead of this share on average. Default: false, with preset ``released`` true.
     """
 
     def model_post_init(self, _context: Any) -> None:
@@ -73,14 +75,15 @@ class AugmentSettings(Section):
 
 
 class SupervisedAugment(Section):
-    """Random changes of the rows of each training batch; what is not named does not happen. Images
-    and tables have the keys of ``AugmentSettings``.
+    """Settings for random changes of the rows of each training batch. By default, nothing is
+    changed. Images and tables have the keys of ``AugmentSettings``.
     """
 
     parties: tuple[Name, ...] = ()
-    """The parties whose rows are changed. Default: all that have features."""
+    """The parties whose rows are changed. Default: all parties with features."""
     crop_scale: tuple[float, float] = (1.0, 1.0)
-    """The least and the largest share of an image's area that a crop has; whole images by default.
+    """The minimum and the maximum area of a crop, as shares of the image's area. By default, images
+    are not cropped.
     """
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
     """The least and the largest width / height of a crop."""
@@ -104,7 +107,7 @@ class SupervisedAugment(Section):
     """Tables: the probability that a feature is replaced by another row's."""
 
     def model_post_init(self, _context: Any) -> None:
-        # This checks the crops.
+        # Making the settings of a view checks the values for crops.
         self.view()
         if not (self.of_images or self.corruption):
             raise ValueError(
@@ -114,7 +117,7 @@ class SupervisedAugment(Section):
 
     @property
     def of_images(self) -> bool:
-        """Whether images are changed."""
+        """Whether the settings change images."""
         crops = self.crop_scale != (1.0, 1.0)
         return bool(crops or self.flip or self.jitter or self.grayscale or self.blur)
 

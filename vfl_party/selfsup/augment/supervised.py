@@ -1,4 +1,4 @@
-"""A random view of each training batch, in supervised phases."""
+"""Makes a random view of each training batch in supervised phases."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class BatchViews:
-    """Gives the inputs of a party's encoder for training batches.
+    """Makes the inputs of a party's encoder for training batches, with random changes.
 
-    The random numbers of a batch follow from the party's own seed, the phase and the batch's place
-    in it. So there is no state to keep, and a run that is resumed sees the same views. Raises
-    InputError if ``settings`` do not change this party's rows.
+    The random numbers of a batch are derived from the party's own seed, the phase and the batch's
+    place in the phase. So there is no state to save, and a resumed run makes the same views. Raises
+    InputError if ``settings`` do not apply to this party's rows.
     """
 
     def __init__(self, party: Party, phase: str, settings: SupervisedAugment) -> None:
@@ -57,7 +57,7 @@ class BatchViews:
         self._augment = make_augment(settings.view(), features, party.rows("train"))
 
     def inputs(self, rows: Rows, *place: int) -> tuple[Tensor, ...]:
-        """Returns the encoder's arguments for a batch, [B, …]. ``place``: numbers that identify the
+        """Returns the encoder's arguments for a batch, [B, …]. ``place``: Numbers that identify the
         batch in the phase.
         """
         party = self._party

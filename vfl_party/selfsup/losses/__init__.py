@@ -1,5 +1,5 @@
-"""Losses of self-supervision on embeddings, one a file; the moving average and the queue of
-momentum encoders.
+"""Losses of self-supervision on embeddings, one in each file, and the moving average and the queue
+for momentum encoders.
 """
 
 from vfl_party.selfsup.losses.byol import byol

@@ -1,4 +1,4 @@
-"""SimCLR's loss."""
+"""Implements SimCLR's loss."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ def nt_xent(p_BD: Tensor, z_BD: Tensor, temperature: float) -> Tensor:
     """Computes the symmetric, normalised, temperature-scaled cross-entropy, a scalar (SimCLR, Eq.
     1; SS-VFL, Eq. 2).
 
-    Row i of p_BD and row i of z_BD are a pair. Each of the 2B rows has to find its partner among
-    the 2B - 1 others by cosine / ``temperature``; the mean is over all 2B. Gradient flows into both
-    arguments: detach another party's tensor. With B = 1 there are no negatives and the loss is
-    zero.
+    Row i of p_BD and row i of z_BD are a pair. The loss is the mean over all 2B rows of the
+    cross-entropy of finding a row's partner among the 2B - 1 other rows, with logits cosine /
+    ``temperature``. Gradient flows into both arguments, so the caller must detach another party's
+    tensor. With B = 1 there are no negatives and the loss is zero.
     """
-    # N = 2B.
+    # There are N = 2B rows.
     rows_ND = functional.normalize(torch.cat([p_BD, z_BD]), dim=1)
     logits_NN = (rows_ND / temperature) @ rows_ND.T
     # No row is its own negative.

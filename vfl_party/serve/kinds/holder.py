@@ -13,10 +13,10 @@ from torch import Tensor
 
 from vfl_common.errors import InternalError
 from vfl_party.base.seeds import Rows
-from vfl_party.methods.probe.cut import features_of
+from vfl_party.methods.probe.cut import compute_features
 from vfl_party.models.halves import Tail
 from vfl_party.phases.context import Party
-from vfl_party.phases.scoring import outputs_of
+from vfl_party.phases.scoring import compute_outputs
 from vfl_party.serve.scored import RequestPart, State, Why
 from vfl_party.serve.scorer import Embedded, OnlineScorer, state_of
 from vfl_party.serve.store import Held
@@ -60,4 +60,4 @@ class HolderScorer(OnlineScorer):
             raise InternalError(f"{party.name}: the model has no tail")
         (name,) = part.parties
         z = embedded.others[name][rows].to(party.device)
-        return outputs_of(party, features_of(party, tail, z.reshape(-1, *tail.latent)))
+        return compute_outputs(party, compute_features(party, tail, z.reshape(-1, *tail.latent)))

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from vfl_common.errors import Code, InternalError, PeerError
-from vfl_common.rpc.serving.answered import EMBEDDED, ServingAnswer, Step, withholding
+from vfl_common.rpc.serving.answered import EMBEDDED, ServingAnswer, Step, withhold_on_error
 from vfl_common.rpc.serving.stream import Absent
 from vfl_party.outbound.chain import Chain, Chains
 from vfl_party.outbound.declared import Sent
@@ -247,7 +247,7 @@ class StepAnswers:
         result = held.look_up(self._asked(ids), until_s) if step.begins else None
         with self._answering:
             if result is not None:
-                with withholding:
+                with withhold_on_error:
                     self._begin(held, result, ids, step)
             return self._answer(step)
 

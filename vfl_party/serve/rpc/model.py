@@ -10,7 +10,7 @@ from typing import Any
 from vfl_common.config.party import ServeSettings
 from vfl_common.process.logs import version
 from vfl_common.rpc.inference.contents import InferenceAnswer, InferenceRequest, ModelDescription
-from vfl_common.rpc.inference.port import listening
+from vfl_common.rpc.inference.port import run_inference_server
 from vfl_common.rpc.inference.service import InferenceRefusal
 from vfl_party.serve.http.catalog import Catalog
 from vfl_party.serve.telling.request import RequestTrace, begin
@@ -105,7 +105,7 @@ def answering(
     # The HTTP port has found that both can be used.
     if settings.certificate is not None and settings.key is not None:
         secret = Path(settings.key).read_bytes(), Path(settings.certificate).read_bytes()
-    with listening(InferenceModel(models, teller), settings.grpc, secret) as address:
+    with run_inference_server(InferenceModel(models, teller), settings.grpc, secret) as address:
         yield address
 
 

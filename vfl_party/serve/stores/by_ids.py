@@ -164,7 +164,7 @@ class ByIds:
         settings, rows = self.settings, batch.rows.combine_chunks()
         columns = [rows[name].combine_chunks() for name in settings.id]
         if batch.as_written:
-            columns = [texts.plain(pc.cast(column, pa.string())) for column in columns]
+            columns = [texts.strip_mark(pc.cast(column, pa.string())) for column in columns]
         cells = [
             id_texts(self.name, name, column)
             for name, column in zip(settings.id, columns, strict=True)

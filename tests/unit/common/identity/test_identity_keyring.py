@@ -19,14 +19,14 @@ from vfl.certs.authority import create_authority, issue, revoke, sign_list
 from vfl_common.config.party import TlsSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, PeerError
-from vfl_common.identity.credentials import Credentials, ends_soon, load_credentials
+from vfl_common.identity.credentials import Credentials, load_credentials, warn_if_ending
 from vfl_common.identity.keyring import Keyring
 from vfl_common.ledger import Ledger
 from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.session import Session
 from vfl_common.run_folder import create
-from vfl_party.runtime.preflight import _ending
-from vfl_server.app import ServerApp, _Parts
+from vfl_party.runtime.preflight import _find_expiring
+from vfl_server.app import ServerApp, _ServerParts
 
 YEAR = timedelta(days=365)
 
@@ -141,7 +141,7 @@ def test_a_pair_of_another_party_is_not_used(
 )
 def test_an_end_is_told_thirty_days_before(tls: TlsSettings, left: timedelta, text: str) -> None:
     certificate = load_credentials(tls, name="bank").certificate
-    said = ends_soon(certificate, certificate.not_valid_after_utc - left)
+    said = warn_if_ending(certificate, certificate.not_valid_after_utc - left)
     assert bool(said) == bool(text)
     assert text in said
 
@@ -149,8 +149,8 @@ def test_an_end_is_told_thirty_days_before(tls: TlsSettings, left: timedelta, te
 def test_a_certificate_for_a_few_days_is_not_about_to_end_from_its_beginning(ca: Path) -> None:
     certificate = load_credentials(issue(ca, "bank", days=8), name="bank").certificate
     end = certificate.not_valid_after_utc
-    assert ends_soon(certificate, datetime.now(UTC)) == ""
-    assert_names(ends_soon(certificate, end - timedelta(days=2, hours=1)), "connection")
+    assert warn_if_ending(certificate, datetime.now(UTC)) == ""
+    assert_names(warn_if_ending(certificate, end - timedelta(days=2, hours=1)), "connection")
 
 
 def test_a_running_process_is_told_once_a_day(
@@ -197,7 +197,7 @@ def test_parties_and_server_ask_again_as_long_as_they_run(tls: TlsSettings, tmp_
 
     keyring, coordinator = Asked(tls), Ticking()
     folder = create(tmp_path, "run", "server", Recipe.model_validate(recipe(2)))
-    parts = _Parts(keyring, folder, Ledger(), TcpMeter(), Any, Any, coordinator, Any, None)  # type: ignore[arg-type]
+    parts = _ServerParts(keyring, folder, Ledger(), TcpMeter(), Any, Any, coordinator, Any, None)  # type: ignore[arg-type]
     ServerApp._tick(parts)
     assert keyring.again.is_set()
 
@@ -219,13 +219,13 @@ def test_check_tells_which_of_a_party_s_certificates_end_soon(tmp_path: Path) ->
     def load() -> Credentials:
         return load_credentials(tls, name="bank")
 
-    found = list(_ending(load))
+    found = list(_find_expiring(load))
     assert [(each.about, each.fine, each.soon) for each in found] == [("CA", True, True)]
     issue(tmp_path, "bank", force=True, days=40, now=datetime.now(UTC) - timedelta(days=35))
-    assert [each.about for each in _ending(load)] == ["certificate", "CA"]
+    assert [each.about for each in _find_expiring(load)] == ["certificate", "CA"]
     (tmp_path / "bank.pem").unlink()
     # Another line says FAIL.
-    assert list(_ending(load)) == []
+    assert list(_find_expiring(load)) == []
 
 
 def test_a_replaced_certificate_is_looked_at_too(

@@ -25,7 +25,7 @@ from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.identity import pem
 from vfl_common.identity.credentials import ANSWERS, BOTH, DIALS, load_credentials
 from vfl_common.identity.keyring import Keyring
-from vfl_common.identity.members import Members, members_of
+from vfl_common.identity.members import Members, collect_members
 from vfl_server.cli import _pins
 
 MEMBERS = Members(frozenset({"server", "bank", "shop"}))
@@ -267,7 +267,7 @@ def test_a_pinned_key(ca: Path) -> None:
     pinned.
     """
     certificate, key = signer(ca).leaf(dns("shop"))
-    members = members_of(named(), pins={"shop": pem.pin_of(certificate)})
+    members = collect_members(named(), pins={"shop": pem.compute_pin(certificate)})
     keyring = Keyring(issue(ca, "server"), "server", members)
     assert keyring.admit(certificate.public_bytes(Encoding.PEM)) == "shop"
     # The same key.
@@ -283,15 +283,15 @@ def test_a_pinned_key(ca: Path) -> None:
 def test_one_s_own_pin(ca: Path) -> None:
     """All may share one table of pins."""
     tls = written(ca, "bank", own := signer(ca).leaf(dns("bank")))
-    right = members_of(named(), pins={"bank": pem.pin_of(own[0])})
+    right = collect_members(named(), pins={"bank": pem.compute_pin(own[0])})
     assert load_credentials(tls, name="bank", members=right).name == "bank"
-    wrong = members_of(named(), pins={"bank": f"sha256:{'0' * 64}"})
+    wrong = collect_members(named(), pins={"bank": f"sha256:{'0' * 64}"})
     refusal(tls, Code.IDENTITY_MISMATCH, wrong)
 
 
 def test_a_pin_for_nobody(ca: Path) -> None:
     with raises(InputError, Code.CONFIG_INVALID, names=("hosiptal", "bank")):
-        members_of(named(), pins={"hosiptal": f"sha256:{'0' * 64}"})
+        collect_members(named(), pins={"hosiptal": f"sha256:{'0' * 64}"})
 
 
 def named() -> Recipe:

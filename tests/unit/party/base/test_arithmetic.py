@@ -14,7 +14,12 @@ from tests.harness.sharing import MACHINES, OLDER
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.summary import Arithmetic, ArithmeticChange
 from vfl_party.base import arithmetic as module
-from vfl_party.base.arithmetic import MAX_CHANGES, arithmetic, compare_resumed, list_differences
+from vfl_party.base.arithmetic import (
+    MAX_CHANGES,
+    compare_resumed,
+    describe_arithmetic,
+    list_differences,
+)
 from vfl_party.runtime.outcome import RunOutcome
 from vfl_server.control.reports import get_report_facts, is_sound
 
@@ -55,7 +60,7 @@ def made(**of: Any) -> Arithmetic:
 def test_another_process_of_this_machine_has_the_same() -> None:
     settings = {name: os.environ[name] for name in module.SETTINGS if name in os.environ}
     same = elsewhere(settings | {"OMP_NUM_THREADS": str(torch.get_num_threads())})
-    assert same == arithmetic(CPU)
+    assert same == describe_arithmetic(CPU)
 
 
 @pytest.mark.skipif(
@@ -72,35 +77,37 @@ def test_another_instruction_set_gives_other_bits() -> None:
 def test_the_process_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(3)
     want = torch.rand(4)
-    before = arithmetic(CPU)
+    before = describe_arithmetic(CPU)
     module._arithmetic.cache_clear()
     torch.manual_seed(3)
     # As bfloat16 on a CPU leaves it: a party that resumes has not run its model yet.
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
-    assert arithmetic(CPU) == before
+    assert describe_arithmetic(CPU) == before
     assert torch.backends.mkldnn.enabled is False
     assert torch.equal(torch.rand(4), want)
 
 
 def test_the_default_type_of_numbers_changes_no_digest() -> None:
-    before = arithmetic(CPU)
+    before = describe_arithmetic(CPU)
     module._arithmetic.cache_clear()
     torch.set_default_dtype(torch.float64)
     try:
-        assert arithmetic(CPU) == before
+        assert describe_arithmetic(CPU) == before
     finally:
         torch.set_default_dtype(torch.float32)
 
 
 def test_threads_count() -> None:
     threads = torch.get_num_threads()
-    before = arithmetic(CPU)
+    before = describe_arithmetic(CPU)
     torch.set_num_threads(threads + 1)
     try:
-        assert f"threads: {threads + 1}, was {threads}" in list_differences(before, arithmetic(CPU))
+        assert f"threads: {threads + 1}, was {threads}" in list_differences(
+            before, describe_arithmetic(CPU)
+        )
     finally:
         torch.set_num_threads(threads)
-    assert arithmetic(CPU) == before
+    assert describe_arithmetic(CPU) == before
 
 
 def test_differences_are_named() -> None:

@@ -27,7 +27,7 @@ from vfl_common.errors import Code, InputError, InternalError
 from vfl_party.base import checkpoint
 from vfl_party.base.checkpoint import CheckpointStore, pack, unpack
 from vfl_party.models.optim import build_optimizer, build_schedule
-from vfl_server.control.membership import newest_common
+from vfl_server.control.membership import find_newest_common
 
 DTYPES = [
     torch.float32,
@@ -388,7 +388,7 @@ def test_two_parties_share_a_label_whenever_one_of_them_is_killed(
         want = min(
             number - stays for number, stays in zip(last, (first_held, second_held), strict=True)
         )
-        assert newest_common(found) == (f"{want:06d}.a.{want}" if want else None)
+        assert find_newest_common(found) == (f"{want:06d}.a.{want}" if want else None)
 
 
 @pytest.mark.parametrize(("old", "new"), [(b"\x3f", b"\x3e"), (b"17", b"18")])

@@ -11,10 +11,10 @@ import torch
 from tests.harness.errors import raises
 from vfl_common.errors import Code, InputError
 from vfl_party.base.devices import (
-    device_name,
-    peak_memory,
+    get_device_name,
+    get_peak_memory,
+    get_random_states,
     plain_arithmetic,
-    random_states,
     resolve_device,
     set_random_states,
     set_threads,
@@ -53,8 +53,8 @@ def test_a_gpu_has_its_maker_s_name_and_the_memory_of_this_process(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"NVIDIA H{device.index}")
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 1000 + device.index)
-    assert device_name(torch.device("cuda:1")) == "NVIDIA H1"
-    assert peak_memory(torch.device("cuda:1")) == 1001
+    assert get_device_name(torch.device("cuda:1")) == "NVIDIA H1"
+    assert get_peak_memory(torch.device("cuda:1")) == 1001
 
 
 def test_convolutions_are_summed_in_one_order_and_torch_is_given_back_as_it_was(
@@ -76,21 +76,21 @@ def test_a_gpu_has_a_generator_of_its_own(monkeypatch: pytest.MonkeyPatch) -> No
         torch.cuda, "set_rng_state", lambda state, device: states.update({device.index: state})
     )
     here, gpu = torch.device("cpu"), torch.device("cuda:1")
-    kept = random_states(gpu)
-    assert random_states(here).keys() == {"cpu"}
+    kept = get_random_states(gpu)
+    assert get_random_states(here).keys() == {"cpu"}
     torch.rand(3)
     states[1] = torch.tensor([9])
     set_random_states(kept, gpu)
     assert torch.equal(torch.get_rng_state(), kept["cpu"])
     assert states == {0: torch.tensor([7]), 1: torch.tensor([8])}
     # A checkpoint of a CPU, continued on a GPU.
-    set_random_states(random_states(here), gpu)
+    set_random_states(get_random_states(here), gpu)
     assert states[1].item() == 8
 
 
 def test_a_processor_has_a_name_and_no_peak() -> None:
-    assert device_name(torch.device("cpu"))
-    assert peak_memory(torch.device("cpu")) is None
+    assert get_device_name(torch.device("cpu"))
+    assert get_peak_memory(torch.device("cpu")) is None
 
 
 def test_threads_may_be_set_again() -> None:

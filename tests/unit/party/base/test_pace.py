@@ -16,7 +16,7 @@ from vfl.report.reading import RunRecord
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.summary import PhaseTimes, Summary
 from vfl_party.base import step_timing
-from vfl_party.base.step_timing import COMPUTE, DECODE, ENCODE, WAIT, Clock, spends
+from vfl_party.base.step_timing import COMPUTE, DECODE, ENCODE, WAIT, Clock, count_time_as
 from vfl_server.control.reports import get_report_facts, is_sound
 from vfl_server.control.reports import times_of as reported
 
@@ -81,7 +81,7 @@ def test_a_marked_method_counts_and_its_caller_computes_afterwards(time_: Tickin
         def __init__(self) -> None:
             self.clock = Clock(lambda: 0.0)
 
-        @spends(WAIT)
+        @count_time_as(WAIT)
         def receive(self, seconds: float, *, fails: bool = False) -> str:
             time_.pass_(seconds)
             if fails:

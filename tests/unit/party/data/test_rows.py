@@ -29,7 +29,7 @@ from vfl_common.rpc.exchange.memory import MemoryLink, MemoryPipe
 from vfl_party.align.aligned import KEPT, AlignedRows, AlignmentContext
 from vfl_party.align.digest import DIVIDED, OPENING, DigestAlignment, compute_rows_digest
 from vfl_party.base import seeds
-from vfl_party.base.seeds import batches, full_batches, permutation, split_rows
+from vfl_party.base.seeds import batches, draw_permutation, full_batches, split_rows
 from vfl_party.base.step_timing import Clock
 from vfl_party.data import Table
 from vfl_party.data.rows import decode_division, divide_rows, division_of
@@ -377,10 +377,10 @@ def test_heads_have_the_papers_layers() -> None:
 @pytest.mark.parametrize("n", [0, 1, 7, 10_000])
 def test_the_order_is_that_of_a_stable_sort(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = np.random.Philox(key=5).random_raw(n)
-    assert permutation(5, n).tolist() == np.argsort(keys, kind="stable").tolist()
+    assert draw_permutation(5, n).tolist() == np.argsort(keys, kind="stable").tolist()
     ties = keys % 3
     monkeypatch.setattr(
         np.random, "Philox", lambda **_key: SimpleNamespace(random_raw=lambda _n: ties)
     )
     monkeypatch.setattr(seeds, "_MAX_CACHED", -1)
-    assert permutation(5, n).tolist() == np.argsort(ties, kind="stable").tolist()
+    assert draw_permutation(5, n).tolist() == np.argsort(ties, kind="stable").tolist()

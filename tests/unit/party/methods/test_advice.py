@@ -8,7 +8,7 @@ import pytest
 
 from tests.harness.errors import assert_names
 from vfl_common.config.data import DataSettings
-from vfl_party.phases.advice import few_rows, label_taken
+from vfl_party.phases.advice import warn_few_rows, warn_label_taken
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from vfl_party.phases.advice import few_rows, label_taken
 def test_few_rows_are_fewer_than_fifty_or_ten_for_each_class(
     rows: int, classes: int, least: object
 ) -> None:
-    text = few_rows(rows, classes)
+    text = warn_few_rows(rows, classes)
     if least is None:
         assert text == ""
     else:
@@ -50,7 +50,7 @@ def test_few_rows_are_fewer_than_fifty_or_ten_for_each_class(
     ],
 )
 def test_a_label_of_a_passive_party_takes_a_column(keys: dict[str, Any], taken: bool) -> None:
-    text = label_taken("shop", DataSettings.model_validate(keys))
+    text = warn_label_taken("shop", DataSettings.model_validate(keys))
     wanted = (
         "shop is passive: data.label = 'sex' takes that column out of its features; use "
         "data.drop for that, or"

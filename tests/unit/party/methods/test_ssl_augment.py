@@ -18,7 +18,7 @@ from vfl_common.config.base import parse
 from vfl_common.errors import InputError
 from vfl_party.data.inputs.features import HIDDEN, Features
 from vfl_party.selfsup.augment import make_augment
-from vfl_party.selfsup.augment.blur import blur, draw_blurs, radius
+from vfl_party.selfsup.augment.blur import blur, draw_blurs, get_radius
 from vfl_party.selfsup.augment.colour import YIQ, draw_colours, recolour
 from vfl_party.selfsup.augment.crop import crop, draw_crops
 from vfl_party.selfsup.augment.settings import AugmentSettings
@@ -166,7 +166,7 @@ def test_blur_is_torchvisions(shape: tuple[int, int, int]) -> None:
     x_BCHW, (_, H, W) = images(shape, low=-1), shape
     sigma_B = draw_blurs(len(x_BCHW), AugmentSettings(blur=0.5), seeded())
     assert 0 < (sigma_B > 0).sum() < len(sigma_B)
-    kernel = [2 * radius(W) + 1, 2 * radius(H) + 1]
+    kernel = [2 * get_radius(W) + 1, 2 * get_radius(H) + 1]
 
     def expected(image: Tensor, i: int) -> Tensor:
         sigma = sigma_B[i].item()

@@ -30,8 +30,16 @@ from vfl_party.data import Features
 from vfl_party.data.inputs.made import BatchLog
 from vfl_party.models import InputSpec
 from vfl_party.ranks import SpreadEncoder, check_spread, join_ranks, reduce, spread
-from vfl_party.ranks.group import RankLost, Ranks, Word, convert_rank_errors, pack, shares, unpack
-from vfl_party.ranks.leader import _seed
+from vfl_party.ranks.group import (
+    RankLost,
+    Ranks,
+    Word,
+    convert_rank_errors,
+    divide_rows,
+    pack,
+    unpack,
+)
+from vfl_party.ranks.leader import _derive_rank_seed
 
 CPU, SPEC = torch.device("cpu"), InputSpec((6,))
 
@@ -50,7 +58,7 @@ class _Odd(nn.Module):
 
 @pytest.mark.parametrize(("rows", "ranks"), [(0, 2), (1, 3), (7, 3), (1024, 8)])
 def test_shares_differ_by_one_row_at_most(rows: int, ranks: int) -> None:
-    found = shares(rows, ranks)
+    found = divide_rows(rows, ranks)
     assert (sum(found), len(found)) == (rows, ranks)
     assert max(found) - min(found) <= 1
     # Rank 0 has rows where there are any.
@@ -87,12 +95,12 @@ def test_an_encoder_is_looked_at_without_a_trace() -> None:
 
 def test_the_others_dropout_follows_from_rank_0_s_generator_without_a_draw() -> None:
     torch.manual_seed(3)
-    first = _seed(CPU)
-    assert _seed(CPU) == first
+    first = _derive_rank_seed(CPU)
+    assert _derive_rank_seed(CPU) == first
     torch.rand(1)
-    assert _seed(CPU) != first
+    assert _derive_rank_seed(CPU) != first
     torch.manual_seed(3)
-    assert _seed(CPU) == first
+    assert _derive_rank_seed(CPU) == first
 
 
 def test_a_connection_that_breaks_ends_the_process_and_not_the_run() -> None:
@@ -183,7 +191,7 @@ def test_each_gradient_is_a_message_of_its_own_in_every_step(
     changes once.
     """
     encoder = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4))
-    wrapped = reduce.parallel(encoder, CPU, alone)
+    wrapped = reduce.make_parallel(encoder, CPU, alone)
     messages: list[torch.Size] = []
     really = dist.reduce
 
@@ -203,7 +211,7 @@ def test_each_gradient_is_a_message_of_its_own_in_every_step(
 def test_a_sum_that_fails_is_no_gradient(
     alone: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wrapped = reduce.parallel(nn.Linear(6, 4), CPU, alone)
+    wrapped = reduce.make_parallel(nn.Linear(6, 4), CPU, alone)
 
     class Failed:
         def get_future(self) -> torch.futures.Future[Any]:
@@ -224,7 +232,7 @@ def test_rank_0_tells_positions_and_never_rows(monkeypatch: pytest.MonkeyPatch) 
     floats: list[Tensor] = []
 
     class Told(Ranks):
-        def tell(self, word: Word, facts: Any = None, arrays: Any = ()) -> None:
+        def send_command(self, word: Word, facts: Any = None, arrays: Any = ()) -> None:
             body = pack(facts or {}, arrays)
             told.append((word, unpack(body)[1]))
 
@@ -238,7 +246,7 @@ def test_rank_0_tells_positions_and_never_rows(monkeypatch: pytest.MonkeyPatch) 
             for part in parts:
                 part.zero_()
 
-    monkeypatch.setattr(spread, "parallel", lambda module, device, group: module)
+    monkeypatch.setattr(spread, "make_parallel", lambda module, device, group: module)
     group: Any = None
     x_NF = torch.arange(60.0).reshape(10, 6)
     features = replace(Features.of(x_NF.numpy()), noted=BatchLog())
@@ -292,8 +300,8 @@ def test_inputs_that_a_phase_has_changed_are_of_no_rows() -> None:
 
 def test_the_next_word_may_be_long_in_coming(tmp_path: Path) -> None:
     def work(ranks: Ranks) -> None:
-        word, facts, _ = ranks.hear()
-        ranks.answers({"word": word.name, **facts})
+        word, facts, _ = ranks.receive_command()
+        ranks.exchange_facts({"word": word.name, **facts})
 
     store = str(tmp_path / "store")
     child = _second(store, work)
@@ -301,8 +309,8 @@ def test_the_next_word_may_be_long_in_coming(tmp_path: Path) -> None:
         with _one_of_two(store, 0) as ranks:
             # Longer than a step may take.
             time.sleep(1.0)
-            ranks.tell(Word.VIEWS, {"a": 1})
-            assert ranks.answers({})[1] == {"word": "VIEWS", "a": 1}
+            ranks.send_command(Word.VIEWS, {"a": 1})
+            assert ranks.exchange_facts({})[1] == {"word": "VIEWS", "a": 1}
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
@@ -321,7 +329,7 @@ def test_a_rank_is_lost_before_the_other_parties_lose_patience(
     monkeypatch.setattr("vfl_party.ranks.group.read_launch", lambda: (0, 2, 0))
     monkeypatch.setattr(dist, "init_process_group", lambda *args, **how: None)
     monkeypatch.setattr(dist, "new_group", new_group)
-    monkeypatch.setattr("vfl_party.ranks.group._end", lambda ranks: None)
+    monkeypatch.setattr("vfl_party.ranks.group._end_group", lambda ranks: None)
     with join_ranks(CPU, 8.0) as ranks:
         assert ranks is not None
         assert ranks.beat_s < min(asked)
@@ -337,7 +345,7 @@ def test_a_word_that_nobody_takes_ends_the_wait(tmp_path: Path) -> None:
             # More than the system holds for it.
             rows = np.zeros(1 << 21, np.int64)
             with pytest.raises(RankLost), convert_rank_errors():
-                ranks.tell(Word.FORWARD, {}, [rows])
+                ranks.send_command(Word.FORWARD, {}, [rows])
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
@@ -370,7 +378,7 @@ def _reads(seconds: float) -> Callable[[Ranks], None]:
             if seconds == math.inf:
                 os.kill(os.getpid(), signal.SIGSTOP)
             time.sleep(seconds)
-        ranks.answers({"rank": ranks.rank})
+        ranks.exchange_facts({"rank": ranks.rank})
 
     return work
 
@@ -393,7 +401,7 @@ def test_a_rank_may_read_for_long_and_one_that_is_silent_is_lost(
                 with ranks.at_work():
                     pass
                 assert time.monotonic() - begun_s > 0.8
-                assert [each["rank"] for each in ranks.answers({"rank": 0})] == [0, 1]
+                assert [each["rank"] for each in ranks.exchange_facts({"rank": 0})] == [0, 1]
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)

@@ -14,7 +14,7 @@ from torch import nn
 from tests.harness.errors import raises
 from vfl_common.config.base import parse
 from vfl_common.config.models import CustomTop, ModelSettings, PluginTop, TopKinds, TopSettings
-from vfl_common.config.party import code_named
+from vfl_common.config.party import list_factories
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_party.models import build_joint, build_top, combine, seed_torch
@@ -122,9 +122,9 @@ def test_recipes_of_before_have_the_digest_of_before() -> None:
     tables["model"] |= {"top": own, "encoder": encoder}
     recipe = Recipe.model_validate(tables)
     assert '"top":{"factory":"net:top","kind":"custom"}' in recipe.canonical_json()
-    assert code_named(recipe, "bank") == ["net:encoder", "net:top"]
-    assert code_named(recipe, "bank", own_encoder=True) == ["net:top"]
-    assert code_named(recipe, "shop") == ["net:encoder"]
+    assert list_factories(recipe, "bank") == ["net:encoder", "net:top"]
+    assert list_factories(recipe, "bank", own_encoder=True) == ["net:top"]
+    assert list_factories(recipe, "shop") == ["net:encoder"]
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.harness.errors import assert_names, raises
 from vfl_common.bundle import Buffer, Bundle, DType, Kind, StepKey, TensorSpec
 from vfl_common.errors import Code, InternalError, PeerError
-from vfl_party.base.devices import index_on
+from vfl_party.base.devices import copy_index
 from vfl_party.base.dtypes import TORCH
 from vfl_party.outbound.declared import Sent, f32, spec_of
 from vfl_party.outbound.exchange import (
@@ -137,7 +137,7 @@ def test_what_a_peer_sent_is_looked_at_and_not_copied() -> None:
     x = torch.ones(3, 4)
     found = take_in(to_bundle(Kind.EMBEDDING, {"z": x}), CPU, party="bank", step=STEP)
     assert found["z"].data_ptr() == x.data_ptr()
-    assert index_on(rows := torch.arange(3), CPU) is rows
+    assert copy_index(rows := torch.arange(3), CPU) is rows
     x[2, 3] = float("nan")
     with raises(PeerError, Code.NON_FINITE, names="bank"):
         take_in(to_bundle(Kind.EMBEDDING, {"z": x}), CPU, party="bank", step=STEP)
@@ -162,7 +162,7 @@ def test_buffers_may_be_overwritten_at_once_around_a_gpu() -> None:
         pinned.fill_(-1.0)
         assert bool((back + 0 * busy[:512, :1024] == round_).all())
         rows = torch.randperm(512)
-        assert torch.equal(index_on(rows, device).cpu(), rows)
+        assert torch.equal(copy_index(rows, device).cpu(), rows)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

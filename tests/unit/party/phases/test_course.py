@@ -16,7 +16,7 @@ from tests.harness.errors import raises
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_party.phases.context import Party
-from vfl_party.phases.course import Course, kinds, load_method
+from vfl_party.phases.course import Course, list_kinds, load_method
 from vfl_party.phases.method import Method
 
 REPO = Path(__file__).parents[4]
@@ -33,7 +33,7 @@ def course(*phases: dict[str, Any], **more: Any) -> Course:
 
 
 def test_no_name_of_a_method_stands_in_what_both_programs_speak_or_in_the_server() -> None:
-    names, found, texts = set(kinds()), set[tuple[str, str]](), 0
+    names, found, texts = set(list_kinds()), set[tuple[str, str]](), 0
     for package in ("vfl_common", "vfl_server"):
         for file in (REPO / package).rglob("*.py"):
             for node in ast.walk(ast.parse(file.read_text())):

@@ -15,7 +15,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_party.models.top.stand_ins import StandIns
 from vfl_party.phases.context import Party
 from vfl_party.phases.scoring import Chunk
-from vfl_party.phases.sets import Sets, SetSettings, of_set, sum_losses
+from vfl_party.phases.sets import Sets, SetSettings, select_embeddings, sum_losses
 
 NAMES = ("p1", "p2", "p3")
 Z = {name: torch.full((2, 3), float(number)) for number, name in enumerate(NAMES)}
@@ -58,11 +58,11 @@ def test_a_batch_has_the_same_sets_whenever_it_is_drawn() -> None:
 
 
 def test_who_is_left_out_is_replaced_by_what_is_learnt_or_by_nothing() -> None:
-    assert [*of_set(["p3", "p1"], Z, None)] == ["p1", "p3"]
+    assert [*select_embeddings(["p3", "p1"], Z, None)] == ["p1", "p3"]
     vectors = StandIns(dict.fromkeys(NAMES, 3))
     with torch.no_grad():
         vectors.vectors[1] += 7.0
-    found = of_set(["p3", "p1"], Z, vectors)
+    found = select_embeddings(["p3", "p1"], Z, vectors)
     assert {name: each[0, 0].item() for name, each in found.items()} == {
         "p1": 0.0,
         "p2": 7.0,

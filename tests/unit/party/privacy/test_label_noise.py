@@ -10,7 +10,7 @@ import torch
 
 from vfl_party.base.mechanism import Mechanism
 from vfl_party.privacy.accountant import compose
-from vfl_party.privacy.label_noise import keep_probability, mechanism, randomise
+from vfl_party.privacy.label_noise import build_mechanism, keep_probability, randomise
 
 ROWS = 20_000
 IDS = [f"id{row}" for row in range(ROWS)]
@@ -18,7 +18,7 @@ SPLITS = {"train": np.arange(ROWS)}
 
 
 def response(classes: int, epsilon: float = 1.0, column: str = "y", names: str = "") -> Mechanism:
-    return mechanism(epsilon, column, names or "abcdefgh"[:classes], classes)
+    return build_mechanism(epsilon, column, names or "abcdefgh"[:classes], classes)
 
 
 def noisy(classes: int, epsilon: float = 1.0, root: int = 1) -> tuple[torch.Tensor, torch.Tensor]:

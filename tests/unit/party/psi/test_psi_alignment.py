@@ -19,7 +19,7 @@ from tests.harness.aligning import Parties, Recorder, in_common, sets_of, small_
 from tests.harness.errors import assert_names, raises
 from vfl_common.bundle import Bundle, StepKey
 from vfl_common.errors import Code, InputError, LostError, PeerError
-from vfl_common.psi import PHASE, min_common
+from vfl_common.psi import PHASE, compute_min_common
 from vfl_party.align import rounds
 from vfl_party.align.state import SALT_BYTES
 from vfl_party.psi.pool import Masking
@@ -138,7 +138,7 @@ def test_a_share_is_of_each_party_s_own_rows(at_least: float, enough: bool, tmp_
     [(1, 1), (1000, 1000), (0.8, 80), (0.07, 7), (0.29, 29), (0.295, 30), (0.001, 1)],
 )
 def test_the_least_number_of_common_rows_of_a_hundred(at_least: int | float, least: int) -> None:
-    assert min_common(at_least, 100) == least
+    assert compute_min_common(at_least, 100) == least
 
 
 def test_an_earlier_alignment_with_fewer_rows_than_wanted_is_refused(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""Private alignment in more than one batch of tags and more than one part: what is on the disk, what
-is taken up again, and what is said of a disk that is full or damaged.
+"""Private alignment in more than one batch of tags and more than one part: what is on the disk,
+what is taken up again, and what is said of a disk that is full or damaged.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from vfl_common.errors import Code, InputError, InterruptedRun
 from vfl_common.psi import PHASE, TAG_BYTES
 from vfl_common.psi.spill import Spill
 from vfl_server import tags
-from vfl_server.intersection import holders
+from vfl_server.intersection import find_holders
 from vfl_server.tags import KeptTags
 
 BATCH, TAG_BATCH, PARTS = 4, 8, 8
@@ -50,7 +50,7 @@ def small_tags() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(psi, "TAG_BATCH", TAG_BATCH)
         # 47 tags in all.
-        patch.setattr(tags, "_AT_ONCE", PARTS)
+        patch.setattr(tags, "_PART_TAGS", PARTS)
         yield
 
 
@@ -106,7 +106,7 @@ def test_many_batches_and_parts_give_what_one_gives(
     ).align()
     assert said.tags() == [*range(LAST)]
     monkeypatch.setattr(psi, "TAG_BATCH", 1 << 20)
-    monkeypatch.setattr(tags, "_AT_ONCE", 1 << 20)
+    monkeypatch.setattr(tags, "_PART_TAGS", 1 << 20)
     once = Parties(
         tmp_path / "once", SETS, rows=rows, tap=(said := Until("", tags_step(0)))
     ).align()
@@ -153,7 +153,7 @@ def test_what_says_what_is_kept_may_be_anything(tmp_path: Path) -> None:
         folder = tmp_path / str(number)
         folder.mkdir()
         (folder / "state.json").write_text(text)
-        assert KeptTags(folder, b"attempt", {"p0": 3, "p1": 2}).first() == 0
+        assert KeptTags(folder, b"attempt", {"p0": 3, "p1": 2}).find_first_batch() == 0
 
 
 def test_a_link_in_the_place_of_a_file_is_not_followed(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_only_their_owner_may_read_the_files(tmp_path: Path) -> None:
 def test_parts_hold_all_tags_and_equal_ones_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tags, "_AT_ONCE", 20)
+    monkeypatch.setattr(tags, "_PART_TAGS", 20)
     drawn = np.random.default_rng(3).integers(0, 256, (400, TAG_BYTES), np.uint8)
     rows = {"p0": np.arange(0, 250), "p1": np.arange(150, 400), "p2": np.arange(240, 245)}
     sizes = {name: len(each) for name, each in rows.items()}
@@ -195,7 +195,7 @@ def test_parts_hold_all_tags_and_equal_ones_together(
     parts = 0
     for part in kept.parts():
         parts += 1
-        found = holders({name: found for name, (found, _) in part.items()}, {})
+        found = find_holders({name: found for name, (found, _) in part.items()}, {})
         for name, masks in found.items():
             held[name][:, part[name][1]] = masks
     assert parts == 32

@@ -354,8 +354,8 @@ def test_the_active_party_introduces_a_key_of_its_own_for_another(tmp_path: Path
     [
         ((41, 41), "p1 has 41 masked rows of p0, which has 40"),
         ((42, 40), "p0 has 41 masked rows of p1, which has 42"),
-        ((0, 40), "p1 announces 0 rows; it needs at least one"),
-        ((-1, 40), "p1 announces -1 rows; it needs at least one"),
+        ((0, 40), "p1 announces 0 rows, but an alignment needs at least one"),
+        ((-1, 40), "p1 announces -1 rows, but an alignment needs at least one"),
     ],
 )
 def test_the_server_is_told_sizes_that_do_not_fit(
@@ -664,7 +664,7 @@ def test_a_party_with_more_rows_than_wanted_is_refused_before_anything_is_masked
 
 def test_few_ids_are_tried_out_on_a_small_table(tmp_path: Path) -> None:
     """By default: a list of millions of telephone numbers is refused before anything is masked."""
-    most = partial(quota.peer_rows, None)
+    most = partial(quota.limit_peer_rows, None)
     assert [most(own) for own in (1, 10_000, 50_000, 10**6, 10**9)] == [
         100_000,
         100_000,
@@ -672,7 +672,7 @@ def test_few_ids_are_tried_out_on_a_small_table(tmp_path: Path) -> None:
         10**7,
         10**7,
     ]
-    assert (quota.peer_rows(7, 10**6), most(None)) == (7, 10**7)
+    assert (quota.limit_peer_rows(7, 10**6), most(None)) == (7, 10**7)
     asks = {"p0": {"peer_rows_at_most": most(40)}}
     error = disturbed(tmp_path, 2, "p1", "p0", HELLO, "rows", ints(5_000_000), asks=asks)
     assert (error.code, error.party) == (Code.REFUSED, "p1")

@@ -23,7 +23,7 @@ from vfl.certs.authority import create_authority, issue, revoke
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.identity.credentials import Credentials, load_credentials
 from vfl_common.identity.members import Members
-from vfl_common.identity.pem import pin_of
+from vfl_common.identity.pem import compute_pin
 from vfl_party.psi.sealed import OVERHEAD, PUBLIC_BYTES, KeyPair, verify_introduction
 
 RUN, STEP = b"run 1", b"run 1, step 2, from shop to clinic"
@@ -165,7 +165,7 @@ def test_that_names_two_members(ca: Path, shop: Credentials, clinic: Credentials
 
 def test_with_another_key_than_is_pinned(ca: Path, shop: Credentials, clinic: Credentials) -> None:
     """The keeper of the authority reads what is sealed for the shop, unless its key is pinned."""
-    pins = {"shop": pin_of(shop.certificate)}
+    pins = {"shop": compute_pin(shop.certificate)}
     knowing = replace(clinic, members=Members(frozenset(["shop", "clinic"]), pins))
     assert verify_introduction(A.introduction(shop, RUN), knowing, "shop", RUN) == A.public
     forged = load_credentials(issue(ca, "shop", force=True), name="shop")

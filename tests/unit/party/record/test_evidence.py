@@ -17,7 +17,7 @@ from tests.unit.party.record.test_record import confer, recorder, send
 from vfl.certs.authority import create_authority, issue
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.identity.credentials import Credentials, load_credentials
-from vfl_common.identity.signing import chain_pem, sign
+from vfl_common.identity.signing import encode_chain, sign
 from vfl_common.rpc.confer import LogHeads
 from vfl_party.record import book as book_of
 from vfl_party.record.book import LINES, SECRET
@@ -48,7 +48,7 @@ def head(size: int, root: int, at: int, origin: str = "vfl-record/p1/00") -> Rec
 
 
 def held(of: RecordHead, mine: Credentials) -> StoredHead:
-    return StoredHead(SignedNote(of).sign(mine), {mine.name: chain_pem(mine).decode()})
+    return StoredHead(SignedNote(of).sign(mine), {mine.name: encode_chain(mine).decode()})
 
 
 def bare(of: RecordHead, mine: Credentials) -> SignedNote:
@@ -79,7 +79,7 @@ def test_no_party_signs_a_head_of_its_own_record_that_a_peer_shows(
     victim = other if liar == "p1" else one
     forged = head(1, 0xAB, 17, victim.book.origin)
     shows = LogHeads(
-        note=str(SignedNote(forged).sign(members[liar])), certificates=chain_pem(members[liar])
+        note=str(SignedNote(forged).sign(members[liar])), certificates=encode_chain(members[liar])
     )
     with raises(PeerError, Code.IDENTITY_MISMATCH, names=("p0", "p1")):
         if liar == "p1":

@@ -14,7 +14,7 @@ from tests.unit.party.record.test_record import RUN, confer, recorder, send
 from vfl.certs.authority import create_authority, issue
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.identity.credentials import Credentials, load_credentials
-from vfl_common.identity.signing import chain_pem
+from vfl_common.identity.signing import encode_chain
 from vfl_common.rpc.confer import LogHeads
 from vfl_party.record.heads import OWN
 from vfl_party.record.history import RecordHistory, sum_disclosures
@@ -60,7 +60,7 @@ def test_a_head_that_cannot_be_is_refused(
 ) -> None:
     note = str(SignedNote(head).sign(members["p1"]))
     with raises(PeerError, Code.MALFORMED_MESSAGE, names="p1"):
-        show(pair[1], LogHeads(note=note, certificates=chain_pem(members["p1"])))
+        show(pair[1], LogHeads(note=note, certificates=encode_chain(members["p1"])))
     assert pair[1].heads.read_last("p1") is None
 
 

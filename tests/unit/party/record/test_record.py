@@ -26,7 +26,7 @@ from vfl_common.bundle import Buffer, Bundle, DType, Kind, StepKey
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.identity.credentials import Credentials, load_credentials
 from vfl_common.rpc.confer import LogHeads
-from vfl_common.wire.frames import measure
+from vfl_common.wire.frames import measure_bundle
 from vfl_party.record import book as book_of
 from vfl_party.record import people
 from vfl_party.record.book import LINES, RecordBook
@@ -162,7 +162,7 @@ def test_lines_of_one_way_have_the_digest_and_sizes_of_their_own_bundle(
         step, bundle = StepKey("splitnn", 0, number * number), Bundle(Kind.WEIGHTS, tensors)
         one.leaves(("w", "up", "w", "c", "", ""), step, bundle, ["p0"], numbers=0, rows=None)
         key = sha256(b"vfl digest of a bundle" + one.book.secret).digest().ljust(64, b"\0")
-        expected, size_ = sha256(key), measure(step, bundle)
+        expected, size_ = sha256(key), measure_bundle(step, bundle)
         sampled = False
         for name, each in tensors.items():
             expected.update(f"{name} {each.dtype.name} {each.shape} ".encode())

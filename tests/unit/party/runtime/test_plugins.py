@@ -201,10 +201,10 @@ def test_a_top_model_of_a_plug_in_has_settings_of_its_own(
     assert (
         set(versions.get_shared_versions(party))
         == {"vfl.tops:mine"}
-        == set(versions.modelling(party))
+        == set(versions.get_model_versions(party))
     )
     other = open_party(made, "p1", DataSettings(**data["p1"]), made.model.encoder)
-    assert versions.get_shared_versions(other) == {} == versions.modelling(other)
+    assert versions.get_shared_versions(other) == {} == versions.get_model_versions(other)
     summary = in_process(tmp_path / "run", tables, data)
     assert summary.steps > 0
 
@@ -442,10 +442,10 @@ def test_a_party_says_what_the_recipe_names_and_keeps_to_itself_what_is_its_own(
         "encoders",
     }
     assert names(versions.get_shared_versions(passive)) == {"methods", "codecs", "transforms"}
-    assert names(versions.modelling(active)) == {"methods", "encoders"}
-    assert names(versions.modelling(passive)) == {"methods"}
-    assert names(versions.reading(active)) == set()
-    assert names(versions.reading(passive)) == {"sources"}
+    assert names(versions.get_model_versions(active)) == {"methods", "encoders"}
+    assert names(versions.get_model_versions(passive)) == {"methods"}
+    assert names(versions.get_reader_versions(active)) == set()
+    assert names(versions.get_reader_versions(passive)) == {"sources"}
 
 
 def test_without_plug_ins_there_is_nothing_to_say() -> None:
@@ -453,8 +453,8 @@ def test_without_plug_ins_there_is_nothing_to_say() -> None:
     opened = open_party(made, "p0", DataSettings(**cases.digits(2)["p0"]), made.model.encoder)
     assert (
         versions.get_shared_versions(opened)
-        == versions.modelling(opened)
-        == versions.reading(opened)
+        == versions.get_model_versions(opened)
+        == versions.get_reader_versions(opened)
         == {}
     )
 

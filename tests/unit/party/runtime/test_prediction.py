@@ -22,7 +22,7 @@ from vfl_common.config.base import parse
 from vfl_common.config.data import FRAME, DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
-from vfl_common.process.program import exit_status
+from vfl_common.process.program import run_for_status
 from vfl_common.run_folder import create
 from vfl_common.stages import Planned
 from vfl_party.base.checkpoint import CheckpointStore
@@ -274,7 +274,7 @@ def predicting(trained: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, 
     anybody.
     """
     args = ["predict", str(trained.parents[1] / "party.toml"), "--run", str(trained.parent)]
-    return exit_status(
+    return run_for_status(
         lambda: cli(args, standalone_mode=False)
     ), capsys.readouterr().err.splitlines()
 

@@ -33,7 +33,7 @@ from vfl_common.rpc.messages import STATES, Start
 from vfl_party.base.phase import RoundReport
 from vfl_party.base.step_timing import BOUNDS_S, Steps
 from vfl_party.runtime.progress import Progress
-from vfl_party.runtime.prometheus import PartyMetrics, cumulative
+from vfl_party.runtime.prometheus import PartyMetrics, make_buckets
 from vfl_server.control.coordinator import Coordinator
 from vfl_server.control.run import RunHooks, RunState, ServedRun
 from vfl_server.prometheus import ServerMetrics
@@ -188,7 +188,7 @@ def test_steps_are_timed_from_one_to_the_next_and_a_round_from_its_beginning() -
     steps.begin(50.0)
     steps.tick(50.5)
     steps.tick(150.5)
-    buckets, seconds = cumulative(steps)
+    buckets, seconds = make_buckets(steps)
     assert steps.made == 4
     assert seconds == 0.25 + 100.5
     assert dict(buckets) == {

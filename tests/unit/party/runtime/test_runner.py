@@ -11,7 +11,7 @@ from tests.unit.party.runtime.test_saving import Store, runner
 from vfl_common.errors import Code, PeerError
 from vfl_common.rpc.messages import Start
 from vfl_common.run_folder import RunFolder
-from vfl_common.stages import MAX_OFFERED, Planned, ahead, alone_after, reachable
+from vfl_common.stages import MAX_OFFERED, Planned, ahead, alone_after, list_earlier_labels
 
 PLAN = [
     Planned("train", 2, None),
@@ -38,18 +38,24 @@ ONCE = [Planned("local", 3, 0), Planned("head", 4, 1), Planned("more", 2, 0)]
 def test_a_party_that_was_alone_offers_the_rounds_that_it_has_done(
     label: str, want: list[str]
 ) -> None:
-    assert reachable(label, PLAN) == want
+    assert list_earlier_labels(label, PLAN) == want
 
 
 def test_alone_from_the_beginning() -> None:
-    assert reachable("000002.one.2", PLAN[1:]) == ["000001.one.1", ""]
-    assert len(reachable("100000.one.100000", [Planned("one", 100_000, 0)])) == MAX_OFFERED
+    assert list_earlier_labels("000002.one.2", PLAN[1:]) == ["000001.one.1", ""]
+    assert (
+        len(list_earlier_labels("100000.one.100000", [Planned("one", 100_000, 0)])) == MAX_OFFERED
+    )
 
 
 def test_alone_from_the_second_round_on() -> None:
-    assert reachable("000007.head.4", ONCE) == ["000006.head.3", "000005.head.2", "000004.head.1"]
-    assert reachable("000004.head.1", ONCE) == []
-    assert reachable("000008.more.1", ONCE)[-2:] == ["000005.head.2", "000004.head.1"]
+    assert list_earlier_labels("000007.head.4", ONCE) == [
+        "000006.head.3",
+        "000005.head.2",
+        "000004.head.1",
+    ]
+    assert list_earlier_labels("000004.head.1", ONCE) == []
+    assert list_earlier_labels("000008.more.1", ONCE)[-2:] == ["000005.head.2", "000004.head.1"]
 
 
 @pytest.mark.parametrize(
@@ -130,10 +136,10 @@ def test_a_party_returns_only_where_the_others_may_have_gone_on(
     made, _ = runner(tmp_path, [], [], role=role, plan=plan, resume=folder)
     start = Start("run", 1, "", "", returning=True)
     if fits:
-        made._check(start, made._offer(folder), folder)
+        made._check(start, made._make_offer(folder), folder)
         return
     with raises(PeerError, Code.MALFORMED_MESSAGE, names="p1") as caught:
-        made._check(start, made._offer(folder), folder)
+        made._check(start, made._make_offer(folder), folder)
     assert (caught.value.code, caught.value.party) == (Code.MALFORMED_MESSAGE, "server")
 
 
@@ -161,10 +167,10 @@ def test_a_party_leaves_its_run_only_if_the_server_says_why(
     start = Start("new", 1, "", "", anew=anew)
     if not fits:
         with raises(PeerError, Code.MALFORMED_MESSAGE, names=("--fresh", "p1")):
-            made._check(start, made._offer(folder), folder)
+            made._check(start, made._make_offer(folder), folder)
         return
-    made._check(start, made._offer(folder), folder)
-    made._leave(folder, start)
+    made._check(start, made._make_offer(folder), folder)
+    made._leave_run(folder, start)
     assert folder.set_aside_reason == anew
 
 
@@ -176,7 +182,7 @@ def test_what_a_party_holds_is_told_apart_from_what_it_may_skip_to(tmp_path: Pat
     folder = RunFolder(tmp_path, "run", store)
     made, _ = runner(tmp_path, [], [], plan=plan, resume=folder)
     # It was killed before its first checkpoint.
-    first = made._offer(folder)
+    first = made._make_offer(folder)
     assert first.held == ("000001.upload.1", "")
     assert set(first.checkpoints) == {
         "",
@@ -185,6 +191,6 @@ def test_what_a_party_holds_is_told_apart_from_what_it_may_skip_to(tmp_path: Pat
     }
     for label in ("000001.upload.1", "000002.train.1", "000003.train.2"):
         store.save(label, None)
-    later = made._offer(folder)
+    later = made._make_offer(folder)
     assert later.held == ("000001.upload.1", "000002.train.1", "000003.train.2")
     assert set(later.checkpoints) == {*later.held, "000004.train.3", "000005.train.4"}

@@ -31,7 +31,7 @@ from vfl.leak_meter.scene.pairs import ALL_THREE, Pairs, list_small_exchanges, y
 from vfl.leak_meter.scene.scene import ALL_EPOCHS, Attack, Figure, Scene, Shown
 from vfl_common.text import list_names
 from vfl_party.base.seeds import derive_seed
-from vfl_party.methods.mocosfl.likeness import Likeness, likeness
+from vfl_party.methods.mocosfl.likeness import Likeness, measure_likeness
 
 # On digits and MNIST, after 2,000 steps, the convolutional decoder had a larger error than the
 # dense one with 125 to 700 known rows. With 1,200 known rows, the errors were equal and the SSIM of
@@ -49,7 +49,7 @@ def play(scene: Scene) -> list[Figure]:
     for pair in yield_pairs(scene, images=True):
         known, truth = _scale_images(pair)
         guesses = _decode_inputs(pair, known, len(truth), scene.seed)
-        scores = {what: likeness(guess.images, truth) for what, guess in guesses.items()}
+        scores = {what: measure_likeness(guess.images, truth) for what, guess in guesses.items()}
         figure = Figure(
             f"{pair.sender}: images", f"{len(known)} rows", "SSIM", 0.0, place=pair.place
         )
@@ -70,7 +70,7 @@ def play(scene: Scene) -> list[Figure]:
         if pair.over:
             z_KD, judged_ND = pair.over[ALL_THREE]
             guess = decode_images(z_KD, known, judged_ND[: len(truth)], scene.seed)
-            all_epochs_scores = scores | {_FOUND: likeness(guess.images, truth)}
+            all_epochs_scores = scores | {_FOUND: measure_likeness(guess.images, truth)}
             figures += _make_figures(
                 replace(figure, knows=f"{figure.knows}, {ALL_EPOCHS}"), all_epochs_scores
             )

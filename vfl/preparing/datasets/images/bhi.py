@@ -11,7 +11,7 @@ from vfl.preparing.dataset import DataSet, Files, Form, Need, PaperUse, Request
 from vfl.preparing.families.pictured import Pictured, views
 from vfl.preparing.formats.trees import folders_in, images_in
 from vfl_common.errors import Code, InputError
-from vfl_party.base.seeds import derive_seed, permutation
+from vfl_party.base.seeds import derive_seed, draw_permutation
 
 _FOLDER = Need("IDC_regular_ps50_idx5", (".",), folder=True)
 _PUBLISHED = 277_524
@@ -24,14 +24,14 @@ def _read(files: Files, request: Request) -> Content:
     a row are left out.
     """
     patients = _patients(files[_FOLDER.name])
-    order = permutation(derive_seed(request.seed, "bhi", "patients"), len(patients))
+    order = draw_permutation(derive_seed(request.seed, "bhi", "patients"), len(patients))
     training = set(order[: round(0.8 * len(patients))].tolist())
     rows, k, images = Pictured(request.options["size"]), request.parties, 0
     for place, patient in enumerate(patients):
         for label in (0, 1):
             files_ = images_in(patient / str(label))
             images += len(files_)
-            order = permutation(derive_seed(request.seed, "bhi", place, label), len(files_))
+            order = draw_permutation(derive_seed(request.seed, "bhi", place, label), len(files_))
             for start in range(0, len(files_) - k + 1, k):
                 own = [files_[at] for at in order[start : start + k]]
                 split = TRAIN if place in training else TEST

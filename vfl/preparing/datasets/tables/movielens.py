@@ -22,7 +22,7 @@ from vfl.preparing.columns.official import (
 )
 from vfl.preparing.content import BLOCK_ROWS, Array, Block, Content, ContentPart, Rows
 from vfl.preparing.dataset import DataSet, Division, Files, Form, Need, PaperUse, Request
-from vfl.preparing.dividing import columns, name_parts
+from vfl.preparing.dividing import make_parts, pick_columns
 
 _ZIP, _FOLDER = "ml-1m.zip", "ml-1m"
 _RATINGS = 1_000_209
@@ -139,7 +139,7 @@ def _of_movies(movies: ColumnFiles) -> pa.Table:
 
 def _by_source(_: Content, request: Request) -> Sequence[ContentPart]:
     names = (*_AUXILIARY, "year", *(f"genre_{name}" for name in _GENRES))
-    parts = name_parts(request, [columns(_IDENTITIES), columns(names)])
+    parts = make_parts(request, [pick_columns(_IDENTITIES), pick_columns(names)])
     return [replace(part, encoder=_NCF if part.name == "party-1" else _OTHER) for part in parts]
 
 

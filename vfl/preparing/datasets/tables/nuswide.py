@@ -23,7 +23,7 @@ from vfl.preparing.columns.nuswide_files import (
 from vfl.preparing.columns.official import row_count_note
 from vfl.preparing.content import Content, ContentPart
 from vfl.preparing.dataset import DataSet, Division, Files, Form, PaperUse, Request
-from vfl.preparing.dividing import COLUMNS, columns, name_parts
+from vfl.preparing.dividing import COLUMNS, make_parts, pick_columns
 from vfl_common.errors import Code, InputError
 
 _CLASSES = 10
@@ -62,7 +62,7 @@ def _read(files: Files, _: Request) -> Content:
 
 def _modalities(_: Content, request: Request) -> Sequence[ContentPart]:
     image = [name for view in VIEWS for name in of_view(view)]
-    return name_parts(request, [columns(image), columns(TAG_COLUMNS)])
+    return make_parts(request, [pick_columns(image), pick_columns(TAG_COLUMNS)])
 
 
 DATASET = DataSet(

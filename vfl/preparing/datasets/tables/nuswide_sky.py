@@ -22,7 +22,7 @@ from vfl.preparing.columns.nuswide_files import (
 )
 from vfl.preparing.content import Content, ContentPart
 from vfl.preparing.dataset import DataSet, Division, Files, Form, PaperUse, Request
-from vfl.preparing.dividing import COLUMNS, columns, name_parts
+from vfl.preparing.dividing import COLUMNS, make_parts, pick_columns
 
 _LABEL = "sky"
 # The values of Tables 2 and 5.
@@ -44,7 +44,7 @@ def _read(files: Files, _: Request) -> Content:
 
 
 def _views(_: Content, request: Request) -> Sequence[ContentPart]:
-    return name_parts(request, [columns(of_view(view)) for view in VIEWS])
+    return make_parts(request, [pick_columns(of_view(view)) for view in VIEWS])
 
 
 DATASET = DataSet(

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 
 from vfl_common.config.data import DataSettings
-from vfl_common.config.sources import folder_and_query
+from vfl_common.config.sources import split_duckdb_source
 from vfl_common.errors import InputError
 from vfl_common.passwords import hide_passwords
 from vfl_party.data import checks
@@ -76,7 +76,7 @@ def open_duckdb(settings: DataSettings) -> RowStream:
     except ImportError:
         raise missing_package_error(settings.source, "duckdb") from None
     source = hide_passwords(settings.source)
-    folder, query = folder_and_query(settings.source)
+    folder, query = split_duckdb_source(settings.source)
     memory = max(_SHARE * settings.memory_mib, _MIN_MIB)
     config = _make_config(memory, source, folder)
     spill = RowSpill(settings.scratch or tempfile.gettempdir())

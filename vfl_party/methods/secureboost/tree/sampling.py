@@ -12,7 +12,7 @@ import hashlib
 
 import numpy as np
 
-from vfl_party.base.seeds import Rows, derive_seed, permutation
+from vfl_party.base.seeds import Rows, derive_seed, draw_permutation
 from vfl_party.methods.secureboost.settings import GossSettings, SecureBoostSettings
 from vfl_party.methods.secureboost.tree.objective import Doubles
 
@@ -42,7 +42,7 @@ def sample_rows(
     """
     if settings.row_sample == 1.0:
         return np.arange(count, dtype=np.int64)
-    order = permutation(derive_seed(seed, phase, "rows", round_), count)
+    order = draw_permutation(derive_seed(seed, phase, "rows", round_), count)
     return np.sort(order[: count_drawn(count, settings)])
 
 
@@ -64,10 +64,10 @@ def by_gradient(goss: GossSettings, sizes_N: Doubles, seed: int) -> tuple[Rows, 
     """
     count = len(sizes_N)
     top, rest = count_parts(count, goss)
-    order = permutation(derive_seed(seed, "ties"), count)
+    order = draw_permutation(derive_seed(seed, "ties"), count)
     largest = order[np.argsort(-sizes_N.astype(np.float32)[order], kind="stable")]
     remaining = np.sort(largest[top:])
-    picked = remaining[permutation(derive_seed(seed, "rest"), len(remaining))[:rest]]
+    picked = remaining[draw_permutation(derive_seed(seed, "rest"), len(remaining))[:rest]]
     weights_N = np.ones(count)
     weights_N[picked] = (count - top) / rest
     rows = np.sort(np.concatenate([largest[:top], picked]))
