@@ -41,7 +41,7 @@ class Forecast:
         }
         self.encoders: dict[str, EncoderLoad] = {load.party: load for load in counted.encoders}
 
-    def compute_seconds(self, bandwidth: str = "100Mbit/s", latency: str = "20ms") -> float:
+    def seconds(self, bandwidth: str = "100Mbit/s", latency: str = "20ms") -> float:
         """Estimates the seconds of the exchanges, without computation.
 
         ``bandwidth``: the bandwidth of each link. ``latency``: the one-way latency. Raises

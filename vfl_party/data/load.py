@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vfl_common.config.data import FRAME, TEXT_FILES, DataSettings, is_excel, reader_of
+from vfl_common.config.data import FRAME, TEXT_FILES, DataSettings, is_excel, get_reader
 from vfl_common.config.sources import URL, is_archive, is_duckdb, split_member
 from vfl_common.errors import VflError
 from vfl_common.passwords import hide_passwords, hide_passwords_of
@@ -248,7 +248,7 @@ def _add_source_rows(
 
 def read_rows(settings: DataSettings, with_label: bool) -> Rows:
     """Reads the rows of a source: the first step of ``load_table``. Raises InputError."""
-    source, reader = settings.source, reader_of(settings.source)
+    source, reader = settings.source, get_reader(settings.source)
     if settings.is_database or is_duckdb(source):
         reader = None
     if reader == "sklearn":

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from vfl_common.config.data import reader_of
+from vfl_common.config.data import get_reader
 from vfl_common.errors import Code, InputError
 from vfl_party.assembly.party import OpenedParty
 from vfl_party.data import load as data
@@ -50,7 +50,7 @@ def get_model_versions(opened: OpenedParty) -> dict[str, str]:
 
 def get_reader_versions(opened: OpenedParty) -> dict[str, str]:
     """Returns the version of the plug-in that reads the party's data; empty if no plug-in does."""
-    name = reader_of(opened.settings.source)
+    name = get_reader(opened.settings.source)
     return data.PLUGINS.version(name) if name is not None else {}
 
 

@@ -384,7 +384,7 @@ class _Http:
     """What the port is made of, which needs packages of the extra."""
 
     make_app: Callable[..., Any]
-    run_server: Callable[..., Any]
+    listening: Callable[..., Any]
     catalog: Callable[..., Any]
     model: Callable[..., Any]
     routed: Callable[..., Any]

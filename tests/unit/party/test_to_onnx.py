@@ -122,7 +122,7 @@ def in_torch(party: TrainedParty, values: Any, codes: Any = None) -> Any:
             values = np.where(np.isnan(values), np.array(made.fill, np.float32), values)
         parts.append(made._scale("here", values))
     if codes is not None and made.one_hot:
-        parts.append(made._one_hot(codes))
+        parts.append(made._encode_one_hot(codes))
     x = np.concatenate(parts, axis=1) if parts else np.zeros((len(codes), 0), np.float32)
     inputs = [torch.from_numpy(x)]
     if codes is not None and not made.one_hot:

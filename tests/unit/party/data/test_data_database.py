@@ -22,7 +22,7 @@ from tests.harness.errors import raises
 from tests.harness.postgres import Postgres, postgres, programs
 from tests.harness.waiting import wait_until
 from vfl_common.config.base import Section, parse
-from vfl_common.config.data import DataSettings, get_unaligned_settings, is_database, reader_of
+from vfl_common.config.data import DataSettings, get_unaligned_settings, is_database, get_reader
 from vfl_common.config.sources import resolve_source
 from vfl_common.errors import Code, InputError, InternalError
 from vfl_common.passwords import find_passwords, hide_passwords, hide_passwords_of
@@ -71,12 +71,12 @@ def test_sources_are_told_apart_by_their_spelling() -> None:
         "mysql+pymysql://host/x",
     ):
         assert is_database(url)
-        assert reader_of(url) is None
+        assert get_reader(url) is None
         assert DataSettings(source=url, query="SELECT 1").is_table
         assert resolve_source(url, Path("/base")) == url or url.startswith("sqlite")
     assert not is_database("shop://north")
     # A plug-in's.
-    assert reader_of("shop://north") == "shop"
+    assert get_reader("shop://north") == "shop"
     # Of any name, with a query.
     assert DataSettings(source="duckdb:///x", query="SELECT 1").is_database
     assert not DataSettings(source="./sqlite:x.csv").is_database

@@ -15,7 +15,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from tests.harness.errors import raises
-from vfl_common.config.data import DataSettings, reader_of
+from vfl_common.config.data import DataSettings, get_reader
 from vfl_common.config.sources import resolve_source
 from vfl_common.errors import Code, InputError
 from vfl_common.passwords import hide_passwords
@@ -74,7 +74,7 @@ def test_a_query_is_no_path_no_url_and_no_plug_in() -> None:
     once = resolve_source(query, Path("/it's"))
     assert resolve_source(once, Path("/elsewhere")) == once
     assert hide_passwords(once) == query
-    assert reader_of(once) == "duckdb"
+    assert get_reader(once) == "duckdb"
     assert len(hide_passwords(f"duckdb:SELECT\n{'x, ' * 99}")) == 101
 
 
