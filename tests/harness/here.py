@@ -18,8 +18,8 @@ from vfl.launcher.forks import Launcher
 from vfl_common.process.program import run_for_status
 
 LAUNCHING = (
-    "vfl.simulation.run.launching",
-    "vfl.studies.run.launching",
+    "vfl.simulation.run.run_launcher",
+    "vfl.studies.run.run_launcher",
     "vfl.launcher.forks.run_launcher",
 )
 

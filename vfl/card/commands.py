@@ -23,7 +23,7 @@ from vfl_common.process.program import EXIT_CODES
     metavar="FILE",
     help="Write the card to FILE. [default: model-card.md in the folder of the run or of --party]",
 )
-def render_card(run: Path, party: str | None, out: Path | None) -> None:
+def card(run: Path, party: str | None, out: Path | None) -> None:
     """Write a model card of RUN in Markdown.
 
     RUN is the folder of a run, or a party's folder in it. Each party can write its own card from

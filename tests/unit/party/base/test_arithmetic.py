@@ -25,7 +25,7 @@ from vfl_server.control.reports import get_report_facts, is_sound
 
 CPU = torch.device("cpu")
 PRINT = (
-    "import torch; from vfl_party.base.arithmetic import arithmetic as a; "
+    "import torch; from vfl_party.base.arithmetic import describe_arithmetic as a; "
     "print(a(torch.device('cpu')).model_dump_json())"
 )
 
