@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, PositiveInt
+from pydantic import AfterValidator, Field, PositiveInt, model_validator
 
 from vfl_common.config.base import Section, has_form, parse
 from vfl_common.config.data import DataSettings
@@ -14,7 +14,7 @@ from vfl_common.config.kind_of_file import read_tables
 from vfl_common.config.models import CustomSettings, CustomTop, EncoderSettings
 from vfl_common.config.policy import Pin, PolicySettings
 from vfl_common.config.recipe import Recipe
-from vfl_common.config.recipe_tables import Name, RunName
+from vfl_common.config.recipe_tables import Name
 from vfl_common.errors import Code, InputError
 from vfl_common.text import host_and_port
 
@@ -158,14 +158,17 @@ class ServeSettings(Section):
     """With ``--run production``: how many earlier runs of each model stay ready, so that a rollback
     takes no time.
     """
-    shadow: tuple[RunName, ...] = ()
-    """Active party: runs, at most one of a model, that score a copy of what the model is asked. The
-    answers do not show it; the metrics compare both.
-    """
-    weights: dict[RunName, Annotated[float, Field(gt=0.0, le=1.0)]] = Field(default_factory=dict)
-    """Active party: {run: its share of the ids}; the run that answers its model has the rest. An id
-    always has the same run.
-    """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_removed_keys(cls, value: Any) -> Any:
+        for key in ("shadow", "weights"):
+            if isinstance(value, dict) and key in value:
+                raise ValueError(
+                    f"the key {key!r} was removed. Remove it, and put a reverse proxy (for example "
+                    "Envoy) before two serving parties: docs/how-to/production/serve-models.md."
+                )
+        return value
 
     def model_post_init(self, _context: Any) -> None:
         if self.answers_a_day is not None and self.cache_s:

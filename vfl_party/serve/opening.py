@@ -29,7 +29,6 @@ from vfl_party.serve.counts import Counts
 from vfl_party.serve.disk import Disk
 from vfl_party.serve.granted import PredictionsLeft
 from vfl_party.serve.kinds.choice import bytes_of_row
-from vfl_party.serve.models.compare import Disagreement
 from vfl_party.serve.store import FeatureLookup, require_served
 
 # Limit of an answer; a gRPC message can have twice as many.
@@ -65,7 +64,6 @@ class ServedTally:
     run_id: str
     counts: Counts = field(default_factory=Counts)
     ledger: Ledger = field(default_factory=Ledger)
-    shadow: Disagreement | None = None
     standing: Callable[[], ServingStanding] | None = None
 
 

@@ -11,7 +11,6 @@ from prometheus_client.core import HistogramMetricFamily, InfoMetricFamily, Metr
 from vfl_common.ledger import Ledger
 from vfl_common.prometheus import Labels, certificate_gauge, counter, gauge, traffic_counters
 from vfl_party.serve.counts import ENDS, Counts
-from vfl_party.serve.models.compare import Disagreement
 from vfl_party.serve.opening import ServedTally
 
 _MODEL = ("model", "run")
@@ -101,10 +100,6 @@ def _count_metrics(tallies: Mapping[str, ServedTally], port: Counts) -> Iterator
     yield counter("vfl_serve_rows_kept_total", text, reused, (*_MODEL, "party"))
     yield counter("vfl_serve_requests_total", "Requests, by HTTP's status.", requests, ("status",))
     yield latency
-    shadows = {
-        (tally.model, tally.run_id): tally.shadow for tally in counted if tally.shadow is not None
-    }
-    yield from _shadows(shadows)
     yield from traffic_counters(total, ())
 
 
@@ -114,19 +109,3 @@ def _buckets(within: Mapping[float, int]) -> list[tuple[str, float]]:
         total += within.get(end, 0)
         buckets.append(("+Inf" if end == float("inf") else str(end), total))
     return buckets
-
-
-def _shadows(shadows: Mapping[tuple[str, str], Disagreement]) -> Iterator[Metric]:
-    rows: dict[Labels, float] = {}
-    decided: dict[Labels, float] = {}
-    apart: dict[Labels, float] = {}
-    for key, shadow in shadows.items():
-        with shadow.lock:
-            rows[*key, "yes"], rows[*key, "no"] = float(shadow.rows), float(shadow.others)
-            decided[key], apart[key] = float(shadow.decided), shadow.difference
-    text = "Rows of which a shadow got a copy, and whether they could be compared."
-    yield counter("vfl_serve_shadow_rows_total", text, rows, (*_MODEL, "compared"))
-    text = "Compared rows that the shadow decides otherwise."
-    yield counter("vfl_serve_shadow_differs_total", text, decided, _MODEL)
-    text = "Absolute differences of the scores of compared rows, summed."
-    yield counter("vfl_serve_shadow_difference_total", text, apart, _MODEL)

@@ -24,11 +24,10 @@ from vfl_common.rpc.serving.service import MAX_STREAMS, SERVICE
 from vfl_common.rpc.serving.several import SeveralRuns
 from vfl_party.assembly.machine import room
 from vfl_party.predict.prediction import TrainedRun
-from vfl_party.serve.active import Active, ActiveRun
+from vfl_party.serve.active import Active
 from vfl_party.serve.counts import Counts
 from vfl_party.serve.granted import GrantWatch
 from vfl_party.serve.models.chosen import Chosen
-from vfl_party.serve.models.compare import Disagreement
 from vfl_party.serve.models.follow import Follower
 from vfl_party.serve.models.lineage import Lineage, LoadedRun
 from vfl_party.serve.opening import Opened, Opener, loading, missing, present
@@ -106,18 +105,12 @@ class ServingParty:
         """
         load = loading(solo=self.solo)
         runs = [load(run.folder, self.file.name) for run in self.chosen]
-        routed = [*self.settings.weights, *self.settings.shadow]
         is_active = runs[0].recipe.active.name == self.file.name
         if listens and not is_active:
             raise InputError(
                 Code.CONFIG_INVALID,
                 f"--http: only for the active party, but {self.file.name} is passive. Remove it.",
             )
-        if is_active:
-            # Whoever names a run there need not name it twice.
-            known = {run.run_id for run in runs}
-            more = [run_id for run_id in dict.fromkeys(routed) if run_id not in known]
-            runs += self._beside(runs, [self._load_routed_run(run_id) for run_id in more])
         log_to(self._beside_runs(LOG), party=self.file.name)
         room(self.file)
         opener = Opener(
@@ -172,28 +165,6 @@ class ServingParty:
         """Returns the path of a log; ``name``: with a place for the party's name."""
         return self.registry.out / name.format(self.file.name)
 
-    def _load_routed_run(self, run_id: str) -> TrainedRun:
-        """Loads a run that ``serve.weights`` or ``serve.shadow`` names. Raises InputError."""
-        try:
-            return loading(solo=self.solo)(self.registry.out / run_id, self.file.name)
-        except InputError as error:
-            key = "weights" if run_id in self.settings.weights else "shadow"
-            raise InputError(error.code, f"serve.{key}: {run_id}: {error}") from None
-
-    def _beside(
-        self, runs: Sequence[TrainedRun], more: Sequence[TrainedRun]
-    ) -> Sequence[TrainedRun]:
-        """Returns ``more``, if they are of the models of ``runs``. Raises InputError."""
-        models = {run.recipe.name for run in runs}
-        for run in more:
-            if run.recipe.name not in models:
-                raise InputError(
-                    Code.CONFIG_INVALID,
-                    f"serve.weights, serve.shadow: run {run.run_id} belongs to model "
-                    f"{run.recipe.name}, which is not served. Give a run of it with --run.",
-                )
-        return more
-
     def _attend(
         self,
         stack: ExitStack,
@@ -229,7 +200,7 @@ class ServingParty:
         several = SeveralRuns(opener.keyring, opener.passives, max_runs)
         active = Active(opener, several, self.console, tokens, http.served)
         lines = self._serve(stack, opener, opened, active.open)
-        models = self._models(lines, http)
+        models = {name: http.model(line) for name, line in lines.items()}
         may_ask = [self.file.name, *opener.servers, *opener.passives]
         health = Health({SERVICE: lambda: True}, opener.keyring, may_ask=may_ask)
         threads = (MAX_STREAMS * max_runs + MAX_CHECKS) * len(opener.passives) + 2 * MAX_CHECKS + 4
@@ -306,51 +277,6 @@ class ServingParty:
                 self.console.emit("advice", said=f"run {run_id}: no rollback to it ({error})")
         return result
 
-    def _models(self, lines: Lineages[ActiveRun], http: _Http) -> dict[str, Any]:
-        """Returns what the catalog has of each line. Raises InputError."""
-        return {name: http.model(line, self._route(line, http)) for name, line in lines.items()}
-
-    def _route(self, line: Lineage[ActiveRun], http: _Http) -> Any:
-        """Returns how a model's requests are shared; None if one run has them all. Raises
-        InputError.
-        """
-        weights = {
-            run_id: self.settings.weights[run_id]
-            for run_id in sorted(self.settings.weights)
-            if line.find(run_id) is not None
-        }
-        shadow = [run_id for run_id in self.settings.shadow if line.find(run_id) is not None]
-        if sum(weights.values()) > 1.0:
-            raise InputError(
-                Code.CONFIG_INVALID,
-                f"serve.weights: the sum for model {line.name} must be at most 1 "
-                f"(got {sum(weights.values())}). Decrease the weights.",
-            )
-        if len(shadow) > 1:
-            raise InputError(
-                Code.CONFIG_INVALID,
-                f"serve.shadow: model {line.name} can have one shadow (got {', '.join(shadow)}). "
-                "Keep one of them.",
-            )
-        if not weights and not shadow:
-            return None
-
-        def find(run_id: str) -> Any:
-            run = line.find(run_id)
-            return run.served if run is not None else None
-
-        disagreement = Disagreement()
-        if shadow and (run := line.find(shadow[0])) is not None:
-            run.opened.tally.shadow = disagreement
-        return http.routed(
-            line.name,
-            find,
-            lambda ids: line.now.opened.store.held.spelt(ids),
-            weights,
-            shadow[0] if shadow else "",
-            disagreement,
-        )
-
     @contextlib.contextmanager
     def _expose(self, opener: Opener, runs: Sequence[TrainedRun]) -> Iterator[None]:
         """Serves metrics to Prometheus, if they were asked for."""
@@ -387,7 +313,6 @@ class _Http:
     listening: Callable[..., Any]
     catalog: Callable[..., Any]
     model: Callable[..., Any]
-    routed: Callable[..., Any]
     served: Callable[..., Any]
     require_certificate: Callable[..., None]
 
@@ -399,13 +324,10 @@ def _http() -> _Http:
         from vfl_party.serve.http.catalog import Catalog, ServedModel
         from vfl_party.serve.http.port import listening as listening_http
         from vfl_party.serve.http.port import require_certificate
-        from vfl_party.serve.http.routed import Routed
         from vfl_party.serve.http.served import Served
     except ImportError as error:
         raise InputError(
             Code.CONFIG_INVALID,
             f"serve: FastAPI cannot be imported ({str(error).splitlines()[0]}). Run {INSTALL}.",
         ) from None
-    return _Http(
-        make_app, listening_http, Catalog, ServedModel, Routed, Served, require_certificate
-    )
+    return _Http(make_app, listening_http, Catalog, ServedModel, Served, require_certificate)

@@ -67,12 +67,6 @@ class ServedScores:
         """Returns the same scores, as those of a run."""
         return replace(self, parts=[replace(part, run=run_id) for part in self.parts])
 
-    def ordered(self, rows: npt.NDArray[np.int64]) -> ServedScores:
-        """Returns the scores of the rows with these numbers, in their order."""
-        columns = {name: values[rows] for name, values in self.columns.items()}
-        state = [self.state[at] for at in rows.tolist()]
-        return ServedScores(columns, state, self.parts, self.of_part[rows])
-
     def part(self, row: int) -> RequestPart:
         """Returns who takes part in a row."""
         return self.parts[int(self.of_part[row])]

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 from vfl_party.serve.counts import Counts
-from vfl_party.serve.http.routed import Routed
 from vfl_party.serve.http.served import Served, bearer
 from vfl_party.serve.models.lineage import Lineage, LoadedRun
 from vfl_party.serve.tokens import Denied, Token, Tokens
@@ -25,30 +24,23 @@ A = TypeVar("A", bound=ServedAnswering)
 
 @dataclass(frozen=True)
 class ServedModel(Generic[A]):
-    """The runs of one model. ``routed``: how its requests are shared; None: one run has them."""
+    """The runs of one model."""
 
     line: Lineage[A]
-    routed: Routed | None = None
 
     @property
     def served(self) -> Served:
         """What answers a request that names no run."""
-        return replace(self.line.now.served, routes=self.routed, instead=lambda: self.served)
+        return replace(self.line.now.served, instead=lambda: self.served)
 
     def version(self, run_id: str) -> Served | None:
         """Returns a run of the model."""
         run = self.line.find(run_id)
         return run.served if run is not None else None
 
-    @property
-    def weights(self) -> Mapping[str, float]:
-        """{run id: its share of the requests} of the other runs than the one that answers."""
-        return self.routed.weights if self.routed is not None else {}
-
     def about(self) -> dict[str, Any]:
         """Returns what a caller may know of it."""
-        line, shadow = self.line, self.routed.shadow if self.routed is not None else ""
-        following = line.next
+        line, following = self.line, self.line.next
         return {
             "name": line.name,
             "run": line.now.run_id,
@@ -57,8 +49,6 @@ class ServedModel(Generic[A]):
                 {
                     "run": run.run_id,
                     "present": list(run.present()),
-                    "weight": self.weights.get(run.run_id),
-                    "shadow": run.run_id == shadow,
                     **run.served.exactness,
                 }
                 for run in line.runs
@@ -119,8 +109,8 @@ class Catalog(Generic[A]):
             raise Denied(404, "no such model is served")
         token = served.allow(header)
         if token is not None and not {"*", served.name} & set(token.models):
-            # It is for this run, and not for those that have a share of its requests.
-            served = replace(served, routes=None, instead=None)
+            # The token is for this run, and not for the run that takes its place.
+            served = replace(served, instead=None)
         return served, token
 
     def _find(self, name: str | None, version: str | None) -> Served | None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -22,16 +22,6 @@ from vfl_party.serve.telling.request import under_way
 from vfl_party.serve.tokens import Denied, Token, Tokens
 
 BUSY = "too many requests are waiting. Try again later."
-
-
-class Routes(Protocol):
-    """Shares a model's requests among its runs; see ``vfl_party.serve.http.routed``."""
-
-    async def score(
-        self, now: Served, ids: Sequence[str], min_quality: float | None, columns: Given | None
-    ) -> ServedScores:
-        """Scores rows; ``now``: the run that answers what goes to no other. Raises Denied."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -49,7 +39,6 @@ class Served:
         id_columns: the names of the columns of an id.
         inexact: why scores may differ from those of ``predict`` in their last bits; '' if they do
             not. See ``Held.inexact``.
-        routes: how requests are shared with other runs; None: this run scores them all.
         instead: returns what answers a request that comes when this run takes no more; None: the
             request is for this run alone.
     """
@@ -67,7 +56,6 @@ class Served:
     present: Callable[[], Sequence[str]] = field(repr=False)
     id_columns: tuple[str, ...] = ("id",)
     inexact: str = ""
-    routes: Routes | None = None
     instead: Callable[[], Served] | None = field(default=None, repr=False)
 
     @property
@@ -107,8 +95,6 @@ class Served:
         if (request := under_way()) is not None:
             request.asked(self.name, self.run_id, token.name if token is not None else "", len(ids))
         with self.tokens.spending(token, len(ids)):
-            if self.routes is not None:
-                return await self.routes.score(self, ids, min_quality, columns)
             return await self.answer(ids, min_quality, columns)
 
     def submit(

@@ -73,8 +73,6 @@ class VersionAnswer(BaseModel):
 
     run: str
     present: list[str] = Field(description="The passive parties that serve it now.")
-    weight: float | None = Field(description="Its share of the ids, if it has one.")
-    shadow: bool = Field(description="Whether it scores copies of requests.")
     exact: bool = Field(
         description="Whether this party's models give a row the bits of a prediction, whichever "
         "rows are asked for with it."

@@ -1,3 +1,1 @@
-"""Several runs served side by side: which of them answers, how another takes its place, and how two
-are compared.
-"""
+"""Several runs served side by side: which of them answers, and how another takes its place."""
