@@ -21,9 +21,9 @@ from vfl_party.serve.counts import Counts
 from vfl_party.serve.http.app import make_app
 from vfl_party.serve.http.port import listening
 from vfl_party.serve.http.served import Served
-from vfl_party.serve.rpc.model import answering
+from vfl_party.serve.rpc import answering
 from vfl_party.serve.scored import RequestPart, ServedScores
-from vfl_party.serve.telling.teller import Teller
+from vfl_party.serve.telling import Teller
 from vfl_party.serve.tokens import Tokens
 
 SERVICE = "/inference.GRPCInferenceService/"

@@ -35,11 +35,11 @@ from vfl_party.assembly.files import read_files
 from vfl_party.phases.stand_in import read_means
 from vfl_party.predict.prediction import load_joint
 from vfl_party.predict.quality import Quality
-from vfl_party.serve.kinds.alone import AloneScorer
+from vfl_party.serve.kinds.choice import AloneScorer
 from vfl_party.serve.run import ACCESS, LOG
 from vfl_party.serve.scorer import OnlineScorer
 from vfl_party.serve.store import FeatureLookup
-from vfl_party.serve.telling.request import OWN, PARTIES, QUEUE, TOP, RequestTrace, noting
+from vfl_party.serve.telling import OWN, PARTIES, QUEUE, TOP, RequestTrace, noting
 
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
 

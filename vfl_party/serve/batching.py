@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vfl_party.serve.scored import ServedScores
-from vfl_party.serve.telling.request import RequestTrace, noting, under_way
+from vfl_party.serve.telling import RequestTrace, noting, under_way
 
 # Batches under way: while some wait for the passive parties, the next is gathered. Near parties
 # seldom have more than a few; for far ones each further batch waits a little, for others to share

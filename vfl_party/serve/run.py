@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import logging
 import queue
 import socket
@@ -18,7 +19,7 @@ from vfl_common.errors import Code, InputError, VflError
 from vfl_common.process.handover import get_predecessor, hand_over, notify, on_hangup
 from vfl_common.process.logs import Console, log_to, version
 from vfl_common.production.registry import ModelRegistry
-from vfl_common.rpc.channel import listening
+from vfl_common.rpc.channel import listening, split_address
 from vfl_common.rpc.health import MAX_CHECKS, Health
 from vfl_common.rpc.serving.service import MAX_STREAMS, SERVICE
 from vfl_common.rpc.serving.several import SeveralRuns
@@ -27,14 +28,11 @@ from vfl_party.predict.prediction import TrainedRun
 from vfl_party.serve.active import Active
 from vfl_party.serve.counts import Counts
 from vfl_party.serve.granted import GrantWatch
-from vfl_party.serve.models.chosen import Chosen
-from vfl_party.serve.models.follow import Follower
-from vfl_party.serve.models.lineage import Lineage, LoadedRun
+from vfl_party.serve.models import Chosen, Follower, Lineage, LoadedRun
 from vfl_party.serve.opening import Opened, Opener, loading, missing, present
 from vfl_party.serve.passive import Passive
-from vfl_party.serve.reach import check_open, hosts, plain_words
-from vfl_party.serve.rpc.model import answering as answering_grpc
-from vfl_party.serve.telling.teller import telling
+from vfl_party.serve.rpc import answering as answering_grpc
+from vfl_party.serve.telling import telling
 from vfl_party.serve.tokens import Tokens
 
 # These logs are in the folder of the party's runs, since they outlive each served run.
@@ -331,3 +329,56 @@ def _http() -> _Http:
             f"serve: FastAPI cannot be imported ({str(error).splitlines()[0]}). Run {INSTALL}.",
         ) from None
     return _Http(make_app, listening_http, Catalog, ServedModel, Served, require_certificate)
+
+
+def check_open(settings: ServeSettings) -> None:
+    """Raises InputError if other machines reach a port without tokens or with half a key pair."""
+    if (settings.certificate is None) != (settings.key is None):
+        raise InputError(
+            Code.CONFIG_INVALID, "serve: certificate and key belong together. Set both or neither."
+        )
+    reached = _reachable_ports(settings)
+    if settings.tokens is None and reached:
+        key, address = next(iter(reached.items()))
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{key}: other machines can reach {address}, and no token is required. Set "
+            "serve.tokens to a file that vfl-party token writes, or use 127.0.0.1.",
+        )
+
+
+def plain_words(settings: ServeSettings) -> str | None:
+    """Returns what to say if tokens travel where others can read them; None if they do not."""
+    reached = _reachable_ports(settings)
+    if not reached or settings.certificate is not None:
+        return None
+    return (
+        f"{' and '.join(reached)}: without a certificate, tokens cross the network in plain text. "
+        "Set serve.certificate and serve.key, unless a proxy in front of this port uses HTTPS."
+    )
+
+
+def _reachable_ports(settings: ServeSettings) -> dict[str, str]:
+    """Returns {key: address} of the ports that others than this machine can reach."""
+    ports = {"serve.http": settings.http, "serve.grpc": settings.grpc}
+    return {
+        key: address
+        for key, address in ports.items()
+        if address is not None and not _is_local(split_address(address)[0])
+    }
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def hosts(settings: ServeSettings) -> frozenset[str] | None:
+    """Returns the names under which callers may reach the port; None: any, since they need a
+    token.
+    """
+    if settings.tokens is not None:
+        return None
+    return frozenset(("localhost", "127.0.0.1", "[::1]", split_address(settings.http)[0]))

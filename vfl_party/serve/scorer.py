@@ -40,7 +40,7 @@ from vfl_party.serve.batching import Given
 from vfl_party.serve.scored import RequestPart, ServedScores, State, Why
 from vfl_party.serve.store import FeatureLookup, Held
 from vfl_party.serve.stores.seam import LookupResult
-from vfl_party.serve.telling.request import OWN, PARTIES, TOP, stage
+from vfl_party.serve.telling import OWN, PARTIES, TOP, stage
 
 # Why a party took no part in a row, by its state there. Only the active party says of itself that
 # it does not know an id.

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
+from pydantic import BaseModel, Field, ValidationError
 from starlette.exceptions import HTTPException
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vfl_common.text import LINE, clean
 from vfl_party.serve.counts import Counts
 from vfl_party.serve.http import mlflow, v1, v2
 from vfl_party.serve.http.catalog import Catalog
-from vfl_party.serve.http.direct import Direct, again
-from vfl_party.serve.http.faults import describe_faults
-from vfl_party.serve.http.refusals import REFUSALS
 from vfl_party.serve.http.served import BUSY
-from vfl_party.serve.http.told import RequestLog
-from vfl_party.serve.telling.teller import Teller
+from vfl_party.serve.telling import RequestTrace, Teller, begin
 from vfl_party.serve.tokens import Denied
 
 # Limit of a request's body.
@@ -34,6 +33,21 @@ _MAX_DISCARDED = 64 << 20
 _BODY_S = 10.0
 # Limit of the bodies of all requests under way: parsed, they take several times as much.
 MAX_HELD_BYTES = 16 * MAX_BYTES
+
+# The text for each of pydantic's types of errors.
+_WORDS = {
+    "missing": "is missing",
+    "extra_forbidden": "is not a field of a request",
+    "list_type": "must be a list",
+    "dict_type": "must be an object: a list of values for each column",
+    "string_type": "must be text, in quotes",
+    "string_unicode": "must be text of valid characters",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "finite_number": "must be a finite number",
+    "too_short": "must not be empty",
+}
+_CELL = "must be a number, text, true, false or null"
 
 log = logging.getLogger(__name__)
 
@@ -213,3 +227,158 @@ def _failure() -> JSONResponse:
 def _name(host: str) -> str:
     """Returns the name of a Host header, without its port."""
     return host.rpartition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
+
+
+@dataclass(frozen=True)
+class Direct:
+    """Gives a route what it asks for, if that can be read. Everything else goes to ``app``, which
+    has the same route, and words for what is wrong.
+
+    Args:
+        path: of the route, whose method is POST.
+        shape: of its body.
+        route: answers; it may raise Denied.
+        denied: the answer to who is denied.
+    """
+
+    app: ASGIApp
+    path: str
+    shape: type[BaseModel]
+    route: Callable[[Any, Request], Awaitable[Response]]
+    denied: Callable[[Denied], Response]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self._is_for_it(scope):
+            await self.app(scope, receive, send)
+            return
+        message = await receive()
+        body = message.get("body", b"")
+        if message.get("more_body", False) or (asked := self._read(body)) is None:
+            await self.app(scope, again(message, receive), send)
+            return
+        try:
+            response = await self.route(asked, Request(scope))
+        except Denied as why:
+            response = self.denied(why)
+        await response(scope, receive, send)
+
+    def _is_for_it(self, scope: Scope) -> bool:
+        if scope["type"] != "http" or (scope["method"], scope["path"]) != ("POST", self.path):
+            return False
+        header = next((value for name, value in scope["headers"] if name == b"content-type"), b"")
+        kind: bytes = header.partition(b";")[0]
+        return kind.strip().lower() == b"application/json"
+
+    def _read(self, body: bytes) -> BaseModel | None:
+        try:
+            return self.shape.model_validate_json(body)
+        except ValidationError:
+            return None
+
+
+def again(message: Message, receive: Receive) -> Receive:
+    """Returns what gives a message that was received already, then goes on as ``receive``."""
+    delivered = False
+
+    async def receive_again() -> Message:
+        nonlocal delivered
+        if delivered:
+            return await receive()
+        delivered = True
+        return message
+
+    return receive_again
+
+
+class RequestLog:
+    """Reports each request when it has ended.
+
+    ``known``: the fixed paths. Other paths are reported as their route, since a path that a caller
+    writes may contain an id.
+    """
+
+    def __init__(self, app: ASGIApp, teller: Teller, known: Collection[str]) -> None:
+        self._app, self._teller, self._known = app, teller, frozenset(known)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        parent = dict(scope["headers"]).get(b"traceparent", b"").decode("latin-1")
+        request, status = RequestTrace("http", "", parent), 0
+        begin(request)
+
+        async def relay(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, relay)
+        finally:
+            path = scope["path"]
+            chosen = getattr(scope.get("route"), "path", "")
+            request.route = f"{_method(scope)} {path if path in self._known else chosen}".strip()
+            # Without an answer the caller is gone.
+            self._teller.ended(request, status or 499)
+
+
+def _method(scope: Scope) -> str:
+    """Returns the method; '' for one that a caller has made up."""
+    method: str = scope["method"]
+    return method if method in ("GET", "POST", "HEAD", "PUT", "DELETE", "OPTIONS") else ""
+
+
+def describe_faults(faults: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns a sentence for each part of a body that is wrong, from pydantic's errors.
+
+    What was given may be an id, so no sentence repeats it.
+    """
+    texts: dict[str, str] = {}
+    for fault in faults:
+        path = _path(fault["loc"][1:])
+        words = _WORDS.get(fault["type"], fault["msg"])
+        # Pydantic lists an error for each type that a cell may have.
+        if path[:1] == ["columns"] and isinstance(path[-1], int):
+            words = _CELL
+        texts.setdefault(".".join(map(str, path)), words)
+    # An error inside a nested list is more specific than that of the list.
+    within = {path.rpartition(".")[0] for path in texts}
+    return [f"{path}: {words}" for path, words in texts.items() if path not in within]
+
+
+def _path(loc: Sequence[str | int]) -> list[str | int]:
+    """Leaves out pydantic's names of types: they follow the place in a list."""
+    path: list[str | int] = []
+    was_place = False
+    for part in loc:
+        if not (was_place and isinstance(part, str)):
+            path.append(part)
+        was_place = isinstance(part, int)
+    return path
+
+
+class Refusal(BaseModel):
+    """Why a request gets no answer."""
+
+    error: str = Field(description="One sentence: what is wrong, and what to do.")
+
+
+_WHY = {
+    400: "The request is invalid.",
+    401: "The token is missing or has expired.",
+    403: "The token is for other models, or the party does not allow as many rows.",
+    404: "The model does not exist.",
+    408: "The body did not arrive in time.",
+    413: "The body is too large, or has too many ids.",
+    421: "This machine is not served under that name.",
+    422: "The request is invalid.",
+    429: "The token's rows of the day are spent.",
+    500: "The program has failed; its log says how.",
+    503: "Too many requests wait, or the party cannot write its record.",
+}
+# By status, for all routes.
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    status: {"model": Refusal, "description": why} for status, why in _WHY.items()
+}

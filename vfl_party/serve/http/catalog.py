@@ -8,7 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from vfl_party.serve.counts import Counts
 from vfl_party.serve.http.served import Served, bearer
-from vfl_party.serve.models.lineage import Lineage, LoadedRun
+from vfl_party.serve.models import Lineage, LoadedRun
 from vfl_party.serve.tokens import Denied, Token, Tokens
 
 

@@ -18,7 +18,7 @@ from vfl_party.serve.batching import Batcher, Busy, Ended, Given
 from vfl_party.serve.counts import Counts
 from vfl_party.serve.scored import ServedScores
 from vfl_party.serve.store import LONGEST_ID
-from vfl_party.serve.telling.request import under_way
+from vfl_party.serve.telling import under_way
 from vfl_party.serve.tokens import Denied, Token, Tokens
 
 BUSY = "too many requests are waiting. Try again later."

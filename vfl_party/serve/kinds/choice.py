@@ -2,25 +2,135 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from dataclasses import replace
+from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+import torch
 from torch import Tensor
 
-from vfl_common.rpc.serving.answered import ServingAnswer, Step
+from vfl_common.errors import InternalError
+from vfl_common.rpc.serving.answered import EMBEDDED, FAILED, UNKNOWN, ServingAnswer, Step
 from vfl_common.rpc.serving.service import ServingService
+from vfl_party.base.seeds import Rows
+from vfl_party.methods.probe.cut import features_of
+from vfl_party.models.halves import Tail
 from vfl_party.outbound.exchange import way_of
+from vfl_party.phases.context import Party
+from vfl_party.phases.scoring import outputs_of
 from vfl_party.predict.quality import Quality
 from vfl_party.serve.answering import PHASE, Answers, Limit, SentBefore
 from vfl_party.serve.asked import LooksUp, every_id
 from vfl_party.serve.batching import Given
-from vfl_party.serve.kinds.alone import AloneScorer
-from vfl_party.serve.kinds.holder import HolderScorer
 from vfl_party.serve.kinds.stepwise import StepAnswers, StepScorer, online_of
-from vfl_party.serve.scored import ServedScores
-from vfl_party.serve.scorer import OnlineScorer
-from vfl_party.serve.store import FeatureLookup
+from vfl_party.serve.scored import RequestPart, ServedScores, State, Why
+from vfl_party.serve.scorer import (
+    WHY,
+    Embedded,
+    OnlineScorer,
+    columns_of,
+    own_rows,
+    state_of,
+    unscored_state,
+)
+from vfl_party.serve.store import FeatureLookup, Held
 from vfl_party.serve.stores.kept import KeptEmbeddings
+from vfl_party.serve.stores.seam import LookupResult
+
+# States of ids without a score.
+_LOST = (UNKNOWN, FAILED)
+# Reason for a party that answered, but whose latents are not used.
+_NOT_NEEDED: Why = "not needed"
+# Reasons that are not faults.
+_FINE: frozenset[Why] = frozenset((_NOT_NEEDED, "not answered"))
+
+
+class AloneScorer:
+    """Scores ids with the run's student; any thread may call it, several at once.
+
+    ``timeout_s``: how long a store that is asked by id is waited for.
+    """
+
+    def __init__(self, store: FeatureLookup, timeout_s: float, quality: Quality) -> None:
+        self._store, self._timeout_s = store, timeout_s
+        # What was measured of the student; that of sets of parties says nothing of it.
+        self._quality = replace(quality, values={})
+
+    @torch.no_grad()
+    def score(
+        self, ids: Sequence[str], min_quality: float | None = None, columns: Given | None = None
+    ) -> ServedScores:
+        """Scores rows by id, in their order; see ``OnlineScorer.score``. Raises InputError."""
+        held, n = self._store.held, len(ids)
+        party = held.party
+        outputs = torch.zeros(n, party.recipe.task.outputs)
+        state_N = np.full(n, EMBEDDED, np.uint8)
+        if columns is not None:
+            solo = held.solo_given(columns, n)
+        else:
+            own = own_rows(held, held.spelt(ids), time.monotonic() + self._timeout_s)
+            if not isinstance(own, LookupResult):
+                lost = [RequestPart((), {party.name: own})]
+                none_N = np.zeros(n, np.int64)
+                return ServedScores(
+                    columns_of(held, outputs), [unscored_state(own)] * n, lost, none_N
+                )
+            state_N = own.states()
+            solo = held.solo(own, own.rows[own.rows >= 0])
+        if solo is None:
+            raise InternalError(f"{party.name}: the run has no student")
+        known_N = state_N == EMBEDDED
+        outputs[torch.from_numpy(known_N)] = solo.cpu()
+        finite_N = outputs.isfinite().all(dim=1).numpy()
+        outputs[torch.from_numpy(~finite_N)] = 0.0
+        there = RequestPart((party.name,), {}, self._quality.student)
+        scored = state_of(there, self._quality, min_quality)
+        state: list[State] = [
+            unscored_state(WHY[code]) if code in WHY else scored if finite else "failed"
+            for code, finite in zip(state_N.tolist(), finite_N, strict=True)
+        ]
+        parts = [there, *(RequestPart((), {party.name: WHY[code]}) for code in _LOST)]
+        number_N = np.select([state_N == code for code in _LOST], range(1, len(_LOST) + 1), 0)
+        return ServedScores(columns_of(held, outputs), state, parts, number_N)
+
+
+class HolderScorer(OnlineScorer):
+    """Scores ids at the active party; see ``OnlineScorer``. If several parties answer for an id,
+    the first of them in the recipe scores it, as in ``vfl predict``.
+    """
+
+    def _part(
+        self,
+        party: Party,
+        names: Sequence[str],
+        mask: npt.NDArray[Any],
+        rows: Rows,
+        why: Mapping[str, npt.NDArray[Any] | Why],
+    ) -> RequestPart:
+        part = super()._part(party, names, mask, rows, why)
+        first, others = part.parties[:1], part.parties[1:]
+        missing = {**part.missing, **dict.fromkeys(others, _NOT_NEEDED)}
+        ordered = {name: missing[name] for name in names if name in missing}
+        return replace(part, parties=first, missing=ordered, quality=self._quality.of(first))
+
+    def _state(self, party: Party, part: RequestPart, min_quality: float | None) -> State:
+        _ = party
+        amiss = {name: why for name, why in part.missing.items() if why not in _FINE}
+        if not part.parties:
+            # Who is missing may have the row.
+            return "incomplete" if amiss else "unknown"
+        return state_of(replace(part, missing=amiss), self._quality, min_quality)
+
+    def _joint(self, held: Held, part: RequestPart, rows: Rows, embedded: Embedded) -> Tensor:
+        party, tail = held.party, held.party.models.get("tail")
+        if not isinstance(tail, Tail):
+            raise InternalError(f"{party.name}: the model has no tail")
+        (name,) = part.parties
+        z = embedded.others[name][rows].to(party.device)
+        return outputs_of(party, features_of(party, tail, z.reshape(-1, *tail.latent)))
 
 
 class RowScorer(Protocol):

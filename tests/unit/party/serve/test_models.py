@@ -16,8 +16,7 @@ from vfl_common.errors import Code, InputError
 from vfl_common.production.registry import FILE, Change, ModelRegistry
 from vfl_party.serve.batching import Given
 from vfl_party.serve.counts import Counts
-from vfl_party.serve.models.follow import Follower
-from vfl_party.serve.models.lineage import STEPS_BEHIND, Lineage
+from vfl_party.serve.models import STEPS_BEHIND, Follower, Lineage
 from vfl_party.serve.scored import RequestPart, ServedScores
 from vfl_party.serve.tokens import Denied, Tokens, add_token
 
@@ -260,7 +259,7 @@ def test_a_token_for_a_run_is_not_answered_by_another(tmp_path: Path) -> None:
 
 
 def test_words_that_stand_for_a_run_name_a_recipe(tmp_path: Path) -> None:
-    from vfl_party.serve.models.chosen import Chosen, choose
+    from vfl_party.serve.models import Chosen, choose
 
     registry = ModelRegistry(tmp_path)
     (tmp_path / "run-a").mkdir()

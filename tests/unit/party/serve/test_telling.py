@@ -22,8 +22,7 @@ from tests.harness.waiting import wait_until
 from vfl_common.pb.inference import open_inference_grpc_pb2 as pb
 from vfl_common.process.logs import open_separate_log
 from vfl_common.process.tracing import ASKS, export_requests
-from vfl_party.serve.telling.request import OWN, QUEUE, TOP, RequestTrace, stage
-from vfl_party.serve.telling.teller import Teller, telling
+from vfl_party.serve.telling import OWN, QUEUE, TOP, RequestTrace, Teller, stage, telling
 from vfl_party.serve.tokens import add_token
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -14,7 +14,7 @@ from tests.harness.errors import raises
 from vfl_common.config.party import ServeSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.serve.commands import token
-from vfl_party.serve.reach import check_open, plain_words
+from vfl_party.serve.run import check_open, plain_words
 from vfl_party.serve.tokens import Denied, Tokens, add_token, read_tokens, remove_token
 
 MODEL = ("churn", "20260102-030405-churn-1a2b")

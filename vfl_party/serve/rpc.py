@@ -13,11 +13,17 @@ from vfl_common.rpc.inference.contents import InferenceAnswer, InferenceRequest,
 from vfl_common.rpc.inference.port import listening
 from vfl_common.rpc.inference.service import InferenceRefusal
 from vfl_party.serve.http.catalog import Catalog
-from vfl_party.serve.telling.request import RequestTrace, begin
-from vfl_party.serve.telling.teller import Teller
+from vfl_party.serve.telling import RequestTrace, Teller, begin
 from vfl_party.serve.tokens import Denied
-from vfl_party.serve.v2.asked import columns_of, ids_of, min_quality_of
-from vfl_party.serve.v2.outputs import EXTENSIONS, choose_outputs, describe_model, outputs_of
+from vfl_party.serve.v2 import (
+    EXTENSIONS,
+    choose_outputs,
+    columns_of,
+    describe_model,
+    ids_of,
+    min_quality_of,
+    outputs_of,
+)
 
 # gRPC codes of HTTP statuses; both ports count requests by the HTTP status.
 _CODES = {

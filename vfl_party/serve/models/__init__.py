@@ -1,1 +1,0 @@
-"""Several runs served side by side: which of them answers, and how another takes its place."""
