@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vfl_party.serve.scored import ServedScores
-from vfl_party.serve.telling import RequestTrace, noting, under_way
+from vfl_party.serve.telling import RequestTrace, get_current_request, record_stages
 
 # Batches under way: while some wait for the passive parties, the next is gathered. Near parties
 # seldom have more than a few; for far ones each further batch waits a little, for others to share
@@ -22,25 +22,25 @@ _PACE_S = 0.004
 MAX_WAITING = 2_000
 
 # A request's own columns: {name: values}.
-Given = Mapping[str, Sequence[Any]]
-Score = Callable[[Sequence[str], float | None, Given | None], ServedScores]
+RequestColumns = Mapping[str, Sequence[Any]]
+Score = Callable[[Sequence[str], float | None, RequestColumns | None], ServedScores]
 
 
 class Busy(Exception):  # noqa: N818 - a state of the program, not a fault
     """More requests wait than will be scored in time."""
 
 
-class Ended(Busy):
+class BatcherClosed(Busy):
     """The run takes no more requests: another one answers."""
 
 
 @dataclass
-class _Request:
+class _WaitingRequest:
     ids: Sequence[str]
     min_quality: float | None
-    columns: Given | None
+    columns: RequestColumns | None
     answer: Future[ServedScores] = field(default_factory=Future)
-    trace: RequestTrace | None = field(default_factory=under_way)
+    trace: RequestTrace | None = field(default_factory=get_current_request)
     since_ns: int = field(default_factory=time.time_ns)
 
 
@@ -56,11 +56,11 @@ class Batcher:
 
     def __init__(self, score: Score, max_rows: int, wait_s: float) -> None:
         self._score, self._max_rows, self._wait_s = score, max_rows, wait_s
-        self._queue: queue.Queue[_Request | None] = queue.Queue(MAX_WAITING)
+        self._queue: queue.Queue[_WaitingRequest | None] = queue.Queue(MAX_WAITING)
         self._taking, self._counting = threading.Lock(), threading.Lock()
         self._ending = threading.Lock()
         self._under_way, self._closed = 0, False
-        self._next: _Request | None = None
+        self._next: _WaitingRequest | None = None
         self._threads = [
             threading.Thread(target=self._work, name=f"score-{number}", daemon=True)
             for number in range(_UNDER_WAY)
@@ -74,17 +74,20 @@ class Batcher:
         return self._queue.qsize()
 
     def submit(
-        self, ids: Sequence[str], min_quality: float | None = None, columns: Given | None = None
+        self,
+        ids: Sequence[str],
+        min_quality: float | None = None,
+        columns: RequestColumns | None = None,
     ) -> Future[ServedScores]:
         """Queues a request; one with columns is scored by itself. Raises Busy if too many wait, and
-        Ended if it takes no more.
+        BatcherClosed if it takes no more.
         """
-        request = _Request(ids, min_quality, columns)
+        request = _WaitingRequest(ids, min_quality, columns)
         try:
             # A request that is queued after the end waits forever.
             with self._ending:
                 if self._closed:
-                    raise Ended
+                    raise BatcherClosed
                 self._queue.put_nowait(request)
         except queue.Full:
             raise Busy from None
@@ -102,7 +105,7 @@ class Batcher:
     def _work(self) -> None:
         while True:
             with self._taking:
-                batch = self._gather()
+                batch = self._gather_batch()
             if not batch:
                 return
             self._count(1)
@@ -113,7 +116,7 @@ class Batcher:
         with self._counting:
             self._under_way += more
 
-    def _gather(self) -> list[_Request]:
+    def _gather_batch(self) -> list[_WaitingRequest]:
         """Returns the requests to score next; none at the end."""
         first, self._next = self._next, None
         if first is None:
@@ -142,14 +145,14 @@ class Batcher:
             rows += len(more.ids)
         return batch
 
-    def _answer(self, batch: Sequence[_Request]) -> None:
+    def _answer(self, batch: Sequence[_WaitingRequest]) -> None:
         # The caller may be gone.
         batch = [request for request in batch if request.answer.set_running_or_notify_cancel()]
         ids = [name for request in batch for name in request.ids]
         if not ids:
             return
         try:
-            with noting([(request.trace, request.since_ns) for request in batch]):
+            with record_stages([(request.trace, request.since_ns) for request in batch]):
                 scores = self._score(ids, batch[0].min_quality, batch[0].columns)
         except Exception as error:  # noqa: BLE001 - whoever waits hears of it
             for request in batch:
@@ -158,5 +161,5 @@ class Batcher:
         start = 0
         for request in batch:
             end = start + len(request.ids)
-            request.answer.set_result(scores.taken(slice(start, end)))
+            request.answer.set_result(scores.slice_rows(slice(start, end)))
             start = end

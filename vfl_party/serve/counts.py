@@ -34,7 +34,7 @@ class Counts:
     def scored(self, scores: ServedScores, seconds: float) -> None:
         """Counts a request that was scored."""
         end = next((bound for bound in ENDS if seconds <= bound), float("inf"))
-        numbers = Counter(scores.of_part.tolist())
+        numbers = Counter(scores.part_numbers.tolist())
         with self.lock:
             self.rows.update(scores.state)
             for number, count in numbers.items():

@@ -76,7 +76,7 @@ class GrantWatch:
         say: Callable[..., None],
     ) -> None:
         self._approvals, self._failed, self._say = approvals, failed, say
-        self._told = set[str]()
+        self._reported = set[str]()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="grants", daemon=True)
 
@@ -105,6 +105,6 @@ class GrantWatch:
         if over and len(over) == len(served):
             raise InputError(Code.REFUSED, over[0])
         for why in over:
-            if why not in self._told:
-                self._told.add(why)
+            if why not in self._reported:
+                self._reported.add(why)
                 self._say("advice", said=why)

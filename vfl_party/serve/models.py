@@ -101,7 +101,7 @@ class Lineage(Generic[R]):
         then closes the runs that are kept no longer. The run before answers again if a party comes
         that attends only that one: it has not promoted the present one yet.
         """
-        self._return()
+        self._return_to_previous()
         following = self._next
         if following is not None:
             attending = following.present()
@@ -110,9 +110,9 @@ class Lineage(Generic[R]):
                 self._wait(following.run_id, missing)
                 return
             self._switch(following, None)
-        self._close_others()
+        self._close_old()
 
-    def _return(self) -> None:
+    def _return_to_previous(self) -> None:
         """Has the run before answer again, and the present one wait, if a party that has never
         attended the present one attends that, in ``STEPS_BEHIND`` successive steps: a party that
         starts attends one run after the other.
@@ -142,7 +142,7 @@ class Lineage(Generic[R]):
             self._advice = text
             self._say("advice", said=text)
 
-    def _close_others(self) -> None:
+    def _close_old(self) -> None:
         self._recent = self._recent[: self._keep + 1]
         following = [self._next.run_id] if self._next is not None else []
         stay = {*self._recent, *self._stays, *following}
@@ -211,16 +211,16 @@ class Follower(Generic[R]):
         now_s = time.monotonic()
         if seen != self._seen or now_s >= self._until_s:
             self._seen = seen
-            self._until_s = float("inf") if self._want() else now_s + _AGAIN_S
+            self._until_s = float("inf") if self._want_all() else now_s + _AGAIN_S
         for line in self._lines:
             line.step()
 
-    def _want(self) -> bool:
+    def _want_all(self) -> bool:
         """Returns whether all lines have, or will have, their run in production."""
         text = ""
         for line in self._lines:
             try:
-                self._want_of(line)
+                self._want_current(line)
             except VflError as error:
                 text = f"run {line.now.run_id} answers as before ({error})"
         if text and text != self._advice:
@@ -229,7 +229,7 @@ class Follower(Generic[R]):
         self._advice = text
         return not text
 
-    def _want_of(self, line: Lineage[R]) -> None:
+    def _want_current(self, line: Lineage[R]) -> None:
         of = self._registry.lines().get(line.name)
         # If none is in production any more, there is nothing better than what answers now.
         if of is None or of.current is None:

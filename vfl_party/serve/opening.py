@@ -53,7 +53,7 @@ class Disk:
         self._folder, self._say = folder, say
         self._lock, self._failed = threading.Lock(), False
 
-    def watched(self, write: RecordMessage) -> RecordMessage:
+    def note_failures(self, write: RecordMessage) -> RecordMessage:
         """Returns ``write``, with its failures noted."""
 
         def write_watched(outgoing: OutgoingMessage) -> None:
@@ -93,7 +93,7 @@ class Disk:
         self._say(text)
 
 
-def loading(*, solo: bool) -> Callable[[Path, str], TrainedRun]:
+def choose_loader(*, solo: bool) -> Callable[[Path, str], TrainedRun]:
     """Returns what loads a run of a party. ``solo``: for the student alone."""
     return load_solo if solo else load_joint
 
@@ -121,7 +121,7 @@ class ServedTally:
     standing: Callable[[], ServingStanding] | None = None
 
 
-def present(tallies: Mapping[str, ServedTally]) -> dict[str, list[str]]:
+def list_attending(tallies: Mapping[str, ServedTally]) -> dict[str, list[str]]:
     """Returns {run id: the peers that attend it now}."""
     standing = {
         run: tally.standing() for run, tally in tallies.items() if tally.standing is not None
@@ -129,7 +129,7 @@ def present(tallies: Mapping[str, ServedTally]) -> dict[str, list[str]]:
     return {run: [*filter(state.present.get, state.present)] for run, state in standing.items()}
 
 
-def missing(before: Mapping[str, Sequence[str]], now: Mapping[str, Sequence[str]]) -> bool:
+def is_peer_missing(before: Mapping[str, Sequence[str]], now: Mapping[str, Sequence[str]]) -> bool:
     """Whether a peer that attended a run does not attend it now. A run that is not served any more
     misses nobody.
     """
@@ -230,11 +230,11 @@ class Opener:
         # {run id: the grant with which it was opened last}.
         self.approvals: dict[str, Approval] = {}
 
-    def predictions(self, run: str) -> PredictionsLeft | None:
+    def make_account_limit(self, run: str) -> PredictionsLeft | None:
         """Returns the limit of a passive party's answers by its account; None without limits."""
         return PredictionsLeft(self._account, self.active, run) if self._account else None
 
-    def writes(self, opened: Opened, way: Sequence[str]) -> RecordMessage | None:
+    def make_record_writer(self, opened: Opened, way: Sequence[str]) -> RecordMessage | None:
         """Returns what writes into the party's record what leaves while a run is served, held to
         the account's limits; None if nothing leaves. Raises InputError if it cannot be written.
 
@@ -251,7 +251,7 @@ class Opener:
             whole=file.record.digest == "whole",
             allows=self._account,
         )
-        return self.disk.watched(ServingRecord(recorder, way))
+        return self.disk.note_failures(ServingRecord(recorder, way))
 
     def close(self) -> None:
         """Signs the head of the record, and closes it."""
@@ -266,7 +266,7 @@ class Opener:
 
     def load(self, folder: Path) -> Opened:
         """Loads a run, and opens it. Raises InputError."""
-        return self.open(loading(solo=self.solo)(folder, self._file.name))
+        return self.open(choose_loader(solo=self.solo)(folder, self._file.name))
 
     def open(self, trained: TrainedRun) -> Opened:
         """Reads the rows of a run, and looks from now on whether the table changes. Raises

@@ -15,7 +15,13 @@ from vfl_common.rpc.serving.answered import CachePolicy
 from vfl_common.rpc.serving.attendance import AttendanceHooks, AttendedRun, ServingClient
 from vfl_party.record.book import folder_of
 from vfl_party.serve.answering import CombinedLimits, DailyLimit, Limit, SentBefore
-from vfl_party.serve.asked import AskedADay, AskedIds, daily_limit, read_aligned_ids, tables
+from vfl_party.serve.asked import (
+    DailyIdCounter,
+    IdFilter,
+    daily_limit,
+    read_aligned_ids,
+    read_table_digests,
+)
 from vfl_party.serve.granted import GrantedRows, MinimumRows
 from vfl_party.serve.kinds.choice import Answerer, answers_of
 from vfl_party.serve.opening import Opened, Opener, ServingStanding
@@ -96,9 +102,9 @@ class Passive:
         self._out = Path(file.out)
         self._record = folder_of(Path(file.record.folder or file.out), file.name)
         held = first.store.held
-        _, trained = tables(self._record).get(first.run_id, ("", 0))
+        _, trained = read_table_digests(self._record).get(first.run_id, ("", 0))
         rows = len(held.places) if held.asks is None else trained
-        self._asked = AskedADay(self._path, daily_limit(file.serve.asked_a_day, rows))
+        self._asked = DailyIdCounter(self._path, daily_limit(file.serve.asked_a_day, rows))
         max_answers = file.serve.answers_a_day
         self._limit = DailyLimit(self._path, max_answers) if max_answers is not None else None
         min_ids = file.policy.least_rows if isinstance(file.policy, PolicySettings) else 1
@@ -110,9 +116,9 @@ class Passive:
         sent = partial(SentBefore, self._path, run_id)
         approval = opened.approval
         granted = GrantedRows(approval, run_id) if approval is not None else None
-        account = self._opener.predictions(run_id)
+        account = self._opener.make_account_limit(run_id)
         # The account only looks: an answer counts there when it is written down.
-        limit = together(self._min_rows, [self._limit, account], [granted])
+        limit = combine_limits(self._min_rows, [self._limit, account], [granted])
         answers = answers_of(opened.store, sent, limit, self._id_filter(opened))
         reported, there = [""], [False]
         opened.tally.standing = lambda: ServingStanding({peer: there[0]})
@@ -145,7 +151,7 @@ class Passive:
             hooks=AttendanceHooks(
                 attends=attends,
                 refused=report_refusal if self._patient else None,
-                writes=self._opener.writes(opened, answers.way),
+                writes=self._opener.make_record_writer(opened, answers.way),
                 keeping=keeping,
             ),
         )
@@ -154,7 +160,7 @@ class Passive:
         run.start(self._failed)
         return run
 
-    def _id_filter(self, opened: Opened) -> AskedIds:
+    def _id_filter(self, opened: Opened) -> IdFilter:
         """Returns which ids the active party is answered about a run. Raises InputError if the
         aligned ones are not known.
         """
@@ -162,20 +168,24 @@ class Passive:
         if ids is None:
             ids = "aligned" if opened.trained.recipe.rows.align == "psi" else "all"
         aligned = read_aligned_ids(run, self._out, self._record) if ids == "aligned" else None
-        return AskedIds(self._asked, aligned, lambda text: self._console.emit("advice", said=text))
+        return IdFilter(self._asked, aligned, lambda text: self._console.emit("advice", said=text))
 
 
-def together(
-    min_rows: MinimumRows | None, of_each: Sequence[Limit | None], of_all: Sequence[Limit | None]
+def combine_limits(
+    min_rows: MinimumRows | None,
+    per_person: Sequence[Limit | None],
+    per_question: Sequence[Limit | None],
 ) -> CombinedLimits | None:
     """Returns several limits as one; None if there are none.
 
     Args:
         min_rows: the minimum number of people of a question. It is checked again at the end, since
             other limits may have refused some of them.
-        of_each: limits of single people. They come first, so that an id that they refuse uses up as
-            much of the others as an unknown id does: nothing.
-        of_all: limits of all people together.
+        per_person: limits of single people. They come first, so that an id that they refuse does
+            not count against other limits, like an unknown id.
+        per_question: limits of all people together.
     """
-    limits = [limit for limit in (*of_each, min_rows, *of_all, min_rows) if limit is not None]
+    limits = [
+        limit for limit in (*per_person, min_rows, *per_question, min_rows) if limit is not None
+    ]
     return CombinedLimits(*limits) if limits else None

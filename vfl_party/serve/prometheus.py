@@ -42,8 +42,8 @@ class ServeMetrics:
         text = "1 while the record can be written; else no request is answered."
         yield gauge("vfl_serve_ready", text, {(): float(self.ready())})
         yield certificate_gauge(self.ends())
-        yield from _standing(self.tallies.values())
-        yield from _count_metrics(self.tallies, self.port)
+        yield from _make_standing_metrics(self.tallies.values())
+        yield from _make_count_metrics(self.tallies, self.port)
 
     def state(self) -> str:
         """Returns one of STATES, for ``/healthz``: waiting while no peer attends a run."""
@@ -53,7 +53,7 @@ class ServeMetrics:
         return "running" if any(not peers or any(peers.values()) for peers in there) else "waiting"
 
 
-def _standing(tallies: Iterable[ServedTally]) -> Iterator[Metric]:
+def _make_standing_metrics(tallies: Iterable[ServedTally]) -> Iterator[Metric]:
     present: dict[Labels, float] = {}
     waiting: dict[Labels, float] = {}
     for tally in tallies:
@@ -70,7 +70,7 @@ def _standing(tallies: Iterable[ServedTally]) -> Iterator[Metric]:
     yield gauge("vfl_serve_waiting_requests", text, waiting, _MODEL)
 
 
-def _count_metrics(tallies: Mapping[str, ServedTally], port: Counts) -> Iterator[Metric]:
+def _make_count_metrics(tallies: Mapping[str, ServedTally], port: Counts) -> Iterator[Metric]:
     """Yields what was counted of each run, requests by status, and the bytes by peer."""
     counted = list(tallies.values())
     rows: dict[Labels, float] = {}
@@ -87,7 +87,7 @@ def _count_metrics(tallies: Mapping[str, ServedTally], port: Counts) -> Iterator
             without |= {(*key, *of): float(count) for of, count in tally.counts.without.items()}
             reused |= {(*key, party): float(count) for party, count in tally.counts.kept.items()}
             within, seconds = dict(tally.counts.within), tally.counts.seconds
-        latency.add_metric(key, _buckets(within), seconds)
+        latency.add_metric(key, _make_buckets(within), seconds)
         total.carry(tally.ledger.entries())
     with port.lock:
         requests: dict[Labels, float] = {
@@ -103,7 +103,7 @@ def _count_metrics(tallies: Mapping[str, ServedTally], port: Counts) -> Iterator
     yield from traffic_counters(total, ())
 
 
-def _buckets(within: Mapping[float, int]) -> list[tuple[str, float]]:
+def _make_buckets(within: Mapping[float, int]) -> list[tuple[str, float]]:
     total, buckets = 0, list[tuple[str, float]]()
     for end in (*ENDS, float("inf")):
         total += within.get(end, 0)

@@ -29,10 +29,10 @@ from vfl_party.serve.active import Active
 from vfl_party.serve.counts import Counts
 from vfl_party.serve.granted import GrantWatch
 from vfl_party.serve.models import Chosen, Follower, Lineage, LoadedRun
-from vfl_party.serve.opening import Opened, Opener, loading, missing, present
+from vfl_party.serve.opening import Opened, Opener, choose_loader, is_peer_missing, list_attending
 from vfl_party.serve.passive import Passive
 from vfl_party.serve.rpc import answering as answering_grpc
-from vfl_party.serve.telling import telling
+from vfl_party.serve.telling import open_request_reporter
 from vfl_party.serve.tokens import Tokens
 
 # These logs are in the folder of the party's runs, since they outlive each served run.
@@ -101,7 +101,7 @@ class ServingParty:
         """Serves until a signal comes. Raises VflError, also if this party ``listens`` for HTTP and
         is passive.
         """
-        load = loading(solo=self.solo)
+        load = choose_loader(solo=self.solo)
         runs = [load(run.folder, self.file.name) for run in self.chosen]
         is_active = runs[0].recipe.active.name == self.file.name
         if listens and not is_active:
@@ -109,7 +109,7 @@ class ServingParty:
                 Code.CONFIG_INVALID,
                 f"--http: only for the active party, but {self.file.name} is passive. Remove it.",
             )
-        log_to(self._beside_runs(LOG), party=self.file.name)
+        log_to(self._log_path(LOG), party=self.file.name)
         room(self.file)
         opener = Opener(
             self.path, self.file, runs, self.console, self.device, self.source, solo=self.solo
@@ -128,17 +128,17 @@ class ServingParty:
             on_hangup(lambda: failed.put(_Hangup()))
             notify("READY=1")
             while isinstance(ended := failed.get(), _Hangup):
-                if self._hands_over(opener, port):
+                if self._hand_over(opener, port):
                     return
             raise ended
 
-    def _hands_over(self, opener: Opener, port: HttpPort | None) -> bool:
+    def _hand_over(self, opener: Opener, port: HttpPort | None) -> bool:
         """Has a new process take over; returns whether it does. ``port``: of HTTP, if this party is
         active.
         """
         sockets = {"http": port.socket} if port is not None else {}
         try:
-            process = hand_over(sockets, lambda: {"present": present(opener.tallies)})
+            process = hand_over(sockets, lambda: {"present": list_attending(opener.tallies)})
         except InputError as error:
             log.error("%s", error, extra={"event": "handover"})
             self.console.show("advice", said=str(error))
@@ -148,7 +148,7 @@ class ServingParty:
             port.leave()
         return True
 
-    def _takes_over(
+    def _take_over(
         self, stack: ExitStack, opener: Opener, runs: Sequence[TrainedRun]
     ) -> tuple[dict[str, socket.socket], dict[str, list[str]]]:
         """Waits until the process before this one has ended, if there is one, and serves metrics.
@@ -156,10 +156,10 @@ class ServingParty:
         """
         before = get_predecessor()
         there: dict[str, list[str]] = before.wait()["present"] if before is not None else {}
-        stack.enter_context(self._expose(opener, runs))
+        stack.enter_context(self._serve_metrics(opener, runs))
         return dict(before.sockets) if before is not None else {}, there
 
-    def _beside_runs(self, name: str) -> Path:
+    def _log_path(self, name: str) -> Path:
         """Returns the path of a log; ``name``: with a place for the party's name."""
         return self.registry.out / name.format(self.file.name)
 
@@ -172,7 +172,7 @@ class ServingParty:
     ) -> None:
         """Begins to answer the active party. Raises VflError. ``failed``: gets what ends it."""
         opened = [opener.open(run) for run in runs]
-        self._takes_over(stack, opener, runs)
+        self._take_over(stack, opener, runs)
         patient = len(runs) > 1 or bool(self.follows)
         passive = Passive(opener, opened[0], self.console, failed, patient=patient)
         self.console.emit("ready", name=passive.name, address=passive.address)
@@ -180,10 +180,10 @@ class ServingParty:
 
     def _answer(self, stack: ExitStack, opener: Opener, runs: Sequence[TrainedRun]) -> HttpPort:
         """Begins to answer HTTP; returns the port. Raises VflError."""
-        http, settings = _http(), self.settings
+        http, settings = _import_http(), self.settings
         check_open(settings)
         http.require_certificate(settings)
-        if (text := plain_words(settings)) is not None:
+        if (text := describe_plain_tokens(settings)) is not None:
             log.warning("%s", text, extra={"event": "advice"})
             self.console.show("advice", said=text)
         path = Path(settings.tokens) if settings.tokens is not None else None
@@ -191,7 +191,7 @@ class ServingParty:
         # What is wrong with the file must be said while the process before this one still answers.
         Tokens(path)
         opened = [opener.open(run) for run in runs]
-        sockets, there = self._takes_over(stack, opener, runs)
+        sockets, there = self._take_over(stack, opener, runs)
         tokens = Tokens(path, kept=counts)
         # A followed model has its kept runs, one that starts and one that ends.
         max_runs = len(runs) + len(self.follows) * (settings.keep + 2)
@@ -209,16 +209,16 @@ class ServingParty:
             _, address = stack.enter_context(listens)
             stack.callback(several.close)
         catalog = http.catalog(models, tokens, self.counts, opener.disk.ready)
-        access = self._beside_runs(ACCESS) if settings.access_log else None
-        access_log = telling(access, self.file.name)
-        teller = stack.enter_context(access_log)
-        app = http.make_app(catalog, hosts(settings), teller)
+        access = self._log_path(ACCESS) if settings.access_log else None
+        access_log = open_request_reporter(access, self.file.name)
+        reporter = stack.enter_context(access_log)
+        app = http.make_app(catalog, get_allowed_hosts(settings), reporter)
         # Whoever has attended comes back, and until then callers wait in the socket.
         until_s = time.monotonic() + _COME_S
-        while time.monotonic() < until_s and missing(there, present(opener.tallies)):
+        while time.monotonic() < until_s and is_peer_missing(there, list_attending(opener.tallies)):
             time.sleep(_LOOK_S)
         port: HttpPort = stack.enter_context(http.listening(app, settings, sockets.get("http")))
-        grpc = stack.enter_context(answering_grpc(catalog, settings, teller))
+        grpc = stack.enter_context(answering_grpc(catalog, settings, reporter))
         where = {"http": port.url} | ({"grpc": grpc} if grpc is not None else {})
         self.console.emit("ready", name=self.file.name, address=address, **where)
         return port
@@ -250,7 +250,7 @@ class ServingParty:
                 runs.insert(0 if run.run_id in production else len(runs), run)
         lines = dict[str, Lineage[R]]()
         for name, runs in by_model.items():
-            before = self._before(name, runs, load) if name in self.follows else []
+            before = self._load_previous(name, runs, load) if name in self.follows else []
             line = Lineage(name, runs, before, self.settings.keep, self.console.emit)
             stack.callback(line.close)
             lines[name] = line
@@ -260,7 +260,7 @@ class ServingParty:
         follower.watch()
         return lines
 
-    def _before(self, name: str, runs: list[R], load: Callable[[str], R]) -> list[str]:
+    def _load_previous(self, name: str, runs: list[R], load: Callable[[str], R]) -> list[str]:
         """Adds the runs that were in production before to ``runs``, so that a rollback takes no
         time; returns their ids, the last first.
         """
@@ -276,7 +276,7 @@ class ServingParty:
         return result
 
     @contextlib.contextmanager
-    def _expose(self, opener: Opener, runs: Sequence[TrainedRun]) -> Iterator[None]:
+    def _serve_metrics(self, opener: Opener, runs: Sequence[TrainedRun]) -> Iterator[None]:
         """Serves metrics to Prometheus, if they were asked for."""
         if not self.metrics:
             yield
@@ -304,7 +304,7 @@ class ServingParty:
 
 
 @dataclass(frozen=True)
-class _Http:
+class _HttpParts:
     """What the port is made of, which needs packages of the extra."""
 
     make_app: Callable[..., Any]
@@ -315,7 +315,7 @@ class _Http:
     require_certificate: Callable[..., None]
 
 
-def _http() -> _Http:
+def _import_http() -> _HttpParts:
     """Imports the HTTP port. Raises InputError if its packages are missing."""
     try:
         from vfl_party.serve.http.app import make_app
@@ -328,7 +328,7 @@ def _http() -> _Http:
             Code.CONFIG_INVALID,
             f"serve: FastAPI cannot be imported ({str(error).splitlines()[0]}). Run {INSTALL}.",
         ) from None
-    return _Http(make_app, listening_http, Catalog, ServedModel, Served, require_certificate)
+    return _HttpParts(make_app, listening_http, Catalog, ServedModel, Served, require_certificate)
 
 
 def check_open(settings: ServeSettings) -> None:
@@ -347,7 +347,7 @@ def check_open(settings: ServeSettings) -> None:
         )
 
 
-def plain_words(settings: ServeSettings) -> str | None:
+def describe_plain_tokens(settings: ServeSettings) -> str | None:
     """Returns what to say if tokens travel where others can read them; None if they do not."""
     reached = _reachable_ports(settings)
     if not reached or settings.certificate is not None:
@@ -375,7 +375,7 @@ def _is_local(host: str) -> bool:
         return host == "localhost"
 
 
-def hosts(settings: ServeSettings) -> frozenset[str] | None:
+def get_allowed_hosts(settings: ServeSettings) -> frozenset[str] | None:
     """Returns the names under which callers may reach the port; None: any, since they need a
     token.
     """

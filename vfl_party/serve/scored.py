@@ -47,29 +47,29 @@ class ServedScores:
         columns: {column of a result: its values, [N]}; without meaning for rows without a score.
         state: of each row.
         parts: who takes part; rows share them.
-        of_part: the number of each row's part.
+        part_numbers: the number of each row's part.
     """
 
     columns: Mapping[str, npt.NDArray[Any]]
     state: Sequence[State]
     parts: Sequence[RequestPart]
-    of_part: npt.NDArray[np.int64]
+    part_numbers: npt.NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.state)
 
-    def taken(self, rows: slice) -> ServedScores:
+    def slice_rows(self, rows: slice) -> ServedScores:
         """Returns the scores of some rows."""
         columns = {name: values[rows] for name, values in self.columns.items()}
-        return ServedScores(columns, self.state[rows], self.parts, self.of_part[rows])
+        return ServedScores(columns, self.state[rows], self.parts, self.part_numbers[rows])
 
-    def by(self, run_id: str) -> ServedScores:
+    def with_run(self, run_id: str) -> ServedScores:
         """Returns the same scores, as those of a run."""
         return replace(self, parts=[replace(part, run=run_id) for part in self.parts])
 
     def part(self, row: int) -> RequestPart:
         """Returns who takes part in a row."""
-        return self.parts[int(self.of_part[row])]
+        return self.parts[int(self.part_numbers[row])]
 
     @property
     def has_score(self) -> list[bool]:

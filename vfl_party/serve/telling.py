@@ -56,18 +56,18 @@ _UNDER_WAY: ContextVar[RequestTrace | None] = ContextVar("request", default=None
 _STAGES: ContextVar[list[Stage] | None] = ContextVar("stages", default=None)
 
 
-def begin(request: RequestTrace) -> None:
+def set_current_request(request: RequestTrace) -> None:
     """Has what is called from now on in this context find the request."""
     _UNDER_WAY.set(request)
 
 
-def under_way() -> RequestTrace | None:
+def get_current_request() -> RequestTrace | None:
     """Returns the request of this context; None if it is not reported."""
     return _UNDER_WAY.get()
 
 
 @contextmanager
-def noting(requests: Sequence[tuple[RequestTrace | None, int]]) -> Iterator[None]:
+def record_stages(requests: Sequence[tuple[RequestTrace | None, int]]) -> Iterator[None]:
     """Notes the stages of the block for requests that are scored together. With each of them: when
     it began to wait, in nanoseconds since 1970.
     """
@@ -86,7 +86,7 @@ def noting(requests: Sequence[tuple[RequestTrace | None, int]]) -> Iterator[None
 
 
 @contextmanager
-def stage(name: str) -> Iterator[None]:
+def record_stage(name: str) -> Iterator[None]:
     """Notes the block as a stage of the requests that are reported."""
     stages = _STAGES.get()
     if stages is None:
@@ -99,7 +99,7 @@ def stage(name: str) -> Iterator[None]:
         stages.append((name, began_ns, time.time_ns()))
 
 
-class Teller:
+class RequestReporter:
     """Any thread may tell.
 
     Args:
@@ -131,8 +131,8 @@ class Teller:
 
 
 @contextmanager
-def telling(path: Path | None, party: str) -> Iterator[Teller | None]:
-    """Yields a ``Teller`` if there is an access log or the environment enables traces. Raises
+def open_request_reporter(path: Path | None, party: str) -> Iterator[RequestReporter | None]:
+    """Yields a ``RequestReporter`` if there is an access log or the environment enables traces.
     InputError.
 
     ``path``: of the access log; None for none.
@@ -140,7 +140,7 @@ def telling(path: Path | None, party: str) -> Iterator[Teller | None]:
     with trace_requests("vfl-party", party) as spans:
         log = open_separate_log(path, party=party) if path is not None else None
         try:
-            yield Teller(log, spans) if log is not None or spans is not None else None
+            yield RequestReporter(log, spans) if log is not None or spans is not None else None
         finally:
             for handler in log.handlers if log is not None else ():
                 handler.close()

@@ -18,7 +18,7 @@ IDS = "ids"
 EXTENSIONS = ["binary_tensor_data"]
 
 
-def ids_of(inputs: Sequence[Tensor]) -> list[str]:
+def read_ids(inputs: Sequence[Tensor]) -> list[str]:
     """Returns the ids of a request, the input ``ids``: BYTES, [N] or [N, columns of an id]. Raises
     Denied.
     """
@@ -28,7 +28,7 @@ def ids_of(inputs: Sequence[Tensor]) -> list[str]:
     tensor = inputs[names.index(IDS)]
     if tensor.datatype != TEXT:
         raise Denied(400, "inputs: ids: datatype must be BYTES")
-    cells = _values(tensor)
+    cells = _read_values(tensor)
     if not all(isinstance(cell, str) for cell in cells):
         raise Denied(400, "inputs: ids: data must be text")
     rows, *columns = tensor.shape or [0]
@@ -38,7 +38,7 @@ def ids_of(inputs: Sequence[Tensor]) -> list[str]:
     return [SEPARATOR.join(cells[at * per : (at + 1) * per]) for at in range(rows)]
 
 
-def columns_of(inputs: Sequence[Tensor], n: int) -> dict[str, list[Any]] | None:
+def read_columns(inputs: Sequence[Tensor], n: int) -> dict[str, list[Any]] | None:
     """Returns the active party's columns of ``n`` rows: all inputs but ``ids``, [N] or [N, 1].
     None if there are none. Raises Denied.
     """
@@ -48,11 +48,11 @@ def columns_of(inputs: Sequence[Tensor], n: int) -> dict[str, list[Any]] | None:
             continue
         if tuple(tensor.shape) not in ((n,), (n, 1)):
             raise Denied(400, f"inputs: {tensor.name}: shape must be [{n}], one value for each id")
-        columns[tensor.name] = _values(tensor)
+        columns[tensor.name] = _read_values(tensor)
     return columns or None
 
 
-def min_quality_of(parameters: Mapping[str, Any]) -> float | None:
+def read_min_quality(parameters: Mapping[str, Any]) -> float | None:
     """Returns the least quality that is asked for; None: any. Raises Denied."""
     value = parameters.get("min_quality")
     if value is None:
@@ -62,24 +62,24 @@ def min_quality_of(parameters: Mapping[str, Any]) -> float | None:
     return value
 
 
-def _values(tensor: Tensor) -> list[Any]:
+def _read_values(tensor: Tensor) -> list[Any]:
     try:
         return values(tensor)
     except TensorError as error:
         raise Denied(400, f"inputs: {error}") from None
 
 
-def outputs_of(scores: ServedScores, parties: Sequence[str]) -> list[Tensor]:
+def make_outputs(scores: ServedScores, parties: Sequence[str]) -> list[Tensor]:
     """Returns all outputs. ``parties``: all of them, in the recipe's order.
 
     ``state``, ``parties`` (names with commas between them) and ``run`` are text, ``present`` says
     of each party whether it took part, [N, parties], and ``expected_quality`` is a number. In the
     columns of a result, a row without a score has None, or no text.
     """
-    n, has_score, numbers = len(scores), scores.has_score, scores.of_part.tolist()
+    n, has_score, numbers = len(scores), scores.has_score, scores.part_numbers.tolist()
     tensors = []
     for name, column in scores.columns.items():
-        datatype = datatype_of(column.dtype)
+        datatype = get_datatype(column.dtype)
         missing = "" if datatype == TEXT else None
         data = [
             value if has else missing for value, has in zip(column.tolist(), has_score, strict=True)
@@ -121,7 +121,7 @@ def describe_model(
 
     The active party's columns are not listed: clients treat listed inputs as required.
     """
-    outputs = [Tensor(name, datatype_of(dtype), (-1,), ()) for name, dtype in columns.items()]
+    outputs = [Tensor(name, get_datatype(dtype), (-1,), ()) for name, dtype in columns.items()]
     outputs += [
         Tensor("state", TEXT, (-1,), ()),
         Tensor("parties", TEXT, (-1,), ()),
@@ -132,7 +132,7 @@ def describe_model(
     return [Tensor(IDS, TEXT, (-1,), ())], outputs
 
 
-def datatype_of(dtype: np.dtype[Any]) -> str:
+def get_datatype(dtype: np.dtype[Any]) -> str:
     """Returns the datatype of a column of a result."""
     if np.issubdtype(dtype, np.integer):
         return WHOLE

@@ -22,7 +22,7 @@ from vfl_party.serve.counts import Counts
 from vfl_party.serve.http import mlflow, v1, v2
 from vfl_party.serve.http.catalog import Catalog
 from vfl_party.serve.http.served import BUSY
-from vfl_party.serve.telling import RequestTrace, Teller, begin
+from vfl_party.serve.telling import RequestReporter, RequestTrace, set_current_request
 from vfl_party.serve.tokens import Denied
 
 # Limit of a request's body.
@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 
 
 def make_app(
-    models: Catalog[Any], hosts: frozenset[str] | None, teller: Teller | None = None
+    models: Catalog[Any], hosts: frozenset[str] | None, reporter: RequestReporter | None = None
 ) -> ASGIApp:
     """Makes the application.
 
@@ -61,7 +61,7 @@ def make_app(
         models: what is served.
         hosts: names by which callers may reach it; None: any. A page in somebody's browser can
             reach this machine by another name, if no token is asked for.
-        teller: is told of each request; None: nobody is.
+        reporter: is told of each request; None: nobody is.
     """
     app = FastAPI(
         # Names of models are for those whose token opens them.
@@ -83,7 +83,7 @@ def make_app(
 
     @app.exception_handler(Denied)
     async def on_denied(_request: Request, why: Denied) -> JSONResponse:
-        return _answer(why)
+        return _make_refusal(why)
 
     @app.exception_handler(RequestValidationError)
     async def on_invalid(_request: Request, error: RequestValidationError) -> JSONResponse:
@@ -101,14 +101,16 @@ def make_app(
     @app.exception_handler(Exception)
     async def on_error(_request: Request, _error: Exception) -> JSONResponse:
         # It is raised again, and logged where all routes end.
-        return _failure()
+        return _make_error()
 
     predict = next(route.endpoint for route in first.routes if isinstance(route, APIRoute))
-    short = Direct(app, "/v1/predict", v1.ScoreRequest, predict, _answer)
+    short = Direct(app, "/v1/predict", v1.ScoreRequest, predict, _make_refusal)
     limits = RequestLimits(StatusCounter(short, models.counts), models, hosts)
-    if teller is None:
+    if reporter is None:
         return limits
-    return RequestLog(limits, teller, [path for path in app.openapi()["paths"] if "{" not in path])
+    return RequestLog(
+        limits, reporter, [path for path in app.openapi()["paths"] if "{" not in path]
+    )
 
 
 class StatusCounter:
@@ -132,7 +134,7 @@ class StatusCounter:
         except Exception:
             log.exception("internal error", extra={"event": "failed"})
             if not status:
-                await _failure()(scope, receive, relay)
+                await _make_error()(scope, receive, relay)
 
 
 class RequestLimits:
@@ -143,7 +145,7 @@ class RequestLimits:
     def __init__(self, app: ASGIApp, models: Catalog[Any], hosts: frozenset[str] | None) -> None:
         self._app, self._models, self._hosts = app, models, hosts
         # Bytes of the bodies under way.
-        self._held = 0
+        self._held_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -153,7 +155,7 @@ class RequestLimits:
         try:
             self._check(scope["method"], headers)
         except Denied as why:
-            await self._say(send, why)
+            await self._refuse(send, why)
             return
         # Only POST routes read a body.
         if scope["method"] != "POST":
@@ -165,18 +167,18 @@ class RequestLimits:
                 there = await self._read(receive, body)
             if there:
                 whole = {"type": "http.request", "body": bytes(body), "more_body": False}
-                await self._app(scope, again(whole, receive), send)
+                await self._app(scope, replay_message(whole, receive), send)
         except TimeoutError:
-            await self._say(send, Denied(408, "the request's body did not arrive in time"))
+            await self._refuse(send, Denied(408, "the request's body did not arrive in time"))
         except Denied as why:
-            await self._say(send, why)
+            await self._refuse(send, why)
         finally:
-            self._held -= len(body)
+            self._held_bytes -= len(body)
 
     def _check(self, method: str, headers: Mapping[bytes, bytes]) -> None:
         """Raises Denied if a request is refused whatever its body has."""
         host = headers.get(b"host", b"").decode("latin-1")
-        if self._hosts is not None and _name(host) not in self._hosts:
+        if self._hosts is not None and _strip_port(host) not in self._hosts:
             raise Denied(421, "this address is not served under that name")
         if method == "POST":
             self._models.allow(headers.get(b"authorization", b"").decode("latin-1"))
@@ -192,16 +194,16 @@ class RequestLimits:
             if len(body) + len(chunk) > MAX_BYTES:
                 await _discard(receive, message)
                 raise Denied(413, f"a request must have at most {MAX_BYTES:,} bytes")
-            if self._held + len(chunk) > MAX_HELD_BYTES:
+            if self._held_bytes + len(chunk) > MAX_HELD_BYTES:
                 raise Denied(503, BUSY)
             body += chunk
-            self._held += len(chunk)
+            self._held_bytes += len(chunk)
             more = message.get("more_body", False)
         return True
 
-    async def _say(self, send: Send, why: Denied) -> None:
+    async def _refuse(self, send: Send, why: Denied) -> None:
         self._models.counts.answered(why.status)
-        answer = _answer(why)
+        answer = _make_refusal(why)
         headers = [*answer.raw_headers, (b"connection", b"close")]
         await send({"type": "http.response.start", "status": why.status, "headers": headers})
         await send({"type": "http.response.body", "body": answer.body})
@@ -215,16 +217,16 @@ async def _discard(receive: Receive, message: Message) -> None:
         left -= len(message.get("body", b""))
 
 
-def _answer(why: Denied) -> JSONResponse:
+def _make_refusal(why: Denied) -> JSONResponse:
     headers = {"WWW-Authenticate": "Bearer"} if why.status == 401 else {}
     return JSONResponse({"error": why.why}, why.status, headers)
 
 
-def _failure() -> JSONResponse:
+def _make_error() -> JSONResponse:
     return JSONResponse({"error": "internal error (see the log)"}, 500)
 
 
-def _name(host: str) -> str:
+def _strip_port(host: str) -> str:
     """Returns the name of a Host header, without its port."""
     return host.rpartition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
 
@@ -248,13 +250,13 @@ class Direct:
     denied: Callable[[Denied], Response]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self._is_for_it(scope):
+        if not self._accepts(scope):
             await self.app(scope, receive, send)
             return
         message = await receive()
         body = message.get("body", b"")
-        if message.get("more_body", False) or (asked := self._read(body)) is None:
-            await self.app(scope, again(message, receive), send)
+        if message.get("more_body", False) or (asked := self._parse(body)) is None:
+            await self.app(scope, replay_message(message, receive), send)
             return
         try:
             response = await self.route(asked, Request(scope))
@@ -262,21 +264,21 @@ class Direct:
             response = self.denied(why)
         await response(scope, receive, send)
 
-    def _is_for_it(self, scope: Scope) -> bool:
+    def _accepts(self, scope: Scope) -> bool:
         if scope["type"] != "http" or (scope["method"], scope["path"]) != ("POST", self.path):
             return False
         header = next((value for name, value in scope["headers"] if name == b"content-type"), b"")
         kind: bytes = header.partition(b";")[0]
         return kind.strip().lower() == b"application/json"
 
-    def _read(self, body: bytes) -> BaseModel | None:
+    def _parse(self, body: bytes) -> BaseModel | None:
         try:
             return self.shape.model_validate_json(body)
         except ValidationError:
             return None
 
 
-def again(message: Message, receive: Receive) -> Receive:
+def replay_message(message: Message, receive: Receive) -> Receive:
     """Returns what gives a message that was received already, then goes on as ``receive``."""
     delivered = False
 
@@ -297,8 +299,8 @@ class RequestLog:
     writes may contain an id.
     """
 
-    def __init__(self, app: ASGIApp, teller: Teller, known: Collection[str]) -> None:
-        self._app, self._teller, self._known = app, teller, frozenset(known)
+    def __init__(self, app: ASGIApp, reporter: RequestReporter, known: Collection[str]) -> None:
+        self._app, self._teller, self._known = app, reporter, frozenset(known)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -306,7 +308,7 @@ class RequestLog:
             return
         parent = dict(scope["headers"]).get(b"traceparent", b"").decode("latin-1")
         request, status = RequestTrace("http", "", parent), 0
-        begin(request)
+        set_current_request(request)
 
         async def relay(message: Message) -> None:
             nonlocal status
@@ -337,7 +339,7 @@ def describe_faults(faults: Sequence[Mapping[str, Any]]) -> list[str]:
     """
     texts: dict[str, str] = {}
     for fault in faults:
-        path = _path(fault["loc"][1:])
+        path = _make_path(fault["loc"][1:])
         words = _WORDS.get(fault["type"], fault["msg"])
         # Pydantic lists an error for each type that a cell may have.
         if path[:1] == ["columns"] and isinstance(path[-1], int):
@@ -348,7 +350,7 @@ def describe_faults(faults: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f"{path}: {words}" for path, words in texts.items() if path not in within]
 
 
-def _path(loc: Sequence[str | int]) -> list[str | int]:
+def _make_path(loc: Sequence[str | int]) -> list[str | int]:
     """Leaves out pydantic's names of types: they follow the place in a list."""
     path: list[str | int] = []
     was_place = False
@@ -365,7 +367,7 @@ class Refusal(BaseModel):
     error: str = Field(description="One sentence: what is wrong, and what to do.")
 
 
-_WHY = {
+_REASONS = {
     400: "The request is invalid.",
     401: "The token is missing or has expired.",
     403: "The token is for other models, or the party does not allow as many rows.",
@@ -380,5 +382,5 @@ _WHY = {
 }
 # By status, for all routes.
 REFUSALS: dict[int | str, dict[str, Any]] = {
-    status: {"model": Refusal, "description": why} for status, why in _WHY.items()
+    status: {"model": Refusal, "description": why} for status, why in _REASONS.items()
 }

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 from vfl_party.serve.counts import Counts
-from vfl_party.serve.http.served import Served, bearer
+from vfl_party.serve.http.served import Served, read_bearer
 from vfl_party.serve.models import Lineage, LoadedRun
 from vfl_party.serve.tokens import Denied, Token, Tokens
 
@@ -87,7 +87,7 @@ class Catalog(Generic[A]):
             for model in self.models.values()
             for name in (model.line.name, *(run.run_id for run in model.line.runs))
         ]
-        self._tokens.check(bearer(header), names)
+        self._tokens.check(read_bearer(header), names)
 
     def open(
         self, header: str | None, name: str | None = None, version: str | None = None
@@ -105,7 +105,7 @@ class Catalog(Generic[A]):
         served = self._find(name, version)
         if served is None:
             # Who may not ask for it does not hear whether it is here.
-            self._tokens.check(bearer(header), [text for text in (name, version) if text])
+            self._tokens.check(read_bearer(header), [text for text in (name, version) if text])
             raise Denied(404, "no such model is served")
         token = served.allow(header)
         if token is not None and not {"*", served.name} & set(token.models):

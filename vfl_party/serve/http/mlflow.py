@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from vfl_common.process.logs import version
 from vfl_party.serve.http.catalog import Catalog
-from vfl_party.serve.http.v1 import one_text, rows_of
+from vfl_party.serve.http.v1 import join_id, make_rows
 from vfl_party.serve.tokens import Denied
 
 T = TypeVar("T")
@@ -59,14 +59,14 @@ def routes(models: Catalog[Any]) -> APIRouter:
         asked: Invocation, request: Request, model: str | None = None
     ) -> JSONResponse:
         served, token = models.open(request.headers.get("authorization"), model)
-        ids = [one_text(row) for row in cells(asked, served.id_columns)]
+        ids = [join_id(row) for row in read_cells(asked, served.id_columns)]
         scores = await served.score(ids, token)
-        return JSONResponse({"predictions": rows_of(list(ids), scores)})
+        return JSONResponse({"predictions": make_rows(list(ids), scores)})
 
     return router
 
 
-def cells(asked: Invocation, names: tuple[str, ...]) -> list[list[str]]:
+def read_cells(asked: Invocation, names: tuple[str, ...]) -> list[list[str]]:
     """Returns the cells of each id. Raises Denied."""
     if asked.dataframe_split is not None:
         split = asked.dataframe_split
@@ -86,10 +86,10 @@ def cells(asked: Invocation, names: tuple[str, ...]) -> list[list[str]]:
         records = [row if isinstance(row, dict) else {names[0]: row} for row in rows]
     if any(not set(names) <= set(record) for record in records):
         raise Denied(400, f"each row needs the column {', '.join(names)}")
-    return [[_cell(record[name]) for name in names] for record in records]
+    return [[_to_text(record[name]) for name in names] for record in records]
 
 
-def _cell(value: Any) -> str:
+def _to_text(value: Any) -> str:
     """Returns a cell as text. Raises Denied: 7.0, NaN and null are nobody's id, and their text may
     be somebody's.
     """

@@ -14,11 +14,11 @@ import numpy as np
 from vfl_common.errors import Code, InputError
 from vfl_common.text import LINE, clean
 from vfl_party.predict.quality import Quality
-from vfl_party.serve.batching import Batcher, Busy, Ended, Given
+from vfl_party.serve.batching import Batcher, BatcherClosed, Busy, RequestColumns
 from vfl_party.serve.counts import Counts
 from vfl_party.serve.scored import ServedScores
 from vfl_party.serve.store import LONGEST_ID
-from vfl_party.serve.telling import under_way
+from vfl_party.serve.telling import get_current_request
 from vfl_party.serve.tokens import Denied, Token, Tokens
 
 BUSY = "too many requests are waiting. Try again later."
@@ -70,14 +70,14 @@ class Served:
 
     def allow(self, header: str | None) -> Token | None:
         """Returns the caller's token. Raises Denied. ``header``: ``Authorization``."""
-        return self.tokens.check(bearer(header), self.names)
+        return self.tokens.check(read_bearer(header), self.names)
 
     async def score(
         self,
         ids: Sequence[str],
         token: Token | None,
         min_quality: float | None = None,
-        columns: Given | None = None,
+        columns: RequestColumns | None = None,
     ) -> ServedScores:
         """Scores rows by id. ``columns``: the active party's of these rows. Raises Denied."""
         if not 0 < len(ids) <= self.max_rows:
@@ -92,20 +92,22 @@ class Served:
             raise Denied(422, "an id must be valid Unicode text")
         if columns is not None and any(len(values) != len(ids) for values in columns.values()):
             raise Denied(422, "columns: must have one value per id")
-        if (request := under_way()) is not None:
+        if (request := get_current_request()) is not None:
             request.asked(self.name, self.run_id, token.name if token is not None else "", len(ids))
         with self.tokens.spending(token, len(ids)):
             return await self.answer(ids, min_quality, columns)
 
     def submit(
-        self, ids: Sequence[str], min_quality: float | None, columns: Given | None
+        self, ids: Sequence[str], min_quality: float | None, columns: RequestColumns | None
     ) -> list[Future[ServedScores]]:
         """Queues rows, in parts of ``max_at_once``. Raises Busy."""
         size, waiting = self.max_at_once, list[Future[ServedScores]]()
         try:
             for start in range(0, len(ids), size):
                 part = ids[start : start + size]
-                waiting.append(self.batcher.submit(part, min_quality, _part(columns, start, size)))
+                waiting.append(
+                    self.batcher.submit(part, min_quality, _slice_columns(columns, start, size))
+                )
         except Busy:
             # Nobody waits for the parts before.
             for future in waiting:
@@ -114,7 +116,7 @@ class Served:
         return waiting
 
     async def answer(
-        self, ids: Sequence[str], min_quality: float | None, columns: Given | None
+        self, ids: Sequence[str], min_quality: float | None, columns: RequestColumns | None
     ) -> ServedScores:
         """Scores rows with this run, and counts them. Raises Denied."""
         began_s = time.perf_counter()
@@ -122,7 +124,7 @@ class Served:
             waiting = self.submit(ids, min_quality, columns)
         except Busy as error:
             # Between two promotions it may have ended since the request came.
-            other = self.instead() if self.instead and isinstance(error, Ended) else self
+            other = self.instead() if self.instead and isinstance(error, BatcherClosed) else self
             if other.run_id != self.run_id:
                 return await other.answer(ids, min_quality, columns)
             raise Denied(503, BUSY) from None
@@ -139,7 +141,7 @@ class Served:
         return scores
 
 
-def bearer(header: str | None) -> str | None:
+def read_bearer(header: str | None) -> str | None:
     """Returns the secret of a header ``Authorization``; None if it has none."""
     scheme, _, secret = (header or "").partition(" ")
     return secret.strip() if scheme.lower() == "bearer" else None
@@ -153,7 +155,7 @@ def _is_text(text: str) -> bool:
     return True
 
 
-def _part(columns: Given | None, start: int, size: int) -> Given | None:
+def _slice_columns(columns: RequestColumns | None, start: int, size: int) -> RequestColumns | None:
     if columns is None:
         return None
     return {name: values[start : start + size] for name, values in columns.items()}
@@ -169,6 +171,6 @@ def join_scores(parts: Sequence[ServedScores]) -> ServedScores:
         [state for part in parts for state in part.state],
         [part for scored in parts for part in scored.parts],
         np.concatenate(
-            [part.of_part + offset for part, offset in zip(parts, offsets, strict=False)]
+            [part.part_numbers + offset for part, offset in zip(parts, offsets, strict=False)]
         ),
     )

@@ -103,13 +103,13 @@ def routes(models: Catalog[Any]) -> APIRouter:
     async def predict(asked: ScoreRequest, request: Request) -> JSONResponse:
         header = request.headers.get("authorization")
         served, token = models.open(header, asked.model, asked.version)
-        ids = [one_text(name) for name in asked.ids]
+        ids = [join_id(name) for name in asked.ids]
         scores = await served.score(ids, token, asked.min_quality, asked.columns)
         answer = {
             "model": served.name,
             "run": served.run_id,
             "metric": served.quality.metric or None,
-            "rows": rows_of(asked.ids, scores),
+            "rows": make_rows(asked.ids, scores),
         }
         return JSONResponse(answer)
 
@@ -120,14 +120,14 @@ def routes(models: Catalog[Any]) -> APIRouter:
     return router
 
 
-def one_text(cells: str | list[str]) -> str:
+def join_id(cells: str | list[str]) -> str:
     """Returns an id as the parties write it: its cells in one text."""
     from vfl_party.data.ids import SEPARATOR
 
     return cells if isinstance(cells, str) else SEPARATOR.join(cells)
 
 
-def rows_of(ids: list[str | list[str]], scores: ServedScores) -> list[dict[str, Any]]:
+def make_rows(ids: list[str | list[str]], scores: ServedScores) -> list[dict[str, Any]]:
     """Returns each row as JSON has it. A row without a score has null in all columns."""
     columns = {name: values.tolist() for name, values in scores.columns.items()}
     common = [
@@ -139,7 +139,7 @@ def rows_of(ids: list[str | list[str]], scores: ServedScores) -> list[dict[str, 
         }
         for part in scores.parts
     ]
-    numbers, has_score = scores.of_part.tolist(), scores.has_score
+    numbers, has_score = scores.part_numbers.tolist(), scores.has_score
     return [
         {
             "id": row_id,

@@ -2,7 +2,7 @@
 tensors as bytes after it, as Triton's client sends them.
 
 The input ``ids`` has BYTES, [N] or [N, columns of an id]; other inputs, [N], are columns of the
-active party. ``vfl_party.serve.v2.outputs_of`` makes the outputs. Clients accept no null, and JSON
+active party. ``vfl_party.serve.v2.make_outputs`` makes the outputs. Clients accept no null and JSON
 has no NaN, so NaN is the text "NaN", as in protobuf's JSON.
 """
 
@@ -26,11 +26,11 @@ from vfl_party.serve.tokens import Denied
 from vfl_party.serve.v2 import (
     EXTENSIONS,
     choose_outputs,
-    columns_of,
     describe_model,
-    ids_of,
-    min_quality_of,
-    outputs_of,
+    make_outputs,
+    read_columns,
+    read_ids,
+    read_min_quality,
 )
 
 _NAN = "NaN"
@@ -40,7 +40,7 @@ Element = Id | bool | int | float | None
 # How many bytes of a body are JSON.
 LENGTH = "inference-header-content-length"
 OCTETS = "application/octet-stream"
-_REST = "vfl.rest"
+_BINARY_PART = "vfl.rest"
 
 
 class Input(BaseModel):
@@ -115,8 +115,8 @@ def routes(models: Catalog[Any]) -> APIRouter:
             "name": served.name,
             "versions": models.versions(served),
             "platform": "vfl",
-            "inputs": [_fields_of(tensor) for tensor in inputs],
-            "outputs": [_fields_of(tensor) for tensor in outputs],
+            "inputs": [_describe_tensor(tensor) for tensor in inputs],
+            "outputs": [_describe_tensor(tensor) for tensor in outputs],
         }
 
     @router.post("/models/{name}/infer", response_model=None)
@@ -125,13 +125,13 @@ def routes(models: Catalog[Any]) -> APIRouter:
         asked: Inference, request: Request, name: str, run: str | None = None
     ) -> Response:
         served, token = models.open(request.headers.get("authorization"), name, run)
-        inputs = inputs_of(asked, rest_of(request))
-        ids = ids_of(inputs)
-        columns = columns_of(inputs, len(ids))
-        scores = await served.score(ids, token, min_quality_of(asked.parameters), columns)
+        inputs = read_inputs(asked, get_binary_part(request))
+        ids = read_ids(inputs)
+        columns = read_columns(inputs, len(ids))
+        scores = await served.score(ids, token, read_min_quality(asked.parameters), columns)
         wanted = asked.outputs or []
         outputs = choose_outputs(
-            outputs_of(scores, served.parties), [output.name for output in wanted]
+            make_outputs(scores, served.parties), [output.name for output in wanted]
         )
         answer: dict[str, Any] = {"model_name": served.name, "model_version": served.run_id}
         if asked.id is not None:
@@ -142,15 +142,15 @@ def routes(models: Catalog[Any]) -> APIRouter:
         }
         if every and not wanted:
             as_bytes = {output.name for output in outputs}
-        return _response(answer, outputs, as_bytes)
+        return _make_response(answer, outputs, as_bytes)
 
     return router
 
 
-def inputs_of(asked: Inference, rest: bytes | None) -> list[Tensor]:
+def read_inputs(asked: Inference, rest: bytes | None) -> list[Tensor]:
     """Returns the inputs of a request. ``rest``: the bytes after its JSON. Raises Denied."""
     sizes = [tensor.parameters.get("binary_data_size") for tensor in asked.inputs]
-    pieces = cut(rest, sizes)
+    pieces = cut_pieces(rest, sizes)
     tensors = []
     for tensor, piece in zip(asked.inputs, pieces, strict=True):
         data: list[Any] | bytes | None = piece if piece is not None else tensor.data
@@ -162,15 +162,15 @@ def inputs_of(asked: Inference, rest: bytes | None) -> list[Tensor]:
     return tensors
 
 
-def _fields_of(tensor: Tensor) -> dict[str, Any]:
+def _describe_tensor(tensor: Tensor) -> dict[str, Any]:
     return {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
 
 
-def _response(answer: dict[str, Any], outputs: list[Tensor], as_bytes: set[str]) -> Response:
+def _make_response(answer: dict[str, Any], outputs: list[Tensor], as_bytes: set[str]) -> Response:
     """Writes an answer: JSON, and after it the outputs that are wanted as bytes."""
     pieces, facts = [], []
     for output in outputs:
-        fields = _fields_of(output)
+        fields = _describe_tensor(output)
         if output.name in as_bytes:
             pieces.append(raw(output))
             fields["parameters"] = {"binary_data_size": len(pieces[-1])}
@@ -185,7 +185,7 @@ def _response(answer: dict[str, Any], outputs: list[Tensor], as_bytes: set[str])
 
 
 class BinaryRoute(APIRoute):
-    """A route whose requests may have bytes after their JSON, which ``rest_of`` gives.
+    """A route whose requests may have bytes after their JSON, which ``get_binary_part`` gives.
 
     Triton's client does not say that it sends JSON. A page in a browser could do the same with
     somebody else's request, but cannot hide that it is one.
@@ -197,7 +197,7 @@ class BinaryRoute(APIRoute):
         async def handle_request(request: Request) -> Response:
             headers = request.headers
             if (length := headers.get(LENGTH)) is not None:
-                request = await _split(request, length)
+                request = await _split_body(request, length)
             elif "content-type" not in headers and "origin" not in headers:
                 request = _as_json(request, request.receive)
             return await handle(request)
@@ -205,7 +205,7 @@ class BinaryRoute(APIRoute):
         return handle_request
 
 
-async def _split(request: Request, length: str) -> Request:
+async def _split_body(request: Request, length: str) -> Request:
     """Returns a request with the JSON alone as its body. Raises Denied."""
     body = await request.body()
     if not (length.isascii() and length.isdigit()) or not 0 < int(length[:20]) <= len(body):
@@ -221,16 +221,16 @@ async def _split(request: Request, length: str) -> Request:
 def _as_json(request: Request, receive: Receive, rest: bytes | None = None) -> Request:
     others = [(name, value) for name, value in request.scope["headers"] if name != b"content-type"]
     headers = [*others, (b"content-type", b"application/json")]
-    return Request({**request.scope, "headers": headers, _REST: rest}, receive)
+    return Request({**request.scope, "headers": headers, _BINARY_PART: rest}, receive)
 
 
-def rest_of(request: Request) -> bytes | None:
+def get_binary_part(request: Request) -> bytes | None:
     """Returns the bytes after a request's JSON; None if it says of none."""
-    rest: bytes | None = request.scope.get(_REST)
+    rest: bytes | None = request.scope.get(_BINARY_PART)
     return rest
 
 
-def cut(rest: bytes | None, sizes: Sequence[Any]) -> list[bytes | None]:
+def cut_pieces(rest: bytes | None, sizes: Sequence[Any]) -> list[bytes | None]:
     """Returns the piece of each input, None for one that has its data in the JSON. Raises
     Denied.
     """

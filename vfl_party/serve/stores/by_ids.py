@@ -33,7 +33,7 @@ from vfl_party.serve.stores.seam import (
     LookupResult,
     Source,
     ValueMismatchError,
-    apart,
+    split_until_fit,
 )
 
 # Limit of advice texts per program.
@@ -82,8 +82,8 @@ class ByIds:
         self._source, self._rules = source, tuple(rules)
         self._device, self._advise, self._as_cells = device, advise, as_cells
         # Sentences that were said; several threads may say one at the same time.
-        self._said: set[str] = set()
-        self._saying = threading.Lock()
+        self._reported: set[str] = set()
+        self._reporting = threading.Lock()
         self.version = hashlib.sha256(f"{time.time_ns()} {id(self)}".encode()).hexdigest()[:16]
 
     def look_up(self, ids: Sequence[str | None], until_s: float) -> LookupResult:
@@ -94,7 +94,7 @@ class ByIds:
         """
         wanted = list(dict.fromkeys(name for name in ids if name))
         number, parts, end = dict[str, int](), list[tuple[Tensor, ...]](), 0
-        for part in self._parts(wanted, until_s):
+        for part in self._fetch_parts(wanted, until_s):
             if not part.inputs:
                 number |= dict.fromkeys(part.ids, part.row)
                 continue
@@ -116,11 +116,11 @@ class ByIds:
         """Closes the source."""
         self._source.close()
 
-    def _parts(self, wanted: Sequence[str], until_s: float) -> Iterator[_Part]:
+    def _fetch_parts(self, wanted: Sequence[str], until_s: float) -> Iterator[_Part]:
         """Yields the ids that the source knows, or that it cannot be asked for."""
-        for some, batch in apart(wanted, lambda ids: self._source.rows(ids, until_s)):
+        for some, batch in split_until_fit(wanted, lambda ids: self._source.rows(ids, until_s)):
             if isinstance(batch, ValueMismatchError):
-                yield self._unfit(some, batch)
+                yield self._make_unfit(some, batch)
             elif batch.rows.num_rows:
                 yield from self._prepare(batch, frozenset(some))
 
@@ -131,7 +131,7 @@ class ByIds:
                 Code.DATA_INVALID,
                 f"{self.name}: returns several rows for one id. Set data.duplicates.",
             )
-            yield self._unfit(repeated, error)
+            yield self._make_unfit(repeated, error)
 
         def prepare(at: Sequence[int]) -> tuple[Sequence[str], tuple[Tensor, ...]]:
             table = self._table(IdBatch(rows.take(pa.array(at)), batch.as_written))
@@ -139,12 +139,12 @@ class ByIds:
                 inputs = self._inputs(table)
             except InputError as error:
                 raise ValueMismatchError(error.code, str(error)) from None
-            self._note(table)
+            self._advise_unusual(table)
             return table.ids, inputs
 
-        for some, prepared in apart(range(rows.num_rows), prepare):
+        for some, prepared in split_until_fit(range(rows.num_rows), prepare):
             if isinstance(prepared, ValueMismatchError):
-                yield self._unfit([spelt[at] for at in some], prepared)
+                yield self._make_unfit([spelt[at] for at in some], prepared)
             else:
                 yield _Part(*prepared)
 
@@ -206,30 +206,30 @@ class ByIds:
         """The source's, in sentences."""
         return hide_passwords(self.settings.source)
 
-    def _unfit(self, ids: Sequence[str], error: ValueMismatchError) -> _Part:
+    def _make_unfit(self, ids: Sequence[str], error: ValueMismatchError) -> _Part:
         if error.row == UNFIT_ROW:
             # It is the only row of what was asked for.
-            self._say(f"a row cannot be scored (reported once): {_ROW.sub('', str(error))}")
+            self._advise_once(f"a row cannot be scored (reported once): {_ROW.sub('', str(error))}")
         return _Part(ids, row=error.row)
 
-    def _note(self, table: Table) -> None:
+    def _advise_unusual(self, table: Table) -> None:
         """Says once of each column that it holds what training never had."""
         for name in self.preprocessor.unseen(table):
-            self._say(
+            self._advise_once(
                 f"{self.name}: column {name!r} has categories that the training table does not "
                 "have (reported once)"
             )
         for name in self.preprocessor.outside(table):
-            self._say(
+            self._advise_once(
                 f"{self.name}: column {name!r} has numbers far outside the range of training "
                 "(reported once). Check their unit."
             )
 
-    def _say(self, text: str) -> None:
-        with self._saying:
+    def _advise_once(self, text: str) -> None:
+        with self._reporting:
             # A sentence may name a row's number.
-            if text in self._said or len(self._said) >= _MAX_ADVICE:
+            if text in self._reported or len(self._reported) >= _MAX_ADVICE:
                 return
-            self._said.add(text)
+            self._reported.add(text)
         log.warning("%s", text, extra={"event": "advice"})
         self._advise(text)

@@ -65,7 +65,7 @@ class KeptEmbeddings:
         self._bytes = 0
         self._changing = threading.Lock()
 
-    def ask(self, ids: Sequence[str], timeout_s: float) -> Pending | _Waiting:
+    def ask(self, ids: Sequence[str], timeout_s: float) -> Pending | _PartlyKept:
         """See ``EmbeddingService.ask``."""
         allowed = {
             party: keeping
@@ -74,15 +74,17 @@ class KeptEmbeddings:
         }
         if not allowed:
             return self._service.ask(ids, timeout_s)
-        embeddings = {party: self._look(party, keeping, ids) for party, keeping in allowed.items()}
+        embeddings = {
+            party: self._find_kept(party, keeping, ids) for party, keeping in allowed.items()
+        }
         unknown = {
             party: [name for name in ids if name not in known]
             for party, known in embeddings.items()
         }
         pending = self._service.ask(ids, timeout_s, ids_of=unknown)
-        return _Waiting(self, pending, ids, embeddings, unknown)
+        return _PartlyKept(self, pending, ids, embeddings, unknown)
 
-    def _look(self, party: str, keeping: CachePolicy, ids: Sequence[str]) -> dict[str, bytes]:
+    def _find_kept(self, party: str, keeping: CachePolicy, ids: Sequence[str]) -> dict[str, bytes]:
         """Returns {id: its embedding} of those that are kept."""
         embeddings, oldest_s = dict[str, bytes](), time.monotonic() - keeping.seconds
         with self._changing:
@@ -110,7 +112,7 @@ class KeptEmbeddings:
                 start += width
                 self._put(_Key(party, answer.features, name), _Entry(embedding, since_s))
 
-    def used(self, party: str, rows: int) -> None:
+    def count_used(self, party: str, rows: int) -> None:
         """Counts embeddings that were used again."""
         if rows:
             self._used(party, rows)
@@ -128,7 +130,7 @@ def _size(key: _Key, entry: _Entry) -> int:
     return _OVERHEAD_BYTES + 4 * len(key.id) + len(entry.embedding)
 
 
-class _Waiting:
+class _PartlyKept:
     """A question of which a part is known. ``known``: {party: {id: its embedding}}; ``unknown``:
     {party: the ids that it was asked for}.
     """
@@ -142,32 +144,32 @@ class _Waiting:
         unknown: Mapping[str, Sequence[str]],
     ) -> None:
         self._kept, self._pending, self._ids = kept, pending, ids
-        self._found, self._fewer = known, unknown
+        self._known, self._unknown = known, unknown
         self._since_s = time.monotonic()
 
     def wait(self) -> dict[str, ServingAnswer | Absent]:
         """See ``Pending.wait``."""
         answers = self._pending.wait()
-        for party, known in self._found.items():
-            answer, asked = answers[party], self._fewer[party]
+        for party, known in self._known.items():
+            answer, asked = answers[party], self._unknown[party]
             if isinstance(answer, ServingAnswer):
                 self._kept.keep(party, asked, answer, self._since_s)
             if known and answer != "away":
-                self._kept.used(party, sum(name in known for name in self._ids))
-                answers[party] = self._whole(known, answer, asked)
+                self._kept.count_used(party, sum(name in known for name in self._ids))
+                answers[party] = self._merge(known, answer, asked)
         return answers
 
-    def _whole(
+    def _merge(
         self, known: Mapping[str, bytes], answer: ServingAnswer | Absent, asked: Sequence[str]
     ) -> ServingAnswer:
         """Returns an answer about all ids, of what was known and what came."""
-        came = _each(answer, len(asked))
+        came = _split_answer(answer, len(asked))
         rows = [(EMBEDDED, known[name]) if name in known else next(came) for name in self._ids]
         state, parts = bytes(state for state, _ in rows), [embedding for _, embedding in rows]
         return ServingAnswer(state, b"".join(parts))
 
 
-def _each(answer: ServingAnswer | Absent, n: int) -> Iterator[tuple[int, bytes]]:
+def _split_answer(answer: ServingAnswer | Absent, n: int) -> Iterator[tuple[int, bytes]]:
     """Yields the state and the embedding of ``n`` ids; the embedding is empty without one."""
     if not isinstance(answer, ServingAnswer):
         yield from [(_STATES[answer], b"")] * n

@@ -41,7 +41,10 @@ def open_store(
 
     ``advise``: tells the person here a sentence.
     """
-    settings, preprocessor = settings_of(files, trained.state, store), _preprocessor(trained.state)
+    settings, preprocessor = (
+        make_store_settings(files, trained.state, store),
+        _load_preprocessor(trained.state),
+    )
     source: Source
     if isinstance(store, ServiceStore):
         service_id = store.service_id if store.service_id is not None else trained.recipe.name
@@ -61,7 +64,7 @@ def open_store(
     return ByIds(source, preprocessor, rules, device, advise, as_cells=as_cells)
 
 
-def settings_of(
+def make_store_settings(
     files: PartyFiles, state: Tree, store: DatabaseStore | ServiceStore
 ) -> DataSettings:
     """Returns how rows of the store are read: by the columns and kinds of training. Raises
@@ -73,7 +76,7 @@ def settings_of(
             Code.CONFIG_INVALID,
             f"party {files.name}: serve.store needs the id column. Add data.id.",
         )
-    preprocessor = _preprocessor(state)
+    preprocessor = _load_preprocessor(state)
     if preprocessor.image_shape is not None or data.view is not None or data.parts:
         raise InputError(
             Code.CONFIG_INVALID,
@@ -102,7 +105,7 @@ def settings_of(
     return prediction_data(settings, None, state)
 
 
-def no_rows(preprocessor: Preprocessor, source: str) -> Table:
+def make_empty_table(preprocessor: Preprocessor, source: str) -> Table:
     """Returns a table of no rows, with the columns of training."""
     numbers, words = preprocessor.numeric_names, preprocessor.categorical_names
     cells = Categories(np.empty((0, len(words)), np.int32), ((),) * len(words))
@@ -117,7 +120,7 @@ def no_rows(preprocessor: Preprocessor, source: str) -> Table:
     )
 
 
-def _preprocessor(state: Tree) -> Preprocessor:
+def _load_preprocessor(state: Tree) -> Preprocessor:
     if state["preprocessor"] is None:
         raise InputError(
             Code.CONFIG_INVALID, "serve.store: this party has no features. Remove the table."

@@ -34,7 +34,7 @@ class ConnectionPool(Generic[C]):
     """Keeps connections open, and opens new ones for those that broke.
 
     Args:
-        opened: opens a connection. Raises InputError.
+        open_: opens a connection. Raises InputError.
         close: closes one.
         size: how many are open at the same time.
         interrupt: ends the work on one, from another thread.
@@ -42,12 +42,12 @@ class ConnectionPool(Generic[C]):
 
     def __init__(
         self,
-        opened: Callable[[], C],
+        open_: Callable[[], C],
         close: Callable[[C], None],
         size: int,
         interrupt: Callable[[C], None] = lambda _: None,
     ) -> None:
-        self._opened, self._close, self._interrupt = opened, close, interrupt
+        self._open, self._close, self._interrupt = open_, close, interrupt
         # Holds each place's connection (None before it opens); the last used comes first.
         self._free: queue.LifoQueue[C | None] = queue.LifoQueue()
         for _ in range(size):
@@ -85,7 +85,7 @@ class ConnectionPool(Generic[C]):
         self._closed.set()
         with contextlib.suppress(queue.Empty):
             while True:
-                self._end(self._free.get_nowait())
+                self._close_quietly(self._free.get_nowait())
 
     def _work(self, use: _Use[C], work: Callable[[C], T], answer: Future[T]) -> None:
         try:
@@ -104,18 +104,18 @@ class ConnectionPool(Generic[C]):
     def _run(self, use: _Use[C], work: Callable[[C], T]) -> T:
         if use.connection is not None:
             try:
-                return self._on(use, work)
+                return self._run_on(use, work)
             except BrokenError:
                 # The other end may have closed it while nobody used it.
                 if time.monotonic() >= use.until_s:
                     raise
-        use.connection = self._opened()
+        use.connection = self._open()
         # Nobody waits any more; the next one has a connection.
         if time.monotonic() >= use.until_s:
             raise TimeoutError
-        return self._on(use, work)
+        return self._run_on(use, work)
 
-    def _on(self, use: _Use[C], work: Callable[[C], T]) -> T:
+    def _run_on(self, use: _Use[C], work: Callable[[C], T]) -> T:
         assert use.connection is not None  # noqa: S101 - opened before
         try:
             return work(use.connection)
@@ -125,7 +125,7 @@ class ConnectionPool(Generic[C]):
         except BaseException:
             with use.lock:
                 broken, use.connection = use.connection, None
-            self._end(broken)
+            self._close_quietly(broken)
             raise
 
     def _stop(self, use: _Use[C]) -> None:
@@ -137,7 +137,7 @@ class ConnectionPool(Generic[C]):
             if use.over.wait(pause_s):
                 return
 
-    def _end(self, connection: C | None) -> None:
+    def _close_quietly(self, connection: C | None) -> None:
         with contextlib.suppress(Exception):
             if connection is not None:
                 self._close(connection)

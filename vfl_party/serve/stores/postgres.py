@@ -43,13 +43,13 @@ _ALIVE = {
     "keepalives_count": 3,
     "tcp_user_timeout": _LONGEST_MS,
 }
-_WHOLE = re.compile(r"0|-?[1-9][0-9]{0,18}")
+_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")
 # The server's: what was asked for is no value of its type; the statement was ended.
 _NO_VALUE, _ENDED = "22", "57014"
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _PreparedQuery:
     """The query as the server gets it, and the type of the ids in it."""
 
     select: str
@@ -66,14 +66,14 @@ class PostgresRows:
         self._pool: ConnectionPool[Any] = ConnectionPool(
             self._open, lambda connection: connection.close(), connections, _cancel
         )
-        self._asked: _Asked | None = None
+        self._prepared: _PreparedQuery | None = None
 
     def check(self) -> None:
         """Asks the server what the query gives. Raises InputError."""
         with name_keys():
             connection = self._open()
             try:
-                self._asked = self._describe(connection)
+                self._prepared = self._describe(connection)
                 self._fetch(connection, [])
             finally:
                 connection.close()
@@ -96,7 +96,7 @@ class PostgresRows:
         except ImportError:
             raise missing_package_error(self.settings.source, "adbc-driver-postgresql") from None
         try:
-            connection = dbapi.connect(_alive(self.settings.source), autocommit=True)
+            connection = dbapi.connect(_with_keepalive(self.settings.source), autocommit=True)
             with connection.cursor() as cursor:
                 for statement in _BEGIN:
                     cursor.execute(statement)
@@ -104,8 +104,8 @@ class PostgresRows:
             raise connection_error(self.settings.source, str(error)) from None
         return connection
 
-    def _describe(self, connection: Any) -> _Asked:
-        """Returns how the query is asked. Raises InputError."""
+    def _describe(self, connection: Any) -> _PreparedQuery:
+        """Returns how the query is prepared. Raises InputError."""
         import adbc_driver_manager
 
         settings, source = self.settings, hide_passwords(self.settings.source)
@@ -126,19 +126,19 @@ class PostgresRows:
                 "WHERE id::text = ANY(:ids).",
             )
         names = list(dict.fromkeys([*chosen.id, *chosen.features]))
-        return _Asked(select_of(self._query, schema, names, settings), inner)
+        return _PreparedQuery(select_of(self._query, schema, names, settings), inner)
 
     def _fetch(self, connection: Any, ids: Sequence[str]) -> pa.Table:
         import adbc_driver_manager
 
-        asked, source = self._asked, hide_passwords(self.settings.source)
-        assert asked is not None  # noqa: S101 - check comes first
+        prepared, source = self._prepared, hide_passwords(self.settings.source)
+        assert prepared is not None  # noqa: S101 - check comes first
         max_rows = row_limit(len(ids))
-        values = pa.array([_values(ids, asked.kind)], pa.list_(asked.kind))
+        values = pa.array([_to_values(ids, prepared.kind)], pa.list_(prepared.kind))
         try:
             with connection.cursor() as cursor:
                 cursor.execute(
-                    f"{asked.select}\nLIMIT {max_rows + 1}", pa.record_batch({"ids": values})
+                    f"{prepared.select}\nLIMIT {max_rows + 1}", pa.record_batch({"ids": values})
                 )
                 table = cursor.fetch_arrow_table()
         except adbc_driver_manager.Error as error:
@@ -161,20 +161,20 @@ class PostgresRows:
         return BrokenError(refusal.code, str(refusal)) if lost else refusal
 
 
-def _alive(source: str) -> str:
+def _with_keepalive(source: str) -> str:
     """Returns the URL with what it does not say itself about a server that does not answer."""
     url = with_timeout(source)
     more = [f"{key}={value}" for key, value in _ALIVE.items() if f"{key}=" not in url]
     return "&".join([url, *more]) if "?" in url else f"{url}?{'&'.join(more)}"
 
 
-def _values(ids: Sequence[str], kind: pa.DataType) -> list[Any]:
+def _to_values(ids: Sequence[str], kind: pa.DataType) -> list[Any]:
     """Returns the ids that are values of the type; the others are nobody's."""
     if pa.types.is_string(kind):
         # Which no text of PostgreSQL has.
         return [name for name in ids if "\0" not in name]
     bounds = np.iinfo(kind.to_pandas_dtype())
-    numbers = [int(text) for text in ids if _WHOLE.fullmatch(text)]
+    numbers = [int(text) for text in ids if _INTEGER.fullmatch(text)]
     return [number for number in numbers if bounds.min <= number <= bounds.max]
 
 

@@ -95,7 +95,7 @@ class Source(Protocol):
     def close(self) -> None: ...
 
 
-def apart(
+def split_until_fit(
     items: Sequence[T], work: Callable[[Sequence[T]], R]
 ) -> Iterator[tuple[Sequence[T], R | ValueMismatchError]]:
     """Yields all items with what ``work`` returns for them; if some of them do not fit, halves of
@@ -111,4 +111,4 @@ def apart(
             return
         middle = len(items) // 2
         for half in (items[:middle], items[middle:]):
-            yield from apart(half, work)
+            yield from split_until_fit(half, work)

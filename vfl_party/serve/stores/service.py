@@ -68,7 +68,7 @@ class ServiceRows:
         # A day is a text, such as 2026-01-31.
         self._numeric = {name: kinds.get(name) != DATE for name in preprocessor.numeric_names}
         self._words = preprocessor.categorical_names
-        self._tls = _tls(store)
+        self._tls = _make_tls_context(store)
         self._pool: ConnectionPool[http.client.HTTPConnection] = ConnectionPool(
             self._open, lambda line: line.close(), store.connections, _interrupt
         )
@@ -89,7 +89,7 @@ class ServiceRows:
 
     def rows(self, ids: Sequence[str], until_s: float) -> IdBatch:
         """See ``seam.Source``."""
-        answer = self._pool.run(lambda line: self._answer(line, ids), until_s)
+        answer = self._pool.run(lambda line: self._read_answer(line, ids), until_s)
         status = answer.get("status")
         code = status.get("code", _OK) if isinstance(status, dict) else None
         if code == _NOT_FOUND:
@@ -103,7 +103,7 @@ class ServiceRows:
                 f"the service answers with status {clean(str(code), 20)} ({message}). Ask its "
                 "operator.",
             )
-        return IdBatch(self._table(answer.get("features"), ids), False)
+        return IdBatch(self._make_table(answer.get("features"), ids), False)
 
     def close(self) -> None:
         """Closes the connections."""
@@ -147,12 +147,12 @@ class ServiceRows:
         """
         url = urlsplit(self._store.url)
         param = {"query_datas": list(ids), "query_context": self._store.context}
-        asked = {**self._about, "feature_fields": self._fields(), "param": param}
+        asked = {**self._about, "feature_fields": self._make_fields(), "param": param}
         headers = {"content-type": "application/json", "accept": "application/json"}
         try:
             line.request("POST", url.path or "/", json.dumps(asked).encode(), headers)
             answer = line.getresponse()
-            return answer.status, _body(answer, self._max_bytes(len(ids)))
+            return answer.status, _read_body(answer, self._max_bytes(len(ids)))
         except TimeoutError:
             raise
         except (OSError, http.client.HTTPException) as error:
@@ -166,7 +166,7 @@ class ServiceRows:
                 else f"{self._store.url}: the connection broke. Ask the operator of the service.",
             ) from error
 
-    def _answer(self, line: http.client.HTTPConnection, ids: Sequence[str]) -> dict[str, Any]:
+    def _read_answer(self, line: http.client.HTTPConnection, ids: Sequence[str]) -> dict[str, Any]:
         """Asks once. Raises InputError for what is no answer."""
         status, data = self._post(line, ids)
         if status != http.client.OK:
@@ -186,7 +186,7 @@ class ServiceRows:
             )
         return answer
 
-    def _fields(self) -> list[dict[str, str]]:
+    def _make_fields(self) -> list[dict[str, str]]:
         kinds = {
             name: "FIELD_DOUBLE" if number else "FIELD_STRING"
             for name, number in self._numeric.items()
@@ -197,7 +197,7 @@ class ServiceRows:
     def _max_bytes(self, ids: int) -> int:
         return _MORE_BYTES + _CELL_BYTES * ids * (len(self._numeric) + len(self._words))
 
-    def _table(self, features: Any, ids: Sequence[str]) -> pa.Table:
+    def _make_table(self, features: Any, ids: Sequence[str]) -> pa.Table:
         """Returns the features by name, with the ids. Raises InputError."""
         values = {}
         for feature in features if isinstance(features, list) else ():
@@ -214,10 +214,10 @@ class ServiceRows:
                     f"the service does not return feature {name!r} of the training table. Add it "
                     "to the service.",
                 )
-            columns[name] = self._column(name, values[name], len(ids))
+            columns[name] = self._make_column(name, values[name], len(ids))
         return pa.table(columns)
 
-    def _column(self, name: str, value: Mapping[str, Any], n: int) -> pa.Array:
+    def _make_column(self, name: str, value: Mapping[str, Any], n: int) -> pa.Array:
         filled = [key for key in _LISTS if value.get(key)]
         cells = value[filled[0]] if len(filled) == 1 else None
         if not isinstance(cells, list) or len(cells) != n:
@@ -233,7 +233,7 @@ class ServiceRows:
                 words = pa.array([cell or None for cell in cells], pa.string())
                 return words.cast(pa.timestamp("us")) if number is False else words
             if filled[0] in ("i64s", "i32s"):
-                return pa.array([_whole(cell) for cell in cells], pa.int64())
+                return pa.array([_to_int(cell) for cell in cells], pa.int64())
             if filled[0] == "bs":
                 return pa.array(cells, pa.bool_())
             return pa.array([float(cell) for cell in cells], pa.float64(), from_pandas=True)
@@ -245,14 +245,14 @@ class ServiceRows:
             ) from None
 
 
-def _whole(value: Any) -> int:
+def _to_int(value: Any) -> int:
     """Returns a whole number as JSON has it: 64 bits are a text."""
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise TypeError
     return int(value)
 
 
-def _body(answer: http.client.HTTPResponse, max_bytes: int) -> bytes | None:
+def _read_body(answer: http.client.HTTPResponse, max_bytes: int) -> bytes | None:
     """Reads an answer; None if it has more than ``max_bytes`` bytes."""
     data = bytearray()
     while block := answer.read(_BLOCK):
@@ -262,7 +262,7 @@ def _body(answer: http.client.HTTPResponse, max_bytes: int) -> bytes | None:
     return bytes(data)
 
 
-def _tls(store: ServiceStore) -> ssl.SSLContext | None:
+def _make_tls_context(store: ServiceStore) -> ssl.SSLContext | None:
     """Returns how a service is known by its certificate; None for plain HTTP. Raises InputError."""
     files = (store.ca, store.certificate, store.key)
     if store.url.startswith("http:"):

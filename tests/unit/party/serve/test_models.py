@@ -14,7 +14,7 @@ import pytest
 from tests.harness.errors import raises
 from vfl_common.errors import Code, InputError
 from vfl_common.production.registry import FILE, Change, ModelRegistry
-from vfl_party.serve.batching import Given
+from vfl_party.serve.batching import RequestColumns
 from vfl_party.serve.counts import Counts
 from vfl_party.serve.models import STEPS_BEHIND, Follower, Lineage
 from vfl_party.serve.scored import RequestPart, ServedScores
@@ -38,7 +38,9 @@ def scores(values: Sequence[float], run_id: str = "", parties: str = "bank") -> 
 def run(run_id: str, *there: str, factor: float = 1.0, **more: Any) -> FakeRun:
     """Makes a run that scores the id ``7`` with ``0.07 * factor``."""
 
-    def score(ids: Sequence[str], _least: float | None, columns: Given | None) -> ServedScores:
+    def score(
+        ids: Sequence[str], _least: float | None, columns: RequestColumns | None
+    ) -> ServedScores:
         given = columns["x"] if columns is not None else ids
         return scores([float(each) / 100 * factor for each in given], run_id)
 
