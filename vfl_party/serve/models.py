@@ -14,10 +14,10 @@ from vfl_common.errors import VflError
 from vfl_common.production.registry import FILE, PRODUCTION, WORDS, ModelRegistry
 from vfl_common.text import list_names
 
-# About a second of looks at the registry.
+# Steps until the previous run answers again; about a second.
 STEPS_BEHIND = 5
-# Between two looks, and until a run that could not be loaded is tried again.
-_LOOK_S, _AGAIN_S = 0.2, 5.0
+# Seconds between two checks of the registry, until a failed load is repeated.
+_CHECK_S, _RETRY_S = 0.2, 5.0
 _END_S = 2.0
 
 log = logging.getLogger(__name__)
@@ -30,11 +30,11 @@ class LoadedRun(Protocol):
     def run_id(self) -> str: ...
 
     def present(self) -> Sequence[str]:
-        """Returns the passive parties that attend it now; none, if that is not known here."""
+        """Returns the passive parties that are connected for it; empty at a passive party."""
         ...
 
     def close(self) -> None:
-        """Answers what was asked, and frees the run."""
+        """Answers the pending requests and frees the run."""
         ...
 
 
@@ -46,11 +46,11 @@ class Lineage(Generic[R]):
     """The runs of one model. One thread changes them; any thread may read.
 
     Args:
-        name: of the recipe.
-        runs: those that are loaded: the first answers.
-        before: runs of ``runs`` that answered before, the last first.
-        keep: how many of these stay ready. What is neither of them nor has ever answered, stays.
-        say: reports an event.
+        name: The recipe's name.
+        runs: The loaded runs; the first answers.
+        before: The ids of those of ``runs`` that answered before, with the latest first.
+        keep: How many of these stay loaded. Runs that never answered stay too.
+        say: Reports an event.
     """
 
     def __init__(
@@ -63,30 +63,30 @@ class Lineage(Generic[R]):
         self._recent = [self.now.run_id, *before]
         self._stays = frozenset(self._runs).difference(self._recent)
         self._next: R | None = None
-        # The parties that have attended the run that answers since it does.
+        # The parties that have been connected since the current run started to answer.
         self._attended: set[str] = set()
         self._behind = 0
         self._advice = ""
 
     @property
     def runs(self) -> Sequence[R]:
-        """All runs that are loaded; the one that answers is the first."""
+        """Returns all loaded runs; the run that answers is the first."""
         now = self.now
         return (now, *(run for run in self._runs.values() if run is not now))
 
     @property
     def next(self) -> R | None:
-        """The run that waits to answer."""
+        """Returns the run that waits to answer."""
         return self._next
 
     def find(self, run_id: str) -> R | None:
-        """Returns a run that is loaded."""
+        """Returns a loaded run by its id; None if it is not loaded."""
         return self._runs.get(run_id)
 
     def want(self, run_id: str, load: Callable[[], R]) -> None:
-        """Has a run answer as soon as ``step`` finds it ready; loads it, unless it is here.
+        """Makes a run the next one, which answers once ``step`` finds it ready.
 
-        Raises what ``load`` does; then all stays as it is.
+        ``load``: Loads the run if it is not loaded. If it raises, nothing changes.
         """
         if run_id == (self._next or self.now).run_id:
             return
@@ -97,9 +97,10 @@ class Lineage(Generic[R]):
         self._next = run if run is not self.now else None
 
     def step(self) -> None:
-        """Has the next run answer, if all passive parties that attend the present one attend it;
-        then closes the runs that are kept no longer. The run before answers again if a party comes
-        that attends only that one: it has not promoted the present one yet.
+        """Switches to the next run once all passive parties of the current run serve it.
+
+        Then closes old runs. Switches back to the previous run if a party connects only for that
+        run, because it has not promoted the current one yet.
         """
         self._return_to_previous()
         following = self._next
@@ -113,9 +114,9 @@ class Lineage(Generic[R]):
         self._close_old()
 
     def _return_to_previous(self) -> None:
-        """Has the run before answer again, and the present one wait, if a party that has never
-        attended the present one attends that, in ``STEPS_BEHIND`` successive steps: a party that
-        starts attends one run after the other.
+        """Switches back if a party serves only the previous run for ``STEPS_BEHIND`` steps.
+
+        One step is not enough: a party that starts connects for one run after the other.
         """
         self._attended.update(self.now.present())
         before = self._runs.get(self._recent[1]) if len(self._recent) > 1 else None
@@ -146,10 +147,10 @@ class Lineage(Generic[R]):
         self._recent = self._recent[: self._keep + 1]
         following = [self._next.run_id] if self._next is not None else []
         stay = {*self._recent, *self._stays, *following}
-        gone = [run for run_id, run in self._runs.items() if run_id not in stay]
-        # Nobody finds them any more from here on.
+        closing = [run for run_id, run in self._runs.items() if run_id not in stay]
+        # From here on, no request finds the closed runs.
         self._runs = {run_id: run for run_id, run in self._runs.items() if run_id in stay}
-        for run in gone:
+        for run in closing:
             run.close()
 
     def close(self) -> None:
@@ -159,11 +160,11 @@ class Lineage(Generic[R]):
 
 
 class Follower(Generic[R]):
-    """Has lines follow their runs in production.
+    """Watches the registry and switches models to their runs in production.
 
     Args:
-        load: loads the run with this id. Raises VflError.
-        say: reports an event.
+        load: Loads a run by its id. Raises VflError.
+        say: Reports an event.
     """
 
     def __init__(
@@ -176,47 +177,47 @@ class Follower(Generic[R]):
         self._registry, self._lines, self._load, self._say = registry, lines, load, say
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
-        # As the file was seen last, and until when that is good.
-        self._seen: tuple[int, int] | None = None
-        self._until_s = 0.0
+        # The state of the registry's file at the last check, and when to check again in any case.
+        self._file_state: tuple[int, int] | None = None
+        self._check_at_s = 0.0
         self._advice = ""
 
     def watch(self) -> None:
-        """Looks from now on, in a separate thread."""
+        """Starts a thread that checks the registry."""
         if self._lines:
             self._thread = threading.Thread(target=self._watch, name="follow", daemon=True)
             self._thread.start()
 
     def close(self) -> None:
-        """Ends the watch, and waits for it, but not for a run that takes long to load."""
+        """Stops the thread, and waits for it for a short time: a run may take long to load."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join(_END_S)
 
     def _watch(self) -> None:
-        while not self._ended.wait(_LOOK_S):
+        while not self._ended.wait(_CHECK_S):
             try:
                 self.look()
             except Exception:
-                # Whatever it is, the runs that are served go on.
+                # The served runs must continue after any error.
                 log.exception("internal error", extra={"event": "failed"})
 
     def look(self) -> None:
-        """Looks which runs are in production, and has each line take a step."""
+        """Reads which runs are in production, and calls ``step`` for each model."""
         try:
             about = (self._registry.out / FILE).stat()
-            seen: tuple[int, int] | None = (about.st_mtime_ns, about.st_ino)
+            file_state: tuple[int, int] | None = (about.st_mtime_ns, about.st_ino)
         except OSError:
-            seen = None
+            file_state = None
         now_s = time.monotonic()
-        if seen != self._seen or now_s >= self._until_s:
-            self._seen = seen
-            self._until_s = float("inf") if self._want_all() else now_s + _AGAIN_S
+        if file_state != self._file_state or now_s >= self._check_at_s:
+            self._file_state = file_state
+            self._check_at_s = float("inf") if self._want_all() else now_s + _RETRY_S
         for line in self._lines:
             line.step()
 
     def _want_all(self) -> bool:
-        """Returns whether all lines have, or will have, their run in production."""
+        """Requests the run in production for each model; returns whether all succeeded."""
         text = ""
         for line in self._lines:
             try:
@@ -230,11 +231,11 @@ class Follower(Generic[R]):
         return not text
 
     def _want_current(self, line: Lineage[R]) -> None:
-        of = self._registry.lines().get(line.name)
-        # If none is in production any more, there is nothing better than what answers now.
-        if of is None or of.current is None:
+        registered = self._registry.lines().get(line.name)
+        # Without a run in production, the current run continues to answer.
+        if registered is None or registered.current is None:
             return
-        run_id = of.current
+        run_id = registered.current
         line.want(run_id, lambda: self._load(run_id))
 
 
@@ -242,8 +243,8 @@ class Follower(Generic[R]):
 class Chosen:
     """A run to serve.
 
-    ``folder``: of the run. ``follows``: the name of the recipe whose run in production this is, so
-    that another takes its place when it is promoted; '' for a run that stays.
+    ``folder``: The run's folder. ``follows``: The recipe's name if the run in production was
+    requested: a promoted run replaces it. '' for a run that stays.
     """
 
     folder: Path
@@ -251,13 +252,13 @@ class Chosen:
 
 
 def choose(registry: ModelRegistry, text: str, recipe: Callable[[], str]) -> Chosen:
-    """Returns the run that is given as an id, a folder, ``production``, ``latest``, or as
-    ``NAME:production`` or ``NAME:latest``. Raises InputError if there is none.
+    """Returns the run for an id, a folder, ``production``, ``latest``, ``NAME:production`` or
+    ``NAME:latest``. Raises InputError if it does not exist.
 
-    ``recipe``: returns the name of the recipe that is meant without NAME.
+    ``recipe``: Returns the name of the recipe that is used without NAME.
     """
     name, _, word = text.rpartition(":")
     if word not in WORDS:
         return Chosen(registry.folder(text))
-    of = name or recipe()
-    return Chosen(registry.folder(word, of), of if word == PRODUCTION else "")
+    recipe_name = name or recipe()
+    return Chosen(registry.folder(word, recipe_name), recipe_name if word == PRODUCTION else "")

@@ -1,4 +1,4 @@
-"""What a serving party tells Prometheus."""
+"""The metrics of a serving party for Prometheus."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class ServeMetrics:
     """Makes the metrics at each scrape.
 
     Args:
-        info: constant facts: name, role, recipe, device, version.
-        tallies: {run id: what was counted of it}.
-        port: requests by status.
-        ready: returns whether the record can be written.
-        ends: returns {name: when the certificate ends}.
+        info: Constant facts: name, role, recipe, device, version.
+        tallies: {run id: the run's counts}.
+        port: Counts requests by status.
+        ready: Returns whether the record can be written.
+        ends: Returns {name: the end of the certificate's validity}.
     """
 
     info: dict[str, str]
@@ -46,7 +46,7 @@ class ServeMetrics:
         yield from _make_count_metrics(self.tallies, self.port)
 
     def state(self) -> str:
-        """Returns one of STATES, for ``/healthz``: waiting while no peer attends a run."""
+        """Returns the state for ``/healthz``: ``waiting`` while no run has a connected peer."""
         if not self.ready():
             return "failed"
         there = [tally.standing().present for tally in self.tallies.values() if tally.standing]
@@ -57,7 +57,7 @@ def _make_standing_metrics(tallies: Iterable[ServedTally]) -> Iterator[Metric]:
     present: dict[Labels, float] = {}
     waiting: dict[Labels, float] = {}
     for tally in tallies:
-        # It may be closed meanwhile.
+        # The run may be closed meanwhile.
         if (standing := tally.standing) is None:
             continue
         now, key = standing(), (tally.model, tally.run_id)
@@ -71,7 +71,7 @@ def _make_standing_metrics(tallies: Iterable[ServedTally]) -> Iterator[Metric]:
 
 
 def _make_count_metrics(tallies: Mapping[str, ServedTally], port: Counts) -> Iterator[Metric]:
-    """Yields what was counted of each run, requests by status, and the bytes by peer."""
+    """Yields the counts of each run, the requests by status, and the bytes by peer."""
     counted = list(tallies.values())
     rows: dict[Labels, float] = {}
     without: dict[Labels, float] = {}

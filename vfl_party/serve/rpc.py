@@ -1,4 +1,4 @@
-"""A served model, as the gRPC port asks it."""
+"""The gRPC port of the active party: the Open Inference Protocol."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from vfl_party.serve.v2 import (
     read_min_quality,
 )
 
-# gRPC codes of HTTP statuses; both ports count requests by the HTTP status.
+# {HTTP status: gRPC code}. Both ports count requests by HTTP status.
 _CODES = {
     400: "INVALID_ARGUMENT",
     401: "UNAUTHENTICATED",
@@ -43,13 +43,13 @@ _STATUSES = {"OK": 200} | {code: status for status, code in reversed(_CODES.item
 
 
 class InferenceModel:
-    """See ``vfl_common.rpc.inference.service.InferenceBackend``."""
+    """Answers gRPC requests; see ``vfl_common.rpc.inference.service.InferenceBackend``."""
 
     def __init__(self, models: Catalog[Any], reporter: RequestReporter | None) -> None:
         self._models, self._teller = models, reporter
 
     def begin_call(self, method: str, metadata: Mapping[str, str]) -> Callable[[str], None]:
-        """Returns a callback for the end of a request, which takes the gRPC code."""
+        """Starts a request; returns a callback for its end, which takes the gRPC code."""
         request, reporter = (
             RequestTrace("grpc", method, metadata.get("traceparent", "")),
             self._teller,
@@ -65,7 +65,7 @@ class InferenceModel:
         return end
 
     def admit(self, authorization: str) -> None:
-        """Raises Refused if the caller may use none of the models."""
+        """Raises InferenceRefusal if the caller may use none of the models."""
         with _convert_denials():
             self._models.allow(authorization)
 
@@ -78,14 +78,14 @@ class InferenceModel:
         return "vfl", version(), EXTENSIONS
 
     def describe(self, name: str, version: str, authorization: str) -> ModelDescription:
-        """Returns the inputs and outputs of a model. Raises Refused."""
+        """Returns the inputs and outputs of a model. Raises InferenceRefusal."""
         with _convert_denials():
             served, _ = self._models.open(authorization, name, version or None)
         inputs, outputs = describe_model(served.columns, served.parties)
         return ModelDescription(served.name, self._models.versions(served), "vfl", inputs, outputs)
 
     async def infer(self, asked: InferenceRequest, authorization: str) -> InferenceAnswer:
-        """Scores the ids of a request. Raises Refused."""
+        """Scores the ids of a request. Raises InferenceRefusal."""
         with _convert_denials():
             served, token = self._models.open(authorization, asked.model, asked.version or None)
             ids = read_ids(asked.inputs)
@@ -99,16 +99,15 @@ class InferenceModel:
 def answering(
     models: Catalog[Any], settings: ServeSettings, reporter: RequestReporter | None = None
 ) -> Iterator[str | None]:
-    """Answers gRPC while the block runs, if ``serve.grpc`` asks for it; yields the address. Raises
-    InputError.
+    """Answers gRPC while the block runs, if ``serve.grpc`` is set. Raises InputError.
 
-    ``reporter``: is told of each request; None: nobody is.
+    Yields the address, or None. ``reporter``: Logs each request; None: requests are not logged.
     """
     if settings.grpc is None:
         yield None
         return
     secret = None
-    # The HTTP port has found that both can be used.
+    # The HTTP port has already checked both files.
     if settings.certificate is not None and settings.key is not None:
         secret = Path(settings.key).read_bytes(), Path(settings.certificate).read_bytes()
     with listening(InferenceModel(models, reporter), settings.grpc, secret) as address:
@@ -117,7 +116,7 @@ def answering(
 
 @contextmanager
 def _convert_denials() -> Iterator[None]:
-    """Words refusals of HTTP for gRPC."""
+    """Converts ``Denied`` with its HTTP status into ``InferenceRefusal`` with a gRPC code."""
     try:
         yield
     except Denied as why:

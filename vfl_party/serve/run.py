@@ -1,4 +1,4 @@
-"""Runs a party that serves: the active one answers HTTP, the passive ones answer it."""
+"""Runs a serving party: the active party answers HTTP, passive parties answer the active party."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from vfl_party.serve.tokens import Tokens
 
 # These logs are in the folder of the party's runs, since they outlive each served run.
 LOG, ACCESS = "serve-{}.jsonl", "serve-access-{}.jsonl"
-# After a handover the passive parties connect again within a second. One that is gone is not waited
-# for.
+# Maximum wait for passive parties to reconnect after a handover, which takes them about a second,
+# and the interval between two checks.
 _COME_S, _LOOK_S = 5.0, 0.02
 INSTALL = "pip install '.[serve]' in the clone of vfl"
 
@@ -48,12 +48,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 R = TypeVar("R", bound=LoadedRun)
-# By the name of the recipe.
+# {recipe name: the runs of the model}
 Lineages = Mapping[str, Lineage[R]]
 
 
 class _Hangup(Exception):  # noqa: N818 - a person's wish, not a fault
-    """SIGHUP has come."""
+    """The process has received SIGHUP."""
 
 
 @dataclass
@@ -61,14 +61,14 @@ class ServingParty:
     """A party that serves trained runs.
 
     Args:
-        path: of the party file.
-        file: what it says, with what the command line replaces in it.
-        chosen: the runs. Of a model the run in production answers, if it is among them, else the
-            first.
-        device: replaces the file's.
-        source: of the table with the people who may be asked for; None: the party file's.
-        metrics: host:port for Prometheus; '' for none.
-        solo: whether the active party scores by itself, with each run's student.
+        path: The path of the party file.
+        file: The settings of the party file, with replacements from the command line.
+        chosen: The runs. For each model the run in production answers if it is chosen, otherwise
+            the first run.
+        device: Replaces the device of the party file.
+        source: The table with the served ids; None: the table of the party file.
+        metrics: host:port of the metrics for Prometheus; '' for none.
+        solo: Whether the active party scores alone, with each run's student.
     """
 
     path: Path
@@ -79,7 +79,7 @@ class ServingParty:
     source: str | None = None
     metrics: str = ""
     solo: bool = False
-    # Counts the requests of the HTTP port by status.
+    # Counts requests of both ports by HTTP status.
     counts: Counts = field(default_factory=Counts)
 
     @property
@@ -94,12 +94,14 @@ class ServingParty:
 
     @property
     def follows(self) -> set[str]:
-        """The names of the models whose run in production is served."""
+        """Returns the names of the models whose run in production is served."""
         return {run.follows for run in self.chosen if run.follows}
 
     def run(self, *, listens: bool = False) -> None:
-        """Serves until a signal comes. Raises VflError, also if this party ``listens`` for HTTP and
-        is passive.
+        """Serves until a signal ends the program. Raises VflError.
+
+        ``listens``: whether the command line sets the address of HTTP, which is an error at a
+        passive party.
         """
         load = choose_loader(solo=self.solo)
         runs = [load(run.folder, self.file.name) for run in self.chosen]
@@ -133,8 +135,9 @@ class ServingParty:
             raise ended
 
     def _hand_over(self, opener: Opener, port: HttpPort | None) -> bool:
-        """Has a new process take over; returns whether it does. ``port``: of HTTP, if this party is
-        active.
+        """Starts a new process that takes over; returns whether it succeeded.
+
+        ``port``: The HTTP port of an active party.
         """
         sockets = {"http": port.socket} if port is not None else {}
         try:
@@ -151,16 +154,18 @@ class ServingParty:
     def _take_over(
         self, stack: ExitStack, opener: Opener, runs: Sequence[TrainedRun]
     ) -> tuple[dict[str, socket.socket], dict[str, list[str]]]:
-        """Waits until the process before this one has ended, if there is one, and serves metrics.
-        Returns its sockets, and {run id: who attended it}. Raises InputError.
+        """Waits for the end of the process that this one replaces, if any, and serves metrics.
+
+        Returns the sockets of that process, and {run id: the passive parties that were connected}.
+        Raises InputError.
         """
         before = get_predecessor()
-        there: dict[str, list[str]] = before.wait()["present"] if before is not None else {}
+        connected: dict[str, list[str]] = before.wait()["present"] if before is not None else {}
         stack.enter_context(self._serve_metrics(opener, runs))
-        return dict(before.sockets) if before is not None else {}, there
+        return dict(before.sockets) if before is not None else {}, connected
 
     def _log_path(self, name: str) -> Path:
-        """Returns the path of a log; ``name``: with a place for the party's name."""
+        """Returns the path of a log. ``name``: A format string for the party's name."""
         return self.registry.out / name.format(self.file.name)
 
     def _attend(
@@ -170,7 +175,10 @@ class ServingParty:
         runs: Sequence[TrainedRun],
         failed: queue.SimpleQueue[BaseException],
     ) -> None:
-        """Begins to answer the active party. Raises VflError. ``failed``: gets what ends it."""
+        """Starts to answer the active party. Raises VflError.
+
+        ``failed``: Receives the error that ends a stream for good.
+        """
         opened = [opener.open(run) for run in runs]
         self._take_over(stack, opener, runs)
         patient = len(runs) > 1 or bool(self.follows)
@@ -179,7 +187,7 @@ class ServingParty:
         self._serve(stack, opener, opened, passive.open)
 
     def _answer(self, stack: ExitStack, opener: Opener, runs: Sequence[TrainedRun]) -> HttpPort:
-        """Begins to answer HTTP; returns the port. Raises VflError."""
+        """Starts to answer HTTP; returns the port. Raises VflError."""
         http, settings = _import_http(), self.settings
         check_open(settings)
         http.require_certificate(settings)
@@ -188,12 +196,12 @@ class ServingParty:
             self.console.show("advice", said=text)
         path = Path(settings.tokens) if settings.tokens is not None else None
         counts = Path(self.file.out) / f"tokens-{self.file.name}.json" if path is not None else None
-        # What is wrong with the file must be said while the process before this one still answers.
+        # Errors in the token file must be raised while the previous process still answers.
         Tokens(path)
         opened = [opener.open(run) for run in runs]
-        sockets, there = self._take_over(stack, opener, runs)
+        sockets, connected = self._take_over(stack, opener, runs)
         tokens = Tokens(path, kept=counts)
-        # A followed model has its kept runs, one that starts and one that ends.
+        # A followed model has its kept runs, a run that starts and a run that ends.
         max_runs = len(runs) + len(self.follows) * (settings.keep + 2)
         several = SeveralRuns(opener.keyring, opener.passives, max_runs)
         active = Active(opener, several, self.console, tokens, http.served)
@@ -213,9 +221,11 @@ class ServingParty:
         access_log = open_request_reporter(access, self.file.name)
         reporter = stack.enter_context(access_log)
         app = http.make_app(catalog, get_allowed_hosts(settings), reporter)
-        # Whoever has attended comes back, and until then callers wait in the socket.
+        # The passive parties reconnect; until then new connections wait in the socket.
         until_s = time.monotonic() + _COME_S
-        while time.monotonic() < until_s and is_peer_missing(there, list_attending(opener.tallies)):
+        while time.monotonic() < until_s and is_peer_missing(
+            connected, list_attending(opener.tallies)
+        ):
             time.sleep(_LOOK_S)
         port: HttpPort = stack.enter_context(http.listening(app, settings, sockets.get("http")))
         grpc = stack.enter_context(answering_grpc(catalog, settings, reporter))
@@ -230,8 +240,9 @@ class ServingParty:
         opened: Sequence[Opened],
         begin: Callable[[Opened], R],
     ) -> Lineages[R]:
-        """Serves runs until the stack ends, and follows the registry. Returns the lines by the
-        names of the models. Raises VflError.
+        """Serves runs until ``stack`` closes, and follows the registry. Raises VflError.
+
+        ``begin``: Starts to serve an opened run.
         """
 
         def load(run_id: str) -> R:
@@ -243,13 +254,13 @@ class ServingParty:
                 raise
 
         production = {run.folder.name for run in self.chosen if run.follows}
-        by_model = dict[str, list[R]]()
+        runs_by_model = dict[str, list[R]]()
         for loaded in opened:
-            runs, run = by_model.setdefault(loaded.trained.recipe.name, []), begin(loaded)
-            if all(known.run_id != run.run_id for known in runs):
+            runs, run = runs_by_model.setdefault(loaded.trained.recipe.name, []), begin(loaded)
+            if all(other.run_id != run.run_id for other in runs):
                 runs.insert(0 if run.run_id in production else len(runs), run)
         lines = dict[str, Lineage[R]]()
-        for name, runs in by_model.items():
+        for name, runs in runs_by_model.items():
             before = self._load_previous(name, runs, load) if name in self.follows else []
             line = Lineage(name, runs, before, self.settings.keep, self.console.emit)
             stack.callback(line.close)
@@ -261,8 +272,9 @@ class ServingParty:
         return lines
 
     def _load_previous(self, name: str, runs: list[R], load: Callable[[str], R]) -> list[str]:
-        """Adds the runs that were in production before to ``runs``, so that a rollback takes no
-        time; returns their ids, the last first.
+        """Appends earlier runs in production to ``runs``, so that a rollback loads nothing.
+
+        Returns their ids, with the latest first.
         """
         result = list[str]()
         line = self.registry.lines().get(name)
@@ -277,7 +289,7 @@ class ServingParty:
 
     @contextlib.contextmanager
     def _serve_metrics(self, opener: Opener, runs: Sequence[TrainedRun]) -> Iterator[None]:
-        """Serves metrics to Prometheus, if they were asked for."""
+        """Serves metrics to Prometheus if ``metrics`` has an address."""
         if not self.metrics:
             yield
             return
@@ -305,7 +317,7 @@ class ServingParty:
 
 @dataclass(frozen=True)
 class _HttpParts:
-    """What the port is made of, which needs packages of the extra."""
+    """Classes and functions of the HTTP port, which need the packages of the extra ``serve``."""
 
     make_app: Callable[..., Any]
     listening: Callable[..., Any]
@@ -316,7 +328,7 @@ class _HttpParts:
 
 
 def _import_http() -> _HttpParts:
-    """Imports the HTTP port. Raises InputError if its packages are missing."""
+    """Imports the HTTP port. Raises InputError if a package is missing."""
     try:
         from vfl_party.serve.http.app import make_app
         from vfl_party.serve.http.catalog import Catalog, ServedModel
@@ -332,7 +344,10 @@ def _import_http() -> _HttpParts:
 
 
 def check_open(settings: ServeSettings) -> None:
-    """Raises InputError if other machines reach a port without tokens or with half a key pair."""
+    """Raises InputError if other machines reach a port without a token.
+
+    Also if only one of ``certificate`` and ``key`` is set.
+    """
     if (settings.certificate is None) != (settings.key is None):
         raise InputError(
             Code.CONFIG_INVALID, "serve: certificate and key belong together. Set both or neither."
@@ -348,7 +363,7 @@ def check_open(settings: ServeSettings) -> None:
 
 
 def describe_plain_tokens(settings: ServeSettings) -> str | None:
-    """Returns what to say if tokens travel where others can read them; None if they do not."""
+    """Returns a warning if tokens cross the network in plain text, otherwise None."""
     reached = _reachable_ports(settings)
     if not reached or settings.certificate is not None:
         return None
@@ -359,7 +374,7 @@ def describe_plain_tokens(settings: ServeSettings) -> str | None:
 
 
 def _reachable_ports(settings: ServeSettings) -> dict[str, str]:
-    """Returns {key: address} of the ports that others than this machine can reach."""
+    """Returns {key of the party file: address} of the ports that other machines can reach."""
     ports = {"serve.http": settings.http, "serve.grpc": settings.grpc}
     return {
         key: address
@@ -376,9 +391,7 @@ def _is_local(host: str) -> bool:
 
 
 def get_allowed_hosts(settings: ServeSettings) -> frozenset[str] | None:
-    """Returns the names under which callers may reach the port; None: any, since they need a
-    token.
-    """
+    """Returns the host names that requests may contain; None: any, as a token is required."""
     if settings.tokens is not None:
         return None
     return frozenset(("localhost", "127.0.0.1", "[::1]", split_address(settings.http)[0]))

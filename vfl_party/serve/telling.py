@@ -1,7 +1,7 @@
-"""A request that is under way: who asks, what for, and where its time goes.
+"""Traces of requests: caller, model and stages, for the access log and for OpenTelemetry.
 
-What handles a request finds it in the context; so does the thread that scores it, which notes its
-stages.
+A context variable holds the current request. The thread that scores a batch records the stages of
+its requests.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pathlib import Path
 from vfl_common.process.logs import open_separate_log
 from vfl_common.process.tracing import RequestSpans, trace_requests
 
-# Its name, and when it began and ended, in nanoseconds since 1970.
+# A stage's name, start and end, in nanoseconds since 1970.
 Stage = tuple[str, int, int]
-# In the order of a request's way.
+# The stages in their order.
 QUEUE, OWN, PARTIES, TOP = "wait in queue", "own embedding", "ask parties", "top"
 
 
@@ -29,12 +29,11 @@ class RequestTrace:
 
     Args:
         protocol: ``http`` or ``grpc``.
-        route: what is asked, without what the caller chooses: a path with names in braces, or a
-            method.
-        parent: the caller's ``traceparent``; '' for none.
-        caller: the name of its token; '' for none.
-        model, run_id: which were asked.
-        rows: how many.
+        route: A path with placeholders in braces, or a gRPC method; no text of the caller.
+        parent: The caller's ``traceparent``; '' for none.
+        caller: The name of the caller's token; '' for none.
+        model, run_id: The requested model and run.
+        rows: The number of rows.
     """
 
     protocol: str
@@ -48,7 +47,7 @@ class RequestTrace:
     stages: list[Stage] = field(default_factory=list)
 
     def asked(self, model: str, run_id: str, caller: str, rows: int) -> None:
-        """Notes what is asked."""
+        """Sets the model, run, caller and number of rows."""
         self.model, self.run_id, self.caller, self.rows = model, run_id, caller, rows
 
 
@@ -57,19 +56,20 @@ _STAGES: ContextVar[list[Stage] | None] = ContextVar("stages", default=None)
 
 
 def set_current_request(request: RequestTrace) -> None:
-    """Has what is called from now on in this context find the request."""
+    """Sets the current request of this context."""
     _UNDER_WAY.set(request)
 
 
 def get_current_request() -> RequestTrace | None:
-    """Returns the request of this context; None if it is not reported."""
+    """Returns the current request of this context; None if requests are not reported."""
     return _UNDER_WAY.get()
 
 
 @contextmanager
 def record_stages(requests: Sequence[tuple[RequestTrace | None, int]]) -> Iterator[None]:
-    """Notes the stages of the block for requests that are scored together. With each of them: when
-    it began to wait, in nanoseconds since 1970.
+    """Records the stages within the block for the requests of a batch.
+
+    ``requests``: each request with the start of its wait, in nanoseconds since 1970.
     """
     noted = [(request, since_ns) for request, since_ns in requests if request is not None]
     if not noted:
@@ -87,7 +87,7 @@ def record_stages(requests: Sequence[tuple[RequestTrace | None, int]]) -> Iterat
 
 @contextmanager
 def record_stage(name: str) -> Iterator[None]:
-    """Notes the block as a stage of the requests that are reported."""
+    """Records the block as a stage of the current batch's requests."""
     stages = _STAGES.get()
     if stages is None:
         yield
@@ -100,18 +100,18 @@ def record_stage(name: str) -> Iterator[None]:
 
 
 class RequestReporter:
-    """Any thread may tell.
+    """Reports finished requests to the access log and as spans. Any thread may call it.
 
     Args:
-        log: of the requests; None for none.
-        spans: of the requests; None for none.
+        log: The access log; None for none.
+        spans: The exporter of spans; None for none.
     """
 
     def __init__(self, log: logging.Logger | None, spans: RequestSpans | None) -> None:
         self._log, self._spans = log, spans
 
     def ended(self, request: RequestTrace, status: int) -> None:
-        """Tells of a request. ``status``: of HTTP, also for gRPC."""
+        """Reports a finished request. ``status``: the HTTP status, also for gRPC."""
         ended_ns = time.time_ns()
         facts: dict[str, str | int] = {
             "protocol": request.protocol,
@@ -132,10 +132,9 @@ class RequestReporter:
 
 @contextmanager
 def open_request_reporter(path: Path | None, party: str) -> Iterator[RequestReporter | None]:
-    """Yields a ``RequestReporter`` if there is an access log or the environment enables traces.
-    InputError.
+    """Yields a ``RequestReporter``, or None without an access log and traces. Raises InputError.
 
-    ``path``: of the access log; None for none.
+    ``path``: The path of the access log; None for none. The environment enables traces.
     """
     with trace_requests("vfl-party", party) as spans:
         log = open_separate_log(path, party=party) if path is not None else None

@@ -14,14 +14,12 @@ from vfl_party.serve.scored import ServedScores
 from vfl_party.serve.tokens import Denied
 
 IDS = "ids"
-# Extensions of the protocol: tensors as bytes.
+# Supported extensions of the protocol.
 EXTENSIONS = ["binary_tensor_data"]
 
 
 def read_ids(inputs: Sequence[Tensor]) -> list[str]:
-    """Returns the ids of a request, the input ``ids``: BYTES, [N] or [N, columns of an id]. Raises
-    Denied.
-    """
+    """Returns the ids of the input ``ids``: BYTES, [N] or [N, columns of an id]. Raises Denied."""
     names = [tensor.name for tensor in inputs]
     if names.count(IDS) != 1 or len(set(names)) != len(names):
         raise Denied(400, "inputs: must have the input ids, and each input once")
@@ -39,8 +37,9 @@ def read_ids(inputs: Sequence[Tensor]) -> list[str]:
 
 
 def read_columns(inputs: Sequence[Tensor], n: int) -> dict[str, list[Any]] | None:
-    """Returns the active party's columns of ``n`` rows: all inputs but ``ids``, [N] or [N, 1].
-    None if there are none. Raises Denied.
+    """Returns all inputs except ``ids``, [N] or [N, 1]: the active party's columns of ``n`` rows.
+
+    None if there are no such inputs. Raises Denied.
     """
     columns = {}
     for tensor in inputs:
@@ -53,7 +52,7 @@ def read_columns(inputs: Sequence[Tensor], n: int) -> dict[str, list[Any]] | Non
 
 
 def read_min_quality(parameters: Mapping[str, Any]) -> float | None:
-    """Returns the least quality that is asked for; None: any. Raises Denied."""
+    """Returns the requested minimum quality; None for any quality. Raises Denied."""
     value = parameters.get("min_quality")
     if value is None:
         return None
@@ -70,11 +69,11 @@ def _read_values(tensor: Tensor) -> list[Any]:
 
 
 def make_outputs(scores: ServedScores, parties: Sequence[str]) -> list[Tensor]:
-    """Returns all outputs. ``parties``: all of them, in the recipe's order.
+    """Returns all outputs. ``parties``: all parties, in the recipe's order.
 
-    ``state``, ``parties`` (names with commas between them) and ``run`` are text, ``present`` says
-    of each party whether it took part, [N, parties], and ``expected_quality`` is a number. In the
-    columns of a result, a row without a score has None, or no text.
+    ``state``, ``parties`` (names separated by commas) and ``run`` are text. ``present`` is bool [N,
+    parties], whether each party took part. ``expected_quality`` is a number. Rows without a score
+    have None or '' in the result columns.
     """
     n, has_score, numbers = len(scores), scores.has_score, scores.part_numbers.tolist()
     tensors = []
@@ -107,7 +106,7 @@ def make_outputs(scores: ServedScores, parties: Sequence[str]) -> list[Tensor]:
 
 
 def choose_outputs(outputs: Sequence[Tensor], names: Sequence[str]) -> list[Tensor]:
-    """Returns the outputs that are wanted; all if there are no ``names``. Raises Denied."""
+    """Returns the outputs with these names; all outputs without ``names``. Raises Denied."""
     known = {output.name: output for output in outputs}
     if any(name not in known for name in names):
         raise Denied(400, f"outputs: choose among {', '.join(known)}")
@@ -117,7 +116,7 @@ def choose_outputs(outputs: Sequence[Tensor], names: Sequence[str]) -> list[Tens
 def describe_model(
     columns: Mapping[str, np.dtype[Any]], parties: Sequence[str]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Returns the inputs and outputs of a model without data; -1 is any size.
+    """Returns the inputs and outputs of a model without data; -1 stands for any size.
 
     The active party's columns are not listed: clients treat listed inputs as required.
     """
@@ -133,7 +132,7 @@ def describe_model(
 
 
 def get_datatype(dtype: np.dtype[Any]) -> str:
-    """Returns the datatype of a column of a result."""
+    """Returns the protocol's datatype for a numpy dtype of a result column."""
     if np.issubdtype(dtype, np.integer):
         return WHOLE
     return NUMBER if np.issubdtype(dtype, np.floating) else TEXT

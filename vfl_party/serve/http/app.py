@@ -27,11 +27,11 @@ from vfl_party.serve.tokens import Denied
 
 # Limit of a request's body.
 MAX_BYTES = 4 << 20
-# How much of a larger body is read before the connection closes.
+# Maximum bytes of a larger body that are read and discarded before the connection closes.
 _MAX_DISCARDED = 64 << 20
-# Time for a whole body to arrive.
+# Seconds for a whole body to arrive.
 _BODY_S = 10.0
-# Limit of the bodies of all requests under way: parsed, they take several times as much.
+# Maximum bytes of the bodies of all current requests. Parsed bodies take several times as much.
 MAX_HELD_BYTES = 16 * MAX_BYTES
 
 # The text for each of pydantic's types of errors.
@@ -58,13 +58,13 @@ def make_app(
     """Makes the application.
 
     Args:
-        models: what is served.
-        hosts: names by which callers may reach it; None: any. A page in somebody's browser can
-            reach this machine by another name, if no token is asked for.
-        reporter: is told of each request; None: nobody is.
+        models: The served models.
+        hosts: The host names that requests may contain; None: any. Without tokens, a web page in
+            a local browser could otherwise reach this port by another name.
+        reporter: Logs each request; None: requests are not logged.
     """
     app = FastAPI(
-        # Names of models are for those whose token opens them.
+        # The title must not reveal names of models, which need a token.
         title="Scores by id",
         description="Scores of models that several parties hold together, by id.",
         version=models.first.run_id,
@@ -100,12 +100,12 @@ def make_app(
 
     @app.exception_handler(Exception)
     async def on_error(_request: Request, _error: Exception) -> JSONResponse:
-        # It is raised again, and logged where all routes end.
+        # The framework raises the error again, and ``StatusCounter`` logs it.
         return _make_error()
 
     predict = next(route.endpoint for route in first.routes if isinstance(route, APIRoute))
-    short = Direct(app, "/v1/predict", v1.ScoreRequest, predict, _make_refusal)
-    limits = RequestLimits(StatusCounter(short, models.counts), models, hosts)
+    fast_path = Direct(app, "/v1/predict", v1.ScoreRequest, predict, _make_refusal)
+    limits = RequestLimits(StatusCounter(fast_path, models.counts), models, hosts)
     if reporter is None:
         return limits
     return RequestLog(
@@ -114,7 +114,7 @@ def make_app(
 
 
 class StatusCounter:
-    """Counts what is answered, by status, and says so if this program has failed."""
+    """Counts answers by status and logs internal errors."""
 
     def __init__(self, app: ASGIApp, counts: Counts) -> None:
         self._app, self._counts = app, counts
@@ -138,13 +138,11 @@ class StatusCounter:
 
 
 class RequestLimits:
-    """Refuses callers without a token, bodies that are too large or too slow, and names that are
-    not this machine's, before anything is parsed.
-    """
+    """Refuses missing tokens, large or slow bodies, and foreign host names before parsing."""
 
     def __init__(self, app: ASGIApp, models: Catalog[Any], hosts: frozenset[str] | None) -> None:
         self._app, self._models, self._hosts = app, models, hosts
-        # Bytes of the bodies under way.
+        # Bytes of the bodies of all current requests.
         self._held_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -176,7 +174,7 @@ class RequestLimits:
             self._held_bytes -= len(body)
 
     def _check(self, method: str, headers: Mapping[bytes, bytes]) -> None:
-        """Raises Denied if a request is refused whatever its body has."""
+        """Raises Denied if the method and headers are refused."""
         host = headers.get(b"host", b"").decode("latin-1")
         if self._hosts is not None and _strip_port(host) not in self._hosts:
             raise Denied(421, "this address is not served under that name")
@@ -184,7 +182,7 @@ class RequestLimits:
             self._models.allow(headers.get(b"authorization", b"").decode("latin-1"))
 
     async def _read(self, receive: Receive, body: bytearray) -> bool:
-        """Reads a request's body; returns whether the caller is still there. Raises Denied."""
+        """Reads a request's body; returns whether the caller is still connected. Raises Denied."""
         more = True
         while more:
             message = await receive()
@@ -210,7 +208,7 @@ class RequestLimits:
 
 
 async def _discard(receive: Receive, message: Message) -> None:
-    """Reads on for a while: a caller reads the refusal only after it has sent the body."""
+    """Reads and discards the rest of a body: callers read the refusal only after sending it."""
     left = _MAX_DISCARDED
     while left > 0 and message.get("more_body", False):
         message = await receive()
@@ -227,20 +225,22 @@ def _make_error() -> JSONResponse:
 
 
 def _strip_port(host: str) -> str:
-    """Returns the name of a Host header, without its port."""
+    """Returns the host name of a Host header, without the port."""
     return host.rpartition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
 
 
 @dataclass(frozen=True)
 class Direct:
-    """Gives a route what it asks for, if that can be read. Everything else goes to ``app``, which
-    has the same route, and words for what is wrong.
+    """A fast path to one POST route, past the framework's routing and validation.
+
+    It saves 0.26 ms of processor time per request, more than a tenth of what a single id takes.
+    Requests that are not valid go to ``app``, which has the same route and describes the error.
 
     Args:
-        path: of the route, whose method is POST.
-        shape: of its body.
-        route: answers; it may raise Denied.
-        denied: the answer to who is denied.
+        path: The route's path.
+        shape: The model of its body.
+        route: Answers a request; it may raise Denied.
+        denied: Makes the answer to a denied request.
     """
 
     app: ASGIApp
@@ -279,7 +279,7 @@ class Direct:
 
 
 def replay_message(message: Message, receive: Receive) -> Receive:
-    """Returns what gives a message that was received already, then goes on as ``receive``."""
+    """Returns a ``Receive`` that first returns ``message``, and then calls ``receive``."""
     delivered = False
 
     async def receive_again() -> Message:
@@ -293,10 +293,10 @@ def replay_message(message: Message, receive: Receive) -> Receive:
 
 
 class RequestLog:
-    """Reports each request when it has ended.
+    """Reports each request to ``reporter`` when it has ended.
 
-    ``known``: the fixed paths. Other paths are reported as their route, since a path that a caller
-    writes may contain an id.
+    ``known``: The fixed paths. Other paths are reported as their route, since a caller's path may
+    contain an id.
     """
 
     def __init__(self, app: ASGIApp, reporter: RequestReporter, known: Collection[str]) -> None:
@@ -322,47 +322,47 @@ class RequestLog:
             path = scope["path"]
             chosen = getattr(scope.get("route"), "path", "")
             request.route = f"{_method(scope)} {path if path in self._known else chosen}".strip()
-            # Without an answer the caller is gone.
+            # A request without an answer was aborted by the caller.
             self._teller.ended(request, status or 499)
 
 
 def _method(scope: Scope) -> str:
-    """Returns the method; '' for one that a caller has made up."""
+    """Returns the HTTP method; '' for an unknown method."""
     method: str = scope["method"]
     return method if method in ("GET", "POST", "HEAD", "PUT", "DELETE", "OPTIONS") else ""
 
 
 def describe_faults(faults: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns a sentence for each part of a body that is wrong, from pydantic's errors.
+    """Describes each invalid part of a body, from pydantic's errors.
 
-    What was given may be an id, so no sentence repeats it.
+    The sentences do not contain the values, which may be ids.
     """
     texts: dict[str, str] = {}
     for fault in faults:
         path = _make_path(fault["loc"][1:])
         words = _WORDS.get(fault["type"], fault["msg"])
-        # Pydantic lists an error for each type that a cell may have.
+        # Pydantic reports an error for each type that a cell may have.
         if path[:1] == ["columns"] and isinstance(path[-1], int):
             words = _CELL
         texts.setdefault(".".join(map(str, path)), words)
     # An error inside a nested list is more specific than that of the list.
-    within = {path.rpartition(".")[0] for path in texts}
-    return [f"{path}: {words}" for path, words in texts.items() if path not in within]
+    parents = {path.rpartition(".")[0] for path in texts}
+    return [f"{path}: {words}" for path, words in texts.items() if path not in parents]
 
 
 def _make_path(loc: Sequence[str | int]) -> list[str | int]:
-    """Leaves out pydantic's names of types: they follow the place in a list."""
+    """Returns an error's location without pydantic's names of types, which follow a list index."""
     path: list[str | int] = []
-    was_place = False
+    was_index = False
     for part in loc:
-        if not (was_place and isinstance(part, str)):
+        if not (was_index and isinstance(part, str)):
             path.append(part)
-        was_place = isinstance(part, int)
+        was_index = isinstance(part, int)
     return path
 
 
 class Refusal(BaseModel):
-    """Why a request gets no answer."""
+    """The body of a refusal."""
 
     error: str = Field(description="One sentence: what is wrong, and what to do.")
 
@@ -380,7 +380,7 @@ _REASONS = {
     500: "The program has failed; its log says how.",
     503: "Too many requests wait, or the party cannot write its record.",
 }
-# By status, for all routes.
+# {HTTP status: its documentation}, for all routes.
 REFUSALS: dict[int | str, dict[str, Any]] = {
     status: {"model": Refusal, "description": why} for status, why in _REASONS.items()
 }

@@ -1,4 +1,4 @@
-"""The models that the port serves, by name and run, and who may ask which of them."""
+"""The served models by name and run, and the access to them by tokens."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ class ServedModel(Generic[A]):
 
     @property
     def served(self) -> Served:
-        """What answers a request that names no run."""
+        """Returns the run that answers requests without a version."""
         return replace(self.line.now.served, instead=lambda: self.served)
 
     def version(self, run_id: str) -> Served | None:
-        """Returns a run of the model."""
+        """Returns a loaded run of the model; None if it is not loaded."""
         run = self.line.find(run_id)
         return run.served if run is not None else None
 
     def about(self) -> dict[str, Any]:
-        """Returns what a caller may know of it."""
+        """Returns the public facts about the model."""
         line, following = self.line, self.line.next
         return {
             "name": line.name,
@@ -57,12 +57,12 @@ class ServedModel(Generic[A]):
 
 
 class Catalog(Generic[A]):
-    """All models that are served.
+    """All served models.
 
     Args:
         models: {name: model}, at least one.
-        counts: of requests by status.
-        ready: returns whether requests can be answered.
+        counts: Counts requests by status.
+        ready: Returns whether requests can be answered.
     """
 
     def __init__(
@@ -77,11 +77,14 @@ class Catalog(Generic[A]):
 
     @property
     def first(self) -> Served:
-        """The model that was named first."""
+        """Returns the current run of the first model on the command line."""
         return next(iter(self.models.values())).served
 
     def allow(self, header: str) -> None:
-        """Raises Denied if a caller may ask none of the models. ``header``: ``Authorization``."""
+        """Raises Denied if a caller may use none of the models.
+
+        ``header``: the value of ``Authorization``.
+        """
         names = [
             name
             for model in self.models.values()
@@ -92,11 +95,11 @@ class Catalog(Generic[A]):
     def open(
         self, header: str | None, name: str | None = None, version: str | None = None
     ) -> tuple[Served, Token | None]:
-        """Returns a model, and the caller's token for it. Raises Denied.
+        """Returns a run of a model and the caller's token for it. Raises Denied.
 
         Args:
-            name: of the model, or the id of a run; None: of the only model.
-            version: the id of a run; None: of the one that answers now.
+            name: The name of the model, or the id of a run; None: the only model.
+            version: The id of a run; None: the run that answers now.
         """
         if name is None and len(self.models) > 1:
             raise Denied(
@@ -104,7 +107,7 @@ class Catalog(Generic[A]):
             )
         served = self._find(name, version)
         if served is None:
-            # Who may not ask for it does not hear whether it is here.
+            # A caller without access must not learn whether the model is served.
             self._tokens.check(read_bearer(header), [text for text in (name, version) if text])
             raise Denied(404, "no such model is served")
         token = served.allow(header)
@@ -126,12 +129,12 @@ class Catalog(Generic[A]):
         return model.served if version is None else model.version(version)
 
     def versions(self, served: Served) -> list[str]:
-        """Returns the runs of a model; the one that answers is the first."""
+        """Returns the ids of a model's runs; the run that answers is the first."""
         model = self.models.get(served.name)
         return [run.run_id for run in model.line.runs] if model is not None else [served.run_id]
 
     def listed(self, header: str | None) -> list[dict[str, Any]]:
-        """Returns what a caller may know of the models that its token is for. Raises Denied."""
+        """Returns the facts about the models that the caller's token allows. Raises Denied."""
         self.allow(header or "")
         result = []
         for model in self.models.values():

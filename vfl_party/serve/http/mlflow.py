@@ -1,6 +1,6 @@
 """The scoring protocol of MLflow's model server: ``/invocations``, ``/ping`` and ``/version``.
 
-The column ``id`` has the ids; those of an id of several columns are joined in their order.
+The column ``id`` contains the ids. The cells of an id of several columns are joined in order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Items = Annotated[list[T], Field(fail_fast=True)]
 
 
 class DataFrameSplit(BaseModel):
-    """A frame as ``orient="split"`` writes it."""
+    """A data frame in the format of ``orient="split"``."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -31,7 +31,7 @@ class DataFrameSplit(BaseModel):
 
 
 class Invocation(BaseModel):
-    """One of the forms of MLflow's scoring protocol."""
+    """A request in one of the formats of MLflow's scoring protocol."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -51,7 +51,7 @@ def routes(models: Catalog[Any]) -> APIRouter:
 
     @router.get("/version", response_class=PlainTextResponse)
     async def of_package() -> PlainTextResponse:
-        # MLflow's server says its own here.
+        # MLflow's server returns its own version here.
         return PlainTextResponse(version())
 
     @router.post("/invocations", response_model=None)
@@ -90,8 +90,8 @@ def read_cells(asked: Invocation, names: tuple[str, ...]) -> list[list[str]]:
 
 
 def _to_text(value: Any) -> str:
-    """Returns a cell as text. Raises Denied: 7.0, NaN and null are nobody's id, and their text may
-    be somebody's.
+    """Returns a cell as text. Raises Denied for 7.0, NaN and null, whose text may be another
+    row's id.
     """
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise Denied(422, "an id must be text or a whole number; write others as text")

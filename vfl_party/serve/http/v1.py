@@ -121,14 +121,14 @@ def routes(models: Catalog[Any]) -> APIRouter:
 
 
 def join_id(cells: str | list[str]) -> str:
-    """Returns an id as the parties write it: its cells in one text."""
+    """Returns an id as one text: its cells with ``SEPARATOR`` between them."""
     from vfl_party.data.ids import SEPARATOR
 
     return cells if isinstance(cells, str) else SEPARATOR.join(cells)
 
 
 def make_rows(ids: list[str | list[str]], scores: ServedScores) -> list[dict[str, Any]]:
-    """Returns each row as JSON has it. A row without a score has null in all columns."""
+    """Returns the rows as JSON objects. Rows without a score have null in all result columns."""
     columns = {name: values.tolist() for name, values in scores.columns.items()}
     common = [
         {

@@ -37,15 +37,17 @@ _NAN = "NaN"
 
 Parameters = dict[str, Any]
 Element = Id | bool | int | float | None
-# How many bytes of a body are JSON.
+# The header with the number of JSON bytes of a body.
 LENGTH = "inference-header-content-length"
 OCTETS = "application/octet-stream"
 _BINARY_PART = "vfl.rest"
 
 
 class Input(BaseModel):
-    """An input. ``data``: flat, row by row, or nested as ``shape`` says; none if it is bytes after
-    the JSON, as many as the parameter ``binary_data_size`` says.
+    """An input tensor.
+
+    ``data``: flat, row by row, or nested as in ``shape``. None if the data are ``binary_data_size``
+    bytes after the JSON.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -58,7 +60,7 @@ class Input(BaseModel):
 
 
 class Wanted(BaseModel):
-    """An output that is wanted; as bytes, if the parameter ``binary_data`` says so."""
+    """A requested output; the parameter ``binary_data`` requests bytes."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -67,8 +69,8 @@ class Wanted(BaseModel):
 
 
 class Inference(BaseModel):
-    """A request for inference. Of its parameters, ``min_quality`` and ``binary_data_output`` are
-    known.
+    """A request for inference. It supports the parameters ``min_quality`` and
+    ``binary_data_output``.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -95,9 +97,9 @@ def routes(models: Catalog[Any]) -> APIRouter:
 
     @router.get("/health/ready")
     async def ready() -> JSONResponse:
-        # A trial of the disk must not keep other requests waiting.
+        # Testing the disk must not block other requests.
         is_ready = await asyncio.to_thread(models.ready)
-        # The specification's example names it so, and its text otherwise.
+        # The specification's text says ``ready`` and its example ``live``, so the answer has both.
         return JSONResponse({"ready": is_ready, "live": True}, 200 if is_ready else 503)
 
     @router.get("/models/{name}/ready")
@@ -148,7 +150,7 @@ def routes(models: Catalog[Any]) -> APIRouter:
 
 
 def read_inputs(asked: Inference, rest: bytes | None) -> list[Tensor]:
-    """Returns the inputs of a request. ``rest``: the bytes after its JSON. Raises Denied."""
+    """Returns the input tensors of a request. ``rest``: the bytes after its JSON. Raises Denied."""
     sizes = [tensor.parameters.get("binary_data_size") for tensor in asked.inputs]
     pieces = cut_pieces(rest, sizes)
     tensors = []
@@ -167,7 +169,7 @@ def _describe_tensor(tensor: Tensor) -> dict[str, Any]:
 
 
 def _make_response(answer: dict[str, Any], outputs: list[Tensor], as_bytes: set[str]) -> Response:
-    """Writes an answer: JSON, and after it the outputs that are wanted as bytes."""
+    """Makes the response: JSON, followed by the outputs that were requested as bytes."""
     pieces, facts = [], []
     for output in outputs:
         fields = _describe_tensor(output)
@@ -185,10 +187,10 @@ def _make_response(answer: dict[str, Any], outputs: list[Tensor], as_bytes: set[
 
 
 class BinaryRoute(APIRoute):
-    """A route whose requests may have bytes after their JSON, which ``get_binary_part`` gives.
+    """A route whose requests may have bytes after their JSON; see ``get_binary_part``.
 
-    Triton's client does not say that it sends JSON. A page in a browser could do the same with
-    somebody else's request, but cannot hide that it is one.
+    Triton's client sends no content type, so its requests count as JSON. Requests of web pages,
+    which have the header ``origin``, do not.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -206,7 +208,7 @@ class BinaryRoute(APIRoute):
 
 
 async def _split_body(request: Request, length: str) -> Request:
-    """Returns a request with the JSON alone as its body. Raises Denied."""
+    """Returns a request whose body is only the JSON. Raises Denied."""
     body = await request.body()
     if not (length.isascii() and length.isdigit()) or not 0 < int(length[:20]) <= len(body):
         raise Denied(400, f"{LENGTH}: must be the number of JSON bytes of the body")
@@ -225,14 +227,15 @@ def _as_json(request: Request, receive: Receive, rest: bytes | None = None) -> R
 
 
 def get_binary_part(request: Request) -> bytes | None:
-    """Returns the bytes after a request's JSON; None if it says of none."""
+    """Returns the bytes after a request's JSON; None if it has no binary part."""
     rest: bytes | None = request.scope.get(_BINARY_PART)
     return rest
 
 
 def cut_pieces(rest: bytes | None, sizes: Sequence[Any]) -> list[bytes | None]:
-    """Returns the piece of each input, None for one that has its data in the JSON. Raises
-    Denied.
+    """Cuts the bytes after the JSON into inputs of ``sizes`` bytes. Raises Denied.
+
+    Inputs whose size is None have their data in the JSON and get None.
     """
     rest = rest or b""
     binary = [size for size in sizes if size is not None]

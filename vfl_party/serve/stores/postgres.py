@@ -1,4 +1,4 @@
-"""Asks PostgreSQL for rows by id through ADBC: ids are an argument, and never part of the query."""
+"""Queries PostgreSQL for rows by id through ADBC. Ids are an argument, never part of the query."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from vfl_party.serve.stores.pool import ConnectionPool
 from vfl_party.serve.stores.queries import name_keys, row_limit, too_many, with_ids
 from vfl_party.serve.stores.seam import BrokenError, IdBatch, ValueMismatchError
 
-# A query whose answer nobody waits for any more.
+# Maximum time of a query, since its caller has given up by then.
 _LONGEST_MS = 10_000
 _BEGIN = (
     "SET default_transaction_read_only = on",
     f"SET statement_timeout = {_LONGEST_MS}",
 )
-# So that a server that is gone without a word holds no connection for long.
+# These settings close connections to a server that is unreachable.
 _ALIVE = {
     "keepalives_idle": 5,
     "keepalives_interval": 2,
@@ -44,20 +44,20 @@ _ALIVE = {
     "tcp_user_timeout": _LONGEST_MS,
 }
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")
-# The server's: what was asked for is no value of its type; the statement was ended.
+# Error codes of the server: a value does not fit its type (class 22); the statement was cancelled.
 _NO_VALUE, _ENDED = "22", "57014"
 
 
 @dataclass(frozen=True)
 class _PreparedQuery:
-    """The query as the server gets it, and the type of the ids in it."""
+    """The final query, and the type of its ids."""
 
     select: str
     kind: pa.DataType
 
 
 class PostgresRows:
-    """See ``seam.Source``."""
+    """Rows of a PostgreSQL database; see ``seam.Source``."""
 
     def __init__(self, settings: DataSettings, connections: int) -> None:
         self.settings = settings
@@ -69,7 +69,7 @@ class PostgresRows:
         self._prepared: _PreparedQuery | None = None
 
     def check(self) -> None:
-        """Asks the server what the query gives. Raises InputError."""
+        """Prepares the query and runs it without ids. Raises InputError."""
         with name_keys():
             connection = self._open()
             try:
@@ -105,7 +105,7 @@ class PostgresRows:
         return connection
 
     def _describe(self, connection: Any) -> _PreparedQuery:
-        """Returns how the query is prepared. Raises InputError."""
+        """Prepares the query on the server. Raises InputError."""
         import adbc_driver_manager
 
         settings, source = self.settings, hide_passwords(self.settings.source)
@@ -116,7 +116,7 @@ class PostgresRows:
         except adbc_driver_manager.Error as error:
             raise query_error(settings.source, error) from None
         chosen = choose(source, list(schema.names), settings, False)
-        # The mark may stand in a comment.
+        # There is no parameter if the placeholder is in a comment.
         kind = parameters.field(0).type if len(parameters) else pa.null()
         inner = kind.value_type if pa.types.is_list(kind) else None
         if inner is None or not (pa.types.is_integer(inner) or pa.types.is_string(inner)):
@@ -162,16 +162,16 @@ class PostgresRows:
 
 
 def _with_keepalive(source: str) -> str:
-    """Returns the URL with what it does not say itself about a server that does not answer."""
+    """Returns the URL with default timeouts for an unreachable server."""
     url = with_timeout(source)
     more = [f"{key}={value}" for key, value in _ALIVE.items() if f"{key}=" not in url]
     return "&".join([url, *more]) if "?" in url else f"{url}?{'&'.join(more)}"
 
 
 def _to_values(ids: Sequence[str], kind: pa.DataType) -> list[Any]:
-    """Returns the ids that are values of the type; the others are nobody's."""
+    """Returns the ids that are values of ``kind``. Other ids are unknown."""
     if pa.types.is_string(kind):
-        # Which no text of PostgreSQL has.
+        # Texts of PostgreSQL cannot contain NUL.
         return [name for name in ids if "\0" not in name]
     bounds = np.iinfo(kind.to_pandas_dtype())
     numbers = [int(text) for text in ids if _INTEGER.fullmatch(text)]

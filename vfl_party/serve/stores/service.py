@@ -1,10 +1,9 @@
-"""Asks a feature service for rows by id: the interface ``BatchFetchFeature`` of SecretFlow-Serving,
-as a client.
+"""A client for feature services with the interface ``BatchFetchFeature`` of SecretFlow-Serving.
 
 Source: ``secretflow_serving/spis/batch_feature_service.proto`` and ``protos/feature.proto`` of
 https://github.com/secretflow/serving, in the JSON of proto3. A service answers for all ids of a
-request, in their order, or for none: it says ``NOT_FOUND`` (5) if it does not know one of them, and
-does not say which. Halves of the ids are then asked for, until an unknown one is alone.
+request, in order. If any id is unknown, it returns ``NOT_FOUND`` (5) for the whole request and does
+not name the id. The client then halves the ids until the unknown id is alone.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _OK, _NOT_FOUND = 0, 5
 _CONNECT_S, _CHECK_S = 5.0, 10.0
 # Socket timeout; the pool interrupts earlier.
 _LONGEST_S = 60.0
-# HTTP statuses that mean a wrong service or a party without access.
+# HTTP statuses that mean a wrong address or a missing permission.
 _NO_SERVICE = (401, 403, 404, 405)
 # Limits of an answer: bytes per cell, and bytes in addition.
 _CELL_BYTES, _MORE_BYTES = 1 << 10, 1 << 20
@@ -48,9 +47,9 @@ _MAX_CHARACTERS = 200
 
 
 class ServiceRows:
-    """See ``seam.Source``.
+    """Rows of a feature service; see ``seam.Source``.
 
-    ``service_id``, ``party``: what the service is told about who asks.
+    ``service_id``, ``party``: identify this party in requests.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class ServiceRows:
         self.settings, self._store = settings, store
         self._about = {"header": {"data": {}}, "model_service_id": service_id, "party_id": party}
         kinds = preprocessor.kinds or {}
-        # A day is a text, such as 2026-01-31.
+        # The service sends a date as a text, such as 2026-01-31.
         self._numeric = {name: kinds.get(name) != DATE for name in preprocessor.numeric_names}
         self._words = preprocessor.categorical_names
         self._tls = _make_tls_context(store)
@@ -74,7 +73,7 @@ class ServiceRows:
         )
 
     def check(self) -> None:
-        """Asks for no ids: whatever the service says of that, it is there. Raises InputError."""
+        """Requests no ids, to test that the service answers. Raises InputError."""
         try:
             until_s = time.monotonic() + _CHECK_S
             status, _ = self._pool.run(lambda line: self._post(line, []), until_s)
@@ -122,7 +121,7 @@ class ServiceRows:
             line.connect()
         except (OSError, UnicodeError) as error:
             line.close()
-            # Without the line of OpenSSL's source, which differs between versions.
+            # ``verify_message`` omits the line of OpenSSL's source, which differs between versions.
             why = getattr(error, "verify_message", "") or str(error)
             raise checks.unreadable(
                 self._store.url,
@@ -142,8 +141,9 @@ class ServiceRows:
     def _post(
         self, line: http.client.HTTPConnection, ids: Sequence[str]
     ) -> tuple[int, bytes | None]:
-        """Asks once. Returns the status and the answer, None if it is too long. Raises
-        BrokenError.
+        """Sends a request; returns the HTTP status and the body, or None if it is too long.
+
+        Raises BrokenError.
         """
         url = urlsplit(self._store.url)
         param = {"query_datas": list(ids), "query_context": self._store.context}
@@ -156,8 +156,8 @@ class ServiceRows:
         except TimeoutError:
             raise
         except (OSError, http.client.HTTPException) as error:
-            # It is chance by which of several errors a service that refuses a certificate shows
-            # itself, so the sentence names none.
+            # A service that refuses a certificate causes one of several errors at random, so the
+            # message does not contain the error.
             raise BrokenError(
                 Code.FILE_INVALID,
                 f"{self._store.url}: the connection broke. Ask the operator of the service whether "
@@ -167,7 +167,7 @@ class ServiceRows:
             ) from error
 
     def _read_answer(self, line: http.client.HTTPConnection, ids: Sequence[str]) -> dict[str, Any]:
-        """Asks once. Raises InputError for what is no answer."""
+        """Sends a request; returns the JSON answer. Raises InputError for an invalid answer."""
         status, data = self._post(line, ids)
         if status != http.client.OK:
             raise self._refusal(status)
@@ -198,7 +198,7 @@ class ServiceRows:
         return _MORE_BYTES + _CELL_BYTES * ids * (len(self._numeric) + len(self._words))
 
     def _make_table(self, features: Any, ids: Sequence[str]) -> pa.Table:
-        """Returns the features by name, with the ids. Raises InputError."""
+        """Returns a table of the ids and the features. Raises InputError."""
         values = {}
         for feature in features if isinstance(features, list) else ():
             field = feature.get("field") if isinstance(feature, dict) else None
@@ -229,7 +229,7 @@ class ServiceRows:
         number = self._numeric.get(name)
         try:
             if filled[0] == "ss":
-                # Proto3 has no empty cell in a list.
+                # Lists of proto3 have no null, so an empty text is an empty cell.
                 words = pa.array([cell or None for cell in cells], pa.string())
                 return words.cast(pa.timestamp("us")) if number is False else words
             if filled[0] in ("i64s", "i32s"):
@@ -246,7 +246,7 @@ class ServiceRows:
 
 
 def _to_int(value: Any) -> int:
-    """Returns a whole number as JSON has it: 64 bits are a text."""
+    """Returns an integer from JSON, where integers of 64 bits are texts."""
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise TypeError
     return int(value)
@@ -263,7 +263,7 @@ def _read_body(answer: http.client.HTTPResponse, max_bytes: int) -> bytes | None
 
 
 def _make_tls_context(store: ServiceStore) -> ssl.SSLContext | None:
-    """Returns how a service is known by its certificate; None for plain HTTP. Raises InputError."""
+    """Returns the TLS settings for the service; None for plain HTTP. Raises InputError."""
     files = (store.ca, store.certificate, store.key)
     if store.url.startswith("http:"):
         if any(file is not None for file in files):

@@ -31,7 +31,7 @@ def scores_of(ids: Sequence[str]) -> ServedScores:
 
 @pytest.fixture
 def four_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batching, "_UNDER_WAY", 4)
+    monkeypatch.setattr(batching, "_MAX_BATCHES", 4)
 
 
 @pytest.mark.usefixtures("four_at_work")
