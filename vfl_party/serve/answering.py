@@ -66,12 +66,12 @@ class SentBefore(KeptFile):
         with self.changing() as file:
             for at, name in enumerate(ids):
                 digest = hashlib.sha256(clean_ND[at].tobytes()).digest()
-                before = file.execute(
+                earlier = file.execute(
                     "SELECT z FROM sent WHERE run = ? AND id = ? AND clean = ?",
                     (self._run, name, digest),
                 ).fetchone()
-                if before is not None:
-                    sent_ND[at] = np.frombuffer(before[0], np.float32)
+                if earlier is not None:
+                    sent_ND[at] = np.frombuffer(earlier[0], np.float32)
                     continue
                 file.execute(
                     "INSERT OR REPLACE INTO sent VALUES (?, ?, ?, ?)",
@@ -199,14 +199,14 @@ class Answers:
     def _answer(self, held: Held, result: LookupResult, ids: Sequence[str]) -> ServingAnswer:
         chains = self._chains_for(held)
         answered_N = find_answered_rows(result, ids, self._limit)
-        asked = result.rows[answered_N]
-        z_ND = held.embed(result, asked)
+        rows = result.rows[answered_N]
+        z_ND = held.embed(result, rows)
         sent_ND = z_ND.numpy()
         embedded = [ids[at] for at in np.flatnonzero(answered_N).tolist()]
-        if len(asked):
+        if len(rows):
             sent_ND = chains.up.apply({"z": z_ND})["z"].cpu().numpy()
             if self._sent is not None:
-                clean_ND = held.embed(result, asked, drawn=False) if held.draws else z_ND
+                clean_ND = held.embed(result, rows, drawn=False) if held.draws else z_ND
                 sent_ND = self._sent.reuse_sent(embedded, clean_ND.numpy(), sent_ND)
         sent = np.ascontiguousarray(sent_ND, dtype="<f4").tobytes()
         return ServingAnswer(encode_states(answered_N), sent, result.version, ids=embedded)

@@ -67,9 +67,9 @@ class DailyIdCounter(KeptFile):
         """Reserves up to ``wanted`` ids in the file, allowed the limit; returns how many."""
         with self.changing() as file:
             file.execute("DELETE FROM asked WHERE day <> ?", (self._day,))
-            (before,) = file.execute("SELECT coalesce(sum(count), 0) FROM asked").fetchone()
-            granted: int = max(0, min(wanted, self.max_ids - before))
-            file.execute("REPLACE INTO asked VALUES (?, ?)", (self._day, before + granted))
+            (count_before,) = file.execute("SELECT coalesce(sum(count), 0) FROM asked").fetchone()
+            granted: int = max(0, min(wanted, self.max_ids - count_before))
+            file.execute("REPLACE INTO asked VALUES (?, ?)", (self._day, count_before + granted))
         self._spent = granted < wanted
         return granted
 
@@ -118,10 +118,10 @@ class IdFilter:
             self._report_limit()
         elif self._aligned is None:
             return ids
-        asked = [at for at, name in enumerate(ids) if name][:allowed]
+        places = [at for at, name in enumerate(ids) if name][:allowed]
         result: list[str | None] = [None] * len(ids)
         aligned = self._aligned
-        for at in asked:
+        for at in places:
             if aligned is None or ids[at] in aligned:
                 result[at] = ids[at]
         return result

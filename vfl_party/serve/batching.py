@@ -118,35 +118,38 @@ class Batcher:
 
     def _gather_batch(self) -> list[_WaitingRequest]:
         """Returns the next batch; an empty list after ``close``."""
-        first, self._next = self._next, None
-        if first is None:
-            first = self._queue.get()
-        if first is None:
+        first_request, self._next = self._next, None
+        if first_request is None:
+            first_request = self._queue.get()
+        if first_request is None:
             return []
-        batch, rows = [first], len(first.ids)
+        batch, rows = [first_request], len(first_request.ids)
         pace_s = _PACE_S if self._current_batches >= _A_FEW else 0.0
         until_s = time.monotonic() + max(self._wait_s, pace_s)
-        while rows < self._max_rows and first.columns is None:
+        while rows < self._max_rows and first_request.columns is None:
             remaining_s = until_s - time.monotonic()
             try:
-                more = (
+                next_request = (
                     self._queue.get(timeout=remaining_s)
                     if remaining_s > 0
                     else self._queue.get_nowait()
                 )
             except queue.Empty:
                 break
-            if more is None:
+            if next_request is None:
                 # Each None ends one thread, so put it back for another thread.
                 self._queue.put(None)
                 break
             # The request has other settings, or the batch would be too large.
-            differs = more.columns is not None or more.min_quality != first.min_quality
-            if differs or rows + len(more.ids) > self._max_rows:
-                self._next = more
+            differs = (
+                next_request.columns is not None
+                or next_request.min_quality != first_request.min_quality
+            )
+            if differs or rows + len(next_request.ids) > self._max_rows:
+                self._next = next_request
                 break
-            batch.append(more)
-            rows += len(more.ids)
+            batch.append(next_request)
+            rows += len(next_request.ids)
         return batch
 
     def _answer(self, batch: Sequence[_WaitingRequest]) -> None:

@@ -16,8 +16,9 @@ from vfl_common.text import list_names
 
 # Steps until the previous run answers again; about a second.
 STEPS_BEHIND = 5
-# Seconds between two checks of the registry, until a failed load is repeated.
+# Seconds between two checks of the registry, and until a failed load is repeated.
 _CHECK_S, _RETRY_S = 0.2, 5.0
+# Maximum seconds to wait for the thread at the end.
 _END_S = 2.0
 
 log = logging.getLogger(__name__)
@@ -71,8 +72,8 @@ class Lineage(Generic[R]):
     @property
     def runs(self) -> Sequence[R]:
         """Returns all loaded runs; the run that answers is the first."""
-        now = self.now
-        return (now, *(run for run in self._runs.values() if run is not now))
+        current = self.now
+        return (current, *(run for run in self._runs.values() if run is not current))
 
     @property
     def next(self) -> R | None:
@@ -103,14 +104,14 @@ class Lineage(Generic[R]):
         run, because it has not promoted the current one yet.
         """
         self._return_to_previous()
-        following = self._next
-        if following is not None:
-            attending = following.present()
+        next_run = self._next
+        if next_run is not None:
+            attending = next_run.present()
             missing = [party for party in self.now.present() if party not in attending]
             if missing:
-                self._wait(following.run_id, missing)
+                self._wait(next_run.run_id, missing)
                 return
-            self._switch(following, None)
+            self._switch(next_run, None)
         self._close_old()
 
     def _return_to_previous(self) -> None:
@@ -119,20 +120,20 @@ class Lineage(Generic[R]):
         One step is not enough: a party that starts connects for one run after the other.
         """
         self._attended.update(self.now.present())
-        before = self._runs.get(self._recent[1]) if len(self._recent) > 1 else None
-        if self._next is not None or before is None or set(before.present()) <= self._attended:
+        previous = self._runs.get(self._recent[1]) if len(self._recent) > 1 else None
+        if self._next is not None or previous is None or set(previous.present()) <= self._attended:
             self._behind = 0
             return
         self._behind += 1
         if self._behind >= STEPS_BEHIND:
-            self._switch(before, self.now)
+            self._switch(previous, self.now)
 
     def _switch(self, run: R, following: R | None) -> None:
-        before, self.now, self._next = self.now.run_id, run, following
+        previous_id, self.now, self._next = self.now.run_id, run, following
         recent = [name for name in self._recent if name != run.run_id]
         self._recent, self._advice = [run.run_id, *recent], ""
         self._attended, self._behind = set(), 0
-        self._say("switched", model=self.name, run=run.run_id, before=before)
+        self._say("switched", model=self.name, run=run.run_id, before=previous_id)
 
     def _wait(self, run_id: str, missing: Sequence[str]) -> None:
         serve = "serves" if len(missing) == 1 else "serve"
@@ -145,11 +146,11 @@ class Lineage(Generic[R]):
 
     def _close_old(self) -> None:
         self._recent = self._recent[: self._keep + 1]
-        following = [self._next.run_id] if self._next is not None else []
-        stay = {*self._recent, *self._stays, *following}
-        closing = [run for run_id, run in self._runs.items() if run_id not in stay]
+        next_ids = [self._next.run_id] if self._next is not None else []
+        kept_ids = {*self._recent, *self._stays, *next_ids}
+        closing = [run for run_id, run in self._runs.items() if run_id not in kept_ids]
         # From here on, no request finds the closed runs.
-        self._runs = {run_id: run for run_id, run in self._runs.items() if run_id in stay}
+        self._runs = {run_id: run for run_id, run in self._runs.items() if run_id in kept_ids}
         for run in closing:
             run.close()
 

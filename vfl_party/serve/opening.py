@@ -83,8 +83,8 @@ class Disk:
 
     def _note(self, error: VflError | None) -> None:
         with self._lock:
-            before, self._failed = self._failed, error is not None
-        if before == (error is not None):
+            failed_before, self._failed = self._failed, error is not None
+        if failed_before == (error is not None):
             return
         if error is not None:
             text = f"{error} No request is answered until then."

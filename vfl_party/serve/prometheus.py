@@ -49,8 +49,14 @@ class ServeMetrics:
         """Returns the state for ``/healthz``: ``waiting`` while no run has a connected peer."""
         if not self.ready():
             return "failed"
-        there = [tally.standing().present for tally in self.tallies.values() if tally.standing]
-        return "running" if any(not peers or any(peers.values()) for peers in there) else "waiting"
+        presence_by_run = [
+            tally.standing().present for tally in self.tallies.values() if tally.standing
+        ]
+        return (
+            "running"
+            if any(not peers or any(peers.values()) for peers in presence_by_run)
+            else "waiting"
+        )
 
 
 def _make_standing_metrics(tallies: Iterable[ServedTally]) -> Iterator[Metric]:
@@ -60,10 +66,10 @@ def _make_standing_metrics(tallies: Iterable[ServedTally]) -> Iterator[Metric]:
         # The run may be closed meanwhile.
         if (standing := tally.standing) is None:
             continue
-        now, key = standing(), (tally.model, tally.run_id)
-        present |= {(*key, peer): float(there) for peer, there in now.present.items()}
-        if now.waiting is not None:
-            waiting[key] = float(now.waiting)
+        state, key = standing(), (tally.model, tally.run_id)
+        present |= {(*key, peer): float(is_present) for peer, is_present in state.present.items()}
+        if state.waiting is not None:
+            waiting[key] = float(state.waiting)
     text = "1 while the peer attends the run and answers: a passive party, or the active one."
     yield gauge("vfl_serve_present", text, present, (*_MODEL, "peer"))
     text = "Requests that wait to be scored."

@@ -159,10 +159,12 @@ class ServingParty:
         Returns the sockets of that process, and {run id: the passive parties that were connected}.
         Raises InputError.
         """
-        before = get_predecessor()
-        connected: dict[str, list[str]] = before.wait()["present"] if before is not None else {}
+        predecessor = get_predecessor()
+        connected: dict[str, list[str]] = (
+            predecessor.wait()["present"] if predecessor is not None else {}
+        )
         stack.enter_context(self._serve_metrics(opener, runs))
-        return dict(before.sockets) if before is not None else {}, connected
+        return dict(predecessor.sockets) if predecessor is not None else {}, connected
 
     def _log_path(self, name: str) -> Path:
         """Returns the path of a log. ``name``: A format string for the party's name."""
@@ -212,8 +214,8 @@ class ServingParty:
         threads = (MAX_STREAMS * max_runs + MAX_CHECKS) * len(opener.passives) + 2 * MAX_CHECKS + 4
         address = ""
         if not self.solo:
-            own = self.settings.listen or self.file.listen
-            listens = listening(own, opener.keyring, [several, health], threads)
+            listen_address = self.settings.listen or self.file.listen
+            listens = listening(listen_address, opener.keyring, [several, health], threads)
             _, address = stack.enter_context(listens)
             stack.callback(several.close)
         catalog = http.catalog(models, tokens, self.counts, opener.disk.ready)
@@ -261,8 +263,8 @@ class ServingParty:
                 runs.insert(0 if run.run_id in production else len(runs), run)
         lines = dict[str, Lineage[R]]()
         for name, runs in runs_by_model.items():
-            before = self._load_previous(name, runs, load) if name in self.follows else []
-            line = Lineage(name, runs, before, self.settings.keep, self.console.emit)
+            previous_ids = self._load_previous(name, runs, load) if name in self.follows else []
+            line = Lineage(name, runs, previous_ids, self.settings.keep, self.console.emit)
             stack.callback(line.close)
             lines[name] = line
         followed = [line for name, line in lines.items() if name in self.follows]

@@ -122,14 +122,14 @@ class OnlineScorer:
             own_N, own_why, own_ND, solo = self._embed_own(held, normalized, columns, until_s)
         with record_stage(PARTIES):
             answers = pending.wait()
-        there, why, z = self._collect(held, len(ids), answers)
+        embedded_N, why, z = self._collect(held, len(ids), answers)
         if party.features is not None:
             why[party.name] = own_why
         embedded = Embedded(own_ND if party.features is not None else None, z)
         outputs = torch.zeros(len(ids), party.recipe.task.outputs, device=party.device)
         names = [member.name for member in party.recipe.parties]
         present_NK = np.stack(
-            [own_N if name == party.name else there[name] for name in names], axis=1
+            [own_N if name == party.name else embedded_N[name] for name in names], axis=1
         )
         parts: list[RequestPart] = []
         number_N, state = np.zeros(len(ids), np.int64), np.empty(len(ids), object)
@@ -164,16 +164,18 @@ class OnlineScorer:
         self, held: Held, part: RequestPart, rows: Rows, embedded: Embedded
     ) -> Tensor:
         """Returns the joint model's outputs for ``rows`` of a request, [B, O]."""
-        party, at = held.party, torch.from_numpy(rows)
-        own = [embedded.own[at].to(party.device)] if embedded.own is not None else []
-        others = {
-            name: z_ND[at].to(party.device)
+        party, index = held.party, torch.from_numpy(rows)
+        own_embeddings = [embedded.own[index].to(party.device)] if embedded.own is not None else []
+        other_embeddings = {
+            name: z_ND[index].to(party.device)
             if name in part.parties
             else self._get_stand_in(held, name, rows)
             for name, z_ND in embedded.others.items()
         }
         rule, stand_ins = party.recipe.model.combine, learnt_stand_ins(party.models)
-        embeddings = fill_missing(party.course.without, rule, own, others, party.widths, stand_ins)
+        embeddings = fill_missing(
+            party.course.without, rule, own_embeddings, other_embeddings, party.widths, stand_ins
+        )
         return outputs_of(party, combine(rule, embeddings))
 
     def _get_stand_in(self, held: Held, name: str, rows: Rows) -> Tensor | None:
@@ -203,17 +205,17 @@ class OnlineScorer:
                 return None if solo is None else solo[torch.from_numpy(at)]
 
             return np.ones(n, bool), "failed", held.embed_given(columns, n), solo_given
-        z_ND, nobody = torch.zeros(len(ids), held.party.embedding_size), np.zeros(len(ids), bool)
+        z_ND, none_N = torch.zeros(len(ids), held.party.embedding_size), np.zeros(len(ids), bool)
         if held.party.features is None:
-            return nobody, "unknown id", z_ND, lambda _rows: None
+            return none_N, "unknown id", z_ND, lambda _rows: None
         result = look_up_own_rows(held, ids, until_s)
         if not isinstance(result, LookupResult):
-            return nobody, result, z_ND, lambda _rows: None
-        known = result.rows >= 0
-        if known.any():
-            z_ND[torch.from_numpy(known)] = held.embed(result, result.rows[known])
+            return none_N, result, z_ND, lambda _rows: None
+        known_N = result.rows >= 0
+        if known_N.any():
+            z_ND[torch.from_numpy(known_N)] = held.embed(result, result.rows[known_N])
         return (
-            known,
+            known_N,
             result.states(),
             z_ND,
             lambda at: held.score_by_student(result, result.rows[at]),

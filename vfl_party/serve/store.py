@@ -178,15 +178,17 @@ class Held:
         ``drawn``: whether such an encoder samples; otherwise it returns the means.
         """
         party = self.party
-        own = party.recipe.own_rows
-        encode: Callable[..., Tensor] = party.models["encoder"] if own else party.encode
+        parties_hold_own_rows = party.recipe.own_rows
+        encode: Callable[..., Tensor] = (
+            party.models["encoder"] if parties_hold_own_rows else party.encode
+        )
         if not drawn:
             encode = deterministic(party.models["encoder"])
         blocks = party.scores.blocks.get("encoder")
         parts = [in_blocks(encode, blocks, *result.inputs(chunk)) for chunk in chunks(rows)]
-        empty = torch.empty(0, self._latents if own else party.embedding_size)
+        empty = torch.empty(0, self._latents if parties_hold_own_rows else party.embedding_size)
         embeddings = torch.cat(parts).cpu() if parts else empty
-        return embeddings.flatten(1) if own else embeddings
+        return embeddings.flatten(1) if parties_hold_own_rows else embeddings
 
     @torch.no_grad()
     def score_by_student(self, result: LookupResult, rows: Rows) -> Tensor | None:
@@ -246,9 +248,13 @@ class Held:
             raise InputError(
                 Code.DATA_INVALID, f"columns: {self.party.name} has no features. Leave columns out."
             )
-        known = self.preparing.preprocessor
-        wanted = (*known.numeric_names, *known.categorical_names) if known is not None else ()
-        unknown = [name for name in columns if name not in wanted]
+        preprocessor = self.preparing.preprocessor
+        training_columns = (
+            (*preprocessor.numeric_names, *preprocessor.categorical_names)
+            if preprocessor is not None
+            else ()
+        )
+        unknown = [name for name in columns if name not in training_columns]
         if unknown:
             names = list_names([shorten(name) for name in unknown])
             raise InputError(
@@ -492,10 +498,10 @@ def _stat_files(settings: DataSettings) -> tuple[Any, ...]:
 
 def require_served(trained: TrainedRun) -> None:
     """Raises InputError if this kind of model cannot be served."""
-    own = Course(trained.recipe).lone_phase
-    if own is not None and not own.says("online"):
+    phase = Course(trained.recipe).lone_phase
+    if phase is not None and not phase.says("online"):
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{trained.path}: a model of kind {own.kind!r} does not support scoring by id. Use "
+            f"{trained.path}: a model of kind {phase.kind!r} does not support scoring by id. Use "
             "vfl-party predict.",
         )

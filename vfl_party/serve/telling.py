@@ -51,18 +51,18 @@ class RequestTrace:
         self.model, self.run_id, self.caller, self.rows = model, run_id, caller, rows
 
 
-_UNDER_WAY: ContextVar[RequestTrace | None] = ContextVar("request", default=None)
-_STAGES: ContextVar[list[Stage] | None] = ContextVar("stages", default=None)
+_CURRENT_REQUEST: ContextVar[RequestTrace | None] = ContextVar("request", default=None)
+_CURRENT_STAGES: ContextVar[list[Stage] | None] = ContextVar("stages", default=None)
 
 
 def set_current_request(request: RequestTrace) -> None:
     """Sets the current request of this context."""
-    _UNDER_WAY.set(request)
+    _CURRENT_REQUEST.set(request)
 
 
 def get_current_request() -> RequestTrace | None:
     """Returns the current request of this context; None if requests are not reported."""
-    return _UNDER_WAY.get()
+    return _CURRENT_REQUEST.get()
 
 
 @contextmanager
@@ -76,11 +76,11 @@ def record_stages(requests: Sequence[tuple[RequestTrace | None, int]]) -> Iterat
         yield
         return
     began_ns, stages = time.time_ns(), list[Stage]()
-    token = _STAGES.set(stages)
+    token = _CURRENT_STAGES.set(stages)
     try:
         yield
     finally:
-        _STAGES.reset(token)
+        _CURRENT_STAGES.reset(token)
         for request, since_ns in noted:
             request.stages += [(QUEUE, since_ns, began_ns), *stages]
 
@@ -88,7 +88,7 @@ def record_stages(requests: Sequence[tuple[RequestTrace | None, int]]) -> Iterat
 @contextmanager
 def record_stage(name: str) -> Iterator[None]:
     """Records the block as a stage of the current batch's requests."""
-    stages = _STAGES.get()
+    stages = _CURRENT_STAGES.get()
     if stages is None:
         yield
         return

@@ -198,23 +198,23 @@ def add_token(path: Path, name: str, **facts: Any) -> str:
 
     Returns the token, which is not stored. Raises InputError if the name is taken.
     """
-    known = read_tokens(path) if path.exists() else ()
-    if any(token.name == name for token in known):
+    tokens = read_tokens(path) if path.exists() else ()
+    if any(token.name == name for token in tokens):
         raise InputError(
             Code.CONFIG_INVALID,
             f"{path}: already has a token {name!r}. Remove it, or choose another name.",
         )
     secret = _PREFIX + secrets.token_urlsafe(_BYTES)
-    _write(path, (*known, Token(name=name, sha256=_digest(secret), **facts)))
+    _write(path, (*tokens, Token(name=name, sha256=_digest(secret), **facts)))
     return secret
 
 
 def remove_token(path: Path, name: str) -> None:
     """Removes a token, which becomes invalid. Raises InputError if there is none of this name."""
-    known = read_tokens(path)
-    remaining = tuple(token for token in known if token.name != name)
-    if len(remaining) == len(known):
-        names = ", ".join(token.name for token in known) or "none"
+    tokens = read_tokens(path)
+    remaining = tuple(token for token in tokens if token.name != name)
+    if len(remaining) == len(tokens):
+        names = ", ".join(token.name for token in tokens) or "none"
         raise InputError(
             Code.CONFIG_INVALID, f"{path}: has no token {name!r}. Choose one of: {names}."
         )

@@ -88,7 +88,7 @@ def make_outputs(scores: ServedScores, parties: Sequence[str]) -> list[Tensor]:
         [",".join(part.parties) for part in scores.parts],
         [part.run for part in scores.parts],
     )
-    there = [[name in part.parties for name in parties] for part in scores.parts]
+    took_part = [[name in part.parties for name in parties] for part in scores.parts]
     quality = [part.quality for part in scores.parts]
     return [
         *tensors,
@@ -99,7 +99,7 @@ def make_outputs(scores: ServedScores, parties: Sequence[str]) -> list[Tensor]:
             "present",
             TRUTH,
             (n, len(parties)),
-            [flag for number in numbers for flag in there[number]],
+            [flag for number in numbers for flag in took_part[number]],
         ),
         Tensor("expected_quality", NUMBER, (n,), [quality[number] for number in numbers]),
     ]
@@ -107,10 +107,10 @@ def make_outputs(scores: ServedScores, parties: Sequence[str]) -> list[Tensor]:
 
 def choose_outputs(outputs: Sequence[Tensor], names: Sequence[str]) -> list[Tensor]:
     """Returns the outputs with these names; all outputs without ``names``. Raises Denied."""
-    known = {output.name: output for output in outputs}
-    if any(name not in known for name in names):
-        raise Denied(400, f"outputs: choose among {', '.join(known)}")
-    return [known[name] for name in names] or list(outputs)
+    by_name = {output.name: output for output in outputs}
+    if any(name not in by_name for name in names):
+        raise Denied(400, f"outputs: choose among {', '.join(by_name)}")
+    return [by_name[name] for name in names] or list(outputs)
 
 
 def describe_model(

@@ -25,7 +25,7 @@ from vfl_party.serve.http.served import BUSY
 from vfl_party.serve.telling import RequestReporter, RequestTrace, set_current_request
 from vfl_party.serve.tokens import Denied
 
-# Limit of a request's body.
+# Maximum bytes of a request's body.
 MAX_BYTES = 4 << 20
 # Maximum bytes of a larger body that are read and discarded before the connection closes.
 _MAX_DISCARDED = 64 << 20
@@ -77,9 +77,9 @@ def make_app(
 
     @app.get("/healthz")
     async def healthz() -> dict[str, Any]:
-        first = models.first
-        there = {"present": first.present(), "parties": first.parties}
-        return {"run": first.run_id, **there, **first.exactness}
+        served = models.first
+        presence = {"present": served.present(), "parties": served.parties}
+        return {"run": served.run_id, **presence, **served.exactness}
 
     @app.exception_handler(Denied)
     async def on_denied(_request: Request, why: Denied) -> JSONResponse:
@@ -162,10 +162,10 @@ class RequestLimits:
         body = bytearray()
         try:
             async with asyncio.timeout(_BODY_S):
-                there = await self._read(receive, body)
-            if there:
-                whole = {"type": "http.request", "body": bytes(body), "more_body": False}
-                await self._app(scope, replay_message(whole, receive), send)
+                is_connected = await self._read(receive, body)
+            if is_connected:
+                body_message = {"type": "http.request", "body": bytes(body), "more_body": False}
+                await self._app(scope, replay_message(body_message, receive), send)
         except TimeoutError:
             await self._refuse(send, Denied(408, "the request's body did not arrive in time"))
         except Denied as why:
@@ -183,8 +183,8 @@ class RequestLimits:
 
     async def _read(self, receive: Receive, body: bytearray) -> bool:
         """Reads a request's body; returns whether the caller is still connected. Raises Denied."""
-        more = True
-        while more:
+        is_incomplete = True
+        while is_incomplete:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return False
@@ -196,7 +196,7 @@ class RequestLimits:
                 raise Denied(503, BUSY)
             body += chunk
             self._held_bytes += len(chunk)
-            more = message.get("more_body", False)
+            is_incomplete = message.get("more_body", False)
         return True
 
     async def _refuse(self, send: Send, why: Denied) -> None:
@@ -209,10 +209,10 @@ class RequestLimits:
 
 async def _discard(receive: Receive, message: Message) -> None:
     """Reads and discards the rest of a body: callers read the refusal only after sending it."""
-    left = _MAX_DISCARDED
-    while left > 0 and message.get("more_body", False):
+    remaining_bytes = _MAX_DISCARDED
+    while remaining_bytes > 0 and message.get("more_body", False):
         message = await receive()
-        left -= len(message.get("body", b""))
+        remaining_bytes -= len(message.get("body", b""))
 
 
 def _make_refusal(why: Denied) -> JSONResponse:

@@ -40,11 +40,11 @@ class ServedModel(Generic[A]):
 
     def about(self) -> dict[str, Any]:
         """Returns the public facts about the model."""
-        line, following = self.line, self.line.next
+        line, next_run = self.line, self.line.next
         return {
             "name": line.name,
             "run": line.now.run_id,
-            "waits": following.run_id if following is not None else None,
+            "waits": next_run.run_id if next_run is not None else None,
             "versions": [
                 {
                     "run": run.run_id,

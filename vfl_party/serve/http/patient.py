@@ -27,7 +27,7 @@ class Patient(H11Protocol):
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
-        # This call may already start the next request.
+        # The next line may already start the next request.
         last = self.cycle
         super().on_response_complete()
         self._await_request(last)

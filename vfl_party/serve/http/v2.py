@@ -99,7 +99,7 @@ def routes(models: Catalog[Any]) -> APIRouter:
     async def ready() -> JSONResponse:
         # Testing the disk must not block other requests.
         is_ready = await asyncio.to_thread(models.ready)
-        # The specification's text says ``ready`` and its example ``live``, so the answer has both.
+        # The specification's text and its example name different fields, so the answer has both.
         return JSONResponse({"ready": is_ready, "live": True}, 200 if is_ready else 503)
 
     @router.get("/models/{name}/ready")
@@ -131,18 +131,20 @@ def routes(models: Catalog[Any]) -> APIRouter:
         ids = read_ids(inputs)
         columns = read_columns(inputs, len(ids))
         scores = await served.score(ids, token, read_min_quality(asked.parameters), columns)
-        wanted = asked.outputs or []
+        requested_outputs = asked.outputs or []
         outputs = choose_outputs(
-            make_outputs(scores, served.parties), [output.name for output in wanted]
+            make_outputs(scores, served.parties), [output.name for output in requested_outputs]
         )
         answer: dict[str, Any] = {"model_name": served.name, "model_version": served.run_id}
         if asked.id is not None:
             answer["id"] = asked.id
         every = asked.parameters.get("binary_data_output") is True
         as_bytes = {
-            output.name for output in wanted if output.parameters.get("binary_data", every) is True
+            output.name
+            for output in requested_outputs
+            if output.parameters.get("binary_data", every) is True
         }
-        if every and not wanted:
+        if every and not requested_outputs:
             as_bytes = {output.name for output in outputs}
         return _make_response(answer, outputs, as_bytes)
 
@@ -212,17 +214,19 @@ async def _split_body(request: Request, length: str) -> Request:
     body = await request.body()
     if not (length.isascii() and length.isdigit()) or not 0 < int(length[:20]) <= len(body):
         raise Denied(400, f"{LENGTH}: must be the number of JSON bytes of the body")
-    head, rest = body[: int(length)], body[int(length) :]
+    head, binary_part = body[: int(length)], body[int(length) :]
 
     async def receive() -> Message:
         return {"type": "http.request", "body": head, "more_body": False}
 
-    return _as_json(request, receive, rest)
+    return _as_json(request, receive, binary_part)
 
 
 def _as_json(request: Request, receive: Receive, rest: bytes | None = None) -> Request:
-    others = [(name, value) for name, value in request.scope["headers"] if name != b"content-type"]
-    headers = [*others, (b"content-type", b"application/json")]
+    other_headers = [
+        (name, value) for name, value in request.scope["headers"] if name != b"content-type"
+    ]
+    headers = [*other_headers, (b"content-type", b"application/json")]
     return Request({**request.scope, "headers": headers, _BINARY_PART: rest}, receive)
 
 

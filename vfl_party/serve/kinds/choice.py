@@ -74,31 +74,31 @@ class AloneScorer:
         if columns is not None:
             solo = held.score_given_by_student(columns, n)
         else:
-            own = look_up_own_rows(held, held.normalize(ids), time.monotonic() + self._timeout_s)
-            if not isinstance(own, LookupResult):
-                lost = [RequestPart((), {party.name: own})]
+            result = look_up_own_rows(held, held.normalize(ids), time.monotonic() + self._timeout_s)
+            if not isinstance(result, LookupResult):
+                lost = [RequestPart((), {party.name: result})]
                 none_N = np.zeros(n, np.int64)
                 return ServedScores(
                     make_result_columns(held, outputs),
-                    [choose_unscored_state(own)] * n,
+                    [choose_unscored_state(result)] * n,
                     lost,
                     none_N,
                 )
-            state_N = own.states()
-            solo = held.score_by_student(own, own.rows[own.rows >= 0])
+            state_N = result.states()
+            solo = held.score_by_student(result, result.rows[result.rows >= 0])
         if solo is None:
             raise InternalError(f"{party.name}: the run has no student")
         known_N = state_N == EMBEDDED
         outputs[torch.from_numpy(known_N)] = solo.cpu()
         finite_N = outputs.isfinite().all(dim=1).numpy()
         outputs[torch.from_numpy(~finite_N)] = 0.0
-        there = RequestPart((party.name,), {}, self._quality.student)
-        scored = choose_state(there, self._quality, min_quality)
+        scored_part = RequestPart((party.name,), {}, self._quality.student)
+        scored = choose_state(scored_part, self._quality, min_quality)
         state: list[State] = [
             choose_unscored_state(WHY[code]) if code in WHY else scored if finite else "failed"
             for code, finite in zip(state_N.tolist(), finite_N, strict=True)
         ]
-        parts = [there, *(RequestPart((), {party.name: WHY[code]}) for code in _LOST)]
+        parts = [scored_part, *(RequestPart((), {party.name: WHY[code]}) for code in _LOST)]
         number_N = np.select([state_N == code for code in _LOST], range(1, len(_LOST) + 1), 0)
         return ServedScores(make_result_columns(held, outputs), state, parts, number_N)
 
@@ -119,8 +119,8 @@ class HolderScorer(OnlineScorer):
         why: Mapping[str, npt.NDArray[Any] | Why],
     ) -> RequestPart:
         part = super()._make_part(party, names, mask, rows, why)
-        first, others = part.parties[:1], part.parties[1:]
-        missing = {**part.missing, **dict.fromkeys(others, _NOT_NEEDED)}
+        first, unused = part.parties[:1], part.parties[1:]
+        missing = {**part.missing, **dict.fromkeys(unused, _NOT_NEEDED)}
         ordered = {name: missing[name] for name in names if name in missing}
         return replace(part, parties=first, missing=ordered, quality=self._quality.of(first))
 

@@ -121,9 +121,9 @@ class StepScorer:
             else:
                 why[:] = _WHY.index(result)
         # No party has an empty text as an id.
-        asked = [normalized[at] or "" for at in np.flatnonzero(why == _THERE)]
+        known_ids = [normalized[at] or "" for at in np.flatnonzero(why == _THERE)]
         return self._make_scores(
-            side, why, cells, _StepAsker(self._ask, until_s, side, asked), min_quality
+            side, why, cells, _StepAsker(self._ask, until_s, side, known_ids), min_quality
         )
 
     def _make_scores(
@@ -141,17 +141,19 @@ class StepScorer:
                 ``_THERE``.
             cells: the active party's cells of the rows in which it takes part.
         """
-        party, n, asked = side.held.party, len(why), np.flatnonzero(why == _THERE)
+        party, n, known_rows = side.held.party, len(why), np.flatnonzero(why == _THERE)
         names = [member.name for member in party.recipe.parties]
         outputs = torch.zeros(n, party.recipe.task.outputs, dtype=torch.float64)
         lost_N, why_NK = np.ones(n, bool), np.full((n, len(names)), _NOT_ASKED)
         why_NK[:, names.index(party.name)] = why
-        if len(asked):
-            scored = side.online.score(cells, len(asked), asking)
-            outputs[torch.from_numpy(asked)] = scored.outputs.to(outputs)
-            lost_N[asked] = np.any([*scored.lost.values(), np.zeros(len(asked), bool)], axis=0)
+        if len(known_rows):
+            scored = side.online.score(cells, len(known_rows), asking)
+            outputs[torch.from_numpy(known_rows)] = scored.outputs.to(outputs)
+            lost_N[known_rows] = np.any(
+                [*scored.lost.values(), np.zeros(len(known_rows), bool)], axis=0
+            )
             for name in party.widths:
-                why_NK[asked, names.index(name)] = asking.why(name, scored.lost[name])
+                why_NK[known_rows, names.index(name)] = asking.why(name, scored.lost[name])
         failed_N = ~outputs.isfinite().all(dim=1)
         outputs[failed_N] = 0.0
         keys_PK, part_numbers = np.unique(why_NK, axis=0, return_inverse=True)
@@ -292,8 +294,8 @@ class StepAnswers:
         up = scoring.side.online.exchange.up
         sent_bytes = _apply_chain(scoring.side.chains.up, up, answered.answered)
         # The first answer reveals for each known id that this party knows it.
-        known = np.frombuffer(scoring.state, np.uint8) == EMBEDDED
-        answered_N = np.flatnonzero(known if step.begins else answered.times)
+        known_N = np.frombuffer(scoring.state, np.uint8) == EMBEDDED
+        answered_N = np.flatnonzero(known_N if step.begins else answered.times)
         return ServingAnswer(
             scoring.state,
             features=scoring.version,

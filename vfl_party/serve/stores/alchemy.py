@@ -83,8 +83,8 @@ class AlchemyRows:
         if len(rows) > max_rows:
             raise too_many(source, len(ids), max_rows)
         chosen = choose(source, names, self.settings, False)
-        wanted = list(dict.fromkeys([*chosen.id, *chosen.features]))
-        cells = {name: texts_of(source, name, names.index(name), rows) for name in wanted}
+        used_columns = list(dict.fromkeys([*chosen.id, *chosen.features]))
+        cells = {name: texts_of(source, name, names.index(name), rows) for name in used_columns}
         return pa.table({name: pa.array(texts, pa.string()) for name, texts in cells.items()})
 
     def _to_error(self, error: Any) -> Exception:

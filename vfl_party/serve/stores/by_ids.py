@@ -91,23 +91,23 @@ class ByIds:
 
         Raises TimeoutError at ``until_s`` (monotonic), and InputError if the query fails.
         """
-        wanted = list(dict.fromkeys(name for name in ids if name))
-        number, parts, end = dict[str, int](), list[tuple[Tensor, ...]](), 0
-        for part in self._fetch_parts(wanted, until_s):
+        distinct_ids = list(dict.fromkeys(name for name in ids if name))
+        row_numbers, parts, end = dict[str, int](), list[tuple[Tensor, ...]](), 0
+        for part in self._fetch_parts(distinct_ids, until_s):
             if not part.inputs:
-                number |= dict.fromkeys(part.ids, part.row)
+                row_numbers |= dict.fromkeys(part.ids, part.row)
                 continue
-            number |= {name: row for row, name in enumerate(part.ids, end)}
+            row_numbers |= {name: row for row, name in enumerate(part.ids, end)}
             end += len(part.ids)
             parts.append(part.inputs)
         rows = np.fromiter(
-            (number.get(name or "", UNKNOWN_ROW) for name in ids), np.int64, len(ids)
+            (row_numbers.get(name or "", UNKNOWN_ROW) for name in ids), np.int64, len(ids)
         )
-        whole = [torch.cat(tensors).to(self._device) for tensors in zip(*parts, strict=True)]
+        all_inputs = [torch.cat(tensors).to(self._device) for tensors in zip(*parts, strict=True)]
 
         def inputs(at: Rows) -> tuple[Tensor, ...]:
             index = torch.from_numpy(at).to(self._device)
-            return tuple(tensor.index_select(0, index) for tensor in whole)
+            return tuple(tensor.index_select(0, index) for tensor in all_inputs)
 
         return LookupResult(rows, inputs, self.version)
 
@@ -183,9 +183,9 @@ class ByIds:
         if settings.duplicates != "first":
             for text in repeated_ids:
                 del places[text]
-        first = [at[0] for at in places.values()]
+        first_rows = [at[0] for at in places.values()]
         refused = repeated_ids if settings.duplicates == "error" else []
-        return rows.take(pa.array(first, pa.int64())), list(places), refused
+        return rows.take(pa.array(first_rows, pa.int64())), list(places), refused
 
     def _table(self, batch: IdBatch) -> Table:
         """Returns rows as a table, sorted by id. Raises ValueMismatchError."""

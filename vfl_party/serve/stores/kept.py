@@ -119,8 +119,8 @@ class KeptEmbeddings:
             self._used(party, rows)
 
     def _put(self, key: _Key, entry: _Entry) -> None:
-        before = self._entries.pop(key, None)
-        self._bytes -= 0 if before is None else _size(key, before)
+        previous = self._entries.pop(key, None)
+        self._bytes -= 0 if previous is None else _size(key, previous)
         self._entries[key] = entry
         self._bytes += _size(key, entry)
         while self._bytes > self._max_bytes:

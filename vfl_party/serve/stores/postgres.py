@@ -164,8 +164,8 @@ class PostgresRows:
 def _with_keepalive(source: str) -> str:
     """Returns the URL with default timeouts for an unreachable server."""
     url = with_timeout(source)
-    more = [f"{key}={value}" for key, value in _ALIVE.items() if f"{key}=" not in url]
-    return "&".join([url, *more]) if "?" in url else f"{url}?{'&'.join(more)}"
+    parameters = [f"{key}={value}" for key, value in _ALIVE.items() if f"{key}=" not in url]
+    return "&".join([url, *parameters]) if "?" in url else f"{url}?{'&'.join(parameters)}"
 
 
 def _to_values(ids: Sequence[str], kind: pa.DataType) -> list[Any]:

@@ -147,10 +147,10 @@ class ServiceRows:
         """
         url = urlsplit(self._store.url)
         param = {"query_datas": list(ids), "query_context": self._store.context}
-        asked = {**self._about, "feature_fields": self._make_fields(), "param": param}
+        body = {**self._about, "feature_fields": self._make_fields(), "param": param}
         headers = {"content-type": "application/json", "accept": "application/json"}
         try:
-            line.request("POST", url.path or "/", json.dumps(asked).encode(), headers)
+            line.request("POST", url.path or "/", json.dumps(body).encode(), headers)
             answer = line.getresponse()
             return answer.status, _read_body(answer, self._max_bytes(len(ids)))
         except TimeoutError:
