@@ -21,7 +21,7 @@ from vfl_party.serve.counts import Counts
 from vfl_party.serve.http.app import make_app
 from vfl_party.serve.http.port import listening
 from vfl_party.serve.http.served import Served
-from vfl_party.serve.rpc import answering
+from vfl_party.serve.rpc import serve_grpc
 from vfl_party.serve.scored import RequestPart, ServedScores
 from vfl_party.serve.telling import RequestReporter
 from vfl_party.serve.tokens import Tokens
@@ -107,5 +107,5 @@ def serving(
         stack.callback(served.batcher.close)
         app = make_app(models, None, reporter)
         here.url = stack.enter_context(listening(app, found)).url
-        here.grpc = stack.enter_context(answering(models, found, reporter)) or ""
+        here.grpc = stack.enter_context(serve_grpc(models, found, reporter)) or ""
         yield here

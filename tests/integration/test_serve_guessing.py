@@ -34,7 +34,7 @@ from vfl_party.serve.asked import (
     select_all_ids,
 )
 from vfl_party.serve.granted import MinimumRows
-from vfl_party.serve.kinds.choice import Answerer, answers_of
+from vfl_party.serve.kinds.choice import Answerer, make_answers
 from vfl_party.serve.passive import combine_limits
 
 ROWS, WIDTH = 40, 2
@@ -96,7 +96,7 @@ def answers(
     def sent() -> SentBefore:
         return SentBefore(folder / "sent.sqlite", "run")
 
-    return answers_of(store_of(run.folder, "shop"), sent, limit, asked)
+    return make_answers(store_of(run.folder, "shop"), sent, limit, asked)
 
 
 def states(shop: Answerer, *ids: str) -> list[int]:

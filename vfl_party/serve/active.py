@@ -13,8 +13,8 @@ from vfl_common.rpc.serving.several import SeveralRuns
 from vfl_party.phases import stand_in
 from vfl_party.predict.quality import better_alone, read_quality
 from vfl_party.serve.batching import Batcher, RequestColumns
-from vfl_party.serve.kinds.choice import asking_way, scorer_of
-from vfl_party.serve.opening import Opened, Opener, ServingStanding
+from vfl_party.serve.kinds.choice import describe_questions, make_scorer
+from vfl_party.serve.opening import OpenedRun, Opener, ServingStanding
 from vfl_party.serve.scored import ServedScores
 from vfl_party.serve.scorer import make_result_columns
 from vfl_party.serve.stores.kept import KeptEmbeddings
@@ -28,7 +28,7 @@ class ActiveRun:
     """A run that an active party serves. ``served``: the interface for the HTTP port."""
 
     def __init__(
-        self, opened: Opened, runs: SeveralRuns, service: ServingService, served: Served
+        self, opened: OpenedRun, runs: SeveralRuns, service: ServingService, served: Served
     ) -> None:
         self.opened, self._runs, self._service, self.served = opened, runs, service, served
 
@@ -66,7 +66,7 @@ class Active:
         self._opener, self._runs, self._console = opener, runs, console
         self._tokens, self._make = tokens, make
 
-    def open(self, opened: Opened) -> ActiveRun:
+    def open(self, opened: OpenedRun) -> ActiveRun:
         """Starts to serve a run. Raises InputError."""
         trained, store, settings = opened.trained, opened.store, opened.settings
         recipe, run_id = trained.recipe, trained.run_id
@@ -81,14 +81,14 @@ class Active:
             run_id=run_id,
             digest=recipe.digest(),
             attends=attends,
-            writes=self._opener.make_record_writer(opened, asking_way(store)),
+            writes=self._opener.make_record_writer(opened, describe_questions(store)),
         )
         quality = read_quality(trained.path.parent, recipe)
         solo = self._opener.solo
         alone = quality.of([recipe.active.name]) if quality.student is None else quality.student
         if text := better_alone(alone, quality, recipe, trained.path.parent.parent):
             self._console.emit("advice", said=text)
-        scorer = scorer_of(
+        scorer = make_scorer(
             store,
             service,
             settings.party_timeout_ms / 1000,

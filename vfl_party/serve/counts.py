@@ -35,7 +35,7 @@ class Counts:
     def __post_init__(self) -> None:
         self.lock = threading.Lock()
 
-    def scored(self, scores: ServedScores, seconds: float) -> None:
+    def count_scored(self, scores: ServedScores, seconds: float) -> None:
         """Counts a scored request."""
         end = next((bound for bound in ENDS if seconds <= bound), float("inf"))
         numbers = Counter(scores.part_numbers.tolist())
@@ -52,7 +52,7 @@ class Counts:
         with self.lock:
             self.kept[party] += rows
 
-    def answered(self, status: int) -> None:
+    def count_answered(self, status: int) -> None:
         """Counts a request by its HTTP status."""
         with self.lock:
             self.requests[status] += 1

@@ -241,7 +241,7 @@ class Follower(Generic[R]):
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenRun:
     """A run to serve.
 
     ``folder``: The run's folder. ``follows``: The recipe's name if the run in production was
@@ -252,7 +252,7 @@ class Chosen:
     follows: str = ""
 
 
-def choose(registry: ModelRegistry, text: str, recipe: Callable[[], str]) -> Chosen:
+def choose(registry: ModelRegistry, text: str, recipe: Callable[[], str]) -> ChosenRun:
     """Returns the run for an id, a folder, ``production``, ``latest``, ``NAME:production`` or
     ``NAME:latest``. Raises InputError if it does not exist.
 
@@ -260,6 +260,6 @@ def choose(registry: ModelRegistry, text: str, recipe: Callable[[], str]) -> Cho
     """
     name, _, word = text.rpartition(":")
     if word not in WORDS:
-        return Chosen(registry.folder(text))
+        return ChosenRun(registry.folder(text))
     recipe_name = name or recipe()
-    return Chosen(registry.folder(word, recipe_name), recipe_name if word == PRODUCTION else "")
+    return ChosenRun(registry.folder(word, recipe_name), recipe_name if word == PRODUCTION else "")

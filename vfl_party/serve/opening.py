@@ -30,7 +30,7 @@ from vfl_party.record.heads import HeadExchange
 from vfl_party.record.recorder import RecordedRun, Recorder, ServingRecord
 from vfl_party.serve.counts import Counts
 from vfl_party.serve.granted import PredictionsLeft
-from vfl_party.serve.kinds.choice import bytes_of_row
+from vfl_party.serve.kinds.choice import get_row_bytes
 from vfl_party.serve.store import FeatureLookup, require_served
 
 # Maximum bytes of an answer; a gRPC message may have twice as many.
@@ -144,7 +144,7 @@ def is_peer_missing(before: Mapping[str, Sequence[str]], now: Mapping[str, Seque
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedRun:
     """A run with its rows. ``approval``: the grant that allows it; None if none is needed."""
 
     files: PartyFiles
@@ -166,7 +166,7 @@ class Opened:
     @property
     def max_at_once(self) -> int:
         """Returns the maximum number of rows of a question. Its answer must fit into a message."""
-        max_rows = _ANSWER_BYTES // bytes_of_row(self.store)
+        max_rows = _ANSWER_BYTES // get_row_bytes(self.store)
         return max(1, min(self.settings.max_batch, max_rows))
 
     def close(self) -> None:
@@ -239,7 +239,7 @@ class Opener:
         """Returns the account's limit on a passive party's answers; None if there is no limit."""
         return PredictionsLeft(self._account, self.active, run) if self._account else None
 
-    def make_record_writer(self, opened: Opened, way: Sequence[str]) -> RecordMessage | None:
+    def make_record_writer(self, opened: OpenedRun, way: Sequence[str]) -> RecordMessage | None:
         """Returns a function that records sent messages, within the account's limits.
 
         None if nothing is sent. Raises InputError if the record cannot be written. ``way``: see
@@ -269,11 +269,11 @@ class Opener:
             log.warning("%s", error, extra={"event": "record"})
         self._book.close()
 
-    def load(self, folder: Path) -> Opened:
+    def load(self, folder: Path) -> OpenedRun:
         """Loads and opens a run. Raises InputError."""
         return self.open(choose_loader(solo=self.solo)(folder, self._file.name))
 
-    def open(self, trained: TrainedRun) -> Opened:
+    def open(self, trained: TrainedRun) -> OpenedRun:
         """Reads the rows of a run and starts to watch the table. Raises InputError."""
         recipe = trained.recipe
         if recipe.active.name != self.active:
@@ -301,4 +301,4 @@ class Opener:
         store = FeatureLookup(files, trained, self._console.show, self._source)
         store.watch()
         tally = self.tallies.setdefault(trained.run_id, ServedTally(recipe.name, trained.run_id))
-        return Opened(files, trained, store, tally, approval)
+        return OpenedRun(files, trained, store, tally, approval)

@@ -23,8 +23,8 @@ from vfl_party.serve.asked import (
     read_table_digests,
 )
 from vfl_party.serve.granted import GrantedRows, MinimumRows
-from vfl_party.serve.kinds.choice import Answerer, answers_of
-from vfl_party.serve.opening import Opened, Opener, ServingStanding
+from vfl_party.serve.kinds.choice import Answerer, make_answers
+from vfl_party.serve.opening import OpenedRun, Opener, ServingStanding
 
 # Minimum limit of ids per question: the active party's ``max_batch`` may be larger than this one's.
 _MIN_IDS_LIMIT = 1024
@@ -34,7 +34,7 @@ _END_S = 0.5
 class PassiveRun:
     """A run that a passive party serves, with a stream in a separate thread."""
 
-    def __init__(self, opened: Opened, answers: Answerer, attendance: ServingClient) -> None:
+    def __init__(self, opened: OpenedRun, answers: Answerer, attendance: ServingClient) -> None:
         self._opened, self._answers, self._attendance = opened, answers, attendance
         self._thread: threading.Thread | None = None
 
@@ -83,7 +83,7 @@ class Passive:
     def __init__(
         self,
         opener: Opener,
-        first: Opened,
+        first: OpenedRun,
         console: Console,
         failed: queue.SimpleQueue[BaseException],
         *,
@@ -113,7 +113,7 @@ class Passive:
         min_ids = file.policy.least_rows if isinstance(file.policy, PolicySettings) else 1
         self._min_rows = MinimumRows(min_ids) if min_ids > 1 else None
 
-    def open(self, opened: Opened) -> PassiveRun:
+    def open(self, opened: OpenedRun) -> PassiveRun:
         """Starts to answer the active party's questions about a run."""
         peer, run_id = self._opener.active, opened.run_id
         sent = partial(SentBefore, self._path, run_id)
@@ -122,7 +122,7 @@ class Passive:
         account = self._opener.make_account_limit(run_id)
         # The account only checks here: an answer counts when it is recorded.
         limit = combine_limits(self._min_rows, [self._limit, account], [granted])
-        answers = answers_of(opened.store, sent, limit, self._id_filter(opened))
+        answers = make_answers(opened.store, sent, limit, self._id_filter(opened))
         last_reason, connected = [""], [False]
         opened.tally.standing = lambda: ServingStanding({peer: connected[0]})
 
@@ -163,7 +163,7 @@ class Passive:
         run.start(self._failed)
         return run
 
-    def _id_filter(self, opened: Opened) -> IdFilter:
+    def _id_filter(self, opened: OpenedRun) -> IdFilter:
         """Returns the filter of ids for a run. Raises InputError if the aligned ids are unknown."""
         run, ids = opened.trained.path, opened.settings.ids
         if ids is None:

@@ -46,21 +46,21 @@ class InferenceModel:
     """Answers gRPC requests; see ``vfl_common.rpc.inference.service.InferenceBackend``."""
 
     def __init__(self, models: Catalog[Any], reporter: RequestReporter | None) -> None:
-        self._models, self._teller = models, reporter
+        self._models, self._reporter = models, reporter
 
     def begin_call(self, method: str, metadata: Mapping[str, str]) -> Callable[[str], None]:
         """Starts a request; returns a callback for its end, which takes the gRPC code."""
         request, reporter = (
             RequestTrace("grpc", method, metadata.get("traceparent", "")),
-            self._teller,
+            self._reporter,
         )
         if reporter is not None:
             set_current_request(request)
 
         def end(code: str) -> None:
-            self._models.counts.answered(_STATUSES[code])
+            self._models.counts.count_answered(_STATUSES[code])
             if reporter is not None:
-                reporter.ended(request, _STATUSES[code])
+                reporter.report(request, _STATUSES[code])
 
         return end
 
@@ -96,7 +96,7 @@ class InferenceModel:
 
 
 @contextmanager
-def answering(
+def serve_grpc(
     models: Catalog[Any], settings: ServeSettings, reporter: RequestReporter | None = None
 ) -> Iterator[str | None]:
     """Answers gRPC while the block runs, if ``serve.grpc`` is set. Raises InputError.

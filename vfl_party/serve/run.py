@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import logging
 import queue
 import socket
@@ -19,7 +18,7 @@ from vfl_common.errors import Code, InputError, VflError
 from vfl_common.process.handover import get_predecessor, hand_over, notify, on_hangup
 from vfl_common.process.logs import Console, log_to, version
 from vfl_common.production.registry import ModelRegistry
-from vfl_common.rpc.channel import listening, split_address
+from vfl_common.rpc.channel import listening
 from vfl_common.rpc.health import MAX_CHECKS, Health
 from vfl_common.rpc.serving.service import MAX_STREAMS, SERVICE
 from vfl_common.rpc.serving.several import SeveralRuns
@@ -28,12 +27,18 @@ from vfl_party.predict.prediction import TrainedRun
 from vfl_party.serve.active import Active
 from vfl_party.serve.counts import Counts
 from vfl_party.serve.granted import GrantWatch
-from vfl_party.serve.models import Chosen, Follower, Lineage, LoadedRun
-from vfl_party.serve.opening import Opened, Opener, choose_loader, is_peer_missing, list_attending
+from vfl_party.serve.models import ChosenRun, Follower, Lineage, LoadedRun
+from vfl_party.serve.opening import (
+    OpenedRun,
+    Opener,
+    choose_loader,
+    is_peer_missing,
+    list_attending,
+)
 from vfl_party.serve.passive import Passive
-from vfl_party.serve.rpc import answering as answering_grpc
+from vfl_party.serve.rpc import serve_grpc
 from vfl_party.serve.telling import open_request_reporter
-from vfl_party.serve.tokens import Tokens
+from vfl_party.serve.tokens import Tokens, check_open, describe_plain_tokens, get_allowed_hosts
 
 # These logs are in the folder of the party's runs, since they outlive each served run.
 LOG, ACCESS = "serve-{}.jsonl", "serve-access-{}.jsonl"
@@ -73,7 +78,7 @@ class ServingParty:
 
     path: Path
     file: PartyFile
-    chosen: Sequence[Chosen]
+    chosen: Sequence[ChosenRun]
     console: Console
     device: str | None = None
     source: str | None = None
@@ -121,9 +126,9 @@ class ServingParty:
             stack.callback(opener.close)
             port = None
             if is_active:
-                port = self._answer(stack, opener, runs)
+                port = self._start_active(stack, opener, runs)
             else:
-                self._attend(stack, opener, runs, failed)
+                self._start_passive(stack, opener, runs, failed)
             watch = GrantWatch(lambda: [*opener.approvals.values()], failed, self.console.emit)
             stack.callback(watch.close)
             watch.watch()
@@ -170,7 +175,7 @@ class ServingParty:
         """Returns the path of a log. ``name``: A format string for the party's name."""
         return self.registry.out / name.format(self.file.name)
 
-    def _attend(
+    def _start_passive(
         self,
         stack: ExitStack,
         opener: Opener,
@@ -186,9 +191,11 @@ class ServingParty:
         patient = len(runs) > 1 or bool(self.follows)
         passive = Passive(opener, opened[0], self.console, failed, patient=patient)
         self.console.emit("ready", name=passive.name, address=passive.address)
-        self._serve(stack, opener, opened, passive.open)
+        self._start_runs(stack, opener, opened, passive.open)
 
-    def _answer(self, stack: ExitStack, opener: Opener, runs: Sequence[TrainedRun]) -> HttpPort:
+    def _start_active(
+        self, stack: ExitStack, opener: Opener, runs: Sequence[TrainedRun]
+    ) -> HttpPort:
         """Starts to answer HTTP; returns the port. Raises VflError."""
         http, settings = _import_http(), self.settings
         check_open(settings)
@@ -207,7 +214,7 @@ class ServingParty:
         max_runs = len(runs) + len(self.follows) * (settings.keep + 2)
         several = SeveralRuns(opener.keyring, opener.passives, max_runs)
         active = Active(opener, several, self.console, tokens, http.served)
-        lines = self._serve(stack, opener, opened, active.open)
+        lines = self._start_runs(stack, opener, opened, active.open)
         models = {name: http.model(line) for name, line in lines.items()}
         may_ask = [self.file.name, *opener.servers, *opener.passives]
         health = Health({SERVICE: lambda: True}, opener.keyring, may_ask=may_ask)
@@ -230,17 +237,17 @@ class ServingParty:
         ):
             time.sleep(_LOOK_S)
         port: HttpPort = stack.enter_context(http.listening(app, settings, sockets.get("http")))
-        grpc = stack.enter_context(answering_grpc(catalog, settings, reporter))
+        grpc = stack.enter_context(serve_grpc(catalog, settings, reporter))
         where = {"http": port.url} | ({"grpc": grpc} if grpc is not None else {})
         self.console.emit("ready", name=self.file.name, address=address, **where)
         return port
 
-    def _serve(
+    def _start_runs(
         self,
         stack: ExitStack,
         opener: Opener,
-        opened: Sequence[Opened],
-        begin: Callable[[Opened], R],
+        opened: Sequence[OpenedRun],
+        begin: Callable[[OpenedRun], R],
     ) -> Lineages[R]:
         """Serves runs until ``stack`` closes, and follows the registry. Raises VflError.
 
@@ -343,57 +350,3 @@ def _import_http() -> _HttpParts:
             f"serve: FastAPI cannot be imported ({str(error).splitlines()[0]}). Run {INSTALL}.",
         ) from None
     return _HttpParts(make_app, listening_http, Catalog, ServedModel, Served, require_certificate)
-
-
-def check_open(settings: ServeSettings) -> None:
-    """Raises InputError if other machines reach a port without a token.
-
-    Also if only one of ``certificate`` and ``key`` is set.
-    """
-    if (settings.certificate is None) != (settings.key is None):
-        raise InputError(
-            Code.CONFIG_INVALID, "serve: certificate and key belong together. Set both or neither."
-        )
-    reached = _reachable_ports(settings)
-    if settings.tokens is None and reached:
-        key, address = next(iter(reached.items()))
-        raise InputError(
-            Code.CONFIG_INVALID,
-            f"{key}: other machines can reach {address}, and no token is required. Set "
-            "serve.tokens to a file that vfl-party token writes, or use 127.0.0.1.",
-        )
-
-
-def describe_plain_tokens(settings: ServeSettings) -> str | None:
-    """Returns a warning if tokens cross the network in plain text, otherwise None."""
-    reached = _reachable_ports(settings)
-    if not reached or settings.certificate is not None:
-        return None
-    return (
-        f"{' and '.join(reached)}: without a certificate, tokens cross the network in plain text. "
-        "Set serve.certificate and serve.key, unless a proxy in front of this port uses HTTPS."
-    )
-
-
-def _reachable_ports(settings: ServeSettings) -> dict[str, str]:
-    """Returns {key of the party file: address} of the ports that other machines can reach."""
-    ports = {"serve.http": settings.http, "serve.grpc": settings.grpc}
-    return {
-        key: address
-        for key, address in ports.items()
-        if address is not None and not _is_local(split_address(address)[0])
-    }
-
-
-def _is_local(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def get_allowed_hosts(settings: ServeSettings) -> frozenset[str] | None:
-    """Returns the host names that requests may contain; None: any, as a token is required."""
-    if settings.tokens is not None:
-        return None
-    return frozenset(("localhost", "127.0.0.1", "[::1]", split_address(settings.http)[0]))

@@ -125,7 +125,7 @@ class OnlineScorer:
         embedded_N, why, z = self._collect(held, len(ids), answers)
         if party.features is not None:
             why[party.name] = own_why
-        embedded = Embedded(own_ND if party.features is not None else None, z)
+        embedded = RequestEmbeddings(own_ND if party.features is not None else None, z)
         outputs = torch.zeros(len(ids), party.recipe.task.outputs, device=party.device)
         names = [member.name for member in party.recipe.parties]
         present_NK = np.stack(
@@ -161,7 +161,7 @@ class OnlineScorer:
         return "unmeasured" if state == "partly" and part.quality is None else state
 
     def _score_jointly(
-        self, held: Held, part: RequestPart, rows: Rows, embedded: Embedded
+        self, held: Held, part: RequestPart, rows: Rows, embedded: RequestEmbeddings
     ) -> Tensor:
         """Returns the joint model's outputs for ``rows`` of a request, [B, O]."""
         party, index = held.party, torch.from_numpy(rows)
@@ -282,7 +282,7 @@ class OnlineScorer:
 
 
 @dataclass(frozen=True)
-class Embedded:
+class RequestEmbeddings:
     """The embeddings of a request's rows.
 
     ``own``: the active party's embeddings, [N, D]; None if it has no features. ``others``: {passive

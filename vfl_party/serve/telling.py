@@ -46,7 +46,7 @@ class RequestTrace:
     began_ns: int = field(default_factory=time.time_ns)
     stages: list[Stage] = field(default_factory=list)
 
-    def asked(self, model: str, run_id: str, caller: str, rows: int) -> None:
+    def set_subject(self, model: str, run_id: str, caller: str, rows: int) -> None:
         """Sets the model, run, caller and number of rows."""
         self.model, self.run_id, self.caller, self.rows = model, run_id, caller, rows
 
@@ -110,7 +110,7 @@ class RequestReporter:
     def __init__(self, log: logging.Logger | None, spans: RequestSpans | None) -> None:
         self._log, self._spans = log, spans
 
-    def ended(self, request: RequestTrace, status: int) -> None:
+    def report(self, request: RequestTrace, status: int) -> None:
         """Reports a finished request. ``status``: the HTTP status, also for gRPC."""
         ended_ns = time.time_ns()
         facts: dict[str, str | int] = {

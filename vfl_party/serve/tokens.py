@@ -1,9 +1,10 @@
-"""Tokens of callers: their SHA-256, the models they allow and their limits."""
+"""Tokens of callers: their SHA-256, models and limits; and the check which ports require tokens."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import ipaddress
 import json
 import secrets
 import threading
@@ -15,8 +16,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, PositiveInt, TypeAdapter, ValidationError
 
+from vfl_common.config.party import ServeSettings
 from vfl_common.errors import Code, InputError
 from vfl_common.files import write_private
+from vfl_common.rpc.channel import split_address
 
 # The prefix lets secret scanners find tokens.
 _PREFIX = "vfl_"
@@ -229,3 +232,57 @@ def _write(path: Path, tokens: Sequence[Token]) -> None:
 def _digest(secret: str) -> str:
     # A token has 256 random bits, so a slow hash would not make it harder to guess.
     return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def check_open(settings: ServeSettings) -> None:
+    """Raises InputError if other machines reach a port without a token.
+
+    Also if only one of ``certificate`` and ``key`` is set.
+    """
+    if (settings.certificate is None) != (settings.key is None):
+        raise InputError(
+            Code.CONFIG_INVALID, "serve: certificate and key belong together. Set both or neither."
+        )
+    reached = _reachable_ports(settings)
+    if settings.tokens is None and reached:
+        key, address = next(iter(reached.items()))
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{key}: other machines can reach {address}, and no token is required. Set "
+            "serve.tokens to a file that vfl-party token writes, or use 127.0.0.1.",
+        )
+
+
+def describe_plain_tokens(settings: ServeSettings) -> str | None:
+    """Returns a warning if tokens cross the network in plain text, otherwise None."""
+    reached = _reachable_ports(settings)
+    if not reached or settings.certificate is not None:
+        return None
+    return (
+        f"{' and '.join(reached)}: without a certificate, tokens cross the network in plain text. "
+        "Set serve.certificate and serve.key, unless a proxy in front of this port uses HTTPS."
+    )
+
+
+def _reachable_ports(settings: ServeSettings) -> dict[str, str]:
+    """Returns {key of the party file: address} of the ports that other machines can reach."""
+    ports = {"serve.http": settings.http, "serve.grpc": settings.grpc}
+    return {
+        key: address
+        for key, address in ports.items()
+        if address is not None and not _is_local(split_address(address)[0])
+    }
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def get_allowed_hosts(settings: ServeSettings) -> frozenset[str] | None:
+    """Returns the host names that requests may contain; None: any, as a token is required."""
+    if settings.tokens is not None:
+        return None
+    return frozenset(("localhost", "127.0.0.1", "[::1]", split_address(settings.http)[0]))

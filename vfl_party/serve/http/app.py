@@ -70,10 +70,10 @@ def make_app(
         version=models.first.run_id,
         responses=REFUSALS,
     )
-    first = v1.routes(models)
+    first = v1.make_routes(models)
     app.include_router(first)
-    app.include_router(v2.routes(models))
-    app.include_router(mlflow.routes(models))
+    app.include_router(v2.make_routes(models))
+    app.include_router(mlflow.make_routes(models))
 
     @app.get("/healthz")
     async def healthz() -> dict[str, Any]:
@@ -126,7 +126,7 @@ class StatusCounter:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                self._counts.answered(status)
+                self._counts.count_answered(status)
             await send(message)
 
         try:
@@ -200,7 +200,7 @@ class RequestLimits:
         return True
 
     async def _refuse(self, send: Send, why: Denied) -> None:
-        self._models.counts.answered(why.status)
+        self._models.counts.count_answered(why.status)
         answer = _make_refusal(why)
         headers = [*answer.raw_headers, (b"connection", b"close")]
         await send({"type": "http.response.start", "status": why.status, "headers": headers})
@@ -300,7 +300,7 @@ class RequestLog:
     """
 
     def __init__(self, app: ASGIApp, reporter: RequestReporter, known: Collection[str]) -> None:
-        self._app, self._teller, self._known = app, reporter, frozenset(known)
+        self._app, self._reporter, self._known = app, reporter, frozenset(known)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -321,12 +321,14 @@ class RequestLog:
         finally:
             path = scope["path"]
             chosen = getattr(scope.get("route"), "path", "")
-            request.route = f"{_method(scope)} {path if path in self._known else chosen}".strip()
+            request.route = (
+                f"{_get_method(scope)} {path if path in self._known else chosen}".strip()
+            )
             # A request without an answer was aborted by the caller.
-            self._teller.ended(request, status or 499)
+            self._reporter.report(request, status or 499)
 
 
-def _method(scope: Scope) -> str:
+def _get_method(scope: Scope) -> str:
     """Returns the HTTP method; '' for an unknown method."""
     method: str = scope["method"]
     return method if method in ("GET", "POST", "HEAD", "PUT", "DELETE", "OPTIONS") else ""

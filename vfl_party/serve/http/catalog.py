@@ -38,7 +38,7 @@ class ServedModel(Generic[A]):
         run = self.line.find(run_id)
         return run.served if run is not None else None
 
-    def about(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """Returns the public facts about the model."""
         line, next_run = self.line, self.line.next
         return {
@@ -133,7 +133,7 @@ class Catalog(Generic[A]):
         model = self.models.get(served.name)
         return [run.run_id for run in model.line.runs] if model is not None else [served.run_id]
 
-    def listed(self, header: str | None) -> list[dict[str, Any]]:
+    def list_models(self, header: str | None) -> list[dict[str, Any]]:
         """Returns the facts about the models that the caller's token allows. Raises Denied."""
         self.allow(header or "")
         result = []
@@ -142,5 +142,5 @@ class Catalog(Generic[A]):
                 model.served.allow(header)
             except Denied:
                 continue
-            result.append(model.about())
+            result.append(model.describe())
         return result

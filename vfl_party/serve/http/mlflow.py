@@ -41,7 +41,7 @@ class Invocation(BaseModel):
     instances: Items[str] | Items[dict[str, Any]] | None = None
 
 
-def routes(models: Catalog[Any]) -> APIRouter:
+def make_routes(models: Catalog[Any]) -> APIRouter:
     """Makes the routes."""
     router = APIRouter()
 

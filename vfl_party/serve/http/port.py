@@ -62,7 +62,7 @@ def listening(
     require_certificate(settings)
     bound, leaving = _bind(settings.http, inherited), threading.Event()
     config = uvicorn.Config(
-        _closing(app, leaving),
+        _close_when_leaving(app, leaving),
         http=Patient,
         ws="none",
         access_log=False,
@@ -126,10 +126,10 @@ def _bind(address: str, inherited: socket.socket | None) -> socket.socket:
     return bound
 
 
-def _closing(app: ASGIApp, leaving: threading.Event) -> ASGIApp:
+def _close_when_leaving(app: ASGIApp, leaving: threading.Event) -> ASGIApp:
     """Wraps the application so that its answers close connections once ``leaving`` is set."""
 
-    async def closing(scope: Scope, receive: Receive, send: Send) -> None:
+    async def app_closing(scope: Scope, receive: Receive, send: Send) -> None:
         async def relay(message: Message) -> None:
             if leaving.is_set() and message["type"] == "http.response.start":
                 headers = [*message.get("headers", ()), (b"connection", b"close")]
@@ -138,4 +138,4 @@ def _closing(app: ASGIApp, leaving: threading.Event) -> ASGIApp:
 
         await app(scope, receive, relay)
 
-    return closing
+    return app_closing

@@ -96,7 +96,9 @@ class Served:
         if columns is not None and any(len(values) != len(ids) for values in columns.values()):
             raise Denied(422, "columns: must have one value per id")
         if (request := get_current_request()) is not None:
-            request.asked(self.name, self.run_id, token.name if token is not None else "", len(ids))
+            request.set_subject(
+                self.name, self.run_id, token.name if token is not None else "", len(ids)
+            )
         with self.tokens.spending(token, len(ids)):
             return await self.answer(ids, min_quality, columns)
 
@@ -140,7 +142,7 @@ class Served:
             # The caller's columns are invalid, or the party does not allow that many rows.
             status = 403 if error.code is Code.REFUSED else 422
             raise Denied(status, clean(str(error), LINE)) from None
-        self.counts.scored(scores, time.perf_counter() - began_s)
+        self.counts.count_scored(scores, time.perf_counter() - began_s)
         return scores
 
 

@@ -95,7 +95,7 @@ class ModelsAnswer(BaseModel):
     models: list[Listed]
 
 
-def routes(models: Catalog[Any]) -> APIRouter:
+def make_routes(models: Catalog[Any]) -> APIRouter:
     """Makes the routes of ``/v1``."""
     router = APIRouter(prefix="/v1")
 
@@ -115,7 +115,7 @@ def routes(models: Catalog[Any]) -> APIRouter:
 
     @router.get("/models", response_model=None, responses={200: {"model": ModelsAnswer}})
     async def listed(request: Request) -> JSONResponse:
-        return JSONResponse({"models": models.listed(request.headers.get("authorization"))})
+        return JSONResponse({"models": models.list_models(request.headers.get("authorization"))})
 
     return router
 

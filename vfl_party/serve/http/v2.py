@@ -81,7 +81,7 @@ class Inference(BaseModel):
     parameters: Parameters = {}
 
 
-def routes(models: Catalog[Any]) -> APIRouter:
+def make_routes(models: Catalog[Any]) -> APIRouter:
     """Makes the routes of ``/v2``."""
     router = APIRouter(prefix="/v2", route_class=BinaryRoute)
 

@@ -25,12 +25,12 @@ from vfl_party.predict.quality import Quality
 from vfl_party.serve.answering import PHASE, Answers, Limit, SentBefore
 from vfl_party.serve.asked import SelectIds, select_all_ids
 from vfl_party.serve.batching import RequestColumns
-from vfl_party.serve.kinds.stepwise import StepAnswers, StepScorer, online_of
+from vfl_party.serve.kinds.stepwise import StepAnswers, StepScorer, get_online
 from vfl_party.serve.scored import RequestPart, ServedScores, State, Why
 from vfl_party.serve.scorer import (
     WHY,
-    Embedded,
     OnlineScorer,
+    RequestEmbeddings,
     choose_state,
     choose_unscored_state,
     look_up_own_rows,
@@ -133,7 +133,7 @@ class HolderScorer(OnlineScorer):
         return choose_state(replace(part, missing=amiss), self._quality, min_quality)
 
     def _score_jointly(
-        self, held: Held, part: RequestPart, rows: Rows, embedded: Embedded
+        self, held: Held, part: RequestPart, rows: Rows, embedded: RequestEmbeddings
     ) -> Tensor:
         party, tail = held.party, held.party.models.get("tail")
         if not isinstance(tail, Tail):
@@ -166,19 +166,19 @@ class Answerer(Protocol):
     def close(self) -> None: ...
 
 
-def in_steps(store: FeatureLookup) -> bool:
+def scores_in_steps(store: FeatureLookup) -> bool:
     """Returns whether the model's method scores ids in steps; see ``kinds.stepwise``."""
     return store.held.party.course.lone_phase is not None
 
 
-def bytes_of_row(store: FeatureLookup) -> int:
+def get_row_bytes(store: FeatureLookup) -> int:
     """Returns the maximum number of bytes that a message contains for one row."""
-    if in_steps(store):
-        return online_of(store.held).bytes_of_row
+    if scores_in_steps(store):
+        return get_online(store.held).bytes_of_row
     return 4 * max(store.held.widths.values(), default=1)
 
 
-def scorer_of(
+def make_scorer(
     store: FeatureLookup,
     service: ServingService,
     timeout_s: float,
@@ -195,23 +195,23 @@ def scorer_of(
     """
     if solo:
         return AloneScorer(store, timeout_s, quality)
-    if in_steps(store):
+    if scores_in_steps(store):
         return StepScorer(store, service.ask, timeout_s, quality)
     if store.held.party.recipe.own_rows:
         return HolderScorer(store, kept.ask, timeout_s, quality, {})
     return OnlineScorer(store, kept.ask, timeout_s, quality, stand_in)
 
 
-def asking_way(store: FeatureLookup) -> tuple[str, ...]:
+def describe_questions(store: FeatureLookup) -> tuple[str, ...]:
     """Returns the record's description of an active party's questions; see ``Recorder.leaves``."""
-    if not in_steps(store):
+    if not scores_in_steps(store):
         # A question contains ids and no numbers, so no chain applies.
         return "question", "down", "ids", "unchanged"
-    exchange = online_of(store.held).exchange
+    exchange = get_online(store.held).exchange
     return way_of(exchange, store.held.party.chains(PHASE, exchange), 1, up=False)
 
 
-def answers_of(
+def make_answers(
     store: FeatureLookup,
     sent: Callable[[], SentBefore],
     limit: Limit | None,
@@ -221,6 +221,6 @@ def answers_of(
 
     Raises InputError if a policy refuses.
     """
-    if in_steps(store):
+    if scores_in_steps(store):
         return StepAnswers(store, limit, asked)
     return Answers(store, sent, limit, asked)

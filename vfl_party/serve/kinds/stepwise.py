@@ -68,12 +68,12 @@ class _ModelSide:
 
     def __init__(self, held: Held) -> None:
         self.held = held
-        self.online = online_of(held)
+        self.online = get_online(held)
         self.chains: Chains = held.party.chains(PHASE, self.online.exchange)
         self.has_features = held.party.features is not None
 
 
-def online_of(held: Held) -> Online:
+def get_online(held: Held) -> Online:
     """Returns the party's side of the model. Raises InternalError if its method has none."""
     online = held.party.course.online(held.party)
     if online is None:

@@ -232,7 +232,7 @@ def test_a_token_opens_the_models_that_it_is_for(tmp_path: Path) -> None:
     ]
     assert [status(who, None) for who in ("churn", "any")] == [422, 422]
     assert status("nobody", "churn") == 401
-    names = {who: [each["name"] for each in found.listed(secrets[who])] for who in secrets}
+    names = {who: [each["name"] for each in found.list_models(secrets[who])] for who in secrets}
     assert names == {"churn": ["churn"], "run": ["fraud"], "any": ["churn", "fraud"]}
     with pytest.raises(Denied):
         found.allow("Bearer vfl_wrong")
@@ -261,11 +261,11 @@ def test_a_token_for_a_run_is_not_answered_by_another(tmp_path: Path) -> None:
 
 
 def test_words_that_stand_for_a_run_name_a_recipe(tmp_path: Path) -> None:
-    from vfl_party.serve.models import Chosen, choose
+    from vfl_party.serve.models import ChosenRun, choose
 
     registry = ModelRegistry(tmp_path)
     (tmp_path / "run-a").mkdir()
-    assert choose(registry, "run-a", lambda: "case") == Chosen(tmp_path / "run-a")
+    assert choose(registry, "run-a", lambda: "case") == ChosenRun(tmp_path / "run-a")
     for given in ("production", "other:production", "other:latest"):
         with raises(InputError, Code.FILE_INVALID):
             choose(registry, given, lambda: "case")

@@ -44,8 +44,8 @@ class Counting(RequestReporter):
 
     told = 0
 
-    def ended(self, request: RequestTrace, status: int) -> None:
-        super().ended(request, status)
+    def report(self, request: RequestTrace, status: int) -> None:
+        super().report(request, status)
         self.told += 1
 
 

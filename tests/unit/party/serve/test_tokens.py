@@ -14,8 +14,15 @@ from tests.harness.errors import raises
 from vfl_common.config.party import ServeSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.serve.commands import token
-from vfl_party.serve.run import check_open, describe_plain_tokens
-from vfl_party.serve.tokens import Denied, Tokens, add_token, read_tokens, remove_token
+from vfl_party.serve.tokens import (
+    Denied,
+    Tokens,
+    add_token,
+    check_open,
+    describe_plain_tokens,
+    read_tokens,
+    remove_token,
+)
 
 MODEL = ("churn", "20260102-030405-churn-1a2b")
 
