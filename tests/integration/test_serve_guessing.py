@@ -102,7 +102,7 @@ def answers(
 def states(shop: Answerer, *ids: str) -> list[int]:
     """Asks as the active party does; returns the state of each id."""
     until_s = time.monotonic() + 60.0
-    if hasattr(shop, "_begun"):
+    if hasattr(shop, "_open_scorings"):
         # No id stands at a split of this party.
         nodes = bytes([SETTLED] * TREES["trees"] * len(ids))
         step = Step(bytes([0]) + nodes, time.monotonic_ns(), begins=True)
