@@ -27,7 +27,7 @@ from vfl_party.predict.alone import load_solo
 from vfl_party.predict.prediction import load_joint
 from vfl_party.predict.quality import read_quality
 from vfl_party.serve.answering import SentBefore
-from vfl_party.serve.kinds.choice import RowScorer, answers_of, scorer_of
+from vfl_party.serve.kinds.choice import RowScorer, make_answers, make_scorer
 from vfl_party.serve.scored import ServedScores
 from vfl_party.serve.store import FeatureLookup
 
@@ -74,7 +74,7 @@ class Online:
         recipe = load_joint(run, Origin.of(run).data.__iter__().__next__()).recipe
         active = store_of(run, recipe.active.name, serve=serve.get(recipe.active.name))
         answers = {
-            each.name: answers_of(
+            each.name: make_answers(
                 store_of(run, each.name, serve=serve.get(each.name)),
                 partial(SentBefore, run / each.name / "sent.sqlite", run.name),
                 limit,
@@ -84,7 +84,7 @@ class Online:
         found = cls(cast(Any, None), answers)
         means = stand_in.read_means(run / recipe.active.name)
         kept, quality = cast(Any, found), read_quality(run, recipe)
-        found.scorer = scorer_of(active, kept, timeout_s, quality, means, solo=False, kept=kept)
+        found.scorer = make_scorer(active, kept, timeout_s, quality, means, solo=False, kept=kept)
         return found
 
     def ask(

@@ -21,9 +21,9 @@ from vfl_party.serve.counts import Counts
 from vfl_party.serve.http.app import make_app
 from vfl_party.serve.http.port import listening
 from vfl_party.serve.http.served import Served
-from vfl_party.serve.rpc.model import answering
+from vfl_party.serve.rpc import serve_grpc
 from vfl_party.serve.scored import RequestPart, ServedScores
-from vfl_party.serve.telling.teller import Teller
+from vfl_party.serve.telling import RequestReporter
 from vfl_party.serve.tokens import Tokens
 
 SERVICE = "/inference.GRPCInferenceService/"
@@ -84,7 +84,7 @@ class Here:
 def serving(
     tokens: Path | None = None,
     scoring: Callable[..., ServedScores] = score,
-    teller: Teller | None = None,
+    reporter: RequestReporter | None = None,
     **settings: Any,
 ) -> Iterator[Here]:
     """Serves over both ports; ``settings``: of the table ``serve``."""
@@ -105,7 +105,7 @@ def serving(
     here = Here(served, found, columns=seen)
     with contextlib.ExitStack() as stack:
         stack.callback(served.batcher.close)
-        app = make_app(models, None, teller)
+        app = make_app(models, None, reporter)
         here.url = stack.enter_context(listening(app, found)).url
-        here.grpc = stack.enter_context(answering(models, found, teller)) or ""
+        here.grpc = stack.enter_context(serve_grpc(models, found, reporter)) or ""
         yield here

@@ -13,7 +13,7 @@ from vfl_party.serve.batching import Batcher
 from vfl_party.serve.counts import Counts
 from vfl_party.serve.http.catalog import Catalog, ServedModel
 from vfl_party.serve.http.served import Served
-from vfl_party.serve.models.lineage import Lineage
+from vfl_party.serve.models import Lineage
 from vfl_party.serve.scored import ServedScores
 from vfl_party.serve.tokens import Tokens
 

@@ -20,7 +20,7 @@ from vfl_party.account.planned import of_prediction
 from vfl_party.base.mechanism import Mechanism
 from vfl_party.predict.prediction import exchanges_of
 from vfl_party.serve.answering import SentBefore
-from vfl_party.serve.kinds.choice import answers_of
+from vfl_party.serve.kinds.choice import make_answers
 
 ROWS = 40
 NUMBERS = np.random.default_rng(4)
@@ -79,7 +79,7 @@ def test_a_prediction_has_its_noise_and_training_has_none_of_it(
 
 def test_a_served_model_has_the_same_noise_for_each_question(run: vfl.Run, tmp_path: Path) -> None:
     store = store_of(run.folder, "shop")
-    shop = answers_of(store, lambda: SentBefore(tmp_path / "sent.sqlite", "run"), None)
+    shop = make_answers(store, lambda: SentBefore(tmp_path / "sent.sqlite", "run"), None)
     until_s = time.monotonic() + 60.0
     found = [np.frombuffer(shop(IDS, until_s).embeddings, "<f4") for _ in range(2)]
     assert found[0].tolist() == found[1].tolist()

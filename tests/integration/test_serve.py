@@ -35,15 +35,15 @@ from vfl_party.assembly.files import read_files
 from vfl_party.phases.stand_in import read_means
 from vfl_party.predict.prediction import load_joint
 from vfl_party.predict.quality import Quality
-from vfl_party.serve.kinds.alone import AloneScorer
+from vfl_party.serve.kinds.choice import AloneScorer
 from vfl_party.serve.run import ACCESS, LOG
 from vfl_party.serve.scorer import OnlineScorer
 from vfl_party.serve.store import FeatureLookup
-from vfl_party.serve.telling.request import OWN, PARTIES, QUEUE, TOP, RequestTrace, noting
+from vfl_party.serve.telling import OWN, PARTIES, QUEUE, TOP, RequestTrace, record_stages
 
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
-from vfl_party.serve.http.v1 import rows_of
+from vfl_party.serve.http.v1 import make_rows
 
 
 @pytest.fixture(scope="module")
@@ -457,7 +457,7 @@ def test_a_row_has_no_score_unless_the_parties_that_took_part_were_measured(
         return ServingAnswer(bytes([EMBEDDED] * len(ids)), z_ND.tobytes())
 
     def row(quality: Quality, least: float | None = None) -> dict[str, Any]:
-        return rows_of(["K-1"], scorer(served, answer, quality).score(["K-1"], least))[0]
+        return make_rows(["K-1"], scorer(served, answer, quality).score(["K-1"], least))[0]
 
     for others in ({}, {frozenset(NAMES): 0.9}, {frozenset(("p0", "p2")): 0.9}):
         found = row(Quality("auc", values=others))
@@ -490,7 +490,7 @@ def test_numbers_that_are_too_large_for_the_model_are_in_no_score(
     assert found.state == ["scored", "unmeasured", "scored"]
     assert found.part(1).missing == {"p1": "failed", "p2": "failed"}
     assert np.isfinite(found.columns["score_1"]).all()
-    assert json.dumps(rows_of(["K-1", "K-2", "K-3"], found), allow_nan=False)
+    assert json.dumps(make_rows(["K-1", "K-2", "K-3"], found), allow_nan=False)
 
 
 def test_where_the_time_of_a_request_goes(served: Served) -> None:
@@ -498,7 +498,7 @@ def test_where_the_time_of_a_request_goes(served: Served) -> None:
         return ServingAnswer(bytes(len(ids)))
 
     request = RequestTrace("http", "POST /v1/predict")
-    with noting([(request, 7), (None, 8)]):
+    with record_stages([(request, 7), (None, 8)]):
         scorer(served, answer, Quality("auc", student=0.8)).score(["K-1"])
     names, began, ended = zip(*request.stages, strict=True)
     assert names == (QUEUE, OWN, PARTIES, TOP)

@@ -26,16 +26,16 @@ from vfl_party.record.book import RecordBook, folder_of
 from vfl_party.record.people import keep
 from vfl_party.serve.answering import DailyLimit, Limit, SentBefore
 from vfl_party.serve.asked import (
-    AskedADay,
-    AskedIds,
-    LooksUp,
+    DailyIdCounter,
+    IdFilter,
+    SelectIds,
     daily_limit,
-    every_id,
     read_aligned_ids,
+    select_all_ids,
 )
 from vfl_party.serve.granted import MinimumRows
-from vfl_party.serve.kinds.choice import Answerer, answers_of
-from vfl_party.serve.passive import together
+from vfl_party.serve.kinds.choice import Answerer, make_answers
+from vfl_party.serve.passive import combine_limits
 
 ROWS, WIDTH = 40, 2
 NUMBERS = np.random.default_rng(3)
@@ -91,18 +91,18 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> vfl.Run:
 
 
 def answers(
-    run: vfl.Run, folder: Path, limit: Limit | None = None, asked: LooksUp = every_id
+    run: vfl.Run, folder: Path, limit: Limit | None = None, asked: SelectIds = select_all_ids
 ) -> Answerer:
     def sent() -> SentBefore:
         return SentBefore(folder / "sent.sqlite", "run")
 
-    return answers_of(store_of(run.folder, "shop"), sent, limit, asked)
+    return make_answers(store_of(run.folder, "shop"), sent, limit, asked)
 
 
 def states(shop: Answerer, *ids: str) -> list[int]:
     """Asks as the active party does; returns the state of each id."""
     until_s = time.monotonic() + 60.0
-    if hasattr(shop, "_begun"):
+    if hasattr(shop, "_open_scorings"):
         # No id stands at a split of this party.
         nodes = bytes([SETTLED] * TREES["trees"] * len(ids))
         step = Step(bytes([0]) + nodes, time.monotonic_ns(), begins=True)
@@ -111,19 +111,19 @@ def states(shop: Answerer, *ids: str) -> list[int]:
 
 
 @pytest.fixture
-def a_day(tmp_path: Path) -> Iterator[AskedADay]:
-    found = AskedADay(tmp_path / "answers.sqlite", 2000)
+def a_day(tmp_path: Path) -> Iterator[DailyIdCounter]:
+    found = DailyIdCounter(tmp_path / "answers.sqlite", 2000)
     yield found
     found.close()
 
 
 def test_a_refused_id_reads_as_an_unknown_one(run: vfl.Run, tmp_path: Path) -> None:
     daily = DailyLimit(tmp_path / "answers.sqlite", 2)
-    shop = answers(run, tmp_path, together(None, [daily], []))
+    shop = answers(run, tmp_path, combine_limits(None, [daily], []))
     for _ in range(2):
         assert states(shop, IDS[5], STRANGERS[0]) == [EMBEDDED, NOT_ANSWERED]
     assert states(shop, IDS[5], STRANGERS[0]) == [NOT_ANSWERED, NOT_ANSWERED]
-    strict = answers(run, tmp_path, together(MinimumRows(8), [], []))
+    strict = answers(run, tmp_path, combine_limits(MinimumRows(8), [], []))
     assert states(strict, IDS[5], STRANGERS[0]) == [NOT_ANSWERED, NOT_ANSWERED]
     daily.close()
 
@@ -144,7 +144,7 @@ def test_an_id_that_a_limit_refuses_uses_up_no_other_limit(tmp_path: Path) -> No
         # The others of the question are different people each time.
         others = [f"{known} {number}" for number in range(2)]
         grant = Grant()
-        limit = together(MinimumRows(3), [daily], [grant])
+        limit = combine_limits(MinimumRows(3), [daily], [grant])
         assert limit is not None
         if known:
             daily.take(known)
@@ -155,10 +155,10 @@ def test_an_id_that_a_limit_refuses_uses_up_no_other_limit(tmp_path: Path) -> No
 
 
 def test_all_ids_are_counted_and_the_count_outlives_a_restart(
-    run: vfl.Run, tmp_path: Path, a_day: AskedADay
+    run: vfl.Run, tmp_path: Path, a_day: DailyIdCounter
 ) -> None:
     said: list[str] = []
-    shop = answers(run, tmp_path, asked=AskedIds(a_day, None, said.append))
+    shop = answers(run, tmp_path, asked=IdFilter(a_day, None, said.append))
     tried = [*STRANGERS[:1990], *IDS[:10], *STRANGERS[1990:], *IDS[10:]]
     found = []
     for begin in range(0, len(tried), 500):
@@ -168,17 +168,17 @@ def test_all_ids_are_counted_and_the_count_outlives_a_restart(
     assert found == IDS[:10]
     (sentence,) = said
     assert sentence.startswith("serve.asked_a_day: 2,000 ids were asked for today")
-    again = AskedADay(tmp_path / "answers.sqlite", 2000)
+    again = DailyIdCounter(tmp_path / "answers.sqlite", 2000)
     assert again.take(1) == 0
     again.close()
 
 
 def test_a_share_of_the_limit_that_is_not_used_counts_after_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "answers.sqlite"
-    first = AskedADay(path, 200)
+    first = DailyIdCounter(path, 200)
     assert first.take(1) == 1
     first.close()
-    second = AskedADay(path, 200)
+    second = DailyIdCounter(path, 200)
     # The first program has counted two at once.
     assert second.take(1000) == 198
     second.close()
@@ -226,11 +226,11 @@ def record_of(run: vfl.Run) -> Path:
 
 
 def test_only_ids_that_both_parties_know_are_answered(
-    aligned: vfl.Run, tmp_path: Path, a_day: AskedADay
+    aligned: vfl.Run, tmp_path: Path, a_day: DailyIdCounter
 ) -> None:
     folder = Path(aligned.folder) / "shop"
     both = read_aligned_ids(folder, folder.parent.parent, record_of(aligned))
-    shop = answers(aligned, tmp_path, asked=AskedIds(a_day, both, lambda _: None))
+    shop = answers(aligned, tmp_path, asked=IdFilter(a_day, both, lambda _: None))
     want = [EMBEDDED if 10 <= at < 30 else NOT_ANSWERED for at in range(ROWS)]
     assert states(shop, *IDS, STRANGERS[0]) == [*want, NOT_ANSWERED]
     # The bank's own customer and the shop's own customer read alike.

@@ -18,7 +18,6 @@ import vfl
 from tests.harness import cases, ports
 from tests.harness.errors import raises
 from tests.harness.federation import refused
-from tests.harness.scrape import key, scrape
 from tests.harness.served import NAMES, Served, federation_of, trained_run
 from tests.harness.waiting import wait_until
 from vfl_common.config.party import load_party
@@ -261,74 +260,23 @@ def test_a_run_that_is_not_here_changes_nothing(followed: Models) -> None:
         write_atomic(path, before)
 
 
-def test_weights_and_a_shadow_compare_two_runs(models: Models) -> None:
-    served, (first, second) = models.served, (models.first, models.second)
-    served.federation.extra.clear()
-    served.options = {"p0": ("--metrics", "127.0.0.1:0")}
-    served.runs = (first,)
-    active = served.start("p0", shadow=[second], weights={second: 0.25})
-    served.runs = (first, second)
-    served.start("p1", answers_a_day=4)
-    served.start("p2")
-    address = active.wait_for("metrics")["address"]
-    served.url = active.wait_for("ready")["http"]
-    wait_until(lambda: all(len(v["present"]) == 2 for v in about(models, "case")["versions"]))
-    ids = list(models.want[first])
-    rows = models.rows(ids)
-    of = {row["id"]: row["run"] for row in rows}
-    assert 0.1 < sum(run_id == second for run_id in of.values()) / len(ids) < 0.4
-    # Whoever asks again, and with whomever, has the same run.
-    for each in ids[::9]:
-        assert models.rows([each])[0]["run"] == of[each]
-    mine = [each for each in ids if of[each] == first]
-    asked = len(mine) + sum(of[each] == first for each in ids[::9])
-    labels = {"model": "case", "run": second}
-    yes = key("vfl_serve_shadow_rows_total", **labels, compared="yes")
-    wait_until(lambda: scrape(address)[yes] == asked)
-    found = scrape(address)
-    a, b = models.want[first], models.want[second]
-    again = [each for each in ids[::9] if of[each] == first]
-    compared = [(a[each], b[each]) for each in (*mine, *again)]
-    difference = sum(abs(one[0] - two[0]) for one, two in compared)
-    assert found[key("vfl_serve_shadow_difference_total", **labels)] == pytest.approx(
-        difference, rel=1e-5
-    )
-    decided = sum(one[1] != two[1] for one, two in compared)
-    assert found[key("vfl_serve_shadow_differs_total", **labels)] == decided
-    assert found[key("vfl_serve_rows_total", model="case", run=first, state="scored")] == asked
-    # They were asked for twice, and so was the shadow: their limit is spent.
-    (row,) = served.rows(again[0])
-    assert (row["state"], row["missing"]) == ("unmeasured", {"p1": "not answered"})
-
-
 @pytest.mark.parametrize(
     ("name", "given", "options"),
     [
-        ("p0", {"weights": {"second": 0.6, "first": 0.6}}, ()),
-        ("p0", {"shadow": ["second", "first"]}, ()),
-        ("p0", {"shadow": ["other"]}, ()),
-        ("p0", {"weights": {"none": 0.5}}, ()),
         ("p1", {}, ("--http", "127.0.0.1:0")),
         # In this process nothing is recorded.
         ("p1", {"ids": "aligned"}, ()),
     ],
-    ids=["above 1", "two shadows", "another model", "no run", "passive", "not aligned"],
+    ids=["passive", "not aligned"],
 )
 def test_what_cannot_be_served_so_is_refused(
     models: Models, name: str, given: dict[str, Any], options: tuple[str, ...]
 ) -> None:
     served = models.served
-    ids = {"first": models.first, "second": models.second, "other": models.other}
-
-    def named(what: Any) -> Any:
-        """Puts the runs' ids in the place of their names."""
-        if isinstance(what, dict):
-            return {ids.get(key, key): value for key, value in what.items()}
-        return [ids[each] for each in what] if isinstance(what, list) else what
-
+    served.federation.extra.clear()
     served.options, served.runs = {name: options}, (models.first,)
     served.listen = ports.address()
-    refused(served.start(name, **{key: named(value) for key, value in given.items()}))
+    refused(served.start(name, **given))
 
 
 def test_a_model_of_another_active_party_is_refused(models: Models) -> None:

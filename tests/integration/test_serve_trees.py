@@ -232,7 +232,7 @@ def test_what_does_not_lie_on_the_way_of_an_id_is_refused(run: vfl.Run) -> None:
     online = Online.of(run.folder)
     answers = online.answers["p1"]
     assert isinstance(answers, StepAnswers)
-    trees = answers._own.online._forest.trees  # type: ignore[attr-defined]
+    trees = answers._side.online._forest.trees  # type: ignore[attr-defined]
     nobody = np.full((1, len(trees)), SETTLED)
     own = next(
         (number, level, node)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, PositiveInt
+from pydantic import AfterValidator, Field, PositiveInt, model_validator
 
 from vfl_common.config.base import Section, match_pattern, parse
 from vfl_common.config.data import DataSettings
@@ -14,7 +14,7 @@ from vfl_common.config.kind_of_file import read_tables
 from vfl_common.config.models import CustomSettings, CustomTop, EncoderSettings
 from vfl_common.config.policy import Pin, PolicySettings
 from vfl_common.config.recipe import Recipe
-from vfl_common.config.recipe_tables import Name, RunName
+from vfl_common.config.recipe_tables import Name
 from vfl_common.errors import Code, InputError
 from vfl_common.text import host_and_port
 
@@ -167,14 +167,17 @@ class ServeSettings(Section):
     """With ``--run production``: the number of earlier runs of each model that stay loaded, so that
     a rollback takes no time.
     """
-    shadow: tuple[RunName, ...] = ()
-    """Active party: runs that score a copy of each request in the background, at most one for each
-    model. Answers do not contain their scores; the metrics compare the two runs.
-    """
-    weights: dict[RunName, Annotated[float, Field(gt=0.0, le=1.0)]] = Field(default_factory=dict)
-    """Active party: {run: its share of the ids}. The model's current run answers for the rest. An
-    id is always answered by the same run.
-    """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_removed_keys(cls, value: Any) -> Any:
+        for key in ("shadow", "weights"):
+            if isinstance(value, dict) and key in value:
+                raise ValueError(
+                    f"the key {key!r} was removed. Remove it, and put a reverse proxy (for example "
+                    "Envoy) before two serving parties: docs/how-to/production/serve-models.md."
+                )
+        return value
 
     def model_post_init(self, _context: Any) -> None:
         if self.answers_a_day is not None and self.cache_s:

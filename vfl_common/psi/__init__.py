@@ -13,7 +13,7 @@ from vfl_common.errors import Code, PeerError
 PHASE = "align"
 # The name of the exchange in which the parties mask each other's ids.
 MASKED_IDS = "masked ids"
-# The length of the tag of a masked id. The server compares tags: see ``vfl_party.psi.curve.cut_tags``.
+# The length of the tag of a masked id, which the server compares: ``vfl_party.psi.curve.cut_tags``.
 TAG_BYTES = 12
 # The length of the random value by which the server identifies an attempt.
 WORD_BYTES = 32

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vfl_common.config.data import FRAME, TEXT_FILES, DataSettings, is_excel, get_reader
+from vfl_common.config.data import FRAME, TEXT_FILES, DataSettings, get_reader, is_excel
 from vfl_common.config.sources import URL, is_archive, is_duckdb, split_member
 from vfl_common.errors import VflError
 from vfl_common.passwords import hide_passwords, hide_passwords_of

@@ -1,1 +1,1 @@
-"""Serves a trained model: answers by id, one row at a time or many, and says who took part."""
+"""Serves trained models: scores rows by id and reports which parties took part in each score."""

@@ -1,4 +1,4 @@
-"""An active party that serves: it asks the passive parties, and answers requests."""
+"""Runs that an active party serves: it asks the passive parties and answers requests."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from vfl_common.rpc.serving.service import ServingService
 from vfl_common.rpc.serving.several import SeveralRuns
 from vfl_party.phases import stand_in
 from vfl_party.predict.quality import better_alone, read_quality
-from vfl_party.serve.batching import Batcher, Given
-from vfl_party.serve.kinds.choice import asking_way, scorer_of
-from vfl_party.serve.opening import Opened, Opener, ServingStanding
+from vfl_party.serve.batching import Batcher, RequestColumns
+from vfl_party.serve.kinds.choice import describe_questions, make_scorer
+from vfl_party.serve.opening import OpenedRun, Opener, ServingStanding
 from vfl_party.serve.scored import ServedScores
-from vfl_party.serve.scorer import columns_of
+from vfl_party.serve.scorer import make_result_columns
 from vfl_party.serve.stores.kept import KeptEmbeddings
 from vfl_party.serve.tokens import Tokens
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 class ActiveRun:
-    """A run that an active party serves. ``served``: what the HTTP port asks."""
+    """A run that an active party serves. ``served``: the interface for the HTTP port."""
 
     def __init__(
-        self, opened: Opened, runs: SeveralRuns, service: ServingService, served: Served
+        self, opened: OpenedRun, runs: SeveralRuns, service: ServingService, served: Served
     ) -> None:
         self.opened, self._runs, self._service, self.served = opened, runs, service, served
 
@@ -38,7 +38,7 @@ class ActiveRun:
         return self.opened.run_id
 
     def present(self) -> Sequence[str]:
-        """Returns the passive parties that attend now."""
+        """Returns the passive parties that are connected for this run."""
         return self._service.present
 
     def close(self) -> None:
@@ -50,7 +50,10 @@ class ActiveRun:
 
 
 class Active:
-    """Opens the runs of an active party. ``runs``: takes the passive parties' streams."""
+    """Starts to serve runs at an active party.
+
+    ``runs``: accepts the passive parties' streams. ``make``: creates a ``Served``.
+    """
 
     def __init__(
         self,
@@ -63,8 +66,8 @@ class Active:
         self._opener, self._runs, self._console = opener, runs, console
         self._tokens, self._make = tokens, make
 
-    def open(self, opened: Opened) -> ActiveRun:
-        """Serves a run from now on. Raises InputError."""
+    def open(self, opened: OpenedRun) -> ActiveRun:
+        """Starts to serve a run. Raises InputError."""
         trained, store, settings = opened.trained, opened.store, opened.settings
         recipe, run_id = trained.recipe, trained.run_id
 
@@ -78,14 +81,14 @@ class Active:
             run_id=run_id,
             digest=recipe.digest(),
             attends=attends,
-            writes=self._opener.writes(opened, asking_way(store)),
+            writes=self._opener.make_record_writer(opened, describe_questions(store)),
         )
         quality = read_quality(trained.path.parent, recipe)
         solo = self._opener.solo
         alone = quality.of([recipe.active.name]) if quality.student is None else quality.student
         if text := better_alone(alone, quality, recipe, trained.path.parent.parent):
             self._console.emit("advice", said=text)
-        scorer = scorer_of(
+        scorer = make_scorer(
             store,
             service,
             settings.party_timeout_ms / 1000,
@@ -97,18 +100,18 @@ class Active:
         parties = recipe.parties if not solo else (recipe.active,)
 
         def score(
-            ids: Sequence[str], min_quality: float | None, columns: Given | None
+            ids: Sequence[str], min_quality: float | None, columns: RequestColumns | None
         ) -> ServedScores:
             if (approval := opened.approval) is not None:
-                # Before a passive party is asked.
+                # The grant counts rows before a passive party is asked.
                 approval.takes_all(run_id, len(ids))
-            return scorer.score(ids, min_quality, columns).by(run_id)
+            return scorer.score(ids, min_quality, columns).with_run(run_id)
 
-        one = columns_of(store.held, torch.zeros(1, recipe.task.outputs))
+        example_columns = make_result_columns(store.held, torch.zeros(1, recipe.task.outputs))
         served = self._make(
             name=recipe.name,
             run_id=run_id,
-            columns={name: values.dtype for name, values in one.items()},
+            columns={name: values.dtype for name, values in example_columns.items()},
             parties=tuple(party.name for party in parties),
             batcher=Batcher(score, opened.max_at_once, settings.max_wait_ms / 1000),
             tokens=self._tokens,

@@ -1,6 +1,4 @@
-"""A passive party's answers: embeddings of the ids that it knows, through its chain and within its
-limits.
-"""
+"""A passive party's answers: embeddings of the ids that it knows, through its chain and limits."""
 
 from __future__ import annotations
 
@@ -24,16 +22,17 @@ from vfl_party.outbound.declared import Exchange
 from vfl_party.outbound.exchange import way_of
 from vfl_party.phases.context import Party
 from vfl_party.phases.scoring import scoring
-from vfl_party.serve.asked import LooksUp, every_id
+from vfl_party.serve.asked import SelectIds, select_all_ids
 from vfl_party.serve.store import FeatureLookup, Held
 from vfl_party.serve.stores.seam import LookupResult
 
 PHASE = "serve"
 
 
-def embeddings(party: Party) -> Exchange:
-    """Declares what a passive party sends for an id, with the noise that the phases of training ask
-    for.
+def declare_embeddings(party: Party) -> Exchange:
+    """Declares the exchange in which a passive party sends embeddings of ids.
+
+    It has the noise that the training phases require.
     """
     course = party.course
     exchange = scoring(course.sent_noise, name="embedding", how=course.protected)
@@ -41,10 +40,10 @@ def embeddings(party: Party) -> Exchange:
 
 
 class SentBefore(KeptFile):
-    """Noisy embeddings that have left: an id that is asked for again gets the same bytes, whatever
-    ids come with it, also after a restart. Fresh noise on the same row could be averaged away.
+    """A file of the noisy embeddings that this party has sent.
 
-    ``run``: the trained run, whose embeddings these are.
+    A repeated question about an id gets the same bytes, also after a restart. With fresh noise, the
+    active party could average the noise away. ``run``: the id of the trained run.
     """
 
     def __init__(self, path: Path, run: str) -> None:
@@ -52,25 +51,27 @@ class SentBefore(KeptFile):
         super().__init__(path, f"sent ({columns}) WITHOUT ROWID")
         self._run = run
 
-    def same(
+    def reuse_sent(
         self,
         ids: Sequence[str],
         clean_ND: npt.NDArray[np.float32],
         noisy_ND: npt.NDArray[np.float32],
     ) -> npt.NDArray[np.float32]:
-        """Returns what leaves for each id, [N, D]: what has left before, if the embedding without
-        noise is the same as then; else the row of ``noisy_ND``, which is kept.
+        """Returns the embeddings to send, float32 [N, D].
+
+        An id gets the embedding that was sent before, if its embedding without noise
+        (``clean_ND``) has not changed. Otherwise it gets its row of ``noisy_ND``, which is stored.
         """
         sent_ND = noisy_ND.copy()
         with self.changing() as file:
             for at, name in enumerate(ids):
                 digest = hashlib.sha256(clean_ND[at].tobytes()).digest()
-                before = file.execute(
+                earlier = file.execute(
                     "SELECT z FROM sent WHERE run = ? AND id = ? AND clean = ?",
                     (self._run, name, digest),
                 ).fetchone()
-                if before is not None:
-                    sent_ND[at] = np.frombuffer(before[0], np.float32)
+                if earlier is not None:
+                    sent_ND[at] = np.frombuffer(earlier[0], np.float32)
                     continue
                 file.execute(
                     "INSERT OR REPLACE INTO sent VALUES (?, ?, ?, ?)",
@@ -80,11 +81,11 @@ class SentBefore(KeptFile):
 
 
 class DailyLimit(KeptFile):
-    """Counts the answers about each id of a day (UTC), in a file of the party's own.
+    """Counts the answers about each id per day (UTC), in a file of this party.
 
     Args:
-        path: of the file, which is made if it is missing.
-        max_answers: limit of the answers about one id.
+        path: The file, which is created if it is missing.
+        max_answers: The maximum number of answers about an id per day.
     """
 
     def __init__(self, path: Path, max_answers: int) -> None:
@@ -93,7 +94,7 @@ class DailyLimit(KeptFile):
         self._max_answers = max_answers
 
     def take(self, ids: Sequence[str]) -> npt.NDArray[np.bool_]:
-        """Counts an answer about each id, and returns which are within the limit, [N]."""
+        """Counts an answer about each id; returns bool [N], the ids within the limit."""
         day = datetime.now(UTC).strftime("%Y-%m-%d")
         allowed_N = np.zeros(len(ids), bool)
         with self.changing() as file:
@@ -110,15 +111,15 @@ class DailyLimit(KeptFile):
 
 
 class Limit(Protocol):
-    """Counts answers about ids before they leave."""
+    """Counts answers about ids before they are sent."""
 
     def take(self, ids: Sequence[str]) -> npt.NDArray[np.bool_]:
-        """Counts an answer about each id, and returns which may be answered, [N]."""
+        """Counts an answer about each id; returns bool [N], the ids that may be answered."""
         ...
 
 
 class CombinedLimits:
-    """Several limits: each counts only what those before it let pass."""
+    """Applies several limits in order. Each counts only the ids that the limits before it allow."""
 
     def __init__(self, *limits: Limit | None) -> None:
         self._limits = [limit for limit in limits if limit is not None]
@@ -134,15 +135,16 @@ class CombinedLimits:
 
 
 class Answers:
-    """Answers questions about ids; any thread may call it. Features are looked up at the same time,
-    what leaves is made by one after the other.
+    """Answers the active party's questions about ids with embeddings.
+
+    Any thread may call it. Lookups run in parallel; a lock serialises the rest.
 
     Args:
-        sent: makes the memory of what has left, if the embeddings have noise.
-        limit: of the ids that this party knows.
-        asked: which ids are looked up.
+        sent: Opens the file of sent embeddings. Called only if the embeddings have noise.
+        limit: Limits the answers about ids that this party knows.
+        asked: Selects the ids to look up.
 
-    ``way``: what the record says of the embeddings.
+    ``way``: the record's description of the embeddings; see ``Recorder.leaves``.
     """
 
     def __init__(
@@ -150,27 +152,27 @@ class Answers:
         store: FeatureLookup,
         sent: Callable[[], SentBefore],
         limit: Limit | None = None,
-        asked: LooksUp = every_id,
+        asked: SelectIds = select_all_ids,
     ) -> None:
         self._store, self._limit, self._asked = store, limit, asked
-        self._leaving = threading.Lock()
+        self._answering = threading.Lock()
         self._held: Held | None = None
         self._chains: Chains | None = None
-        # So that a policy that refuses is found before anybody asks.
-        chains = self._current(store.held)
+        # Creates the chains now, so that a refusing policy is found before the first question.
+        chains = self._chains_for(store.held)
         noisy = store.held.draws or any(filter_.draws for filter_ in chains.up.filters)
         self._sent = sent() if noisy else None
-        self.way = way_of(embeddings(store.held.party), chains, 1, up=True)
+        self.way = way_of(declare_embeddings(store.held.party), chains, 1, up=True)
 
     def close(self) -> None:
-        """Closes the memory of what has left."""
+        """Closes the file of sent embeddings."""
         if self._sent is not None:
             self._sent.close()
 
-    def _current(self, held: Held) -> Chains:
+    def _chains_for(self, held: Held) -> Chains:
         if self._chains is None or held is not self._held:
             self._held = held
-            self._chains = held.party.chains(PHASE, embeddings(held.party))
+            self._chains = held.party.chains(PHASE, declare_embeddings(held.party))
         return self._chains
 
     def __call__(
@@ -178,8 +180,8 @@ class Answers:
     ) -> ServingAnswer:
         """Returns the embeddings of the ids for which this party answers.
 
-        Raises VflError if the store cannot be asked, TimeoutError if it has nothing at ``until_s``
-        (monotonic), and UntoldError if what it has may not leave.
+        Raises VflError if the lookup fails, TimeoutError if it takes until ``until_s`` (monotonic),
+        and UntoldError if a limit or the policy refuses the answer.
         """
         held = self._store.held
         if step is not None:
@@ -190,31 +192,32 @@ class Answers:
                 party=peer,
             )
         result = held.look_up(self._asked(ids), until_s)
-        with self._leaving, withhold_on_error:
+        with self._answering, withhold_on_error:
             return self._answer(held, result, ids)
 
     @torch.no_grad()
     def _answer(self, held: Held, result: LookupResult, ids: Sequence[str]) -> ServingAnswer:
-        chains = self._current(held)
+        chains = self._chains_for(held)
         answered_N = find_answered_rows(result, ids, self._limit)
-        asked = result.rows[answered_N]
-        z_ND = held.embed(result, asked)
-        leaves_ND = z_ND.numpy()
+        rows = result.rows[answered_N]
+        z_ND = held.embed(result, rows)
+        sent_ND = z_ND.numpy()
         embedded = [ids[at] for at in np.flatnonzero(answered_N).tolist()]
-        if len(asked):
-            leaves_ND = chains.up.apply({"z": z_ND})["z"].cpu().numpy()
+        if len(rows):
+            sent_ND = chains.up.apply({"z": z_ND})["z"].cpu().numpy()
             if self._sent is not None:
-                clean_ND = held.embed(result, asked, drawn=False) if held.draws else z_ND
-                leaves_ND = self._sent.same(embedded, clean_ND.numpy(), leaves_ND)
-        sent = np.ascontiguousarray(leaves_ND, dtype="<f4").tobytes()
-        return ServingAnswer(state_bytes(answered_N), sent, result.version, ids=embedded)
+                clean_ND = held.embed(result, rows, drawn=False) if held.draws else z_ND
+                sent_ND = self._sent.reuse_sent(embedded, clean_ND.numpy(), sent_ND)
+        sent = np.ascontiguousarray(sent_ND, dtype="<f4").tobytes()
+        return ServingAnswer(encode_states(answered_N), sent, result.version, ids=embedded)
 
 
 def find_answered_rows(
     result: LookupResult, ids: Sequence[str], limit: Limit | None
 ) -> npt.NDArray[np.bool_]:
-    """Returns for which ids this party answers: it knows them, can use their features, and its
-    limits allow it, [N].
+    """Returns bool [N]: the ids for which this party answers.
+
+    It knows them, it can use their features, and its limits allow an answer.
     """
     answered_N = result.rows >= 0
     if limit is not None and (known := np.flatnonzero(answered_N)).size:
@@ -222,8 +225,6 @@ def find_answered_rows(
     return answered_N
 
 
-def state_bytes(answered: npt.NDArray[np.bool_]) -> bytes:
-    """Returns the states of ids as they cross the wire: ``EMBEDDED`` or ``NOT_ANSWERED``, which are
-    1 and 0.
-    """
+def encode_states(answered: npt.NDArray[np.bool_]) -> bytes:
+    """Returns the states of ids for a message: ``EMBEDDED`` is 1, ``NOT_ANSWERED`` is 0."""
     return answered.tobytes()

@@ -1,4 +1,4 @@
-"""Puts requests that wait together, so that many are scored at once."""
+"""Combines waiting requests into batches, so that many rows are scored at once."""
 
 from __future__ import annotations
 
@@ -11,88 +11,91 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vfl_party.serve.scored import ServedScores
-from vfl_party.serve.telling.request import RequestTrace, noting, under_way
+from vfl_party.serve.telling import RequestTrace, get_current_request, record_stages
 
-# Batches under way: while some wait for the passive parties, the next is gathered. Near parties
-# seldom have more than a few; for far ones each further batch waits a little, for others to share
-# its question.
-_UNDER_WAY, _A_FEW = 12, 4
+# Maximum number of current batches: while some wait for the passive parties, the next is gathered.
+# Parties on a fast network rarely need more than a few. Beyond these, a batch waits _PACE_S for
+# more requests, so that they share its question.
+_MAX_BATCHES, _A_FEW = 12, 4
 _PACE_S = 0.004
-# Requests that wait; more are refused.
+# Maximum number of waiting requests; further ones are refused.
 MAX_WAITING = 2_000
 
-# A request's own columns: {name: values}.
-Given = Mapping[str, Sequence[Any]]
-Score = Callable[[Sequence[str], float | None, Given | None], ServedScores]
+# The columns in a request: {name: values}.
+RequestColumns = Mapping[str, Sequence[Any]]
+Score = Callable[[Sequence[str], float | None, RequestColumns | None], ServedScores]
 
 
 class Busy(Exception):  # noqa: N818 - a state of the program, not a fault
-    """More requests wait than will be scored in time."""
+    """Too many requests are waiting."""
 
 
-class Ended(Busy):
-    """The run takes no more requests: another one answers."""
+class BatcherClosed(Busy):
+    """The run is closed and accepts no more requests."""
 
 
 @dataclass
-class _Request:
+class _WaitingRequest:
     ids: Sequence[str]
     min_quality: float | None
-    columns: Given | None
+    columns: RequestColumns | None
     answer: Future[ServedScores] = field(default_factory=Future)
-    trace: RequestTrace | None = field(default_factory=under_way)
+    trace: RequestTrace | None = field(default_factory=get_current_request)
     since_ns: int = field(default_factory=time.time_ns)
 
 
 class Batcher:
-    """Scores requests, those that wait at the same time together.
+    """Scores requests in batches of those that wait at the same time.
 
     Args:
-        score: scores ids, with the minimum quality and the active party's columns
-            of these rows, if the caller gives them.
-        max_rows: rows that are scored at once. A larger request is scored by itself, in parts.
-        wait_s: how long a request waits for others.
+        score: Scores ids, with the minimum quality and the columns of the request, or None.
+        max_rows: The maximum number of rows of a batch.
+        wait_s: How long a request waits for others to join its batch.
     """
 
     def __init__(self, score: Score, max_rows: int, wait_s: float) -> None:
         self._score, self._max_rows, self._wait_s = score, max_rows, wait_s
-        self._queue: queue.Queue[_Request | None] = queue.Queue(MAX_WAITING)
-        self._taking, self._counting = threading.Lock(), threading.Lock()
-        self._ending = threading.Lock()
-        self._under_way, self._closed = 0, False
-        self._next: _Request | None = None
+        self._queue: queue.Queue[_WaitingRequest | None] = queue.Queue(MAX_WAITING)
+        self._gathering, self._counting = threading.Lock(), threading.Lock()
+        self._closing = threading.Lock()
+        self._current_batches, self._closed = 0, False
+        self._next: _WaitingRequest | None = None
         self._threads = [
             threading.Thread(target=self._work, name=f"score-{number}", daemon=True)
-            for number in range(_UNDER_WAY)
+            for number in range(_MAX_BATCHES)
         ]
         for thread in self._threads:
             thread.start()
 
     @property
     def waiting(self) -> int:
-        """Requests that wait to be scored."""
+        """Returns the number of waiting requests."""
         return self._queue.qsize()
 
     def submit(
-        self, ids: Sequence[str], min_quality: float | None = None, columns: Given | None = None
+        self,
+        ids: Sequence[str],
+        min_quality: float | None = None,
+        columns: RequestColumns | None = None,
     ) -> Future[ServedScores]:
-        """Queues a request; one with columns is scored by itself. Raises Busy if too many wait, and
-        Ended if it takes no more.
+        """Queues a request. A request with columns is a batch by itself.
+
+        Raises Busy if too many requests wait, and BatcherClosed after ``close``.
         """
-        request = _Request(ids, min_quality, columns)
+        request = _WaitingRequest(ids, min_quality, columns)
         try:
-            # A request that is queued after the end waits forever.
-            with self._ending:
+            # A request that is queued after ``close`` would wait forever.
+            with self._closing:
                 if self._closed:
-                    raise Ended
+                    raise BatcherClosed
                 self._queue.put_nowait(request)
         except queue.Full:
             raise Busy from None
         return request.answer
 
     def close(self) -> None:
-        """Scores what waits, then ends."""
-        with self._ending:
+        """Scores the waiting requests, then ends the threads."""
+        with self._closing:
             self._closed = True
         for _ in self._threads:
             self._queue.put(None)
@@ -101,62 +104,69 @@ class Batcher:
 
     def _work(self) -> None:
         while True:
-            with self._taking:
-                batch = self._gather()
+            with self._gathering:
+                batch = self._gather_batch()
             if not batch:
                 return
-            self._count(1)
+            self._count_batches(1)
             self._answer(batch)
-            self._count(-1)
+            self._count_batches(-1)
 
-    def _count(self, more: int) -> None:
+    def _count_batches(self, more: int) -> None:
         with self._counting:
-            self._under_way += more
+            self._current_batches += more
 
-    def _gather(self) -> list[_Request]:
-        """Returns the requests to score next; none at the end."""
-        first, self._next = self._next, None
-        if first is None:
-            first = self._queue.get()
-        if first is None:
+    def _gather_batch(self) -> list[_WaitingRequest]:
+        """Returns the next batch; an empty list after ``close``."""
+        first_request, self._next = self._next, None
+        if first_request is None:
+            first_request = self._queue.get()
+        if first_request is None:
             return []
-        batch, rows = [first], len(first.ids)
-        pace_s = _PACE_S if self._under_way >= _A_FEW else 0.0
+        batch, rows = [first_request], len(first_request.ids)
+        pace_s = _PACE_S if self._current_batches >= _A_FEW else 0.0
         until_s = time.monotonic() + max(self._wait_s, pace_s)
-        while rows < self._max_rows and first.columns is None:
-            left_s = until_s - time.monotonic()
+        while rows < self._max_rows and first_request.columns is None:
+            remaining_s = until_s - time.monotonic()
             try:
-                more = self._queue.get(timeout=left_s) if left_s > 0 else self._queue.get_nowait()
+                next_request = (
+                    self._queue.get(timeout=remaining_s)
+                    if remaining_s > 0
+                    else self._queue.get_nowait()
+                )
             except queue.Empty:
                 break
-            if more is None:
-                # The end is for another thread.
+            if next_request is None:
+                # Each None ends one thread, so put it back for another thread.
                 self._queue.put(None)
                 break
-            # What is asked for differs, or it is too much at once.
-            differs = more.columns is not None or more.min_quality != first.min_quality
-            if differs or rows + len(more.ids) > self._max_rows:
-                self._next = more
+            # The request has other settings, or the batch would be too large.
+            differs = (
+                next_request.columns is not None
+                or next_request.min_quality != first_request.min_quality
+            )
+            if differs or rows + len(next_request.ids) > self._max_rows:
+                self._next = next_request
                 break
-            batch.append(more)
-            rows += len(more.ids)
+            batch.append(next_request)
+            rows += len(next_request.ids)
         return batch
 
-    def _answer(self, batch: Sequence[_Request]) -> None:
-        # The caller may be gone.
+    def _answer(self, batch: Sequence[_WaitingRequest]) -> None:
+        # Callers that are gone have cancelled their requests.
         batch = [request for request in batch if request.answer.set_running_or_notify_cancel()]
         ids = [name for request in batch for name in request.ids]
         if not ids:
             return
         try:
-            with noting([(request.trace, request.since_ns) for request in batch]):
+            with record_stages([(request.trace, request.since_ns) for request in batch]):
                 scores = self._score(ids, batch[0].min_quality, batch[0].columns)
-        except Exception as error:  # noqa: BLE001 - whoever waits hears of it
+        except Exception as error:  # noqa: BLE001 - the callers get the error
             for request in batch:
                 request.answer.set_exception(error)
             return
         start = 0
         for request in batch:
             end = start + len(request.ids)
-            request.answer.set_result(scores.taken(slice(start, end)))
+            request.answer.set_result(scores.slice_rows(slice(start, end)))
             start = end

@@ -67,7 +67,7 @@ def serve(
     from vfl_common.config.base import parse
     from vfl_common.config.recipe import load_recipe
     from vfl_common.production.registry import ModelRegistry
-    from vfl_party.serve.models.chosen import choose
+    from vfl_party.serve.models import choose
     from vfl_party.serve.run import ServingParty
 
     file = load_party(party)

@@ -1,4 +1,4 @@
-"""Counts what is answered: rows by state and by absent party, requests, seconds."""
+"""Counts answered rows by state and missing party, requests by status, and seconds."""
 
 from __future__ import annotations
 
@@ -8,17 +8,21 @@ from dataclasses import dataclass, field
 
 from vfl_party.serve.scored import ServedScores
 
-# Upper ends, in seconds.
+# Upper bounds of the histogram of latencies, in seconds.
 ENDS = (0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.065, 0.125, 0.25, 0.5, 1.0, 2.5, 10.0)
 
 
 @dataclass
 class Counts:
-    """Any thread may count.
+    """The counts of a served run, or of a port. Any thread may count.
 
-    ``without``: {(party, why it took no part): rows}. ``within``: {end: requests that took no
-    longer, and longer than the end before}. ``seconds``: of all requests. ``kept``: {party: rows
-    for which its embedding was used again, and not asked for}.
+    Args:
+        rows: {state: rows}.
+        without: {(party, why it took no part): rows}.
+        requests: {HTTP status: requests}.
+        within: {upper bound of a bucket: requests}.
+        seconds: The sum over all requests.
+        kept: {party: rows for which its cached embedding was used}.
     """
 
     rows: Counter[str] = field(default_factory=Counter)
@@ -31,10 +35,10 @@ class Counts:
     def __post_init__(self) -> None:
         self.lock = threading.Lock()
 
-    def scored(self, scores: ServedScores, seconds: float) -> None:
-        """Counts a request that was scored."""
+    def count_scored(self, scores: ServedScores, seconds: float) -> None:
+        """Counts a scored request."""
         end = next((bound for bound in ENDS if seconds <= bound), float("inf"))
-        numbers = Counter(scores.of_part.tolist())
+        numbers = Counter(scores.part_numbers.tolist())
         with self.lock:
             self.rows.update(scores.state)
             for number, count in numbers.items():
@@ -44,11 +48,11 @@ class Counts:
             self.seconds += seconds
 
     def count_reused(self, party: str, rows: int) -> None:
-        """Counts embeddings that were kept."""
+        """Counts rows for which a party's cached embedding was used."""
         with self.lock:
             self.kept[party] += rows
 
-    def answered(self, status: int) -> None:
+    def count_answered(self, status: int) -> None:
         """Counts a request by its HTTP status."""
         with self.lock:
             self.requests[status] += 1

@@ -1,5 +1,5 @@
-"""Grants, account and policy of a party that serves: rows are counted before anything about them
-leaves, and a program whose grants have ended stops within seconds.
+"""Limits by grants, account and policy while a party serves. Rows are counted before answers are
+sent, and the program stops within seconds after its grants have ended.
 """
 
 from __future__ import annotations
@@ -15,58 +15,56 @@ from vfl_common.errors import Code, InputError, VflError
 from vfl_party.account.limits import AccountGuard
 from vfl_party.grants.approval import Approval
 
-_LOOK_S = 1.0
+_CHECK_S = 1.0
 
 
 class GrantedRows:
-    """How many rows a grant still allows to answer about, as a ``Limit``.
+    """Limits answers to the rows that a grant allows; a ``Limit``.
 
-    ``run``: the run that is served.
+    ``run``: the id of the served run.
     """
 
     def __init__(self, approval: Approval, run: str) -> None:
         self._approval, self._run = approval, run
 
     def take(self, ids: Sequence[str]) -> npt.NDArray[np.bool_]:
-        """Counts an answer about each id, as far as the grant allows; returns which it allows,
-        [N].
-        """
+        """Counts answers as far as the grant allows; returns bool [N], the allowed ids."""
         return np.arange(len(ids)) < self._approval.take(self._run, len(ids))
 
 
 class MinimumRows:
-    """The least people of a question that is answered, as a ``Limit``."""
+    """Refuses questions about fewer than ``min_ids`` different people; a ``Limit``."""
 
     def __init__(self, min_ids: int) -> None:
         self._min_rows = min_ids
 
     def take(self, ids: Sequence[str]) -> npt.NDArray[np.bool_]:
-        """Returns all or none, [N]: somebody who is asked about twice is one."""
+        """Returns bool [N]: all ids, or none. A repeated id counts once."""
         return np.full(len(ids), len(set(ids)) >= self._min_rows)
 
 
 class PredictionsLeft:
-    """Which answers the party's account still allows, as a ``Limit``. They count when they are
-    written into the record.
+    """Limits answers to those that the party's account allows; a ``Limit``.
 
-    ``peer``: who asks; ``run``: the run that is served.
+    Answers count when they are written into the record. ``peer``: the party that asks. ``run``: the
+    id of the served run.
     """
 
     def __init__(self, account: AccountGuard, peer: str, run: str) -> None:
         self._account, self._peer, self._run = account, peer, run
 
     def take(self, ids: Sequence[str]) -> npt.NDArray[np.bool_]:
-        """Returns about which ids it allows an answer, [N]."""
+        """Returns bool [N]: the ids about which the account allows an answer."""
         return self._account.may_predict(ids, self._peer, self._run)
 
 
 class GrantWatch:
-    """Looks every second whether grants have ended; ends the program if all have.
+    """Checks every second whether grants have ended; ends the program if all have.
 
     Args:
-        approvals: returns those of the runs that are served.
-        failed: gets the error that ends the program.
-        say: reports an event.
+        approvals: Returns the grants of the served runs.
+        failed: Receives the error that ends the program.
+        say: Reports an event.
     """
 
     def __init__(
@@ -76,20 +74,20 @@ class GrantWatch:
         say: Callable[..., None],
     ) -> None:
         self._approvals, self._failed, self._say = approvals, failed, say
-        self._told = set[str]()
+        self._reported = set[str]()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="grants", daemon=True)
 
     def watch(self) -> None:
-        """Looks from now on, in a separate thread."""
+        """Starts the thread that checks the grants."""
         self._thread.start()
 
     def close(self) -> None:
-        """Looks no longer."""
+        """Stops the thread."""
         self._ended.set()
 
     def _watch(self) -> None:
-        while not self._ended.wait(_LOOK_S):
+        while not self._ended.wait(_CHECK_S):
             try:
                 self.look()
             except VflError as error:
@@ -97,14 +95,12 @@ class GrantWatch:
                 return
 
     def look(self) -> None:
-        """Says which grants have ended. Raises InputError (REFUSED) if there are some, and all of
-        them have.
-        """
+        """Reports ended grants. Raises InputError (REFUSED) if all grants have ended."""
         served = [approval for approval in self._approvals() if not approval.closed]
-        over = [why for approval in served if (why := approval.why_over())]
-        if over and len(over) == len(served):
-            raise InputError(Code.REFUSED, over[0])
-        for why in over:
-            if why not in self._told:
-                self._told.add(why)
+        reasons = [why for approval in served if (why := approval.why_over())]
+        if reasons and len(reasons) == len(served):
+            raise InputError(Code.REFUSED, reasons[0])
+        for why in reasons:
+            if why not in self._reported:
+                self._reported.add(why)
                 self._say("advice", said=why)

@@ -1,4 +1,4 @@
-"""A passive party that serves: it answers the active party about the runs that it has loaded."""
+"""Runs that a passive party serves: it answers the active party's questions."""
 
 from __future__ import annotations
 
@@ -15,20 +15,26 @@ from vfl_common.rpc.serving.answered import CachePolicy
 from vfl_common.rpc.serving.attendance import AttendanceHooks, AttendedRun, ServingClient
 from vfl_party.record.book import folder_of
 from vfl_party.serve.answering import CombinedLimits, DailyLimit, Limit, SentBefore
-from vfl_party.serve.asked import AskedADay, AskedIds, daily_limit, read_aligned_ids, tables
+from vfl_party.serve.asked import (
+    DailyIdCounter,
+    IdFilter,
+    daily_limit,
+    read_aligned_ids,
+    read_table_digests,
+)
 from vfl_party.serve.granted import GrantedRows, MinimumRows
-from vfl_party.serve.kinds.choice import Answerer, answers_of
-from vfl_party.serve.opening import Opened, Opener, ServingStanding
+from vfl_party.serve.kinds.choice import Answerer, make_answers
+from vfl_party.serve.opening import OpenedRun, Opener, ServingStanding
 
-# Smallest limit of ids per question: the active party's limit may be larger than this party's.
+# Minimum limit of ids per question: the active party's ``max_batch`` may be larger than this one's.
 _MIN_IDS_LIMIT = 1024
 _END_S = 0.5
 
 
 class PassiveRun:
-    """A run that a passive party serves: a stream, with a separate thread."""
+    """A run that a passive party serves, with a stream in a separate thread."""
 
-    def __init__(self, opened: Opened, answers: Answerer, attendance: ServingClient) -> None:
+    def __init__(self, opened: OpenedRun, answers: Answerer, attendance: ServingClient) -> None:
         self._opened, self._answers, self._attendance = opened, answers, attendance
         self._thread: threading.Thread | None = None
 
@@ -38,11 +44,11 @@ class PassiveRun:
         return self._opened.run_id
 
     def present(self) -> Sequence[str]:
-        """Returns nobody: a passive party sees no other."""
+        """Returns no party: a passive party does not see other passive parties."""
         return ()
 
     def start(self, failed: queue.SimpleQueue[BaseException]) -> None:
-        """Keeps the stream up from now on. ``failed``: gets what ends it for good."""
+        """Starts the stream. ``failed``: receives the error that ends it for good."""
 
         def run() -> None:
             try:
@@ -57,24 +63,27 @@ class PassiveRun:
         """Ends the stream and closes the run."""
         self._attendance.close()
         if self._thread is not None:
-            # It may wait for an active party that is away.
+            # The thread may still wait for an absent active party.
             self._thread.join(_END_S)
         self._answers.close()
         self._opened.close()
 
 
 class Passive:
-    """Opens the runs of a passive party. Raises InputError if its file has no address of the
-    active party.
+    """Starts to serve runs at a passive party.
 
-    ``failed``: gets what ends a run's stream for good. ``patient``: whether the active party may
-    serve a run later than this party does.
+    Args:
+        first: One of the runs; gives the party's settings and table.
+        failed: Receives the error that ends a run's stream for good.
+        patient: Whether to wait if the active party does not serve a run yet.
+
+    Raises InputError if the party file has no address of the active party.
     """
 
     def __init__(
         self,
         opener: Opener,
-        first: Opened,
+        first: OpenedRun,
         console: Console,
         failed: queue.SimpleQueue[BaseException],
         *,
@@ -92,38 +101,38 @@ class Passive:
             )
         self.address = address
         self._path = Path(file.out) / f"answers-{self.name}.sqlite"
-        # One for all runs: whoever is asked about gets as many answers from all of them together.
+        # All runs share this file, since the limits apply to all runs together.
         self._out = Path(file.out)
         self._record = folder_of(Path(file.record.folder or file.out), file.name)
         held = first.store.held
-        _, trained = tables(self._record).get(first.run_id, ("", 0))
+        _, trained = read_table_digests(self._record).get(first.run_id, ("", 0))
         rows = len(held.places) if held.asks is None else trained
-        self._asked = AskedADay(self._path, daily_limit(file.serve.asked_a_day, rows))
+        self._asked = DailyIdCounter(self._path, daily_limit(file.serve.asked_a_day, rows))
         max_answers = file.serve.answers_a_day
         self._limit = DailyLimit(self._path, max_answers) if max_answers is not None else None
         min_ids = file.policy.least_rows if isinstance(file.policy, PolicySettings) else 1
         self._min_rows = MinimumRows(min_ids) if min_ids > 1 else None
 
-    def open(self, opened: Opened) -> PassiveRun:
-        """Answers the active party about a run from now on."""
+    def open(self, opened: OpenedRun) -> PassiveRun:
+        """Starts to answer the active party's questions about a run."""
         peer, run_id = self._opener.active, opened.run_id
         sent = partial(SentBefore, self._path, run_id)
         approval = opened.approval
         granted = GrantedRows(approval, run_id) if approval is not None else None
-        account = self._opener.predictions(run_id)
-        # The account only looks: an answer counts there when it is written down.
-        limit = together(self._min_rows, [self._limit, account], [granted])
-        answers = answers_of(opened.store, sent, limit, self._id_filter(opened))
-        reported, there = [""], [False]
-        opened.tally.standing = lambda: ServingStanding({peer: there[0]})
+        account = self._opener.make_account_limit(run_id)
+        # The account only checks here: an answer counts when it is recorded.
+        limit = combine_limits(self._min_rows, [self._limit, account], [granted])
+        answers = make_answers(opened.store, sent, limit, self._id_filter(opened))
+        last_reason, connected = [""], [False]
+        opened.tally.standing = lambda: ServingStanding({peer: connected[0]})
 
         def attends(here: bool) -> None:
-            reported[0], there[0] = "", here
+            last_reason[0], connected[0] = "", here
             self._console.emit("attending" if here else "away", peer=peer, run=run_id)
 
         def report_refusal(why: str) -> None:
-            if why != reported[0]:
-                reported[0] = why
+            if why != last_reason[0]:
+                last_reason[0] = why
                 text = f"run {run_id} waits until {peer} serves it"
                 self._console.emit("advice", said=text)
 
@@ -145,7 +154,7 @@ class Passive:
             hooks=AttendanceHooks(
                 attends=attends,
                 refused=report_refusal if self._patient else None,
-                writes=self._opener.writes(opened, answers.way),
+                writes=self._opener.make_record_writer(opened, answers.way),
                 keeping=keeping,
             ),
         )
@@ -154,28 +163,30 @@ class Passive:
         run.start(self._failed)
         return run
 
-    def _id_filter(self, opened: Opened) -> AskedIds:
-        """Returns which ids the active party is answered about a run. Raises InputError if the
-        aligned ones are not known.
-        """
+    def _id_filter(self, opened: OpenedRun) -> IdFilter:
+        """Returns the filter of ids for a run. Raises InputError if the aligned ids are unknown."""
         run, ids = opened.trained.path, opened.settings.ids
         if ids is None:
             ids = "aligned" if opened.trained.recipe.rows.align == "psi" else "all"
         aligned = read_aligned_ids(run, self._out, self._record) if ids == "aligned" else None
-        return AskedIds(self._asked, aligned, lambda text: self._console.emit("advice", said=text))
+        return IdFilter(self._asked, aligned, lambda text: self._console.emit("advice", said=text))
 
 
-def together(
-    min_rows: MinimumRows | None, of_each: Sequence[Limit | None], of_all: Sequence[Limit | None]
+def combine_limits(
+    min_rows: MinimumRows | None,
+    per_person: Sequence[Limit | None],
+    per_question: Sequence[Limit | None],
 ) -> CombinedLimits | None:
-    """Returns several limits as one; None if there are none.
+    """Combines limits into one; None if there are no limits.
 
     Args:
-        min_rows: the minimum number of people of a question. It is checked again at the end, since
-            other limits may have refused some of them.
-        of_each: limits of single people. They come first, so that an id that they refuse uses up as
-            much of the others as an unknown id does: nothing.
-        of_all: limits of all people together.
+        min_rows: The minimum number of people in a question. It applies again at the end, because
+            other limits may have refused some people.
+        per_person: Limits on single people. They apply first, so that an id that they refuse does
+            not count against the other limits.
+        per_question: Limits on all people of a question together.
     """
-    limits = [limit for limit in (*of_each, min_rows, *of_all, min_rows) if limit is not None]
+    limits = [
+        limit for limit in (*per_person, min_rows, *per_question, min_rows) if limit is not None
+    ]
     return CombinedLimits(*limits) if limits else None

@@ -1,4 +1,4 @@
-"""What a serving party tells Prometheus."""
+"""The metrics of a serving party for Prometheus."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from prometheus_client.core import HistogramMetricFamily, InfoMetricFamily, Metr
 from vfl_common.ledger import Ledger
 from vfl_common.prometheus import Labels, certificate_gauge, counter, make_gauge, traffic_counters
 from vfl_party.serve.counts import ENDS, Counts
-from vfl_party.serve.models.compare import Disagreement
 from vfl_party.serve.opening import ServedTally
 
 _MODEL = ("model", "run")
@@ -22,11 +21,11 @@ class ServeMetrics:
     """Makes the metrics at each scrape.
 
     Args:
-        info: constant facts: name, role, recipe, device, version.
-        tallies: {run id: what was counted of it}.
-        port: requests by status.
-        ready: returns whether the record can be written.
-        ends: returns {name: when the certificate ends}.
+        info: Constant facts: name, role, recipe, device, version.
+        tallies: {run id: the run's counts}.
+        port: Counts requests by status.
+        ready: Returns whether the record can be written.
+        ends: Returns {name: the end of the certificate's validity}.
     """
 
     info: dict[str, str]
@@ -43,36 +42,42 @@ class ServeMetrics:
         text = "1 while the record can be written; else no request is answered."
         yield make_gauge("vfl_serve_ready", text, {(): float(self.ready())})
         yield certificate_gauge(self.ends())
-        yield from _standing(self.tallies.values())
-        yield from _count_metrics(self.tallies, self.port)
+        yield from _make_standing_metrics(self.tallies.values())
+        yield from _make_count_metrics(self.tallies, self.port)
 
     def state(self) -> str:
-        """Returns one of STATES, for ``/healthz``: waiting while no peer attends a run."""
+        """Returns the state for ``/healthz``: ``waiting`` while no run has a connected peer."""
         if not self.ready():
             return "failed"
-        there = [tally.standing().present for tally in self.tallies.values() if tally.standing]
-        return "running" if any(not peers or any(peers.values()) for peers in there) else "waiting"
+        presence_by_run = [
+            tally.standing().present for tally in self.tallies.values() if tally.standing
+        ]
+        return (
+            "running"
+            if any(not peers or any(peers.values()) for peers in presence_by_run)
+            else "waiting"
+        )
 
 
-def _standing(tallies: Iterable[ServedTally]) -> Iterator[Metric]:
+def _make_standing_metrics(tallies: Iterable[ServedTally]) -> Iterator[Metric]:
     present: dict[Labels, float] = {}
     waiting: dict[Labels, float] = {}
     for tally in tallies:
-        # It may be closed meanwhile.
+        # The run may be closed meanwhile.
         if (standing := tally.standing) is None:
             continue
-        now, key = standing(), (tally.model, tally.run_id)
-        present |= {(*key, peer): float(there) for peer, there in now.present.items()}
-        if now.waiting is not None:
-            waiting[key] = float(now.waiting)
+        state, key = standing(), (tally.model, tally.run_id)
+        present |= {(*key, peer): float(is_present) for peer, is_present in state.present.items()}
+        if state.waiting is not None:
+            waiting[key] = float(state.waiting)
     text = "1 while the peer attends the run and answers: a passive party, or the active one."
     yield make_gauge("vfl_serve_present", text, present, (*_MODEL, "peer"))
     text = "Requests that wait to be scored."
     yield make_gauge("vfl_serve_waiting_requests", text, waiting, _MODEL)
 
 
-def _count_metrics(tallies: Mapping[str, ServedTally], port: Counts) -> Iterator[Metric]:
-    """Yields what was counted of each run, requests by status, and the bytes by peer."""
+def _make_count_metrics(tallies: Mapping[str, ServedTally], port: Counts) -> Iterator[Metric]:
+    """Yields the counts of each run, the requests by status, and the bytes by peer."""
     counted = list(tallies.values())
     rows: dict[Labels, float] = {}
     without: dict[Labels, float] = {}
@@ -88,7 +93,7 @@ def _count_metrics(tallies: Mapping[str, ServedTally], port: Counts) -> Iterator
             without |= {(*key, *of): float(count) for of, count in tally.counts.without.items()}
             reused |= {(*key, party): float(count) for party, count in tally.counts.kept.items()}
             within, seconds = dict(tally.counts.within), tally.counts.seconds
-        latency.add_metric(key, _buckets(within), seconds)
+        latency.add_metric(key, _make_buckets(within), seconds)
         total.carry(tally.ledger.entries())
     with port.lock:
         requests: dict[Labels, float] = {
@@ -101,32 +106,12 @@ def _count_metrics(tallies: Mapping[str, ServedTally], port: Counts) -> Iterator
     yield counter("vfl_serve_rows_kept_total", text, reused, (*_MODEL, "party"))
     yield counter("vfl_serve_requests_total", "Requests, by HTTP's status.", requests, ("status",))
     yield latency
-    shadows = {
-        (tally.model, tally.run_id): tally.shadow for tally in counted if tally.shadow is not None
-    }
-    yield from _shadows(shadows)
     yield from traffic_counters(total, ())
 
 
-def _buckets(within: Mapping[float, int]) -> list[tuple[str, float]]:
+def _make_buckets(within: Mapping[float, int]) -> list[tuple[str, float]]:
     total, buckets = 0, list[tuple[str, float]]()
     for end in (*ENDS, float("inf")):
         total += within.get(end, 0)
         buckets.append(("+Inf" if end == float("inf") else str(end), total))
     return buckets
-
-
-def _shadows(shadows: Mapping[tuple[str, str], Disagreement]) -> Iterator[Metric]:
-    rows: dict[Labels, float] = {}
-    decided: dict[Labels, float] = {}
-    apart: dict[Labels, float] = {}
-    for key, shadow in shadows.items():
-        with shadow.lock:
-            rows[*key, "yes"], rows[*key, "no"] = float(shadow.rows), float(shadow.others)
-            decided[key], apart[key] = float(shadow.decided), shadow.difference
-    text = "Rows of which a shadow got a copy, and whether they could be compared."
-    yield counter("vfl_serve_shadow_rows_total", text, rows, (*_MODEL, "compared"))
-    text = "Compared rows that the shadow decides otherwise."
-    yield counter("vfl_serve_shadow_differs_total", text, decided, _MODEL)
-    text = "Absolute differences of the scores of compared rows, summed."
-    yield counter("vfl_serve_shadow_difference_total", text, apart, _MODEL)

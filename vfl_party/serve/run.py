@@ -1,4 +1,4 @@
-"""Runs a party that serves: the active one answers HTTP, the passive ones answer it."""
+"""Runs a serving party: the active party answers HTTP, passive parties answer the active party."""
 
 from __future__ import annotations
 
@@ -24,24 +24,26 @@ from vfl_common.rpc.serving.service import MAX_STREAMS, SERVICE
 from vfl_common.rpc.serving.several import SeveralRuns
 from vfl_party.assembly.machine import room
 from vfl_party.predict.prediction import TrainedRun
-from vfl_party.serve.active import Active, ActiveRun
+from vfl_party.serve.active import Active
 from vfl_party.serve.counts import Counts
 from vfl_party.serve.granted import GrantWatch
-from vfl_party.serve.models.chosen import Chosen
-from vfl_party.serve.models.compare import Disagreement
-from vfl_party.serve.models.follow import Follower
-from vfl_party.serve.models.lineage import Lineage, LoadedRun
-from vfl_party.serve.opening import Opened, Opener, loading, missing, present
+from vfl_party.serve.models import ChosenRun, Follower, Lineage, LoadedRun
+from vfl_party.serve.opening import (
+    OpenedRun,
+    Opener,
+    choose_loader,
+    is_peer_missing,
+    list_attending,
+)
 from vfl_party.serve.passive import Passive
-from vfl_party.serve.reach import check_open, hosts, plain_words
-from vfl_party.serve.rpc.model import answering as answering_grpc
-from vfl_party.serve.telling.teller import telling
-from vfl_party.serve.tokens import Tokens
+from vfl_party.serve.rpc import serve_grpc
+from vfl_party.serve.telling import open_request_reporter
+from vfl_party.serve.tokens import Tokens, check_open, describe_plain_tokens, get_allowed_hosts
 
 # These logs are in the folder of the party's runs, since they outlive each served run.
 LOG, ACCESS = "serve-{}.jsonl", "serve-access-{}.jsonl"
-# After a handover the passive parties connect again within a second. One that is gone is not waited
-# for.
+# Maximum wait for passive parties to reconnect after a handover, which takes them about a second,
+# and the interval between two checks.
 _COME_S, _LOOK_S = 5.0, 0.02
 INSTALL = "pip install '.[serve]' in the clone of vfl"
 
@@ -51,12 +53,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 R = TypeVar("R", bound=LoadedRun)
-# By the name of the recipe.
+# {recipe name: the runs of the model}
 Lineages = Mapping[str, Lineage[R]]
 
 
 class _Hangup(Exception):  # noqa: N818 - a person's wish, not a fault
-    """SIGHUP has come."""
+    """The process has received SIGHUP."""
 
 
 @dataclass
@@ -64,25 +66,25 @@ class ServingParty:
     """A party that serves trained runs.
 
     Args:
-        path: of the party file.
-        file: what it says, with what the command line replaces in it.
-        chosen: the runs. Of a model the run in production answers, if it is among them, else the
-            first.
-        device: replaces the file's.
-        source: of the table with the people who may be asked for; None: the party file's.
-        metrics: host:port for Prometheus; '' for none.
-        solo: whether the active party scores by itself, with each run's student.
+        path: The path of the party file.
+        file: The settings of the party file, with replacements from the command line.
+        chosen: The runs. For each model the run in production answers if it is chosen, otherwise
+            the first run.
+        device: Replaces the device of the party file.
+        source: The table with the served ids; None: the table of the party file.
+        metrics: host:port of the metrics for Prometheus; '' for none.
+        solo: Whether the active party scores alone, with each run's student.
     """
 
     path: Path
     file: PartyFile
-    chosen: Sequence[Chosen]
+    chosen: Sequence[ChosenRun]
     console: Console
     device: str | None = None
     source: str | None = None
     metrics: str = ""
     solo: bool = False
-    # Counts the requests of the HTTP port by status.
+    # Counts requests of both ports by HTTP status.
     counts: Counts = field(default_factory=Counts)
 
     @property
@@ -97,28 +99,24 @@ class ServingParty:
 
     @property
     def follows(self) -> set[str]:
-        """The names of the models whose run in production is served."""
+        """Returns the names of the models whose run in production is served."""
         return {run.follows for run in self.chosen if run.follows}
 
     def run(self, *, listens: bool = False) -> None:
-        """Serves until a signal comes. Raises VflError, also if this party ``listens`` for HTTP and
-        is passive.
+        """Serves until a signal ends the program. Raises VflError.
+
+        ``listens``: whether the command line sets the address of HTTP, which is an error at a
+        passive party.
         """
-        load = loading(solo=self.solo)
+        load = choose_loader(solo=self.solo)
         runs = [load(run.folder, self.file.name) for run in self.chosen]
-        routed = [*self.settings.weights, *self.settings.shadow]
         is_active = runs[0].recipe.active.name == self.file.name
         if listens and not is_active:
             raise InputError(
                 Code.CONFIG_INVALID,
                 f"--http: only for the active party, but {self.file.name} is passive. Remove it.",
             )
-        if is_active:
-            # Whoever names a run there need not name it twice.
-            known = {run.run_id for run in runs}
-            more = [run_id for run_id in dict.fromkeys(routed) if run_id not in known]
-            runs += self._beside(runs, [self._load_routed_run(run_id) for run_id in more])
-        log_to(self._beside_runs(LOG), party=self.file.name)
+        log_to(self._log_path(LOG), party=self.file.name)
         room(self.file)
         opener = Opener(
             self.path, self.file, runs, self.console, self.device, self.source, solo=self.solo
@@ -128,26 +126,27 @@ class ServingParty:
             stack.callback(opener.close)
             port = None
             if is_active:
-                port = self._answer(stack, opener, runs)
+                port = self._start_active(stack, opener, runs)
             else:
-                self._attend(stack, opener, runs, failed)
+                self._start_passive(stack, opener, runs, failed)
             watch = GrantWatch(lambda: [*opener.approvals.values()], failed, self.console.emit)
             stack.callback(watch.close)
             watch.watch()
             on_hangup(lambda: failed.put(_Hangup()))
             notify("READY=1")
             while isinstance(ended := failed.get(), _Hangup):
-                if self._hands_over(opener, port):
+                if self._hand_over(opener, port):
                     return
             raise ended
 
-    def _hands_over(self, opener: Opener, port: HttpPort | None) -> bool:
-        """Has a new process take over; returns whether it does. ``port``: of HTTP, if this party is
-        active.
+    def _hand_over(self, opener: Opener, port: HttpPort | None) -> bool:
+        """Starts a new process that takes over; returns whether it succeeded.
+
+        ``port``: The HTTP port of an active party.
         """
         sockets = {"http": port.socket} if port is not None else {}
         try:
-            process = hand_over(sockets, lambda: {"present": present(opener.tallies)})
+            process = hand_over(sockets, lambda: {"present": list_attending(opener.tallies)})
         except InputError as error:
             log.error("%s", error, extra={"event": "handover"})
             self.console.show("advice", said=str(error))
@@ -157,112 +156,102 @@ class ServingParty:
             port.leave()
         return True
 
-    def _takes_over(
+    def _take_over(
         self, stack: ExitStack, opener: Opener, runs: Sequence[TrainedRun]
     ) -> tuple[dict[str, socket.socket], dict[str, list[str]]]:
-        """Waits until the process before this one has ended, if there is one, and serves metrics.
-        Returns its sockets, and {run id: who attended it}. Raises InputError.
-        """
-        before = get_predecessor()
-        there: dict[str, list[str]] = before.wait()["present"] if before is not None else {}
-        stack.enter_context(self._expose(opener, runs))
-        return dict(before.sockets) if before is not None else {}, there
+        """Waits for the end of the process that this one replaces, if any, and serves metrics.
 
-    def _beside_runs(self, name: str) -> Path:
-        """Returns the path of a log; ``name``: with a place for the party's name."""
+        Returns the sockets of that process, and {run id: the passive parties that were connected}.
+        Raises InputError.
+        """
+        predecessor = get_predecessor()
+        connected: dict[str, list[str]] = (
+            predecessor.wait()["present"] if predecessor is not None else {}
+        )
+        stack.enter_context(self._serve_metrics(opener, runs))
+        return dict(predecessor.sockets) if predecessor is not None else {}, connected
+
+    def _log_path(self, name: str) -> Path:
+        """Returns the path of a log. ``name``: A format string for the party's name."""
         return self.registry.out / name.format(self.file.name)
 
-    def _load_routed_run(self, run_id: str) -> TrainedRun:
-        """Loads a run that ``serve.weights`` or ``serve.shadow`` names. Raises InputError."""
-        try:
-            return loading(solo=self.solo)(self.registry.out / run_id, self.file.name)
-        except InputError as error:
-            key = "weights" if run_id in self.settings.weights else "shadow"
-            raise InputError(error.code, f"serve.{key}: {run_id}: {error}") from None
-
-    def _beside(
-        self, runs: Sequence[TrainedRun], more: Sequence[TrainedRun]
-    ) -> Sequence[TrainedRun]:
-        """Returns ``more``, if they are of the models of ``runs``. Raises InputError."""
-        models = {run.recipe.name for run in runs}
-        for run in more:
-            if run.recipe.name not in models:
-                raise InputError(
-                    Code.CONFIG_INVALID,
-                    f"serve.weights, serve.shadow: run {run.run_id} belongs to model "
-                    f"{run.recipe.name}, which is not served. Give a run of it with --run.",
-                )
-        return more
-
-    def _attend(
+    def _start_passive(
         self,
         stack: ExitStack,
         opener: Opener,
         runs: Sequence[TrainedRun],
         failed: queue.SimpleQueue[BaseException],
     ) -> None:
-        """Begins to answer the active party. Raises VflError. ``failed``: gets what ends it."""
+        """Starts to answer the active party. Raises VflError.
+
+        ``failed``: Receives the error that ends a stream for good.
+        """
         opened = [opener.open(run) for run in runs]
-        self._takes_over(stack, opener, runs)
+        self._take_over(stack, opener, runs)
         patient = len(runs) > 1 or bool(self.follows)
         passive = Passive(opener, opened[0], self.console, failed, patient=patient)
         self.console.emit("ready", name=passive.name, address=passive.address)
-        self._serve(stack, opener, opened, passive.open)
+        self._start_runs(stack, opener, opened, passive.open)
 
-    def _answer(self, stack: ExitStack, opener: Opener, runs: Sequence[TrainedRun]) -> HttpPort:
-        """Begins to answer HTTP; returns the port. Raises VflError."""
-        http, settings = _http(), self.settings
+    def _start_active(
+        self, stack: ExitStack, opener: Opener, runs: Sequence[TrainedRun]
+    ) -> HttpPort:
+        """Starts to answer HTTP; returns the port. Raises VflError."""
+        http, settings = _import_http(), self.settings
         check_open(settings)
         http.require_certificate(settings)
-        if (text := plain_words(settings)) is not None:
+        if (text := describe_plain_tokens(settings)) is not None:
             log.warning("%s", text, extra={"event": "advice"})
             self.console.show("advice", said=text)
         path = Path(settings.tokens) if settings.tokens is not None else None
         counts = Path(self.file.out) / f"tokens-{self.file.name}.json" if path is not None else None
-        # What is wrong with the file must be said while the process before this one still answers.
+        # Errors in the token file must be raised while the previous process still answers.
         Tokens(path)
         opened = [opener.open(run) for run in runs]
-        sockets, there = self._takes_over(stack, opener, runs)
+        sockets, connected = self._take_over(stack, opener, runs)
         tokens = Tokens(path, kept=counts)
-        # A followed model has its kept runs, one that starts and one that ends.
+        # A followed model has its kept runs, a run that starts and a run that ends.
         max_runs = len(runs) + len(self.follows) * (settings.keep + 2)
         several = SeveralRuns(opener.keyring, opener.passives, max_runs)
         active = Active(opener, several, self.console, tokens, http.served)
-        lines = self._serve(stack, opener, opened, active.open)
-        models = self._models(lines, http)
+        lines = self._start_runs(stack, opener, opened, active.open)
+        models = {name: http.model(line) for name, line in lines.items()}
         may_ask = [self.file.name, *opener.servers, *opener.passives]
         health = Health({SERVICE: lambda: True}, opener.keyring, may_ask=may_ask)
         threads = (MAX_STREAMS * max_runs + MAX_CHECKS) * len(opener.passives) + 2 * MAX_CHECKS + 4
         address = ""
         if not self.solo:
-            own = self.settings.listen or self.file.listen
-            listens = run_server(own, opener.keyring, [several, health], threads)
+            listen_address = self.settings.listen or self.file.listen
+            listens = run_server(listen_address, opener.keyring, [several, health], threads)
             _, address = stack.enter_context(listens)
             stack.callback(several.close)
         catalog = http.catalog(models, tokens, self.counts, opener.disk.ready)
-        access = self._beside_runs(ACCESS) if settings.access_log else None
-        access_log = telling(access, self.file.name)
-        teller = stack.enter_context(access_log)
-        app = http.make_app(catalog, hosts(settings), teller)
-        # Whoever has attended comes back, and until then callers wait in the socket.
+        access = self._log_path(ACCESS) if settings.access_log else None
+        access_log = open_request_reporter(access, self.file.name)
+        reporter = stack.enter_context(access_log)
+        app = http.make_app(catalog, get_allowed_hosts(settings), reporter)
+        # The passive parties reconnect; until then new connections wait in the socket.
         until_s = time.monotonic() + _COME_S
-        while time.monotonic() < until_s and missing(there, present(opener.tallies)):
+        while time.monotonic() < until_s and is_peer_missing(
+            connected, list_attending(opener.tallies)
+        ):
             time.sleep(_LOOK_S)
         port: HttpPort = stack.enter_context(http.listening(app, settings, sockets.get("http")))
-        grpc = stack.enter_context(answering_grpc(catalog, settings, teller))
+        grpc = stack.enter_context(serve_grpc(catalog, settings, reporter))
         where = {"http": port.url} | ({"grpc": grpc} if grpc is not None else {})
         self.console.emit("ready", name=self.file.name, address=address, **where)
         return port
 
-    def _serve(
+    def _start_runs(
         self,
         stack: ExitStack,
         opener: Opener,
-        opened: Sequence[Opened],
-        begin: Callable[[Opened], R],
+        opened: Sequence[OpenedRun],
+        begin: Callable[[OpenedRun], R],
     ) -> Lineages[R]:
-        """Serves runs until the stack ends, and follows the registry. Returns the lines by the
-        names of the models. Raises VflError.
+        """Serves runs until ``stack`` closes, and follows the registry. Raises VflError.
+
+        ``begin``: Starts to serve an opened run.
         """
 
         def load(run_id: str) -> R:
@@ -274,15 +263,15 @@ class ServingParty:
                 raise
 
         production = {run.folder.name for run in self.chosen if run.follows}
-        by_model = dict[str, list[R]]()
+        runs_by_model = dict[str, list[R]]()
         for loaded in opened:
-            runs, run = by_model.setdefault(loaded.trained.recipe.name, []), begin(loaded)
-            if all(known.run_id != run.run_id for known in runs):
+            runs, run = runs_by_model.setdefault(loaded.trained.recipe.name, []), begin(loaded)
+            if all(other.run_id != run.run_id for other in runs):
                 runs.insert(0 if run.run_id in production else len(runs), run)
         lines = dict[str, Lineage[R]]()
-        for name, runs in by_model.items():
-            before = self._before(name, runs, load) if name in self.follows else []
-            line = Lineage(name, runs, before, self.settings.keep, self.console.emit)
+        for name, runs in runs_by_model.items():
+            previous_ids = self._load_previous(name, runs, load) if name in self.follows else []
+            line = Lineage(name, runs, previous_ids, self.settings.keep, self.console.emit)
             stack.callback(line.close)
             lines[name] = line
         followed = [line for name, line in lines.items() if name in self.follows]
@@ -291,9 +280,10 @@ class ServingParty:
         follower.watch()
         return lines
 
-    def _before(self, name: str, runs: list[R], load: Callable[[str], R]) -> list[str]:
-        """Adds the runs that were in production before to ``runs``, so that a rollback takes no
-        time; returns their ids, the last first.
+    def _load_previous(self, name: str, runs: list[R], load: Callable[[str], R]) -> list[str]:
+        """Appends earlier runs in production to ``runs``, so that a rollback loads nothing.
+
+        Returns their ids, with the latest first.
         """
         result = list[str]()
         line = self.registry.lines().get(name)
@@ -306,54 +296,9 @@ class ServingParty:
                 self.console.emit("advice", said=f"run {run_id}: no rollback to it ({error})")
         return result
 
-    def _models(self, lines: Lineages[ActiveRun], http: _Http) -> dict[str, Any]:
-        """Returns what the catalog has of each line. Raises InputError."""
-        return {name: http.model(line, self._route(line, http)) for name, line in lines.items()}
-
-    def _route(self, line: Lineage[ActiveRun], http: _Http) -> Any:
-        """Returns how a model's requests are shared; None if one run has them all. Raises
-        InputError.
-        """
-        weights = {
-            run_id: self.settings.weights[run_id]
-            for run_id in sorted(self.settings.weights)
-            if line.find(run_id) is not None
-        }
-        shadow = [run_id for run_id in self.settings.shadow if line.find(run_id) is not None]
-        if sum(weights.values()) > 1.0:
-            raise InputError(
-                Code.CONFIG_INVALID,
-                f"serve.weights: the sum for model {line.name} must be at most 1 "
-                f"(got {sum(weights.values())}). Decrease the weights.",
-            )
-        if len(shadow) > 1:
-            raise InputError(
-                Code.CONFIG_INVALID,
-                f"serve.shadow: model {line.name} can have one shadow (got {', '.join(shadow)}). "
-                "Keep one of them.",
-            )
-        if not weights and not shadow:
-            return None
-
-        def find(run_id: str) -> Any:
-            run = line.find(run_id)
-            return run.served if run is not None else None
-
-        disagreement = Disagreement()
-        if shadow and (run := line.find(shadow[0])) is not None:
-            run.opened.tally.shadow = disagreement
-        return http.routed(
-            line.name,
-            find,
-            lambda ids: line.now.opened.store.held.spelt(ids),
-            weights,
-            shadow[0] if shadow else "",
-            disagreement,
-        )
-
     @contextlib.contextmanager
-    def _expose(self, opener: Opener, runs: Sequence[TrainedRun]) -> Iterator[None]:
-        """Serves metrics to Prometheus, if they were asked for."""
+    def _serve_metrics(self, opener: Opener, runs: Sequence[TrainedRun]) -> Iterator[None]:
+        """Serves metrics to Prometheus if ``metrics`` has an address."""
         if not self.metrics:
             yield
             return
@@ -380,32 +325,28 @@ class ServingParty:
 
 
 @dataclass(frozen=True)
-class _Http:
-    """What the port is made of, which needs packages of the extra."""
+class _HttpParts:
+    """Classes and functions of the HTTP port, which need the packages of the extra ``serve``."""
 
     make_app: Callable[..., Any]
     listening: Callable[..., Any]
     catalog: Callable[..., Any]
     model: Callable[..., Any]
-    routed: Callable[..., Any]
     served: Callable[..., Any]
     require_certificate: Callable[..., None]
 
 
-def _http() -> _Http:
-    """Imports the HTTP port. Raises InputError if its packages are missing."""
+def _import_http() -> _HttpParts:
+    """Imports the HTTP port. Raises InputError if a package is missing."""
     try:
         from vfl_party.serve.http.app import make_app
         from vfl_party.serve.http.catalog import Catalog, ServedModel
         from vfl_party.serve.http.port import listening as listening_http
         from vfl_party.serve.http.port import require_certificate
-        from vfl_party.serve.http.routed import Routed
         from vfl_party.serve.http.served import Served
     except ImportError as error:
         raise InputError(
             Code.CONFIG_INVALID,
             f"serve: FastAPI cannot be imported ({str(error).splitlines()[0]}). Run {INSTALL}.",
         ) from None
-    return _Http(
-        make_app, listening_http, Catalog, ServedModel, Routed, Served, require_certificate
-    )
+    return _HttpParts(make_app, listening_http, Catalog, ServedModel, Served, require_certificate)

@@ -1,4 +1,4 @@
-"""What a request gets back: a score for each row, who took part in it, and why others did not."""
+"""The scores of a request, with the parties of each row and the reasons of missing parties."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-# Outcome of a row: all parties took part, some did, or no needed party knows the id. ``refused``:
-# the parties that took part give less quality than requested. ``failed``: what they sent gives no
-# number, or the active party's own features cannot be had. ``incomplete``: the model needs a party
-# that is missing, and has nothing in its place. ``unmeasured``: something takes the place of a
-# party that is missing, and nobody has measured how good the scores are then.
+# The state of a row. ``scored``: all parties took part. ``partly``: some parties took part.
+# ``unknown``: no required party knows the id. ``refused``: the parties give less quality than
+# requested. ``failed``: the score is not a number, or the active party's features cannot be read.
+# ``incomplete``: the model cannot score without a missing party. ``unmeasured``: the quality
+# without a missing party was never measured.
 State = Literal["scored", "partly", "unknown", "refused", "failed", "incomplete", "unmeasured"]
 # The reason why a party took no part in a row. ``not answered``: a passive party does not know the
-# id, has refused it, or cannot use its features; it does not tell which. ``unknown id``: the active
-# party itself does not know the id. ``not needed``: a party before it has answered, and the parties
-# hold different rows.
+# id, has refused it, or cannot use its features; it does not reveal which. ``unknown id``: the
+# active party does not know the id. ``not needed``: parties hold different rows, and an earlier
+# party has answered.
 Why = Literal["not answered", "unknown id", "away", "late", "failed", "not needed"]
 
 
 @dataclass(frozen=True)
 class RequestPart:
-    """Who takes part in a row.
+    """The parties of a row's score.
 
     Args:
-        parties: those that do, in the recipe's order.
-        missing: {party that does not: why}.
-        quality: what was measured of the model with these parties; None: nothing was.
-        run: the id of the run that scores the row.
+        parties: The parties that take part, in the recipe's order.
+        missing: {missing party: the reason}.
+        quality: The measured quality of the model with these parties; None if not measured.
+        run: The id of the run that scores the row.
     """
 
     parties: tuple[str, ...]
@@ -44,40 +44,34 @@ class ServedScores:
     """The scores of N rows.
 
     Args:
-        columns: {column of a result: its values, [N]}; without meaning for rows without a score.
-        state: of each row.
-        parts: who takes part; rows share them.
-        of_part: the number of each row's part.
+        columns: {result column: values [N]}; undefined for rows without a score.
+        state: The state of each row.
+        parts: The different sets of parties of the rows.
+        part_numbers: int64 [N], the index into ``parts`` of each row.
     """
 
     columns: Mapping[str, npt.NDArray[Any]]
     state: Sequence[State]
     parts: Sequence[RequestPart]
-    of_part: npt.NDArray[np.int64]
+    part_numbers: npt.NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.state)
 
-    def taken(self, rows: slice) -> ServedScores:
-        """Returns the scores of some rows."""
+    def slice_rows(self, rows: slice) -> ServedScores:
+        """Returns the scores of a slice of the rows."""
         columns = {name: values[rows] for name, values in self.columns.items()}
-        return ServedScores(columns, self.state[rows], self.parts, self.of_part[rows])
+        return ServedScores(columns, self.state[rows], self.parts, self.part_numbers[rows])
 
-    def by(self, run_id: str) -> ServedScores:
-        """Returns the same scores, as those of a run."""
+    def with_run(self, run_id: str) -> ServedScores:
+        """Returns the same scores with the id of the run that made them."""
         return replace(self, parts=[replace(part, run=run_id) for part in self.parts])
 
-    def ordered(self, rows: npt.NDArray[np.int64]) -> ServedScores:
-        """Returns the scores of the rows with these numbers, in their order."""
-        columns = {name: values[rows] for name, values in self.columns.items()}
-        state = [self.state[at] for at in rows.tolist()]
-        return ServedScores(columns, state, self.parts, self.of_part[rows])
-
     def part(self, row: int) -> RequestPart:
-        """Returns who takes part in a row."""
-        return self.parts[int(self.of_part[row])]
+        """Returns the parties of a row's score."""
+        return self.parts[int(self.part_numbers[row])]
 
     @property
     def has_score(self) -> list[bool]:
-        """Whether each row has a score."""
+        """Returns whether each row has a score."""
         return [state in ("scored", "partly") for state in self.state]

@@ -1,5 +1,5 @@
-"""What a serving party holds: its models, and the features of ids; a table in memory is renewed
-while it serves.
+"""The models of a serving party and the features of ids. A table in memory is reloaded when it
+changes.
 """
 
 from __future__ import annotations
@@ -50,20 +50,20 @@ from vfl_party.predict.prediction import Prediction, TrainedRun, prediction_data
 from vfl_party.predict.results import id_names
 from vfl_party.predict.trained import TrainedParty, of_state
 from vfl_party.serve.stores.by_ids import ByIds
-from vfl_party.serve.stores.opened import no_rows, open_store
+from vfl_party.serve.stores.opened import make_empty_table, open_store
 from vfl_party.serve.stores.seam import UNKNOWN_ROW, LookupResult
 
-# Limit of one id with all its columns, in characters, before and after normalisation: the ids of
-# one question must fit into a gRPC message.
+# Maximum number of characters of an id with all its columns, before and after normalisation: the
+# ids of a question must fit into a gRPC message.
 LONGEST_ID = 1_000
-# Interval between two looks at a table's files.
+# Default seconds between two checks whether the table's files have changed.
 _REFRESH_S = 5.0
 
 log = logging.getLogger(__name__)
 
 
 class ServingWork(Prediction):
-    """See ``vfl_party.assembly.party.Work``: rows that wait to be asked for."""
+    """Prepares the models and rows for requests; see ``vfl_party.assembly.party.Work``."""
 
     def phases(self, party: Party, prepared: Prepared) -> Sequence[Phase]:
         _ = prepared
@@ -73,17 +73,17 @@ class ServingWork(Prediction):
 
 @dataclass(frozen=True)
 class Held:
-    """A party's rows and models, as they are until the table changes.
+    """A party's rows and models. A changed table gets a new object.
 
     Args:
-        party: with models and features.
-        places: {id, as the parties spell it: row}; empty if ``asks`` is given.
-        version: names this state of the table; it says nothing of what is in it.
-        rules: how ids are spelt.
-        columns: the names of the id columns.
-        preparing: prepares rows that a caller gives; None without features.
-        gives: what ``LookupResult.inputs`` gives, for the rows in memory.
-        asks: the store that is asked for the rows of each question; None: they are in memory.
+        party: The party with models and features.
+        places: {normalised id: row number}; empty if ``asks`` is given.
+        version: A random name of this state of the table; it reveals nothing about the rows.
+        rules: The rules that normalise ids.
+        columns: The names of the id columns.
+        preparing: Prepares rows that a caller sends; None if the party has no features.
+        make_inputs: The ``LookupResult.inputs`` for rows in memory.
+        asks: The store that is queried for each question; None: the rows are in memory.
     """
 
     party: Party
@@ -92,25 +92,26 @@ class Held:
     rules: tuple[str, ...]
     columns: tuple[str, ...]
     preparing: TrainedParty | None
-    gives: Callable[[Rows], tuple[Tensor, ...]]
+    make_inputs: Callable[[Rows], tuple[Tensor, ...]]
     asks: ByIds | None = None
 
     @property
     def features_version(self) -> str:
-        """Names the state of the features, as answers do."""
+        """Returns the version of the features, which answers contain."""
         return self.version if self.asks is None else self.asks.version
 
     @property
     def inexact(self) -> str:
-        """Why a row's scores may depend in their last bits on the rows that are asked for with it,
-        of this party's models; '' if they do not.
+        """Returns why the last bits of a row's scores may depend on the other rows of a request;
+        '' if they do not.
         """
         return describe_inexact(self.party.scores.blocks)
 
     @property
     def widths(self) -> Mapping[str, int]:
-        """{passive party: how many numbers it sends of an id}: an embedding, or the latents of a
-        row that others do not hold.
+        """Returns {passive party: how many numbers it sends for an id}.
+
+        They are an embedding, or the latents of a row if parties hold different rows.
         """
         party = self.party
         if not party.recipe.own_rows:
@@ -121,13 +122,13 @@ class Held:
     def _latents(self) -> int:
         return math.prod(get_latent_shape(self.party))
 
-    def spelt(self, ids: Sequence[str]) -> list[str | None]:
-        """Returns ids as the parties have matched them; None for what is no id.
+    def normalize(self, ids: Sequence[str]) -> list[str | None]:
+        """Returns ids in the spelling of the alignment, with None for invalid ids.
 
-        An id of several columns has its cells in their order, with ``SEPARATOR`` between them.
+        The cells of an id of several columns are in order, with ``SEPARATOR`` between them.
         """
         if len(self.columns) == 1 and not self.rules:
-            # The same, and much sooner for a few.
+            # This gives the same result as below, and is faster for few ids.
             return [
                 text if text and not text.isspace() and len(text) <= LONGEST_ID else None
                 for text in ids
@@ -136,79 +137,83 @@ class Held:
             cells: list[Sequence[str | None]] = [ids]
         else:
             split = [text.split(SEPARATOR) for text in ids]
-            whole = [parts if len(parts) == len(self.columns) else None for parts in split]
+            complete = [parts if len(parts) == len(self.columns) else None for parts in split]
             cells = [
-                [parts[at] if parts is not None else None for parts in whole]
+                [parts[at] if parts is not None else None for parts in complete]
                 for at in range(len(self.columns))
             ]
-        spelt: list[str | None] = normalize_ids(cells, self.rules).to_pylist()
-        # Unicode's normal form may be 18 times as long.
-        return [text if text is not None and len(text) <= LONGEST_ID else None for text in spelt]
+        normalized: list[str | None] = normalize_ids(cells, self.rules).to_pylist()
+        # The normal form of Unicode can be 18 times as long.
+        return [
+            text if text is not None and len(text) <= LONGEST_ID else None for text in normalized
+        ]
 
     def look_up(self, ids: Sequence[str | None], until_s: float) -> LookupResult:
-        """Returns what is known of ids, as the parties spell them; None is no id.
+        """Looks up the features of normalised ids; None stands for an invalid id.
 
-        Raises TimeoutError at ``until_s`` (monotonic), and InputError if the store cannot be asked.
+        Raises TimeoutError at ``until_s`` (monotonic), and InputError if the query fails.
         """
         if self.asks is not None:
             return self.asks.look_up(ids, until_s)
         places = self.places
         numbers = (places.get(name, UNKNOWN_ROW) if name else UNKNOWN_ROW for name in ids)
         rows = np.fromiter(numbers, np.int64, len(ids))
-        return LookupResult(rows, self.gives, self.version)
+        return LookupResult(rows, self.make_inputs, self.version)
 
     def cells(self, result: LookupResult, rows: Rows) -> Cells:
-        """Returns the cells of rows of ``result``, of a model that takes these."""
+        """Returns the cells of ``rows`` of ``result``, for a model that takes cells."""
         numbers_NF, codes_NK = result.inputs(rows)
         return numbers_NF.numpy(), codes_NK.numpy()
 
     @property
     def draws(self) -> bool:
-        """Whether the encoder draws its embeddings."""
+        """Returns whether the encoder samples its embeddings at random."""
         return isinstance(self.party.models.get("encoder"), StochasticEncoder)
 
     @torch.no_grad()
     def embed(self, result: LookupResult, rows: Rows, *, drawn: bool = True) -> Tensor:
-        """Returns the party's embeddings of rows of ``result``, float32 [N, D], on the CPU.
+        """Returns this party's embeddings of ``rows`` of ``result``, float32 [N, D], on the CPU.
 
-        A row has the same embedding whichever rows are asked for with it, unless the encoder draws
-        embeddings: its noise depends on the other rows. ``drawn``: whether it does so here; else it
-        gives their means.
+        A row's embedding does not depend on the other rows, unless the encoder samples embeddings.
+        ``drawn``: whether such an encoder samples; otherwise it returns the means.
         """
         party = self.party
-        own = party.recipe.own_rows
-        encode: Callable[..., Tensor] = party.models["encoder"] if own else party.encode
+        parties_hold_own_rows = party.recipe.own_rows
+        encode: Callable[..., Tensor] = (
+            party.models["encoder"] if parties_hold_own_rows else party.encode
+        )
         if not drawn:
             encode = deterministic(party.models["encoder"])
         blocks = party.scores.blocks.get("encoder")
         parts = [
             in_blocks(encode, blocks, *result.inputs(chunk)) for chunk in split_into_chunks(rows)
         ]
-        empty = torch.empty(0, self._latents if own else party.embedding_size)
-        whole = torch.cat(parts).cpu() if parts else empty
-        return whole.flatten(1) if own else whole
+        empty = torch.empty(0, self._latents if parties_hold_own_rows else party.embedding_size)
+        embeddings = torch.cat(parts).cpu() if parts else empty
+        return embeddings.flatten(1) if parties_hold_own_rows else embeddings
 
     @torch.no_grad()
-    def solo(self, result: LookupResult, rows: Rows) -> Tensor | None:
-        """Returns what the run's student gives for rows of ``result``, [N, O]; None if it has
-        trained none.
+    def score_by_student(self, result: LookupResult, rows: Rows) -> Tensor | None:
+        """Returns the student's outputs for ``rows`` of ``result``, [N, O]; None if the run has no
+        student.
         """
         if SOLO not in self.party.models:
             return None
-        parts = [self._student(*result.inputs(chunk)) for chunk in split_into_chunks(rows)]
+        parts = [self._run_student(*result.inputs(chunk)) for chunk in split_into_chunks(rows)]
         empty = torch.empty(0, self.party.recipe.task.outputs, device=self.party.device)
         return torch.cat(parts) if parts else empty
 
     @torch.no_grad()
-    def solo_given(self, columns: Mapping[str, Sequence[Any]], n: int) -> Tensor | None:
-        """Returns what the run's student gives for rows of a caller; see ``solo`` and
-        ``embed_given``.
+    def score_given_by_student(self, columns: Mapping[str, Sequence[Any]], n: int) -> Tensor | None:
+        """Returns the student's outputs for rows that a caller sends.
+
+        See ``score_by_student`` and ``embed_given``.
         """
         if SOLO not in self.party.models:
             return None
-        return self._student(*self._inputs_of(columns, n))
+        return self._run_student(*self._prepare_inputs(columns, n))
 
-    def _student(self, *inputs: Tensor) -> Tensor:
+    def _run_student(self, *inputs: Tensor) -> Tensor:
         """Returns the student's outputs [N, O] for an encoder's inputs, [N, …] each."""
         party = self.party
         precision = party.recipe.model.precision
@@ -217,37 +222,43 @@ class Held:
 
     @torch.no_grad()
     def embed_given(self, columns: Mapping[str, Sequence[Any]], n: int) -> Tensor:
-        """Returns the party's embeddings of ``n`` rows that a caller gives, float32 [N, D], on the
-        CPU. Raises InputError if the columns are not those of training.
+        """Returns this party's embeddings of ``n`` rows that a caller sends.
+
+        They are float32 [N, D], on the CPU. Raises InputError if the columns differ from those of
+        training.
         """
         party = self.party
         return in_blocks(
-            party.encode, party.scores.blocks.get("encoder"), *self._inputs_of(columns, n)
+            party.encode, party.scores.blocks.get("encoder"), *self._prepare_inputs(columns, n)
         ).cpu()
 
-    def _inputs_of(self, columns: Mapping[str, Sequence[Any]], n: int) -> list[Tensor]:
-        """Returns the encoder's inputs of rows of a caller, [N, …] each."""
+    def _prepare_inputs(self, columns: Mapping[str, Sequence[Any]], n: int) -> list[Tensor]:
+        """Returns the encoder's inputs for rows that a caller sends, [N, …] each."""
         preparing, table = self._check_columns(columns, n)
         return [tensor.to(self.party.device) for tensor in preparing.inputs(table)]
 
     def cells_given(self, columns: Mapping[str, Sequence[Any]], n: int) -> Cells:
-        """Returns the cells of ``n`` rows that a caller gives; see ``embed_given``."""
+        """Returns the cells of ``n`` rows that a caller sends; see ``embed_given``."""
         preparing, table = self._check_columns(columns, n)
         return preparing.cells(table)
 
     def _check_columns(
         self, columns: Mapping[str, Sequence[Any]], n: int
     ) -> tuple[TrainedParty, pa.Table]:
-        """Returns rows of a caller, and what prepares them. Raises InputError."""
+        """Returns the object that prepares a caller's rows, and the rows. Raises InputError."""
         if self.preparing is None:
             raise InputError(
                 Code.DATA_INVALID, f"columns: {self.party.name} has no features. Leave columns out."
             )
-        known = self.preparing.preprocessor
-        wanted = (*known.numeric_names, *known.categorical_names) if known is not None else ()
-        more = [name for name in columns if name not in wanted]
-        if more:
-            names = list_names([shorten(name) for name in more])
+        preprocessor = self.preparing.preprocessor
+        training_columns = (
+            (*preprocessor.numeric_names, *preprocessor.categorical_names)
+            if preprocessor is not None
+            else ()
+        )
+        unknown = [name for name in columns if name not in training_columns]
+        if unknown:
+            names = list_names([shorten(name) for name in unknown])
             raise InputError(
                 Code.DATA_INVALID,
                 f"columns: the model was not trained with {names}. Leave out columns that are not "
@@ -270,28 +281,29 @@ class Held:
         return self.preparing, table
 
 
-def _gives(party: Party) -> Callable[[Rows], tuple[Tensor, ...]]:
-    """Returns what gives the encoder's arguments, or the cells for a model that takes these; none
-    for a party without features.
+def _make_input_function(party: Party) -> Callable[[Rows], tuple[Tensor, ...]]:
+    """Returns a function from row numbers to the encoder's arguments.
+
+    For a model that takes cells it returns cells; without features it returns nothing.
     """
     features, columns = party.features, party.data.columns
     if features is None or columns is None:
         return lambda _rows: ()
     if party.course.lone_phase is None:
         return features.inputs
-    whole = tuple(torch.from_numpy(array) for array in columns()[:2])
-    return lambda rows: tuple(tensor[torch.from_numpy(rows)] for tensor in whole)
+    cells = tuple(torch.from_numpy(array) for array in columns()[:2])
+    return lambda rows: tuple(tensor[torch.from_numpy(rows)] for tensor in cells)
 
 
 class FeatureLookup:
-    """Keeps a ``Held`` that is renewed when the table changes; readers never wait for that.
+    """Replaces ``held``, the current rows and models, when the table changes.
+
+    Readers never wait for a reload.
 
     Args:
-        trained: the model.
-        say: shows a sentence to the person here.
-        source, query: as in ``prediction_data``.
-
-    ``held``: the rows and models, as they are now.
+        trained: The trained run.
+        say: Reports an event to this party's operator.
+        source, query: See ``prediction_data``.
     """
 
     def __init__(
@@ -309,10 +321,10 @@ class FeatureLookup:
         self._advice = self._fingerprint = ""
         if store is None:
             self._settings = prediction_data(files.file.data, source, trained.state, query)
-            # As it was read, and as it was seen last.
-            self._looked = self._seen = _look(self._settings)
+            # The state of the files when the table was read, and at the last check.
+            self._read_stats = self._last_stats = _stat_files(self._settings)
             self.held, self._fingerprint = self._read()
-            self._tell_inexact()
+            self._report_inexact()
             return
         if source is not None:
             raise InputError(
@@ -323,15 +335,17 @@ class FeatureLookup:
         asks = open_store(files, trained, store, lambda text: say("advice", said=text))
         self._settings = asks.settings
         try:
-            self.held, _ = self._make(
-                self._settings, asks=asks, load=lambda *_: no_rows(asks.preprocessor, asks.name)
+            self.held, _ = self._assemble(
+                self._settings,
+                asks=asks,
+                load=lambda *_: make_empty_table(asks.preprocessor, asks.name),
             )
         except BaseException:
             asks.close()
             raise
-        self._tell_inexact()
+        self._report_inexact()
 
-    def _tell_inexact(self) -> None:
+    def _report_inexact(self) -> None:
         if why := self.held.inexact:
             self._say(
                 "advice",
@@ -340,21 +354,21 @@ class FeatureLookup:
 
     @property
     def at_once(self) -> int:
-        """How many questions may be looked up at the same time."""
+        """Returns how many questions may be looked up at the same time."""
         store = self._files.file.serve.store
         return 1 if store is None else store.connections
 
     def watch(self) -> None:
-        """Looks for changes of the table from now on, in a separate thread."""
+        """Starts a thread that checks the table for changes."""
         if self._refresh_s and self.held.asks is None:
             threading.Thread(target=self._watch, name="refresh", daemon=True).start()
 
     def when_renewed(self, call: Callable[[], None]) -> None:
-        """Has ``call`` called whenever the rows are new, in the watching thread."""
+        """Registers ``call``, which the watching thread calls after each reload with new rows."""
         self._renewed.append(call)
 
     def close(self) -> None:
-        """Ends the watch, and closes what is open."""
+        """Stops the watching thread and closes the store."""
         self._ended.set()
         if self.held.asks is not None:
             self.held.asks.close()
@@ -364,7 +378,7 @@ class FeatureLookup:
         interval_s = self._files.file.serve.refresh_s
         if interval_s is not None:
             return interval_s
-        # What is no file must be read whole to see a change.
+        # A change in a database is only visible after reading the whole table.
         return _REFRESH_S if is_path(self._settings.source) else 0.0
 
     def _watch(self) -> None:
@@ -374,19 +388,19 @@ class FeatureLookup:
                     call()
 
     def refresh(self) -> bool:
-        """Reads the table again if it has changed; a file must stay as it is from one call to the
-        next. Returns whether the rows are new: a table that cannot be used leaves the old ones in
-        their place.
+        """Reloads the table if it has changed and did not change between the last two calls.
+
+        Returns whether the rows are new. If the table cannot be used, the old rows stay.
         """
-        looked = _look(self._settings)
-        seen, self._seen = self._seen, looked
-        # One that has changed since the last look may be half written, and its last number cut.
-        if is_path(self._settings.source) and (looked == self._looked or looked != seen):
+        stats = _stat_files(self._settings)
+        last_stats, self._last_stats = self._last_stats, stats
+        # A file that has changed since the last check may be half written.
+        if is_path(self._settings.source) and (stats == self._read_stats or stats != last_stats):
             return False
         try:
             held, fingerprint = self._read()
         except VflError as error:
-            self._looked = looked
+            self._read_stats = stats
             text = f"cannot reload the table ({error}); the rows read before stay in use"
             if text != self._advice:
                 log.warning("%s", text, extra={"event": "refresh"})
@@ -394,9 +408,9 @@ class FeatureLookup:
             self._advice = text
             return False
         self._advice = ""
-        if _look(self._settings) != looked:
+        if _stat_files(self._settings) != stats:
             return False
-        self._looked = looked
+        self._read_stats = stats
         if fingerprint == self._fingerprint:
             return False
         self.held, self._fingerprint = held, fingerprint
@@ -404,19 +418,21 @@ class FeatureLookup:
         return True
 
     def _read(self) -> tuple[Held, str]:
-        return self._make(self._settings)
+        return self._assemble(self._settings)
 
-    def _make(
+    def _assemble(
         self, settings: DataSettings, asks: ByIds | None = None, load: Load = load
     ) -> tuple[Held, str]:
-        """Returns models with the rows that ``load`` reads, and the digest of the rows."""
+        """Returns the models with the rows that ``load`` reads, and the rows' digest."""
         files, trained = self._files, self._trained
         work = ServingWork(trained, files.settings, id_names(settings), ())
         opened = open_party(
             trained.recipe, files.name, settings, trained.encoder, load=load, work=work
         )
-        made = assemble(opened, expect_rows(opened), device=files.device, policy=files.policy())
-        fingerprint = _fingerprint(made)
+        assembled = assemble(
+            opened, expect_rows(opened), device=files.device, policy=files.policy()
+        )
+        fingerprint = _fingerprint(assembled)
         if fingerprint != self._fingerprint:
             for text in unseen(trained, opened.table):
                 self._say("unseen", said=text)
@@ -425,15 +441,15 @@ class FeatureLookup:
             preparing = of_state(
                 trained.run_id, files.name, trained.recipe, trained.encoder, trained.state
             )
-        return _make_held(opened, made, work.ids, preparing, asks), fingerprint
+        return _make_held(opened, assembled, work.ids, preparing, asks), fingerprint
 
 
-def _fingerprint(made: Assembled) -> str:
-    """Returns the digest of the rows as the model takes them."""
-    prepared = made.prepared
-    if made.party.course.lone_phase is None or prepared.preprocessor is None:
+def _fingerprint(assembled: Assembled) -> str:
+    """Returns the digest of the prepared rows."""
+    prepared = assembled.prepared
+    if assembled.party.course.lone_phase is None or prepared.preprocessor is None:
         return prepared.fingerprint
-    # An empty cell is not the number that fills it for encoders.
+    # These models distinguish an empty cell from the number that fills it for encoders.
     digest = hashlib.sha256(prepared.fingerprint.encode())
     for array in prepared.cells()[:2]:
         digest.update(np.ascontiguousarray(array).data)
@@ -442,16 +458,16 @@ def _fingerprint(made: Assembled) -> str:
 
 def _make_held(
     opened: OpenedParty,
-    made: Assembled,
+    assembled: Assembled,
     columns: Sequence[str],
     preparing: TrainedParty | None,
     asks: ByIds | None,
 ) -> Held:
-    party = made.party
+    party = assembled.party
     for model in party.models.values():
         model.eval()
-    places = {name: at for at, name in enumerate(made.prepared.table.ids)}
-    version = hashlib.sha256(f"{time.time_ns()} {id(made)}".encode()).hexdigest()[:16]
+    places = {name: at for at, name in enumerate(assembled.prepared.table.ids)}
+    version = hashlib.sha256(f"{time.time_ns()} {id(assembled)}".encode()).hexdigest()[:16]
     rules = opened.settings.with_id_rules(tuple(opened.recipe.rows.id_rules)).id_rules or ()
     return Held(
         party,
@@ -460,13 +476,13 @@ def _make_held(
         rules=tuple(rules),
         columns=tuple(columns),
         preparing=preparing,
-        gives=_gives(party),
+        make_inputs=_make_input_function(party),
         asks=asks,
     )
 
 
-def _look(settings: DataSettings) -> tuple[Any, ...]:
-    """Returns what changes if the files of a table change: their sizes and times."""
+def _stat_files(settings: DataSettings) -> tuple[Any, ...]:
+    """Returns path, size, time and inode of each file of a table, to find changes."""
     parts = settings.parts.values() or [settings]
     paths = [Path(part.source) for part in parts if is_path(part.source)]
     files = [
@@ -483,11 +499,11 @@ def _look(settings: DataSettings) -> tuple[Any, ...]:
 
 
 def require_served(trained: TrainedRun) -> None:
-    """Raises InputError if the model cannot be served."""
-    own = Course(trained.recipe).lone_phase
-    if own is not None and not own.says("online"):
+    """Raises InputError if this kind of model cannot be served."""
+    phase = Course(trained.recipe).lone_phase
+    if phase is not None and not phase.says("online"):
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{trained.path}: a model of kind {own.kind!r} does not support scoring by id. Use "
+            f"{trained.path}: a model of kind {phase.kind!r} does not support scoring by id. Use "
             "vfl-party predict.",
         )

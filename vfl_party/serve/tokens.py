@@ -1,9 +1,10 @@
-"""Tokens of callers: their SHA-256, the models they allow and their limits."""
+"""Tokens of callers: their SHA-256, models and limits; and the check which ports require tokens."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import ipaddress
 import json
 import secrets
 import threading
@@ -15,8 +16,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, PositiveInt, TypeAdapter, ValidationError
 
+from vfl_common.config.party import ServeSettings
 from vfl_common.errors import Code, InputError
 from vfl_common.files import write_private
+from vfl_common.rpc.channel import split_address
 
 # The prefix lets secret scanners find tokens.
 _PREFIX = "vfl_"
@@ -24,10 +27,10 @@ _BYTES = 32
 
 
 class Token(BaseModel):
-    """A token, as the file has it.
+    """A token of the token file.
 
-    ``models``: names of recipes, or run ids; ``*`` is any. ``rows_a_day``: the most rows that are
-    asked for in a day (UTC); None: no limit. ``until``: the last day.
+    ``models``: names of recipes, or run ids; ``*`` is any. ``rows_a_day``: the maximum number of
+    requested rows per day (UTC); None: no limit. ``until``: the last day.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -41,7 +44,7 @@ class Token(BaseModel):
 
 @dataclass
 class Denied(Exception):  # noqa: N818 - an answer to a caller, not a fault
-    """Why a caller gets no answer. ``status``: of HTTP."""
+    """A refused request. ``status``: the HTTP status. ``why``: the text for the caller."""
 
     status: int
     why: str
@@ -51,10 +54,10 @@ _FILE = TypeAdapter(tuple[Token, ...])
 
 
 class Tokens:
-    """The tokens of a file, read again when it changes; any thread may ask.
+    """The tokens of a file, which is reloaded when it changes. Any thread may use them.
 
-    ``path``: None: everybody may ask. ``kept``: where rows of the day are counted beyond a restart;
-    None: nowhere. Raises InputError if a file cannot be used.
+    ``path``: the token file; None: no token is required. ``kept``: the file that keeps the day's
+    rows over a restart; None for none. Raises InputError if a file cannot be used.
     """
 
     def __init__(
@@ -65,10 +68,10 @@ class Tokens:
     ) -> None:
         self._path, self._now, self._lock, self._kept = path, now, threading.Lock(), kept
         self._day = now().date().isoformat()
-        # {token's name: rows of this day}; and how many a restart counts as asked for.
+        # {token name: rows of this day}, and {token name: rows that a restart counts}.
         self._spent = self._read_kept()
         self._reserved = dict(self._spent)
-        self._read_as: tuple[int, int] | None = None
+        self._file_state: tuple[int, int] | None = None
         self._known: dict[str, Token] = {}
         if path is not None:
             self._renew()
@@ -76,26 +79,26 @@ class Tokens:
     def _renew(self) -> None:
         assert self._path is not None  # noqa: S101 - see __init__
         try:
-            about = self._path.stat()
+            stats = self._path.stat()
         except OSError as error:
             raise InputError(
                 Code.FILE_INVALID,
                 f"{self._path}: cannot be read ({error.strerror}). Correct serve.tokens.",
             ) from None
-        read_as = (about.st_mtime_ns, about.st_size)
-        if read_as != self._read_as:
+        file_state = (stats.st_mtime_ns, stats.st_size)
+        if file_state != self._file_state:
             self._known = {token.sha256: token for token in read_tokens(self._path)}
-            self._read_as = read_as
+            self._file_state = file_state
 
     def check(self, secret: str | None, models: Sequence[str]) -> Token | None:
-        """Returns the token of a caller; None if everybody may ask. Raises Denied.
+        """Returns the caller's token; None if no token is required. Raises Denied.
 
-        ``models``: the names of the model that is asked.
+        ``models``: the name of the requested model and the ids of its runs.
         """
         if self._path is None:
             return None
         with self._lock:
-            # A file that was damaged while this serves allows nobody new, and nobody less.
+            # If the file was damaged meanwhile, the tokens that were read before stay valid.
             with contextlib.suppress(InputError):
                 self._renew()
             token = self._known.get(_digest(secret)) if secret else None
@@ -108,8 +111,9 @@ class Tokens:
         return token
 
     def spend(self, token: Token | None, rows: int) -> str | None:
-        """Counts rows that a caller asks for; returns the day. None: they are not counted. Raises
-        Denied if these are too many for a day.
+        """Counts requested rows; returns the day, or None if the token has no limit.
+
+        Raises Denied above the token's daily limit.
         """
         if token is None or token.rows_a_day is None:
             return None
@@ -125,14 +129,15 @@ class Tokens:
             return day
 
     def _reserve(self, name: str, spent: int, max_rows: int) -> None:
-        """Writes that a restart counts so many rows as asked for. It writes a hundredth of the
-        limit ahead, so that not every request waits for a file.
+        """Writes the rows that count after a restart.
+
+        It writes a hundredth of the limit in advance, so that most requests do not wait for a file.
         """
         if self._kept is None or spent <= self._reserved.get(name, 0):
             return
-        others = self._read_kept()
-        names = others.keys() | self._reserved.keys()
-        reserved = {key: max(others.get(key, 0), self._reserved.get(key, 0)) for key in names}
+        kept = self._read_kept()
+        names = kept.keys() | self._reserved.keys()
+        reserved = {key: max(kept.get(key, 0), self._reserved.get(key, 0)) for key in names}
         reserved[name] = min(max_rows, spent + max_rows // 100)
         try:
             write_private(self._kept, json.dumps({"day": self._day, "rows": reserved}))
@@ -141,7 +146,10 @@ class Tokens:
         self._reserved = reserved
 
     def _read_kept(self) -> dict[str, int]:
-        """Returns the rows of this day that are kept. Raises InputError if the file is damaged."""
+        """Returns {token name: rows of this day} from the file.
+
+        Raises InputError if the file is damaged.
+        """
         if self._kept is None or not self._kept.exists():
             return {}
         try:
@@ -157,9 +165,7 @@ class Tokens:
 
     @contextlib.contextmanager
     def spending(self, token: Token | None, rows: int) -> Iterator[None]:
-        """Counts the rows of the block as ``spend`` does, and gives them back if nobody was asked
-        for them: too many requests wait.
-        """
+        """Counts rows like ``spend``, and uncounts them if the block is refused with status 503."""
         day = self.spend(token, rows)
         try:
             yield
@@ -170,7 +176,7 @@ class Tokens:
 
     def _give_back(self, token: Token, rows: int, day: str) -> None:
         with self._lock:
-            # Another day has none of them.
+            # The counts restart on another day.
             if day == self._day:
                 self._spent[token.name] -= rows
 
@@ -191,32 +197,31 @@ def read_tokens(path: Path) -> tuple[Token, ...]:
 
 
 def add_token(path: Path, name: str, **facts: Any) -> str:
-    """Adds a token to a file, which is made if it is missing; returns the token, which is kept
-    nowhere. Raises InputError if the file has one of this name.
+    """Adds a token to a file, which is created if it is missing.
+
+    Returns the token, which is not stored. Raises InputError if the name is taken.
     """
-    known = read_tokens(path) if path.exists() else ()
-    if any(token.name == name for token in known):
+    tokens = read_tokens(path) if path.exists() else ()
+    if any(token.name == name for token in tokens):
         raise InputError(
             Code.CONFIG_INVALID,
             f"{path}: already has a token {name!r}. Remove it, or choose another name.",
         )
     secret = _PREFIX + secrets.token_urlsafe(_BYTES)
-    _write(path, (*known, Token(name=name, sha256=_digest(secret), **facts)))
+    _write(path, (*tokens, Token(name=name, sha256=_digest(secret), **facts)))
     return secret
 
 
 def remove_token(path: Path, name: str) -> None:
-    """Removes a token: from then on it opens nothing. Raises InputError if there is none of this
-    name.
-    """
-    known = read_tokens(path)
-    rest = tuple(token for token in known if token.name != name)
-    if len(rest) == len(known):
-        names = ", ".join(token.name for token in known) or "none"
+    """Removes a token, which becomes invalid. Raises InputError if there is none of this name."""
+    tokens = read_tokens(path)
+    remaining = tuple(token for token in tokens if token.name != name)
+    if len(remaining) == len(tokens):
+        names = ", ".join(token.name for token in tokens) or "none"
         raise InputError(
             Code.CONFIG_INVALID, f"{path}: has no token {name!r}. Choose one of: {names}."
         )
-    _write(path, rest)
+    _write(path, remaining)
 
 
 def _write(path: Path, tokens: Sequence[Token]) -> None:
@@ -225,5 +230,59 @@ def _write(path: Path, tokens: Sequence[Token]) -> None:
 
 
 def _digest(secret: str) -> str:
-    # A token has 256 random bits: nobody guesses one, and a slow hash would only slow its owner.
+    # A token has 256 random bits, so a slow hash would not make it harder to guess.
     return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def check_open(settings: ServeSettings) -> None:
+    """Raises InputError if other machines reach a port without a token.
+
+    Also if only one of ``certificate`` and ``key`` is set.
+    """
+    if (settings.certificate is None) != (settings.key is None):
+        raise InputError(
+            Code.CONFIG_INVALID, "serve: certificate and key belong together. Set both or neither."
+        )
+    reached = _reachable_ports(settings)
+    if settings.tokens is None and reached:
+        key, address = next(iter(reached.items()))
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{key}: other machines can reach {address}, and no token is required. Set "
+            "serve.tokens to a file that vfl-party token writes, or use 127.0.0.1.",
+        )
+
+
+def describe_plain_tokens(settings: ServeSettings) -> str | None:
+    """Returns a warning if tokens cross the network in plain text, otherwise None."""
+    reached = _reachable_ports(settings)
+    if not reached or settings.certificate is not None:
+        return None
+    return (
+        f"{' and '.join(reached)}: without a certificate, tokens cross the network in plain text. "
+        "Set serve.certificate and serve.key, unless a proxy in front of this port uses HTTPS."
+    )
+
+
+def _reachable_ports(settings: ServeSettings) -> dict[str, str]:
+    """Returns {key of the party file: address} of the ports that other machines can reach."""
+    ports = {"serve.http": settings.http, "serve.grpc": settings.grpc}
+    return {
+        key: address
+        for key, address in ports.items()
+        if address is not None and not _is_local(split_address(address)[0])
+    }
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def get_allowed_hosts(settings: ServeSettings) -> frozenset[str] | None:
+    """Returns the host names that requests may contain; None: any, as a token is required."""
+    if settings.tokens is not None:
+        return None
+    return frozenset(("localhost", "127.0.0.1", "[::1]", split_address(settings.http)[0]))

@@ -52,6 +52,12 @@ def test_addresses_that_are_some() -> None:
         assert parse(PartyFile, PARTY | {"server": address}, "x.toml").server == address
 
 
+@pytest.mark.parametrize("removed", [{"shadow": ["run"]}, {"weights": {"run": 0.1}}])
+def test_a_removed_key_names_what_takes_its_place(removed: dict[str, Any]) -> None:
+    with raises(InputError, Code.CONFIG_INVALID, names=(*removed, "Envoy", "serve-models.md")):
+        parse(PartyFile, PARTY | {"serve": removed}, "x.toml")
+
+
 def test_a_key_of_a_table_within_is_named_with_its_table() -> None:
     told(SplitNNSettings, {"epochs": 1, "lr": 0.1})
     told(SplitNNSettings, {"epochs": 1, "patience": 1})

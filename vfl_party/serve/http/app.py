@@ -4,72 +4,86 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
+from pydantic import BaseModel, Field, ValidationError
 from starlette.exceptions import HTTPException
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vfl_common.text import LINE, clean
 from vfl_party.serve.counts import Counts
 from vfl_party.serve.http import mlflow, v1, v2
 from vfl_party.serve.http.catalog import Catalog
-from vfl_party.serve.http.direct import Direct, again
-from vfl_party.serve.http.faults import describe_faults
-from vfl_party.serve.http.refusals import REFUSALS
 from vfl_party.serve.http.served import BUSY
-from vfl_party.serve.http.told import RequestLog
-from vfl_party.serve.telling.teller import Teller
+from vfl_party.serve.telling import RequestReporter, RequestTrace, set_current_request
 from vfl_party.serve.tokens import Denied
 
-# Limit of a request's body.
+# Maximum bytes of a request's body.
 MAX_BYTES = 4 << 20
-# How much of a larger body is read before the connection closes.
+# Maximum bytes of a larger body that are read and discarded before the connection closes.
 _MAX_DISCARDED = 64 << 20
-# Time for a whole body to arrive.
+# Seconds for a whole body to arrive.
 _BODY_S = 10.0
-# Limit of the bodies of all requests under way: parsed, they take several times as much.
+# Maximum bytes of the bodies of all current requests. Parsed bodies take several times as much.
 MAX_HELD_BYTES = 16 * MAX_BYTES
+
+# The text for each of pydantic's types of errors.
+_WORDS = {
+    "missing": "is missing",
+    "extra_forbidden": "is not a field of a request",
+    "list_type": "must be a list",
+    "dict_type": "must be an object: a list of values for each column",
+    "string_type": "must be text, in quotes",
+    "string_unicode": "must be text of valid characters",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "finite_number": "must be a finite number",
+    "too_short": "must not be empty",
+}
+_CELL = "must be a number, text, true, false or null"
 
 log = logging.getLogger(__name__)
 
 
 def make_app(
-    models: Catalog[Any], hosts: frozenset[str] | None, teller: Teller | None = None
+    models: Catalog[Any], hosts: frozenset[str] | None, reporter: RequestReporter | None = None
 ) -> ASGIApp:
     """Makes the application.
 
     Args:
-        models: what is served.
-        hosts: names by which callers may reach it; None: any. A page in somebody's browser can
-            reach this machine by another name, if no token is asked for.
-        teller: is told of each request; None: nobody is.
+        models: The served models.
+        hosts: The host names that requests may contain; None: any. Without tokens, a web page in
+            a local browser could otherwise reach this port by another name.
+        reporter: Logs each request; None: requests are not logged.
     """
     app = FastAPI(
-        # Names of models are for those whose token opens them.
+        # The title must not reveal names of models, which need a token.
         title="Scores by id",
         description="Scores of models that several parties hold together, by id.",
         version=models.first.run_id,
         responses=REFUSALS,
     )
-    first = v1.routes(models)
+    first = v1.make_routes(models)
     app.include_router(first)
-    app.include_router(v2.routes(models))
-    app.include_router(mlflow.routes(models))
+    app.include_router(v2.make_routes(models))
+    app.include_router(mlflow.make_routes(models))
 
     @app.get("/healthz")
     async def healthz() -> dict[str, Any]:
-        first = models.first
-        there = {"present": first.present(), "parties": first.parties}
-        return {"run": first.run_id, **there, **first.exactness}
+        served = models.first
+        presence = {"present": served.present(), "parties": served.parties}
+        return {"run": served.run_id, **presence, **served.exactness}
 
     @app.exception_handler(Denied)
     async def on_denied(_request: Request, why: Denied) -> JSONResponse:
-        return _answer(why)
+        return _make_refusal(why)
 
     @app.exception_handler(RequestValidationError)
     async def on_invalid(_request: Request, error: RequestValidationError) -> JSONResponse:
@@ -86,19 +100,21 @@ def make_app(
 
     @app.exception_handler(Exception)
     async def on_error(_request: Request, _error: Exception) -> JSONResponse:
-        # It is raised again, and logged where all routes end.
-        return _failure()
+        # The framework raises the error again, and ``StatusCounter`` logs it.
+        return _make_error()
 
     predict = next(route.endpoint for route in first.routes if isinstance(route, APIRoute))
-    short = Direct(app, "/v1/predict", v1.ScoreRequest, predict, _answer)
-    limits = RequestLimits(StatusCounter(short, models.counts), models, hosts)
-    if teller is None:
+    fast_path = Direct(app, "/v1/predict", v1.ScoreRequest, predict, _make_refusal)
+    limits = RequestLimits(StatusCounter(fast_path, models.counts), models, hosts)
+    if reporter is None:
         return limits
-    return RequestLog(limits, teller, [path for path in app.openapi()["paths"] if "{" not in path])
+    return RequestLog(
+        limits, reporter, [path for path in app.openapi()["paths"] if "{" not in path]
+    )
 
 
 class StatusCounter:
-    """Counts what is answered, by status, and says so if this program has failed."""
+    """Counts answers by status and logs internal errors."""
 
     def __init__(self, app: ASGIApp, counts: Counts) -> None:
         self._app, self._counts = app, counts
@@ -110,7 +126,7 @@ class StatusCounter:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                self._counts.answered(status)
+                self._counts.count_answered(status)
             await send(message)
 
         try:
@@ -118,18 +134,16 @@ class StatusCounter:
         except Exception:
             log.exception("internal error", extra={"event": "failed"})
             if not status:
-                await _failure()(scope, receive, relay)
+                await _make_error()(scope, receive, relay)
 
 
 class RequestLimits:
-    """Refuses callers without a token, bodies that are too large or too slow, and names that are
-    not this machine's, before anything is parsed.
-    """
+    """Refuses missing tokens, large or slow bodies, and foreign host names before parsing."""
 
     def __init__(self, app: ASGIApp, models: Catalog[Any], hosts: frozenset[str] | None) -> None:
         self._app, self._models, self._hosts = app, models, hosts
-        # Bytes of the bodies under way.
-        self._held = 0
+        # Bytes of the bodies of all current requests.
+        self._held_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -139,7 +153,7 @@ class RequestLimits:
         try:
             self._check(scope["method"], headers)
         except Denied as why:
-            await self._say(send, why)
+            await self._refuse(send, why)
             return
         # Only POST routes read a body.
         if scope["method"] != "POST":
@@ -148,29 +162,29 @@ class RequestLimits:
         body = bytearray()
         try:
             async with asyncio.timeout(_BODY_S):
-                there = await self._read(receive, body)
-            if there:
-                whole = {"type": "http.request", "body": bytes(body), "more_body": False}
-                await self._app(scope, again(whole, receive), send)
+                is_connected = await self._read(receive, body)
+            if is_connected:
+                body_message = {"type": "http.request", "body": bytes(body), "more_body": False}
+                await self._app(scope, replay_message(body_message, receive), send)
         except TimeoutError:
-            await self._say(send, Denied(408, "the request's body did not arrive in time"))
+            await self._refuse(send, Denied(408, "the request's body did not arrive in time"))
         except Denied as why:
-            await self._say(send, why)
+            await self._refuse(send, why)
         finally:
-            self._held -= len(body)
+            self._held_bytes -= len(body)
 
     def _check(self, method: str, headers: Mapping[bytes, bytes]) -> None:
-        """Raises Denied if a request is refused whatever its body has."""
+        """Raises Denied if the method and headers are refused."""
         host = headers.get(b"host", b"").decode("latin-1")
-        if self._hosts is not None and _name(host) not in self._hosts:
+        if self._hosts is not None and _strip_port(host) not in self._hosts:
             raise Denied(421, "this address is not served under that name")
         if method == "POST":
             self._models.allow(headers.get(b"authorization", b"").decode("latin-1"))
 
     async def _read(self, receive: Receive, body: bytearray) -> bool:
-        """Reads a request's body; returns whether the caller is still there. Raises Denied."""
-        more = True
-        while more:
+        """Reads a request's body; returns whether the caller is still connected. Raises Denied."""
+        is_incomplete = True
+        while is_incomplete:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return False
@@ -178,38 +192,197 @@ class RequestLimits:
             if len(body) + len(chunk) > MAX_BYTES:
                 await _discard(receive, message)
                 raise Denied(413, f"a request must have at most {MAX_BYTES:,} bytes")
-            if self._held + len(chunk) > MAX_HELD_BYTES:
+            if self._held_bytes + len(chunk) > MAX_HELD_BYTES:
                 raise Denied(503, BUSY)
             body += chunk
-            self._held += len(chunk)
-            more = message.get("more_body", False)
+            self._held_bytes += len(chunk)
+            is_incomplete = message.get("more_body", False)
         return True
 
-    async def _say(self, send: Send, why: Denied) -> None:
-        self._models.counts.answered(why.status)
-        answer = _answer(why)
+    async def _refuse(self, send: Send, why: Denied) -> None:
+        self._models.counts.count_answered(why.status)
+        answer = _make_refusal(why)
         headers = [*answer.raw_headers, (b"connection", b"close")]
         await send({"type": "http.response.start", "status": why.status, "headers": headers})
         await send({"type": "http.response.body", "body": answer.body})
 
 
 async def _discard(receive: Receive, message: Message) -> None:
-    """Reads on for a while: a caller reads the refusal only after it has sent the body."""
-    left = _MAX_DISCARDED
-    while left > 0 and message.get("more_body", False):
+    """Reads and discards the rest of a body: callers read the refusal only after sending it."""
+    remaining_bytes = _MAX_DISCARDED
+    while remaining_bytes > 0 and message.get("more_body", False):
         message = await receive()
-        left -= len(message.get("body", b""))
+        remaining_bytes -= len(message.get("body", b""))
 
 
-def _answer(why: Denied) -> JSONResponse:
+def _make_refusal(why: Denied) -> JSONResponse:
     headers = {"WWW-Authenticate": "Bearer"} if why.status == 401 else {}
     return JSONResponse({"error": why.why}, why.status, headers)
 
 
-def _failure() -> JSONResponse:
+def _make_error() -> JSONResponse:
     return JSONResponse({"error": "internal error (see the log)"}, 500)
 
 
-def _name(host: str) -> str:
-    """Returns the name of a Host header, without its port."""
+def _strip_port(host: str) -> str:
+    """Returns the host name of a Host header, without the port."""
     return host.rpartition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
+
+
+@dataclass(frozen=True)
+class Direct:
+    """A fast path to one POST route, past the framework's routing and validation.
+
+    It saves 0.26 ms of processor time per request, more than a tenth of what a single id takes.
+    Requests that are not valid go to ``app``, which has the same route and describes the error.
+
+    Args:
+        path: The route's path.
+        shape: The model of its body.
+        route: Answers a request; it may raise Denied.
+        denied: Makes the answer to a denied request.
+    """
+
+    app: ASGIApp
+    path: str
+    shape: type[BaseModel]
+    route: Callable[[Any, Request], Awaitable[Response]]
+    denied: Callable[[Denied], Response]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self._accepts(scope):
+            await self.app(scope, receive, send)
+            return
+        message = await receive()
+        body = message.get("body", b"")
+        if message.get("more_body", False) or (asked := self._parse(body)) is None:
+            await self.app(scope, replay_message(message, receive), send)
+            return
+        try:
+            response = await self.route(asked, Request(scope))
+        except Denied as why:
+            response = self.denied(why)
+        await response(scope, receive, send)
+
+    def _accepts(self, scope: Scope) -> bool:
+        if scope["type"] != "http" or (scope["method"], scope["path"]) != ("POST", self.path):
+            return False
+        header = next((value for name, value in scope["headers"] if name == b"content-type"), b"")
+        kind: bytes = header.partition(b";")[0]
+        return kind.strip().lower() == b"application/json"
+
+    def _parse(self, body: bytes) -> BaseModel | None:
+        try:
+            return self.shape.model_validate_json(body)
+        except ValidationError:
+            return None
+
+
+def replay_message(message: Message, receive: Receive) -> Receive:
+    """Returns a ``Receive`` that first returns ``message``, and then calls ``receive``."""
+    delivered = False
+
+    async def receive_again() -> Message:
+        nonlocal delivered
+        if delivered:
+            return await receive()
+        delivered = True
+        return message
+
+    return receive_again
+
+
+class RequestLog:
+    """Reports each request to ``reporter`` when it has ended.
+
+    ``known``: The fixed paths. Other paths are reported as their route, since a caller's path may
+    contain an id.
+    """
+
+    def __init__(self, app: ASGIApp, reporter: RequestReporter, known: Collection[str]) -> None:
+        self._app, self._reporter, self._known = app, reporter, frozenset(known)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        parent = dict(scope["headers"]).get(b"traceparent", b"").decode("latin-1")
+        request, status = RequestTrace("http", "", parent), 0
+        set_current_request(request)
+
+        async def relay(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, relay)
+        finally:
+            path = scope["path"]
+            chosen = getattr(scope.get("route"), "path", "")
+            request.route = (
+                f"{_get_method(scope)} {path if path in self._known else chosen}".strip()
+            )
+            # A request without an answer was aborted by the caller.
+            self._reporter.report(request, status or 499)
+
+
+def _get_method(scope: Scope) -> str:
+    """Returns the HTTP method; '' for an unknown method."""
+    method: str = scope["method"]
+    return method if method in ("GET", "POST", "HEAD", "PUT", "DELETE", "OPTIONS") else ""
+
+
+def describe_faults(faults: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Describes each invalid part of a body, from pydantic's errors.
+
+    The sentences do not contain the values, which may be ids.
+    """
+    texts: dict[str, str] = {}
+    for fault in faults:
+        path = _make_path(fault["loc"][1:])
+        words = _WORDS.get(fault["type"], fault["msg"])
+        # Pydantic reports an error for each type that a cell may have.
+        if path[:1] == ["columns"] and isinstance(path[-1], int):
+            words = _CELL
+        texts.setdefault(".".join(map(str, path)), words)
+    # An error inside a nested list is more specific than that of the list.
+    parents = {path.rpartition(".")[0] for path in texts}
+    return [f"{path}: {words}" for path, words in texts.items() if path not in parents]
+
+
+def _make_path(loc: Sequence[str | int]) -> list[str | int]:
+    """Returns an error's location without pydantic's names of types, which follow a list index."""
+    path: list[str | int] = []
+    was_index = False
+    for part in loc:
+        if not (was_index and isinstance(part, str)):
+            path.append(part)
+        was_index = isinstance(part, int)
+    return path
+
+
+class Refusal(BaseModel):
+    """The body of a refusal."""
+
+    error: str = Field(description="One sentence: what is wrong, and what to do.")
+
+
+_REASONS = {
+    400: "The request is invalid.",
+    401: "The token is missing or has expired.",
+    403: "The token is for other models, or the party does not allow as many rows.",
+    404: "The model does not exist.",
+    408: "The body did not arrive in time.",
+    413: "The body is too large, or has too many ids.",
+    421: "This machine is not served under that name.",
+    422: "The request is invalid.",
+    429: "The token's rows of the day are spent.",
+    500: "The program has failed; its log says how.",
+    503: "Too many requests wait, or the party cannot write its record.",
+}
+# {HTTP status: its documentation}, for all routes.
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    status: {"model": Refusal, "description": why} for status, why in _REASONS.items()
+}

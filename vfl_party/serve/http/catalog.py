@@ -1,4 +1,4 @@
-"""The models that the port serves, by name and run, and who may ask which of them."""
+"""The served models by name and run, and the access to them by tokens."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 from vfl_party.serve.counts import Counts
-from vfl_party.serve.http.routed import Routed
-from vfl_party.serve.http.served import Served, bearer
-from vfl_party.serve.models.lineage import Lineage, LoadedRun
+from vfl_party.serve.http.served import Served, read_bearer
+from vfl_party.serve.models import Lineage, LoadedRun
 from vfl_party.serve.tokens import Denied, Token, Tokens
 
 
@@ -25,40 +24,31 @@ A = TypeVar("A", bound=ServedAnswering)
 
 @dataclass(frozen=True)
 class ServedModel(Generic[A]):
-    """The runs of one model. ``routed``: how its requests are shared; None: one run has them."""
+    """The runs of one model."""
 
     line: Lineage[A]
-    routed: Routed | None = None
 
     @property
     def served(self) -> Served:
-        """What answers a request that names no run."""
-        return replace(self.line.now.served, routes=self.routed, instead=lambda: self.served)
+        """Returns the run that answers requests without a version."""
+        return replace(self.line.now.served, instead=lambda: self.served)
 
     def version(self, run_id: str) -> Served | None:
-        """Returns a run of the model."""
+        """Returns a loaded run of the model; None if it is not loaded."""
         run = self.line.find(run_id)
         return run.served if run is not None else None
 
-    @property
-    def weights(self) -> Mapping[str, float]:
-        """{run id: its share of the requests} of the other runs than the one that answers."""
-        return self.routed.weights if self.routed is not None else {}
-
-    def about(self) -> dict[str, Any]:
-        """Returns what a caller may know of it."""
-        line, shadow = self.line, self.routed.shadow if self.routed is not None else ""
-        following = line.next
+    def describe(self) -> dict[str, Any]:
+        """Returns the public facts about the model."""
+        line, next_run = self.line, self.line.next
         return {
             "name": line.name,
             "run": line.now.run_id,
-            "waits": following.run_id if following is not None else None,
+            "waits": next_run.run_id if next_run is not None else None,
             "versions": [
                 {
                     "run": run.run_id,
                     "present": list(run.present()),
-                    "weight": self.weights.get(run.run_id),
-                    "shadow": run.run_id == shadow,
                     **run.served.exactness,
                 }
                 for run in line.runs
@@ -67,12 +57,12 @@ class ServedModel(Generic[A]):
 
 
 class Catalog(Generic[A]):
-    """All models that are served.
+    """All served models.
 
     Args:
         models: {name: model}, at least one.
-        counts: of requests by status.
-        ready: returns whether requests can be answered.
+        counts: Counts requests by status.
+        ready: Returns whether requests can be answered.
     """
 
     def __init__(
@@ -87,26 +77,29 @@ class Catalog(Generic[A]):
 
     @property
     def first(self) -> Served:
-        """The model that was named first."""
+        """Returns the current run of the first model on the command line."""
         return next(iter(self.models.values())).served
 
     def allow(self, header: str) -> None:
-        """Raises Denied if a caller may ask none of the models. ``header``: ``Authorization``."""
+        """Raises Denied if a caller may use none of the models.
+
+        ``header``: the value of ``Authorization``.
+        """
         names = [
             name
             for model in self.models.values()
             for name in (model.line.name, *(run.run_id for run in model.line.runs))
         ]
-        self._tokens.check(bearer(header), names)
+        self._tokens.check(read_bearer(header), names)
 
     def open(
         self, header: str | None, name: str | None = None, version: str | None = None
     ) -> tuple[Served, Token | None]:
-        """Returns a model, and the caller's token for it. Raises Denied.
+        """Returns a run of a model and the caller's token for it. Raises Denied.
 
         Args:
-            name: of the model, or the id of a run; None: of the only model.
-            version: the id of a run; None: of the one that answers now.
+            name: The name of the model, or the id of a run; None: the only model.
+            version: The id of a run; None: the run that answers now.
         """
         if name is None and len(self.models) > 1:
             raise Denied(
@@ -114,13 +107,13 @@ class Catalog(Generic[A]):
             )
         served = self._find(name, version)
         if served is None:
-            # Who may not ask for it does not hear whether it is here.
-            self._tokens.check(bearer(header), [text for text in (name, version) if text])
+            # A caller without access must not learn whether the model is served.
+            self._tokens.check(read_bearer(header), [text for text in (name, version) if text])
             raise Denied(404, "no such model is served")
         token = served.allow(header)
         if token is not None and not {"*", served.name} & set(token.models):
-            # It is for this run, and not for those that have a share of its requests.
-            served = replace(served, routes=None, instead=None)
+            # The token is for this run, and not for the run that takes its place.
+            served = replace(served, instead=None)
         return served, token
 
     def _find(self, name: str | None, version: str | None) -> Served | None:
@@ -136,12 +129,12 @@ class Catalog(Generic[A]):
         return model.served if version is None else model.version(version)
 
     def versions(self, served: Served) -> list[str]:
-        """Returns the runs of a model; the one that answers is the first."""
+        """Returns the ids of a model's runs; the run that answers is the first."""
         model = self.models.get(served.name)
         return [run.run_id for run in model.line.runs] if model is not None else [served.run_id]
 
-    def listed(self, header: str | None) -> list[dict[str, Any]]:
-        """Returns what a caller may know of the models that its token is for. Raises Denied."""
+    def list_models(self, header: str | None) -> list[dict[str, Any]]:
+        """Returns the facts about the models that the caller's token allows. Raises Denied."""
         self.allow(header or "")
         result = []
         for model in self.models.values():
@@ -149,5 +142,5 @@ class Catalog(Generic[A]):
                 model.served.allow(header)
             except Denied:
                 continue
-            result.append(model.about())
+            result.append(model.describe())
         return result

@@ -1,6 +1,6 @@
 """The scoring protocol of MLflow's model server: ``/invocations``, ``/ping`` and ``/version``.
 
-The column ``id`` has the ids; those of an id of several columns are joined in their order.
+The column ``id`` contains the ids. The cells of an id of several columns are joined in order.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from vfl_common.process.logs import version
 from vfl_party.serve.http.catalog import Catalog
-from vfl_party.serve.http.v1 import one_text, rows_of
+from vfl_party.serve.http.v1 import join_id, make_rows
 from vfl_party.serve.tokens import Denied
 
 T = TypeVar("T")
@@ -22,7 +22,7 @@ Items = Annotated[list[T], Field(fail_fast=True)]
 
 
 class DataFrameSplit(BaseModel):
-    """A frame as ``orient="split"`` writes it."""
+    """A data frame in the format of ``orient="split"``."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -31,7 +31,7 @@ class DataFrameSplit(BaseModel):
 
 
 class Invocation(BaseModel):
-    """One of the forms of MLflow's scoring protocol."""
+    """A request in one of the formats of MLflow's scoring protocol."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -41,7 +41,7 @@ class Invocation(BaseModel):
     instances: Items[str] | Items[dict[str, Any]] | None = None
 
 
-def routes(models: Catalog[Any]) -> APIRouter:
+def make_routes(models: Catalog[Any]) -> APIRouter:
     """Makes the routes."""
     router = APIRouter()
 
@@ -51,7 +51,7 @@ def routes(models: Catalog[Any]) -> APIRouter:
 
     @router.get("/version", response_class=PlainTextResponse)
     async def of_package() -> PlainTextResponse:
-        # MLflow's server says its own here.
+        # MLflow's server returns its own version here.
         return PlainTextResponse(version())
 
     @router.post("/invocations", response_model=None)
@@ -59,14 +59,14 @@ def routes(models: Catalog[Any]) -> APIRouter:
         asked: Invocation, request: Request, model: str | None = None
     ) -> JSONResponse:
         served, token = models.open(request.headers.get("authorization"), model)
-        ids = [one_text(row) for row in cells(asked, served.id_columns)]
+        ids = [join_id(row) for row in read_cells(asked, served.id_columns)]
         scores = await served.score(ids, token)
-        return JSONResponse({"predictions": rows_of(list(ids), scores)})
+        return JSONResponse({"predictions": make_rows(list(ids), scores)})
 
     return router
 
 
-def cells(asked: Invocation, names: tuple[str, ...]) -> list[list[str]]:
+def read_cells(asked: Invocation, names: tuple[str, ...]) -> list[list[str]]:
     """Returns the cells of each id. Raises Denied."""
     if asked.dataframe_split is not None:
         split = asked.dataframe_split
@@ -86,12 +86,12 @@ def cells(asked: Invocation, names: tuple[str, ...]) -> list[list[str]]:
         records = [row if isinstance(row, dict) else {names[0]: row} for row in rows]
     if any(not set(names) <= set(record) for record in records):
         raise Denied(400, f"each row needs the column {', '.join(names)}")
-    return [[_cell(record[name]) for name in names] for record in records]
+    return [[_to_text(record[name]) for name in names] for record in records]
 
 
-def _cell(value: Any) -> str:
-    """Returns a cell as text. Raises Denied: 7.0, NaN and null are nobody's id, and their text may
-    be somebody's.
+def _to_text(value: Any) -> str:
+    """Returns a cell as text. Raises Denied for 7.0, NaN and null, whose text may be another
+    row's id.
     """
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise Denied(422, "an id must be text or a whole number; write others as text")

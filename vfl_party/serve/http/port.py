@@ -17,17 +17,17 @@ from vfl_common.errors import Code, InputError
 from vfl_common.rpc.channel import check_address, split_address
 from vfl_party.serve.http.patient import Patient
 
-# Connections and requests under way; further ones get 503.
+# Maximum number of connections and of current requests; further ones get status 503.
 _MAX_CONNECTIONS = 1_000
 _CLOSE_S = 10
-# For callers to close the connections that they keep, and between two looks.
+# Seconds for callers to close their connections, and between two checks.
 _LEAVE_S, _POLL_S = 2.0, 0.02
 
 
 class HttpPort:
-    """The port while it is served. ``url``: where; ``socket``: on which it listens.
+    """The running HTTP port. ``url``: its address; ``socket``: its listening socket.
 
-    ``server``: see uvicorn. ``leaving``: set once another process listens.
+    ``server``: the server of uvicorn. ``leaving``: set once another process takes over.
     """
 
     def __init__(
@@ -37,8 +37,9 @@ class HttpPort:
         self._server, self._leaving = server, leaving
 
     def leave(self) -> None:
-        """Accepts no more connections, which wait in the socket for another process, and has
-        callers close those that they keep, with the answer to their next request.
+        """Stops accepting connections; new ones wait in the socket for the next process.
+
+        Existing connections close with the answer to their next request.
         """
         self._leaving.set()
         for server in self._server.servers:
@@ -54,14 +55,14 @@ def listening(
 ) -> Iterator[HttpPort]:
     """Serves ``app`` while the block runs. Raises InputError.
 
-    ``inherited``: a socket that listens already, of the process before this one.
+    ``inherited``: the listening socket of the process that this one replaces.
     """
     host, _ = split_address(settings.http)
     secure = settings.certificate is not None
     require_certificate(settings)
     bound, leaving = _bind(settings.http, inherited), threading.Event()
     config = uvicorn.Config(
-        _closing(app, leaving),
+        _close_when_leaving(app, leaving),
         http=Patient,
         ws="none",
         access_log=False,
@@ -69,7 +70,7 @@ def listening(
         log_config=None,
         lifespan="off",
         server_header=False,
-        # Nobody here asks for the caller's address.
+        # No code here uses the caller's address.
         proxy_headers=False,
         interface="asgi3",
         limit_concurrency=_MAX_CONNECTIONS,
@@ -116,19 +117,19 @@ def _bind(address: str, inherited: socket.socket | None) -> socket.socket:
         inherited.close()
     check_address(address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio turns off the wait for more to send only if the socket says that it is TCP.
+    # asyncio sets TCP_NODELAY only on sockets whose protocol is given as TCP.
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     bound.bind((host, port))
-    # From now on callers wait, if the server is not up yet.
+    # From here on, connections wait in the socket until the server has started.
     bound.listen(_MAX_CONNECTIONS)
     return bound
 
 
-def _closing(app: ASGIApp, leaving: threading.Event) -> ASGIApp:
-    """Returns the application, which closes connections with its answers once it is ``leaving``."""
+def _close_when_leaving(app: ASGIApp, leaving: threading.Event) -> ASGIApp:
+    """Wraps the application so that its answers close connections once ``leaving`` is set."""
 
-    async def closing(scope: Scope, receive: Receive, send: Send) -> None:
+    async def app_closing(scope: Scope, receive: Receive, send: Send) -> None:
         async def relay(message: Message) -> None:
             if leaving.is_set() and message["type"] == "http.response.start":
                 headers = [*message.get("headers", ()), (b"connection", b"close")]
@@ -137,4 +138,4 @@ def _closing(app: ASGIApp, leaving: threading.Event) -> ASGIApp:
 
         await app(scope, receive, relay)
 
-    return closing
+    return app_closing

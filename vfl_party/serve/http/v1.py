@@ -73,8 +73,6 @@ class VersionAnswer(BaseModel):
 
     run: str
     present: list[str] = Field(description="The passive parties that serve it now.")
-    weight: float | None = Field(description="Its share of the ids, if it has one.")
-    shadow: bool = Field(description="Whether it scores copies of requests.")
     exact: bool = Field(
         description="Whether this party's models give a row the bits of a prediction, whichever "
         "rows are asked for with it."
@@ -97,7 +95,7 @@ class ModelsAnswer(BaseModel):
     models: list[Listed]
 
 
-def routes(models: Catalog[Any]) -> APIRouter:
+def make_routes(models: Catalog[Any]) -> APIRouter:
     """Makes the routes of ``/v1``."""
     router = APIRouter(prefix="/v1")
 
@@ -105,32 +103,32 @@ def routes(models: Catalog[Any]) -> APIRouter:
     async def predict(asked: ScoreRequest, request: Request) -> JSONResponse:
         header = request.headers.get("authorization")
         served, token = models.open(header, asked.model, asked.version)
-        ids = [one_text(name) for name in asked.ids]
+        ids = [join_id(name) for name in asked.ids]
         scores = await served.score(ids, token, asked.min_quality, asked.columns)
         answer = {
             "model": served.name,
             "run": served.run_id,
             "metric": served.quality.metric or None,
-            "rows": rows_of(asked.ids, scores),
+            "rows": make_rows(asked.ids, scores),
         }
         return JSONResponse(answer)
 
     @router.get("/models", response_model=None, responses={200: {"model": ModelsAnswer}})
     async def listed(request: Request) -> JSONResponse:
-        return JSONResponse({"models": models.listed(request.headers.get("authorization"))})
+        return JSONResponse({"models": models.list_models(request.headers.get("authorization"))})
 
     return router
 
 
-def one_text(cells: str | list[str]) -> str:
-    """Returns an id as the parties write it: its cells in one text."""
+def join_id(cells: str | list[str]) -> str:
+    """Returns an id as one text: its cells with ``SEPARATOR`` between them."""
     from vfl_party.data.ids import SEPARATOR
 
     return cells if isinstance(cells, str) else SEPARATOR.join(cells)
 
 
-def rows_of(ids: list[str | list[str]], scores: ServedScores) -> list[dict[str, Any]]:
-    """Returns each row as JSON has it. A row without a score has null in all columns."""
+def make_rows(ids: list[str | list[str]], scores: ServedScores) -> list[dict[str, Any]]:
+    """Returns the rows as JSON objects. Rows without a score have null in all result columns."""
     columns = {name: values.tolist() for name, values in scores.columns.items()}
     common = [
         {
@@ -141,7 +139,7 @@ def rows_of(ids: list[str | list[str]], scores: ServedScores) -> list[dict[str, 
         }
         for part in scores.parts
     ]
-    numbers, has_score = scores.of_part.tolist(), scores.has_score
+    numbers, has_score = scores.part_numbers.tolist(), scores.has_score
     return [
         {
             "id": row_id,

@@ -2,37 +2,52 @@
 tensors as bytes after it, as Triton's client sends them.
 
 The input ``ids`` has BYTES, [N] or [N, columns of an id]; other inputs, [N], are columns of the
-active party. ``v2/outputs.py`` has the outputs. Clients take no null, and NaN is no JSON: as in
-protobuf's JSON it is the text "NaN".
+active party. ``vfl_party.serve.v2.make_outputs`` makes the outputs. Clients accept no null and JSON
+has no NaN, so NaN is the text "NaN", as in protobuf's JSON.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
+from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.types import Message, Receive
 
 from vfl_common.rpc.inference.tensors import Tensor, fill_missing, raw
-from vfl_party.serve.http.binary import LENGTH, OCTETS, BinaryRoute, cut, rest_of
 from vfl_party.serve.http.catalog import Catalog
 from vfl_party.serve.http.v1 import Cells, Id
 from vfl_party.serve.tokens import Denied
-from vfl_party.serve.v2.asked import columns_of, ids_of, min_quality_of
-from vfl_party.serve.v2.outputs import EXTENSIONS, choose_outputs, describe_model, outputs_of
+from vfl_party.serve.v2 import (
+    EXTENSIONS,
+    choose_outputs,
+    describe_model,
+    make_outputs,
+    read_columns,
+    read_ids,
+    read_min_quality,
+)
 
 _NAN = "NaN"
 
 Parameters = dict[str, Any]
 Element = Id | bool | int | float | None
+# The header with the number of JSON bytes of a body.
+LENGTH = "inference-header-content-length"
+OCTETS = "application/octet-stream"
+_BINARY_PART = "vfl.rest"
 
 
 class Input(BaseModel):
-    """An input. ``data``: flat, row by row, or nested as ``shape`` says; none if it is bytes after
-    the JSON, as many as the parameter ``binary_data_size`` says.
+    """An input tensor.
+
+    ``data``: flat, row by row, or nested as in ``shape``. None if the data are ``binary_data_size``
+    bytes after the JSON.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -45,7 +60,7 @@ class Input(BaseModel):
 
 
 class Wanted(BaseModel):
-    """An output that is wanted; as bytes, if the parameter ``binary_data`` says so."""
+    """A requested output; the parameter ``binary_data`` requests bytes."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -54,8 +69,8 @@ class Wanted(BaseModel):
 
 
 class Inference(BaseModel):
-    """A request for inference. Of its parameters, ``min_quality`` and ``binary_data_output`` are
-    known.
+    """A request for inference. It supports the parameters ``min_quality`` and
+    ``binary_data_output``.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -66,7 +81,7 @@ class Inference(BaseModel):
     parameters: Parameters = {}
 
 
-def routes(models: Catalog[Any]) -> APIRouter:
+def make_routes(models: Catalog[Any]) -> APIRouter:
     """Makes the routes of ``/v2``."""
     router = APIRouter(prefix="/v2", route_class=BinaryRoute)
 
@@ -82,9 +97,9 @@ def routes(models: Catalog[Any]) -> APIRouter:
 
     @router.get("/health/ready")
     async def ready() -> JSONResponse:
-        # A trial of the disk must not keep other requests waiting.
+        # Testing the disk must not block other requests.
         is_ready = await asyncio.to_thread(models.ready)
-        # The specification's example names it so, and its text otherwise.
+        # The specification's text and its example name different fields, so the answer has both.
         return JSONResponse({"ready": is_ready, "live": True}, 200 if is_ready else 503)
 
     @router.get("/models/{name}/ready")
@@ -102,8 +117,8 @@ def routes(models: Catalog[Any]) -> APIRouter:
             "name": served.name,
             "versions": models.versions(served),
             "platform": "vfl",
-            "inputs": [_fields_of(tensor) for tensor in inputs],
-            "outputs": [_fields_of(tensor) for tensor in outputs],
+            "inputs": [_describe_tensor(tensor) for tensor in inputs],
+            "outputs": [_describe_tensor(tensor) for tensor in outputs],
         }
 
     @router.post("/models/{name}/infer", response_model=None)
@@ -112,32 +127,34 @@ def routes(models: Catalog[Any]) -> APIRouter:
         asked: Inference, request: Request, name: str, run: str | None = None
     ) -> Response:
         served, token = models.open(request.headers.get("authorization"), name, run)
-        inputs = inputs_of(asked, rest_of(request))
-        ids = ids_of(inputs)
-        columns = columns_of(inputs, len(ids))
-        scores = await served.score(ids, token, min_quality_of(asked.parameters), columns)
-        wanted = asked.outputs or []
+        inputs = read_inputs(asked, get_binary_part(request))
+        ids = read_ids(inputs)
+        columns = read_columns(inputs, len(ids))
+        scores = await served.score(ids, token, read_min_quality(asked.parameters), columns)
+        requested_outputs = asked.outputs or []
         outputs = choose_outputs(
-            outputs_of(scores, served.parties), [output.name for output in wanted]
+            make_outputs(scores, served.parties), [output.name for output in requested_outputs]
         )
         answer: dict[str, Any] = {"model_name": served.name, "model_version": served.run_id}
         if asked.id is not None:
             answer["id"] = asked.id
         every = asked.parameters.get("binary_data_output") is True
         as_bytes = {
-            output.name for output in wanted if output.parameters.get("binary_data", every) is True
+            output.name
+            for output in requested_outputs
+            if output.parameters.get("binary_data", every) is True
         }
-        if every and not wanted:
+        if every and not requested_outputs:
             as_bytes = {output.name for output in outputs}
-        return _response(answer, outputs, as_bytes)
+        return _make_response(answer, outputs, as_bytes)
 
     return router
 
 
-def inputs_of(asked: Inference, rest: bytes | None) -> list[Tensor]:
-    """Returns the inputs of a request. ``rest``: the bytes after its JSON. Raises Denied."""
+def read_inputs(asked: Inference, rest: bytes | None) -> list[Tensor]:
+    """Returns the input tensors of a request. ``rest``: the bytes after its JSON. Raises Denied."""
     sizes = [tensor.parameters.get("binary_data_size") for tensor in asked.inputs]
-    pieces = cut(rest, sizes)
+    pieces = cut_pieces(rest, sizes)
     tensors = []
     for tensor, piece in zip(asked.inputs, pieces, strict=True):
         data: list[Any] | bytes | None = piece if piece is not None else tensor.data
@@ -149,15 +166,15 @@ def inputs_of(asked: Inference, rest: bytes | None) -> list[Tensor]:
     return tensors
 
 
-def _fields_of(tensor: Tensor) -> dict[str, Any]:
+def _describe_tensor(tensor: Tensor) -> dict[str, Any]:
     return {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
 
 
-def _response(answer: dict[str, Any], outputs: list[Tensor], as_bytes: set[str]) -> Response:
-    """Writes an answer: JSON, and after it the outputs that are wanted as bytes."""
+def _make_response(answer: dict[str, Any], outputs: list[Tensor], as_bytes: set[str]) -> Response:
+    """Makes the response: JSON, followed by the outputs that were requested as bytes."""
     pieces, facts = [], []
     for output in outputs:
-        fields = _fields_of(output)
+        fields = _describe_tensor(output)
         if output.name in as_bytes:
             pieces.append(raw(output))
             fields["parameters"] = {"binary_data_size": len(pieces[-1])}
@@ -169,3 +186,67 @@ def _response(answer: dict[str, Any], outputs: list[Tensor], as_bytes: set[str])
         return JSONResponse(answer)
     head = json.dumps(answer, separators=(",", ":"), allow_nan=False).encode()
     return Response(b"".join((head, *pieces)), media_type=OCTETS, headers={LENGTH: str(len(head))})
+
+
+class BinaryRoute(APIRoute):
+    """A route whose requests may have bytes after their JSON; see ``get_binary_part``.
+
+    Triton's client sends no content type, so its requests count as JSON. Requests of web pages,
+    which have the header ``origin``, do not.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_request(request: Request) -> Response:
+            headers = request.headers
+            if (length := headers.get(LENGTH)) is not None:
+                request = await _split_body(request, length)
+            elif "content-type" not in headers and "origin" not in headers:
+                request = _as_json(request, request.receive)
+            return await handle(request)
+
+        return handle_request
+
+
+async def _split_body(request: Request, length: str) -> Request:
+    """Returns a request whose body is only the JSON. Raises Denied."""
+    body = await request.body()
+    if not (length.isascii() and length.isdigit()) or not 0 < int(length[:20]) <= len(body):
+        raise Denied(400, f"{LENGTH}: must be the number of JSON bytes of the body")
+    head, binary_part = body[: int(length)], body[int(length) :]
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": head, "more_body": False}
+
+    return _as_json(request, receive, binary_part)
+
+
+def _as_json(request: Request, receive: Receive, rest: bytes | None = None) -> Request:
+    other_headers = [
+        (name, value) for name, value in request.scope["headers"] if name != b"content-type"
+    ]
+    headers = [*other_headers, (b"content-type", b"application/json")]
+    return Request({**request.scope, "headers": headers, _BINARY_PART: rest}, receive)
+
+
+def get_binary_part(request: Request) -> bytes | None:
+    """Returns the bytes after a request's JSON; None if it has no binary part."""
+    rest: bytes | None = request.scope.get(_BINARY_PART)
+    return rest
+
+
+def cut_pieces(rest: bytes | None, sizes: Sequence[Any]) -> list[bytes | None]:
+    """Cuts the bytes after the JSON into inputs of ``sizes`` bytes. Raises Denied.
+
+    Inputs whose size is None have their data in the JSON and get None.
+    """
+    rest = rest or b""
+    binary = [size for size in sizes if size is not None]
+    if any(type(size) is not int or size < 0 for size in binary) or sum(binary) != len(rest):
+        raise Denied(400, "inputs: binary_data_size does not match the bytes after the JSON")
+    pieces, at = list[bytes | None](), 0
+    for size in sizes:
+        pieces.append(None if size is None else rest[at : at + size])
+        at += size or 0
+    return pieces

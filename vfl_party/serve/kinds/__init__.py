@@ -1,3 +1,3 @@
-"""The kinds of models that are served, one file a kind: how the active party scores ids, and how a
-passive one answers; encoders with a top model are in the room above.
+"""Scorers of the active party and answers of passive parties for each kind of model. Models of
+encoders and a top model are in ``vfl_party.serve.scorer`` and ``vfl_party.serve.answering``.
 """

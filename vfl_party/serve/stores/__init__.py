@@ -1,3 +1,1 @@
-"""Where a serving party's features come from: by id, prepared as in training, and of which
-version; and the embeddings that the active party may keep.
-"""
+"""Feature stores that a serving party queries by id, and the active party's cache of embeddings."""

@@ -1,5 +1,5 @@
-"""Asks SQLite, and every other database that SQLAlchemy knows, for rows by id: ids are arguments,
-and never part of the query.
+"""Queries SQLite and other databases of SQLAlchemy for rows by id. Ids are arguments, never part of
+the query.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class AlchemyRows:
-    """See ``seam.Source``."""
+    """Rows of a database through SQLAlchemy; see ``seam.Source``."""
 
     def __init__(self, settings: DataSettings, connections: int) -> None:
         self.settings = settings
@@ -44,7 +44,7 @@ class AlchemyRows:
         )
 
     def check(self) -> None:
-        """Asks for no ids. Raises InputError."""
+        """Runs the query without ids. Raises InputError."""
         with name_keys():
             connection = self._open()
             try:
@@ -74,7 +74,7 @@ class AlchemyRows:
             with connection.execute(self._query, {"ids": list(ids)}) as result:
                 names = list(result.keys())
                 rows = result.fetchmany(max_rows + 1)
-            # The next question sees what others have written meanwhile.
+            # This ends the transaction, so that the next query sees new rows.
             connection.rollback()
         except DBAPIError as error:
             raise self._to_error(error) from None
@@ -83,8 +83,8 @@ class AlchemyRows:
         if len(rows) > max_rows:
             raise too_many(source, len(ids), max_rows)
         chosen = choose(source, names, self.settings, False)
-        wanted = list(dict.fromkeys([*chosen.id, *chosen.features]))
-        cells = {name: texts_of(source, name, names.index(name), rows) for name in wanted}
+        used_columns = list(dict.fromkeys([*chosen.id, *chosen.features]))
+        cells = {name: texts_of(source, name, names.index(name), rows) for name in used_columns}
         return pa.table({name: pa.array(texts, pa.string()) for name, texts in cells.items()})
 
     def _to_error(self, error: Any) -> Exception:
@@ -99,7 +99,7 @@ class AlchemyRows:
 
 
 def _interrupt(connection: Connection) -> None:
-    """Ends a query of SQLite; other drivers have no way for all."""
+    """Interrupts a query of SQLite. Other drivers have no common way to do this."""
     driver = connection.connection.driver_connection
     with contextlib.suppress(sqlite3.Error):
         if isinstance(driver, sqlite3.Connection):

@@ -1,4 +1,4 @@
-"""A feature store that asks for the rows of each question, and prepares them as in training."""
+"""A feature store that queries the rows of each question and prepares them as in training."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from vfl_party.serve.stores.seam import (
     LookupResult,
     Source,
     ValueMismatchError,
-    apart,
+    split_until_fit,
 )
 
-# Limit of advice texts per program.
+# Maximum number of different sentences of advice per program.
 _MAX_ADVICE = 100
 
 _ROW = re.compile(r"(, first)? in row 1\b( below the header)?")
@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 
 class _Part(NamedTuple):
-    """Some of the ids, and the encoder's inputs of each; or what stands in place of their rows."""
+    """Some ids with the encoder's inputs for each, or with the code in ``row`` instead."""
 
     ids: Sequence[str]
     inputs: tuple[Tensor, ...] = ()
@@ -53,19 +53,19 @@ class _Part(NamedTuple):
 
 
 class ByIds:
-    """Asks a source, and prepares its rows; any thread may call it.
+    """Queries a source and prepares its rows. Any thread may call it.
 
-    A row that cannot be used, such as one with text in a column of numbers, makes its own id unfit,
-    and no other one. What the recipe's ``predict.refuse_outside`` allows is a share of a table, and
-    is not asked of single rows.
+    A row that cannot be used, such as text in a numeric column, affects only its own id. The
+    recipe's ``predict.refuse_outside`` limits the share of such rows in a table, so it does not
+    apply to single rows.
 
     Args:
-        rules: how ids are spelt.
-        device: for the encoder's inputs.
-        advise: tells the person here a sentence.
-        as_cells: whether the model takes cells; see ``seam.LookupResult``.
+        rules: The rules that normalise ids.
+        device: The device of the encoder's inputs.
+        advise: Shows a sentence to this party's operator.
+        as_cells: Whether the model takes cells; see ``seam.LookupResult``.
 
-    ``version``: names the state of the features; a source does not say when it changes.
+    ``version``: the version of the features. It is constant, as a source does not report changes.
     """
 
     def __init__(
@@ -81,34 +81,33 @@ class ByIds:
         self.settings, self.preprocessor = source.settings, preprocessor
         self._source, self._rules = source, tuple(rules)
         self._device, self._advise, self._as_cells = device, advise, as_cells
-        # Sentences that were said; several threads may say one at the same time.
-        self._said: set[str] = set()
-        self._saying = threading.Lock()
+        # The sentences that were shown; the lock is for threads that show the same sentence.
+        self._reported: set[str] = set()
+        self._reporting = threading.Lock()
         self.version = hashlib.sha256(f"{time.time_ns()} {id(self)}".encode()).hexdigest()[:16]
 
     def look_up(self, ids: Sequence[str | None], until_s: float) -> LookupResult:
-        """Returns what the source has of ids, as the parties spell them; None is no id.
+        """Looks up the features of normalised ids; None stands for an invalid id.
 
-        Raises TimeoutError at ``until_s`` (monotonic), and InputError if the source cannot be
-        asked.
+        Raises TimeoutError at ``until_s`` (monotonic), and InputError if the query fails.
         """
-        wanted = list(dict.fromkeys(name for name in ids if name))
-        number, parts, end = dict[str, int](), list[tuple[Tensor, ...]](), 0
-        for part in self._parts(wanted, until_s):
+        distinct_ids = list(dict.fromkeys(name for name in ids if name))
+        row_numbers, parts, end = dict[str, int](), list[tuple[Tensor, ...]](), 0
+        for part in self._fetch_parts(distinct_ids, until_s):
             if not part.inputs:
-                number |= dict.fromkeys(part.ids, part.row)
+                row_numbers |= dict.fromkeys(part.ids, part.row)
                 continue
-            number |= {name: row for row, name in enumerate(part.ids, end)}
+            row_numbers |= {name: row for row, name in enumerate(part.ids, end)}
             end += len(part.ids)
             parts.append(part.inputs)
         rows = np.fromiter(
-            (number.get(name or "", UNKNOWN_ROW) for name in ids), np.int64, len(ids)
+            (row_numbers.get(name or "", UNKNOWN_ROW) for name in ids), np.int64, len(ids)
         )
-        whole = [torch.cat(tensors).to(self._device) for tensors in zip(*parts, strict=True)]
+        all_inputs = [torch.cat(tensors).to(self._device) for tensors in zip(*parts, strict=True)]
 
         def inputs(at: Rows) -> tuple[Tensor, ...]:
             index = torch.from_numpy(at).to(self._device)
-            return tuple(tensor.index_select(0, index) for tensor in whole)
+            return tuple(tensor.index_select(0, index) for tensor in all_inputs)
 
         return LookupResult(rows, inputs, self.version)
 
@@ -116,22 +115,22 @@ class ByIds:
         """Closes the source."""
         self._source.close()
 
-    def _parts(self, wanted: Sequence[str], until_s: float) -> Iterator[_Part]:
-        """Yields the ids that the source knows, or that it cannot be asked for."""
-        for some, batch in apart(wanted, lambda ids: self._source.rows(ids, until_s)):
+    def _fetch_parts(self, wanted: Sequence[str], until_s: float) -> Iterator[_Part]:
+        """Yields the known ids with inputs, and invalid ids with a code."""
+        for some, batch in split_until_fit(wanted, lambda ids: self._source.rows(ids, until_s)):
             if isinstance(batch, ValueMismatchError):
-                yield self._unfit(some, batch)
+                yield self._make_unfit(some, batch)
             elif batch.rows.num_rows:
                 yield from self._prepare(batch, frozenset(some))
 
     def _prepare(self, batch: IdBatch, asked: frozenset[str]) -> Iterator[_Part]:
-        rows, spelt, repeated = self._choose_rows(batch, asked)
+        rows, names, repeated = self._choose_rows(batch, asked)
         if repeated:
             error = ValueMismatchError(
                 Code.DATA_INVALID,
-                f"{self.name}: returns several rows for one id. Set data.duplicates.",
+                f"{self.name}: returns repeated_ids rows for one id. Set data.duplicates.",
             )
-            yield self._unfit(repeated, error)
+            yield self._make_unfit(repeated, error)
 
         def prepare(at: Sequence[int]) -> tuple[Sequence[str], tuple[Tensor, ...]]:
             table = self._table(IdBatch(rows.take(pa.array(at)), batch.as_written))
@@ -139,17 +138,17 @@ class ByIds:
                 inputs = self._inputs(table)
             except InputError as error:
                 raise ValueMismatchError(error.code, str(error)) from None
-            self._note(table)
+            self._advise_unusual(table)
             return table.ids, inputs
 
-        for some, prepared in apart(range(rows.num_rows), prepare):
+        for some, prepared in split_until_fit(range(rows.num_rows), prepare):
             if isinstance(prepared, ValueMismatchError):
-                yield self._unfit([spelt[at] for at in some], prepared)
+                yield self._make_unfit([names[at] for at in some], prepared)
             else:
                 yield _Part(*prepared)
 
     def _inputs(self, table: Table) -> tuple[Tensor, ...]:
-        """Returns what the model takes of each row of a table, [N, …]. Raises InputError."""
+        """Returns the model's inputs for the rows of a table, [N, …] each. Raises InputError."""
         if self._as_cells:
             return tuple(torch.from_numpy(array) for array in self.preprocessor.cells(table)[:2])
         features = self.preprocessor.transform(table)
@@ -158,8 +157,9 @@ class ByIds:
     def _choose_rows(
         self, batch: IdBatch, asked: frozenset[str]
     ) -> tuple[pa.Table, Sequence[str], Sequence[str]]:
-        """Returns the rows to use and their ids, and the ids that have several rows and may not.
-        Raises InputError for rows that nobody has asked for.
+        """Returns the rows to use, their ids, and the ids whose repeated rows are an error.
+
+        Raises InputError for rows of ids that were not requested.
         """
         settings, rows = self.settings, batch.rows.combine_chunks()
         columns = [rows[name].combine_chunks() for name in settings.id]
@@ -179,16 +179,16 @@ class ByIds:
                 "returns rows of other ids than those of the question. Correct the condition of "
                 "serve.store.query.",
             )
-        several = [text for text, at in places.items() if len(at) > 1]
+        repeated_ids = [text for text, at in places.items() if len(at) > 1]
         if settings.duplicates != "first":
-            for text in several:
+            for text in repeated_ids:
                 del places[text]
-        first = [at[0] for at in places.values()]
-        refused = several if settings.duplicates == "error" else []
-        return rows.take(pa.array(first, pa.int64())), list(places), refused
+        first_rows = [at[0] for at in places.values()]
+        refused = repeated_ids if settings.duplicates == "error" else []
+        return rows.take(pa.array(first_rows, pa.int64())), list(places), refused
 
     def _table(self, batch: IdBatch) -> Table:
-        """Returns rows as a table, sorted by id. Raises UnfitError."""
+        """Returns rows as a table, sorted by id. Raises ValueMismatchError."""
         settings = self.settings
 
         def blocks(wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -203,33 +203,33 @@ class ByIds:
 
     @property
     def name(self) -> str:
-        """The source's, in sentences."""
+        """Returns the source's name for messages, without passwords."""
         return hide_passwords(self.settings.source)
 
-    def _unfit(self, ids: Sequence[str], error: ValueMismatchError) -> _Part:
+    def _make_unfit(self, ids: Sequence[str], error: ValueMismatchError) -> _Part:
         if error.row == UNFIT_ROW:
-            # It is the only row of what was asked for.
-            self._say(f"a row cannot be scored (reported once): {_ROW.sub('', str(error))}")
+            # The query was for this row alone, so its row number is not useful.
+            self._advise_once(f"a row cannot be scored (reported once): {_ROW.sub('', str(error))}")
         return _Part(ids, row=error.row)
 
-    def _note(self, table: Table) -> None:
-        """Says once of each column that it holds what training never had."""
+    def _advise_unusual(self, table: Table) -> None:
+        """Advises once for each column whose values differ from those of training."""
         for name in self.preprocessor.unseen(table):
-            self._say(
+            self._advise_once(
                 f"{self.name}: column {name!r} has categories that the training table does not "
                 "have (reported once)"
             )
         for name in self.preprocessor.outside(table):
-            self._say(
+            self._advise_once(
                 f"{self.name}: column {name!r} has numbers far outside the range of training "
                 "(reported once). Check their unit."
             )
 
-    def _say(self, text: str) -> None:
-        with self._saying:
-            # A sentence may name a row's number.
-            if text in self._said or len(self._said) >= _MAX_ADVICE:
+    def _advise_once(self, text: str) -> None:
+        with self._reporting:
+            # Sentences may contain numbers, so their total is limited.
+            if text in self._reported or len(self._reported) >= _MAX_ADVICE:
                 return
-            self._said.add(text)
+            self._reported.add(text)
         log.warning("%s", text, extra={"event": "advice"})
         self._advise(text)

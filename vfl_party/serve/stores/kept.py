@@ -1,8 +1,7 @@
-"""Embeddings that the active party keeps, as far as the passive parties allow it, and uses again
-without asking.
+"""A cache of the passive parties' embeddings at the active party, as far as these parties allow it.
 
-What is kept is what has left the passive party: through its policy, with its noise. Nothing is kept
-of an id that a party does not know or has refused, and nothing is used of a party that is away.
+It contains embeddings as the passive parties sent them, after their policy and noise. Ids that a
+party does not know or refuses are not cached. Cached embeddings of absent parties are not used.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from vfl_common.rpc.serving.service import Pending
 from vfl_common.rpc.serving.stream import Absent
 
 _STATES: Mapping[Absent, int] = {"late": LATE, "failed": FAILED}
-# Memory of one entry without the id and the embedding.
+# Bytes of an entry, without the id and the embedding.
 _OVERHEAD_BYTES = 400
 
 
 class EmbeddingService(Protocol):
-    """See ``vfl_common.rpc.serving.service.ServingService``."""
+    """Asks passive parties; see ``vfl_common.rpc.serving.service.ServingService``."""
 
     def keeping(self) -> Mapping[str, CachePolicy]: ...
 
@@ -50,11 +49,13 @@ class _Entry(NamedTuple):
 
 
 class KeptEmbeddings:
-    """Asks the passive parties of one trained model for what is not kept; any thread may call it.
+    """Asks the passive parties of a run only for embeddings that are not cached.
+
+    Any thread may call it.
 
     Args:
-        mib: how much memory is used. What was used longest ago makes place.
-        used: called with a party, and for how many rows its embeddings were used again.
+        mib: The maximum memory, in MiB. The least recently used entries are removed first.
+        used: Called with a party and the number of rows that used its cached embeddings.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class KeptEmbeddings:
         self._bytes = 0
         self._changing = threading.Lock()
 
-    def ask(self, ids: Sequence[str], timeout_s: float) -> Pending | _Waiting:
+    def ask(self, ids: Sequence[str], timeout_s: float) -> Pending | _PartlyKept:
         """See ``EmbeddingService.ask``."""
         allowed = {
             party: keeping
@@ -74,16 +75,18 @@ class KeptEmbeddings:
         }
         if not allowed:
             return self._service.ask(ids, timeout_s)
-        embeddings = {party: self._look(party, keeping, ids) for party, keeping in allowed.items()}
+        embeddings = {
+            party: self._find_kept(party, keeping, ids) for party, keeping in allowed.items()
+        }
         unknown = {
             party: [name for name in ids if name not in known]
             for party, known in embeddings.items()
         }
         pending = self._service.ask(ids, timeout_s, ids_of=unknown)
-        return _Waiting(self, pending, ids, embeddings, unknown)
+        return _PartlyKept(self, pending, ids, embeddings, unknown)
 
-    def _look(self, party: str, keeping: CachePolicy, ids: Sequence[str]) -> dict[str, bytes]:
-        """Returns {id: its embedding} of those that are kept."""
+    def _find_kept(self, party: str, keeping: CachePolicy, ids: Sequence[str]) -> dict[str, bytes]:
+        """Returns {id: embedding} of the cached ids."""
         embeddings, oldest_s = dict[str, bytes](), time.monotonic() - keeping.seconds
         with self._changing:
             for name in ids:
@@ -95,10 +98,10 @@ class KeptEmbeddings:
         return embeddings
 
     def keep(self, party: str, ids: Sequence[str], answer: ServingAnswer, since_s: float) -> None:
-        """Keeps what a party has answered about ids that were asked at ``since_s`` (monotonic)."""
+        """Caches a party's answer about ``ids``. ``since_s``: when it was asked (monotonic)."""
         count = answer.state.count(EMBEDDED)
         values = np.frombuffer(answer.embeddings, "<f4")
-        # They are no embeddings, and the answer fails.
+        # Such an answer fails later and must not be cached.
         if not count or not np.isfinite(values).all():
             return
         width, start = len(answer.embeddings) // count, 0
@@ -110,14 +113,14 @@ class KeptEmbeddings:
                 start += width
                 self._put(_Key(party, answer.features, name), _Entry(embedding, since_s))
 
-    def used(self, party: str, rows: int) -> None:
-        """Counts embeddings that were used again."""
+    def count_used(self, party: str, rows: int) -> None:
+        """Counts rows that used a party's cached embeddings."""
         if rows:
             self._used(party, rows)
 
     def _put(self, key: _Key, entry: _Entry) -> None:
-        before = self._entries.pop(key, None)
-        self._bytes -= 0 if before is None else _size(key, before)
+        previous = self._entries.pop(key, None)
+        self._bytes -= 0 if previous is None else _size(key, previous)
         self._entries[key] = entry
         self._bytes += _size(key, entry)
         while self._bytes > self._max_bytes:
@@ -128,9 +131,10 @@ def _size(key: _Key, entry: _Entry) -> int:
     return _OVERHEAD_BYTES + 4 * len(key.id) + len(entry.embedding)
 
 
-class _Waiting:
-    """A question of which a part is known. ``known``: {party: {id: its embedding}}; ``unknown``:
-    {party: the ids that it was asked for}.
+class _PartlyKept:
+    """A pending question, part of whose answers are cached.
+
+    ``known``: {party: {id: cached embedding}}. ``unknown``: {party: the ids in the question}.
     """
 
     def __init__(
@@ -142,33 +146,33 @@ class _Waiting:
         unknown: Mapping[str, Sequence[str]],
     ) -> None:
         self._kept, self._pending, self._ids = kept, pending, ids
-        self._found, self._fewer = known, unknown
+        self._known, self._unknown = known, unknown
         self._since_s = time.monotonic()
 
     def wait(self) -> dict[str, ServingAnswer | Absent]:
         """See ``Pending.wait``."""
         answers = self._pending.wait()
-        for party, known in self._found.items():
-            answer, asked = answers[party], self._fewer[party]
+        for party, known in self._known.items():
+            answer, asked = answers[party], self._unknown[party]
             if isinstance(answer, ServingAnswer):
                 self._kept.keep(party, asked, answer, self._since_s)
             if known and answer != "away":
-                self._kept.used(party, sum(name in known for name in self._ids))
-                answers[party] = self._whole(known, answer, asked)
+                self._kept.count_used(party, sum(name in known for name in self._ids))
+                answers[party] = self._merge(known, answer, asked)
         return answers
 
-    def _whole(
+    def _merge(
         self, known: Mapping[str, bytes], answer: ServingAnswer | Absent, asked: Sequence[str]
     ) -> ServingAnswer:
-        """Returns an answer about all ids, of what was known and what came."""
-        came = _each(answer, len(asked))
-        rows = [(EMBEDDED, known[name]) if name in known else next(came) for name in self._ids]
+        """Returns an answer about all ids from cached embeddings and a party's answer."""
+        received = _split_answer(answer, len(asked))
+        rows = [(EMBEDDED, known[name]) if name in known else next(received) for name in self._ids]
         state, parts = bytes(state for state, _ in rows), [embedding for _, embedding in rows]
         return ServingAnswer(state, b"".join(parts))
 
 
-def _each(answer: ServingAnswer | Absent, n: int) -> Iterator[tuple[int, bytes]]:
-    """Yields the state and the embedding of ``n`` ids; the embedding is empty without one."""
+def _split_answer(answer: ServingAnswer | Absent, n: int) -> Iterator[tuple[int, bytes]]:
+    """Yields the state and the embedding of each of ``n`` ids; b'' if there is no embedding."""
     if not isinstance(answer, ServingAnswer):
         yield from [(_STATES[answer], b"")] * n
         return

@@ -1,4 +1,4 @@
-"""Opens the feature store that a party's file names."""
+"""Opens the feature store of a party file."""
 
 from __future__ import annotations
 
@@ -36,12 +36,15 @@ def open_store(
     store: DatabaseStore | ServiceStore,
     advise: Callable[[str], None],
 ) -> ByIds:
-    """Opens a database or a service, and asks it for nobody. Raises InputError if it cannot be
-    asked for the columns of training.
+    """Opens a database or a service and tests it with a query without ids.
 
-    ``advise``: tells the person here a sentence.
+    ``advise``: shows a sentence to this party's operator. Raises InputError if the columns of
+    training are not available.
     """
-    settings, preprocessor = settings_of(files, trained.state, store), _preprocessor(trained.state)
+    settings, preprocessor = (
+        make_store_settings(files, trained.state, store),
+        _load_preprocessor(trained.state),
+    )
     source: Source
     if isinstance(store, ServiceStore):
         service_id = store.service_id if store.service_id is not None else trained.recipe.name
@@ -61,19 +64,17 @@ def open_store(
     return ByIds(source, preprocessor, rules, device, advise, as_cells=as_cells)
 
 
-def settings_of(
+def make_store_settings(
     files: PartyFiles, state: Tree, store: DatabaseStore | ServiceStore
 ) -> DataSettings:
-    """Returns how rows of the store are read: by the columns and kinds of training. Raises
-    InputError.
-    """
+    """Returns the settings for reading rows of the store. Raises InputError."""
     data = files.file.data
     if data is None or not data.id:
         raise InputError(
             Code.CONFIG_INVALID,
             f"party {files.name}: serve.store needs the id column. Add data.id.",
         )
-    preprocessor = _preprocessor(state)
+    preprocessor = _load_preprocessor(state)
     if preprocessor.image_shape is not None or data.view is not None or data.parts:
         raise InputError(
             Code.CONFIG_INVALID,
@@ -95,15 +96,15 @@ def settings_of(
                 Code.CONFIG_INVALID,
                 f"party {files.name}: data.source is not a database. Set serve.store.source.",
             )
-    # The number style is that of the training table: other rows must not change how a row is read.
+    # Numbers are read in the format of the training table, whatever the other rows contain.
     style = preprocessor.style or (data.decimal or ".", data.thousands or "")
     written = {"decimal": style[0], "thousands": style[1], "limit_by": "first", "labels": ()}
     settings = data.model_copy(update={**_NOT_HERE, **written, **place})
     return prediction_data(settings, None, state)
 
 
-def no_rows(preprocessor: Preprocessor, source: str) -> Table:
-    """Returns a table of no rows, with the columns of training."""
+def make_empty_table(preprocessor: Preprocessor, source: str) -> Table:
+    """Returns a table without rows, with the columns of training."""
     numbers, words = preprocessor.numeric_names, preprocessor.categorical_names
     cells = Categories(np.empty((0, len(words)), np.int32), ((),) * len(words))
     return Table(
@@ -117,7 +118,7 @@ def no_rows(preprocessor: Preprocessor, source: str) -> Table:
     )
 
 
-def _preprocessor(state: Tree) -> Preprocessor:
+def _load_preprocessor(state: Tree) -> Preprocessor:
     if state["preprocessor"] is None:
         raise InputError(
             Code.CONFIG_INVALID, "serve.store: this party has no features. Remove the table."

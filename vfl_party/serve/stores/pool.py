@@ -1,4 +1,4 @@
-"""Connections that several threads share, and work on them that ends in time."""
+"""A pool of connections that several threads share, with timeouts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 from vfl_party.serve.stores.seam import BrokenError, ValueMismatchError
 
-# Pauses between interrupts.
+# Seconds after each interrupt.
 _PAUSES_S = (0.05, 0.2, 1.0)
 
 C = TypeVar("C")
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class _Use(Generic[C]):
-    """The use of a place: its connection, if it is open. ``over``: set when it ends."""
+    """A use of a connection. ``connection``: None if it is not open. ``over``: set at the end."""
 
     connection: C | None
     until_s: float
@@ -31,34 +31,34 @@ class _Use(Generic[C]):
 
 
 class ConnectionPool(Generic[C]):
-    """Keeps connections open, and opens new ones for those that broke.
+    """Keeps connections open, and replaces broken connections.
 
     Args:
-        opened: opens a connection. Raises InputError.
-        close: closes one.
-        size: how many are open at the same time.
-        interrupt: ends the work on one, from another thread.
+        open_: Opens a connection. Raises InputError.
+        close: Closes a connection.
+        size: The maximum number of open connections.
+        interrupt: Interrupts the work on a connection, from another thread.
     """
 
     def __init__(
         self,
-        opened: Callable[[], C],
+        open_: Callable[[], C],
         close: Callable[[C], None],
         size: int,
         interrupt: Callable[[C], None] = lambda _: None,
     ) -> None:
-        self._opened, self._close, self._interrupt = opened, close, interrupt
-        # Holds each place's connection (None before it opens); the last used comes first.
+        self._open, self._close, self._interrupt = open_, close, interrupt
+        # The unused connections (None before they open). The last used comes first.
         self._free: queue.LifoQueue[C | None] = queue.LifoQueue()
         for _ in range(size):
             self._free.put(None)
         self._closed = threading.Event()
 
     def run(self, work: Callable[[C], T], until_s: float) -> T:
-        """Returns what ``work`` returns. It may run twice, if a connection that was kept broke.
+        """Returns the result of ``work``, which runs again if an old connection has broken.
 
-        Raises TimeoutError at ``until_s`` (monotonic), whatever the other end does: a thread of its
-        own waits for it. Raises what ``opened`` and ``work`` raise.
+        Raises TimeoutError at ``until_s`` (monotonic) even if the other end does not answer,
+        because ``work`` runs in a separate thread. Raises what ``opened`` and ``work`` raise.
         """
         left_s = until_s - time.monotonic()
         try:
@@ -76,25 +76,25 @@ class ConnectionPool(Generic[C]):
             return answer.result(max(0.0, until_s - time.monotonic()))
         except TimeoutError:
             if not answer.done():
-                # The other end may not even answer this.
+                # The interrupt may block too, so it runs in a separate thread.
                 threading.Thread(target=self._stop, args=(use,), daemon=True).start()
             raise TimeoutError from None
 
     def close(self) -> None:
-        """Closes what is not in use; the rest as soon as it is not."""
+        """Closes the unused connections now, and the others after their use."""
         self._closed.set()
         with contextlib.suppress(queue.Empty):
             while True:
-                self._end(self._free.get_nowait())
+                self._close_quietly(self._free.get_nowait())
 
     def _work(self, use: _Use[C], work: Callable[[C], T], answer: Future[T]) -> None:
         try:
             answer.set_result(self._run(use, work))
-        except BaseException as error:  # noqa: BLE001 - whoever waits hears of it
+        except BaseException as error:  # noqa: BLE001 - the caller gets the error
             answer.set_exception(error)
         finally:
             use.over.set()
-            # It is interrupted no more.
+            # After this, ``_stop`` does not interrupt the connection.
             with use.lock:
                 left, use.connection = use.connection, None
             self._free.put(left)
@@ -104,32 +104,32 @@ class ConnectionPool(Generic[C]):
     def _run(self, use: _Use[C], work: Callable[[C], T]) -> T:
         if use.connection is not None:
             try:
-                return self._on(use, work)
+                return self._run_on(use, work)
             except BrokenError:
-                # The other end may have closed it while nobody used it.
+                # The other end may have closed an unused connection, so try a new one.
                 if time.monotonic() >= use.until_s:
                     raise
-        use.connection = self._opened()
-        # Nobody waits any more; the next one has a connection.
+        use.connection = self._open()
+        # The caller has gone; the new connection stays for the next caller.
         if time.monotonic() >= use.until_s:
             raise TimeoutError
-        return self._on(use, work)
+        return self._run_on(use, work)
 
-    def _on(self, use: _Use[C], work: Callable[[C], T]) -> T:
+    def _run_on(self, use: _Use[C], work: Callable[[C], T]) -> T:
         assert use.connection is not None  # noqa: S101 - opened before
         try:
             return work(use.connection)
         except ValueMismatchError:
-            # It is fit for other ids.
+            # The connection still works for other ids.
             raise
         except BaseException:
             with use.lock:
                 broken, use.connection = use.connection, None
-            self._end(broken)
+            self._close_quietly(broken)
             raise
 
     def _stop(self, use: _Use[C]) -> None:
-        """Interrupts the work, and again if it had not begun then."""
+        """Interrupts the work, and repeats this if the work has not ended."""
         for pause_s in _PAUSES_S:
             with use.lock, contextlib.suppress(Exception):
                 if use.connection is not None:
@@ -137,7 +137,7 @@ class ConnectionPool(Generic[C]):
             if use.over.wait(pause_s):
                 return
 
-    def _end(self, connection: C | None) -> None:
+    def _close_quietly(self, connection: C | None) -> None:
         with contextlib.suppress(Exception):
             if connection is not None:
                 self._close(connection)

@@ -1,4 +1,4 @@
-"""Asks PostgreSQL for rows by id through ADBC: ids are an argument, and never part of the query."""
+"""Queries PostgreSQL for rows by id through ADBC. Ids are an argument, never part of the query."""
 
 from __future__ import annotations
 
@@ -30,34 +30,34 @@ from vfl_party.serve.stores.pool import ConnectionPool
 from vfl_party.serve.stores.queries import name_keys, row_limit, too_many, with_ids
 from vfl_party.serve.stores.seam import BrokenError, IdBatch, ValueMismatchError
 
-# A query whose answer nobody waits for any more.
+# Maximum time of a query, since its caller has given up by then.
 _LONGEST_MS = 10_000
 _BEGIN = (
     "SET default_transaction_read_only = on",
     f"SET statement_timeout = {_LONGEST_MS}",
 )
-# So that a server that is gone without a word holds no connection for long.
+# These settings close connections to a server that is unreachable.
 _ALIVE = {
     "keepalives_idle": 5,
     "keepalives_interval": 2,
     "keepalives_count": 3,
     "tcp_user_timeout": _LONGEST_MS,
 }
-_WHOLE = re.compile(r"0|-?[1-9][0-9]{0,18}")
-# The server's: what was asked for is no value of its type; the statement was ended.
+_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")
+# Error codes of the server: a value does not fit its type (class 22); the statement was cancelled.
 _NO_VALUE, _ENDED = "22", "57014"
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """The query as the server gets it, and the type of the ids in it."""
+class _PreparedQuery:
+    """The final query, and the type of its ids."""
 
     select: str
     kind: pa.DataType
 
 
 class PostgresRows:
-    """See ``seam.Source``."""
+    """Rows of a PostgreSQL database; see ``seam.Source``."""
 
     def __init__(self, settings: DataSettings, connections: int) -> None:
         self.settings = settings
@@ -66,14 +66,14 @@ class PostgresRows:
         self._pool: ConnectionPool[Any] = ConnectionPool(
             self._open, lambda connection: connection.close(), connections, _cancel
         )
-        self._asked: _Asked | None = None
+        self._prepared: _PreparedQuery | None = None
 
     def check(self) -> None:
-        """Asks the server what the query gives. Raises InputError."""
+        """Prepares the query and runs it without ids. Raises InputError."""
         with name_keys():
             connection = self._open()
             try:
-                self._asked = self._describe(connection)
+                self._prepared = self._describe(connection)
                 self._fetch(connection, [])
             finally:
                 connection.close()
@@ -96,7 +96,7 @@ class PostgresRows:
         except ImportError:
             raise missing_package_error(self.settings.source, "adbc-driver-postgresql") from None
         try:
-            connection = dbapi.connect(_alive(self.settings.source), autocommit=True)
+            connection = dbapi.connect(_with_keepalive(self.settings.source), autocommit=True)
             with connection.cursor() as cursor:
                 for statement in _BEGIN:
                     cursor.execute(statement)
@@ -104,8 +104,8 @@ class PostgresRows:
             raise connection_error(self.settings.source, str(error)) from None
         return connection
 
-    def _describe(self, connection: Any) -> _Asked:
-        """Returns how the query is asked. Raises InputError."""
+    def _describe(self, connection: Any) -> _PreparedQuery:
+        """Prepares the query on the server. Raises InputError."""
         import adbc_driver_manager
 
         settings, source = self.settings, hide_passwords(self.settings.source)
@@ -116,7 +116,7 @@ class PostgresRows:
         except adbc_driver_manager.Error as error:
             raise query_error(settings.source, error) from None
         chosen = choose(source, list(schema.names), settings, False)
-        # The mark may stand in a comment.
+        # There is no parameter if the placeholder is in a comment.
         kind = parameters.field(0).type if len(parameters) else pa.null()
         inner = kind.value_type if pa.types.is_list(kind) else None
         if inner is None or not (pa.types.is_integer(inner) or pa.types.is_string(inner)):
@@ -126,19 +126,19 @@ class PostgresRows:
                 "WHERE id::text = ANY(:ids).",
             )
         names = list(dict.fromkeys([*chosen.id, *chosen.features]))
-        return _Asked(select_of(self._query, schema, names, settings), inner)
+        return _PreparedQuery(select_of(self._query, schema, names, settings), inner)
 
     def _fetch(self, connection: Any, ids: Sequence[str]) -> pa.Table:
         import adbc_driver_manager
 
-        asked, source = self._asked, hide_passwords(self.settings.source)
-        assert asked is not None  # noqa: S101 - check comes first
+        prepared, source = self._prepared, hide_passwords(self.settings.source)
+        assert prepared is not None  # noqa: S101 - check comes first
         max_rows = row_limit(len(ids))
-        values = pa.array([_values(ids, asked.kind)], pa.list_(asked.kind))
+        values = pa.array([_to_values(ids, prepared.kind)], pa.list_(prepared.kind))
         try:
             with connection.cursor() as cursor:
                 cursor.execute(
-                    f"{asked.select}\nLIMIT {max_rows + 1}", pa.record_batch({"ids": values})
+                    f"{prepared.select}\nLIMIT {max_rows + 1}", pa.record_batch({"ids": values})
                 )
                 table = cursor.fetch_arrow_table()
         except adbc_driver_manager.Error as error:
@@ -161,20 +161,20 @@ class PostgresRows:
         return BrokenError(refusal.code, str(refusal)) if lost else refusal
 
 
-def _alive(source: str) -> str:
-    """Returns the URL with what it does not say itself about a server that does not answer."""
+def _with_keepalive(source: str) -> str:
+    """Returns the URL with default timeouts for an unreachable server."""
     url = with_timeout(source)
-    more = [f"{key}={value}" for key, value in _ALIVE.items() if f"{key}=" not in url]
-    return "&".join([url, *more]) if "?" in url else f"{url}?{'&'.join(more)}"
+    parameters = [f"{key}={value}" for key, value in _ALIVE.items() if f"{key}=" not in url]
+    return "&".join([url, *parameters]) if "?" in url else f"{url}?{'&'.join(parameters)}"
 
 
-def _values(ids: Sequence[str], kind: pa.DataType) -> list[Any]:
-    """Returns the ids that are values of the type; the others are nobody's."""
+def _to_values(ids: Sequence[str], kind: pa.DataType) -> list[Any]:
+    """Returns the ids that are values of ``kind``. Other ids are unknown."""
     if pa.types.is_string(kind):
-        # Which no text of PostgreSQL has.
+        # Texts of PostgreSQL cannot contain NUL.
         return [name for name in ids if "\0" not in name]
     bounds = np.iinfo(kind.to_pandas_dtype())
-    numbers = [int(text) for text in ids if _WHOLE.fullmatch(text)]
+    numbers = [int(text) for text in ids if _INTEGER.fullmatch(text)]
     return [number for number in numbers if bounds.min <= number <= bounds.max]
 
 

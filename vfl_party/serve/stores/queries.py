@@ -1,4 +1,4 @@
-"""What the queries of all databases have in common that are asked for rows by id."""
+"""Functions for queries by id that all databases share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vfl_party.data import checks
 
 # Does not match a PostgreSQL cast such as x::ids.
 _IDS = re.compile(r"(?<![:\w\\]):ids\b")
-# Row limit per id, for data.duplicates = "first", plus a constant so that few ids may have many.
+# Maximum rows per id (for data.duplicates = "first"), plus a constant for queries of few ids.
 _ROWS_OF_ONE, _MORE_ROWS = 16, 1024
 
 
@@ -28,12 +28,12 @@ def with_ids(query: str, mark: str, source: str) -> str:
 
 
 def row_limit(ids: int) -> int:
-    """Returns how many rows a query may give for so many ids."""
+    """Returns the maximum number of rows that a query may return for so many ids."""
     return _ROWS_OF_ONE * ids + _MORE_ROWS
 
 
 def too_many(source: str, ids: int, max_rows: int) -> InputError:
-    """Returns the error for a query that gives more rows than it may."""
+    """Returns the error for a query that returns more than ``max_rows`` rows."""
     number = "one id" if ids == 1 else f"{ids:,} ids"
     return checks.unusable(
         source,
@@ -43,7 +43,7 @@ def too_many(source: str, ids: int, max_rows: int) -> InputError:
 
 @contextlib.contextmanager
 def name_keys() -> Iterator[None]:
-    """Names the keys of ``serve.store`` in sentences about the query."""
+    """Replaces keys of ``data`` with those of ``serve.store`` in error messages."""
     try:
         yield
     except InputError as error:

@@ -1,4 +1,4 @@
-"""What a feature store gives for ids, and what it asks a database or a service."""
+"""Interfaces between a feature store and the databases and services that it queries."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from vfl_party.base.seeds import Rows
 T = TypeVar("T")
 R = TypeVar("R")
 
-# In place of a row's number: nobody knows the id, or what is known of it cannot be used.
+# Codes in place of a row number: the id is unknown, or its row cannot be used.
 UNKNOWN_ROW, UNFIT_ROW = -1, -2
 
 
 class ValueMismatchError(InputError):
-    """Some of the ids, or rows, cannot be answered, and are not named: alone they would be.
+    """Some of the ids or rows of a query are invalid, and the error does not name them.
 
-    ``row``: what stands in place of the row of one that is alone.
+    ``row``: the code for the invalid id, once it is queried alone.
     """
 
     def __init__(self, code: Code, text: str, row: int = UNFIT_ROW) -> None:
@@ -35,18 +35,18 @@ class ValueMismatchError(InputError):
 
 
 class BrokenError(InputError):
-    """A connection broke; another one may do."""
+    """A connection broke; another connection may work."""
 
 
 @dataclass(frozen=True)
 class LookupResult:
-    """What a store has of N ids.
+    """The features of N ids.
 
     Args:
-        rows: the number of each id's row, ``UNKNOWN_ROW`` or ``UNFIT_ROW``, [N].
-        inputs: gives the encoder's arguments for numbers of rows, [B, …], on the party's device;
-            of a model that takes them, the cells (``vfl_party.phases.online.Cells``), on the CPU.
-        version: names the state of the features; it says nothing of what is in them.
+        rows: int64 [N], the row number of each id, ``UNKNOWN_ROW`` or ``UNFIT_ROW``.
+        inputs: Returns the encoder's arguments for row numbers, [B, …], on the party's device. For
+            a model that takes cells (``vfl_party.phases.online.Cells``): the cells, on the CPU.
+        version: A random name of the state of the features; it reveals nothing about them.
     """
 
     rows: Rows
@@ -54,18 +54,18 @@ class LookupResult:
     version: str
 
     def states(self) -> npt.NDArray[np.uint8]:
-        """Returns of each id ``EMBEDDED``, ``UNKNOWN`` or ``FAILED``, [N], for the party itself."""
+        """Returns uint8 [N]: ``EMBEDDED``, ``UNKNOWN`` or ``FAILED`` for each id."""
         unused = np.where(self.rows == UNFIT_ROW, FAILED, UNKNOWN)
         return np.where(self.rows >= 0, EMBEDDED, unused).astype(np.uint8)
 
 
 @dataclass(frozen=True)
 class IdBatch:
-    """Rows as a source gives them.
+    """Rows that a source has returned.
 
     Args:
-        rows: with the columns of the id and of training, by their names.
-        as_written: see ``vfl_party.data.stream.RowStream``.
+        rows: A table with the id columns and the columns of training.
+        as_written: See ``vfl_party.data.stream.RowStream``.
     """
 
     rows: pa.Table
@@ -73,33 +73,35 @@ class IdBatch:
 
 
 class Source(Protocol):
-    """Is asked for rows by id; any thread may ask."""
+    """Returns rows by id. Any thread may call it."""
 
     @property
     def settings(self) -> DataSettings:
-        """How its rows are read."""
+        """Returns the settings for reading rows."""
         ...
 
     def check(self) -> None:
-        """Asks for nobody. Raises InputError if it cannot be asked for the columns of training."""
+        """Sends a test query without ids. Raises InputError if a column of training is missing."""
         ...
 
     def rows(self, ids: Sequence[str], until_s: float) -> IdBatch:
-        """Returns the rows of ids that are all different, in any order, without the unknown ones.
+        """Returns the rows of distinct ids, in any order; unknown ids have no row.
 
-        Raises TimeoutError if there are none at ``until_s`` (monotonic), UnfitError if some of the
-        ids cannot be asked for, and InputError if none can.
+        Raises TimeoutError at ``until_s`` (monotonic), ValueMismatchError if some ids are invalid,
+        and InputError if the query fails.
         """
         ...
 
     def close(self) -> None: ...
 
 
-def apart(
+def split_until_fit(
     items: Sequence[T], work: Callable[[Sequence[T]], R]
 ) -> Iterator[tuple[Sequence[T], R | ValueMismatchError]]:
-    """Yields all items with what ``work`` returns for them; if some of them do not fit, halves of
-    them, and so on. One that is alone and does not fit comes with its error.
+    """Yields parts of ``items`` with the result of ``work`` for them.
+
+    If ``work`` raises ValueMismatchError, the items are halved and tried again. A single invalid
+    item is yielded with its error.
     """
     if not items:
         return
@@ -111,4 +113,4 @@ def apart(
             return
         middle = len(items) // 2
         for half in (items[:middle], items[middle:]):
-            yield from apart(half, work)
+            yield from split_until_fit(half, work)

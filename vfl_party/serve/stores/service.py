@@ -1,10 +1,9 @@
-"""Asks a feature service for rows by id: the interface ``BatchFetchFeature`` of SecretFlow-Serving,
-as a client.
+"""A client for feature services with the interface ``BatchFetchFeature`` of SecretFlow-Serving.
 
 Source: ``secretflow_serving/spis/batch_feature_service.proto`` and ``protos/feature.proto`` of
 https://github.com/secretflow/serving, in the JSON of proto3. A service answers for all ids of a
-request, in their order, or for none: it says ``NOT_FOUND`` (5) if it does not know one of them, and
-does not say which. Halves of the ids are then asked for, until an unknown one is alone.
+request, in order. If any id is unknown, it returns ``NOT_FOUND`` (5) for the whole request and does
+not name the id. The client then halves the ids until the unknown id is alone.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _OK, _NOT_FOUND = 0, 5
 _CONNECT_S, _CHECK_S = 5.0, 10.0
 # Socket timeout; the pool interrupts earlier.
 _LONGEST_S = 60.0
-# HTTP statuses that mean a wrong service or a party without access.
+# HTTP statuses that mean a wrong address or a missing permission.
 _NO_SERVICE = (401, 403, 404, 405)
 # Limits of an answer: bytes per cell, and bytes in addition.
 _CELL_BYTES, _MORE_BYTES = 1 << 10, 1 << 20
@@ -48,9 +47,9 @@ _MAX_CHARACTERS = 200
 
 
 class ServiceRows:
-    """See ``seam.Source``.
+    """Rows of a feature service; see ``seam.Source``.
 
-    ``service_id``, ``party``: what the service is told about who asks.
+    ``service_id``, ``party``: identify this party in requests.
     """
 
     def __init__(
@@ -65,16 +64,16 @@ class ServiceRows:
         self.settings, self._store = settings, store
         self._about = {"header": {"data": {}}, "model_service_id": service_id, "party_id": party}
         kinds = preprocessor.kinds or {}
-        # A day is a text, such as 2026-01-31.
+        # The service sends a date as a text, such as 2026-01-31.
         self._numeric = {name: kinds.get(name) != DATE for name in preprocessor.numeric_names}
         self._words = preprocessor.categorical_names
-        self._tls = _tls(store)
+        self._tls = _make_tls_context(store)
         self._pool: ConnectionPool[http.client.HTTPConnection] = ConnectionPool(
             self._open, lambda line: line.close(), store.connections, _interrupt
         )
 
     def check(self) -> None:
-        """Asks for no ids: whatever the service says of that, it is there. Raises InputError."""
+        """Requests no ids, to test that the service answers. Raises InputError."""
         try:
             until_s = time.monotonic() + _CHECK_S
             status, _ = self._pool.run(lambda line: self._post(line, []), until_s)
@@ -89,7 +88,7 @@ class ServiceRows:
 
     def rows(self, ids: Sequence[str], until_s: float) -> IdBatch:
         """See ``seam.Source``."""
-        answer = self._pool.run(lambda line: self._answer(line, ids), until_s)
+        answer = self._pool.run(lambda line: self._read_answer(line, ids), until_s)
         status = answer.get("status")
         code = status.get("code", _OK) if isinstance(status, dict) else None
         if code == _NOT_FOUND:
@@ -103,7 +102,7 @@ class ServiceRows:
                 f"the service answers with status {clean(str(code), 20)} ({message}). Ask its "
                 "operator.",
             )
-        return IdBatch(self._table(answer.get("features"), ids), False)
+        return IdBatch(self._make_table(answer.get("features"), ids), False)
 
     def close(self) -> None:
         """Closes the connections."""
@@ -122,7 +121,7 @@ class ServiceRows:
             line.connect()
         except (OSError, UnicodeError) as error:
             line.close()
-            # Without the line of OpenSSL's source, which differs between versions.
+            # ``verify_message`` omits the line of OpenSSL's source, which differs between versions.
             why = getattr(error, "verify_message", "") or str(error)
             raise checks.unreadable(
                 self._store.url,
@@ -142,22 +141,23 @@ class ServiceRows:
     def _post(
         self, line: http.client.HTTPConnection, ids: Sequence[str]
     ) -> tuple[int, bytes | None]:
-        """Asks once. Returns the status and the answer, None if it is too long. Raises
-        BrokenError.
+        """Sends a request; returns the HTTP status and the body, or None if it is too long.
+
+        Raises BrokenError.
         """
         url = urlsplit(self._store.url)
         param = {"query_datas": list(ids), "query_context": self._store.context}
-        asked = {**self._about, "feature_fields": self._fields(), "param": param}
+        body = {**self._about, "feature_fields": self._make_fields(), "param": param}
         headers = {"content-type": "application/json", "accept": "application/json"}
         try:
-            line.request("POST", url.path or "/", json.dumps(asked).encode(), headers)
+            line.request("POST", url.path or "/", json.dumps(body).encode(), headers)
             answer = line.getresponse()
-            return answer.status, _body(answer, self._max_bytes(len(ids)))
+            return answer.status, _read_body(answer, self._max_bytes(len(ids)))
         except TimeoutError:
             raise
         except (OSError, http.client.HTTPException) as error:
-            # It is chance by which of several errors a service that refuses a certificate shows
-            # itself, so the sentence names none.
+            # A service that refuses a certificate causes one of several errors at random, so the
+            # message does not contain the error.
             raise BrokenError(
                 Code.FILE_INVALID,
                 f"{self._store.url}: the connection broke. Ask the operator of the service whether "
@@ -166,8 +166,8 @@ class ServiceRows:
                 else f"{self._store.url}: the connection broke. Ask the operator of the service.",
             ) from error
 
-    def _answer(self, line: http.client.HTTPConnection, ids: Sequence[str]) -> dict[str, Any]:
-        """Asks once. Raises InputError for what is no answer."""
+    def _read_answer(self, line: http.client.HTTPConnection, ids: Sequence[str]) -> dict[str, Any]:
+        """Sends a request; returns the JSON answer. Raises InputError for an invalid answer."""
         status, data = self._post(line, ids)
         if status != http.client.OK:
             raise self._refusal(status)
@@ -186,7 +186,7 @@ class ServiceRows:
             )
         return answer
 
-    def _fields(self) -> list[dict[str, str]]:
+    def _make_fields(self) -> list[dict[str, str]]:
         kinds = {
             name: "FIELD_DOUBLE" if number else "FIELD_STRING"
             for name, number in self._numeric.items()
@@ -197,8 +197,8 @@ class ServiceRows:
     def _max_bytes(self, ids: int) -> int:
         return _MORE_BYTES + _CELL_BYTES * ids * (len(self._numeric) + len(self._words))
 
-    def _table(self, features: Any, ids: Sequence[str]) -> pa.Table:
-        """Returns the features by name, with the ids. Raises InputError."""
+    def _make_table(self, features: Any, ids: Sequence[str]) -> pa.Table:
+        """Returns a table of the ids and the features. Raises InputError."""
         values = {}
         for feature in features if isinstance(features, list) else ():
             field = feature.get("field") if isinstance(feature, dict) else None
@@ -214,10 +214,10 @@ class ServiceRows:
                     f"the service does not return feature {name!r} of the training table. Add it "
                     "to the service.",
                 )
-            columns[name] = self._column(name, values[name], len(ids))
+            columns[name] = self._make_column(name, values[name], len(ids))
         return pa.table(columns)
 
-    def _column(self, name: str, value: Mapping[str, Any], n: int) -> pa.Array:
+    def _make_column(self, name: str, value: Mapping[str, Any], n: int) -> pa.Array:
         filled = [key for key in _LISTS if value.get(key)]
         cells = value[filled[0]] if len(filled) == 1 else None
         if not isinstance(cells, list) or len(cells) != n:
@@ -229,11 +229,11 @@ class ServiceRows:
         number = self._numeric.get(name)
         try:
             if filled[0] == "ss":
-                # Proto3 has no empty cell in a list.
+                # Lists of proto3 have no null, so an empty text is an empty cell.
                 words = pa.array([cell or None for cell in cells], pa.string())
                 return words.cast(pa.timestamp("us")) if number is False else words
             if filled[0] in ("i64s", "i32s"):
-                return pa.array([_whole(cell) for cell in cells], pa.int64())
+                return pa.array([_to_int(cell) for cell in cells], pa.int64())
             if filled[0] == "bs":
                 return pa.array(cells, pa.bool_())
             return pa.array([float(cell) for cell in cells], pa.float64(), from_pandas=True)
@@ -245,14 +245,14 @@ class ServiceRows:
             ) from None
 
 
-def _whole(value: Any) -> int:
-    """Returns a whole number as JSON has it: 64 bits are a text."""
+def _to_int(value: Any) -> int:
+    """Returns an integer from JSON, where integers of 64 bits are texts."""
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise TypeError
     return int(value)
 
 
-def _body(answer: http.client.HTTPResponse, max_bytes: int) -> bytes | None:
+def _read_body(answer: http.client.HTTPResponse, max_bytes: int) -> bytes | None:
     """Reads an answer; None if it has more than ``max_bytes`` bytes."""
     data = bytearray()
     while block := answer.read(_BLOCK):
@@ -262,8 +262,8 @@ def _body(answer: http.client.HTTPResponse, max_bytes: int) -> bytes | None:
     return bytes(data)
 
 
-def _tls(store: ServiceStore) -> ssl.SSLContext | None:
-    """Returns how a service is known by its certificate; None for plain HTTP. Raises InputError."""
+def _make_tls_context(store: ServiceStore) -> ssl.SSLContext | None:
+    """Returns the TLS settings for the service; None for plain HTTP. Raises InputError."""
     files = (store.ca, store.certificate, store.key)
     if store.url.startswith("http:"):
         if any(file is not None for file in files):

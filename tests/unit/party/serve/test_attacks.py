@@ -206,7 +206,7 @@ def test_who_is_gone_is_not_scored() -> None:
 
     with serving(scoring=slow) as here:
         # All that score are busy.
-        many = batching._UNDER_WAY
+        many = batching._MAX_BATCHES
         busy = [here.served.batcher.submit([f"a{number}"], 0.1 * number) for number in range(many)]
         wait_until(lambda: len(scored) == many)
         with grpc.insecure_channel(here.grpc) as channel, pytest.raises(grpc.RpcError) as late:

@@ -31,7 +31,7 @@ def scores_of(ids: Sequence[str]) -> ServedScores:
 
 @pytest.fixture
 def four_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batching, "_UNDER_WAY", 4)
+    monkeypatch.setattr(batching, "_MAX_BATCHES", 4)
 
 
 @pytest.mark.usefixtures("four_at_work")
@@ -142,8 +142,8 @@ def test_rows_are_counted_by_state_and_by_absent_party() -> None:
     ends = {"bank": datetime(2027, 1, 2, tzinfo=UTC)}
     ready = [True]
     metrics = ServeMetrics({"version": "1"}, {"run": tally}, port, lambda: ready[0], lambda: ends)
-    tally.counts.scored(scores_of(["a1", "b1", "a2"]), 0.003)
-    port.answered(200)
+    tally.counts.count_scored(scores_of(["a1", "b1", "a2"]), 0.003)
+    port.count_answered(200)
     found = {
         (sample.name, *sample.labels.values()): sample.value
         for family in metrics.families()

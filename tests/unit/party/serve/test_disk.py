@@ -12,7 +12,7 @@ from tests.unit.common.test_full_disk import little_room
 from vfl_common.errors import Code, InputError, UnwritableError
 from vfl_common.rpc.serving.answered import OutgoingMessage
 from vfl_party.record.book import RecordBook
-from vfl_party.serve.disk import Disk
+from vfl_party.serve.opening import Disk
 
 TOLD = OutgoingMessage("shop", "serve", "question", 1, 0, ["K-1"], None, 0, b"", 0, 9)
 
@@ -23,7 +23,7 @@ def test_a_full_disk_is_said_once_and_found_to_have_room_again(
     caplog.set_level(logging.WARNING)
     book, said = RecordBook(tmp_path, "bank"), list[str]()
     disk = Disk(tmp_path, said.append)
-    write = disk.watched(lambda _told: book.add(text="x" * 500))
+    write = disk.note_failures(lambda _told: book.add(text="x" * 500))
     try:
         write(TOLD)
         assert disk.ready()
@@ -35,7 +35,7 @@ def test_a_full_disk_is_said_once_and_found_to_have_room_again(
                 write(TOLD)
             assert not disk.ready()
             # A short line finds room, and the next one may not.
-            disk.watched(lambda _told: None)(TOLD)
+            disk.note_failures(lambda _told: None)(TOLD)
             assert not disk.ready()
         assert len(said) == 1
         assert disk.ready()
@@ -51,5 +51,5 @@ def test_what_a_policy_refuses_is_no_full_disk(tmp_path: Path) -> None:
 
     disk = Disk(tmp_path, lambda _said: None)
     with pytest.raises(InputError):
-        disk.watched(refuses)(TOLD)
+        disk.note_failures(refuses)(TOLD)
     assert disk.ready()

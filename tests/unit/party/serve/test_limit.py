@@ -12,7 +12,7 @@ from tests.harness.errors import raises
 from vfl_common.errors import Code, InputError
 from vfl_party.serve.answering import DailyLimit, SentBefore
 from vfl_party.serve.granted import MinimumRows
-from vfl_party.serve.passive import together
+from vfl_party.serve.passive import combine_limits
 
 
 def test_answers_about_one_id_are_counted_over_restarts(tmp_path: Path) -> None:
@@ -30,13 +30,13 @@ def test_answers_about_one_id_are_counted_over_restarts(tmp_path: Path) -> None:
 
 def test_the_least_people_are_those_whom_the_other_limits_leave(tmp_path: Path) -> None:
     daily = DailyLimit(tmp_path / "answers.sqlite", 1)
-    limit = together(MinimumRows(2), [daily], [])
+    limit = combine_limits(MinimumRows(2), [daily], [])
     assert limit is not None
     assert limit.take(["a", "b"]).tolist() == [True, True]
     # Of the two who are asked about, one would be answered alone.
     assert limit.take(["a", "c"]).tolist() == [False, False]
     assert limit.take(["d", "e", "a"]).tolist() == [True, True, False]
-    assert together(None, [None], [None]) is None
+    assert combine_limits(None, [None], [None]) is None
     daily.close()
 
 
@@ -64,14 +64,14 @@ def test_who_asks_again_gets_the_same_noise(tmp_path: Path) -> None:
         return random.normal(size=(2, 3)).astype(np.float32)
 
     sent = SentBefore(path, "run")
-    first_ND = sent.same(["a", "b"], clean_ND, noisy())
+    first_ND = sent.reuse_sent(["a", "b"], clean_ND, noisy())
     sent.close()
     again = SentBefore(path, "run")
-    assert (again.same(["b", "a"], clean_ND, noisy()) == first_ND[::-1]).all()
+    assert (again.reuse_sent(["b", "a"], clean_ND, noisy()) == first_ND[::-1]).all()
     # Another embedding, and another model.
     changed_ND = clean_ND + 1
-    assert (again.same(["a", "b"], changed_ND, noisy()) != first_ND).all()
+    assert (again.reuse_sent(["a", "b"], changed_ND, noisy()) != first_ND).all()
     other = SentBefore(path, "other")
-    assert (other.same(["a", "b"], clean_ND, noisy()) != first_ND).all()
+    assert (other.reuse_sent(["a", "b"], clean_ND, noisy()) != first_ND).all()
     other.close()
     again.close()

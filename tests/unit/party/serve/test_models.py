@@ -1,4 +1,4 @@
-"""Which run of a model answers, and how requests are shared among runs."""
+"""Which run of a model answers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ import pytest
 from tests.harness.errors import raises
 from vfl_common.errors import Code, InputError
 from vfl_common.production.registry import FILE, Change, ModelRegistry
-from vfl_party.serve.batching import Given
+from vfl_party.serve.batching import RequestColumns
 from vfl_party.serve.counts import Counts
-from vfl_party.serve.models.compare import Disagreement, shares
-from vfl_party.serve.models.follow import Follower
-from vfl_party.serve.models.lineage import STEPS_BEHIND, Lineage
+from vfl_party.serve.models import STEPS_BEHIND, Follower, Lineage
 from vfl_party.serve.scored import RequestPart, ServedScores
 from vfl_party.serve.tokens import Denied, Tokens, add_token
 
@@ -26,8 +24,6 @@ pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
 from tests.harness.serving import FakeRun, catalog, made_served
 from vfl_party.serve.http.catalog import Catalog, ServedModel
-from vfl_party.serve.http.routed import Routed
-from vfl_party.serve.http.served import Served
 
 Events = list[tuple[str, dict[str, Any]]]
 
@@ -42,7 +38,9 @@ def scores(values: Sequence[float], run_id: str = "", parties: str = "bank") -> 
 def run(run_id: str, *there: str, factor: float = 1.0, **more: Any) -> FakeRun:
     """Makes a run that scores the id ``7`` with ``0.07 * factor``."""
 
-    def score(ids: Sequence[str], _least: float | None, columns: Given | None) -> ServedScores:
+    def score(
+        ids: Sequence[str], _least: float | None, columns: RequestColumns | None
+    ) -> ServedScores:
         given = columns["x"] if columns is not None else ids
         return scores([float(each) / 100 * factor for each in given], run_id)
 
@@ -200,89 +198,6 @@ def test_a_line_follows_the_registry(tmp_path: Path) -> None:
     assert line.now.run_id == "old"
 
 
-def test_an_id_always_has_the_same_run() -> None:
-    ids = [f"K-{number}" for number in range(4000)]
-    of_N = shares(ids, {"b": 0.1, "c": 0.3}, "case")
-    assert np.bincount(of_N + 1) / len(ids) == pytest.approx([0.6, 0.1, 0.3], abs=0.03)
-    assert shares(ids[::-7], {"b": 0.1, "c": 0.3}, "case").tolist() == of_N[::-7].tolist()
-    # Whoever had it keeps it if it gets more; of another model they are others.
-    more_N = shares(ids, {"b": 0.3}, "case")
-    assert (more_N[of_N == 0] == 0).all()
-    assert (shares(ids, {"b": 0.3}, "other") != more_N).mean() > 0.3
-    assert (shares(ids, {"b": 1.0}, "case") == 0).all()
-
-
-def ask(
-    routed: Routed, now: Served, ids: Sequence[str], columns: Given | None = None
-) -> ServedScores:
-    return asyncio.run(routed.score(now, ids, None, columns))
-
-
-def routed_of(*runs: FakeRun, **more: Any) -> Routed:
-    known = {each.run_id: each.served for each in runs}
-    return Routed("case", known.get, lambda ids: ids, **more)
-
-
-def test_rows_that_go_to_several_runs_stay_in_order() -> None:
-    a, b = run("a"), run("b", factor=2.0)
-    ids = [str(number) for number in range(30)]
-    of_N = shares(ids, {"b": 0.5}, "case")
-    for columns in (None, {"x": [float(each) for each in ids]}):
-        found = ask(routed_of(a, b, weights={"b": 0.5}), a.served, ids, columns)
-        want = [number / 100 * (1 + (of + 1)) for number, of in zip(range(30), of_N, strict=True)]
-        assert found.columns["score"].tolist() == pytest.approx(want)
-        runs = [found.part(at).run for at in range(30)]
-        assert runs == ["ab"[of + 1] for of in of_N.tolist()]
-    # Each counts its own rows.
-    assert a.served.counts.rows["scored"] == 2 * int((of_N < 0).sum())
-    assert b.served.counts.rows["scored"] == 2 * int((of_N == 0).sum())
-
-
-@pytest.mark.parametrize(
-    "other",
-    [run("b", "north"), run("b", "north", "south", columns={"value": np.dtype(float)})],
-    ids=["a party lacks it", "other columns"],
-)
-def test_a_run_that_cannot_stand_in_gets_no_rows(other: FakeRun) -> None:
-    now = run("a", "north", "south")
-    for known in ((now, other), (now,)):
-        found = ask(routed_of(*known, weights={"b": 1.0}), now.served, ["1", "2"])
-        assert [found.part(at).run for at in range(2)] == ["a", "a"]
-
-
-def test_a_shadow_scores_copies_and_changes_no_answer() -> None:
-    now, shadow = run("a"), run("b", factor=2.0)
-    routed = routed_of(now, shadow, weights={}, shadow="b")
-    ids = [str(number) for number in range(40)]
-    found = ask(routed, now.served, ids)
-    assert {part.run for part in found.parts} == {"a"}
-    shadow.served.batcher.close()
-    said = routed.disagreement
-    assert (said.rows, said.others) == (40, 0)
-    # 0.26 to 0.39 become more than a half.
-    assert said.decided == 14
-    assert said.difference == pytest.approx(sum(range(40)) / 100)
-    # It has ended, and the answer is there nevertheless.
-    assert ask(routed, now.served, ids[:5]).columns["score"].tolist() == pytest.approx(
-        [0, 0.01, 0.02, 0.03, 0.04]
-    )
-    assert (said.rows, said.others) == (40, 5)
-    # The run in production is no shadow of itself.
-    ask(routed, shadow_as_now := run("b").served, ids[:5])
-    assert (said.rows, said.others, shadow_as_now.run_id) == (40, 5, "b")
-
-
-def test_rows_are_compared_if_the_same_parties_took_part() -> None:
-    said = Disagreement()
-    said.compare(scores([0.1, 0.2], parties="bank shop"), scores([0.4, 0.2]))
-    assert (said.rows, said.others) == (0, 2)
-    none = ServedScores(
-        scores([0.0]).columns, ["unknown"], [RequestPart((), {})], np.zeros(1, np.int64)
-    )
-    said.compare(none, none)
-    assert (said.rows, said.others, said.difference) == (0, 3, 0.0)
-
-
 def test_a_token_opens_the_models_that_it_is_for(tmp_path: Path) -> None:
     path = tmp_path / "tokens.json"
     secrets = {
@@ -317,7 +232,7 @@ def test_a_token_opens_the_models_that_it_is_for(tmp_path: Path) -> None:
     ]
     assert [status(who, None) for who in ("churn", "any")] == [422, 422]
     assert status("nobody", "churn") == 401
-    names = {who: [each["name"] for each in found.listed(secrets[who])] for who in secrets}
+    names = {who: [each["name"] for each in found.list_models(secrets[who])] for who in secrets}
     assert names == {"churn": ["churn"], "run": ["fraud"], "any": ["churn", "fraud"]}
     with pytest.raises(Denied):
         found.allow("Bearer vfl_wrong")
@@ -329,41 +244,43 @@ def test_a_token_for_a_run_is_not_answered_by_another(tmp_path: Path) -> None:
     tokens = Tokens(path)
     runs = [run("a", tokens=tokens), run("b", factor=2.0, tokens=tokens)]
     line, _ = line_of(*runs)
-    model = ServedModel(line, routed_of(*runs, weights={"b": 1.0}))
-    found = Catalog({"case": model}, tokens, Counts())
+    found = Catalog({"case": ServedModel(line)}, tokens, Counts())
 
     def answered(who: str) -> str:
         served, token = found.open(f"Bearer {secret[who]}", "case")
         return asyncio.run(served.score(["7"], token)).part(0).run
 
-    assert [answered(who) for who in ("case", "*", "a")] == ["b", "b", "a"]
+    assert [answered(who) for who in ("case", "*", "a")] == ["a", "a", "a"]
     with pytest.raises(Denied):
         answered("b")
+    line.want("b", no_load)
+    line.step()
+    assert [answered(who) for who in ("case", "*", "b")] == ["b", "b", "b"]
+    with pytest.raises(Denied):
+        answered("a")
 
 
 def test_words_that_stand_for_a_run_name_a_recipe(tmp_path: Path) -> None:
-    from vfl_party.serve.models.chosen import Chosen, choose
+    from vfl_party.serve.models import ChosenRun, choose
 
     registry = ModelRegistry(tmp_path)
     (tmp_path / "run-a").mkdir()
-    assert choose(registry, "run-a", lambda: "case") == Chosen(tmp_path / "run-a")
+    assert choose(registry, "run-a", lambda: "case") == ChosenRun(tmp_path / "run-a")
     for given in ("production", "other:production", "other:latest"):
         with raises(InputError, Code.FILE_INVALID):
             choose(registry, given, lambda: "case")
 
 
 def test_a_request_between_two_promotions_is_answered_by_the_run_of_now() -> None:
-    """Its run has ended between its finding and its turn; without a share, and with one."""
+    """Its run has ended between its finding and its turn."""
     old, new = run("old"), run("new", factor=2.0)
     line, _ = line_of(old, keep=0)
-    routed = Routed("case", lambda _: old.served, lambda ids: ids, {"old": 1.0})
-    for model in (ServedModel(line), ServedModel(line, routed)):
-        held = model.served
-        assert held.run_id == line.now.run_id
-        old.served.batcher.close()
-        line.want("new", lambda: new)
-        line.step()
-        assert asyncio.run(held.score(["7"], None)).columns["score"].tolist() == [0.14]
+    held = ServedModel(line).served
+    assert held.run_id == "old"
+    old.served.batcher.close()
+    line.want("new", lambda: new)
+    line.step()
+    assert asyncio.run(held.score(["7"], None)).columns["score"].tolist() == [0.14]
     # Who asks for that run by its name gets no other.
     with pytest.raises(Denied):
         asyncio.run(old.served.score(["7"], None))

@@ -22,8 +22,15 @@ from tests.harness.waiting import wait_until
 from vfl_common.pb.inference import open_inference_grpc_pb2 as pb
 from vfl_common.process.logs import open_separate_log
 from vfl_common.process.tracing import ASKS, export_requests
-from vfl_party.serve.telling.request import OWN, QUEUE, TOP, RequestTrace, stage
-from vfl_party.serve.telling.teller import Teller, telling
+from vfl_party.serve.telling import (
+    OWN,
+    QUEUE,
+    TOP,
+    RequestReporter,
+    RequestTrace,
+    open_request_reporter,
+    record_stage,
+)
 from vfl_party.serve.tokens import add_token
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -32,20 +39,20 @@ FILE = "access.jsonl"
 MARK = "somebody"
 
 
-class Counting(Teller):
+class Counting(RequestReporter):
     """Counts what it has told: after the answer, so the next request may end first."""
 
     told = 0
 
-    def ended(self, request: RequestTrace, status: int) -> None:
-        super().ended(request, status)
+    def report(self, request: RequestTrace, status: int) -> None:
+        super().report(request, status)
         self.told += 1
 
 
 def staged(ids: Any, least: Any, columns: Any) -> Any:
-    with stage(OWN):
+    with record_stage(OWN):
         pass
-    with stage(TOP):
+    with record_stage(TOP):
         if f"a-{MARK}-fails" in ids:
             raise RuntimeError(MARK)
         return score(ids, least, columns)
@@ -66,16 +73,16 @@ def told(folder: Path) -> Iterator[tuple[Here, str, Counting, list[ReadableSpan]
     log = open_separate_log(folder / FILE, party="bank")
     with (
         export_requests(exporter, "vfl-party", "bank") as spans,
-        serving(folder / "tokens.json", staged, teller := Counting(log, spans)) as here,
+        serving(folder / "tokens.json", staged, reporter := Counting(log, spans)) as here,
     ):
-        yield here, token, teller, found
+        yield here, token, reporter, found
     for each in log.handlers:
         each.close()
     found += exporter.get_finished_spans()
 
 
 def test_each_request_is_told_of(tmp_path: Path) -> None:
-    with told(tmp_path) as (here, token, teller, spans):
+    with told(tmp_path) as (here, token, reporter, spans):
         bearer = {"authorization": f"Bearer {token}"}
         ids = [f"a-{MARK}", MARK]
         fails = {"ids": [f"a-{MARK}-fails"]}
@@ -90,7 +97,7 @@ def test_each_request_is_told_of(tmp_path: Path) -> None:
         ]
         for number, ask in enumerate(requested, 1):
             ask()
-            wait_until(lambda: teller.told, number.__eq__)
+            wait_until(lambda: reporter.told, number.__eq__)
     lines = [json.loads(line) for line in (tmp_path / FILE).read_text().splitlines()]
     keys = ("protocol", "route", "caller", "model", "run", "rows", "status")
     assert [tuple(line[key] for key in keys) for line in lines] == [
@@ -132,9 +139,9 @@ def test_nothing_is_told_unless_somebody_asks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(ASKS, raising=False)
-    with telling(None, "bank") as nobody:
+    with open_request_reporter(None, "bank") as nobody:
         assert nobody is None
     assert not (tmp_path / FILE).exists()
-    with telling(tmp_path / FILE, "bank") as found, serving(teller=found) as here:
+    with open_request_reporter(tmp_path / FILE, "bank") as found, serving(reporter=found) as here:
         assert here.ask("/v1/predict", {"ids": ["ada"]})[0] == 200
     assert len((tmp_path / FILE).read_text().splitlines()) == 1

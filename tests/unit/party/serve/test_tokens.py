@@ -14,8 +14,15 @@ from tests.harness.errors import raises
 from vfl_common.config.party import ServeSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.serve.commands import token
-from vfl_party.serve.reach import check_open, plain_words
-from vfl_party.serve.tokens import Denied, Tokens, add_token, read_tokens, remove_token
+from vfl_party.serve.tokens import (
+    Denied,
+    Tokens,
+    add_token,
+    check_open,
+    describe_plain_tokens,
+    read_tokens,
+    remove_token,
+)
 
 MODEL = ("churn", "20260102-030405-churn-1a2b")
 
@@ -201,15 +208,15 @@ def test_a_port_that_others_reach_needs_tokens(keys: dict[str, str]) -> None:
     open_ = ServeSettings(http="0.0.0.0:8080", tokens="tokens.json")
     check_open(open_)
     # Who is on the way reads the tokens.
-    said = plain_words(open_)
+    said = describe_plain_tokens(open_)
     assert said is not None
     assert said.startswith("serve.http: without a certificate")
     secret = {"tokens": "tokens.json", "certificate": "a.pem", "key": "a.key"}
-    assert plain_words(ServeSettings(http="0.0.0.0:8443", **secret)) is None  # type: ignore[arg-type]
+    assert describe_plain_tokens(ServeSettings(http="0.0.0.0:8443", **secret)) is None  # type: ignore[arg-type]
     both = ServeSettings(http="0.0.0.0:80", grpc="0.0.0.0:81", tokens="tokens.json")
-    assert str(plain_words(both)).startswith("serve.http and serve.grpc: ")
+    assert str(describe_plain_tokens(both)).startswith("serve.http and serve.grpc: ")
     with raises(InputError, Code.CONFIG_INVALID, names=("serve.grpc", "serve.tokens")):
         check_open(ServeSettings(grpc="0.0.0.0:8081"))
     for here in ("127.0.0.1:0", "[::1]:0", "localhost:0"):
         check_open(ServeSettings(http=here))
-        assert plain_words(ServeSettings(http=here, tokens="tokens.json")) is None
+        assert describe_plain_tokens(ServeSettings(http=here, tokens="tokens.json")) is None

@@ -1,4 +1,4 @@
-"""A served model, as the gRPC port asks it."""
+"""The gRPC port of the active party: the Open Inference Protocol."""
 
 from __future__ import annotations
 
@@ -13,13 +13,19 @@ from vfl_common.rpc.inference.contents import InferenceAnswer, InferenceRequest,
 from vfl_common.rpc.inference.port import run_inference_server
 from vfl_common.rpc.inference.service import InferenceRefusal
 from vfl_party.serve.http.catalog import Catalog
-from vfl_party.serve.telling.request import RequestTrace, begin
-from vfl_party.serve.telling.teller import Teller
+from vfl_party.serve.telling import RequestReporter, RequestTrace, set_current_request
 from vfl_party.serve.tokens import Denied
-from vfl_party.serve.v2.asked import columns_of, ids_of, min_quality_of
-from vfl_party.serve.v2.outputs import EXTENSIONS, choose_outputs, describe_model, outputs_of
+from vfl_party.serve.v2 import (
+    EXTENSIONS,
+    choose_outputs,
+    describe_model,
+    make_outputs,
+    read_columns,
+    read_ids,
+    read_min_quality,
+)
 
-# gRPC codes of HTTP statuses; both ports count requests by the HTTP status.
+# {HTTP status: gRPC code}. Both ports count requests by HTTP status.
 _CODES = {
     400: "INVALID_ARGUMENT",
     401: "UNAUTHENTICATED",
@@ -37,30 +43,30 @@ _STATUSES = {"OK": 200} | {code: status for status, code in reversed(_CODES.item
 
 
 class InferenceModel:
-    """See ``vfl_common.rpc.inference.service.InferenceBackend``."""
+    """Answers gRPC requests; see ``vfl_common.rpc.inference.service.InferenceBackend``."""
 
-    def __init__(self, models: Catalog[Any], teller: Teller | None) -> None:
-        self._models, self._teller = models, teller
+    def __init__(self, models: Catalog[Any], reporter: RequestReporter | None) -> None:
+        self._models, self._reporter = models, reporter
 
     def begin_call(self, method: str, metadata: Mapping[str, str]) -> Callable[[str], None]:
-        """Returns a callback for the end of a request, which takes the gRPC code."""
-        request, teller = (
+        """Starts a request; returns a callback for its end, which takes the gRPC code."""
+        request, reporter = (
             RequestTrace("grpc", method, metadata.get("traceparent", "")),
-            self._teller,
+            self._reporter,
         )
-        if teller is not None:
-            begin(request)
+        if reporter is not None:
+            set_current_request(request)
 
         def end(code: str) -> None:
-            self._models.counts.answered(_STATUSES[code])
-            if teller is not None:
-                teller.ended(request, _STATUSES[code])
+            self._models.counts.count_answered(_STATUSES[code])
+            if reporter is not None:
+                reporter.report(request, _STATUSES[code])
 
         return end
 
     def admit(self, authorization: str) -> None:
-        """Raises Refused if the caller may use none of the models."""
-        with _refusing():
+        """Raises InferenceRefusal if the caller may use none of the models."""
+        with _convert_denials():
             self._models.allow(authorization)
 
     def ready(self) -> bool:
@@ -72,46 +78,45 @@ class InferenceModel:
         return "vfl", version(), EXTENSIONS
 
     def describe(self, name: str, version: str, authorization: str) -> ModelDescription:
-        """Returns the inputs and outputs of a model. Raises Refused."""
-        with _refusing():
+        """Returns the inputs and outputs of a model. Raises InferenceRefusal."""
+        with _convert_denials():
             served, _ = self._models.open(authorization, name, version or None)
         inputs, outputs = describe_model(served.columns, served.parties)
         return ModelDescription(served.name, self._models.versions(served), "vfl", inputs, outputs)
 
     async def infer(self, asked: InferenceRequest, authorization: str) -> InferenceAnswer:
-        """Scores the ids of a request. Raises Refused."""
-        with _refusing():
+        """Scores the ids of a request. Raises InferenceRefusal."""
+        with _convert_denials():
             served, token = self._models.open(authorization, asked.model, asked.version or None)
-            ids = ids_of(asked.inputs)
-            columns = columns_of(asked.inputs, len(ids))
-            scores = await served.score(ids, token, min_quality_of(asked.parameters), columns)
-            outputs = choose_outputs(outputs_of(scores, served.parties), asked.outputs)
+            ids = read_ids(asked.inputs)
+            columns = read_columns(asked.inputs, len(ids))
+            scores = await served.score(ids, token, read_min_quality(asked.parameters), columns)
+            outputs = choose_outputs(make_outputs(scores, served.parties), asked.outputs)
         return InferenceAnswer(served.name, served.run_id, outputs)
 
 
 @contextmanager
-def answering(
-    models: Catalog[Any], settings: ServeSettings, teller: Teller | None = None
+def serve_grpc(
+    models: Catalog[Any], settings: ServeSettings, reporter: RequestReporter | None = None
 ) -> Iterator[str | None]:
-    """Answers gRPC while the block runs, if ``serve.grpc`` asks for it; yields the address. Raises
-    InputError.
+    """Answers gRPC while the block runs, if ``serve.grpc`` is set. Raises InputError.
 
-    ``teller``: is told of each request; None: nobody is.
+    Yields the address, or None. ``reporter``: Logs each request; None: requests are not logged.
     """
     if settings.grpc is None:
         yield None
         return
     secret = None
-    # The HTTP port has found that both can be used.
+    # The HTTP port has already checked both files.
     if settings.certificate is not None and settings.key is not None:
         secret = Path(settings.key).read_bytes(), Path(settings.certificate).read_bytes()
-    with run_inference_server(InferenceModel(models, teller), settings.grpc, secret) as address:
+    with run_inference_server(InferenceModel(models, reporter), settings.grpc, secret) as address:
         yield address
 
 
 @contextmanager
-def _refusing() -> Iterator[None]:
-    """Words refusals of HTTP for gRPC."""
+def _convert_denials() -> Iterator[None]:
+    """Converts ``Denied`` with its HTTP status into ``InferenceRefusal`` with a gRPC code."""
     try:
         yield
     except Denied as why:
