@@ -142,7 +142,7 @@ def tensorboard(run: Path, out: Path, follow: bool) -> None:
     "--experiment",
     default="vfl",
     show_default=True,
-    help="Log to this experiment, created if needed.",
+    help="Log the run to this MLflow experiment.",
 )
 @click.option(
     "--register",

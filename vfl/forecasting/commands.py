@@ -55,12 +55,12 @@ from vfl_common.process.program import EXIT_CODES
 @click.option(
     "--workers",
     type=click.IntRange(1, 1024),
-    help="Include the time of masking ids with this many processes per party.",
+    help="Include the time of masking ids with this many processes.",
 )
 @click.option(
     "--suggest",
     is_flag=True,
-    help="Suggest codecs and steps in flight for this link; no file is changed.",
+    help="Suggest codecs and steps in flight for this link.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line instead of the tables.")
 def forecast(
