@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from benchmarks.missing_tasks import ACTIVE, Setting
 from vfl_common.config.models import MlpSettings, TopSettings
 from vfl_party.base.seeds import Rows, derive_seed
-from vfl_party.methods.student.loss import distillation_distance
+from vfl_party.methods.student.training import distillation_distance
 from vfl_party.models import build_top, seed_torch
 from vfl_party.models.encoders.build import build_encoder
 from vfl_party.models.encoders.spec import InputSpec

@@ -12,7 +12,7 @@ import vfl
 from benchmarks.papers.describe import Scale, Tables, resolved
 from benchmarks.papers.plan import Variant
 from vfl.preparing.datasets import load
-from vfl.preparing.finding import find_files
+from vfl.preparing.prepare import find_files
 from vfl_common.config.base import read_toml
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import VflError

@@ -37,9 +37,9 @@ from vfl_common.rpc.serving.answered import (
     read_cache_policy,
 )
 from vfl_common.rpc.serving.attendance import AttendanceHooks, AttendedRun, ServingClient
-from vfl_common.rpc.serving.patience import MAX_LATE
 from vfl_common.rpc.serving.service import MAX_STREAMS, SERVICE, ServingService
 from vfl_common.rpc.serving.several import SeveralRuns
+from vfl_common.rpc.serving.stream import MAX_LATE
 
 ME, RUN, DIGEST = "active", "run", "digest"
 WIDTHS = {"north": 2, "south": 1}

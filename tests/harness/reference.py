@@ -34,7 +34,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_party.base.seeds import batches, derive_seed, split_rows
 from vfl_party.data import Labels, Preprocessor, load_table
 from vfl_party.models import build_encoder, build_top, generator, needs_codes, seed_torch
-from vfl_party.models.top.attention import AttentionPooling
+from vfl_party.models.top.build import AttentionPooling
 
 
 class OneParty:

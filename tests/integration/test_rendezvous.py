@@ -21,7 +21,7 @@ from tests.harness import cases, ports
 from tests.harness.errors import error_line
 from tests.harness.federation import BIN, Federation
 from tests.harness.waiting import wait_until
-from vfl_party.ranks.rendezvous import read_backend
+from vfl_party.ranks.group import read_backend
 
 RUN = ("--no-python", "--", "vfl-party", "run", "bank.toml")
 

@@ -18,8 +18,8 @@ from tests.harness import cases, kills
 from tests.harness.errors import assert_names, raises
 from tests.harness.memory import in_process, parameters
 from tests.integration.test_exact import largest_deviation
-from vfl.leak_meter.scene.observer import observe
 from vfl.leak_meter.scene.readable import find_facts
+from vfl.leak_meter.scene.recording import observe
 from vfl_common.config.party import PartyFile
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError

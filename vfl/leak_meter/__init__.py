@@ -6,7 +6,7 @@ These rules apply to this package, as to any research package in this repository
 - It may import the other packages, but no other package imports it. import-linter checks this.
 - The programs reach it only by entry points: ``vfl.commands`` and ``vfl.library``.
 - A real party has no hook for it. A rehearsal inserts an observer into the parties that run in this
-  process: ``vfl.leak_meter.scene.observer``.
+  process: ``vfl.leak_meter.scene.recording``.
 - ``vfl.leak_meter.scene.readable`` has the facts about the built-in methods. The methods of
   plug-ins provide these facts themselves.
 - Its tests are in ``tests/unit/leak_meter`` and in ``tests/integration/test_leak*``.

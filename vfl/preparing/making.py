@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vfl.preparing import recipes
 from vfl.preparing.asked import PreparePlan
-from vfl.preparing.content import TEST, VALIDATION, Array, Content, ContentPart, Rows
+from vfl.preparing.content import TEST, TRAIN, VALIDATION, Array, Content, ContentPart, Rows
 from vfl.preparing.dataset import Files
-from vfl.preparing.fitting import count_training_rows, fit
-from vfl.preparing.summary import describe_data, make_header
 from vfl.preparing.writing import ID, LABEL, SPLIT, PartyTable, SharedColumns, write_parts
+from vfl.report.table import format_size
 from vfl.simulation.federation import to_lines, to_toml
 from vfl_common.config.base import parse, read_toml
 from vfl_common.config.recipe import Recipe
@@ -232,3 +233,152 @@ def _move_folder(source: Path, folder: Path) -> None:
         source.rename(folder)
     except OSError as error:
         raise write_error(folder, error) from None
+
+
+# The defaults of a recipe's ``rows.validation`` and ``rows.test``.
+_VALIDATION, _TEST = 0.1, 0.2
+
+
+def count_training_rows(
+    parts: Sequence[ContentPart], used: Rows, splits: Array | None, rows: Mapping[str, Any]
+) -> list[int]:
+    """Returns the number of training rows of each party with features.
+
+    ``rows``: The table ``rows`` of the recipe.
+    """
+    rows_by_party = [
+        used if part.rows is None else part.rows for part in parts if part.pick is not None
+    ]
+    if splits is not None:
+        return [int((splits[numbers] == TRAIN.encode()).sum()) for numbers in rows_by_party]
+    # In cross-validation, one fold replaces the test rows.
+    test = 1 / rows["folds"] if "folds" in rows else rows.get("test", _TEST)
+    shares = rows.get("validation", _VALIDATION), test
+    return [
+        len(numbers) - sum(math.ceil(len(numbers) * share) for share in shares)
+        for numbers in rows_by_party
+    ]
+
+
+def fit(
+    tables: Mapping[str, Any], counts: Sequence[int], *, dealt: bool
+) -> tuple[dict[str, Any], list[str]]:
+    """Lowers values of a recipe that are too large for the number of rows. Returns the changed
+    tables, and a note for each lowered value.
+
+    Args:
+        tables: The tables of the recipe.
+        counts: The number of training rows of each party.
+        dealt: Whether the parties have different rows.
+    """
+    rows, notes = dict(tables["rows"]), []
+    smallest = max(1, min(counts))
+    common = max(1, int(smallest * rows.get("aligned", 1.0)))
+    if rows.get("labelled", 0) > common:
+        notes.append(_describe_lowering("rows.labelled", rows["labelled"], common))
+        rows["labelled"] = common
+    phases = []
+    for phase in tables["phases"]:
+        limits = {
+            "batch_size": common if phase["kind"] == "fedhssl" else smallest,
+            "queue": max(1, (sum(counts) if dealt else smallest) - 1),
+        }
+        for key, limit in limits.items():
+            if phase.get(key, 0) > limit:
+                notes.append(_describe_lowering(f"{phase['kind']}.{key}", phase[key], limit))
+                phase = phase | {key: limit}
+        phases.append(phase)
+    return dict(tables) | {"rows": rows, "phases": phases}, notes
+
+
+def _describe_lowering(key: str, paper_value: int, value: int) -> str:
+    return f"{key} is {value:,} (paper: {paper_value:,}), because there are fewer training rows."
+
+
+_SPLITS = (TRAIN, VALIDATION, TEST)
+
+
+def make_header(asked: PreparePlan) -> str:
+    """Returns the comment at the top of a recipe."""
+    return (
+        f"# {asked.dataset.title}: {asked.division.says}.\n"
+        f"# The values are {_describe_origin(asked)}.\n"
+        "# Written by `vfl prepare`; see PREPARED.md. Run it with `vfl simulate`.\n\n"
+    )
+
+
+def _describe_origin(asked: PreparePlan) -> str:
+    use = asked.numbers
+    if use is None:
+        return "our own, because no paper divides the data set like this"
+    return f"from {use.paper} ({use.where})"
+
+
+def describe_data(
+    asked: PreparePlan,
+    content: Content,
+    used: Rows,
+    files: Files,
+    notes: Sequence[str],
+    written: Sequence[PartyTable],
+) -> str:
+    """Returns the summary in Markdown."""
+    return "\n\n".join(_paragraphs(asked, content, used, files, notes, written)) + "\n"
+
+
+def _paragraphs(
+    asked: PreparePlan,
+    content: Content,
+    used: Rows,
+    files: Files,
+    notes: Sequence[str],
+    written: Sequence[PartyTable],
+) -> Iterator[str]:
+    dataset, use, request = asked.dataset, asked.numbers, asked.request
+    who = "parties" if asked.division.aligned else "clients"
+    yield f"# {dataset.title}, prepared for {request.parties} {who}"
+    yield (
+        f"The parties have {asked.division.says}. The values of the recipe are "
+        f"{_describe_origin(asked)}. All draws use the seed {request.seed}."
+    )
+    lines = [
+        f"| {table.name} | `{table.path.name}` | {table.rows:,} | {table.features} | "
+        f"{format_size(table.bytes)} |"
+        for table in written
+    ]
+    yield "\n".join(
+        ["| party | table | rows | features | size |", "| --- | --- | --- | --- | --- |", *lines]
+    )
+    yield _describe_rows(asked, content, used)
+    if not asked.division.aligned:
+        yield f"Rows were dealt to clients: `{request.deal}`; test rows evenly."
+    for key, value in request.options.items():
+        yield f"`{key} = {value}`: {dataset.options[key][1]}"
+    yield "## Sources"
+    read = "\n".join(
+        f"- `{path.name}`, {format_size(path.stat().st_size)}" for path in files.values()
+    )
+    yield f"{dataset.title} is published by {dataset.publisher}. These files were read:\n\n{read}"
+    yield "## Differences"
+    if notes:
+        yield "\n".join(f"- {note}" for note in notes)
+    else:
+        yield "These are all rows of the official files, unchanged."
+    if use is not None and use.silent:
+        yield f"## What {use.paper} does not specify"
+        yield use.silent
+
+
+def _describe_rows(asked: PreparePlan, content: Content, used: Rows) -> str:
+    """Returns a sentence about the splits, and the names of the classes by number."""
+    text = "These files define no splits, so the recipe divides the rows."
+    if content.splits is not None:
+        counts = Counter(content.splits[used].tolist())
+        sizes = ", ".join(f"{counts[split]:,} {split}" for split in _SPLITS if counts[split])
+        text = f"{content.split_says}: {sizes}."
+        if asked.validation:
+            text += f" {100 * asked.validation:g} % of these training rows are for validation."
+    if content.classes:
+        named = ", ".join(f"{number} {name}" for number, name in enumerate(content.classes))
+        text += f" Classes: {named}."
+    return text

@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import math
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from vfl.preparing.asked import resolve
-from vfl.preparing.content import Content, ContentPart, Rows, default_ids, require_classes
+from vfl.preparing.content import (
+    TRAIN,
+    VALIDATION,
+    Array,
+    Content,
+    ContentPart,
+    Rows,
+    default_ids,
+    require_classes,
+)
+from vfl.preparing.dataset import DataSet, Files, Form, Need
 from vfl.preparing.datasets import load
-from vfl.preparing.finding import find_files, list_differences
 from vfl.preparing.making import RECIPE, SUMMARY, DataWriter, Progress, refuse_folder
-from vfl.preparing.sampling import add_validation, draw_rows
 from vfl.preparing.writing import PartyTable, SharedColumns
+from vfl_common.errors import Code, InputError
+from vfl_common.text import list_names
+from vfl_party.base.seeds import derive_seed, draw_permutation
 
 
 @dataclass(frozen=True)
@@ -131,3 +148,158 @@ def _select(content: Content, used: Rows) -> Content:
 def _renumber(part: ContentPart, used: Rows) -> ContentPart:
     """Converts the row numbers of a part, which count used rows, to row numbers of the source."""
     return part if part.rows is None else dataclasses.replace(part, rows=used[part.rows])
+
+
+def find_files(dataset: DataSet, folder: Path) -> tuple[Form, Files]:
+    """Returns the first form whose files are all in the folder or in its direct subfolders.
+
+    Raises InputError with the names of the missing files and their publisher.
+    """
+    if not folder.is_dir():
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{folder}: no such folder. Give the folder with the files of {dataset.title}.",
+        )
+    candidates = [(form, _find_present(form, folder)) for form in dataset.forms]
+    for form, files in candidates:
+        if not _list_missing(form, files):
+            return form, files
+    # The error is about the most complete form, which the user probably means.
+    form, files = max(candidates, key=lambda pair: len(pair[1]) / len(pair[0].needs))
+    raise InputError(
+        Code.FILE_INVALID,
+        f"{folder}: {dataset.title} needs "
+        f"{list_names([need.name for need in _list_missing(form, files)])}. Download from "
+        f"{dataset.publisher}.",
+    )
+
+
+def list_differences(form: Form, files: Files, content: Content) -> list[str]:
+    """Returns a sentence for each difference between the files found and the published files."""
+    notes = [f"These are not the official files: {form.unofficial}."] if form.unofficial else []
+    for need in form.needs:
+        if need.name in files:
+            notes += _compare_file(need, files[need.name])
+    splits = [""] * len(content) if content.splits is None else content.splits.tolist()
+    counts = Counter(splits)
+    for split, rows in form.rows.items():
+        if counts[split] != rows:
+            what = f"{split} rows" if split else "rows"
+            notes.append(f"The files have {counts[split]:,} {what} (published: {rows:,}).")
+    return [*notes, *content.differs]
+
+
+def _find_present(form: Form, folder: Path) -> dict[str, Path]:
+    paths = {need.name: _find_path(need, folder) for need in form.needs}
+    return {name: path for name, path in paths.items() if path is not None}
+
+
+def _find_path(need: Need, folder: Path) -> Path | None:
+    """Finds a file by one of its names, in the folder or otherwise in one of its subfolders."""
+    names = (need.name, *need.others)
+    direct = [path for path in (folder / name for name in names) if _has_kind(need, path)]
+    if direct:
+        return direct[0]
+    nested = [
+        path for name in names for path in sorted(folder.glob(f"*/{name}")) if _has_kind(need, path)
+    ]
+    if len({path.parent for path in nested}) > 1:
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{folder}: {need.name} is in {list_names([path.parent.name for path in nested])}. "
+            "Give one of these folders.",
+        )
+    return nested[0] if nested else None
+
+
+def _has_kind(need: Need, path: Path) -> bool:
+    return path.is_dir() if need.folder else path.is_file()
+
+
+def _list_missing(form: Form, files: Files) -> list[Need]:
+    return [need for need in form.needs if not need.optional and need.name not in files]
+
+
+def _compare_file(need: Need, path: Path) -> list[str]:
+    if need.folder or path.name != Path(need.name).name:
+        return []
+    size = path.stat().st_size
+    if need.bytes is not None and size != need.bytes:
+        return [f"{path.name} has {size:,} bytes (published: {need.bytes:,})."]
+    if need.md5 is not None and _compute_md5(path) != need.md5:
+        return [f"{path.name} differs from the published file (its MD5 differs)."]
+    return []
+
+
+def _compute_md5(path: Path) -> str:
+    with path.open("rb") as file:
+        # MD5 only detects differences here, because the publishers give no other digest.
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+# The golden ratio's fraction. The fractions of its multiples are evenly spread (Weyl's sequence).
+_GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
+
+
+def draw_rows(content: Content, rows: int | None, seed: int) -> Rows:
+    """Draws a number of rows with the same shares of classes and splits as in the data set. Returns
+    their row numbers, increasing. With ``rows=None``, returns all row numbers.
+
+    Raises InputError if the data set has fewer rows.
+    """
+    n = len(content)
+    if rows is None:
+        return np.arange(n)
+    if not 1 <= rows <= n:
+        raise InputError(
+            Code.CONFIG_INVALID, f"rows: must be from 1 to {n:,} (got {rows:,}). Give fewer rows."
+        )
+    return _draw(_compute_strata(content), rows, derive_seed(seed, "prepare", "rows"))
+
+
+def add_validation(content: Content, used: Rows, share: float, seed: int) -> Array | None:
+    """Returns the splits, with a share of the training rows changed to validation rows, stratified
+    by class. Returns None if the data set has no splits.
+    """
+    if content.splits is None:
+        return None
+    splits = np.array(content.splits, object)
+    train = used[splits[used] == TRAIN]
+    count = round(share * len(train))
+    if count:
+        strata = _compute_strata(content)[train]
+        splits[train[_draw(strata, count, derive_seed(seed, "prepare", "validation"))]] = VALIDATION
+    return splits.astype("S10")
+
+
+def _compute_strata(content: Content) -> npt.NDArray[np.int64]:
+    """Returns the number of each row's stratum, a combination of its class and its split."""
+    n = len(content)
+    keys: list[npt.NDArray[Any]] = [np.zeros(n, np.int64)]
+    if content.labels.dtype.kind in "iu":
+        keys.append(np.unique(content.labels, return_inverse=True)[1])
+    if content.splits is not None:
+        keys.append(np.unique(content.splits.astype(str), return_inverse=True)[1])
+    strata = np.zeros(n, np.int64)
+    for key in keys:
+        strata = strata * (int(key.max(initial=0)) + 1) + key
+    return strata
+
+
+def _draw(strata_N: npt.NDArray[np.int64], count: int, seed: int) -> Rows:
+    """Draws ``count`` row positions, as evenly from all strata as integers allow. Returns them in
+    increasing order.
+
+    The rows of each stratum are shuffled and placed at even distances between 0 and 1. The
+    ``count`` rows with the lowest places are drawn. The first row of each stratum has a different
+    place, so that from many small strata the right share of rows is drawn.
+    """
+    order = draw_permutation(seed, len(strata_N))
+    shuffled = strata_N[order]
+    by_stratum = np.argsort(shuffled, kind="stable")
+    _, starts, sizes = np.unique(shuffled[by_stratum], return_index=True, return_counts=True)
+    begins = (np.arange(len(starts)) * _GOLDEN + derive_seed(seed, "begin") % 1000 / 1000) % 1.0
+    place = np.empty(len(order))
+    for start, size, begin in zip(starts, sizes, begins, strict=True):
+        place[by_stratum[start : start + size]] = (np.arange(size) + begin) / size
+    return np.sort(order[np.argsort(place, kind="stable")[:count]])

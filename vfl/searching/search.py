@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, wait
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, get_args
 
+from vfl.jobs.pool import open_pool, open_waiting_threads
 from vfl.library import cells
 from vfl.library.data import add_data
-from vfl.library.plugins import with_plugins
+from vfl.library.plugins import get_import_paths, import_plugins, with_plugins
 from vfl.library.recipe import GivenRecipe, Recipe
-from vfl.library.simulate import convert_errors
+from vfl.library.simulate import Order, convert_errors
 from vfl.library.study import check_jobs, make_printer
 from vfl.searching import journal
-from vfl.searching.drivers import run_in_processes
 from vfl.searching.found import Search, read_result
 from vfl.searching.progress import SearchProgress, Tell, sentence
 from vfl.searching.spaces import Between, list_grid_points, parse_spaces, write_spaces
@@ -24,9 +27,9 @@ from vfl.studies.kept import Fingerprints, compute_inputs_digest
 from vfl_common.config.base import parse
 from vfl_common.config.division import divide
 from vfl_common.config.recipe import Recipe as Settings
-from vfl_common.errors import Code, InputError
+from vfl_common.errors import Code, InputError, VflError
 from vfl_common.files import require_folder
-from vfl_party.base.plugins import RunPlugins
+from vfl_party.base.plugins import RunPlugins, use_plugins
 
 
 def search(
@@ -204,3 +207,84 @@ def _compute_digest(
             settings, divide(settings, recipe.base), None, Fingerprints(), frames
         )
     return sha256(json.dumps([inputs, spaces, other], default=str).encode()).hexdigest()
+
+
+# The function that carries out an order, in a form that other processes can import.
+ORDER_FUNCTION = "vfl.searching.drivers:drive_order"
+
+
+# The interval at which ended trials are reported and Ctrl-C is handled.
+_TICK_S = 0.2
+
+
+def run_in_processes(
+    plan: TrialPlan,
+    data: Mapping[str, Any] | None,
+    jobs: int,
+    backend: str | None,
+    look: Callable[[], None],
+) -> None:
+    """Runs the trials of a search with ``jobs`` drivers in other processes.
+
+    The arguments are those of ``drive`` and ``pool``. Raises VflError if a driver failed and the
+    other drivers did not finish its trials.
+    """
+    simulate = plan.recipe.settings.simulate
+    threads_each = simulate.threads if simulate is not None else 1
+    errors: list[BaseException] = []
+    with (
+        _make_order(plan, data) as order,
+        open_pool(ORDER_FUNCTION, jobs, threads_each, backend) as workers,
+        open_waiting_threads(workers, jobs) as threads,
+    ):
+        pending = {threads.submit(workers.run, order) for _ in range(jobs)}
+        while pending:
+            done, pending = wait(pending, timeout=_TICK_S, return_when=FIRST_COMPLETED)
+            errors += [error for future in done if (error := future.exception()) is not None]
+            look()
+    defects = [error for error in errors if not isinstance(error, VflError)]
+    if defects or (errors and len(journal.get_ended_trials(plan.open_study())) < plan.trial_count):
+        raise (defects or errors)[0]
+
+
+@contextmanager
+def _make_order(plan: TrialPlan, data: Mapping[str, Any] | None) -> Iterator[dict[str, Any]]:
+    """Writes data frames to temporary files, and yields an order for the drivers. Raises
+    InputError.
+    """
+    recipe = plan.recipe
+    tables, frames = add_data(recipe.to_dict(), data or {})
+    settings = parse(Settings, tables, "recipe")
+    data_by_party = divide(settings, recipe.base)
+    with tempfile.TemporaryDirectory(prefix="rows-", dir=plan.folder) as rows:
+        run = Order(tables, settings, data_by_party, recipe.base, Path(rows), tables, None, frames)
+        yield {
+            "recipe": run.in_files("jobs=1"),
+            "base": str(recipe.base),
+            "spaces": write_spaces(plan.spaces),
+            "folder": str(plan.folder),
+            "plugins": get_import_paths("jobs=1"),
+            "objective": plan.objective,
+            "runs": plan.runs,
+            "by": plan.by,
+            "prune": plan.prune,
+            "seed": plan.seed,
+            "digest": plan.digest,
+        }
+
+
+def drive_order(order: dict[str, Any]) -> None:
+    """Carries out an order: runs trials of a search in this process until all trials have ended."""
+    with use_plugins(import_plugins(order["plugins"])), journal.silence_optuna():
+        plan = TrialPlan(
+            Recipe.from_dict(order["recipe"], order["base"]),
+            parse_spaces(order["spaces"]),
+            order["objective"],
+            order["runs"],
+            Path(order["folder"]),
+            order["by"],
+            order["prune"],
+            order["seed"],
+            order["digest"],
+        )
+        drive(plan, None)

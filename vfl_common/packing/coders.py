@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from vfl_common.bundle import ITEM_BYTES, DType, TensorSpec
-from vfl_common.packing import bits, halves, sparse
+from vfl_common.packing import bits, halves
+from vfl_common.packing.bits import Bytes
 from vfl_common.packing.dither import Dither
 from vfl_common.packing.halves import Floats
 
@@ -130,7 +131,7 @@ class TopK:
         """Returns the specs of the parts: see ``Coder.parts``."""
         rows, width = get_rows_and_width(shape)
         k = self.count(width)
-        index = TensorSpec(DType.UINT8, (rows, -(-k * sparse.place_bits(width) // 8)))
+        index = TensorSpec(DType.UINT8, (rows, -(-k * place_bits(width) // 8)))
         value = TensorSpec(DType.FLOAT16 if self.half else DType.FLOAT32, (rows, k))
         return _parts_if_smaller({"index": index, "value": value}, shape)
 
@@ -139,11 +140,11 @@ class TopK:
         x_RW = x.reshape(get_rows_and_width(x.shape))
         k = self.count(x_RW.shape[1])
         if self.alpha:
-            places = sparse.draw_places(x_RW, k, self.alpha, Dither(seed))
+            places = draw_places(x_RW, k, self.alpha, Dither(seed))
         else:
-            places = sparse.find_largest(x_RW, k)
+            places = find_largest(x_RW, k)
         values = np.take_along_axis(x_RW, places, axis=1)
-        index = sparse.pack_places(places, x_RW.shape[1])
+        index = pack_places(places, x_RW.shape[1])
         return {"index": index, "value": halves.to_float16(values) if self.half else values}
 
     def decode(self, parts: Mapping[str, Array], shape: Shape) -> Floats:
@@ -154,7 +155,7 @@ class TopK:
             raise ValueError("holds NaN or infinity")
         x_RW = np.zeros((rows, width), np.float32)
         np.put_along_axis(
-            x_RW, sparse.unpack_places(parts["index"], values.shape[1], width), values, axis=1
+            x_RW, unpack_places(parts["index"], values.shape[1], width), values, axis=1
         )
         return x_RW.reshape(shape)
 
@@ -200,3 +201,91 @@ def get_rows_and_width(shape: Shape) -> tuple[int, int]:
 def _parts_if_smaller(parts: dict[str, TensorSpec], shape: Shape) -> dict[str, TensorSpec] | None:
     dense = math.prod(shape) * ITEM_BYTES[DType.FLOAT32]
     return parts if sum(part.nbytes for part in parts.values()) < dense else None
+
+
+Places = npt.NDArray[np.int64]
+
+
+def place_bits(width: int) -> int:
+    """Returns the number of bits of a position in a row of ``width`` values; 0 if the row has one
+    value.
+    """
+    return (width - 1).bit_length()
+
+
+def find_largest(x_RW: Floats, k: int) -> Places:
+    """Returns the positions [R, k] of the k largest |x| of each row [R, W], ascending. Among equal
+    values the first positions are chosen.
+
+    Raises ValueError if a number is NaN or infinite.
+    """
+    return _mask_to_places(_mask_largest(x_RW, k), k)
+
+
+def draw_places(x_RW: Floats, k: int, alpha: float, dither: Dither) -> Places:
+    """Returns k positions of each row [R, W], ascending, [R, k]. Each is drawn from the k largest
+    values, or with probability ``alpha`` from the other values.
+
+    Within each group every position has the same probability, and no position is drawn twice. The
+    number of positions from the other values is binomial (k, ``alpha``), limited to W - k. Raises
+    ValueError as ``find_largest`` does.
+    """
+    top_RW = _mask_largest(x_RW, k)
+    rows, width = x_RW.shape
+    # Only the upper 53 bits are used, because a float64 holds them exactly.
+    draws = dither.keys(rows, k) >> np.uint64(11)
+    num_others_R = np.minimum((draws * 2.0**-53 < alpha).sum(axis=1), width - k)
+    # One sort puts the k largest first and orders each group at random. The lowest bits of a sort
+    # key are the position, the bits above are random, and the highest bit is the group.
+    place_mask = np.uint64((1 << place_bits(width)) - 1)
+    keys = (dither.keys(rows, width) >> np.uint64(1)) | (~top_RW).astype(np.uint64) << np.uint64(63)
+    order_RW = np.sort(keys & ~place_mask | np.arange(width, dtype=np.uint64), axis=1) & place_mask
+    positions_W = np.arange(width)
+    drawn_RW = (positions_W < k - num_others_R[:, None]) | (
+        (positions_W >= k) & (positions_W < k + num_others_R[:, None])
+    )
+    return np.sort(order_RW[drawn_RW].reshape(rows, k).astype(np.int64), axis=1)
+
+
+def pack_places(places_RK: Places, width: int) -> Bytes:
+    """Packs positions [R, k] into bytes [R, ceil(k * bits / 8)], with ``place_bits(width)`` bits
+    each, the lowest bit first.
+    """
+    rows, k = places_RK.shape
+    bits = place_bits(width)
+    bits_RKB = (places_RK[:, :, None] >> np.arange(bits)) & 1
+    return np.packbits(bits_RKB.astype(np.uint8).reshape(rows, k * bits), axis=1, bitorder="little")
+
+
+def unpack_places(packed: Bytes, k: int, width: int) -> Places:
+    """Undoes ``pack_places``. Raises ValueError if the positions of a row are not ascending, or are
+    outside the row.
+    """
+    rows, bits = len(packed), place_bits(width)
+    bits_RKB = np.unpackbits(packed, axis=1, count=k * bits, bitorder="little").reshape(
+        rows, k, bits
+    )
+    places: Places = (bits_RKB.astype(np.int64) << np.arange(bits)).sum(axis=2)
+    if bool((places >= width).any()):
+        raise ValueError("has an index beyond its row")
+    if bool((np.diff(places, axis=1) <= 0).any()):
+        raise ValueError("has indices that do not ascend")
+    return places
+
+
+def _mask_largest(x_RW: Floats, k: int) -> npt.NDArray[np.bool_]:
+    """Returns a mask [R, W] of the k largest |x| of each row. Among values equal to the k-th
+    largest, the first ones are chosen.
+    """
+    if not np.isfinite(x_RW).all():
+        raise ValueError("holds NaN or infinity")
+    size_RW = np.abs(x_RW)
+    kth_R = np.partition(size_RW, -k, axis=1)[:, -k][:, None]
+    above_RW, equal_RW = size_RW > kth_R, size_RW == kth_R
+    room_R = k - above_RW.sum(axis=1)[:, None]
+    top_RW: npt.NDArray[np.bool_] = above_RW | (equal_RW & (np.cumsum(equal_RW, axis=1) <= room_R))
+    return top_RW
+
+
+def _mask_to_places(chosen_RW: npt.NDArray[np.bool_], k: int) -> Places:
+    return np.nonzero(chosen_RW)[1].reshape(len(chosen_RW), k)

@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 from vfl_common.config.data import DataSettings
 from vfl_party.data import checks
 from vfl_party.data.cells import dates, number_formats, texts
-from vfl_party.data.cells.arrow_types import is_number, is_text, is_time, to_floats
 from vfl_party.data.choice import ColumnChoice
 from vfl_party.data.columns import Columns, Rows
 from vfl_party.data.ids import GrowingTexts
@@ -422,3 +421,39 @@ def _find_first_unread(column: pa.Array, reading: Any) -> int:
             else (middle, high)
         )
     return low
+
+
+def is_number(kind: pa.DataType) -> bool:
+    """Returns whether a column holds numbers. A column with only nulls counts as numbers."""
+    types = pa.types
+    return bool(
+        types.is_integer(kind)
+        or types.is_floating(kind)
+        or types.is_decimal(kind)
+        or types.is_null(kind)
+    )
+
+
+def is_time(kind: pa.DataType) -> bool:
+    """Returns whether a column holds dates, with or without a time."""
+    return bool(pa.types.is_date(kind) or pa.types.is_timestamp(kind))
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Returns whether a column holds text or booleans, including dictionary-encoded text."""
+    types = pa.types
+    return bool(
+        types.is_string(kind)
+        or types.is_large_string(kind)
+        or types.is_string_view(kind)
+        or types.is_boolean(kind)
+        or (types.is_dictionary(kind) and is_text(kind.value_type))
+    )
+
+
+def to_floats(column: pa.Array) -> npt.NDArray[np.float64]:
+    """Converts a column to float64 [B], with NaN for null."""
+    values: npt.NDArray[np.float64] = pc.cast(column, pa.float64(), safe=False).to_numpy(
+        zero_copy_only=False
+    )
+    return values

@@ -22,8 +22,8 @@ from vfl.leak_meter.learn import replay
 from vfl.leak_meter.learn.fitting import r2_by_column
 from vfl.leak_meter.learn.replay import ReplayCourse, ReplayedBatch, _replay, reconstruct_columns
 from vfl.leak_meter.rehearsal import Rehearsal
-from vfl.leak_meter.report.compare import summarize_results
 from vfl.leak_meter.report.result import Rehearsed
+from vfl.leak_meter.report.table import summarize_results
 from vfl_common.config.models import OptimizerSettings
 from vfl_party.assembly.party import Assembled
 from vfl_party.models import seed_torch

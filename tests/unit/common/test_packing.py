@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as arrays
 
 from tests.harness.errors import raises
 from vfl_common.bundle import DType, TensorSpec
-from vfl_common.packing import halves, sparse
+from vfl_common.packing import coders, halves
 from vfl_common.packing.bits import LARGEST, PackedRows, bytes_per_row, pack, unpack
 from vfl_common.packing.coders import Bits, Coder, Half, TopK
 from vfl_common.packing.dither import Dither, derive_subseed
@@ -208,12 +208,12 @@ def test_what_is_not_finite_is_refused(bad: float, coder: Coder) -> None:
 def test_the_largest_arrive_and_the_others_are_zero(x_RW: Any, share: float) -> None:
     width = x_RW.shape[1]
     k = TopK(share).count(width)
-    places_RK = sparse.find_largest(x_RW, k)
+    places_RK = coders.find_largest(x_RW, k)
     assert (np.diff(places_RK, axis=1) > 0).all()
     # By the definition: sorted by size, the first of equal ones first.
     want = np.sort(np.argsort(-np.abs(x_RW), axis=1, kind="stable")[:, :k], axis=1)
     assert (places_RK == want).all()
-    assert (sparse.unpack_places(sparse.pack_places(places_RK, width), k, width) == places_RK).all()
+    assert (coders.unpack_places(coders.pack_places(places_RK, width), k, width) == places_RK).all()
     coder = TopK(share)
     got = coder.decode(coder.encode(x_RW, 0), x_RW.shape)
     assert (np.take_along_axis(got, places_RK, 1) == np.take_along_axis(x_RW, places_RK, 1)).all()
@@ -225,7 +225,7 @@ def test_random_top_k_draws_from_the_others_as_often_as_alpha_says() -> None:
     rows, width, k, alpha = 20_000, 12, 4, 0.25
     # The first k are the largest.
     x_RW = np.tile(np.arange(width, 0, -1, dtype=np.float32), (rows, 1))
-    places_RK = sparse.draw_places(x_RW, k, alpha, Dither(9))
+    places_RK = coders.draw_places(x_RW, k, alpha, Dither(9))
     assert (np.diff(places_RK, axis=1) > 0).all()
     others = (places_RK >= k).sum(axis=1)
     chances = np.array(
@@ -241,15 +241,15 @@ def test_random_top_k_draws_from_the_others_as_often_as_alpha_says() -> None:
 
 def test_random_top_k_may_keep_all() -> None:
     x_RW = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
-    assert (sparse.draw_places(x_RW, 5, 0.9, Dither(1)) == np.arange(5)).all()
-    assert (sparse.draw_places(x_RW, 4, 0.99, Dither(1))[:, 0] >= 0).all()
+    assert (coders.draw_places(x_RW, 5, 0.9, Dither(1)) == np.arange(5)).all()
+    assert (coders.draw_places(x_RW, 4, 0.99, Dither(1))[:, 0] >= 0).all()
 
 
 @pytest.mark.parametrize("places", [[[3, 1]], [[1, 1]], [[1, 6]]])
 def test_indices_of_a_stranger_are_checked(places: list[list[int]]) -> None:
-    sent = sparse.pack_places(np.array(places), 6)
+    sent = coders.pack_places(np.array(places), 6)
     with raises(ValueError):
-        sparse.unpack_places(sent, 2, 6)
+        coders.unpack_places(sent, 2, 6)
 
 
 # -- coders

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vfl_common.rpc.serving.patience import MAX_LATE, AnswerPatience
+from vfl_common.rpc.serving.stream import MAX_LATE, AnswerPatience
 
 
 def passed_over() -> AnswerPatience:

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from torch import Tensor
 
-from vfl.leak_meter.scene.observer import observe
 from vfl.leak_meter.scene.readable import Readable, find_facts
 from vfl.leak_meter.scene.record import Key, Passed, Record, Seen
 from vfl.leak_meter.scene.scene import Heard, Intercepted
-from vfl_common.bundle import Kind, StepKey
+from vfl_common.bundle import BundleSpec, Kind, StepKey
 from vfl_party.assembly.party import Assembled
 from vfl_party.base.seeds import Rows
-from vfl_party.outbound.chain import Chains
+from vfl_party.outbound.chain import Chain, Chains
 from vfl_party.outbound.declared import Exchange, Role
-from vfl_party.outbound.filter import Passage, Tensors
+from vfl_party.outbound.exchange import Answering, Asking
+from vfl_party.outbound.filter import NOWHERE, Passage, Tensors
 
 # The name of the tensor with one row per sample, by the kind of the bundle.
 ROW_TENSORS = {Kind.GRADIENT: "dz", Kind.EMBEDDING: "z"}
@@ -223,3 +224,77 @@ def _make_heard(key: Key, tensor: Tensor, behind: Tensor | None) -> Heard:
     return Heard(
         key.phase, key.exchange, key.round, key.sender, key.receiver, tensor, behind, key.tensor
     )
+
+
+class Observer(Protocol):
+    """Observes both directions of one exchange at one party. It must not change a tensor."""
+
+    def note_sent(self, at: Passage, meant: Tensors, sent: Tensors) -> None:
+        """Observes a message that a party sends.
+
+        Args:
+            at: the step, the sender and the receiver; the receiver is empty for a message to all.
+            meant: the tensors before the sender's chain.
+            sent: the tensors after it.
+        """
+        ...
+
+    def note_received(self, at: Passage, tensors: Tensors, payload_bytes: int) -> None:
+        """Observes a message that a party has received.
+
+        Args:
+            at: the step, the sender and the receiver.
+            tensors: the tensors that the receiver uses.
+            payload_bytes: the size of the payload on the wire.
+        """
+        ...
+
+
+def observe(end: Asking | Answering, make_observer: Callable[[Chains], Observer]) -> None:
+    """Adds an observer to one side of an exchange.
+
+    Args:
+        end: the asking or the answering side, before the first step.
+        make_observer: makes the observer from the original chains of the party.
+    """
+    chains = end.chains
+    observer = make_observer(chains)
+    end.chains = Chains(
+        ObservedChain(chains.up, observer), ObservedChain(chains.down, observer), chains.party
+    )
+
+
+class ObservedChain(Chain):
+    """A chain that behaves like the given one, and reports to an observer."""
+
+    # With False, the tensors for each receiver pass through the chain separately, so that the
+    # observer sees all of them. The results do not change.
+    repeats = False
+
+    def __init__(self, chain: Chain, observer: Observer) -> None:
+        # This chain shares the filters, noise and state of the given chain.
+        vars(self).update(vars(chain))
+        self._observer = observer
+
+    def apply(self, tensors: Tensors, at: Passage = NOWHERE) -> Tensors:
+        sent = super().apply(tensors, at)
+        self._observer.note_sent(at, tensors, sent)
+        return sent
+
+    def undo(
+        self, tensors: dict[str, Tensor], at: Passage = NOWHERE, spec: BundleSpec | None = None
+    ) -> dict[str, Tensor]:
+        received = super().undo(tensors, at, spec)
+        return self._observe_received(received, at, spec)
+
+    def undo_rest(
+        self, tensors: dict[str, Tensor], at: Passage, spec: BundleSpec
+    ) -> dict[str, Tensor]:
+        return self._observe_received(super().undo_rest(tensors, at, spec), at, spec)
+
+    def _observe_received(
+        self, received: dict[str, Tensor], at: Passage, spec: BundleSpec | None
+    ) -> dict[str, Tensor]:
+        payload_bytes = self.wire_spec(spec).payload_bytes if spec is not None else 0
+        self._observer.note_received(at, received, payload_bytes)
+        return received

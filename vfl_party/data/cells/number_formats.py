@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,7 +19,6 @@ import pyarrow.compute as pc
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import InputError
 from vfl_party.data import checks
-from vfl_party.data.cells.codes import note_codes
 from vfl_party.data.cells.dates import Dates, find_dates, make_mixed_error
 from vfl_party.data.cells.texts import all_true, mask_numbers, strip_mark, trim
 from vfl_party.data.stream import NUMBER
@@ -424,3 +424,51 @@ def look_like_numbers(words: pa.Array) -> pa.Array:
         pc.match_substring_regex(unsigned, _make_pattern(style)) for style in (PLAIN, *_STYLES)
     ]
     return pc.fill_null(functools.reduce(pc.or_, masks), False)
+
+
+# Codes such as 01067 and 12E3. A spreadsheet would write a number as 1.2E+04, not as 12E3.
+_ZEROS, _EXPONENT = "^0[0-9]+$", "^[0-9]+[eE][0-9]+$"
+
+
+_DAY = "^(?:19|20)[0-9]{2}(?:0[1-9]|1[0-2])(?:0[1-9]|[12][0-9]|3[01])$"
+
+
+def note_codes(numbers: Mapping[str, pa.Array]) -> Iterator[str]:
+    """Yields notes about columns of numbers that may hold codes or days. ``numbers``: For each
+    column, its first cells as text, null if missing.
+    """
+    zero_columns, exponent_columns, day_columns = (
+        [name for name, text in numbers.items() if test(text)]
+        for test in (
+            partial(_any_matches, _ZEROS),
+            partial(_any_matches, _EXPONENT),
+            _are_mostly_days,
+        )
+    )
+    if zero_columns:
+        yield (
+            f"numbers of {checks.list_names(zero_columns)} begin with 0, as postcodes and codes "
+            "do. If they are codes, list the column in data.categorical."
+        )
+    if exponent_columns:
+        yield (
+            f"numbers of {checks.list_names(exponent_columns)} are written like 12E3, as some "
+            "codes are. If they are codes, list the column in data.categorical."
+        )
+    if day_columns:
+        yield (
+            f"numbers of {checks.list_names(day_columns)} look like days such as 20240131. To read "
+            "them "
+            'as days, set data.dates = "%Y%m%d".'
+        )
+
+
+def _any_matches(pattern: str, text: pa.Array) -> bool:
+    return pc.any(pc.match_substring_regex(text, pattern)).as_py() is True
+
+
+def _are_mostly_days(text: pa.Array) -> bool:
+    share: float | None = pc.mean(
+        pc.cast(pc.match_substring_regex(text, _DAY), pa.float64())
+    ).as_py()
+    return share is not None and share > 0.5

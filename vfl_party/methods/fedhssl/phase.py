@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vfl_common.errors import Code, InputError
+import torch
+from torch import Tensor
+
+from vfl_common.bundle import StepKey
+from vfl_common.errors import Code, InputError, PeerError
 from vfl_party.base.phase import Phase, RoundReport, Tree
-from vfl_party.methods.fedhssl.aggregate import AggregationStep
 from vfl_party.methods.fedhssl.cross import ActiveCross, CrossStep, PassiveCross
 from vfl_party.methods.fedhssl.encoders import CROSS, LOCAL, collect_encoders
+from vfl_party.methods.fedhssl.exchanges import declare_weights
 from vfl_party.methods.fedhssl.settings import FedHSSLSettings
+from vfl_party.models import top_state
 from vfl_party.models.training import own_optimizer
 from vfl_party.phases.context import Party
 from vfl_party.selfsup.local import Epochs, Guide, LocalSelfSup
 from vfl_party.selfsup.plan import make_plan
 from vfl_party.selfsup.report import report
-from vfl_party.selfsup.tower import build_tower
+from vfl_party.selfsup.tower import Tower, build_tower
 
 
 class FedHSSL(Phase):
@@ -113,3 +118,41 @@ class PassiveFedHSSL(FedHSSL):
     """FedHSSL at a passive party."""
 
     side = PassiveCross
+
+
+def get_shared_state(tower: Tower) -> dict[str, Tensor]:
+    """Returns {name: tensor} for f_lt ∘ h_l: the parameters and float buffers of top encoder,
+    projector and predictor, without copying them.
+    """
+    state = {f"encoder.{name}": tensor for name, tensor in top_state(tower.encoder).items()}
+    for part in ("projector", "predictor"):
+        for name, tensor in getattr(tower, part).state_dict(keep_vars=True).items():
+            # This skips BatchNorm's integer num_batches_tracked.
+            if tensor.is_floating_point():
+                state[f"{part}.{name}"] = tensor
+    return state
+
+
+class AggregationStep:
+    """One party's side of the aggregation. The server does not average the optimizer's state."""
+
+    def __init__(self, party: Party, phase: str, tower: Tower, settings: FedHSSLSettings) -> None:
+        self._party, self._phase, self._tower = party, phase, tower
+        self._weights = party.asking(phase, declare_weights(settings, get_shared_state(tower)))
+
+    @torch.no_grad()
+    def run(self, round_: int) -> None:
+        """Sends the weights of this party's top, and loads the mean of all parties."""
+        shared = get_shared_state(self._tower)
+        step = StepKey(self._phase, round_, 0)
+        mean = self._weights.swap(step, {name: tensor.detach() for name, tensor in shared.items()})
+        for name, tensor in shared.items():
+            # A mean of variances from honest parties is never negative.
+            if name.endswith(".running_var") and bool((mean[name] < 0).any()):
+                raise PeerError(
+                    Code.NON_FINITE,
+                    f"{step}: the averaged {name} is negative, so a party sent weights that "
+                    "training cannot produce.",
+                    party=self._party.recipe.server,
+                )
+            tensor.copy_(mean[name])

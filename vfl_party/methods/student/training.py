@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - as everywhere
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from vfl_common.config.task import TaskSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.base.phase import Tree
 from vfl_party.base.seeds import Rows, batches, derive_seed
-from vfl_party.methods.student.loss import distillation_distance
 from vfl_party.methods.student.model import Student
 from vfl_party.methods.student.settings import StudentSettings
 from vfl_party.models import seed_torch
@@ -202,3 +203,33 @@ class Learner:
         self._schedule.load_state_dict(tree["schedule"])
         self.done, self._best, self._stopped = tree["done"], tree["best"], tree["stopped"]
         self._best_weights = tree["best_weights"]
+
+
+def distillation_distance(
+    task: TaskSettings, temperature: float, s_BO: Tensor, t_BO: Tensor
+) -> Tensor:
+    """Returns the distance of each row's output from the teacher's output, float32 [B].
+
+    Multiclass: T² · KL(softmax(t/T) ‖ softmax(s/T)). Binary and multilabel: the same with sigmoids
+    instead of softmax, as a mean over the labels. Regression: (s − t)², on scaled values, or on
+    logarithms if the task predicts counts. The factor T² keeps the size of the gradient when T
+    changes.
+
+    Args:
+        task: A multiclass, binary, multilabel or regression task.
+        temperature: The temperature T.
+        s_BO: The student's outputs [B, O]: logits, or values.
+        t_BO: The teacher's outputs [B, O]: logits, or values.
+    """
+    if task.kind == "regression":
+        return (s_BO - t_BO).square().mean(dim=1)
+    s_BO, t_BO = s_BO / temperature, t_BO / temperature
+    if task.kind == "multiclass":
+        log_t_BO = t_BO.log_softmax(dim=1)
+        each_B = (log_t_BO.exp() * (log_t_BO - s_BO.log_softmax(dim=1))).sum(dim=1)
+    else:
+        each_B = (
+            t_BO.sigmoid() * (F.logsigmoid(t_BO) - F.logsigmoid(s_BO))
+            + (-t_BO).sigmoid() * (F.logsigmoid(-t_BO) - F.logsigmoid(-s_BO))
+        ).mean(dim=1)
+    return temperature**2 * each_B

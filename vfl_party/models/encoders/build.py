@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -24,14 +25,12 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_party.base.dtypes import get_real_dtype
 from vfl_party.base.plugins import describe_failure
-from vfl_party.models.encoders.cnn import build_cnn
 from vfl_party.models.encoders.custom import asks_for_codes, build_custom
-from vfl_party.models.encoders.fedonce import build_fedonce
-from vfl_party.models.encoders.mlp import build_mlp
+from vfl_party.models.encoders.mlp import build_layers, build_mlp
 from vfl_party.models.encoders.network import build_network
 from vfl_party.models.encoders.plugin import build_plugin, plugin_asks_for_codes
 from vfl_party.models.encoders.spec import InputSpec
-from vfl_party.models.encoders.tabular import build_tabular
+from vfl_party.models.parts import mark_top
 
 
 def build_encoder(settings: EncoderSettings, spec: InputSpec, embedding_size: int) -> nn.Module:
@@ -157,3 +156,131 @@ def _check_rows(kind: str, spec: InputSpec) -> None:
 
 def _invalid(message: str) -> InputError:
     return InputError(Code.MODEL_INVALID, message)
+
+
+def build_cnn(settings: CnnSettings, spec: InputSpec, embedding_size: int) -> nn.Module:
+    """Builds blocks of 3x3 convolution, batch norm, ReLU and 2x2 pooling, and a last linear layer.
+
+    A block does not pool an image that is less than two pixels high or wide. The encoder takes
+    [B, C, H, W] and returns [B, embedding_size]. Its top consists of the blocks after the first one
+    and, with ``shared = "all"``, of the last linear layer.
+    """
+    channels, height, width = spec.shape
+    modules: list[nn.Module] = []
+    first_block = 0
+    for out_channels in settings.channels:
+        modules.append(
+            nn.Conv2d(channels, out_channels, 3, padding=1, bias=not settings.batch_norm)
+        )
+        if settings.batch_norm:
+            modules.append(nn.BatchNorm2d(out_channels))
+        modules.append(nn.ReLU())
+        if min(height, width) >= 2:
+            modules.append(nn.MaxPool2d(2))
+            height, width = height // 2, width // 2
+        channels = out_channels
+        first_block = first_block or len(modules)
+    encoder = nn.Sequential(
+        *modules, nn.Flatten(), nn.Linear(channels * height * width, embedding_size)
+    )
+    last = len(encoder) if settings.shared == "all" else len(modules)
+    return mark_top(encoder, *(str(layer) for layer in range(first_block, last)))
+
+
+# The minimum height and width of an image, so that one pixel remains after the last pooling layer.
+MIN_SIDE = {"cnn0": 6, "cnn1": 14}
+
+
+def build_fedonce(
+    settings: Cnn0Settings | Cnn1Settings, spec: InputSpec, embedding_size: int
+) -> nn.Module:
+    """Builds convolutions and then linear layers with ReLU between them.
+
+    The encoder takes [B, C, H, W] and returns [B, embedding_size]. The linear layers are its top.
+    Raises InputError if the images are too small.
+    """
+    channels, height, width = spec.shape
+    min_side = MIN_SIDE[settings.kind]
+    if min(height, width) < min_side:
+        raise InputError(
+            Code.MODEL_INVALID,
+            f"model.encoder: kind {settings.kind!r} requires images of at least {min_side} x "
+            f"{min_side} pixels (got {width} x {height}). Provide larger images, or set kind = "
+            "'cnn'.",
+        )
+    blocks = (
+        _cnn0(channels, settings.dropout) if isinstance(settings, Cnn0Settings) else _cnn1(channels)
+    )
+    convolutions = nn.Sequential(*blocks, nn.Flatten())
+    with torch.no_grad():
+        features = convolutions.eval()(torch.zeros(1, *spec.shape)).shape[1]
+    encoder = nn.Sequential(
+        *convolutions.train(), *build_layers(features, settings.hidden, embedding_size)
+    )
+    return mark_top(encoder, *(str(place) for place in range(len(convolutions), len(encoder))))
+
+
+def _cnn0(channels: int, dropout: float) -> list[nn.Module]:
+    pooled = [nn.MaxPool2d(2), *([nn.Dropout(dropout)] if dropout else [])]
+    return [nn.Conv2d(channels, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), *pooled]
+
+
+def _cnn1(channels: int) -> list[nn.Module]:
+    return [
+        nn.Conv2d(channels, 16, 8, stride=2, padding=3),
+        nn.ReLU(),
+        nn.MaxPool2d(2, stride=1),
+        nn.Conv2d(16, 32, 4, stride=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2, stride=1),
+    ]
+
+
+class TabularEncoder(nn.Module):
+    """An MLP on numeric columns and on embeddings of categorical columns.
+
+    One table has the embeddings of all columns, so that a batch needs one lookup instead of K.
+    """
+
+    # [K], the row of ``table`` where the embeddings of each column begin.
+    offsets: Tensor
+
+    def __init__(self, settings: TabularSettings, spec: InputSpec, embedding_size: int) -> None:
+        super().__init__()
+        (numeric,), cardinalities = spec.shape, spec.cardinalities
+        self.table = (
+            nn.Embedding(sum(cardinalities), settings.category_size) if cardinalities else None
+        )
+        offsets = [0, *accumulate(cardinalities)][:-1]
+        self.register_buffer("offsets", torch.tensor(offsets, dtype=torch.int64), persistent=False)
+        self.mlp = nn.Sequential(
+            *build_layers(
+                numeric + len(cardinalities) * settings.category_size,
+                settings.hidden,
+                embedding_size,
+                batch_norm=settings.batch_norm,
+                dropout=settings.dropout,
+            )
+        )
+
+    def forward(self, x_BF: Tensor, categories_BK: Tensor | None = None) -> Tensor:
+        """Embeds a batch.
+
+        Args:
+            x_BF: The numeric columns, float32 [B, F]. F may be 0.
+            categories_BK: The codes, int64 [B, K]. Column k is in [0, cardinalities[k]).
+        """
+        if self.table is not None and categories_BK is not None:
+            x_BF = torch.cat([x_BF, self.table(categories_BK + self.offsets).flatten(1)], dim=1)
+        out: Tensor = self.mlp(x_BF)
+        return out
+
+
+def build_tabular(settings: TabularSettings, spec: InputSpec, embedding_size: int) -> nn.Module:
+    """Builds the ``tabular`` encoder. Its top is the last layer.
+
+    The encoder takes x [B, F] and, if the spec has K cardinalities, categories int64 [B, K]. It
+    returns [B, embedding_size].
+    """
+    encoder = TabularEncoder(settings, spec, embedding_size)
+    return mark_top(encoder, f"mlp.{len(encoder.mlp) - 1}")

@@ -22,7 +22,6 @@ from vfl_party.base.plugins import describe_failure
 from vfl_party.models.combine import combine_widths
 from vfl_party.models.encoders.custom import build_module
 from vfl_party.models.encoders.mlp import build_layers
-from vfl_party.models.top.attention import AttentionPooling
 from vfl_party.models.top.combination import build_combination
 from vfl_party.models.top.plugin import build_plugin_top
 from vfl_party.models.top.trees import BoostedTrees
@@ -95,3 +94,28 @@ def _check_top_model(top: nn.Module, in_features: int, outputs: int) -> nn.Modul
             f"{list(out.shape)}). Correct the top model.",
         )
     return top
+
+
+class AttentionPooling(nn.Module):
+    """Pools the embeddings of the present parties with attention weights: z = Σ a_k z_k.
+
+    a_k = exp(wᵀ tanh(V z_k)) / Σ_j exp(wᵀ tanh(V z_j)), with learnt V [D, D] and w [D] (Ilse,
+    Tomczak and Welling 2018, arXiv 1802.04712, Eq. 7 and 8, with L = D). Each row has its own
+    weights, which do not depend on the order of the embeddings. The weights of the present parties
+    always add up to 1.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        # These are linear layers, so that DP-SGD can compute per-example gradients.
+        self.hidden = nn.Linear(width, width, bias=False)
+        self.score = nn.Linear(width, 1, bias=False)
+
+    def weights(self, z_BKD: Tensor) -> Tensor:
+        """Returns the attention weights a [B, K], which add up to 1 in each row."""
+        scores_BK1: Tensor = self.score(torch.tanh(self.hidden(z_BKD)))
+        return scores_BK1.squeeze(2).softmax(dim=1)
+
+    def forward(self, z_BKD: Tensor) -> Tensor:
+        """Pools the K embeddings of each row, [B, K, D] -> [B, D]."""
+        return (self.weights(z_BKD).unsqueeze(2) * z_BKD).sum(dim=1)

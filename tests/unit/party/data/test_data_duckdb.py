@@ -22,9 +22,9 @@ from vfl_common.passwords import hide_passwords
 from vfl_common.process.signals import Stopped
 from vfl_party.data import load_table
 from vfl_party.data.load import open_table
-from vfl_party.data.sources.databases import duck, spill
+from vfl_party.data.sources.databases import duck
+from vfl_party.data.sources.databases.duck import RowSpill
 from vfl_party.data.sources.databases.query import SORTED, wait_for
-from vfl_party.data.sources.databases.spill import RowSpill
 from vfl_party.data.stream import RowStream
 
 pytest.importorskip("duckdb")
@@ -301,7 +301,7 @@ def test_what_a_killed_process_leaves_the_next_one_deletes(tmp_path: Path) -> No
     code = (
         # Its file alone: packages above it take seconds to import.
         "import runpy, sys\n"
-        f"spill = runpy.run_path({spill.__file__!r})['RowSpill']({str(tmp_path)!r})\n"
+        f"spill = runpy.run_path({duck.__file__!r})['RowSpill']({str(tmp_path)!r})\n"
         "(spill.folder / 'x').touch()\n"
         "print(spill.folder, flush=True)\n"
         "sys.stdin.read()"

@@ -20,8 +20,7 @@ from vfl_party.data import collect as collecting
 from vfl_party.data import load_table, read_rows
 from vfl_party.data.collect import collect
 from vfl_party.data.notes.smells import find_smells
-from vfl_party.data.sources.quotes import QuotedBytes
-from vfl_party.data.sources.text import open_text
+from vfl_party.data.sources.text import QuotedBytes, open_text
 
 NAN = "missing"
 

@@ -11,8 +11,13 @@ from torch import Tensor, nn
 
 from vfl_common.config.recipe import Recipe
 from vfl_party.data import Features
-from vfl_party.methods.fedonce.nat import Nat, draw_targets, match_targets, nat_loss
-from vfl_party.methods.fedonce.pca import principal_components
+from vfl_party.methods.fedonce.phase import (
+    Nat,
+    draw_targets,
+    match_targets,
+    nat_loss,
+    principal_components,
+)
 from vfl_party.methods.fedonce.settings import FedOnceSettings
 from vfl_party.phases.context import Party, PartyData
 from vfl_party.phases.course import Course

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.harness.reference_worth import brute_force
-from vfl_party.methods.evaluate.shapley import (
+from vfl_party.methods.evaluate.subsets import (
     compute_additions,
     compute_exact_values,
     list_all_sets,

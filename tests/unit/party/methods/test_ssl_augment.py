@@ -18,9 +18,16 @@ from vfl_common.config.base import parse
 from vfl_common.errors import InputError
 from vfl_party.data.inputs.features import HIDDEN, Features
 from vfl_party.selfsup.augment import make_augment
-from vfl_party.selfsup.augment.blur import blur, draw_blurs, get_radius
-from vfl_party.selfsup.augment.colour import YIQ, draw_colours, recolour
-from vfl_party.selfsup.augment.crop import crop, draw_crops
+from vfl_party.selfsup.augment.images import (
+    YIQ,
+    blur,
+    crop,
+    draw_blurs,
+    draw_colours,
+    draw_crops,
+    get_radius,
+    recolour,
+)
 from vfl_party.selfsup.augment.settings import AugmentSettings
 
 SHAPES = [(1, 14, 14), (3, 32, 32), (3, 32, 16), (2, 9, 14)]

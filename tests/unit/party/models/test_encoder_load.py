@@ -13,8 +13,7 @@ from tests.harness import cases
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.recipe import Recipe
 from vfl_party.assembly.trial import try_parties
-from vfl_party.forecast.count import forecast_of
-from vfl_party.forecast.load import encoder_loads, flops
+from vfl_party.forecast.count import encoder_loads, flops, forecast_of
 from vfl_party.models import InputSpec, build_encoder
 
 

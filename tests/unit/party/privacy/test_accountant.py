@@ -27,7 +27,7 @@ from vfl_party.privacy.accountant import (
     compute_simple_epsilon,
     find_noise,
 )
-from vfl_party.privacy.statement import describe_guarantee
+from vfl_party.privacy.plan import describe_guarantee
 
 DELTA = 1e-5
 

@@ -17,7 +17,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_party.base.checkpoint import pack, unpack
 from vfl_party.data import Features
-from vfl_party.methods.fedonce.nat import Nat
+from vfl_party.methods.fedonce.phase import Nat
 from vfl_party.methods.fedonce.settings import FedOnceSettings
 from vfl_party.phases.context import Party, PartyData
 from vfl_party.phases.course import Course

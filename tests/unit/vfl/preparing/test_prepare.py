@@ -27,7 +27,7 @@ from vfl.preparing.content import Content
 from vfl.preparing.dataset import DataSet, Files, Form, Need, PaperUse, Request
 from vfl.preparing.datasets import REGISTRY, load
 from vfl.preparing.dividing import COLUMNS
-from vfl.preparing.sampling import draw_rows
+from vfl.preparing.prepare import draw_rows
 from vfl_common.errors import Code, InputError
 from vfl_party.base.plugins import use_plugins
 
