@@ -470,7 +470,7 @@ class _Federation:
         """Calls the observer with copies of the values, so that it may keep and change them."""
         phase, round_, rounds, metrics = copy.deepcopy(values)
         models = partial(self._copy_models, name)
-        self._turns.aside(partial(observe, name, phase, round_, rounds, metrics, models))
+        self._turns.run_isolated(partial(observe, name, phase, round_, rounds, metrics, models))
 
     def _copy_models(self, name: str) -> TrainedParty:
         """Returns copies of a party's current models. Raises InputError if this is impossible."""

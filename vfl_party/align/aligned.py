@@ -68,10 +68,10 @@ class AlignedRows:
 
     def rest(self, table: Table) -> Table | None:
         """Returns the rows of a party's table that are not aligned; None if there are none."""
-        positions_R = self.rest_positions(table)
+        positions_R = self.find_rest(table)
         return None if positions_R is None else table.select(positions_R)
 
-    def rest_positions(self, table: Table) -> Rows | None:
+    def find_rest(self, table: Table) -> Rows | None:
         """Returns the positions of the rows of a party's table that are not aligned, int64 [R];
         None if there are none.
         """
@@ -107,7 +107,7 @@ class AlignedRows:
         if self.division is not None:
             write_atomic(folder / KEPT, "".join(map(str, self.division)))
 
-    def with_kept(self, folder: Path) -> AlignedRows:
+    def with_saved_division(self, folder: Path) -> AlignedRows:
         """Returns these rows with the splits that are saved in the run's folder. Returns them
         unchanged if the folder has no splits for these rows.
         """

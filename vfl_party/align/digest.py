@@ -84,7 +84,7 @@ class DigestAlignment:
 
     def get_agreed(self, context: AlignmentContext) -> AlignedRows:
         """See ``Alignment.get_agreed``."""
-        return self.get_expected(context.table).with_kept(context.folder)
+        return self.get_expected(context.table).with_saved_division(context.folder)
 
     def show(self, context: AlignmentContext, aligned: AlignedRows) -> None:
         """See ``Alignment.show``."""

@@ -88,9 +88,11 @@ class PsiAlignment:
         if common is not None and self._partial is not None:
             return self._partial.restore(context, self._select_wanted(common))
         if common is None:
-            return self._digest.get_expected(context.table).with_kept(context.folder)
+            return self._digest.get_expected(context.table).with_saved_division(context.folder)
         rows = np.flatnonzero(common.rows)
-        aligned = self._digest.get_expected(context.table.select(rows)).with_kept(context.folder)
+        aligned = self._digest.get_expected(context.table.select(rows)).with_saved_division(
+            context.folder
+        )
         return replace(aligned, rows=rows)
 
     def show(self, context: AlignmentContext, aligned: AlignedRows) -> None:

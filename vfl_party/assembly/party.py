@@ -478,10 +478,7 @@ def _make_targets(
     noise = build_mechanism(task.label_epsilon, opened.settings.label, labels.classes, classes)
     # A row has the same noise in every run, whether or not the run aligns it.
     ids = [*prepared.table.ids]
-    if (
-        len(targets) > len(ids)
-        and (unaligned_rows := aligned.rest_positions(opened.table)) is not None
-    ):
+    if len(targets) > len(ids) and (unaligned_rows := aligned.find_rest(opened.table)) is not None:
         ids += [opened.table.ids[row] for row in unaligned_rows.tolist()]
     if len(targets) > len(ids) and opened.unaligned is not None:
         ids += opened.unaligned.ids
@@ -493,7 +490,7 @@ def parts_of(opened: OpenedParty, aligned: AlignedRows) -> list[TablePart]:
     """Returns the positions of the prepared rows in the party's tables."""
     parts = [TablePart(0, aligned.positions(opened.table))]
     if opened.work.job == "train":
-        unaligned_rows = aligned.rest_positions(opened.table)
+        unaligned_rows = aligned.find_rest(opened.table)
         parts += [TablePart(0, unaligned_rows)] if unaligned_rows is not None else []
         parts += [TablePart(1)] if opened.unaligned is not None else []
     return parts

@@ -36,7 +36,7 @@ class KeptFile:
             ) from None
 
     @contextlib.contextmanager
-    def changing(self) -> Iterator[sqlite3.Connection]:
+    def begin_transaction(self) -> Iterator[sqlite3.Connection]:
         """Opens a transaction. Raises UnwritableError if the changes cannot be written."""
         with self._lock:
             try:

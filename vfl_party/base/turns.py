@@ -145,7 +145,7 @@ class TakingTurns(Turns):
             if not player.body.dead:
                 self._players.append(player)
 
-    def aside(self, act: Callable[[], None]) -> None:
+    def run_isolated(self, act: Callable[[], None]) -> None:
         """Calls ``act`` in a party's turn, then restores torch's state, so that random numbers
         drawn by ``act`` do not change the run.
         """

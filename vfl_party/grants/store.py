@@ -142,7 +142,7 @@ class GrantStore:
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         try:
-            with self._file.changing() as file:
+            with self._file.begin_transaction() as file:
                 yield file
         except sqlite3.Error as error:
             raise InputError(

@@ -444,7 +444,7 @@ class Preparation:
         self._alignment = make_alignment(opened.recipe, policy, divides=opened.divides)
         aligned = self._alignment.get_expected(opened.table)
         if aligned.division is None and resume is not None:
-            aligned = aligned.with_kept(resume.path)
+            aligned = aligned.with_saved_division(resume.path)
         seed = secret_seed(secret) if secret is not None else None
         tried = assemble(
             aligned,

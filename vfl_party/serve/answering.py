@@ -63,7 +63,7 @@ class SentBefore(KeptFile):
         (``clean_ND``) has not changed. Otherwise it gets its row of ``noisy_ND``, which is stored.
         """
         sent_ND = noisy_ND.copy()
-        with self.changing() as file:
+        with self.begin_transaction() as file:
             for at, name in enumerate(ids):
                 digest = hashlib.sha256(clean_ND[at].tobytes()).digest()
                 earlier = file.execute(
@@ -97,7 +97,7 @@ class DailyLimit(KeptFile):
         """Counts an answer about each id; returns bool [N], the ids within the limit."""
         day = datetime.now(UTC).strftime("%Y-%m-%d")
         allowed_N = np.zeros(len(ids), bool)
-        with self.changing() as file:
+        with self.begin_transaction() as file:
             file.execute("DELETE FROM answers WHERE day <> ?", (day,))
             for at, name in enumerate(ids):
                 (count,) = file.execute(

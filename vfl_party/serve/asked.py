@@ -65,7 +65,7 @@ class DailyIdCounter(KeptFile):
 
     def _count(self, wanted: int) -> int:
         """Reserves up to ``wanted`` ids in the file, allowed the limit; returns how many."""
-        with self.changing() as file:
+        with self.begin_transaction() as file:
             file.execute("DELETE FROM asked WHERE day <> ?", (self._day,))
             (count_before,) = file.execute("SELECT coalesce(sum(count), 0) FROM asked").fetchone()
             granted: int = max(0, min(wanted, self.max_ids - count_before))

@@ -270,13 +270,13 @@ def test_a_division_that_is_none_is_refused_and_names_its_sender(codes: list[int
 
 def test_a_folder_keeps_the_division_for_the_same_rows_only(tmp_path: Path) -> None:
     rows = AlignedRows(("a", "b", "c"))
-    assert rows.with_kept(tmp_path) == rows
+    assert rows.with_saved_division(tmp_path) == rows
     told = AlignedRows(rows.ids, bytes([2, 3, 4]))
     told.save(tmp_path)
-    assert rows.with_kept(tmp_path) == told
-    assert AlignedRows(("a", "b")).with_kept(tmp_path).division is None
+    assert rows.with_saved_division(tmp_path) == told
+    assert AlignedRows(("a", "b")).with_saved_division(tmp_path).division is None
     (tmp_path / KEPT).write_text("2x4")
-    assert rows.with_kept(tmp_path) == rows
+    assert rows.with_saved_division(tmp_path) == rows
 
 
 def test_fewer_labels_are_a_part_of_more() -> None:
