@@ -647,7 +647,7 @@ def test_a_tree_has_the_entries_that_were_declared(
     offer = Offer.of([Column("x", tuple(range(7))), Column("z", tuple(range(7))), *words])
     settings = SecureBoostSettings(bins=8, column_sample=sample)
     assert Offer.read(offer.facts(), settings) == offer
-    assert str(offer) == "14 splits of 2 columns of numbers, and 3 columns of categories"
+    assert str(offer) == "14 splits of 2 numeric columns, and 3 categorical columns"
     assert offer.allows(np.array(sizes), settings) == fits
 
 
