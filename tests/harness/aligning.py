@@ -71,10 +71,10 @@ class Direct:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def own(self, ids: Sequence[str]) -> Future[bytes]:
+    def mask_own(self, ids: Sequence[str]) -> Future[bytes]:
         return self._done(lambda: curve.hash_ids([each.encode() for each in ids], self._salt))
 
-    def others(self, points: bytes, party: str) -> Future[bytes]:
+    def mask_received(self, points: bytes, party: str) -> Future[bytes]:
         def checked() -> bytes:
             curve.check_points(points, party)
             return points

@@ -275,7 +275,7 @@ def test_a_scratch_that_is_no_folder_is_not_called_full(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "reader"), [(csv, "text._text_blocks"), (one_parquet, "parquet._parquet_blocks")]
+    ("source", "reader"), [(csv, "text._iterate_batches"), (one_parquet, "parquet._parquet_blocks")]
 )
 def test_a_file_that_changes_while_it_is_read_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: Callable[[Path], str], reader: str
