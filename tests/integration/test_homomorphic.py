@@ -26,9 +26,10 @@ from vfl_party.homomorphic import (
     ciphers_for,
     count_sums_per_cipher,
     has_heu,
-    heu,
     make_adder,
     make_keys,
+    pieces,
+    worker,
 )
 from vfl_party.homomorphic.heu import PublicNumbers
 from vfl_party.homomorphic.packing import LIMIT, apart, pack, unpack
@@ -56,7 +57,7 @@ def pair(request: pytest.FixtureRequest) -> tuple[Encryption, Keys, bytes, Adder
 @cache
 def made(scheme: Encryption, bits: int) -> bytes:
     """A public key, as HEU writes it; making one takes a process."""
-    written, _ = heu.make_key_pair(scheme, bits)
+    written, _ = worker.make_key_pair(scheme, bits)
     return written
 
 
@@ -277,7 +278,7 @@ def test_other_threads_run_between_the_pieces_of_long_work(
     g, h = numbers(count)
     whole = bucket_sums(adds, adds.load(keys.encrypt(g, h)), np.arange(count), codes, 1)
     # Each piece is as small as can be.
-    monkeypatch.setattr(heu, "SECONDS", 1e-6)
+    monkeypatch.setattr(pieces, "SECONDS", 1e-6)
     monkeypatch.setattr("vfl_party.homomorphic.heu.FAST", 16)
     adds = make_adder(scheme, BITS, public)
     beats, stop = [0], Event()
@@ -314,9 +315,9 @@ def test_other_threads_run_between_the_pieces_of_long_work(
 
 def test_a_pace_takes_as_much_as_fits_into_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now, sizes = [0.0], list[int]()
-    monkeypatch.setattr("vfl_party.homomorphic.heu.time.monotonic", lambda: now[0])
-    monkeypatch.setattr("vfl_party.homomorphic.heu.time.sleep", lambda _: None)
-    pace, seconds = heu.Pace(16), 1 / 1024
+    monkeypatch.setattr("vfl_party.homomorphic.pieces.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("vfl_party.homomorphic.pieces.time.sleep", lambda _: None)
+    pace, seconds = pieces.Pace(16), 1 / 1024
     for piece in pace.pieces(5_000):
         sizes.append(piece.stop - piece.start)
         now[0] += seconds * sizes[-1] * (8 if len(sizes) == 6 else 1)
@@ -364,7 +365,7 @@ def test_a_key_that_heu_cannot_compute_with_is_one_sentence() -> None:
 
 def test_a_key_process_that_fails_is_one_sentence(capfd: pytest.CaptureFixture[str]) -> None:
     with raises(InternalError, Code.INTERNAL):
-        heu.make_key_pair("paillier", -1)
+        worker.make_key_pair("paillier", -1)
     assert capfd.readouterr().err
 
 

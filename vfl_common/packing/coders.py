@@ -203,6 +203,12 @@ def _parts_if_smaller(parts: dict[str, TensorSpec], shape: Shape) -> dict[str, T
     return parts if sum(part.nbytes for part in parts.values()) < dense else None
 
 
+# Top-k sparsification: selects the k largest values of each row, or some other values at random,
+# and packs their positions.
+#
+# Random top-k: Zheng et al., "Reducing communication for split learning by randomized top-k
+# sparsification", IJCAI 2023 (arXiv 2305.18469).
+
 Places = npt.NDArray[np.int64]
 
 

@@ -9,11 +9,6 @@ parses no bytes from a peer.
 
 from __future__ import annotations
 
-import importlib
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,9 +17,10 @@ from typing import Any
 import gmpy2
 import numpy as np
 
-from vfl_common.errors import InternalError
+from vfl_party.homomorphic import worker
 from vfl_party.homomorphic.modulus import check_modulus, check_range
 from vfl_party.homomorphic.packing import BITS, apart, ciphers_for, pack, unpack
+from vfl_party.homomorphic.pieces import FAST, SLOW, Pace
 from vfl_party.homomorphic.scheme import CipherError, Integers, Wire
 
 TAILS = {"ou": bytes([1, 0, 0, 0, 0, 0, 0, 0]), "paillier": bytes([4, 0, 0, 0, 0, 0, 0, 0])}
@@ -113,7 +109,7 @@ class HeuKeys:
 
     def __init__(self, library: Any, scheme: str, bits: int, width: int) -> None:
         self._library, self._scheme, self._width = library, scheme, width
-        public, private = make_key_pair(scheme, bits)
+        public, private = worker.make_key_pair(scheme, bits)
         key_pair = library.phe.PublicKey.load_from(public), library.phe.SecretKey.load_from(private)
         self._kit = library.numpy.HeKit(library.phe.setup(*key_pair))
         numbers = PublicNumbers.of_heu(scheme, bits, public)
@@ -375,93 +371,3 @@ def _encode_number(number: int) -> bytes:
 def schema(library: Any, scheme: str) -> Any:
     """Returns HEU's constant for a scheme."""
     return library.phe.SchemaType.OU if scheme == "ou" else library.phe.SchemaType.ZPaillier
-
-
-# The seconds that a piece should take.
-SECONDS = 0.25
-
-
-# The seconds between two pieces, enough for all threads that wait for the lock.
-REST = 0.001
-
-
-# The number of items in the first piece, for items of about 10 ms (slow) or 0.01 ms (fast).
-SLOW, FAST = 16, 4096
-
-
-# The maximum factor by which the next piece is larger.
-_GROWTH = 4
-
-
-class Pace:
-    """Adapts the number of items in a piece, so that a piece takes ``SECONDS``. ``first``: The
-    number of items in the first piece.
-    """
-
-    def __init__(self, first: int) -> None:
-        self.room = first
-
-    def pieces(self, count: int) -> Iterator[slice]:
-        """Yields slices that divide ``count`` items into pieces. The caller must finish a piece
-        before it takes the next one.
-        """
-        start = 0
-        while start < count:
-            piece = slice(start, min(count, start + self.room))
-            with self.measuring(piece.stop - start):
-                yield piece
-            start = piece.stop
-
-    @contextmanager
-    def measuring(self, items: int) -> Iterator[None]:
-        """Measures the time of the block, which computes ``items`` items, and lets other threads
-        run after it.
-        """
-        began = time.monotonic()
-        yield
-        elapsed_s = max(time.monotonic() - began, 1e-9)
-        fitting_items = max(1, int(items * SECONDS / elapsed_s))
-        if elapsed_s > SECONDS:
-            self.room = min(self.room, fitting_items)
-        elif 2 * items > self.room:
-            self.room = max(self.room, min(fitting_items, _GROWTH * self.room))
-        time.sleep(REST if 2 * elapsed_s > SECONDS else 0.0)
-
-
-# HEU's names of the schemes.
-_NAMES = {"ou": "ou", "paillier": "z-paillier"}
-
-
-def make_key_pair(scheme: str, bits: int) -> tuple[bytes, bytes]:
-    """Makes keys in a separate process. Returns the public and the private key in HEU's format."""
-    process = subprocess.run(
-        [sys.executable, "-P", "-m", __name__, scheme, str(bits)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        # This process, and not the child, handles Ctrl-C at the terminal.
-        start_new_session=True,
-        check=False,
-    )
-    size, keys_bytes = int.from_bytes(process.stdout[:4], "little"), process.stdout[4:]
-    if process.returncode or not 0 < size < len(keys_bytes):
-        raise InternalError(
-            "the process that makes the key has ended; the log lines above say why, unless it was "
-            "killed"
-        )
-    return keys_bytes[:size], keys_bytes[size:]
-
-
-def main() -> None:
-    """Makes the keys and writes them to the standard output."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    scheme, bits = sys.argv[1:]
-    kit = importlib.import_module("heu.phe").setup(_NAMES[scheme], int(bits))
-    public = kit.public_key().serialize()
-    sys.stdout.buffer.write(
-        len(public).to_bytes(4, "little") + public + kit.secret_key().serialize()
-    )
-
-
-if __name__ == "__main__":
-    main()

@@ -305,6 +305,14 @@ def _end_group(ranks: Ranks) -> None:
         dist.destroy_process_group()
 
 
+# Checks the rendezvous with which torchrun's processes find each other.
+#
+# The state of torch's c10d rendezvous is a pickle in a store that listens on all addresses of the
+# host without authentication. So anyone who reaches its port can run code in torchrun, as the
+# party's user. A loopback endpoint does not prevent this. torchrun uses this rendezvous with
+# ``--standalone``, and on one host also without ``--master-port``. The store of the static
+# rendezvous contains no pickle.
+
 _PROGRAMS = ("torchrun", "torch.distributed.run")
 
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import partial
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.futures import Future
-from torch.nn.parallel import DistributedDataParallel
 
 from vfl_party.models import InputSpec, forward
 from vfl_party.models.precision import Precision
 from vfl_party.ranks.group import Ranks
+from vfl_party.ranks.reduce import SequentialEncoder, make_parallel
 
 
 class OnRanks:
@@ -65,55 +62,3 @@ def describe_structure(encoder: nn.Module) -> str:
     layers = re.sub(r"(Sync)?BatchNorm(\dd)?", "BatchNorm", repr(encoder))
     shapes = [(name, tuple(tensor.shape)) for name, tensor in encoder.state_dict().items()]
     return f"{layers}\n{shapes}"
-
-
-def reduce_bucket(group: dist.ProcessGroup, bucket: dist.GradBucket) -> Future[torch.Tensor]:  # type: ignore[name-defined]
-    """Sums a bucket of gradients at rank 0, while the backward pass computes the next bucket."""
-    sums: list[Future[object]] = []
-    # The gradients are views of the bucket's buffer.
-    for gradient in bucket.gradients():
-        work = dist.reduce(gradient, dst=0, group=group, async_op=True)
-        assert work is not None  # noqa: S101 - as asynchronous
-        sums.append(work.get_future())
-    return sums[-1].then(partial(_wait_for_sums, bucket, sums))
-
-
-def _wait_for_sums(bucket: dist.GradBucket, sums: list[Future[object]], _: object) -> torch.Tensor:  # type: ignore[name-defined]
-    """Returns the bucket once all its gradients are summed. Raises the error of any sum that
-    failed.
-    """
-    # The future of collect_all would not wait for a GPU's stream.
-    for total in sums:
-        total.wait()
-    gradients: torch.Tensor = bucket.buffer()
-    return gradients
-
-
-class SequentialEncoder(nn.Module):
-    """Wraps an encoder to embed several batches in one forward call, so that one backward pass
-    covers all of them, such as the two views of a batch.
-
-    ``arity``: The number of tensors that the encoder takes.
-    """
-
-    def __init__(self, encoder: nn.Module, arity: int) -> None:
-        super().__init__()
-        self.encoder, self.arity = encoder, arity
-
-    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-        """Embeds K batches and returns [K B, D]. inputs: The arguments of each batch, [B, …]."""
-        starts = range(0, len(inputs), self.arity)
-        embeddings = [self.encoder(*inputs[start : start + self.arity]) for start in starts]
-        return embeddings[0] if len(embeddings) == 1 else torch.cat(embeddings)
-
-
-def make_parallel(
-    module: nn.Module, device: torch.device, group: dist.ProcessGroup
-) -> DistributedDataParallel:
-    """Wraps ``module`` so that its backward pass sums its gradients at rank 0. All ranks must call
-    this together.
-    """
-    gpus = [device.index] if device.type == "cuda" else None
-    wrapped = DistributedDataParallel(module, device_ids=gpus, process_group=group)
-    wrapped.register_comm_hook(group, reduce_bucket)
-    return wrapped

@@ -226,6 +226,12 @@ def _make_heard(key: Key, tensor: Tensor, behind: Tensor | None) -> Heard:
     )
 
 
+# An observer sees the messages of a party's exchanges in a rehearsal.
+#
+# The leak meter inserts it into the chains of transforms of that party before the party runs. A
+# real party has no observer and no hook for an observer.
+
+
 class Observer(Protocol):
     """Observes both directions of one exchange at one party. It must not change a tensor."""
 

@@ -10,6 +10,10 @@ from typing import Literal
 from vfl_common.pb.vfl.v1 import serving_pb2
 from vfl_common.rpc.serving.answered import CachePolicy, OutgoingMessage, ServingAnswer, Step
 
+# Decides whether requests wait for a party. A party that misses several questions is away until it
+# answers a question in time. Without this rule, each request would wait for a suspended party until
+# its timeout.
+
 # The number of consecutive questions without an answer after which a party is away.
 MAX_LATE = 3
 

@@ -24,6 +24,12 @@ from vfl_party.phases.context import Party
 from vfl_party.phases.scoring import Chunk, SplitScorer
 from vfl_party.phases.stand_in import replace_missing
 
+# Shapley values of parties (Shapley 1953), from the qualities of sets of parties.
+#
+# A party's value is the mean gain in quality when the party joins the parties before it, over all
+# orders of the parties. A quality is a number, or an array with the quality on the original rows
+# and on each bootstrap sample. The samples give the standard error of a value.
+
 Players = frozenset[str]
 
 

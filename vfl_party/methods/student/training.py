@@ -205,6 +205,14 @@ class Learner:
         self._best_weights = tree["best_weights"]
 
 
+# Computes the distance between the outputs of student and teacher, which distillation minimizes.
+#
+# The method is from Hinton, Vinyals and Dean 2015 (arXiv 1503.02531, section 2). The teacher is the
+# joint model, which uses columns that the student never has. This is learning with privileged
+# information (Lopez-Paz et al. 2015, arXiv 1511.03643; Semi-VFL, arXiv 2209.15635; APC-VFL, arXiv
+# 2410.17648).
+
+
 def distillation_distance(
     task: TaskSettings, temperature: float, s_BO: Tensor, t_BO: Tensor
 ) -> Tensor:

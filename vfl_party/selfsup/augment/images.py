@@ -102,6 +102,12 @@ def _make_blur_matrices(size: int, sigma_B: Tensor) -> Tensor:
     return smear.scatter_add_(2, where, weights_BK[:, None, :].expand_as(where))
 
 
+# Applies colour jitter and grayscale with separate factors for each image.
+#
+# Each step maps a pixel's channels x to A x + b. Only the offset of contrast depends on the image,
+# through its mean. So all steps together are one matrix and one offset for each image. Images may
+# be standardised, so values are not clamped to 0..1.
+
 # The weights of red, green and blue in torchvision and PIL.
 LUMA = (0.2989, 0.587, 0.114)
 

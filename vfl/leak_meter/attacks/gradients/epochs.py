@@ -240,6 +240,13 @@ def _judge(scene: Scene, knows: str, score_NC: Tensor, rows: Rows) -> Figure:
 ATTACK = Attack("labels from all gradients that a row has had", "passive", play, "gradients")
 
 
+# Infers the class of each row from all messages about it by expectation maximisation.
+#
+# A row has one message per round. Each message belongs to a *group* with common statistics: a
+# batch, if the noise depends on the batch, or a round. In each group, one Gaussian models the rows
+# of a class. The posterior of a row is the sum of the log likelihoods of its messages. Independent
+# noise therefore averages out, and the direction between classes may change from group to group.
+
 _STEPS, _ENOUGH = 60, 3e-4
 
 

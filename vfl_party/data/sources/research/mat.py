@@ -115,6 +115,12 @@ def _make_unreadable_error(source: str) -> Exception:
     )
 
 
+# Checks the types that a MAT file of version 5 to 7 declares, because an unknown type may crash
+# SciPy and the process.
+#
+# The format is described in MATLAB's "MAT-File Format", Level 5: each element is a tag (its type
+# and size) and data.
+
 _COMPRESSED, _MATRIX = 15, 14
 
 
