@@ -24,10 +24,10 @@ from sklearn.datasets import load_digits
 
 import vfl
 from benchmarks import leaks_active, leaks_fedhssl, leaks_images, leaks_tops, leaks_watch
-from vfl.leak_meter.report.picture import draw
-from vfl.leak_meter.report.result import Rehearsed, Spread, as_json
-from vfl.leak_meter.report.table import render
 from vfl_common.text import to_json
+from vfl_leaks.report.picture import draw
+from vfl_leaks.report.result import Rehearsed, Spread, as_json
+from vfl_leaks.report.table import render
 
 RESULTS = Path(__file__).parent / "results"
 Tables = dict[str, Any]

@@ -25,11 +25,11 @@ from torch import Tensor
 import vfl
 from benchmarks.ssl import CROSS, DIGITS, SPLIT, mnist
 from benchmarks.studies import EVALUATE, Tables
-from vfl.leak_meter.attacks.gradients import completion
-from vfl.leak_meter.rehearsal import Rehearsal, rehearse
-from vfl.leak_meter.report.result import Spread
-from vfl.leak_meter.scene.scene import Scene
 from vfl_common.text import to_json
+from vfl_leaks.attacks.gradients import completion
+from vfl_leaks.rehearsal import Rehearsal, rehearse
+from vfl_leaks.report.result import Spread
+from vfl_leaks.scene.scene import Scene
 
 RESULTS = Path(__file__).parent / "results" / "leaks-fedhssl"
 LABELLED, ALIGNED = 200, 0.2

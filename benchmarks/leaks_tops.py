@@ -18,8 +18,8 @@ from rich.console import Console
 import vfl
 from benchmarks.ssl import CROSS, DIGITS, HEAD, halves
 from benchmarks.studies import EVALUATE, Tables
-from vfl.leak_meter.report.result import AttackLine, Rehearsed, as_json
 from vfl_common.text import to_json
+from vfl_leaks.report.result import AttackLine, Rehearsed, as_json
 
 RESULTS = Path(__file__).parent / "results" / "leaks-tops"
 ROWS, ALIGNED, ROUNDS, BATCH = 1000, 0.2, 20, 64

@@ -26,8 +26,8 @@ from rich.console import Console
 
 import vfl
 from benchmarks.boost import Boost
-from vfl.leak_meter.rehearsal import rehearse
 from vfl_common.text import to_json
+from vfl_leaks.rehearsal import rehearse
 from vfl_party.assembly.party import Assembled
 
 RESULTS = Path(__file__).parent / "results" / "leaks-watch"

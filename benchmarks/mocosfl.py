@@ -34,13 +34,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.studies import Tables
-from vfl.leak_meter.learn.inversion import PRIVATE_IMAGES, InversionSettings, LatentPairs, invert
-from vfl.leak_meter.report.reconstructions import draw_pairs
 from vfl.library.model import Model
 from vfl.simulation.inprocess import run_in_process
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.summary import Summary
+from vfl_leaks.learn.inversion import PRIVATE_IMAGES, InversionSettings, LatentPairs, invert
+from vfl_leaks.report.reconstructions import draw_pairs
 from vfl_party.data.pixels import to_unit
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
 from vfl_party.methods.mocosfl.steps import build_bottom, build_halves

@@ -21,7 +21,7 @@ import numpy as np
 from sklearn.metrics import roc_auc_score
 
 from tests.harness.served import ROWS, trained
-from vfl_party.serve.tokens import add_token
+from vfl_serve.tokens import add_token
 
 
 def seconds(line: http.client.HTTPConnection, token: str, name: str) -> tuple[float, int]:

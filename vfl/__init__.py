@@ -21,8 +21,6 @@ import vfl_party  # noqa: F401
 
 if TYPE_CHECKING:
     # These names are not in __all__, because they are removed together with the leak meter.
-    from vfl.leak_meter.api import Leaks as Leaks
-    from vfl.leak_meter.api import leaks as leaks
     from vfl.library.data import Data
     from vfl.library.forecast import Forecast, forecast
     from vfl.library.model import Model
@@ -36,6 +34,8 @@ if TYPE_CHECKING:
     from vfl.searching.found import Search
     from vfl.searching.search import search
     from vfl_common.errors import Code, VflError
+    from vfl_leaks.api import Leaks as Leaks
+    from vfl_leaks.api import leaks as leaks
     from vfl_party.base.deal import deal
 
 __all__ = [
@@ -82,7 +82,7 @@ _MODULES = {
     "study": "vfl.library.study",
 }
 
-for _name in ("vfl", "vfl_common", "vfl_party", "vfl_server"):
+for _name in ("vfl", "vfl_common", "vfl_leaks", "vfl_party", "vfl_serve", "vfl_server"):
     # The application that uses the library configures logging, so the library prints no log itself.
     logging.getLogger(_name).addHandler(logging.NullHandler())
 

@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     # These names for attacks are not in __all__, because they are removed with the leak meter.
-    from vfl.leak_meter.scene.scene import Attack as Attack
-    from vfl.leak_meter.scene.scene import Figure as Figure
-    from vfl.leak_meter.scene.scene import Scene as Scene
-    from vfl.leak_meter.scene.scene import UnfitError as UnfitError
-    from vfl.leak_meter.scene.scores import Tally as Tally
     from vfl.preparing.content import Content, blocks_of
     from vfl.preparing.dataset import DataSet, Form, Need, PaperUse, Request
     from vfl.preparing.dividing import COLUMNS, IMAGE_DIVISIONS
     from vfl_common.bundle import BundleSpec, DType, Kind, StepKey, TensorSpec
     from vfl_common.config.base import Section
     from vfl_common.errors import Code, InputError, VflError
+    from vfl_leaks.scene.scene import Attack as Attack
+    from vfl_leaks.scene.scene import Figure as Figure
+    from vfl_leaks.scene.scene import Scene as Scene
+    from vfl_leaks.scene.scene import UnfitError as UnfitError
+    from vfl_leaks.scene.scores import Tally as Tally
     from vfl_party.base.mechanism import Mechanism
     from vfl_party.base.phase import Phase, RoundReport
     from vfl_party.base.seeds import Rows, batches, derive_seed

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
-
 import click
 
-from vfl_common.errors import Code, InputError
+from vfl_common.process.command_group import PluginGroup
 from vfl_common.process.program import EXIT_CODES, NAMES, run_program
 
 # {command: module and function}. A function is imported when its command is listed or called.
@@ -32,42 +29,13 @@ _COMMANDS = {
 }
 
 
-class _Commands(click.Group):
-    """The commands of ``vfl``, and commands that packages add as entry points ``vfl.commands``."""
-
-    def list_commands(self, _ctx: click.Context) -> list[str]:
-        return sorted({*_COMMANDS, *(entry.name for entry in _entry_points())})
-
-    def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name in _COMMANDS:
-            module, _, name = _COMMANDS[cmd_name].partition(":")
-            own_command: click.Command = getattr(import_module(module), name)
-            return own_command
-        entry_point = next((entry for entry in _entry_points() if entry.name == cmd_name), None)
-        if entry_point is None:
-            return None
-        try:
-            command = entry_point.load()
-        except Exception as error:
-            raise InputError(
-                Code.CONFIG_INVALID,
-                f"the command {cmd_name!r} of {entry_point.value} cannot be loaded "
-                f"({type(error).__name__}: {error}). Reinstall or remove it.",
-            ) from error
-        if not isinstance(command, click.Command):
-            raise InputError(
-                Code.CONFIG_INVALID,
-                f"{entry_point.value}: must be a click command (got {type(command).__name__}). "
-                "Correct its entry point vfl.commands.",
-            )
-        return command
-
-
-def _entry_points() -> list[EntryPoint]:
-    return list(entry_points(group="vfl.commands"))
-
-
-@click.group(cls=_Commands, epilog=EXIT_CODES, context_settings=NAMES)
+@click.group(
+    cls=PluginGroup,
+    entry_point_group="vfl.commands",
+    modules=_COMMANDS,
+    epilog=EXIT_CODES,
+    context_settings=NAMES,
+)
 @click.version_option(package_name="vfl")
 def cli() -> None:
     """Run vertical federated learning on one machine.

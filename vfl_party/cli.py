@@ -17,6 +17,7 @@ from vfl_common.config.recipe import load_recipe, name_file_in_errors
 from vfl_common.errors import Code, InputError
 from vfl_common.passwords import hide_passwords
 from vfl_common.process.beside import WATCH, watch_page
+from vfl_common.process.command_group import PluginGroup
 from vfl_common.process.logs import Console
 from vfl_common.process.old_names import add_old_name
 from vfl_common.process.program import (
@@ -33,7 +34,6 @@ from vfl_party.account.commands import account
 from vfl_party.disclosures.commands import disclosures
 from vfl_party.grants.commands import approve, grants, revoke_grant
 from vfl_party.predict.options import result_options, without_option
-from vfl_party.serve.commands import serve, token
 
 _DEVICE = click.option(
     "--device", metavar="cpu|cuda|cuda:N", help="Override the party file's device."
@@ -52,7 +52,12 @@ NO_JOINT_SCORE = 5
 _WIDTH = 120
 
 
-@click.group(epilog=EXIT_CODES, context_settings=NAMES)
+@click.group(
+    cls=PluginGroup,
+    entry_point_group="vfl_party.commands",
+    epilog=EXIT_CODES,
+    context_settings=NAMES,
+)
 @click.version_option(package_name="vfl")
 def cli() -> None:
     """Run a party of a federation.
@@ -550,8 +555,6 @@ cli.add_command(disclosures)
 cli.add_command(grants)
 cli.add_command(revoke_grant)
 add_old_name(cli, revoke_grant, "revoke", "vfl-party")
-cli.add_command(serve)
-cli.add_command(token)
 
 
 def main() -> None:

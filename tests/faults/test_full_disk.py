@@ -30,7 +30,7 @@ from tests.integration.test_resume import (
 )
 from vfl_common.errors import UnwritableError
 from vfl_common.process.program import STOPPED
-from vfl_party.serve.run import LOG
+from vfl_serve.run import LOG
 
 MANY = {"ids": [f"K-{number}" for number in range(100)]}
 MOUNT, UMOUNT = shutil.which("mount"), shutil.which("umount")

@@ -26,10 +26,10 @@ from vfl_party.phases import stand_in
 from vfl_party.predict.alone import load_solo
 from vfl_party.predict.prediction import load_joint
 from vfl_party.predict.quality import read_quality
-from vfl_party.serve.answering import SentBefore
-from vfl_party.serve.kinds.choice import RowScorer, make_answers, make_scorer
-from vfl_party.serve.scored import ServedScores
-from vfl_party.serve.store import FeatureLookup
+from vfl_serve.answering import SentBefore
+from vfl_serve.kinds.choice import RowScorer, make_answers, make_scorer
+from vfl_serve.scored import ServedScores
+from vfl_serve.store import FeatureLookup
 
 # Of a score, if rows are not exact.
 _ROUNDING = 1e-5

@@ -17,14 +17,14 @@ import numpy as np
 from tests.harness.serving import catalog, made_served
 from vfl_common.config.party import ServeSettings
 from vfl_common.pb.inference import open_inference_grpc_pb2 as pb
-from vfl_party.serve.counts import Counts
-from vfl_party.serve.http.app import make_app
-from vfl_party.serve.http.port import listening
-from vfl_party.serve.http.served import Served
-from vfl_party.serve.rpc import serve_grpc
-from vfl_party.serve.scored import RequestPart, ServedScores
-from vfl_party.serve.telling import RequestReporter
-from vfl_party.serve.tokens import Tokens
+from vfl_serve.counts import Counts
+from vfl_serve.http.app import make_app
+from vfl_serve.http.port import listening
+from vfl_serve.http.served import Served
+from vfl_serve.rpc import serve_grpc
+from vfl_serve.scored import RequestPart, ServedScores
+from vfl_serve.telling import RequestReporter
+from vfl_serve.tokens import Tokens
 
 SERVICE = "/inference.GRPCInferenceService/"
 

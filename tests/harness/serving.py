@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from vfl_party.predict.quality import Quality
-from vfl_party.serve.batching import Batcher
-from vfl_party.serve.counts import Counts
-from vfl_party.serve.http.catalog import Catalog, ServedModel
-from vfl_party.serve.http.served import Served
-from vfl_party.serve.models import Lineage
-from vfl_party.serve.scored import ServedScores
-from vfl_party.serve.tokens import Tokens
+from vfl_serve.batching import Batcher
+from vfl_serve.counts import Counts
+from vfl_serve.http.catalog import Catalog, ServedModel
+from vfl_serve.http.served import Served
+from vfl_serve.models import Lineage
+from vfl_serve.scored import ServedScores
+from vfl_serve.tokens import Tokens
 
 
 def made_served(score: Callable[..., ServedScores], **more: Any) -> Served:

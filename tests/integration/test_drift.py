@@ -17,7 +17,7 @@ from tests.harness import cases
 from tests.harness.federation import Federation
 from tests.harness.memory import parameters
 from tests.integration import test_resume as resume
-from vfl.leak_meter.rehearsal import Rehearsal, rehearse
+from vfl_leaks.rehearsal import Rehearsal, rehearse
 from vfl_party.phases.drift import Drift
 
 

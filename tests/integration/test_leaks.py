@@ -20,12 +20,12 @@ from tests.harness import cases
 from tests.harness.errors import assert_names, error_line, raises
 from tests.harness.here import vfl_here
 from tests.harness.memory import parameters
-from vfl.leak_meter import attacks as kinds
-from vfl.leak_meter.rehearsal import Rehearsal, rehearse
-from vfl.leak_meter.report.picture import draw
-from vfl.leak_meter.report.result import REHEARSAL, AttackLine, Rehearsed, Spread
-from vfl.leak_meter.scene.scene import Attack, Figure
 from vfl_common.errors import Code, InputError
+from vfl_leaks import attacks as kinds
+from vfl_leaks.rehearsal import Rehearsal, rehearse
+from vfl_leaks.report.picture import draw
+from vfl_leaks.report.result import REHEARSAL, AttackLine, Rehearsed, Spread
+from vfl_leaks.scene.scene import Attack, Figure
 
 BINARY = {"kind": "binary"}
 

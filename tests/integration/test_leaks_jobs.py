@@ -11,10 +11,10 @@ import torch
 import vfl
 from tests.harness.errors import raises
 from tests.integration.test_leaks import tables
-from vfl.leak_meter.orders import read, to_plain
-from vfl.leak_meter.rehearsal import Played
-from vfl.leak_meter.scene.scene import Figure, Shown
 from vfl_common.errors import Code
+from vfl_leaks.orders import read, to_plain
+from vfl_leaks.rehearsal import Played
+from vfl_leaks.scene.scene import Figure, Shown
 
 
 def figures(found: vfl.Leaks) -> list[dict[str, Any]]:

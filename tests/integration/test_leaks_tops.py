@@ -14,8 +14,8 @@ import vfl
 from tests.harness import cases
 from tests.harness.errors import assert_names
 from tests.harness.memory import parameters
-from vfl.leak_meter.learn.shared_weights import collect_shared
-from vfl.leak_meter.rehearsal import Rehearsal, rehearse
+from vfl_leaks.learn.shared_weights import collect_shared
+from vfl_leaks.rehearsal import Rehearsal, rehearse
 
 
 def tables(parties: int = 2, **phase: Any) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from vfl_common.errors import Code, InputError
 from vfl_party.account.planned import of_prediction
 from vfl_party.base.mechanism import Mechanism
 from vfl_party.predict.prediction import exchanges_of
-from vfl_party.serve.answering import SentBefore
-from vfl_party.serve.kinds.choice import make_answers
+from vfl_serve.answering import SentBefore
+from vfl_serve.kinds.choice import make_answers
 
 ROWS = 40
 NUMBERS = np.random.default_rng(4)

@@ -18,12 +18,12 @@ from tests.harness import cases, kills
 from tests.harness.errors import assert_names, raises
 from tests.harness.memory import in_process, parameters
 from tests.integration.test_exact import largest_deviation
-from vfl.leak_meter.scene.readable import find_facts
-from vfl.leak_meter.scene.recording import observe
 from vfl_common.config.party import PartyFile
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.run_folder import RunFolder
+from vfl_leaks.scene.readable import find_facts
+from vfl_leaks.scene.recording import observe
 from vfl_party.assembly.models import encoder_settings
 from vfl_party.assembly.party import Assembled
 from vfl_party.base.checkpoint import CheckpointStore

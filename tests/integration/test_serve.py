@@ -35,15 +35,15 @@ from vfl_party.assembly.files import read_files
 from vfl_party.phases.stand_in import read_means
 from vfl_party.predict.prediction import load_joint
 from vfl_party.predict.quality import Quality
-from vfl_party.serve.kinds.choice import AloneScorer
-from vfl_party.serve.run import ACCESS, LOG
-from vfl_party.serve.scorer import OnlineScorer
-from vfl_party.serve.store import FeatureLookup
-from vfl_party.serve.telling import OWN, PARTIES, QUEUE, TOP, RequestTrace, record_stages
+from vfl_serve.kinds.choice import AloneScorer
+from vfl_serve.run import ACCESS, LOG
+from vfl_serve.scorer import OnlineScorer
+from vfl_serve.store import FeatureLookup
+from vfl_serve.telling import OWN, PARTIES, QUEUE, TOP, RequestTrace, record_stages
 
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
-from vfl_party.serve.http.v1 import make_rows
+from vfl_serve.http.v1 import make_rows
 
 
 @pytest.fixture(scope="module")

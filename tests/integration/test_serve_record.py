@@ -19,7 +19,7 @@ from vfl_party.account.store import standing
 from vfl_party.cli import cli
 from vfl_party.record.book import folder_of
 from vfl_party.record.history import RecordHistory
-from vfl_party.serve.opening import BYTES
+from vfl_serve.opening import BYTES
 
 NEW, MOST = "NEW-1", 4
 

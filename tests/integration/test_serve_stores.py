@@ -39,9 +39,9 @@ from vfl_common.rpc.serving.answered import EMBEDDED, ServingAnswer
 from vfl_party.assembly.files import read_files
 from vfl_party.predict.prediction import load_joint
 from vfl_party.predict.quality import Quality
-from vfl_party.serve.scorer import OnlineScorer
-from vfl_party.serve.store import FeatureLookup
-from vfl_party.serve.stores.seam import UNFIT_ROW, UNKNOWN_ROW
+from vfl_serve.scorer import OnlineScorer
+from vfl_serve.store import FeatureLookup
+from vfl_serve.stores.seam import UNFIT_ROW, UNKNOWN_ROW
 
 ROWS = 40
 IDS = [f"K-{number}" for number in range(ROWS)]

@@ -17,7 +17,7 @@ from fastapi.responses import Response, StreamingResponse
 
 from vfl.watch.guard import TOKEN, Guard
 from vfl.watch.picture import Picture
-from vfl_party.serve.http.patient import Patient
+from vfl_common.http_limits import Patient
 
 LOOPBACK = "127.0.0.1"
 # The interval between two readings of the files while a browser has the page open.

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-_OURS = ("torch", "vfl", "vfl_common", "vfl_party", "vfl_server")
+_OURS = ("torch", "vfl", "vfl_common", "vfl_leaks", "vfl_party", "vfl_serve", "vfl_server")
 # For the top-level module of each loaded plug-in: the distribution that it comes from.
 _loaded: dict[str, str] = {}
 

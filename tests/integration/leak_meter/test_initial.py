@@ -16,15 +16,15 @@ from torch import Tensor, nn
 from tests.harness import cases
 from tests.harness.federation import toml
 from tests.harness.memory import in_process
-from vfl.leak_meter.api import leaks
-from vfl.leak_meter.attacks.embeddings.initial import _add_gradients, _split_epochs
-from vfl.leak_meter.learn import replay
-from vfl.leak_meter.learn.fitting import r2_by_column
-from vfl.leak_meter.learn.replay import ReplayCourse, ReplayedBatch, _replay, reconstruct_columns
-from vfl.leak_meter.rehearsal import Rehearsal
-from vfl.leak_meter.report.result import Rehearsed
-from vfl.leak_meter.report.table import summarize_results
 from vfl_common.config.models import OptimizerSettings
+from vfl_leaks.api import leaks
+from vfl_leaks.attacks.embeddings.initial import _add_gradients, _split_epochs
+from vfl_leaks.learn import replay
+from vfl_leaks.learn.fitting import r2_by_column
+from vfl_leaks.learn.replay import ReplayCourse, ReplayedBatch, _replay, reconstruct_columns
+from vfl_leaks.rehearsal import Rehearsal
+from vfl_leaks.report.result import Rehearsed
+from vfl_leaks.report.table import summarize_results
 from vfl_party.assembly.party import Assembled
 from vfl_party.models import seed_torch
 

@@ -22,15 +22,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from tests.harness.errors import assert_names, raises
-from vfl.leak_meter import invert as program
-from vfl.leak_meter.learn.inversion import (
-    InversionSettings,
-    LatentPairs,
-    invert,
-    reconstruct,
-    train_decoder,
-)
-from vfl.leak_meter.report.reconstructions import draw_pairs
 from vfl.simulation.inprocess import run_in_process
 from vfl_common.config.base import read_toml
 from vfl_common.config.data import DataSettings
@@ -39,6 +30,15 @@ from vfl_common.config.models import CnnSettings, EncoderSettings, NetworkSettin
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.process.program import run_for_status
+from vfl_leaks import invert as program
+from vfl_leaks.learn.inversion import (
+    InversionSettings,
+    LatentPairs,
+    invert,
+    reconstruct,
+    train_decoder,
+)
+from vfl_leaks.report.reconstructions import draw_pairs
 from vfl_party.methods.mocosfl.likeness import get_window_size, measure_likeness, ssim
 from vfl_party.models import seed_torch
 from vfl_party.models.decoder import Decoder

@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn import functional
 
 from tests.harness.scenes import Scaled, labelled_scene
-from vfl.leak_meter.attacks.gradients.completion import MIXMATCH, compute_baselines, recover_labels
-from vfl.leak_meter.learn import mixmatch
+from vfl_leaks.attacks.gradients.completion import MIXMATCH, compute_baselines, recover_labels
+from vfl_leaks.learn import mixmatch
 from vfl_party.base.seeds import derive_seed
 from vfl_party.base.statistics import auc
 from vfl_party.models import seed_torch

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from tests.harness.errors import raises
-from vfl.leak_meter import attacks
-from vfl.leak_meter.attacks.trees import probes
-from vfl.leak_meter.attacks.trees.sides import select_splits
-from vfl.leak_meter.scene.scene import EncoderInputs, Figure, Heard, Scene, UnfitError
-from vfl.leak_meter.scene.trees import SETTLED, compute_sides, number_nodes, yield_trees
 from vfl_common.config.models import TaskSettings
+from vfl_leaks import attacks
+from vfl_leaks.attacks.trees import probes
+from vfl_leaks.attacks.trees.sides import select_splits
+from vfl_leaks.scene.scene import EncoderInputs, Figure, Heard, Scene, UnfitError
+from vfl_leaks.scene.trees import SETTLED, compute_sides, number_nodes, yield_trees
 
 ROWS = 3000
 

@@ -20,15 +20,15 @@ from torch.nn import functional
 
 from tests.harness.errors import raises
 from tests.harness.scenes import of, replayed, scene
-from vfl.leak_meter import attacks
-from vfl.leak_meter.attacks.gradients.completion import KNOWN, draw_stratified
-from vfl.leak_meter.scene.record import Key, Record, Seen
-from vfl.leak_meter.scene.scene import Figure, Scene, UnfitError
-from vfl.leak_meter.scene.scores import Tally, best_accuracy
-from vfl.leak_meter.wiretap.sizes import read_sizes
 from vfl_common.bundle import StepKey
 from vfl_common.config.models import TaskSettings
 from vfl_common.errors import Code, InputError
+from vfl_leaks import attacks
+from vfl_leaks.attacks.gradients.completion import KNOWN, draw_stratified
+from vfl_leaks.scene.record import Key, Record, Seen
+from vfl_leaks.scene.scene import Figure, Scene, UnfitError
+from vfl_leaks.scene.scores import Tally, best_accuracy
+from vfl_leaks.wiretap.sizes import read_sizes
 from vfl_party.base.statistics import auc
 
 GAP = 0.8
@@ -234,7 +234,7 @@ def test_an_attack_that_nobody_has_is_named() -> None:
 def test_a_record_keeps_what_came_in_order_in_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vfl.leak_meter.scene.record._AT_ONCE", 200)
+    monkeypatch.setattr("vfl_leaks.scene.record._AT_ONCE", 200)
     record = Record(tmp_path, every=2)
     sent = {}
     for round_ in range(4):

@@ -12,7 +12,7 @@ import torch
 
 from tests.harness import cases
 from tests.harness.memory import in_process
-from vfl.leak_meter.rehearsal import Rehearsal
+from vfl_leaks.rehearsal import Rehearsal
 
 # So small that no weight changes: each embedding is then what the final encoder gives for its rows.
 STILL = {"kind": "sgd", "lr": 1e-30}

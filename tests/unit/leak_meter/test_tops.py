@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.harness.errors import raises
-from vfl.leak_meter import attacks
-from vfl.leak_meter.learn.fitting import draw_view
-from vfl.leak_meter.learn.shared_weights import (
+from vfl_common.config.models import TaskSettings
+from vfl_leaks import attacks
+from vfl_leaks.learn.fitting import draw_view
+from vfl_leaks.learn.shared_weights import (
     Upload,
     collect_shared,
     collect_uploads,
@@ -24,8 +25,7 @@ from vfl.leak_meter.learn.shared_weights import (
     compute_spectrum,
     describe_rank,
 )
-from vfl.leak_meter.scene.scene import Figure, Heard, Owner, Scene, UnfitError
-from vfl_common.config.models import TaskSettings
+from vfl_leaks.scene.scene import Figure, Heard, Owner, Scene, UnfitError
 from vfl_party.models import build_predictor, build_projector, mark_top, top_state
 
 ROWS, WIDTH, SERVER = 100, 64, "server"

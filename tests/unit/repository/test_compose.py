@@ -17,7 +17,7 @@ import yaml
 
 from vfl_common.config.party import load_party
 from vfl_common.config.recipe import load_recipe
-from vfl_party.serve.commands import serve
+from vfl_serve.commands import serve
 
 ROOT = Path(__file__).parents[3]
 ALL: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]

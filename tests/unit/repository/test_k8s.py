@@ -21,7 +21,7 @@ from kubernetes_validate import validate
 from vfl_common.config.party import load_party
 from vfl_common.config.recipe import load_recipe
 from vfl_party.cli import run
-from vfl_party.serve.commands import serve as served
+from vfl_serve.commands import serve as served
 from vfl_server.cli import run as server_run
 
 ROOT = Path(__file__).parents[3]

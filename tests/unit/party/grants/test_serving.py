@@ -22,8 +22,8 @@ from vfl_party.grants.approval import Approval, GrantGuard
 from vfl_party.grants.fits import GrantQuery
 from vfl_party.grants.grant import day_of
 from vfl_party.grants.store import GrantStore, folder_of
-from vfl_party.serve.answering import CombinedLimits, DailyLimit
-from vfl_party.serve.granted import GrantedRows, GrantWatch, MinimumRows
+from vfl_serve.answering import CombinedLimits, DailyLimit
+from vfl_serve.granted import GrantedRows, GrantWatch, MinimumRows
 
 
 @pytest.fixture(scope="module")

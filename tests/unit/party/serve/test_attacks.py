@@ -27,9 +27,9 @@ from tests.harness.served_here import SERVICE, Here, score, serving
 from tests.harness.waiting import wait_until
 from vfl_common.pb.inference import open_inference_grpc_pb2 as pb
 from vfl_common.rpc.inference import service
-from vfl_party.serve import batching
-from vfl_party.serve.batching import Busy
-from vfl_party.serve.tokens import add_token
+from vfl_serve import batching
+from vfl_serve.batching import Busy
+from vfl_serve.tokens import add_token
 
 MODELS = ("ModelReady", "ModelMetadata", "ModelInfer")
 PATHS = {

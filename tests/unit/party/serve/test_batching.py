@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from vfl_party.predict.quality import Quality
-from vfl_party.serve import batching
-from vfl_party.serve.batching import Batcher, Busy
-from vfl_party.serve.counts import Counts
-from vfl_party.serve.http.served import join_scores
-from vfl_party.serve.opening import ServedTally, ServingStanding
-from vfl_party.serve.prometheus import ServeMetrics
-from vfl_party.serve.scored import RequestPart, ServedScores
+from vfl_serve import batching
+from vfl_serve.batching import Batcher, Busy
+from vfl_serve.counts import Counts
+from vfl_serve.http.served import join_scores
+from vfl_serve.opening import ServedTally, ServingStanding
+from vfl_serve.prometheus import ServeMetrics
+from vfl_serve.scored import RequestPart, ServedScores
 
 PARTS = (RequestPart(("bank", "shop"), {}), RequestPart(("bank",), {"shop": "away"}))
 

@@ -12,7 +12,7 @@ from tests.unit.common.test_full_disk import little_room
 from vfl_common.errors import Code, InputError, UnwritableError
 from vfl_common.rpc.serving.answered import OutgoingMessage
 from vfl_party.record.book import RecordBook
-from vfl_party.serve.opening import Disk
+from vfl_serve.opening import Disk
 
 TOLD = OutgoingMessage("shop", "serve", "question", 1, 0, ["K-1"], None, 0, b"", 0, 9)
 

@@ -24,16 +24,16 @@ from tests.harness.waiting import wait_until
 from vfl_common.config.party import ServeSettings
 from vfl_common.errors import Code, UnwritableError
 from vfl_common.pb.inference import open_inference_grpc_pb2 as pb
-from vfl_party.serve.counts import Counts
-from vfl_party.serve.scored import RequestPart, ServedScores
-from vfl_party.serve.tokens import Tokens, add_token
+from vfl_serve.counts import Counts
+from vfl_serve.scored import RequestPart, ServedScores
+from vfl_serve.tokens import Tokens, add_token
 
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
 from tests.harness.served_here import serving
-from vfl_party.serve.http import app as http_app
-from vfl_party.serve.http import patient
-from vfl_party.serve.http.port import listening
+from vfl_common import http_limits as patient
+from vfl_serve.http import app as http_app
+from vfl_serve.http.port import listening
 
 JSON = {"content-type": "application/json"}
 BODY = b'{"ids": ["a"]}'

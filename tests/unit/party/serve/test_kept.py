@@ -19,7 +19,7 @@ from vfl_common.rpc.serving.answered import (
     CachePolicy,
     ServingAnswer,
 )
-from vfl_party.serve.stores.kept import KeptEmbeddings
+from vfl_serve.stores.kept import KeptEmbeddings
 
 STATES = {"u": NOT_ANSWERED, "r": NOT_ANSWERED}
 

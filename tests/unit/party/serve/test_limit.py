@@ -10,9 +10,9 @@ import pytest
 
 from tests.harness.errors import raises
 from vfl_common.errors import Code, InputError
-from vfl_party.serve.answering import DailyLimit, SentBefore
-from vfl_party.serve.granted import MinimumRows
-from vfl_party.serve.passive import combine_limits
+from vfl_serve.answering import DailyLimit, SentBefore
+from vfl_serve.granted import MinimumRows
+from vfl_serve.passive import combine_limits
 
 
 def test_answers_about_one_id_are_counted_over_restarts(tmp_path: Path) -> None:

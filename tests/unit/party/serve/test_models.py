@@ -14,16 +14,16 @@ import pytest
 from tests.harness.errors import raises
 from vfl_common.errors import Code, InputError
 from vfl_common.production.registry import FILE, Change, ModelRegistry
-from vfl_party.serve.batching import RequestColumns
-from vfl_party.serve.counts import Counts
-from vfl_party.serve.models import STEPS_BEHIND, Follower, Lineage
-from vfl_party.serve.scored import RequestPart, ServedScores
-from vfl_party.serve.tokens import Denied, Tokens, add_token
+from vfl_serve.batching import RequestColumns
+from vfl_serve.counts import Counts
+from vfl_serve.models import STEPS_BEHIND, Follower, Lineage
+from vfl_serve.scored import RequestPart, ServedScores
+from vfl_serve.tokens import Denied, Tokens, add_token
 
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
 from tests.harness.serving import FakeRun, catalog, made_served
-from vfl_party.serve.http.catalog import Catalog, ServedModel
+from vfl_serve.http.catalog import Catalog, ServedModel
 
 Events = list[tuple[str, dict[str, Any]]]
 
@@ -261,7 +261,7 @@ def test_a_token_for_a_run_is_not_answered_by_another(tmp_path: Path) -> None:
 
 
 def test_words_that_stand_for_a_run_name_a_recipe(tmp_path: Path) -> None:
-    from vfl_party.serve.models import ChosenRun, choose
+    from vfl_serve.models import ChosenRun, choose
 
     registry = ModelRegistry(tmp_path)
     (tmp_path / "run-a").mkdir()

@@ -11,8 +11,8 @@ import pytest
 
 from tests.harness.waiting import wait_until
 from vfl_common.errors import Code, InputError
-from vfl_party.serve.stores.pool import ConnectionPool
-from vfl_party.serve.stores.seam import BrokenError, ValueMismatchError
+from vfl_serve.stores.pool import ConnectionPool
+from vfl_serve.stores.seam import BrokenError, ValueMismatchError
 
 
 class Line:

@@ -22,7 +22,7 @@ from tests.harness.waiting import wait_until
 from vfl_common.pb.inference import open_inference_grpc_pb2 as pb
 from vfl_common.process.logs import open_separate_log
 from vfl_common.process.tracing import ASKS, export_requests
-from vfl_party.serve.telling import (
+from vfl_serve.telling import (
     OWN,
     QUEUE,
     TOP,
@@ -31,7 +31,7 @@ from vfl_party.serve.telling import (
     open_request_reporter,
     record_stage,
 )
-from vfl_party.serve.tokens import add_token
+from vfl_serve.tokens import add_token
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 # In ids, in a path, in what is no request.

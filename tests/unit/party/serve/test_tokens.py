@@ -13,8 +13,8 @@ import pytest
 from tests.harness.errors import raises
 from vfl_common.config.party import ServeSettings
 from vfl_common.errors import Code, InputError
-from vfl_party.serve.commands import token
-from vfl_party.serve.tokens import (
+from vfl_serve.commands import token
+from vfl_serve.tokens import (
     Denied,
     Tokens,
     add_token,

@@ -1,0 +1,111 @@
+"""The core works without its satellites, and a real party has no observer of the leak meter."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import vfl
+from tests.harness import cases
+from tests.harness.federation import BIN, Federation
+from tests.harness.plugins import environment, importing, metadata, place
+from vfl_common.errors import VflError
+
+REPO = Path(__file__).parents[2]
+PACKAGES = ("vfl", "vfl_common", "vfl_party", "vfl_server")  # The core.
+
+# In each round of either side: its chains are those that the party has made, and the process has
+# imported nothing of the leak meter.
+LOOK = """        self.models.train()
+        import sys
+        ends = self.party.exchanges.values()
+        kinds = {type(chain).__name__ for each in ends for chain in (each.chains.up, each.chains.down)}
+        meter = [name for name in sys.modules if name.startswith("vfl_leaks")]
+        if kinds != {"Chain"} or meter:
+            raise RuntimeError(f"observed: {sorted(kinds)}, {meter[:1]}")
+"""
+
+
+@pytest.fixture
+def looking(tmp_path: Path) -> Path:
+    """A folder with the example of plug-ins, whose method fails if it is observed."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    place(folder)
+    module = folder / "plain_split.py"
+    text = module.read_text()
+    assert text.count("        self.models.train()\n") == 2
+    module.write_text(text.replace("        self.models.train()\n", LOOK))
+    return folder
+
+
+def tables() -> dict[str, Any]:
+    return cases.recipe(2) | {"phases": [{"kind": "plain", "epochs": 1, "batch_size": 24}]}
+
+
+def test_a_real_party_has_no_observer_and_imports_nothing_of_the_leak_meter(
+    tmp_path: Path, looking: Path
+) -> None:
+    with Federation(tmp_path, tables(), cases.digits(2)) as federation:
+        federation.start_server()
+        for name in federation.names:
+            party = federation.write_party(name).name
+            federation.start(name, "vfl-party", "run", party, environment=environment(looking))
+        # A phase that fails would fail the run.
+        assert federation.finish()["steps"] > 0
+
+
+def test_the_same_phase_sees_the_observer_of_a_rehearsal(
+    looking: Path,
+) -> None:
+    with importing(looking), pytest.raises(VflError, match="ObservedChain"):
+        vfl.leaks(
+            tables() | {"simulate": {"parties": cases.digits(2)}}, attacks=["norm"], quiet=True
+        )
+
+
+@pytest.fixture
+def without(tmp_path: Path) -> dict[str, str]:
+    """The environment of an installation without the satellites and their entry points."""
+    site = tmp_path / "installed"
+    for name in PACKAGES:
+        shutil.copytree(REPO / name, site / name, ignore=shutil.ignore_patterns("__pycache__"))
+    scripts = {name: f"{name.replace('-', '_')}.cli:main" for name in ("vfl-party", "vfl-server")}
+    metadata(site, {"console_scripts": {"vfl": "vfl.cli:main", **scripts}}, name="vfl")
+    return environment(site)
+
+
+def test_without_the_satellites_the_programs_and_the_library_work(
+    tmp_path: Path, without: dict[str, str]
+) -> None:
+    def run(*command: str) -> str:
+        done = subprocess.run(
+            command, cwd=tmp_path, env=without, capture_output=True, text=True, timeout=240
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    said = run(str(BIN / "vfl"), "--help")
+    assert "simulate" in said
+    assert "\n  leaks" not in said
+    said = run(str(BIN / "vfl-party"), "--help")
+    assert "\n  run" in said
+    assert "\n  serve" not in said
+    library = """
+import vfl
+assert "installed" in vfl.__file__
+assert vfl.simulate and "leaks" not in dir(vfl) and not hasattr(vfl, "leaks")
+from vfl import *
+"""
+    run(sys.executable, "-c", library)
+    recipe = tmp_path / "recipe.toml"
+    text = (REPO / "examples" / "breast-cancer.toml").read_text()
+    recipe.write_text(text.replace("epochs = 30", "epochs = 1"))
+    run(str(BIN / "vfl"), "simulate", str(recipe), "--out", "runs")
+    (made,) = (tmp_path / "runs").glob("[!.]*")
+    assert (made / "summary.json").exists()
