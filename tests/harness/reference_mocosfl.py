@@ -124,7 +124,7 @@ def train(tables: dict[str, Any], data: dict[str, dict[str, Any]]) -> dict[str, 
     with seed_torch(derive_seed(recipe.seed, "init", "bottom")):
         bottom = halves.bottom()
     with seed_torch(derive_seed(recipe.seed, "init", "tail")):
-        tail = _Net(halves.build_tail(settings["width"]), lr)
+        tail = _Net(halves.tail(settings["width"]), lr)
     clients = [
         Client(recipe, p.name, DataSettings(**data[p.name]), phase, settings)
         for p in recipe.passives

@@ -358,8 +358,8 @@ def test_files_and_frames_give_the_same_baseline(here: Path, combined: vfl.Run) 
 
 def test_a_baseline_of_joined_columns_predicts_from_each_party_s_rows(combined: vfl.Run) -> None:
     new = {
-        "bank": BANK.drop(columns="left").build_tail(20)[::-1],
-        "shop": SHOP.drop(columns="secret").build_tail(20),
+        "bank": BANK.drop(columns="left").tail(20)[::-1],
+        "shop": SHOP.drop(columns="secret").tail(20),
     }
     found = combined.predict(new)
     assert found["id"] == new["bank"]["id"].tolist()
@@ -375,10 +375,10 @@ def test_tables_are_joined_by_the_ids_that_the_rules_make(combined: vfl.Run) -> 
     found = vfl.simulate(spelt, DATA | {"shop": shop}, baseline="combined", quiet=True)
     assert found.metrics == combined.metrics
     new = {
-        "bank": BANK.drop(columns="left").build_tail(9),
-        "shop": shop.frame.drop(columns="secret").build_tail(9),
+        "bank": BANK.drop(columns="left").tail(9),
+        "shop": shop.frame.drop(columns="secret").tail(9),
     }
-    assert found.predict(new)["id"] == BANK["id"].build_tail(9).tolist()
+    assert found.predict(new)["id"] == BANK["id"].tail(9).tolist()
 
 
 def test_one_file_cannot_stand_for_joined_tables(combined: vfl.Run) -> None:

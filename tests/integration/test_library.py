@@ -178,7 +178,7 @@ def test_ids_that_are_spelt_differently_give_the_same_run(once: vfl.Run) -> None
     recipe = RECIPE.replace({"rows.id_rules": ["trim", "casefold"]})
     shop = SHOP.assign(id="  " + SHOP["id"].str.upper())
     # Three again, and one without an id.
-    shop = pd.concat([shop, shop.build_tail(3), SHOP.head(1).assign(id=" ")])
+    shop = pd.concat([shop, shop.tail(3), SHOP.head(1).assign(id=" ")])
     data = vfl.Data(shop, settings={"duplicates": "first"})
     found = run(shop=data, recipe=recipe)
     assert found.metrics == once.metrics

@@ -230,7 +230,7 @@ def test_a_probe_scores_what_a_model_of_the_features_scores(
     got = {name: parameters(tmp_path / "run" / name) for name in data}
     read = Recipe.model_validate(tables)
     halves = Halves(read.model.encoder, (1, 8, 8), cases.MOCO["cut"])
-    tail = halves.build_tail(cases.MOCO["width"])
+    tail = halves.tail(cases.MOCO["width"])
     tail.load_state_dict(of_model(got["p0"], "tail"))
     labels = torch.from_numpy(load_digits().target[:120]).long()
     features, truth = dict[str, list[Tensor]](), dict[str, list[Tensor]]()
@@ -687,10 +687,10 @@ def test_the_halves_can_be_used_without_the_parties(tmp_path: Path) -> None:
         model.save(tmp_path / f"{name}.safetensors")
     lower, upper = (Model.load(tmp_path / f"{name}.safetensors") for name in ("p1", "p0"))
     images = (load_digits().images[:1, None] / 16).astype(np.float32)
-    assert isinstance(upper.build_tail, Tail)
+    assert isinstance(upper.tail, Tail)
     assert upper.top is not None
     with torch.no_grad():
-        logits = upper.top(upper.build_tail.features(lower.embed(images)))
+        logits = upper.top(upper.tail.features(lower.embed(images)))
     assert logits.shape == (1, 10)
     assert summary.metrics["test"]["loss"] < 10
     assert repr(upper).endswith("tail, top)")

@@ -78,12 +78,12 @@ def reference(run: Path) -> dict[str, tuple[str, np.ndarray[Any, Any]]]:
     """Returns for each id who scores it, and its scores, in one process from the trained parts."""
     upper = Model.load(run, "p0")
     found: dict[str, tuple[str, np.ndarray[Any, Any]]] = {}
-    assert isinstance(upper.build_tail, Tail)
+    assert isinstance(upper.tail, Tail)
     assert upper.top is not None
     for name in reversed(HELD):
         z = Model.load(run, name).embed(np.stack([pixels_of(row)[None] for row in HELD[name]]))
         with torch.no_grad():
-            scores = upper.top(upper.build_tail.features(z)).softmax(dim=1).numpy()
+            scores = upper.top(upper.tail.features(z)).softmax(dim=1).numpy()
         found |= {f"d{row}": (name, each) for row, each in zip(HELD[name], scores, strict=True)}
     return found
 

@@ -81,12 +81,12 @@ def test_the_test_rows_of_two_runs_are_compared(place: Path) -> None:
 def test_new_rows_are_scored_by_both(place: Path) -> None:
     names = runs(place)
     for party, frame in (("bank", BANK), ("shop", SHOP)):
-        frame.build_tail(50).to_csv(place / f"new-{party}.csv", index=False)
+        frame.tail(50).to_csv(place / f"new-{party}.csv", index=False)
     data = [f"--data={name}=new-{name}.csv" for name in ("bank", "shop")]
     paths = [f"runs/{name}" for name in names]
     done = vfl_here("compare", *paths, *data, "--json", "--picture", "c.png", cwd=place)
     said = json.loads(done.stdout)
-    new = {"bank": BANK.build_tail(50), "shop": SHOP.build_tail(50)}
+    new = {"bank": BANK.tail(50), "shop": SHOP.tail(50)}
     truth = dict(zip(BANK["id"], BANK["target"], strict=True))
     for key, name in zip(("old", "new"), names, strict=True):
         scored = vfl.Run.load(place / "runs" / name).predict(new)
@@ -98,7 +98,7 @@ def test_new_rows_are_scored_by_both(place: Path) -> None:
 
 
 def test_new_rows_without_a_label_are_left_out(place: Path) -> None:
-    new = {"bank": BANK.build_tail(20).astype({"target": float}), "shop": SHOP.build_tail(20)}
+    new = {"bank": BANK.tail(20).astype({"target": float}), "shop": SHOP.tail(20)}
     new["bank"].iloc[:3, new["bank"].columns.get_loc("target")] = np.nan
     old, later = (place / "runs" / name for name in runs(place))
     found = vfl.compare(old, later, new)

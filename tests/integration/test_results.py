@@ -152,9 +152,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     bank = BANK.rename(columns={"id": "class"}).head(100)
     bank["class"] = bank["class"].str.upper()
     # Two again, one without an id.
-    odd = pd.concat([bank, bank.head(2), bank.build_tail(1).assign(**{"class": " "})])
+    odd = pd.concat([bank, bank.head(2), bank.tail(1).assign(**{"class": " "})])
     odd.to_csv(folder / "bank.csv", index=False)
-    SHOP.build_tail(90).rename(columns={"id": "mail"}).to_csv(folder / "shop.csv", index=False)
+    SHOP.tail(90).rename(columns={"id": "mail"}).to_csv(folder / "shop.csv", index=False)
     parties = {
         "bank": {"source": "bank.csv", "id": "class", "label": "target", "duplicates": "first"},
         "shop": {"source": "shop.csv", "id": "mail"},
@@ -180,7 +180,7 @@ def test_a_prediction_says_what_it_has_written(
     own = pd.read_csv("bank.csv")
     # Each row, in its order and spelling.
     assert found["id_class"].tolist() == own["class"].tolist()
-    common = set(SHOP["id"].build_tail(90))
+    common = set(SHOP["id"].tail(90))
     spelt = [each.lower() if each.lower() in common else "" for each in own["class"]]
     assert found["matched_id_class"].fillna("").tolist() == spelt[:100] + [""] * 3
     states = ["scored" if each else "not at every party" for each in spelt[:100]]

@@ -232,10 +232,8 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("simulated")
     BANK.to_csv(folder / "bank.csv", index=False)
     SHOP.to_csv(folder / "shop.csv", index=False)
-    BANK.drop(columns="target").build_tail(9).assign(more=1).to_csv(
-        folder / "new-bank.csv", index=False
-    )
-    SHOP.build_tail(9).to_parquet(folder / "new-shop.parquet")
+    BANK.drop(columns="target").tail(9).assign(more=1).to_csv(folder / "new-bank.csv", index=False)
+    SHOP.tail(9).to_parquet(folder / "new-shop.parquet")
     SHOP[["id", "worst area"]].to_csv(folder / "less.csv", index=False)
     where = {
         "bank": {"source": "bank.csv", "id": "id", "label": "target"},
@@ -274,7 +272,7 @@ def test_new_rows_of_files(here: Path, tmp_path: Path) -> None:
     assert invoke("predict", run, *options).exception is None
     found = pd.read_parquet(output)
     want = vfl.Run.load(run).predict(
-        {"bank": BANK.drop(columns="target").build_tail(9), "shop": SHOP.build_tail(9)}
+        {"bank": BANK.drop(columns="target").tail(9), "shop": SHOP.tail(9)}
     )
     pd.testing.assert_frame_equal(found, pd.DataFrame(want), check_dtype=False)
     assert stat.S_IMODE(output.stat().st_mode) == 0o600

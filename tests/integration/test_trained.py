@@ -32,7 +32,7 @@ from vfl_common.errors import Code, InputError
 from vfl_common.run_folder import RunFolder
 from vfl_party.predict import trained
 
-NEW = {"bank": BANK.drop(columns="target").build_tail(40), "shop": SHOP.build_tail(40)}
+NEW = {"bank": BANK.drop(columns="target").tail(40), "shop": SHOP.tail(40)}
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,7 @@ class Model:
         self._trained = trained
         self.party, self.run_id = trained.about.party, trained.about.run_id
         self.encoder: nn.Module | None = trained.models.get("encoder")
-        self.build_tail: nn.Module | None = trained.models.get("tail")
+        self.tail: nn.Module | None = trained.models.get("tail")
         self.top: nn.Module | None = trained.models.get("top")
         self.classes: tuple[str | int | float, ...] = (
             trained.labels.classes if trained.labels is not None else ()

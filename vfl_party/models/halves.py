@@ -151,7 +151,7 @@ class Halves:
             modules.append(nn.Conv2d(below[-1].channels, channels, 3, stride=stride, padding=1))
         return nn.Sequential(*modules)
 
-    def build_tail(self, width: int) -> Tail:
+    def tail(self, width: int) -> Tail:
         """Builds the tail with a head of layers of ``width``. Call this inside ``seed_torch``.
 
         Raises InputError if the network cannot be cut there.

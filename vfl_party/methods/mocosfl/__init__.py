@@ -20,7 +20,7 @@ from vfl_party.methods.mocosfl.check import other_encoder_error
 from vfl_party.methods.mocosfl.passive import PassiveMocoSFL
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
 from vfl_party.methods.mocosfl.single_party import SinglePartyMocoSFL
-from vfl_party.methods.mocosfl.steps import build_bottom, build_tail, sends_initial_bottom
+from vfl_party.methods.mocosfl.steps import build_bottom, tail, sends_initial_bottom
 from vfl_party.methods.mocosfl.traffic import traffic
 from vfl_party.outbound.declared import Traffic
 from vfl_party.phases.context import MakeEncoder, Party
@@ -53,7 +53,7 @@ class MocoSFL(Method[MocoSFLSettings]):
         return build_bottom(make.recipe, settings)
 
     def upper(self, settings: MocoSFLSettings, recipe: Recipe, seed: int) -> dict[str, nn.Module]:
-        models: dict[str, nn.Module] = {"tail": build_tail(recipe, settings, seed)}
+        models: dict[str, nn.Module] = {"tail": tail(recipe, settings, seed)}
         return models | (
             {"bottom": build_bottom(recipe, settings)} if sends_initial_bottom(recipe) else {}
         )

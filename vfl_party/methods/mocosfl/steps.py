@@ -60,10 +60,10 @@ def build_bottom(recipe: Recipe, settings: MocoSFLSettings) -> nn.Sequential:
         return build_halves(recipe, settings).bottom()
 
 
-def build_tail(recipe: Recipe, settings: MocoSFLSettings, seed: int) -> Tail:
+def tail(recipe: Recipe, settings: MocoSFLSettings, seed: int) -> Tail:
     """Builds the tail with its initial weights. ``seed``: the active party's secret seed."""
     with seed_torch(derive_seed(seed, "init", "tail")):
-        return build_halves(recipe, settings).build_tail(settings.width)
+        return build_halves(recipe, settings).tail(settings.width)
 
 
 def get_averaged_parameters(bottom: nn.Module, momentum: nn.Module | None) -> dict[str, Tensor]:

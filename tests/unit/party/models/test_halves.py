@@ -57,7 +57,7 @@ def test_halves_fit_together(
     assert torch.equal(torch.get_rng_state(), before)
     with seed_torch(1):
         # A deep network makes much of a rounding.
-        bottom, tail = halves.bottom().double(), halves.build_tail(24).double()
+        bottom, tail = halves.bottom().double(), halves.tail(24).double()
     x = torch.randn(2, 3, 32, 32, dtype=torch.float64)
     z = bottom(x)
     assert z.shape[1:] == latent == tail.latent
@@ -92,7 +92,7 @@ def test_sizes_are_those_of_the_network(
 ) -> None:
     halves = Halves(settings, (2, *size), cut, neck)
     with seed_torch(1):
-        bottom, tail = halves.bottom(), halves.build_tail(4)
+        bottom, tail = halves.bottom(), halves.tail(4)
     x = torch.randn(1, 2, *size)
     if halves.fits:
         z = bottom(x)
@@ -109,7 +109,7 @@ def test_halves_have_the_weights_of_torchvisions_network(kind: Any) -> None:
     settings = NetworkSettings(kind=kind, small_images=False)
     halves = Halves(settings, (3, 64, 64), 1)
     with seed_torch(1):
-        bottom, tail = halves.bottom(), halves.build_tail(4)
+        bottom, tail = halves.bottom(), halves.tail(4)
     with torch.device("meta"):
         whole = getattr(torchvision.models, "vgg13_bn" if kind == "vgg13" else kind)()
     body = whole.features if hasattr(whole, "features") else whole
