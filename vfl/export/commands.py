@@ -147,7 +147,7 @@ def tensorboard(run: Path, out: Path, follow: bool) -> None:
 @click.option(
     "--register",
     metavar="NAME",
-    help="Also register the run as a version of MLflow model NAME.",
+    help="Register the run as a version of MLflow model NAME.",
 )
 @click.option(
     "--under",

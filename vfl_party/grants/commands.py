@@ -51,7 +51,7 @@ _PARTY = click.argument("party", type=click.Path(path_type=Path))
     type=click.IntRange(0, 1_000_000_000),
     default=0,
     show_default=True,
-    help="Set the number of rows that may be predicted, jointly or by serving.",
+    help="Set the number of rows that may be predicted or served.",
 )
 @click.option("--purpose", default="", help="State a purpose, which the other parties can read.")
 @click.option("--yes", is_flag=True, help="Sign without asking.")
