@@ -125,7 +125,7 @@ def test_the_record_is_the_ledgers_sum_and_tells_of_each_person(tmp_path: Path) 
         disclosures(federation, "export", party, "production", str(same), code=2)
         assert disclosures(federation, "show", party, "--run", "latest", "--peer", "p0") == shown
         other = str(tmp_path / "p0.toml")
-        assert "p1 has signed it" in disclosures(
+        assert "signed by p1" in disclosures(
             federation, "verify", other, "--statement", str(out)
         )
         changed = json.loads(out.read_text())

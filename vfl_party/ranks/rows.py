@@ -64,13 +64,13 @@ def begin_ranks(
         if answer["error"]:
             raise InputError(
                 Code.DATA_INVALID,
-                f"process {rank} of this party, on {answer['host_0']}: {answer['error']} Check the "
+                f"process {rank} of this party, on {answer['host']}: {answer['error']} Check the "
                 "files there.",
             )
         if answer["digest"] != digest_0:
             raise InputError(
                 Code.DATA_INVALID,
-                f"process {rank} of this party, on {answer['host_0']}: {prepared.table.source} has "
+                f"process {rank} of this party, on {answer['host']}: {prepared.table.source} has "
                 f"other ids or values than for process 0, on {host_0}. Copy the same file to all "
                 "hosts.",
             )
