@@ -125,9 +125,7 @@ def test_the_record_is_the_ledgers_sum_and_tells_of_each_person(tmp_path: Path) 
         disclosures(federation, "export", party, "production", str(same), code=2)
         assert disclosures(federation, "show", party, "--run", "latest", "--peer", "p0") == shown
         other = str(tmp_path / "p0.toml")
-        assert "signed by p1" in disclosures(
-            federation, "verify", other, "--statement", str(out)
-        )
+        assert "signed by p1" in disclosures(federation, "verify", other, "--statement", str(out))
         changed = json.loads(out.read_text())
         changed["payload"] = "A" + changed["payload"][1:]
         out.write_text(json.dumps(changed))
