@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.harness.federation import RUN_S
+
 WIDE, NARROW = 1280, 360
 
 
@@ -73,6 +75,9 @@ def browser() -> Iterator[Browser]:
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     found = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    # The browser gets as little of a busy machine as the other programs of a test, so its scripts have
+    # the time that these have, instead of the 30 s of the driver.
+    found.set_script_timeout(RUN_S)
     try:
         yield Browser(found)
     finally:

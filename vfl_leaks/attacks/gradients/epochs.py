@@ -13,7 +13,7 @@ batch. The noise is largest along the axis between the classes. Orthogonal to th
 may get no noise. The first singular vector of a batch is that axis. A row has three features: its
 position along the axis, the logarithm of the length of its orthogonal part, and the cosine of the
 orthogonal part with that of the previous round. In each batch, one Gaussian models the rows of a
-class. Expectation maximisation combines all batches of a row (``vfl_leaks.learn.mixture``).
+class. Expectation maximisation combines all batches of a row.
 
 *Mixture of means* (any number of classes): defeats ``max_norm``, ``iso`` and noise on each
 message's labels. The gradients of a row are scaled to length one and averaged over each quarter of
