@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import importlib
 import os
+import threading
 from collections.abc import Iterator
 from pickle import PicklingError
 from typing import Any, Self
@@ -22,6 +23,7 @@ _REGISTERED = {
 }
 # The minimum number of jobs. With one job, joblib would carry out orders in this process.
 _MIN_JOBS = 2
+_CONFIGURING = threading.Lock()
 
 
 class BackendPool:
@@ -154,6 +156,11 @@ def _make_loky(joblib: Any) -> Any:
 
     class EndingBackend(joblib.parallel.LokyBackend):  # type: ignore[misc]
         def configure(self, *args: Any, **options: Any) -> Any:
-            return super().configure(*args, initializer=watch, initargs=(os.getpid(),), **options)
+            # Joblib publishes a new executor before it is complete. Without the lock, a second
+            # thread can get it in this state, and fails with an AttributeError.
+            with _CONFIGURING:
+                return super().configure(
+                    *args, initializer=watch, initargs=(os.getpid(),), **options
+                )
 
     return EndingBackend(nesting_level=0)
