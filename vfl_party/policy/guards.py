@@ -29,7 +29,7 @@ from vfl_party.record.recorder import LeaveCheck
 _GROUP = "vfl.guards"
 
 
-class InstalledGuard(RunGuard, Protocol):
+class InstalledGuard(RunGuard):
     """A guard of an installed package, which may also follow the run. Each method does nothing
     unless a subclass overrides it.
     """
@@ -99,7 +99,7 @@ class ServingApproval(Protocol):
         ...
 
 
-class ServingGuard(Protocol):
+class ServingGuard:
     """Guards a program that serves. All its runs share the guard. Each method allows everything
     unless a subclass overrides it.
     """
