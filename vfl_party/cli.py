@@ -19,7 +19,6 @@ from vfl_common.passwords import hide_passwords
 from vfl_common.process.beside import WATCH, watch_page
 from vfl_common.process.command_group import PluginGroup
 from vfl_common.process.logs import Console
-from vfl_common.process.old_names import add_old_name
 from vfl_common.process.program import (
     EXIT_CODES,
     LINGER,
@@ -30,9 +29,6 @@ from vfl_common.process.program import (
     run_program,
 )
 from vfl_common.text import LINE, clean, to_json
-from vfl_party.account.commands import account
-from vfl_party.disclosures.commands import disclosures
-from vfl_party.grants.commands import approve, grants, revoke_grant
 from vfl_party.predict.options import result_options, without_option
 
 _DEVICE = click.option(
@@ -547,14 +543,6 @@ def _load_reporters() -> list[Callable[[Path], list[Path]]]:
             "Install vfl as its README says.",
         )
     return reporters
-
-
-cli.add_command(account)
-cli.add_command(approve)
-cli.add_command(disclosures)
-cli.add_command(grants)
-cli.add_command(revoke_grant)
-add_old_name(cli, revoke_grant, "revoke", "vfl-party")
 
 
 def main() -> None:

@@ -102,8 +102,8 @@ class Active:
         def score(
             ids: Sequence[str], min_quality: float | None, columns: RequestColumns | None
         ) -> ServedScores:
-            if (approval := opened.approval) is not None:
-                # The grant counts rows before a passive party is asked.
+            for approval in opened.approvals:
+                # A grant counts rows before a passive party is asked.
                 approval.takes_all(run_id, len(ids))
             return scorer.score(ids, min_quality, columns).with_run(run_id)
 

@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vfl_common.errors import Code, InputError, VflError
-from vfl_party.account.limits import AccountGuard
-from vfl_party.grants.approval import Approval
+from vfl_party.policy.guards import ServingApproval, ServingGuard
 
 _CHECK_S = 1.0
 
@@ -24,7 +23,7 @@ class GrantedRows:
     ``run``: the id of the served run.
     """
 
-    def __init__(self, approval: Approval, run: str) -> None:
+    def __init__(self, approval: ServingApproval, run: str) -> None:
         self._approval, self._run = approval, run
 
     def take(self, ids: Sequence[str]) -> npt.NDArray[np.bool_]:
@@ -44,18 +43,18 @@ class MinimumRows:
 
 
 class PredictionsLeft:
-    """Limits answers to those that the party's account allows; a ``Limit``.
+    """Limits answers to those that a guard allows, such as the account; a ``Limit``.
 
     Answers count when they are written into the record. ``peer``: the party that asks. ``run``: the
     id of the served run.
     """
 
-    def __init__(self, account: AccountGuard, peer: str, run: str) -> None:
-        self._account, self._peer, self._run = account, peer, run
+    def __init__(self, guard: ServingGuard, peer: str, run: str) -> None:
+        self._guard, self._peer, self._run = guard, peer, run
 
     def take(self, ids: Sequence[str]) -> npt.NDArray[np.bool_]:
-        """Returns bool [N]: the ids about which the account allows an answer."""
-        return self._account.may_predict(ids, self._peer, self._run)
+        """Returns bool [N]: the ids about which the guard allows an answer."""
+        return self._guard.may_predict(ids, self._peer, self._run)
 
 
 class GrantWatch:
@@ -69,7 +68,7 @@ class GrantWatch:
 
     def __init__(
         self,
-        approvals: Callable[[], Collection[Approval]],
+        approvals: Callable[[], Collection[ServingApproval]],
         failed: queue.SimpleQueue[BaseException],
         say: Callable[..., None],
     ) -> None:

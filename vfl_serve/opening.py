@@ -19,10 +19,13 @@ from vfl_common.ledger import Ledger
 from vfl_common.process.logs import Console
 from vfl_common.rpc.serving.answered import OutgoingMessage, RecordMessage
 from vfl_common.text import list_names
-from vfl_party.account.limits import guard_of, limits_of
 from vfl_party.assembly.files import PartyFiles, read_files
-from vfl_party.grants.approval import SERVE, Approval, get_trained_digest, to_predict
-from vfl_party.policy.guards import words_of
+from vfl_party.policy.guards import (
+    ServingApproval,
+    list_leave_checks,
+    make_serving_guards,
+    words_of,
+)
 from vfl_party.predict.alone import load_solo
 from vfl_party.predict.prediction import TrainedRun, load_joint
 from vfl_party.record.book import RecordBook, folder_of
@@ -145,13 +148,13 @@ def is_peer_missing(before: Mapping[str, Sequence[str]], now: Mapping[str, Seque
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """A run with its rows. ``approval``: the grant that allows it; None if none is needed."""
+    """A run with its rows. ``approvals``: those of the guards, such as the grant."""
 
     files: PartyFiles
     trained: TrainedRun
     store: FeatureLookup
     tally: ServedTally
-    approval: Approval | None = None
+    approvals: Sequence[ServingApproval] = ()
 
     @property
     def run_id(self) -> str:
@@ -173,8 +176,8 @@ class OpenedRun:
         """Stops watching the table and writes the counts of bytes."""
         self.tally.standing = None
         self.store.close()
-        if self.approval is not None:
-            self.approval.close()
+        for approval in self.approvals:
+            approval.close()
         try:
             self.tally.ledger.save(self.trained.path / BYTES)
         except (OSError, VflError) as error:
@@ -230,17 +233,21 @@ class Opener:
         folder = folder_of(Path(file.record.folder or file.out), file.name)
         self._book = RecordBook(folder, file.name) if not solo else None
         self.disk = Disk(folder, lambda text: console.show("advice", said=text))
-        # All runs share one account.
-        self._account = guard_of(self._book, limits_of(file)) if self._book is not None else None
-        # {run id: the grant with which the run was last opened}
-        self.approvals: dict[str, Approval] = {}
+        # All runs share the guards. A student needs none.
+        self._guards = make_serving_guards(file, self._book) if self._book is not None else []
+        # {run id: the approvals with which the run was last opened}
+        self._approvals: dict[str, Sequence[ServingApproval]] = {}
 
-    def make_account_limit(self, run: str) -> PredictionsLeft | None:
-        """Returns the account's limit on a passive party's answers; None if there is no limit."""
-        return PredictionsLeft(self._account, self.active, run) if self._account else None
+    def list_approvals(self) -> list[ServingApproval]:
+        """Returns the approvals of all runs."""
+        return [approval for approvals in self._approvals.values() for approval in approvals]
+
+    def make_limits(self, run: str) -> list[PredictionsLeft]:
+        """Returns the guards' limits on a passive party's answers."""
+        return [PredictionsLeft(guard, self.active, run) for guard in self._guards]
 
     def make_record_writer(self, opened: OpenedRun, way: Sequence[str]) -> RecordMessage | None:
-        """Returns a function that records sent messages, within the account's limits.
+        """Returns a function that records sent messages, within the guards' limits.
 
         None if nothing is sent. Raises InputError if the record cannot be written. ``way``: see
         ``Recorder.leaves``.
@@ -254,7 +261,7 @@ class Opener:
             RecordedRun(opened.run_id, 0, "serve", opened.trained.recipe.digest()),
             keys=file.pins,
             whole=file.record.digest == "whole",
-            allows=self._account,
+            allows=list_leave_checks(self._guards),
         )
         return self.disk.note_failures(ServingRecord(recorder, way))
 
@@ -292,13 +299,13 @@ class Opener:
         words_of(files.file, recipe).serves()
         files = replace(files, file=self._file)
         require_served(trained)
-        # A student runs at this party alone and needs no grant.
-        approval = (
-            to_predict(files, get_trained_digest(trained.path), SERVE) if not self.solo else None
-        )
-        if approval is not None:
-            self.approvals[trained.run_id] = approval
+        approvals = [
+            approval
+            for guard in self._guards
+            if (approval := guard.approve(files, trained.path)) is not None
+        ]
+        self._approvals[trained.run_id] = approvals
         store = FeatureLookup(files, trained, self._console.show, self._source)
         store.watch()
         tally = self.tallies.setdefault(trained.run_id, ServedTally(recipe.name, trained.run_id))
-        return OpenedRun(files, trained, store, tally, approval)
+        return OpenedRun(files, trained, store, tally, approvals)

@@ -117,11 +117,10 @@ class Passive:
         """Starts to answer the active party's questions about a run."""
         peer, run_id = self._opener.active, opened.run_id
         sent = partial(SentBefore, self._path, run_id)
-        approval = opened.approval
-        granted = GrantedRows(approval, run_id) if approval is not None else None
-        account = self._opener.make_account_limit(run_id)
+        granted = [GrantedRows(approval, run_id) for approval in opened.approvals]
         # The account only checks here: an answer counts when it is recorded.
-        limit = combine_limits(self._min_rows, [self._limit, account], [granted])
+        per_person = [self._limit, *self._opener.make_limits(run_id)]
+        limit = combine_limits(self._min_rows, per_person, granted)
         answers = make_answers(opened.store, sent, limit, self._id_filter(opened))
         last_reason, connected = [""], [False]
         opened.tally.standing = lambda: ServingStanding({peer: connected[0]})

@@ -129,7 +129,7 @@ class ServingParty:
                 port = self._start_active(stack, opener, runs)
             else:
                 self._start_passive(stack, opener, runs, failed)
-            watch = GrantWatch(lambda: [*opener.approvals.values()], failed, self.console.emit)
+            watch = GrantWatch(opener.list_approvals, failed, self.console.emit)
             stack.callback(watch.close)
             watch.watch()
             on_hangup(lambda: failed.put(_Hangup()))

@@ -13,7 +13,7 @@ from vfl_common.config.recipe import load_recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.files import PLAIN_NAME
 from vfl_common.process.logs import Console, version
-from vfl_common.process.old_names import add_old_name
+from vfl_common.process.old_names import make_old_name
 from vfl_common.process.program import (
     EXIT_CODES,
     LINGER,
@@ -267,7 +267,7 @@ def _tls(
     )
 
 
-add_old_name(cli, run, "serve", "vfl-server")
+cli.add_command(make_old_name(run, "serve", "vfl-server"))
 
 
 def main() -> None:

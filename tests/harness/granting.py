@@ -11,8 +11,8 @@ from tests.harness.federation import Federation
 from vfl_common.config.base import parse
 from vfl_common.identity.credentials import Credentials
 from vfl_common.identity.pem import compute_pin, parse_certificates
+from vfl_governance.grants.grant import Grant
 from vfl_party.cli import cli
-from vfl_party.grants.grant import Grant
 
 DIGEST, COLUMNS, IDS = "1" * 64, "2" * 64, "3" * 64
 PINS = {"p0": f"sha256:{'a' * 64}", "server": f"sha256:{'b' * 64}"}

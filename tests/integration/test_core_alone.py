@@ -12,9 +12,15 @@ import pytest
 
 import vfl
 from tests.harness import cases
-from tests.harness.federation import BIN, Federation
+from tests.harness.errors import raises
+from tests.harness.federation import BIN, Federation, refused
 from tests.harness.plugins import environment, importing, metadata, place
-from vfl_common.errors import VflError
+from vfl_common.config.party import PartyFile
+from vfl_common.config.policy import PolicySettings
+from vfl_common.errors import Code, InputError, VflError
+from vfl_governance.account import limits
+from vfl_governance.grants import approval
+from vfl_party.policy import guards
 
 REPO = Path(__file__).parents[2]
 PACKAGES = ("vfl", "vfl_common", "vfl_party", "vfl_server")  # The core.
@@ -95,7 +101,7 @@ def test_without_the_satellites_the_programs_and_the_library_work(
     assert "\n  leaks" not in said
     said = run(str(BIN / "vfl-party"), "--help")
     assert "\n  run" in said
-    assert "\n  serve" not in said
+    assert not {"account", "approve", "disclosures", "grants", "serve"} & {*said.split()}
     library = """
 import vfl
 assert "installed" in vfl.__file__
@@ -109,3 +115,38 @@ from vfl import *
     run(str(BIN / "vfl"), "simulate", str(recipe), "--out", "runs")
     (made,) = (tmp_path / "runs").glob("[!.]*")
     assert (made / "summary.json").exists()
+
+
+NEEDS = {"approval": "each", "account": {"predictions": 10_000}}
+
+
+@pytest.mark.parametrize("key", NEEDS)
+def test_a_party_whose_policy_needs_a_guard_that_is_missing_sends_nothing(
+    key: str, tmp_path: Path, without: dict[str, str]
+) -> None:
+    with Federation(tmp_path, cases.recipe(2), cases.digits(2)) as federation:
+        federation.extra["p1"] = {"policy": {"level": "open", key: NEEDS[key]}}
+        federation.start_server()
+        file = federation.write_party("p1").name
+        said = f"policy.{key} in the party file: needs the package vfl_governance"
+        check = federation.start("p1", "vfl-party", "check", file, "--offline", environment=without)
+        assert check.wait() == 2
+        assert said in str(check.seen()) + check.stderr
+        refused(federation.start("p1", "vfl-party", "run", file, environment=without), said)
+        assert not [*(tmp_path / "runs").glob("*/p1")]
+
+
+def test_the_installed_guards_are_loaded_unless_one_that_a_policy_needs_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    files = [
+        PartyFile.model_construct(policy=PolicySettings.model_validate({key: value}))
+        for key, value in NEEDS.items()
+    ]
+    factories: list[guards.GuardFactory] = [limits, approval]
+    assert [guards.load_factories(file) for file in files] == [factories] * 2
+    monkeypatch.setattr(guards, "entry_points", lambda group: ())
+    for file in files:
+        with raises(InputError, Code.REFUSED, names=("vfl_governance",)):
+            guards.load_factories(file)
+    assert guards.load_factories(PartyFile.model_construct(policy="allow_all")) == []

@@ -16,11 +16,11 @@ from tests.harness.granting import approve, command, needs_grants
 from tests.harness.served import Served, trained
 from tests.integration.test_ledger import table
 from vfl_common.errors import Code, InputError
+from vfl_governance.grants import commands
+from vfl_governance.grants.shown import look
+from vfl_governance.grants.store import USES, folder_of
 from vfl_party.assembly.files import read_files
 from vfl_party.cli import cli
-from vfl_party.grants import commands
-from vfl_party.grants.shown import look
-from vfl_party.grants.store import USES, folder_of
 from vfl_party.policy.meeting import SHOWN
 from vfl_party.record.book import LINES
 from vfl_party.record.book import folder_of as record_of

@@ -16,7 +16,7 @@ import vfl
 from tests.harness.errors import raises
 from tests.harness.online import store_of
 from vfl_common.errors import Code, InputError
-from vfl_party.account.planned import of_prediction
+from vfl_governance.account.planned import of_prediction
 from vfl_party.base.mechanism import Mechanism
 from vfl_party.predict.prediction import exchanges_of
 from vfl_serve.answering import SentBefore

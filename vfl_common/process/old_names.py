@@ -16,8 +16,8 @@ def _warn(old: str, new: str) -> None:
     click.echo(f"warning: {old} is deprecated. Use {new}.", err=True)
 
 
-def add_old_name(group: click.Group, command: click.Command, old: str, program: str) -> None:
-    """Adds a hidden alias ``old`` of a command to a group. The alias prints a warning and runs the
+def make_old_name(command: click.Command, old: str, program: str) -> click.Command:
+    """Returns a hidden alias ``old`` of a command. The alias prints a warning and runs the
     command.
     """
     alias, run = copy.copy(command), command.callback
@@ -30,7 +30,7 @@ def add_old_name(group: click.Group, command: click.Command, old: str, program: 
         return run(*args, **kwargs)
 
     alias.name, alias.hidden, alias.callback = old, True, warn_and_run
-    group.add_command(alias)
+    return alias
 
 
 def flag_with_old_name(new: str, old: str, text: str) -> Callable[[Decorated], Decorated]:

@@ -8,6 +8,7 @@ texts to all parties, without reading them. A text is a table with a key for eac
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,10 +16,12 @@ from typing import Any, Protocol
 
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.rpc.messages import MAX_SHOWN_BYTES
-from vfl_common.text import to_json
+from vfl_common.text import LINE, clean, list_names, to_json
 from vfl_party.assembly.party import OpenedParty
 from vfl_party.phases.context import Party
 from vfl_party.policy.planned import SendingPlan, plan_sent
+
+log = logging.getLogger(__name__)
 
 # The name of the file with all parties' tables, in the party's folder of a run.
 SHOWN = "shown.json"
@@ -104,6 +107,11 @@ def check_tables(
     PeerError if a text is not a valid table.
     """
     tables = {name: _parse_table(name, text) for name, text in texts.items()}
+    keys = {guard.key for guard in guards}
+    for name, table in tables.items():
+        if unchecked := sorted(table.keys() - keys):
+            text = "%s sent a table that no guard here checks: %s"
+            log.warning(text, name, clean(list_names(unchecked), LINE), extra={"event": "policy"})
     for guard in guards:
         guard.meet(run_id, {name: table.get(guard.key) for name, table in tables.items()})
     return tables

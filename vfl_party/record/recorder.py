@@ -84,7 +84,7 @@ class Recorder:
         keys: {peer: pin of its key} for the peers that the party file pins.
         asks_for: The peers that must send the head of their record before they get anything.
         whole: Whether digests include all bytes of large tensors.
-        allows: The check that is called before a line is written, or None.
+        allows: The checks that are called before a line is written.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Recorder:
         keys: Mapping[str, str],
         asks_for: Iterable[str] = (),
         whole: bool = False,
-        allows: LeaveCheck | None = None,
+        allows: Sequence[LeaveCheck] = (),
     ) -> None:
         self.book, self.heads = book, heads
         self._run: dict[str, Any] = {
@@ -184,7 +184,7 @@ class Recorder:
 
         Otherwise two programs could both send bundles of which only one is allowed.
         """
-        return lock_folder(self.book.folder) if self._allows is not None else nullcontext()
+        return lock_folder(self.book.folder) if self._allows else nullcontext()
 
     def _write_bundle(
         self,
@@ -207,7 +207,7 @@ class Recorder:
         # These are integers, because formatting a float takes longer.
         at_s, at_ms = divmod(time.time_ns() // 1_000_000, 1000)
         disclosure = None
-        if self._allows is not None:
+        if self._allows:
             disclosure = Disclosure(
                 line=-1,
                 at=at_s + at_ms / 1000,
@@ -225,7 +225,8 @@ class Recorder:
                 table_rows=self._rows,
                 asked=asked,
             )
-            self._allows(disclosure)
+            for allow in self._allows:
+                allow(disclosure)
         # This builds JSON without json.dumps, because it runs at every step.
         rows_json = "null" if about is None else f'"{about}"'
         asked_json = f'"asked":{asked},' if asked else ""
@@ -238,8 +239,9 @@ class Recorder:
             f'"at":{at_s}.{at_ms:03d}}}'
         )
         offsets = self.book.add_line(text)
-        if self._allows is not None and disclosure is not None:
-            self._allows.wrote(disclosure, *offsets)
+        if disclosure is not None:
+            for allow in self._allows:
+                allow.wrote(disclosure, *offsets)
 
     def spends(self, phase: str, cost: str, steps: int, of: str, to: Sequence[str]) -> None:
         """Writes the line of a step of training with differential privacy before it is taken.
@@ -254,8 +256,8 @@ class Recorder:
         Raises the errors of ``leaves``.
         """
         with self._lock_if_checked():
-            if self._allows is not None:
-                self._allows(
+            for allow in self._allows:
+                allow(
                     PrivateStep(
                         run=self._run["run"],
                         generation=self._run["generation"],

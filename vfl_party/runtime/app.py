@@ -8,7 +8,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,6 @@ from vfl_common.rpc.exchange.service import ExchangeService
 from vfl_common.rpc.session import Session
 from vfl_common.run_folder import RunFolder, find_unfinished
 from vfl_common.stages import Job
-from vfl_party.account.limits import guard_of, limits_of
 from vfl_party.align import AlignedRows, AlignmentContext, quota
 from vfl_party.assembly.files import PartyFiles
 from vfl_party.assembly.party import (
@@ -39,8 +38,7 @@ from vfl_party.assembly.party import (
 )
 from vfl_party.base.devices import keep_freed_memory, plain_arithmetic, set_threads
 from vfl_party.base.seeds import secret_seed
-from vfl_party.grants.approval import GrantGuard
-from vfl_party.policy.guards import guards_of
+from vfl_party.policy.guards import InstalledGuard, guards_of, list_leave_checks, make_run_guards
 from vfl_party.policy.words import describe_missing_policy
 from vfl_party.predict.alone import Alone, is_away, write_waiting
 from vfl_party.predict.prediction import Prediction, TrainedRun, unseen
@@ -93,9 +91,8 @@ class PartyApp:
         """
         with self.files.telling():
             opened, folders = self._open_to_train(fresh=fresh)
-            grants = GrantGuard(self.files, resume=folders.resume)
         with explain_resuming(fresh=fresh):
-            return self._run(opened, folders, grants)
+            return self._run(opened, folders)
 
     def _open_to_train(self, *, fresh: bool) -> tuple[OpenedParty, Folders]:
         """Reads the data and finds the unfinished run to resume. Raises VflError."""
@@ -170,7 +167,6 @@ class PartyApp:
                 expects=trained.expects,
             )
             opened = self._open_to_predict(work, data)
-            grants = GrantGuard(files, trained=trained.path)
         folders = Folders(
             Path(files.file.out),
             files.name,
@@ -179,7 +175,7 @@ class PartyApp:
         )
         try:
             outcome, folder = self._run(
-                opened, folders, grants, math.inf if deadline_s is None else deadline_s
+                opened, folders, math.inf if deadline_s is None else deadline_s
             )
         except (LostError, InputError) as error:
             wanted = files.is_active and not (deadline_s is None and alone is None)
@@ -217,12 +213,11 @@ class PartyApp:
         self,
         opened: OpenedParty,
         folders: Folders,
-        grants: GrantGuard,
         deadline_s: float = math.inf,
     ) -> tuple[RunOutcome, RunFolder]:
         with contextlib.ExitStack() as stack:
             with self.files.telling():
-                run = self._prepare_to_join(opened, folders, grants, deadline_s, stack)
+                run = self._prepare_to_join(opened, folders, deadline_s, stack)
             outcome, folder = run.run()
         # Only the active party has a summary. On one machine, the server writes the same file.
         if outcome.summary_json:
@@ -233,7 +228,6 @@ class PartyApp:
         self,
         opened: OpenedParty,
         folders: Folders,
-        grants: GrantGuard,
         deadline_s: float,
         stack: contextlib.ExitStack,
     ) -> PartyRun:
@@ -272,10 +266,12 @@ class PartyApp:
             label_secret = secret_seed(
                 load_or_create_secret(book.folder / LABEL_SECRET, new_secret())
             )
-        account = guard_of(book, limits_of(files.file), resumes=folders.resume is not None)
+        work = opened.work
+        trained = work.trained.path if isinstance(work, Prediction) else None
+        installed = make_run_guards(files, book, resume=folders.resume, trained=trained)
         heads = HeadExchange(book, files.keyring.current)
         relay = HeadRelay(heads, files.name, recipe.active.name, files.keyring.current)
-        guards = [*guards_of(files.file, recipe), grants, relay]
+        guards = [*guards_of(files.file, recipe), *installed, relay]
         trains, plugins = opened.work.job == "train", versions.get_shared_versions(opened)
         prepared = Preparation(
             opened,
@@ -291,12 +287,12 @@ class PartyApp:
             resume=folders.resume,
             secret=new_secret() if trains and files.file.init == "secret" else None,
             complete=partial(self._complete_context, opened.work.job),
-            when_aligned=grants.count_use,
-            guards=[*guards, *([account] if account is not None else [])],
+            when_aligned=partial(_count_use, installed),
+            guards=guards,
         )
         ledger, meter = Ledger(), TcpMeter()
         joining = joining_of(opened.course, files.settings.role, plugins)
-        transport_args = joining, heads, opened.work.job, account
+        transport_args = joining, heads, opened.work.job, list_leave_checks(installed)
         transports = Transports(files, self.console, ledger, meter, *transport_args)
         stack.callback(transports.close)
         session = Session(
@@ -324,7 +320,7 @@ class PartyApp:
             partial(transports.make_transport, service),
             progress,
             address=files.file.advertise or address,
-            grants=grants,
+            guards=installed,
         )
 
     def _report_missing_policy(self) -> None:
@@ -446,3 +442,8 @@ class PartyApp:
             except Exception:
                 failed = True
                 raise
+
+
+def _count_use(guards: Sequence[InstalledGuard], ids: Sequence[str]) -> None:
+    for guard in guards:
+        guard.count_use(ids)

@@ -28,10 +28,8 @@ from vfl_common.rpc.channel import check_address
 from vfl_common.rpc.exchange.service import SERVICE as EXCHANGE
 from vfl_common.rpc.messages import EMPTY_MESSAGES, PARTY_MESSAGES, Joining
 from vfl_common.rpc.uplink import SERVICE as SESSIONS
-from vfl_common.run_folder import find_unfinished
 from vfl_common.summary import describe_label_exposure
 from vfl_common.text import format_percent
-from vfl_party.account.limits import guards_without_run
 from vfl_party.align import make_alignment
 from vfl_party.assembly.files import PartyFiles, read_files
 from vfl_party.assembly.machine import room, serve_ports
@@ -41,10 +39,9 @@ from vfl_party.data import Table, describe, read_rows, tabulate
 from vfl_party.data.ids import Ids, about_zeros, choices, normalize_ids
 from vfl_party.data.notes.smells import find_smells
 from vfl_party.data.notes.target_leakage import find_target_leakage
-from vfl_party.grants.approval import needs_grants, to_train
 from vfl_party.phases.advice import warn_few_rows
 from vfl_party.phases.course import Course
-from vfl_party.policy.guards import guards_of
+from vfl_party.policy.guards import guards_of, make_check_guards
 from vfl_party.policy.words import describe_policy
 from vfl_party.predict.prediction import plan_exchanges
 from vfl_party.predict.results import count_formula_cells, label_name
@@ -277,8 +274,8 @@ def _check_assembly(files: PartyFiles, opened: OpenedParty) -> Iterator[Finding]
         policy=files.policy(),
         trees=files.file.trees,
     )
-    guards = [*guards_of(files.file, files.recipe), *guards_without_run(files.file)]
-    plan = check_before(guards, party).plan
+    installed = make_check_guards(files)
+    plan = check_before([*guards_of(files.file, files.recipe), *installed], party).plan
     sizes = _describe_splits({split: len(rows) for split, rows in party.prepared.splits.items()})
     learns_division = files.recipe.rows.split in ("column", "grouped") and not files.is_active
     if learns_division:
@@ -325,14 +322,9 @@ def _check_assembly(files: PartyFiles, opened: OpenedParty) -> Iterator[Finding]
         yield Finding("model", True, f'init = "recipe": {reason}', note=True)
     rounds = ", ".join(f"{phase.name} ({phase.rounds})" for phase in party.phases)
     yield Finding("rounds", True, rounds)
-    if needs_grants(files.file):
-        # A resumed run is not counted again.
-        resume = find_unfinished(Path(files.file.out), files.name, files.recipe)
-        approval = to_train(files, opened, resume)
-        if approval is not None:
-            approval.close()
-            allows = f"{approval.grant.grant} allows {approval.grant}"
-            yield Finding("grant", True, allows)
+    for guard in installed:
+        for about, text in guard.findings(opened):
+            yield Finding(about, True, text)
     for message in party.leaves:
         description = (
             f"{message.carries} to {message.receiver}, {message.when}; chain: {message.chain}"

@@ -46,8 +46,8 @@ from vfl_party.base.devices import get_peak_memory
 from vfl_party.base.phase import Phase, RoundReport, Tree
 from vfl_party.base.plugins import name_plugin_errors
 from vfl_party.base.step_timing import Clock
-from vfl_party.grants.approval import GrantGuard
 from vfl_party.phases.context import Hooks
+from vfl_party.policy.guards import InstalledGuard
 from vfl_party.policy.meeting import SHOWN
 from vfl_party.runtime import resume
 from vfl_party.runtime.folders import Folders
@@ -76,8 +76,7 @@ class PartyRun:
             peers.
         progress: Receives every round and step.
         address: The address at which passive parties reach this party; '' if it does not listen.
-        grants: Checks what the parties have allowed. None in a trial run, in which everything is
-            allowed.
+        guards: The guards of installed packages. A trial run has none.
     """
 
     def __init__(
@@ -89,9 +88,9 @@ class PartyRun:
         progress: Progress,
         *,
         address: str = "",
-        grants: GrantGuard | None = None,
+        guards: Sequence[InstalledGuard] = (),
     ) -> None:
-        self._grants = grants
+        self._guards = guards
         self._prepared, self._folders, self._session = prepared, folders, session
         self._connect, self._progress, self._ledger = connect, progress, session.ledger
         self._joining = prepared.joining(address)
@@ -255,12 +254,11 @@ class PartyRun:
             )
 
     def _begin_allowed(self, folder: RunFolder) -> None:
-        """Counts the run against the grants, and reports which grants allow it. Raises
-        InputError.
-        """
-        for text in self._grants.begins(folder) if self._grants is not None else ():
-            log.info("%s", text, extra={"event": "allowed"})
-            self._progress.console.show("allowed", said=text)
+        """Lets each guard allow the run, and reports what they say. Raises InputError."""
+        for guard in self._guards:
+            for text in guard.begins(folder):
+                log.info("%s", text, extra={"event": "allowed"})
+                self._progress.console.show("allowed", said=text)
 
     def _has_work_in(self, folder: RunFolder) -> bool:
         """Returns whether this party would lose work without the run: it takes part in the run, or
@@ -323,8 +321,8 @@ class PartyRun:
     def _tick(self, phase: str, round_: int, rounds: int, batch: int, batches: int) -> None:
         # With this check, a party that computes alone notices an interruption too.
         self._session.check()
-        if self._grants is not None:
-            self._grants.goes_on()
+        for guard in self._guards:
+            guard.goes_on()
         self._progress.tick(phase, round_, rounds, batch, batches)
 
     def _run_generation(self, start: Start, folder: RunFolder, started_s: float) -> RunOutcome:

@@ -160,7 +160,7 @@ class Transports:
     joining: Joining | None = None
     heads: HeadExchange | None = None
     job: Job = "train"
-    allows: LeaveCheck | None = None
+    allows: Sequence[LeaveCheck] = ()
 
     def close(self) -> None:
         """Signs the head of the record, and closes the record."""

@@ -6,7 +6,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from vfl_common.process.old_names import add_old_name, flag_with_old_name
+from vfl_common.process.old_names import flag_with_old_name, make_old_name
 from vfl_party.cli import cli as party
 from vfl_server.cli import cli as server
 
@@ -24,7 +24,7 @@ def act(new: bool, word: str) -> None:
     click.echo(f"{word} {new}")
 
 
-add_old_name(program, act, "do", "program")
+program.add_command(make_old_name(act, "do", "program"))
 
 
 @pytest.mark.parametrize("command", ["act", "do"])
@@ -48,6 +48,9 @@ def test_old_names_are_not_listed() -> None:
     ("cli", "old", "new"), [(server, "serve", "run"), (party, "revoke", "revoke-grant")]
 )
 def test_the_programs_have_their_old_names(cli: click.Group, old: str, new: str) -> None:
-    assert cli.commands[old].params == cli.commands[new].params
-    assert cli.commands[old].hidden
-    assert not cli.commands[new].hidden
+    context = click.Context(cli)
+    alias, command = cli.get_command(context, old), cli.get_command(context, new)
+    assert alias is not None
+    assert command is not None
+    assert alias.params == command.params
+    assert (alias.hidden, command.hidden) == (True, False)

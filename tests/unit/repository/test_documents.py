@@ -14,6 +14,7 @@ import pytest
 
 from tests.harness import cases
 from tests.harness.plugins import EXAMPLE
+from tests.unit.repository.test_names import PACKAGES
 from vfl.searching.file import SearchFile
 from vfl.searching.spaces import parse_spaces
 from vfl_common.bundle import Kind
@@ -210,9 +211,6 @@ def test_plug_ins_that_are_shown_import_nothing_of_us_but_the_names_that_are_pro
         for module in imported(node)
     }
     assert {each for each in found if each.partition(".")[0] in PACKAGES} == {"vfl", "vfl.api"}
-
-
-PACKAGES = ("vfl", "vfl_common", "vfl_leaks", "vfl_party", "vfl_serve", "vfl_server")
 
 
 def imported(node: ast.AST) -> list[str]:

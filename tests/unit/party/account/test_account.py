@@ -30,10 +30,10 @@ from tests.harness.errors import raises
 from vfl_common.config.account import AccountLimits
 from vfl_common.errors import Code, InputError
 from vfl_common.rpc.serving.answered import OutgoingMessage
-from vfl_party.account import sums as sums_of
-from vfl_party.account.limits import AccountGuard
-from vfl_party.account.spent import Spent, sum_spent, table
-from vfl_party.account.store import FILE, standing
+from vfl_governance.account import sums as sums_of
+from vfl_governance.account.limits import AccountGuard
+from vfl_governance.account.spent import Spent, sum_spent, table
+from vfl_governance.account.store import FILE, standing
 from vfl_party.base.mechanism import Mechanism
 from vfl_party.privacy import accountant
 from vfl_party.record.book import LINES
@@ -232,7 +232,7 @@ def test_what_would_pass_a_limit_does_not_leave(
     first.send([0], cost=cost, width=100)
     first.close()
     guard = held(tmp_path, limits)
-    run = Run(tmp_path, "a", IDS, job=job, allows=guard)
+    run = Run(tmp_path, "a", IDS, job=job, allows=[guard])
     for _ in range(sent):
         run.send([0, 1], cost=cost, exchange=exchange)
     before = (tmp_path / LINES).read_text().count('"sent"')
@@ -260,7 +260,7 @@ def test_peers_that_may_collude_are_held_to_one_limit(
     for name in ("together", "alone"):
         Run(tmp_path / name, "before", IDS).close()
     guard = held(tmp_path / "together", limits)
-    run = Run(tmp_path / "together", "a", IDS, allows=guard)
+    run = Run(tmp_path / "together", "a", IDS, allows=[guard])
     run.send([0, 1], cost=cost)
     run.send([0, 1], cost=cost, to="p2")
     for peer in ("p0", "p2", "p3"):
@@ -268,7 +268,7 @@ def test_peers_that_may_collude_are_held_to_one_limit(
             run.send([0, 1], cost=cost, to=peer)
     run.close()
     alone = AccountLimits.model_validate({key: most})
-    run = Run(tmp_path / "alone", "a", IDS, allows=held(tmp_path / "alone", alone))
+    run = Run(tmp_path / "alone", "a", IDS, allows=[held(tmp_path / "alone", alone)])
     for peer in ("p0", "p2", "p3"):
         run.send([0, 1], cost=cost, to=peer)
     run.close()
@@ -277,7 +277,7 @@ def test_peers_that_may_collude_are_held_to_one_limit(
 def test_a_private_step_that_would_pass_a_limit_is_not_taken(tmp_path: Path) -> None:
     most = accountant.compose([(STEP, 5)], DELTA)
     Run(tmp_path, "before", IDS).close()
-    run = Run(tmp_path, "a", IDS, allows=held(tmp_path, AccountLimits(epsilon=most)))
+    run = Run(tmp_path, "a", IDS, allows=[held(tmp_path, AccountLimits(epsilon=most))])
     for step in range(5):
         run.step(STEP, step + 1, "keys")
     # Again from a checkpoint: nothing is spent.
@@ -291,9 +291,9 @@ def test_a_private_step_that_would_pass_a_limit_is_not_taken(tmp_path: Path) -> 
 
 def test_what_another_program_sends_meanwhile_counts(tmp_path: Path) -> None:
     limits = AccountLimits(numbers_of_a_person=3 * WIDTH)
-    one, other = (Run(tmp_path, run, IDS, allows=None) for run in "ab")
+    one, other = (Run(tmp_path, run, IDS) for run in "ab")
     for run in (one, other):
-        run.recorder._allows = held(tmp_path, limits)
+        run.recorder._allows = [held(tmp_path, limits)]
     one.send([0])
     other.send([0])
     one.send([0])
@@ -311,7 +311,7 @@ def test_what_is_counted_as_it_is_written_is_what_the_record_gives(tmp_path: Pat
     Run(tmp_path, "before", IDS).close()
     guard = held(tmp_path, AccountLimits(predictions=10**6))
     one, other = (
-        Run(tmp_path, "served", (), job="serve", generation=0, allows=guard),
+        Run(tmp_path, "served", (), job="serve", generation=0, allows=[guard]),
         Run(tmp_path, "other", IDS),
     )
     tells = ServingRecord(one.recorder, ("embedding", "up", "z", "chain", "", ""))

@@ -10,7 +10,7 @@ import pytest
 from tests.harness.account_runs import Run
 from vfl_common.config.account import AccountLimits
 from vfl_common.errors import Code, InputError
-from vfl_party.account.limits import guard_of
+from vfl_governance.account.limits import guard_of
 from vfl_party.record.book import RecordBook
 
 
@@ -24,7 +24,7 @@ def test_what_leaves_at_once_passes_no_limit(
     # Other programs have a guard of their own.
     guards = [guard, guard_of(book, limits) if apart else guard]
     one, other = (
-        Run(tmp_path, f"run-{number}", ["a", "b"], allows=each)
+        Run(tmp_path, f"run-{number}", ["a", "b"], allows=[each])
         for number, each in enumerate(guards)
     )
     refused: list[InputError] = []

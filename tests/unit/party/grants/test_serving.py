@@ -18,10 +18,10 @@ from tests.harness.granting import DIGEST, PINS, made
 from vfl.certs.authority import create_authority, issue
 from vfl_common.errors import Code, InputError
 from vfl_common.identity.credentials import Credentials, load_credentials
-from vfl_party.grants.approval import Approval, GrantGuard
-from vfl_party.grants.fits import GrantQuery
-from vfl_party.grants.grant import day_of
-from vfl_party.grants.store import GrantStore, folder_of
+from vfl_governance.grants.approval import Approval, GrantGuard
+from vfl_governance.grants.fits import GrantQuery
+from vfl_governance.grants.grant import day_of
+from vfl_governance.grants.store import GrantStore, folder_of
 from vfl_serve.answering import CombinedLimits, DailyLimit
 from vfl_serve.granted import GrantedRows, GrantWatch, MinimumRows
 

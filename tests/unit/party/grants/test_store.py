@@ -16,7 +16,7 @@ from tests.harness.granting import made
 from vfl.certs.authority import create_authority, issue
 from vfl_common.errors import Code, InputError
 from vfl_common.identity.credentials import Credentials, load_credentials
-from vfl_party.grants.store import USES, GrantStore, folder_of, read_file
+from vfl_governance.grants.store import USES, GrantStore, folder_of, read_file
 
 
 @pytest.fixture(scope="module")

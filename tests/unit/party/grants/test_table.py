@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from vfl_common.config.data import DataSettings
+from vfl_governance.grants.table import digests
 from vfl_party.data import load_table
-from vfl_party.grants.table import digests
 
 KEY = b"k" * 32
 BEFORE = "id,age,town\n1,30,Aa\n2,40,Bb\n3,50,Aa\n"

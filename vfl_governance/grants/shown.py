@@ -16,13 +16,13 @@ from vfl_common.errors import InputError
 from vfl_common.run_folder import RunFolder
 from vfl_common.summary import ARROW, ExchangeSummary
 from vfl_common.text import align_columns, count
-from vfl_party.account.limits import Balance, guards_without_run
+from vfl_governance.account.limits import Balance, make_check_guard
+from vfl_governance.grants.grant import Grant
+from vfl_governance.grants.measured import NOTHING, get_measurement
 from vfl_party.assembly.files import PartyFiles
 from vfl_party.assembly.party import Assembled, OpenedParty, assemble, expect_rows
 from vfl_party.forecast.count import forecast_of
 from vfl_party.forecast.result import CountedForecast
-from vfl_party.grants.grant import Grant
-from vfl_party.grants.measured import NOTHING, get_measurement
 from vfl_party.outbound.chains import PASSIVES
 from vfl_party.policy.planned import plan_sent
 from vfl_party.predict.prediction import PHASE as PREDICT
@@ -134,10 +134,11 @@ def look(
     )
     statement = private.report().statement if private is not None else ""
     numbers = dict(plan.numbers) if plan is not None else {}
-    balances = tuple(
-        item
-        for guard in guards_without_run(files.file)
-        for item in guard.balances(opened, assembled.party, runs, predictions)
+    guard = make_check_guard(files)
+    balances = (
+        tuple(guard.balances(opened, assembled.party, runs, predictions))
+        if guard is not None
+        else ()
     )
     outlook_fields = (leaves, of_prediction, numbers, balances, statement, uncounted)
     return opened, GrantOutlook(files.settings.role, len(opened.table), *outlook_fields)

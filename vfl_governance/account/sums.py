@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from vfl_party.account.persons import Numbers, Persons
+from vfl_governance.account.persons import Numbers, Persons
 from vfl_party.align.exchanges import MASKED, TAGS
 from vfl_party.base.mechanism import Mechanism
 from vfl_party.privacy.accountant import compose

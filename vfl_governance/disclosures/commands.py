@@ -76,7 +76,7 @@ def show(
       vfl-party disclosures show bank.toml --id K-1017
       vfl-party disclosures show bank.toml --run 20260301-120000-churn-1f3a --json --each
     """
-    from vfl_party.disclosures.tables import json_lines, table
+    from vfl_governance.disclosures.tables import json_lines, table
     from vfl_party.record.history import RecordHistory, sum_disclosures
     from vfl_party.record.verify import require
 
@@ -145,7 +145,7 @@ def verify(
     heads have different roots for the same number of lines, or the later head has fewer lines, or
     PEER signed an invalid proof between them. Otherwise the exit code is 2.
     """
-    from vfl_party.disclosures.statement import open_statement
+    from vfl_governance.disclosures.statement import open_statement
     from vfl_party.record.evidence import verify_evidence as check_evidence
     from vfl_party.record.verify import verify as check_record
 
@@ -210,7 +210,7 @@ def export(party: Path, run: str, out: Path) -> None:
     numbers. If the record is not as it was signed, nothing is signed.
     """
     from vfl_common.files import PLAIN_NAME, write_atomic
-    from vfl_party.disclosures.statement import seal, statement
+    from vfl_governance.disclosures.statement import seal, statement
     from vfl_party.record.verify import require
 
     files = _read_files(party)

@@ -19,8 +19,8 @@ import numpy as np
 
 from vfl_common.errors import Code, InputError
 from vfl_common.text import to_json
-from vfl_party.account.persons import Persons
-from vfl_party.account.sums import AccountSums, RunSum
+from vfl_governance.account.persons import Persons
+from vfl_governance.account.sums import AccountSums, RunSum
 from vfl_party.base.mechanism import Mechanism
 from vfl_party.record.book import LINES
 from vfl_party.record.history import Disclosure, PrivateStep, RecordHistory, RecordReader

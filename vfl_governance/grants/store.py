@@ -22,9 +22,9 @@ from vfl_common.files import load_or_create_secret, private_file, write_error
 from vfl_common.identity.credentials import Credentials
 from vfl_common.identity.envelope import Envelope
 from vfl_common.text import make_printable, to_json
+from vfl_governance.grants import grant as grants
+from vfl_governance.grants.grant import Grant
 from vfl_party.base.kept import KeptFile
-from vfl_party.grants import grant as grants
-from vfl_party.grants.grant import Grant
 
 SECRET, USES = "table.secret", "uses.sqlite"
 _TABLES = (

@@ -12,7 +12,7 @@ import numpy as np
 
 from vfl_common.config.account import AccountLimits
 from vfl_common.text import align_columns
-from vfl_party.account.sums import BARE, OF_A_PERSON, OF_ALL, AccountSums, worst
+from vfl_governance.account.sums import BARE, OF_A_PERSON, OF_ALL, AccountSums, worst
 
 # {key of a limit: its heading}, in the order of the table.
 KEYS = {

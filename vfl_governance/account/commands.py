@@ -29,9 +29,9 @@ def account(party: Path, as_json: bool) -> None:
       vfl-party account bank.toml --json
     """
     from vfl_common.config.party import load_party
-    from vfl_party.account.limits import limits_of
-    from vfl_party.account.spent import sum_spent, table
-    from vfl_party.account.store import standing
+    from vfl_governance.account.limits import limits_of
+    from vfl_governance.account.spent import sum_spent, table
+    from vfl_governance.account.store import standing
     from vfl_party.record.book import folder_of
 
     file = load_party(party)

@@ -15,16 +15,18 @@ from typing import Any
 from vfl_common.config.party import PartyFile
 from vfl_common.config.policy import PolicySettings
 from vfl_common.errors import Code, InputError
-from vfl_common.run_folder import RunFolder
+from vfl_common.run_folder import RunFolder, find_unfinished
 from vfl_common.text import count
+from vfl_governance.grants import peers
+from vfl_governance.grants.fits import GrantQuery, misfit, over
+from vfl_governance.grants.grant import Grant
+from vfl_governance.grants.store import GrantStore, KeptGrant, folder_of
+from vfl_governance.grants.table import digests
 from vfl_party.assembly.files import PartyFiles
 from vfl_party.assembly.party import OpenedParty
-from vfl_party.grants import peers
-from vfl_party.grants.fits import GrantQuery, misfit, over
-from vfl_party.grants.grant import Grant
-from vfl_party.grants.store import GrantStore, KeptGrant, folder_of
-from vfl_party.grants.table import digests
+from vfl_party.policy.guards import InstalledGuard, ServingGuard
 from vfl_party.policy.meeting import ProposedRun
+from vfl_party.record.book import RecordBook
 
 # The names in a grant that allow joint predictions and serving.
 PREDICT, SERVE = "predict", "serve"
@@ -207,10 +209,52 @@ def get_trained_digest(folder: Path) -> str:
     return str(facts.get("recipe_digest", ""))
 
 
-class GrantGuard:
-    """Sends this party's grant to the other parties, and checks their grants.
+def make_run_guard(
+    files: PartyFiles, _book: RecordBook, *, resume: RunFolder | None, trained: Path | None
+) -> GrantGuard:
+    """Returns the guard of a run. A party that needs no grant checks those of its peers."""
+    return GrantGuard(files, resume=resume, trained=trained)
 
-    It implements ``vfl_party.policy.meeting.RunGuard``.
+
+def make_check_guard(files: PartyFiles) -> GrantCheck | None:
+    """Returns the guard of ``vfl-party check``, or None if the party needs no grant."""
+    return GrantCheck(files) if needs_grants(files.file) else None
+
+
+def make_serving_guard(file: PartyFile, _book: RecordBook) -> GrantServing | None:
+    """Returns the guard of a program that serves, or None if the party needs no grant."""
+    return GrantServing() if needs_grants(file) else None
+
+
+class GrantServing(ServingGuard):
+    """Finds the grants of served runs."""
+
+    def approve(self, files: PartyFiles, trained: Path) -> Approval | None:
+        """Finds the grant for a run. Raises InputError (REFUSED) if there is none."""
+        return to_predict(files, get_trained_digest(trained), SERVE)
+
+
+class GrantCheck(InstalledGuard):
+    """Reports the grant that allows the party's next training run."""
+
+    key = "grant"
+
+    def __init__(self, files: PartyFiles) -> None:
+        self._files = files
+
+    def findings(self, opened: OpenedParty) -> Iterator[tuple[str, str]]:
+        """Yields the grant. Raises InputError (REFUSED) if there is none."""
+        files = self._files
+        # A resumed run is not counted again.
+        resume = find_unfinished(Path(files.file.out), files.name, files.recipe)
+        approval = to_train(files, opened, resume)
+        if approval is not None:
+            approval.close()
+            yield "grant", f"{approval.grant.grant} allows {approval.grant}"
+
+
+class GrantGuard(InstalledGuard):
+    """Sends this party's grant to the other parties, and checks their grants.
 
     Args:
         files: The party's files.

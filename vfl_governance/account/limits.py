@@ -16,14 +16,17 @@ from vfl_common.config.account import AccountLimits
 from vfl_common.config.party import PartyFile
 from vfl_common.config.policy import PolicySettings
 from vfl_common.errors import Code, InputError
+from vfl_common.run_folder import RunFolder
 from vfl_common.text import count
-from vfl_party.account.persons import Persons, tag_ids
-from vfl_party.account.planned import PlannedDisclosure, of_prediction, plan_disclosures
-from vfl_party.account.store import Standing, standing
-from vfl_party.account.sums import OF_A_PERSON, OF_ALL, AccountSums, People, worst
+from vfl_governance.account.persons import Persons, tag_ids
+from vfl_governance.account.planned import PlannedDisclosure, of_prediction, plan_disclosures
+from vfl_governance.account.store import Standing, standing
+from vfl_governance.account.sums import OF_A_PERSON, OF_ALL, AccountSums, People, worst
+from vfl_party.assembly.files import PartyFiles
 from vfl_party.assembly.party import OpenedParty
 from vfl_party.base.mechanism import Mechanism
 from vfl_party.phases.context import Party
+from vfl_party.policy.guards import InstalledGuard, ServingGuard
 from vfl_party.policy.meeting import ProposedRun
 from vfl_party.predict.prediction import exchanges_of
 from vfl_party.record.book import LINES, RecordBook, folder_of, secret_of
@@ -63,21 +66,38 @@ def guard_of(
     return AccountGuard(standing(book.folder), limits, book.secret, resumes=resumes)
 
 
-def guards_without_run(file: PartyFile) -> list[AccountGuard]:
-    """Returns the guards for a check before a run. The party may not have a record yet.
-
-    It does not create a record. Raises InputError if the account cannot be used.
+def make_run_guard(
+    files: PartyFiles,
+    book: RecordBook,
+    *,
+    resume: RunFolder | None,
+    trained: Path | None,  # noqa: ARG001 - see GuardFactory
+) -> AccountGuard | None:
+    """Returns the guard of a run, or None if there are no limits. A resumed run was already checked
+    when it began.
     """
+    return guard_of(book, limits_of(files.file), resumes=resume is not None)
+
+
+def make_serving_guard(file: PartyFile, book: RecordBook) -> AccountGuard | None:
+    """Returns the guard of a program that serves, or None if there are no limits."""
+    return guard_of(book, limits_of(file))
+
+
+def make_check_guard(files: PartyFiles) -> AccountGuard | None:
+    """Returns the guard for a check before a run, or None if there are no limits.
+
+    The party may not have a record yet, and this does not create one. Raises InputError if the
+    account cannot be used.
+    """
+    file = files.file
     limits, folder = limits_of(file), folder_of(Path(file.record.folder or file.out), file.name)
     if not limits.amounts:
-        return []
+        return None
     if not (folder / LINES).is_file():
-        return [
-            AccountGuard(
-                Standing(folder, AccountSums(Persons(folder)), RecordReader()), limits, b""
-            )
-        ]
-    return [AccountGuard(standing(folder), limits, secret_of(folder))]
+        no_sums = AccountSums(Persons(folder))
+        return AccountGuard(Standing(folder, no_sums, RecordReader()), limits, b"")
+    return AccountGuard(standing(folder), limits, secret_of(folder))
 
 
 @dataclass(frozen=True)
@@ -110,12 +130,11 @@ class Balance:
         )
 
 
-class AccountGuard:
-    """Enforces the limits in a run.
+class AccountGuard(InstalledGuard, ServingGuard):
+    """Enforces the limits in a run, or in a program that serves.
 
-    It is a ``vfl_party.policy.meeting.RunGuard`` before the run starts, and the check of a
-    ``Recorder`` for each bundle. Before each check it reads new lines of the record, so that it
-    also counts what other programs of the party have sent.
+    It is also the check of a ``Recorder`` for each bundle. Before each check it reads new lines of
+    the record, so that it also counts what other programs of the party have sent.
     """
 
     key = "account"
@@ -151,11 +170,10 @@ class AccountGuard:
             return
         self.check(tag_ids(self._secret, opened.table.ids), plan)
 
-    def shows(self) -> None:
-        """Returns None, because only this party may know what is spent."""
-
-    def meet(self, run_id: str, facts: Mapping[str, object]) -> None:
-        """Does nothing, because the account does not depend on the other parties."""
+    @property
+    def leave_check(self) -> AccountGuard:
+        """The check of each bundle."""
+        return self
 
     def __call__(self, line: Disclosure | PrivateStep) -> None:
         """Raises InputError (REFUSED) if a bundle or step would exceed a limit for a receiver."""

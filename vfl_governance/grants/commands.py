@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vfl_common.errors import Code, InputError
+from vfl_common.process.old_names import make_old_name
 from vfl_common.process.program import EXIT_CODES
 from vfl_common.text import LINE, align_columns, clean, to_json
 
 if TYPE_CHECKING:
     from vfl_common.config.recipe import Recipe
+    from vfl_governance.grants.grant import Grant
+    from vfl_governance.grants.store import Uses
     from vfl_party.assembly.files import PartyFiles
-    from vfl_party.grants.grant import Grant
-    from vfl_party.grants.store import Uses
 
 # The number of days that a grant is valid without --until.
 _DAYS = 30
@@ -80,9 +81,9 @@ def approve(
       vfl-party approve bank.toml --runs 0 --predictions 50000 --recipe runs/RUN-ID/bank/recipe.json
     """
     from vfl_common.config.recipe import name_file_in_errors
+    from vfl_governance.grants.approval import needs_grants, store_of
+    from vfl_governance.grants.shown import describe, look
     from vfl_party.assembly.files import read_files
-    from vfl_party.grants.approval import needs_grants, store_of
-    from vfl_party.grants.shown import describe, look
 
     if not runs and not predictions:
         raise InputError(
@@ -139,8 +140,8 @@ def grants(ctx: click.Context, party: Path, as_json: bool, path: Path | None) ->
       vfl-party grants bank.toml
       vfl-party grants bank.toml --verify runs/20260301-120000-churn-1f3a/bank
     """
+    from vfl_governance.grants.approval import store_of
     from vfl_party.assembly.files import read_files
-    from vfl_party.grants.approval import store_of
 
     files = read_files(party)
     if path is not None:
@@ -179,8 +180,8 @@ def revoke_grant(ctx: click.Context, party: Path, grant: str, why: str) -> None:
     \b
     Example: vfl-party revoke-grant bank.toml 1f3a9c --why "contract ended"
     """
+    from vfl_governance.grants.approval import store_of
     from vfl_party.assembly.files import read_files
-    from vfl_party.grants.approval import store_of
 
     files = read_files(party)
     store = ctx.with_resource(closing(store_of(files.file)))
@@ -188,6 +189,9 @@ def revoke_grant(ctx: click.Context, party: Path, grant: str, why: str) -> None:
     new = store.revoke(revoked.grant, clean(why))
     result = "is revoked" if new else "was already revoked"
     click.echo(f"the grant {revoked.grant} of {revoked.party} {result}")
+
+
+revoke = make_old_name(revoke_grant, "revoke", "vfl-party")
 
 
 def _is_interactive() -> bool:
@@ -208,7 +212,7 @@ def _read_recipe(path: Path) -> Recipe:
 def _require_pins(party: Path, files: PartyFiles) -> None:
     """Raises InputError if a receiver has no pin, because a grant names the receivers' keys."""
     from vfl_common.text import list_names
-    from vfl_party.grants.approval import receivers
+    from vfl_governance.grants.approval import receivers
 
     missing = [name for name in receivers(files) if name not in files.file.pins]
     if missing:
@@ -234,9 +238,9 @@ def _make_grant(
     files: PartyFiles, opened: Any, secret: bytes, until: str, facts: dict[str, Any]
 ) -> Grant:
     from vfl_common.config.base import parse
-    from vfl_party.grants.approval import PREDICT, SERVE, phases_of, receivers
-    from vfl_party.grants.grant import Grant, new_id
-    from vfl_party.grants.table import digests
+    from vfl_governance.grants.approval import PREDICT, SERVE, phases_of, receivers
+    from vfl_governance.grants.grant import Grant, new_id
+    from vfl_governance.grants.table import digests
 
     columns, ids = digests(opened, secret)
     phases = phases_of(files) if facts["runs"] else ()
@@ -260,7 +264,7 @@ def _make_grant(
 
 
 def _describe_state(grant: Grant, uses: Uses) -> str:
-    from vfl_party.grants.fits import over
+    from vfl_governance.grants.fits import over
 
     if why := over(grant, uses, time.time()):
         return why
@@ -300,7 +304,7 @@ def _read_verified_grants(path: Path, files: PartyFiles) -> list[Grant]:
     Raises InputError at the first invalid grant.
     """
     from vfl_common.run_folder import RunFolder
-    from vfl_party.grants.store import read_file, read_kept
+    from vfl_governance.grants.store import read_file, read_kept
     from vfl_party.policy.meeting import SHOWN
 
     credentials = files.keyring.current()
@@ -331,7 +335,7 @@ def _read_shown(path: Path) -> dict[str, Any]:
 
     Raises InputError if the file cannot be read.
     """
-    from vfl_party.grants.approval import GrantGuard
+    from vfl_governance.grants.approval import GrantGuard
 
     try:
         tables = json.loads(path.read_text(encoding="utf-8"))

@@ -17,9 +17,9 @@ from vfl_common.identity.credentials import Credentials
 from vfl_common.identity.pem import compute_pin
 from vfl_common.identity.signing import encode_chain
 from vfl_common.text import count
-from vfl_party.grants import grant as grants
-from vfl_party.grants.grant import Grant
-from vfl_party.grants.store import KeptGrant
+from vfl_governance.grants import grant as grants
+from vfl_governance.grants.grant import Grant
+from vfl_governance.grants.store import KeptGrant
 
 _SUBJECT = "the grant"
 

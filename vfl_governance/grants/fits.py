@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from vfl_common.text import count
-from vfl_party.grants.grant import Grant
-from vfl_party.grants.store import Uses
+from vfl_governance.grants.grant import Grant
+from vfl_governance.grants.store import Uses
 
 
 @dataclass(frozen=True)
