@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,9 @@ from vfl_common.process.program import EXIT_CODES
 from vfl_common.text import LINE, clean
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
+    from vfl_papers.dataset import DataSet
     from vfl_papers.making import Progress
     from vfl_papers.prepare import PreparedData
 
@@ -97,7 +100,6 @@ def prepare(
       20 vfl simulate mnist/recipe.toml
     """
     from vfl.report.table import wide_console
-    from vfl_papers.listing import describe, make_listing
 
     if as_list or name is None:
         if name is None:
@@ -184,3 +186,46 @@ def _print_result(result: PreparedData) -> None:
     for note in result.notes:
         click.echo(clean(note, LINE), err=True)
     click.echo(f"Next: vfl simulate {result.recipe}")
+
+
+def make_listing() -> Table:
+    """Returns a table of all data sets."""
+    from vfl.report.table import new_table
+    from vfl_papers.registry import REGISTRY, load
+
+    table = new_table("Data sets of `vfl prepare`")
+    for heading in ("name", "rows", "size", "needs", "used by"):
+        table.add_column(heading, justify="right" if heading in ("rows", "size") else "left")
+    for name in REGISTRY.names():
+        table.add_row(*_make_row(name, load(name)))
+    return table
+
+
+def describe(name: str) -> Iterable[str]:
+    """Yields the description of a data set, line by line. Raises InputError."""
+    from vfl_papers.registry import load
+
+    dataset = load(name)
+    yield f"{dataset.title}: {dataset.rows:,} rows, {dataset.holds}."
+    yield f"Published by {dataset.publisher}."
+    for place, form in enumerate(dataset.forms):
+        names = [f"{need.name}{' (optional)' if need.optional else ''}" for need in form.needs]
+        unofficial = f", not the official files but {form.unofficial}" if form.unofficial else ""
+        yield f"{'or' if place else 'Needs'}: {', '.join(names)}{unofficial}"
+    for use in dataset.uses:
+        says = dataset.divisions[use.division].says
+        yield f"{use.paper} ({use.where}): {use.parties} parties, {says}. {use.silent}".strip()
+    for key, division in dataset.divisions.items():
+        yield f"--divide {key}: {division.says}"
+    for key, (default, says) in dataset.options.items():
+        yield f"--set {key}=…: {says}{f' [default: {default}]' if default != '' else ''}"
+    yield f"Preparing it needs {dataset.memory} of memory, in addition to the program's own."
+
+
+def _make_row(name: str, dataset: DataSet) -> tuple[str, str, str, str, str]:
+    from vfl.report.table import format_size
+
+    needs = [need.name for need in dataset.forms[0].needs if not need.optional]
+    total = format_size(dataset.bytes) if dataset.bytes is not None else "–"
+    uses = [f"{use.paper} {use.where}" for use in dataset.uses]
+    return name, f"{dataset.rows:,}", total, "\n".join(needs), "\n".join(uses)

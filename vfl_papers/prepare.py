@@ -29,9 +29,9 @@ from vfl_papers.dataset import (
     default_ids,
     require_classes,
 )
-from vfl_papers.datasets import load
 from vfl_papers.making import RECIPE, SUMMARY, DataWriter, Progress, refuse_folder
 from vfl_papers.plan import resolve
+from vfl_papers.registry import load
 from vfl_papers.writing import PartyTable, SharedColumns
 from vfl_party.base.seeds import derive_seed, draw_permutation
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vfl_papers.columns.nuswide_files import VIEWS
+from vfl_papers.tables import VIEWS
 
 Array = npt.NDArray[Any]
 N = 60

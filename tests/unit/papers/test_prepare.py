@@ -25,9 +25,9 @@ from vfl.cli import cli
 from vfl_common.errors import Code, InputError
 from vfl_papers import recipes
 from vfl_papers.dataset import Content, DataSet, Files, Form, Need, PaperUse, Request
-from vfl_papers.datasets import REGISTRY, load
 from vfl_papers.dividing import COLUMNS
 from vfl_papers.prepare import draw_rows
+from vfl_papers.registry import REGISTRY, load
 from vfl_party.base.plugins import use_plugins
 
 
@@ -313,7 +313,7 @@ def test_columns_are_divided_and_written_in_blocks(tmp_path: Path) -> None:
 
 
 def test_the_list_needs_no_torch() -> None:
-    code = "import sys; from vfl_papers.listing import make_listing; make_listing(); print(*sys.modules)"
+    code = "import sys; from vfl_papers.commands import make_listing; make_listing(); print(*sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "vfl_papers.listing" in found.stdout.split()
+    assert "vfl_papers.commands" in found.stdout.split()
     assert "torch" not in found.stdout.split()

@@ -17,6 +17,7 @@ from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
 from vfl_papers.dataset import BLOCK_ROWS, Array, Rows
 
+# The fix in errors about official files.
 AGAIN = "Download it again"
 FLOAT, BYTE, WORD = pa.float32(), pa.uint8(), pa.string()
 Types = Mapping[str, pa.DataType]
@@ -24,12 +25,12 @@ Types = Mapping[str, pa.DataType]
 
 @dataclass(frozen=True)
 class ColumnFiles:
-    """Files with the same columns, whose rows follow one another.
+    """Files with the same columns, which are read as one table.
 
     Args:
-        files: as data sources, each with the keys of ``[data]`` that say how it is laid out.
-        types: {column: type} of the columns that are read, in the files' order or another.
-        missing: whether a cell may be empty.
+        files: The files as data sources, each with the keys of ``[data]`` for its layout.
+        types: {column: type} of the columns to read, in any order.
+        missing: Whether a cell may be empty.
     """
 
     files: tuple[DataSettings, ...]
@@ -37,21 +38,21 @@ class ColumnFiles:
     missing: bool = False
 
     def of(self, types: Types) -> ColumnFiles:
-        """Returns other columns of the same files."""
+        """Returns a reader of other columns of the same files."""
         return replace(self, types=types)
 
     def batches(self) -> Iterator[pa.Table]:
-        """Yields all rows in blocks. Raises InputError if a file is not what its makers publish."""
+        """Yields all rows in blocks. Raises InputError if a file differs from the published one."""
         from vfl_party.data.load import open_table
 
         for file in self.files:
             seen = 0
-            with reading():
+            with _replace_fixes():
                 stream = open_table(file)
             if stream is None or not {*self.types} <= {*stream.names}:
                 missing = [n for n in self.types if stream is None or n not in stream.names]
                 raise damage_error(file.source, f"has no column {missing[0]!r}")
-            with reading():
+            with _replace_fixes():
                 for batch in stream.blocks(list(self.types)):
                     yield pa.table(
                         {
@@ -62,11 +63,13 @@ class ColumnFiles:
                     seen += batch.num_rows
 
     def blocks(self, rows: Rows) -> Iterator[pa.Table]:
-        """Yields the rows of these numbers, which increase, in blocks. Raises InputError."""
+        """Yields the rows with the given numbers, which must increase, in blocks. Raises
+        InputError.
+        """
         return select_rows(self.batches(), rows, self.files[0].source)
 
     def by_file(self, name: str) -> list[Array]:
-        """Returns a column of each file, [N]. Raises InputError."""
+        """Returns a column as one array [N] for each file. Raises InputError."""
         columns = []
         for file in self.files:
             only = replace(self, files=(file,), types={name: self.types[name]})
@@ -77,7 +80,7 @@ class ColumnFiles:
         return columns
 
     def array(self, name: str) -> Array:
-        """Returns a whole column, [N]. Raises InputError."""
+        """Returns a column of all files, [N]. Raises InputError."""
         return np.concatenate(self.by_file(name))
 
     def _cast_column(self, source: str, name: str, column: pa.Array, seen: int) -> pa.Array:
@@ -106,8 +109,14 @@ def _fits(cell: pa.Scalar, kind: pa.DataType) -> bool:
 
 
 def select_rows(batches: Iterator[pa.Table], rows: Rows, source: str) -> Iterator[pa.Table]:
-    """Yields the rows of these numbers, which increase, out of blocks of all rows. Raises
-    InputError if there are fewer.
+    """Selects rows from blocks.
+
+    Args:
+        batches: All rows, in blocks.
+        rows: The numbers of the rows to select, increasing, [n].
+        source: The name of the file in error messages.
+
+    Yields the selected rows in blocks. Raises InputError if there are fewer rows.
     """
     start = done = 0
     for batch in batches:
@@ -123,8 +132,9 @@ def select_rows(batches: Iterator[pa.Table], rows: Rows, source: str) -> Iterato
 
 
 def join_columns(parts: Sequence[Iterator[pa.Table]], source: str) -> Iterator[pa.Table]:
-    """Yields tables of the same rows side by side, whatever their blocks are. Raises InputError if
-    one has more rows than another.
+    """Yields tables with the columns of all ``parts``, whose blocks may have different sizes.
+
+    Raises InputError, which names ``source``, if one part has more rows than another.
     """
     left: list[pa.Table | None] = [None] * len(parts)
     while True:
@@ -147,9 +157,9 @@ def join_columns(parts: Sequence[Iterator[pa.Table]], source: str) -> Iterator[p
 
 
 @contextlib.contextmanager
-def reading() -> Iterator[None]:
-    """Replaces the fix in an error of a party's reader by ``AGAIN``: nobody can set keys of
-    ``[data]`` here.
+def _replace_fixes() -> Iterator[None]:
+    """Replaces the fix in an error of a party's reader by ``AGAIN``, because ``vfl prepare`` has no
+    keys of ``[data]`` to change.
     """
     try:
         yield
@@ -157,17 +167,18 @@ def reading() -> Iterator[None]:
         if AGAIN in str(error):
             raise
         problem = re.split(r"; |\.? (?=[A-Z][a-z]+ [^:]*\.$)", str(error), maxsplit=1)[0]
-        raise InputError(Code.FILE_INVALID, f"{problem}. Download it again.") from None
+        raise InputError(Code.FILE_INVALID, f"{problem}. {AGAIN}.") from None
 
 
-def damage_error(source: str, what: str) -> InputError:
-    """Returns the error of an official file that is not as its makers publish it."""
-    return InputError(Code.FILE_INVALID, f"{source}: {what}. {AGAIN}.")
+def damage_error(source: str, problem: str) -> InputError:
+    """Returns the error for an official file that differs from the published one."""
+    return InputError(Code.FILE_INVALID, f"{source}: {problem}. {AGAIN}.")
 
 
 class FileTree:
-    """A folder, or the archive of one: finds files by the end of their path. Raises InputError if
-    it cannot be read.
+    """A folder, or an archive of one, in which files are found by the end of their path.
+
+    The constructor raises InputError if the folder or archive cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -184,7 +195,7 @@ class FileTree:
             raise damage_error(str(path), "cannot be read to the end") from None
 
     def source(self, name: str) -> str:
-        """Returns a file as a data source. Raises InputError if there is none, or several."""
+        """Returns the name of a file as a data source. Raises InputError unless there is one."""
         matches = [known for known in self.names if f"/{known}".endswith(f"/{name}")]
         if len(matches) != 1:
             raise damage_error(
@@ -195,22 +206,12 @@ class FileTree:
 
 
 def file(source: str | Path, **layout: Any) -> DataSettings:
-    """Returns a file as a data source, with the keys of ``[data]`` that say how it is laid out."""
+    """Returns a file as a data source. ``layout``: The keys of ``[data]`` for its layout."""
     return DataSettings(source=str(source), **layout)
 
 
-def classes_of(values: Array, names: Mapping[float, str]) -> tuple[Array, tuple[str, ...]]:
-    """Returns class numbers from 0 (-1: unknown) and the classes' names, in the order of ``names``
-    {value: name}.
-    """
-    numbers = np.full(len(values), -1, np.int64)
-    for number, value in enumerate(names):
-        numbers[values == value] = number
-    return numbers, tuple(names.values())
-
-
 def row_count_note(rows: int, published: int) -> tuple[str, ...]:
-    """Returns the note about files that have more or fewer rows than their makers publish."""
+    """Returns a note if the files have more or fewer rows than published; () if not."""
     if rows == published:
         return ()
     return (f"The files have {rows:,} rows (published: {published:,}).",)
