@@ -61,10 +61,6 @@ def _make_quarters(_: Content, request: Request) -> list[ContentPart]:
     return make_parts(request, [partial(_cut_tile, part, 2, 2) for part in range(4)])
 
 
-def _make_halves(_: Content, request: Request) -> list[ContentPart]:
-    return make_parts(request, [partial(_cut_tile, part, 1, 2) for part in range(2)])
-
-
 def _make_strips(_: Content, request: Request) -> list[ContentPart]:
     k = request.parties
     return make_parts(request, [partial(_cut_tile, part, 1, k) for part in range(k)])
@@ -205,7 +201,7 @@ def _gains(tables: list[pa.Table], content: Content, seed: int) -> npt.NDArray[n
 QUARTERS = Division(
     "quarters of each image: top left, top right, bottom left, bottom right", _make_quarters, (4,)
 )
-HALVES = Division("the left and the right half of each image", _make_halves, (2,))
+HALVES = Division("the left and the right half of each image", _make_strips, (2,))
 STRIPS = Division("vertical strips of each image, as equal as possible", _make_strips)
 COLUMNS = Division("ranges of neighbouring columns, as equal as possible", _make_column_ranges)
 ROWS = Division(

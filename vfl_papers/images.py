@@ -134,52 +134,6 @@ def _read_idx_files(files: Files, _: Request) -> Content:
     return join_splits([read_idx_pair(*paths[:2]), read_idx_pair(*paths[2:])])
 
 
-_MNIST = _idx_set(
-    "MNIST",
-    "MNIST",
-    "http://yann.lecun.com/exdb/mnist, or its mirrors (Hugging Face: ylecun/mnist)",
-    "handwritten digits",
-    (
-        (9_912_422, "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
-        (28_881, "d53e105ee54ea40749a09fcbcd1e9432"),
-        (1_648_877, "9fb629c4189551a2d022fa330f9573f3"),
-        (4_542, "ec29112dd5afa0611ce80d1b7f02629c"),
-    ),
-    "Tables 4-7, 10; Figs. 5c, 6c, 7",
-    Form(
-        (Need("mnist10k.npz"),),
-        lambda files, _: read_npz(files["mnist10k.npz"]),
-        unofficial="an NPZ file of the 10,000 test images, without the training images",
-    ),
-)
-_KMNIST = _idx_set(
-    "KMNIST",
-    "KMNIST",
-    "http://codh.rois.ac.jp/kmnist (Kuzushiji-MNIST)",
-    "cursive Japanese characters",
-    (
-        (18_165_135, "bdb82020997e1d708af4cf47b453dcf7"),
-        (29_497, "e144d726b3acfaa3e44228e80efcd344"),
-        (3_041_136, "5c965bf0a639b31b8f53240b1b52f4d7"),
-        (5_120, "7320c461ea6c1c855c0b718fb2a4b134"),
-    ),
-    "Tables 4, 5, 7; Figs. 5c, 6c",
-)
-_FASHION_MNIST = _idx_set(
-    "Fashion-MNIST",
-    "FashionMNIST",
-    "https://github.com/zalandoresearch/fashion-mnist",
-    "pieces of clothing",
-    (
-        (26_421_880, "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
-        (29_515, "25c81989df183df01b3e8a0aad5dffbe"),
-        (4_422_102, "bef4ecab320f06d8554ea6380940ec79"),
-        (5_148, "bb300cfdad3c16e7a12a480ee83cd310"),
-    ),
-    "Tables 4, 5; Figs. 5c, 6c",
-)
-
-
 # -- CIFAR-10 and CIFAR-100 (Krizhevsky 2009), and SVHN (Netzer et al. 2011)
 
 
@@ -216,123 +170,9 @@ def _cifar_forms(
 _CIFAR10_CLASSES = (
     "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
 )  # fmt: skip
-_CIFAR10 = _multiclass(
-    "CIFAR-10",
-    "https://www.cs.toronto.edu/~kriz/cifar.html",
-    "colour images of 32 × 32 in ten classes",
-    60_000,
-    10,
-    (
-        *_cifar_forms(
-            Need("cifar-10-python.tar.gz", (), 170_498_071, "c58f30108f718f92721af3b95e74349a"),
-            "cifar-10-batches-py",
-            [f"data_batch_{number}" for number in range(1, 6)],
-            "test_batch",
-            partial(read_cifar_pickle, "labels"),
-            _CIFAR10_CLASSES,
-        ),
-        *_cifar_forms(
-            Need("cifar-10-binary.tar.gz", (), 170_052_171, "c32a1d4ab5d03f1284b67883e8d87530"),
-            "cifar-10-batches-bin",
-            [f"data_batch_{number}.bin" for number in range(1, 6)],
-            "test_batch.bin",
-            partial(read_cifar_binary, 1),
-            _CIFAR10_CLASSES,
-        ),
-        Form(
-            (Need("cifar10.parquet"),),
-            lambda files, _: read_jpegs(files["cifar10.parquet"], 32),
-            unofficial="a table of JPEG images, whose compression loses detail",
-        ),
-    ),
-    (
-        PaperUse(
-            "MocoSFL",
-            "Tables 2-12",
-            "rows",
-            5,
-            recipes.mocosfl(),
-            silent="The paper's non-IID division, two classes a client, is `deal = classes:2`. "
-            "Here the test images lie at the clients, who send their features to be scored; in "
-            "the paper they lie at the server.",
-        ),
-        PaperUse(
-            "FedOnce",
-            "Fig. 11",
-            "quadrants",
-            4,
-            _FEDONCE,
-            silent="The paper does not give the numbers of this experiment: they are those of "
-            "MNIST.",
-        ),
-    ),
-    "about 450 MB",
-)
-_CIFAR100 = _multiclass(
-    "CIFAR-100",
-    "https://www.cs.toronto.edu/~kriz/cifar.html",
-    "colour images of 32 × 32 in a hundred classes",
-    60_000,
-    100,
-    (
-        *_cifar_forms(
-            Need("cifar-100-python.tar.gz", (), 169_001_437, "eb9058c3a382ffc7106e4002c42a8d85"),
-            "cifar-100-python",
-            ["train"],
-            "test",
-            partial(read_cifar_pickle, "fine_labels"),
-        ),
-        *_cifar_forms(
-            Need("cifar-100-binary.tar.gz", (), 168_513_733, "03b5dce01913d631647c71ecec9e9cb8"),
-            "cifar-100-binary",
-            ["train.bin"],
-            "test.bin",
-            partial(read_cifar_binary, 2),
-        ),
-    ),
-    (
-        PaperUse(
-            "MocoSFL",
-            "Table 13; the source of Tables 4, 10, 11",
-            "rows",
-            5,
-            recipes.mocosfl(),
-            deal="classes:20",
-            silent="The text at hand does not say how many classes of CIFAR-100 a client has "
-            "without IID; FedEMA, with which it compares, gives 20 of 100.",
-        ),
-    ),
-    "about 450 MB",
-)
 _SVHN_FILES = (
     Need("train_32x32.mat", (), 182_040_794, "e26dedcc434d2e4c54c9b2d4a06d8373"),
     Need("test_32x32.mat", (), 64_275_384, "eb5a983be6a315427106f1b164d9cef3"),
-)
-_SVHN = _multiclass(
-    "SVHN",
-    "http://ufldl.stanford.edu/housenumbers (format 2: cropped digits)",
-    "colour images of 32 × 32 in ten classes",
-    99_289,
-    10,
-    (
-        Form(
-            _SVHN_FILES,
-            lambda files, _: join_splits([read_svhn(files[need.name]) for need in _SVHN_FILES]),
-            {TRAIN: 73_257, TEST: 26_032},
-        ),
-    ),
-    (
-        PaperUse(
-            "MocoSFL",
-            "Table 9, the source data",
-            "rows",
-            1,
-            recipes.mocosfl(),
-            silent="The paper mixes the images with 0 to 1 % of CIFAR-10's. It does not say "
-            "whether the 531,131 images of `extra_32x32.mat` take part; here they do not.",
-        ),
-    ),
-    "about 900 MB",
 )
 
 
@@ -429,36 +269,6 @@ def _read_val_list(files: Files) -> Mapping[str, list[Path]]:
             f"{path}: not a list with ImageId and PredictionString. Download it again.",
         ) from None
     return images
-
-
-_IMAGENET12 = _imagenet(
-    12,
-    "ImageNet-12",
-    16_000,
-    PaperUse(
-        "MocoSFL",
-        "main text",
-        "rows",
-        5,
-        recipes.mocosfl(recipes.LARGE_RESNET18),
-        silent="Only the paper's appendix is at hand, which names neither the classes nor the "
-        "size: they are drawn, unless `classes` names them.",
-    ),
-)
-_IMAGENET100 = _imagenet(
-    100,
-    "ImageNet100",
-    131_000,
-    PaperUse(
-        "SS-VFL",
-        "Table 1; Figs. 2, 3",
-        "halves",
-        2,
-        recipes.ssvfl(recipes.LARGE_RESNET50, 2048),
-        silent="The paper draws its classes at random and does not name them, and does not say "
-        "which half is whose, or how images are brought to one size.",
-    ),
-)
 
 
 # -- Rows of several images: ModelNet10 and ModelNet40 (Wu et al. 2015), and BHI (Janowczyk and
@@ -568,37 +378,6 @@ def _draw_samples(views: Sequence[Path], request: Request, place: int) -> list[l
     return [[views[run * part + code // run**part % run] for part in range(k)] for code in chosen]
 
 
-_MODELNET10 = _modelnet(
-    "ModelNet10",
-    4_899,
-    224,
-    ("ModelNet10", "modelnet10_images_new_12x", "modelnet10"),
-    PaperUse(
-        "SS-VFL",
-        "Table 1; Fig. 3",
-        "views",
-        12,
-        recipes.ssvfl(recipes.LARGE_RESNET18, 512),
-        silent="The paper does not give the size of a view, the renderer, or the batch size.",
-    ),
-)
-_MODELNET40 = _modelnet(
-    "ModelNet40",
-    4_354,
-    32,
-    ("ModelNet40", "modelnet40_images_new_12x", "modelnet40v1", "modelnet40"),
-    PaperUse(
-        "FedHSSL",
-        _FEDHSSL_TABLES,
-        "views",
-        4,
-        recipes.fedhssl(recipes.RESNET18, 512),
-        silent="The paper has 24,630 training rows and 6,204 for testing, of about 3,644 and "
-        "710 objects, and does not say how they are drawn: `samples = 7` comes near. It does "
-        "not give the size of an image; its released code has 32 × 32.",
-    ),
-)
-
 _BHI_FOLDER = Need("IDC_regular_ps50_idx5", (".",), folder=True)
 _BHI_IMAGES = 277_524
 
@@ -646,41 +425,251 @@ def _find_patients(root: Path) -> Sequence[Path]:
     return folders
 
 
-_BHI = DataSet(
-    title="BHI",
-    publisher="Kaggle: paultimothymooney/breast-histopathology-images (IDC_regular_ps50_idx5)",
-    holds="two colour images of 50 × 50 of one patient with the same label",
-    rows=138_000,
-    task={"kind": "binary", "positive": 1},
-    forms=(Form((_BHI_FOLDER,), _read_bhi),),
-    divisions={"patients": _views("one of the images of a patient with the same label", 2, 3, 4)},
-    uses=(
+# {name: data set}
+DATASETS: Mapping[str, DataSet] = {
+    "bhi": DataSet(
+        title="BHI",
+        publisher="Kaggle: paultimothymooney/breast-histopathology-images (IDC_regular_ps50_idx5)",
+        holds="two colour images of 50 × 50 of one patient with the same label",
+        rows=138_000,
+        task={"kind": "binary", "positive": 1},
+        forms=(Form((_BHI_FOLDER,), _read_bhi),),
+        divisions={
+            "patients": _views("one of the images of a patient with the same label", 2, 3, 4)
+        },
+        uses=(
+            PaperUse(
+                "FedHSSL",
+                _FEDHSSL_TABLES,
+                "patients",
+                2,
+                recipes.fedhssl(recipes.RESNET18, 512),
+                silent="The paper does not say how images are paired, how many pairs there are, "
+                "or what happens to images at an edge, which are smaller than 50 × 50. Here each "
+                "image is in one pair, drawn at random, and smaller ones are enlarged.",
+            ),
+        ),
+        memory="about 300 MB",
+        options={"size": (50, "the height and width of an image, in pixels")},
+    ),
+    "cifar10": _multiclass(
+        "CIFAR-10",
+        "https://www.cs.toronto.edu/~kriz/cifar.html",
+        "colour images of 32 × 32 in ten classes",
+        60_000,
+        10,
+        (
+            *_cifar_forms(
+                Need("cifar-10-python.tar.gz", (), 170_498_071, "c58f30108f718f92721af3b95e74349a"),
+                "cifar-10-batches-py",
+                [f"data_batch_{number}" for number in range(1, 6)],
+                "test_batch",
+                partial(read_cifar_pickle, "labels"),
+                _CIFAR10_CLASSES,
+            ),
+            *_cifar_forms(
+                Need("cifar-10-binary.tar.gz", (), 170_052_171, "c32a1d4ab5d03f1284b67883e8d87530"),
+                "cifar-10-batches-bin",
+                [f"data_batch_{number}.bin" for number in range(1, 6)],
+                "test_batch.bin",
+                partial(read_cifar_binary, 1),
+                _CIFAR10_CLASSES,
+            ),
+            Form(
+                (Need("cifar10.parquet"),),
+                lambda files, _: read_jpegs(files["cifar10.parquet"], 32),
+                unofficial="a table of JPEG images, whose compression loses detail",
+            ),
+        ),
+        (
+            PaperUse(
+                "MocoSFL",
+                "Tables 2-12",
+                "rows",
+                5,
+                recipes.mocosfl(),
+                silent="The paper's non-IID division, two classes a client, is `deal = classes:2`. "
+                "Here the test images lie at the clients, who send their features to be scored; in "
+                "the paper they lie at the server.",
+            ),
+            PaperUse(
+                "FedOnce",
+                "Fig. 11",
+                "quadrants",
+                4,
+                _FEDONCE,
+                silent="The paper does not give the numbers of this experiment: they are those of "
+                "MNIST.",
+            ),
+        ),
+        "about 450 MB",
+    ),
+    "cifar100": _multiclass(
+        "CIFAR-100",
+        "https://www.cs.toronto.edu/~kriz/cifar.html",
+        "colour images of 32 × 32 in a hundred classes",
+        60_000,
+        100,
+        (
+            *_cifar_forms(
+                Need(
+                    "cifar-100-python.tar.gz", (), 169_001_437, "eb9058c3a382ffc7106e4002c42a8d85"
+                ),
+                "cifar-100-python",
+                ["train"],
+                "test",
+                partial(read_cifar_pickle, "fine_labels"),
+            ),
+            *_cifar_forms(
+                Need(
+                    "cifar-100-binary.tar.gz", (), 168_513_733, "03b5dce01913d631647c71ecec9e9cb8"
+                ),
+                "cifar-100-binary",
+                ["train.bin"],
+                "test.bin",
+                partial(read_cifar_binary, 2),
+            ),
+        ),
+        (
+            PaperUse(
+                "MocoSFL",
+                "Table 13; the source of Tables 4, 10, 11",
+                "rows",
+                5,
+                recipes.mocosfl(),
+                deal="classes:20",
+                silent="The text at hand does not say how many classes of CIFAR-100 a client has "
+                "without IID; FedEMA, with which it compares, gives 20 of 100.",
+            ),
+        ),
+        "about 450 MB",
+    ),
+    "fashion_mnist": _idx_set(
+        "Fashion-MNIST",
+        "FashionMNIST",
+        "https://github.com/zalandoresearch/fashion-mnist",
+        "pieces of clothing",
+        (
+            (26_421_880, "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+            (29_515, "25c81989df183df01b3e8a0aad5dffbe"),
+            (4_422_102, "bef4ecab320f06d8554ea6380940ec79"),
+            (5_148, "bb300cfdad3c16e7a12a480ee83cd310"),
+        ),
+        "Tables 4, 5; Figs. 5c, 6c",
+    ),
+    "imagenet100": _imagenet(
+        100,
+        "ImageNet100",
+        131_000,
+        PaperUse(
+            "SS-VFL",
+            "Table 1; Figs. 2, 3",
+            "halves",
+            2,
+            recipes.ssvfl(recipes.LARGE_RESNET50, 2048),
+            silent="The paper draws its classes at random and does not name them, and does not say "
+            "which half is whose, or how images are brought to one size.",
+        ),
+    ),
+    "imagenet12": _imagenet(
+        12,
+        "ImageNet-12",
+        16_000,
+        PaperUse(
+            "MocoSFL",
+            "main text",
+            "rows",
+            5,
+            recipes.mocosfl(recipes.LARGE_RESNET18),
+            silent="Only the paper's appendix is at hand, which names neither the classes nor the "
+            "size: they are drawn, unless `classes` names them.",
+        ),
+    ),
+    "kmnist": _idx_set(
+        "KMNIST",
+        "KMNIST",
+        "http://codh.rois.ac.jp/kmnist (Kuzushiji-MNIST)",
+        "cursive Japanese characters",
+        (
+            (18_165_135, "bdb82020997e1d708af4cf47b453dcf7"),
+            (29_497, "e144d726b3acfaa3e44228e80efcd344"),
+            (3_041_136, "5c965bf0a639b31b8f53240b1b52f4d7"),
+            (5_120, "7320c461ea6c1c855c0b718fb2a4b134"),
+        ),
+        "Tables 4, 5, 7; Figs. 5c, 6c",
+    ),
+    "mnist": _idx_set(
+        "MNIST",
+        "MNIST",
+        "http://yann.lecun.com/exdb/mnist, or its mirrors (Hugging Face: ylecun/mnist)",
+        "handwritten digits",
+        (
+            (9_912_422, "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
+            (28_881, "d53e105ee54ea40749a09fcbcd1e9432"),
+            (1_648_877, "9fb629c4189551a2d022fa330f9573f3"),
+            (4_542, "ec29112dd5afa0611ce80d1b7f02629c"),
+        ),
+        "Tables 4-7, 10; Figs. 5c, 6c, 7",
+        Form(
+            (Need("mnist10k.npz"),),
+            lambda files, _: read_npz(files["mnist10k.npz"]),
+            unofficial="an NPZ file of the 10,000 test images, without the training images",
+        ),
+    ),
+    "modelnet10": _modelnet(
+        "ModelNet10",
+        4_899,
+        224,
+        ("ModelNet10", "modelnet10_images_new_12x", "modelnet10"),
+        PaperUse(
+            "SS-VFL",
+            "Table 1; Fig. 3",
+            "views",
+            12,
+            recipes.ssvfl(recipes.LARGE_RESNET18, 512),
+            silent="The paper does not give the size of a view, the renderer, or the batch size.",
+        ),
+    ),
+    "modelnet40": _modelnet(
+        "ModelNet40",
+        4_354,
+        32,
+        ("ModelNet40", "modelnet40_images_new_12x", "modelnet40v1", "modelnet40"),
         PaperUse(
             "FedHSSL",
             _FEDHSSL_TABLES,
-            "patients",
-            2,
+            "views",
+            4,
             recipes.fedhssl(recipes.RESNET18, 512),
-            silent="The paper does not say how images are paired, how many pairs there are, or "
-            "what happens to images at an edge, which are smaller than 50 × 50. Here each image "
-            "is in one pair, drawn at random, and smaller ones are enlarged.",
+            silent="The paper has 24,630 training rows and 6,204 for testing, of about 3,644 and "
+            "710 objects, and does not say how they are drawn: `samples = 7` comes near. It does "
+            "not give the size of an image; its released code has 32 × 32.",
         ),
     ),
-    memory="about 300 MB",
-    options={"size": (50, "the height and width of an image, in pixels")},
-)
-
-# {name: data set}
-DATASETS = {
-    "bhi": _BHI,
-    "cifar10": _CIFAR10,
-    "cifar100": _CIFAR100,
-    "fashion_mnist": _FASHION_MNIST,
-    "imagenet100": _IMAGENET100,
-    "imagenet12": _IMAGENET12,
-    "kmnist": _KMNIST,
-    "mnist": _MNIST,
-    "modelnet10": _MODELNET10,
-    "modelnet40": _MODELNET40,
-    "svhn": _SVHN,
+    "svhn": _multiclass(
+        "SVHN",
+        "http://ufldl.stanford.edu/housenumbers (format 2: cropped digits)",
+        "colour images of 32 × 32 in ten classes",
+        99_289,
+        10,
+        (
+            Form(
+                _SVHN_FILES,
+                lambda files, _: join_splits([read_svhn(files[need.name]) for need in _SVHN_FILES]),
+                {TRAIN: 73_257, TEST: 26_032},
+            ),
+        ),
+        (
+            PaperUse(
+                "MocoSFL",
+                "Table 9, the source data",
+                "rows",
+                1,
+                recipes.mocosfl(),
+                silent="The paper mixes the images with 0 to 1 % of CIFAR-10's. It does not say "
+                "whether the 531,131 images of `extra_32x32.mat` take part; here they do not.",
+            ),
+        ),
+        "about 900 MB",
+    ),
 }

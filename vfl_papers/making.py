@@ -102,8 +102,8 @@ class DataWriter:
             recipe, lowered = self._make_recipe(written)
             write_atomic(temporary / RECIPE, make_header(self.plan) + recipe)
             notes = (*self.notes, *self.content.afterwards(), *lowered)
-            text = describe_data(self.plan, self.content, self.used, self.files, notes, written)
-            write_atomic(temporary / SUMMARY, text)
+            paragraphs = _describe_data(self, notes, written)
+            write_atomic(temporary / SUMMARY, "\n\n".join(paragraphs) + "\n")
             _move_folder(temporary, folder)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -294,9 +294,6 @@ def _describe_lowering(key: str, paper_value: int, value: int) -> str:
     return f"{key} is {value:,} (paper: {paper_value:,}), because there are fewer training rows."
 
 
-_SPLITS = (TRAIN, VALIDATION, TEST)
-
-
 def make_header(plan: PreparePlan) -> str:
     """Returns the comment at the top of a recipe."""
     return (
@@ -313,26 +310,11 @@ def _describe_origin(plan: PreparePlan) -> str:
     return f"from {use.paper} ({use.where})"
 
 
-def describe_data(
-    plan: PreparePlan,
-    content: Content,
-    used: Rows,
-    files: Files,
-    notes: Sequence[str],
-    written: Sequence[PartyTable],
-) -> str:
-    """Returns the summary in Markdown."""
-    return "\n\n".join(_paragraphs(plan, content, used, files, notes, written)) + "\n"
-
-
-def _paragraphs(
-    plan: PreparePlan,
-    content: Content,
-    used: Rows,
-    files: Files,
-    notes: Sequence[str],
-    written: Sequence[PartyTable],
+def _describe_data(
+    writer: DataWriter, notes: Sequence[str], written: Sequence[PartyTable]
 ) -> Iterator[str]:
+    """Yields the paragraphs of the summary, in Markdown."""
+    plan = writer.plan
     dataset, use, request = plan.dataset, plan.numbers, plan.request
     who = "parties" if plan.division.aligned else "clients"
     yield f"# {dataset.title}, prepared for {request.parties} {who}"
@@ -348,14 +330,14 @@ def _paragraphs(
     yield "\n".join(
         ["| party | table | rows | features | size |", "| --- | --- | --- | --- | --- |", *lines]
     )
-    yield _describe_rows(plan, content, used)
+    yield _describe_rows(plan, writer.content, writer.used)
     if not plan.division.aligned:
         yield f"Rows were dealt to clients: `{request.deal}`; test rows evenly."
     for key, value in request.options.items():
         yield f"`{key} = {value}`: {dataset.options[key][1]}"
     yield "## Sources"
     read = "\n".join(
-        f"- `{path.name}`, {format_size(path.stat().st_size)}" for path in files.values()
+        f"- `{path.name}`, {format_size(path.stat().st_size)}" for path in writer.files.values()
     )
     yield f"{dataset.title} is published by {dataset.publisher}. These files were read:\n\n{read}"
     yield "## Differences"
@@ -373,7 +355,9 @@ def _describe_rows(plan: PreparePlan, content: Content, used: Rows) -> str:
     text = "These files define no splits, so the recipe divides the rows."
     if content.splits is not None:
         counts = Counter(content.splits[used].tolist())
-        sizes = ", ".join(f"{counts[split]:,} {split}" for split in _SPLITS if counts[split])
+        sizes = ", ".join(
+            f"{counts[split]:,} {split}" for split in (TRAIN, VALIDATION, TEST) if counts[split]
+        )
         text = f"{content.split_says}: {sizes}."
         if plan.validation:
             text += f" {100 * plan.validation:g} % of these training rows are for validation."
