@@ -15,10 +15,8 @@ import pyarrow.compute as pc
 
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
-from vfl_papers.dataset import BLOCK_ROWS, Array, Rows
+from vfl_papers.dataset import AGAIN, BLOCK_ROWS, Array, Rows, damage_error
 
-# The fix in errors about official files.
-AGAIN = "Download it again"
 FLOAT, BYTE, WORD = pa.float32(), pa.uint8(), pa.string()
 Types = Mapping[str, pa.DataType]
 
@@ -168,11 +166,6 @@ def _replace_fixes() -> Iterator[None]:
             raise
         problem = re.split(r"; |\.? (?=[A-Z][a-z]+ [^:]*\.$)", str(error), maxsplit=1)[0]
         raise InputError(Code.FILE_INVALID, f"{problem}. {AGAIN}.") from None
-
-
-def damage_error(source: str, problem: str) -> InputError:
-    """Returns the error for an official file that differs from the published one."""
-    return InputError(Code.FILE_INVALID, f"{source}: {problem}. {AGAIN}.")
 
 
 class FileTree:

@@ -25,6 +25,8 @@ BLOCK_BYTES = 32 * 2**20
 # The maximum number of rows in a block of columns.
 BLOCK_ROWS = 65_536
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
+# The fix in errors about official files.
+AGAIN = "Download it again"
 
 
 @dataclass(frozen=True)
@@ -262,3 +264,8 @@ class DataSet:
         """The size of the official files; None if not all sizes are known."""
         sizes = [need.bytes for need in self.forms[0].needs if not need.optional]
         return sum(size for size in sizes if size is not None) if None not in sizes else None
+
+
+def damage_error(source: object, problem: str) -> InputError:
+    """Returns the error for an official file that differs from the published one."""
+    return InputError(Code.FILE_INVALID, f"{source}: {problem}. {AGAIN}.")

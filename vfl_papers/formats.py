@@ -31,6 +31,7 @@ from vfl_papers.dataset import (
     Content,
     Rows,
     blocks_of,
+    damage_error,
     split_into_blocks,
 )
 
@@ -94,17 +95,13 @@ def open_files(path: Path) -> Iterator[ReadFile]:
             def read(name: str) -> bytes:
                 file = archive.extractfile(members[name]) if name in members else None
                 if file is None:
-                    raise InputError(
-                        Code.FILE_INVALID, f"{path}: holds no file {name}. Download it again."
-                    )
+                    raise damage_error(path, f"holds no file {name}")
                 _refuse_large(f"{path}: {name}", members[name].size)
                 return file.read()
 
             yield read
     except (OSError, EOFError, tarfile.TarError, zlib.error, lzma.LZMAError):
-        raise InputError(
-            Code.FILE_INVALID, f"{path}: cannot be read to the end. Download it again."
-        ) from None
+        raise damage_error(path, "cannot be read to the end") from None
 
 
 def _read_whole(path: Path) -> bytes:
@@ -112,17 +109,12 @@ def _read_whole(path: Path) -> bytes:
         _refuse_large(str(path), path.stat().st_size)
         return path.read_bytes()
     except OSError as error:
-        raise InputError(
-            Code.FILE_INVALID, f"{path}: cannot be read ({error.strerror}). Download it again."
-        ) from None
+        raise damage_error(path, f"cannot be read ({error.strerror})") from None
 
 
 def _refuse_large(name: str, size: int) -> None:
     if size > _MAX_BYTES:
-        raise InputError(
-            Code.FILE_INVALID,
-            f"{name}: must have at most {_MAX_BYTES:,} bytes (got {size:,}). Download it again.",
-        )
+        raise damage_error(name, f"must have at most {_MAX_BYTES:,} bytes (got {size:,})")
 
 
 def join_splits(parts: Sequence[Images], classes: tuple[str, ...] = ()) -> Content:
@@ -146,11 +138,7 @@ def read_cifar_binary(labels: int, name: str, data: bytes) -> Images:
     """
     size = labels + _CIFAR_VALUES
     if not data or len(data) % size:
-        raise InputError(
-            Code.FILE_INVALID,
-            f"{name}: must have a multiple of {size:,} bytes (got {len(data):,}). Download it "
-            "again.",
-        )
+        raise damage_error(name, f"must have a multiple of {size:,} bytes (got {len(data):,})")
     rows = np.frombuffer(data, np.uint8).reshape(-1, size)
     return _arrange_cifar(rows[:, labels:]), rows[:, labels - 1].astype(np.int64)
 
@@ -173,10 +161,7 @@ def read_cifar_pickle(key: str, name: str, data: bytes) -> Images:
             raise ValueError("shapes differ")
     # A damaged pickle may fail with any exception.
     except Exception:  # noqa: BLE001
-        raise InputError(
-            Code.FILE_INVALID,
-            f"{name}: not a batch of CIFAR's Python version. Download it again.",
-        ) from None
+        raise damage_error(name, "not a batch of CIFAR's Python version") from None
     return _arrange_cifar(pixels), labels
 
 
@@ -250,10 +235,8 @@ def _read_idx(path: Path, dims: int) -> Array:
 
     array = read_array(str(path), Space.of(DataSettings(source=str(path))))
     if array.dtype != np.uint8 or array.ndim != dims:
-        raise InputError(
-            Code.FILE_INVALID,
-            f"{path}: must hold bytes in {dims} dimensions (got {array.dtype} in {array.ndim}). "
-            "Download it again.",
+        raise damage_error(
+            path, f"must hold bytes in {dims} dimensions (got {array.dtype} in {array.ndim})"
         )
     return array
 
@@ -268,10 +251,8 @@ def read_svhn(path: Path) -> Images:
     images, labels = read_variables(str(path), ("X", "y"))
     fits = images.dtype == np.uint8 and images.shape[1:] == (32, 32, 3)
     if not fits or labels.shape != images.shape[:1]:
-        raise InputError(
-            Code.FILE_INVALID,
-            f"{path}: `X` must be bytes [32, 32, 3, N], and `y` the class of each image. "
-            "Download it again.",
+        raise damage_error(
+            path, "`X` must be bytes [32, 32, 3, N], and `y` the class of each image"
         )
     return images, np.where(labels == 10, 0, labels).astype(np.int64)
 
@@ -423,9 +404,7 @@ class PictureDecoder:
                 other = image.size != (self._size, self._size)
                 into[place] = np.asarray(self._fit(image.convert("RGB")))
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-            raise InputError(
-                Code.FILE_INVALID, f"{names[place]}: not a readable image. Download it again."
-            ) from None
+            raise damage_error(names[place], "not a readable image") from None
         return other
 
     def _refuse(self, image: Image.Image, name: object) -> None:
@@ -433,14 +412,12 @@ class PictureDecoder:
         from vfl_party.data.pixels import is_shortened
 
         if image.mode.startswith(_DEEP_MODES) or is_shortened(image):
-            raise InputError(
-                Code.FILE_INVALID, f"{name}: has pixels of more than 8 bits. Download it again."
-            )
+            raise damage_error(name, "has pixels of more than 8 bits")
         if max(image.size) > _MAX_RATIO * min(image.size):
-            raise InputError(
-                Code.FILE_INVALID,
-                f"{name}: must be at most {_MAX_RATIO} times as long as wide (got {image.width} "
-                f"× {image.height}). Download it again.",
+            raise damage_error(
+                name,
+                f"must be at most {_MAX_RATIO} times as long as wide (got {image.width} × "
+                f"{image.height})",
             )
 
     def _fit(self, image: Image.Image) -> Image.Image:

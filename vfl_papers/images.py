@@ -26,6 +26,7 @@ from vfl_papers.dataset import (
     Need,
     PaperUse,
     Request,
+    damage_error,
 )
 from vfl_papers.dividing import IMAGE_DIVISIONS, make_parts
 from vfl_papers.formats import (
@@ -49,30 +50,6 @@ _FEDHSSL_TABLES = "Tables IV-VII, IX-XII; Figs. 5-8"
 _FEDONCE = recipes.fedonce(
     recipes.CNN0, [128], (1e-4, 1e-5, 128, 100), (1e-3, 1e-5, 128, 200), d=16, f=3
 )
-
-
-def _multiclass(
-    title: str,
-    publisher: str,
-    holds: str,
-    rows: int,
-    classes: int,
-    forms: Sequence[Form],
-    uses: tuple[PaperUse, ...],
-    memory: str,
-) -> DataSet:
-    """Returns a data set of images of one size, whose arguments these are."""
-    return DataSet(
-        title=title,
-        publisher=publisher,
-        holds=holds,
-        rows=rows,
-        task={"kind": "multiclass", "classes": classes},
-        forms=tuple(forms),
-        divisions=IMAGE_DIVISIONS,
-        uses=uses,
-        memory=memory,
-    )
 
 
 # -- Four IDX files: MNIST (LeCun et al. 1998), KMNIST (Clanuwat et al. 2018), and Fashion-MNIST
@@ -117,15 +94,16 @@ def _idx_set(
         "The paper does not say which of the training images are for validation; it tunes by five "
         "folds."
     )
-    return _multiclass(
-        title,
-        publisher,
-        f"grey images of 28 × 28, {what}",
-        70_000,
-        10,
-        (Form(tuple(needs), _read_idx_files, {TRAIN: 60_000, TEST: 10_000}), *other_forms),
-        (PaperUse("FedOnce", where, "quadrants", 4, _FEDONCE, silent=silent),),
-        "about 200 MB",
+    return DataSet(
+        title=title,
+        publisher=publisher,
+        holds=f"grey images of 28 × 28, {what}",
+        rows=70_000,
+        task={"kind": "multiclass", "classes": 10},
+        forms=(Form(tuple(needs), _read_idx_files, {TRAIN: 60_000, TEST: 10_000}), *other_forms),
+        divisions=IMAGE_DIVISIONS,
+        uses=(PaperUse("FedOnce", where, "quadrants", 4, _FEDONCE, silent=silent),),
+        memory="about 200 MB",
     )
 
 
@@ -264,10 +242,7 @@ def _read_val_list(files: Files) -> Mapping[str, list[Path]]:
                 if image is not None:
                     images.setdefault(line["PredictionString"].split()[0], []).append(image)
     except (OSError, ValueError, KeyError, IndexError, AttributeError, csv.Error):
-        raise InputError(
-            Code.FILE_INVALID,
-            f"{path}: not a list with ImageId and PredictionString. Download it again.",
-        ) from None
+        raise damage_error(path, "not a list with ImageId and PredictionString") from None
     return images
 
 
@@ -452,13 +427,13 @@ DATASETS: Mapping[str, DataSet] = {
         memory="about 300 MB",
         options={"size": (50, "the height and width of an image, in pixels")},
     ),
-    "cifar10": _multiclass(
-        "CIFAR-10",
-        "https://www.cs.toronto.edu/~kriz/cifar.html",
-        "colour images of 32 × 32 in ten classes",
-        60_000,
-        10,
-        (
+    "cifar10": DataSet(
+        title="CIFAR-10",
+        publisher="https://www.cs.toronto.edu/~kriz/cifar.html",
+        holds="colour images of 32 × 32 in ten classes",
+        rows=60_000,
+        task={"kind": "multiclass", "classes": 10},
+        forms=(
             *_cifar_forms(
                 Need("cifar-10-python.tar.gz", (), 170_498_071, "c58f30108f718f92721af3b95e74349a"),
                 "cifar-10-batches-py",
@@ -481,7 +456,8 @@ DATASETS: Mapping[str, DataSet] = {
                 unofficial="a table of JPEG images, whose compression loses detail",
             ),
         ),
-        (
+        divisions=IMAGE_DIVISIONS,
+        uses=(
             PaperUse(
                 "MocoSFL",
                 "Tables 2-12",
@@ -502,15 +478,15 @@ DATASETS: Mapping[str, DataSet] = {
                 "MNIST.",
             ),
         ),
-        "about 450 MB",
+        memory="about 450 MB",
     ),
-    "cifar100": _multiclass(
-        "CIFAR-100",
-        "https://www.cs.toronto.edu/~kriz/cifar.html",
-        "colour images of 32 × 32 in a hundred classes",
-        60_000,
-        100,
-        (
+    "cifar100": DataSet(
+        title="CIFAR-100",
+        publisher="https://www.cs.toronto.edu/~kriz/cifar.html",
+        holds="colour images of 32 × 32 in a hundred classes",
+        rows=60_000,
+        task={"kind": "multiclass", "classes": 100},
+        forms=(
             *_cifar_forms(
                 Need(
                     "cifar-100-python.tar.gz", (), 169_001_437, "eb9058c3a382ffc7106e4002c42a8d85"
@@ -530,7 +506,8 @@ DATASETS: Mapping[str, DataSet] = {
                 partial(read_cifar_binary, 2),
             ),
         ),
-        (
+        divisions=IMAGE_DIVISIONS,
+        uses=(
             PaperUse(
                 "MocoSFL",
                 "Table 13; the source of Tables 4, 10, 11",
@@ -542,7 +519,7 @@ DATASETS: Mapping[str, DataSet] = {
                 "without IID; FedEMA, with which it compares, gives 20 of 100.",
             ),
         ),
-        "about 450 MB",
+        memory="about 450 MB",
     ),
     "fashion_mnist": _idx_set(
         "Fashion-MNIST",
@@ -646,20 +623,21 @@ DATASETS: Mapping[str, DataSet] = {
             "not give the size of an image; its released code has 32 × 32.",
         ),
     ),
-    "svhn": _multiclass(
-        "SVHN",
-        "http://ufldl.stanford.edu/housenumbers (format 2: cropped digits)",
-        "colour images of 32 × 32 in ten classes",
-        99_289,
-        10,
-        (
+    "svhn": DataSet(
+        title="SVHN",
+        publisher="http://ufldl.stanford.edu/housenumbers (format 2: cropped digits)",
+        holds="colour images of 32 × 32 in ten classes",
+        rows=99_289,
+        task={"kind": "multiclass", "classes": 10},
+        forms=(
             Form(
                 _SVHN_FILES,
                 lambda files, _: join_splits([read_svhn(files[need.name]) for need in _SVHN_FILES]),
                 {TRAIN: 73_257, TEST: 26_032},
             ),
         ),
-        (
+        divisions=IMAGE_DIVISIONS,
+        uses=(
             PaperUse(
                 "MocoSFL",
                 "Table 9, the source data",
@@ -670,6 +648,6 @@ DATASETS: Mapping[str, DataSet] = {
                 "whether the 531,131 images of `extra_32x32.mat` take part; here they do not.",
             ),
         ),
-        "about 900 MB",
+        memory="about 900 MB",
     ),
 }

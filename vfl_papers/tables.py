@@ -22,7 +22,6 @@ from vfl_papers.columns import (
     ColumnFiles,
     FileTree,
     Types,
-    damage_error,
     file,
     join_columns,
     row_count_note,
@@ -44,6 +43,7 @@ from vfl_papers.dataset import (
     PaperUse,
     Request,
     Rows,
+    damage_error,
 )
 from vfl_papers.dividing import ALPHA, COLUMNS, IMPORTANCE, make_parts, pick_columns
 from vfl_party.base.seeds import derive_seed, draw_permutation
@@ -507,33 +507,9 @@ def _make_share_parts(
     return [replace(part, settings={**part.settings, **settings}) for part in parts]
 
 
-def _click_set(
-    title: str,
-    publisher: str,
-    holds: str,
-    rows: int,
-    forms: tuple[Form, ...],
-    make: Any,
-    where: str,
-    silent: str,
-) -> DataSet:
-    """Returns a data set of advertisements that FedHSSL's recipe for Avazu trains on."""
-    # An embedding of a category has 32 numbers (FedHSSL, Appendix A).
-    encoder = {"kind": "tabular", "hidden": [128], "category_size": 32}
-    recipe = recipes.fedhssl(encoder, 128, batch_size=512)
-    return DataSet(
-        title=title,
-        publisher=publisher,
-        holds=holds,
-        rows=rows,
-        task={"kind": "binary"},
-        forms=forms,
-        divisions={"halves": Division("the same share of the categories and of the numbers", make)},
-        uses=(PaperUse("FedHSSL", where, "halves", 2, recipe, silent=silent),),
-        memory="about 2 GB",
-        options=_CLICK_OPTIONS,
-    )
-
+# An embedding of a category has 32 numbers (FedHSSL, Appendix A).
+_CLICK_ENCODER = {"kind": "tabular", "hidden": [128], "category_size": 32}
+_CLICK_RECIPE = recipes.fedhssl(_CLICK_ENCODER, 128, batch_size=512)
 
 _AVAZU_FILE, _AVAZU_ROWS = "train.gz", 40_428_967
 _AVAZU_CATEGORIES = (
@@ -564,17 +540,33 @@ def _read_criteo(name: str, files: Files, request: Request) -> Content:
 
 # {name: data set}
 DATASETS: Mapping[str, DataSet] = {
-    "avazu": _click_set(
-        "Avazu",
-        "Kaggle (https://www.kaggle.com/c/avazu-ctr-prediction/data)",
-        "14 categories and 8 numbers of an advertisement",
-        _AVAZU_ROWS,
-        (Form((Need(_AVAZU_FILE, ("train.csv", "train", "train.csv.gz")),), _read_avazu),),
-        partial(_make_share_parts, _AVAZU_CATEGORIES, _AVAZU_NUMBERS, {}),
-        _FEDHSSL_TABLES,
-        "The paper counts 14 categories and 8 numbers, and does not name them. Here the columns "
-        "C14 to C21 are the numbers. It does not say in which order they are divided, nor how "
-        "wide its two layers are.",
+    "avazu": DataSet(
+        title="Avazu",
+        publisher="Kaggle (https://www.kaggle.com/c/avazu-ctr-prediction/data)",
+        holds="14 categories and 8 numbers of an advertisement",
+        rows=_AVAZU_ROWS,
+        task={"kind": "binary"},
+        forms=(Form((Need(_AVAZU_FILE, ("train.csv", "train", "train.csv.gz")),), _read_avazu),),
+        divisions={
+            "halves": Division(
+                "the same share of the categories and of the numbers",
+                partial(_make_share_parts, _AVAZU_CATEGORIES, _AVAZU_NUMBERS, {}),
+            )
+        },
+        uses=(
+            PaperUse(
+                "FedHSSL",
+                _FEDHSSL_TABLES,
+                "halves",
+                2,
+                _CLICK_RECIPE,
+                silent="The paper counts 14 categories and 8 numbers, and does not name them. "
+                "Here the columns C14 to C21 are the numbers. It does not say in which order they "
+                "are divided, nor how wide its two layers are.",
+            ),
+        ),
+        memory="about 2 GB",
+        options=_CLICK_OPTIONS,
     ),
     "covtype": _libsvm_set(
         "Covertype",
@@ -598,22 +590,40 @@ DATASETS: Mapping[str, DataSet] = {
         ),
         "about 400 MB",
     ),
-    "criteo": _click_set(
-        "Criteo",
-        "Criteo (https://www.kaggle.com/c/criteo-display-ad-challenge, dac.tar.gz)",
-        "13 numbers and 26 categories of an advertisement",
-        _CRITEO_ROWS,
-        tuple(
+    "criteo": DataSet(
+        title="Criteo",
+        publisher="Criteo (https://www.kaggle.com/c/criteo-display-ad-challenge, dac.tar.gz)",
+        holds="13 numbers and 26 categories of an advertisement",
+        rows=_CRITEO_ROWS,
+        task={"kind": "binary"},
+        forms=tuple(
             Form((need,), partial(_read_criteo, need.name))
             for need in (
                 Need(_CRITEO_ARCHIVE, ("kaggle-display-advertising-challenge-dataset.tar.gz",)),
                 Need(_CRITEO_FILE),
             )
         ),
-        partial(_make_share_parts, _CRITEO_CATEGORIES, _CRITEO_NUMBERS, {"missing": "zero"}),
-        "its recipe for Avazu",
-        "No paper here uses Criteo. It is drawn and divided as FedHSSL does it with Avazu; a "
-        "number that is missing becomes 0.",
+        divisions={
+            "halves": Division(
+                "the same share of the categories and of the numbers",
+                partial(
+                    _make_share_parts, _CRITEO_CATEGORIES, _CRITEO_NUMBERS, {"missing": "zero"}
+                ),
+            )
+        },
+        uses=(
+            PaperUse(
+                "FedHSSL",
+                "its recipe for Avazu",
+                "halves",
+                2,
+                _CLICK_RECIPE,
+                silent="No paper here uses Criteo. It is drawn and divided as FedHSSL does it "
+                "with Avazu; a number that is missing becomes 0.",
+            ),
+        ),
+        memory="about 2 GB",
+        options=_CLICK_OPTIONS,
     ),
     # GISETTE (Guyon et al. 2004) has the digits 4 and 9, with many columns without information.
     "gisette": _libsvm_set(
