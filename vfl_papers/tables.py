@@ -359,8 +359,8 @@ def _read_concept(truth: FileTree, name: str) -> list[Array]:
 
 def _rank_concepts(truth: FileTree) -> list[str]:
     """Returns all concepts, the one with the most images first. Raises InputError."""
-    found = (re.fullmatch(r"Labels_(.*)_Train\.txt", Path(name).name) for name in truth.names)
-    names = [match[1] for match in found if match is not None]
+    matches = (re.fullmatch(r"Labels_(.*)_Train\.txt", Path(name).name) for name in truth.names)
+    names = [match[1] for match in matches if match is not None]
     if not names:
         raise damage_error(str(truth.path), "holds no files Labels_…_Train.txt")
     counts = {name: sum(int(part.sum()) for part in _read_concept(truth, name)) for name in names}
