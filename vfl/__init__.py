@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import vfl_party  # noqa: F401
 
 if TYPE_CHECKING:
-    # These names are not in __all__, because they are removed together with the leak meter.
+    # Names of satellites (vfl_leaks, vfl_papers) are not in __all__: they go when a satellite does.
     from vfl.library.data import Data
     from vfl.library.forecast import Forecast, forecast
     from vfl.library.model import Model
@@ -29,13 +29,14 @@ if TYPE_CHECKING:
     from vfl.library.run import Run
     from vfl.library.simulate import simulate
     from vfl.library.study import Study, study
-    from vfl.preparing.prepare import PreparedData, prepare
     from vfl.production.compare import Comparison, compare
     from vfl.searching.found import Search
     from vfl.searching.search import search
     from vfl_common.errors import Code, VflError
     from vfl_leaks.api import Leaks as Leaks
     from vfl_leaks.api import leaks as leaks
+    from vfl_papers.prepare import PreparedData as PreparedData
+    from vfl_papers.prepare import prepare as prepare
     from vfl_party.base.deal import deal
 
 __all__ = [
@@ -44,7 +45,6 @@ __all__ = [
     "Data",
     "Forecast",
     "Model",
-    "PreparedData",
     "Recipe",
     "Round",
     "Run",
@@ -54,7 +54,6 @@ __all__ = [
     "compare",
     "deal",
     "forecast",
-    "prepare",
     "search",
     "simulate",
     "study",
@@ -66,7 +65,6 @@ _MODULES = {
     "Data": "vfl.library.data",
     "Forecast": "vfl.library.forecast",
     "Model": "vfl.library.model",
-    "PreparedData": "vfl.preparing.prepare",
     "Recipe": "vfl.library.recipe",
     "Round": "vfl.library.rounds",
     "Run": "vfl.library.run",
@@ -76,13 +74,20 @@ _MODULES = {
     "compare": "vfl.production.compare",
     "deal": "vfl_party.base.deal",
     "forecast": "vfl.library.forecast",
-    "prepare": "vfl.preparing.prepare",
     "search": "vfl.searching.search",
     "simulate": "vfl.library.simulate",
     "study": "vfl.library.study",
 }
 
-for _name in ("vfl", "vfl_common", "vfl_leaks", "vfl_party", "vfl_serve", "vfl_server"):
+for _name in (
+    "vfl",
+    "vfl_common",
+    "vfl_leaks",
+    "vfl_papers",
+    "vfl_party",
+    "vfl_serve",
+    "vfl_server",
+):
     # The application that uses the library configures logging, so the library prints no log itself.
     logging.getLogger(_name).addHandler(logging.NullHandler())
 

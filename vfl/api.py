@@ -15,10 +15,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    # These names for attacks are not in __all__, because they are removed with the leak meter.
-    from vfl.preparing.content import Content, blocks_of
-    from vfl.preparing.dataset import DataSet, Form, Need, PaperUse, Request
-    from vfl.preparing.dividing import COLUMNS, IMAGE_DIVISIONS
+    # Names of satellites (vfl_leaks, vfl_papers) are not in __all__: they go when a satellite does.
     from vfl_common.bundle import BundleSpec, DType, Kind, StepKey, TensorSpec
     from vfl_common.config.base import Section
     from vfl_common.errors import Code, InputError, VflError
@@ -27,6 +24,15 @@ if TYPE_CHECKING:
     from vfl_leaks.scene.scene import Scene as Scene
     from vfl_leaks.scene.scene import UnfitError as UnfitError
     from vfl_leaks.scene.scores import Tally as Tally
+    from vfl_papers.dataset import Content as Content
+    from vfl_papers.dataset import DataSet as DataSet
+    from vfl_papers.dataset import Form as Form
+    from vfl_papers.dataset import Need as Need
+    from vfl_papers.dataset import PaperUse as PaperUse
+    from vfl_papers.dataset import Request as Request
+    from vfl_papers.dataset import blocks_of as blocks_of
+    from vfl_papers.dividing import COLUMNS as COLUMNS
+    from vfl_papers.dividing import IMAGE_DIVISIONS as IMAGE_DIVISIONS
     from vfl_party.base.mechanism import Mechanism
     from vfl_party.base.phase import Phase, RoundReport
     from vfl_party.base.seeds import Rows, batches, derive_seed
@@ -66,8 +72,6 @@ if TYPE_CHECKING:
     from vfl_party.privacy.steps import PrivateSteps
 
 __all__ = [
-    "COLUMNS",
-    "IMAGE_DIVISIONS",
     "NOTHING",
     "Answering",
     "Asking",
@@ -75,15 +79,12 @@ __all__ = [
     "Code",
     "Codec",
     "Combination",
-    "Content",
     "DType",
-    "DataSet",
     "DpSettings",
     "Encoder",
     "Exchange",
     "Filter",
     "Float16",
-    "Form",
     "InputError",
     "InputSpec",
     "Kind",
@@ -93,10 +94,8 @@ __all__ = [
     "Mechanism",
     "Method",
     "Metric",
-    "Need",
     "NoisyFilter",
     "Occurrence",
-    "PaperUse",
     "Party",
     "Passage",
     "Phase",
@@ -104,7 +103,6 @@ __all__ = [
     "Policy",
     "PrivatePhase",
     "PrivateSteps",
-    "Request",
     "RoundReport",
     "Rows",
     "Scored",
@@ -121,7 +119,6 @@ __all__ = [
     "Use",
     "VflError",
     "batches",
-    "blocks_of",
     "combine",
     "derive_seed",
     "evaluate",
@@ -138,9 +135,6 @@ __all__ = [
 FROM = {
     name: module
     for module, names in {
-        "vfl.preparing.content": "Content blocks_of",
-        "vfl.preparing.dataset": "DataSet Form Need PaperUse Request",
-        "vfl.preparing.dividing": "COLUMNS IMAGE_DIVISIONS",
         "vfl_common.bundle": "BundleSpec DType Kind StepKey TensorSpec",
         "vfl_common.config.base": "Section",
         "vfl_common.errors": "Code InputError VflError",

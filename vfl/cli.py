@@ -19,7 +19,6 @@ _COMMANDS = {
     "models": "vfl.production.commands:models",
     "new": "vfl.new.commands:new",
     "predict": "vfl.library.commands:predict",
-    "prepare": "vfl.preparing.commands:prepare",
     "prune": "vfl.production.commands:prune",
     "report": "vfl.report.commands:report",
     "runs": "vfl.report.commands:runs",

@@ -11,12 +11,12 @@ from typing import Any
 import vfl
 from benchmarks.papers.describe import Scale, Tables, resolved
 from benchmarks.papers.plan import Variant
-from vfl.preparing.datasets import load
-from vfl.preparing.prepare import find_files
 from vfl_common.config.base import read_toml
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import VflError
 from vfl_common.files import lock_folder, write_atomic
+from vfl_papers.prepare import find_files
+from vfl_papers.registry import load
 
 # What was prepared, and how it differs from the official data set. Written when it is whole.
 _NOTES = "notes.json"

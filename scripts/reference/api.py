@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from importlib.metadata import entry_points
 
 from vfl import api
 
@@ -12,9 +13,11 @@ HEADINGS = ("name", "what", "room")
 # What is no class and no function has no docstring of its own; the first sentence of others is about their members.
 _WORDS = {
     "Code": "The codes of errors.",
+    "COLUMNS": "The division into ranges of neighbouring columns, as equal as possible.",
     "DpSettings": "The keys of `dp`: differential privacy of a phase.",
     "DType": "The types of numbers that the wire carries.",
     "Float16": "The codec `float16`, to be extended.",
+    "IMAGE_DIVISIONS": "The divisions for data sets of images, by name.",
     "LatePolicy": "What stands in for a passive party that is late: `wait`, `cached` or `skip`.",
     "MakeEncoder": "Makes encoders of a party's kind and input, each label with its own weights.",
     "NOTHING": "The direction of an exchange in which no tensors go.",
@@ -26,10 +29,11 @@ _WORDS = {
 
 
 def rows() -> Iterator[tuple[str, str, str]]:
-    """Yields a line for each name, and then for those that the leak meter adds."""
+    """Yields a line for each name, also for those that the satellites add."""
+    satellites = {entry.name: entry.module for entry in entry_points(group="vfl.api")}
     for name in sorted(dir(api), key=str.casefold):
         made = getattr(api, name)
-        room = api.FROM.get(name) or made.__module__
+        room = api.FROM.get(name) or satellites[name]
         yield f"`{name}`", _WORDS.get(name) or _said(name, made), f"`{room}`"
 
 

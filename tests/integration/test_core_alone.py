@@ -99,13 +99,14 @@ def test_without_the_satellites_the_programs_and_the_library_work(
     said = run(str(BIN / "vfl"), "--help")
     assert "simulate" in said
     assert "\n  leaks" not in said
+    assert "\n  prepare" not in said
     said = run(str(BIN / "vfl-party"), "--help")
     assert "\n  run" in said
     assert not {"account", "approve", "disclosures", "grants", "serve"} & {*said.split()}
     library = """
 import vfl
 assert "installed" in vfl.__file__
-assert vfl.simulate and "leaks" not in dir(vfl) and not hasattr(vfl, "leaks")
+assert vfl.simulate and not {"leaks", "prepare"} & {*dir(vfl)} and not hasattr(vfl, "leaks")
 from vfl import *
 """
     run(sys.executable, "-c", library)

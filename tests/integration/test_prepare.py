@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import vfl
-from tests.unit.vfl.preparing import made
+from tests.unit.papers import made
 
 Write = Callable[[Path], object]
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import vfl
-from tests.unit.vfl.preparing import made_tables as made
-from vfl.preparing.datasets import load
+from tests.unit.papers import made_tables as made
+from vfl_papers.registry import load
 
 GIVEN: dict[str, dict[str, Any]] = {
     "avazu": {"train": 40, "test": 20, "buckets": 8},

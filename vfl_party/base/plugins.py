@@ -24,7 +24,16 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-_OURS = ("torch", "vfl", "vfl_common", "vfl_leaks", "vfl_party", "vfl_serve", "vfl_server")
+_OURS = (
+    "torch",
+    "vfl",
+    "vfl_common",
+    "vfl_leaks",
+    "vfl_papers",
+    "vfl_party",
+    "vfl_serve",
+    "vfl_server",
+)
 # For the top-level module of each loaded plug-in: the distribution that it comes from.
 _loaded: dict[str, str] = {}
 

@@ -15,6 +15,7 @@ PACKAGES = (
     "vfl_common",
     "vfl_governance",
     "vfl_leaks",
+    "vfl_papers",
     "vfl_party",
     "vfl_serve",
     "vfl_server",

@@ -182,10 +182,14 @@ def test_the_page_of_names_for_plug_ins_lists_exactly_those() -> None:
     """With the first words of each, and its room; they can all be had."""
     page = (PAGES / "api-for-plugins.md").read_text()
     listed = re.findall(r"^\| `(\w+)` \| (\S.*) \| `(vfl[\w.]+)` \|$", page, re.MULTILINE)
-    of_research = {each.name for each in entry_points(group="vfl.api")}
-    assert {name for name, _, _ in listed} == {*api.__all__} | of_research == {*dir(api)}
+    of_satellites = {each.name: each.module for each in entry_points(group="vfl.api")}
+    assert {name for name, _, _ in listed} == {*api.__all__, *of_satellites} == {*dir(api)}
     assert set(api.FROM) == set(api.__all__)
-    assert of_research == {"Attack", "Figure", "Scene", "Tally", "UnfitError"}
+    leaks = {name for name, module in of_satellites.items() if module.startswith("vfl_leaks.")}
+    papers = {name for name, module in of_satellites.items() if module.startswith("vfl_papers.")}
+    assert leaks == {"Attack", "Figure", "Scene", "Tally", "UnfitError"}
+    data_set = {"Content", "DataSet", "Form", "Need", "PaperUse", "Request", "blocks_of"}
+    assert papers == data_set | {"COLUMNS", "IMAGE_DIVISIONS"} == {*of_satellites} - leaks
     for name, _, room in listed:
         assert getattr(api, name) is getattr(import_module(room), name)
         # A type checker sees it too.

@@ -1,1 +1,0 @@
-"""``vfl prepare``: makes parties' tables and a recipe from the official files of a data set."""

@@ -1,1 +1,0 @@
-"""Data sets of advertisements that were shown: was there a click?"""

@@ -1,1 +1,0 @@
-"""Data sets whose rows are images."""

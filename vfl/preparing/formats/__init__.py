@@ -1,1 +1,0 @@
-"""Readers of official formats, which do not trust what the files say about themselves."""
