@@ -15,12 +15,12 @@ from tests.harness import cases
 from tests.harness.errors import raises
 from tests.harness.federation import toml
 from tests.harness.here import vfl_here
-from vfl.card.known import CardFacts, read_run
-from vfl.card.marks import TO_WRITE, write
-from vfl.card.sections import escape_prose, format_block, format_code, format_table, render_card
 from vfl_common.errors import Code, InputError
 from vfl_common.run_folder import RunFolder
 from vfl_common.summary import load_summary
+from vfl_lab.card.known import CardFacts, read_run
+from vfl_lab.card.marks import TO_WRITE, write
+from vfl_lab.card.sections import escape_prose, format_block, format_code, format_table, render_card
 
 HOSTILE = (
     "<img src=x onerror=alert(1)> [a](https://evil.example) **b** `c` | # https://evil.example \x1b[31m\n# d "

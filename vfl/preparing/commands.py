@@ -97,7 +97,7 @@ def prepare(
       20 vfl simulate mnist/recipe.toml
     """
     from vfl.preparing.listing import describe, make_listing
-    from vfl.report.table import wide_console
+    from vfl.summary.table import wide_console
 
     if as_list or name is None:
         if name is None:
@@ -168,7 +168,7 @@ def _parse_settings(sets: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _print_result(result: PreparedData) -> None:
-    from vfl.report.table import format_size, new_table, wide_console
+    from vfl.summary.table import format_size, new_table, wide_console
 
     table = new_table(f"Written into {result.recipe.parent}")
     for heading in ("party", "table", "rows", "features", "size"):

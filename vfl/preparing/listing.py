@@ -8,7 +8,7 @@ from rich.table import Table
 
 from vfl.preparing.dataset import DataSet
 from vfl.preparing.datasets import REGISTRY, load
-from vfl.report.table import format_size, new_table
+from vfl.summary.table import format_size, new_table
 
 
 def make_listing() -> Table:

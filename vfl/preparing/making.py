@@ -16,8 +16,8 @@ from vfl.preparing.asked import PreparePlan
 from vfl.preparing.content import TEST, TRAIN, VALIDATION, Array, Content, ContentPart, Rows
 from vfl.preparing.dataset import Files
 from vfl.preparing.writing import ID, LABEL, SPLIT, PartyTable, SharedColumns, write_parts
-from vfl.report.table import format_size
 from vfl.simulation.federation import to_lines, to_toml
+from vfl.summary.table import format_size
 from vfl_common.config.base import parse, read_toml
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError

@@ -14,14 +14,14 @@ import pytest
 
 from tests.harness import cases
 from tests.harness.plugins import EXAMPLE
-from vfl.searching.file import SearchFile
-from vfl.searching.spaces import parse_spaces
 from vfl_common.bundle import Kind
 from vfl_common.config.data import DataSettings
 from vfl_common.config.party import PartyFile
 from vfl_common.config.recipe import Recipe
 from vfl_common.config.recipe_tables import PhaseSettings
 from vfl_common.errors import Code, InputError
+from vfl_lab.searching.file import SearchFile
+from vfl_lab.searching.spaces import parse_spaces
 from vfl_party.assembly.party import Assembled, assemble, expect_rows, open_party
 from vfl_party.outbound.declared import Exchange, Sent, f32
 from vfl_party.outbound.policies import Policy
@@ -212,7 +212,7 @@ def test_plug_ins_that_are_shown_import_nothing_of_us_but_the_names_that_are_pro
     assert {each for each in found if each.partition(".")[0] in PACKAGES} == {"vfl", "vfl.api"}
 
 
-PACKAGES = ("vfl", "vfl_common", "vfl_leaks", "vfl_party", "vfl_serve", "vfl_server")
+PACKAGES = ("vfl", "vfl_common", "vfl_lab", "vfl_leaks", "vfl_party", "vfl_serve", "vfl_server")
 
 
 def imported(node: ast.AST) -> list[str]:

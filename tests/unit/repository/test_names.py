@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 REPO = Path(__file__).parents[3]
-PACKAGES = ("vfl", "vfl_common", "vfl_leaks", "vfl_party", "vfl_serve", "vfl_server")
+PACKAGES = ("vfl", "vfl_common", "vfl_lab", "vfl_leaks", "vfl_party", "vfl_serve", "vfl_server")
 # The library's is the other with its data.
 TWICE = {"Recipe": {"vfl.library.recipe", "vfl_common.config.recipe"}}
 

@@ -15,7 +15,8 @@ from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score, root_mean
 
 from tests.harness.errors import raises
 from vfl.cli import cli
-from vfl.production.compare import (
+from vfl_common.errors import Code, InputError
+from vfl_lab.production.compare import (
     Comparison,
     Measure,
     auc_difference,
@@ -23,8 +24,7 @@ from vfl.production.compare import (
     compute_measures,
     show_comparison,
 )
-from vfl.production.scored import ModelScores, select_common_rows
-from vfl_common.errors import Code, InputError
+from vfl_lab.production.scored import ModelScores, select_common_rows
 
 Floats = npt.NDArray[np.float64]
 
@@ -303,7 +303,7 @@ def test_the_picture_shows_every_metric(tmp_path: Path) -> None:
     labels = [text.get_text() for text in found.axes[0].get_yticklabels()]
     assert labels == ["AUC (↑)", "accuracy (↑)", "log loss (↓)", "Brier score (↓)"]
     assert np.shape(found.axes[1].collections[0].get_offsets()) == (60, 2)
-    from vfl.report.picture import save
+    from vfl.summary.picture import save
 
     save(found, tmp_path / "a.png")
     assert (tmp_path / "a.png").stat().st_size > 10_000

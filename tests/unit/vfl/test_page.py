@@ -20,16 +20,16 @@ from click.testing import CliRunner
 from tests.harness import pages
 from tests.harness.errors import raises
 from vfl.cli import cli
-from vfl.report import commands
-from vfl.report.page.baselines import find_baselines, how_to_get, make, possible
-from vfl.report.page.facts import Facts, read_json
-from vfl.report.page.run_page import run_page
-from vfl.report.page.study_page import is_study
-from vfl.report.page.worth import compare_with_baselines
-from vfl.report.quality.measures import estimate_metrics
-from vfl.report.reading import find
+from vfl.summary.reading import find
 from vfl_common.config.task import Kind, ThresholdRule
 from vfl_common.errors import Code, InputError
+from vfl_lab.report import commands
+from vfl_lab.report.page.baselines import find_baselines, how_to_get, make, possible
+from vfl_lab.report.page.facts import Facts, read_json
+from vfl_lab.report.page.run_page import run_page
+from vfl_lab.report.page.study_page import is_study
+from vfl_lab.report.page.worth import compare_with_baselines
+from vfl_lab.report.quality.measures import estimate_metrics
 
 WRITTEN = re.compile(
     r"<script|onerror=\S*alert\(1\)>|\x1b|style=\"|https?://(?!www\.w3\.org)", re.IGNORECASE
@@ -443,7 +443,7 @@ def test_what_is_no_threshold_is_refused(text: str) -> None:
 def test_a_wheel_has_the_templates() -> None:
     repo = Path(__file__).parents[3]
     project = tomllib.loads((repo / "pyproject.toml").read_text())
-    patterns = project["tool"]["setuptools"]["package-data"]["vfl.report.page"]
+    patterns = project["tool"]["setuptools"]["package-data"]["vfl_lab.report.page"]
     room = repo / "vfl" / "report" / "page"
     needed = [
         str(path.relative_to(room)) for path in room.rglob("*") if path.suffix in (".html", ".css")

@@ -13,13 +13,13 @@ from sklearn import calibration as sk_calibration
 from sklearn import metrics as sk
 
 from tests.harness.reference_task import c_index_of
-from vfl.production.compare import compute_measures
-from vfl.production.scored import ModelScores
-from vfl.report.page.draw import kaplan_meier
-from vfl.report.quality import curves
-from vfl.report.quality.kept import SplitPredictions
-from vfl.report.quality.measures import differences, estimate_metrics
 from vfl_common.config.task import LOWER_IS_BETTER, TaskSettings
+from vfl_lab.production.compare import compute_measures
+from vfl_lab.production.scored import ModelScores
+from vfl_lab.report.page.draw import kaplan_meier
+from vfl_lab.report.quality import curves
+from vfl_lab.report.quality.kept import SplitPredictions
+from vfl_lab.report.quality.measures import differences, estimate_metrics
 from vfl_party.base.statistics import compute_auc, compute_c_index
 from vfl_party.models.metrics import evaluate
 

@@ -17,10 +17,9 @@ from rich.console import Console
 from tests.harness import cases, pages
 from tests.harness.errors import assert_names, raises
 from vfl.cli import cli
-from vfl.report import charts
-from vfl.report.charts import draw
-from vfl.report.picture import BLUE, ORANGE
-from vfl.report.reading import (
+from vfl.summary import curves as charts
+from vfl.summary.picture import BLUE, ORANGE
+from vfl.summary.reading import (
     RunRecord,
     describe_initial_weights,
     find,
@@ -28,7 +27,7 @@ from vfl.report.reading import (
     read_importance,
     read_own_curves,
 )
-from vfl.report.table import format_size, print_tables, select_sets, sort_phases
+from vfl.summary.table import format_size, print_tables, select_sets, sort_phases
 from vfl_common.errors import Code, InputError
 from vfl_common.summary import (
     ByteCount,
@@ -41,6 +40,7 @@ from vfl_common.summary import (
     TcpBytes,
     Worth,
 )
+from vfl_lab.report.charts import draw
 
 OWN = {"peer": "bank", "phase": "train", "kind": "embedding", "direction": "sent"}
 METRICS = {

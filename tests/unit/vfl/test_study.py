@@ -16,10 +16,14 @@ from tests.harness import cases, pages
 from tests.harness.errors import raises
 from tests.harness.federation import toml
 from vfl.simulation.federation import to_toml
-from vfl.studies.chart import draw_study
-from vfl.studies.plan import PlannedRun, StudyFile, load_study
-from vfl.studies.report import Cost, FineTuned, compute_cost, format_cell, table, write_csv
-from vfl.studies.run import (
+from vfl_common.config.recipe import Recipe, load_recipe
+from vfl_common.errors import Code, InputError, VflError
+from vfl_common.process.program import run_for_status
+from vfl_common.summary import ByteCount, Bytes, LinkBytes, Summary
+from vfl_lab.studies.chart import draw_study
+from vfl_lab.studies.plan import PlannedRun, StudyFile, load_study
+from vfl_lab.studies.report import Cost, FineTuned, compute_cost, format_cell, table, write_csv
+from vfl_lab.studies.run import (
     Failure,
     StudyFailed,
     StudyRunner,
@@ -27,11 +31,7 @@ from vfl.studies.run import (
     read_finished,
     run_study,
 )
-from vfl.studies.show import format_event, show_study
-from vfl_common.config.recipe import Recipe, load_recipe
-from vfl_common.errors import Code, InputError, VflError
-from vfl_common.process.program import run_for_status
-from vfl_common.summary import ByteCount, Bytes, LinkBytes, Summary
+from vfl_lab.studies.show import format_event, show_study
 
 SIMULATE = {"scheme": "halves", "data": {"source": "sklearn:digits", "label": "target"}}
 SPLITNN = {"kind": "splitnn", "epochs": 1}
@@ -294,7 +294,7 @@ def test_a_finished_study_runs_nothing_and_keeps_pretraining_s_checkpoints(tmp_p
 
 
 def test_one_study_at_a_time(tmp_path: Path) -> None:
-    from vfl.studies.run import _lock_study
+    from vfl_lab.studies.run import _lock_study
 
     with (
         _lock_study(tmp_path),
@@ -317,7 +317,7 @@ def test_a_failed_study_is_an_error_of_ours_and_the_command_says_all_its_lines(
     def fail(*_args: Any, **_more: Any) -> None:
         raise failed
 
-    monkeypatch.setattr("vfl.studies.show.run_study", fail)
+    monkeypatch.setattr("vfl_lab.studies.show.run_study", fail)
     path = write(tmp_path)
     assert run_for_status(lambda: show_study(path, tmp_path, jobs=1, as_json=True)) == 3
     told = capsys.readouterr()

@@ -20,7 +20,7 @@ from vfl_party.methods.mocosfl.check import other_encoder_error
 from vfl_party.methods.mocosfl.passive import PassiveMocoSFL
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
 from vfl_party.methods.mocosfl.single_party import SinglePartyMocoSFL
-from vfl_party.methods.mocosfl.steps import build_bottom, tail, sends_initial_bottom
+from vfl_party.methods.mocosfl.steps import build_bottom, sends_initial_bottom, tail
 from vfl_party.methods.mocosfl.traffic import traffic
 from vfl_party.outbound.declared import Traffic
 from vfl_party.phases.context import MakeEncoder, Party
