@@ -221,7 +221,7 @@ def test_what_can_never_run_is_refused_before_anything_starts(
         if not each.fine and each.about != "certificate"
     ]
     if not with_model and "start" not in wrong:
-        text = "model: the table is missing. Add it."
+        text = "model: missing. Add it."
     assert said == [f"{path}: {text}"] * 3
     assert not (tmp_path / "runs").exists()
 

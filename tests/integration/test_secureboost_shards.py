@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from tests.harness.errors import raises
-from tests.harness.federation import Federation, Program
+from tests.harness.federation import RUN_S, Federation, Program
 from tests.harness.memory import run_here
 from tests.harness.plugins import environment
 from tests.harness.waiting import wait_until
@@ -306,6 +306,8 @@ def test_real_programs_with_shards_grow_the_trees_of_one_process(
     """Also if a worker is killed in the middle of a tree, or the party that has it."""
     settings = {"trees": 3, "encryption": "paillier", "key_bits": BITS}
     tables = recipe(2, {"kind": "binary"}, **settings)
+    # The killed party starts as a fresh process, which takes long on a busy machine.
+    tables["run"]["rejoin_deadline_s"] = RUN_S
     plain = recipe(2, {"kind": "binary"}, **settings | {"encryption": "none"})
     _, whole = run_here(tmp_path / "whole", plain, made_table(tmp_path / "whole", 2, "binary"))
     folder = tmp_path / "killed"

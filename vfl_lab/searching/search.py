@@ -210,7 +210,7 @@ def _compute_digest(
 
 
 # The function that carries out an order, in a form that other processes can import.
-ORDER_FUNCTION = "vfl_lab.searching.drivers:drive_order"
+ORDER_FUNCTION = "vfl_lab.searching.search:drive_order"
 
 
 # The interval at which ended trials are reported and Ctrl-C is handled.
