@@ -20,11 +20,6 @@ _YOURS = re.compile(r"<!-- yours: ([a-z-]+) -->\n(.*?)<!-- /yours -->", re.DOTAL
 _DIGEST = re.compile(r"<!-- vfl card: ([0-9a-f]{64}) -->\n")
 
 
-def make_place(name: str, what: str) -> str:
-    """Returns a marked place for a person's text. ``what``: a description of the text to write."""
-    return f"<!-- yours: {name} -->\n{TO_WRITE} {what}\n{_END}"
-
-
 def write(path: Path, card: str) -> list[str]:
     """Writes a card, and keeps the text that a person has written between the marks of an existing
     card.
