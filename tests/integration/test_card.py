@@ -18,9 +18,16 @@ from tests.harness.here import vfl_here
 from vfl_common.errors import Code, InputError
 from vfl_common.run_folder import RunFolder
 from vfl_common.summary import load_summary
-from vfl_lab.card.known import CardFacts, read_run
-from vfl_lab.card.marks import TO_WRITE, write
-from vfl_lab.card.sections import escape_prose, format_block, format_code, render_card
+from vfl_lab.card.model_card import (
+    TO_WRITE,
+    CardFacts,
+    escape_prose,
+    format_block,
+    format_code,
+    read_run,
+    render_card,
+    write,
+)
 
 HOSTILE = (
     "<img src=x onerror=alert(1)> [a](https://evil.example) **b** `c` | # https://evil.example \x1b[31m\n# d "

@@ -25,7 +25,7 @@ from vfl.cli import cli
 from vfl_common.errors import Code, UnwritableError
 from vfl_common.files import write_error
 from vfl_lab.searching import trying
-from vfl_lab.searching.file import load_search
+from vfl_lab.searching.show import load_search
 
 pytest.importorskip("optuna")
 

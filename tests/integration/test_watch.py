@@ -26,7 +26,7 @@ from tests.harness.waiting import wait_until
 from vfl_common import http_limits as patient
 from vfl_common.files import part_names
 from vfl_lab.watch import serve
-from vfl_lab.watch.picture import Picture
+from vfl_lab.watch.serve import Picture
 
 HOSTILE = "<img src=x onerror=alert(1)>\x1b[31m" + "x" * 10_000
 

@@ -37,9 +37,8 @@ def card(run: Path, party: str | None, out: Path | None) -> None:
       vfl card runs/20260101-120000-churn-1f2e
       vfl card runs/20260101-120000-churn-1f2e/shop --out shop.md
     """
-    from vfl_lab.card.known import read_run
-    from vfl_lab.card.marks import write
-    from vfl_lab.card.sections import render_card as render_card
+    from vfl_lab.card.model_card import read_run, write
+    from vfl_lab.card.model_card import render_card as render_card
 
     facts = read_run(run, party)
     out = out or facts.folder / facts.party / "model-card.md"

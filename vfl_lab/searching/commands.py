@@ -61,8 +61,7 @@ def study(
       vfl study examples/study/digits.toml
       vfl study examples/study/search.toml --jobs 2
     """
-    from vfl_lab.searching.file import is_search
-    from vfl_lab.searching.show import show_search
+    from vfl_lab.searching.show import is_search, show_search
     from vfl_lab.studies.show import show_study
 
     if is_search(study):

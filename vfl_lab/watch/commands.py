@@ -49,14 +49,13 @@ def watch(run: Path | None, port: int, beside: bool) -> None:
             f"{path}: no such folder. Give the folder of a run, or a folder of runs.",
         )
     try:
-        from vfl_lab.watch.serve import Page, listen
+        from vfl_lab.watch.serve import Page, Picture, listen
     except ImportError as error:
         raise InputError(
             Code.CONFIG_INVALID,
             "vfl watch: FastAPI or uvicorn cannot be imported "
             f"({str(error).splitlines()[0]}). Run pip install '.[watch]' in the clone of vfl.",
         ) from None
-    from vfl_lab.watch.picture import Picture
 
     try:
         listening = listen(port)
