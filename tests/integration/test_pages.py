@@ -41,7 +41,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.summary import load_summary
 from vfl_lab.report import commands
-from vfl_lab.report.page.baselines import find_baselines, make
+from vfl_lab.report.page.baselines import find_baselines, train_baselines
 from vfl_lab.report.page.facts import Facts
 from vfl_lab.report.quality.measures import estimate_metrics
 from vfl_party.base.statistics import MAIN_METRICS
@@ -177,7 +177,7 @@ def test_a_missing_baseline_is_trained_beside_the_run(tables: Path, tmp_path: Pa
     run_federation(made, parsed, tmp_path, run, View(parsed), launcher())
     facts = Facts(find(run))
     assert not find_baselines(facts)
-    make(facts, ["gbdt"])
+    train_baselines(facts, ["gbdt"])
     (kind, found), *others = find_baselines(facts).items()
     assert (kind, others) == ("gbdt", [])
     assert found.predictions["test"].keys == facts.predictions["test"].keys

@@ -173,17 +173,23 @@ def write_run_page(
 
     Raises InputError.
     """
-    from vfl_lab.report.page.baselines import find_baselines, make, possible
+    from vfl_lab.report.page.baselines import (
+        find_baselines,
+        list_possible_baselines,
+        train_baselines,
+    )
     from vfl_lab.report.page.facts import Facts
     from vfl_lab.report.page.render import FILE, write
-    from vfl_lab.report.page.run_page import run_page
+    from vfl_lab.report.page.run_page import make_run_page
 
     rule = None if threshold is None else parse_threshold(threshold)
     facts = Facts(run)
     if baselines:
         trained = find_baselines(facts)
-        make(facts, [kind for kind in possible(facts) if kind not in trained])
-    return write(run_page(facts, find_baselines(facts), rule), run.folder / FILE)
+        train_baselines(
+            facts, [kind for kind in list_possible_baselines(facts) if kind not in trained]
+        )
+    return write(make_run_page(facts, find_baselines(facts), rule), run.folder / FILE)
 
 
 def write_party_page(folder: Path) -> Path:
@@ -191,26 +197,26 @@ def write_party_page(folder: Path) -> Path:
 
     Raises InputError.
     """
-    from vfl_lab.report.page.party_page import party_page
+    from vfl_lab.report.page.party_page import make_party_page
     from vfl_lab.report.page.render import FILE, write
 
-    return write(party_page(folder), folder / FILE)
+    return write(make_party_page(folder), folder / FILE)
 
 
 def write_study_page(folder: Path) -> Path:
     """Writes ``report.html`` into a study's folder, and returns its path. Raises InputError."""
     from vfl_lab.report.page.render import FILE, write
-    from vfl_lab.report.page.study_page import study_page
+    from vfl_lab.report.page.study_page import make_study_page
 
-    return write(study_page(folder), folder / FILE)
+    return write(make_study_page(folder), folder / FILE)
 
 
 def write_search_page(folder: Path) -> Path:
     """Writes ``report.html`` into a search's folder, and returns its path. Raises InputError."""
     from vfl_lab.report.page.render import FILE, write
-    from vfl_lab.report.page.search_page import search_page
+    from vfl_lab.report.page.search_page import make_search_page
 
-    return write(search_page(folder), folder / FILE)
+    return write(make_search_page(folder), folder / FILE)
 
 
 def write_comparison_page(runs: Sequence[RunRecord]) -> Path:
@@ -220,9 +226,11 @@ def write_comparison_page(runs: Sequence[RunRecord]) -> Path:
     """
     from vfl_lab.report.page.facts import Facts
     from vfl_lab.report.page.render import write
-    from vfl_lab.report.page.several import several_page
+    from vfl_lab.report.page.several import make_comparison_page
 
-    return write(several_page([Facts(run) for run in runs]), runs[0].folder.parent / _COMPARISON)
+    return write(
+        make_comparison_page([Facts(run) for run in runs]), runs[0].folder.parent / _COMPARISON
+    )
 
 
 def parse_threshold(text: str) -> ThresholdRule | float:

@@ -188,12 +188,12 @@ def _draw(
     from vfl.summary.picture import NotebookFigure, save, style
     from vfl_lab.report.page import search_page
 
-    figure = NotebookFigure(search_page.width_of(spaces), 4.2)
-    search_page.parallel(figure.subplots(), spaces, points, objective)
+    figure = NotebookFigure(search_page.compute_width(spaces), 4.2)
+    search_page.draw_parallel(figure.subplots(), spaces, points, objective)
     save(figure, folder / "parallel.png")
     if importance:
         figure = NotebookFigure(6.4, 1.4 + 0.4 * len(importance))
         axes = figure.subplots()
-        search_page.importance(axes, importance)
+        search_page.draw_importance(axes, importance)
         style(axes)
         save(figure, folder / "importance.png")

@@ -24,9 +24,14 @@ from vfl.summary.reading import find
 from vfl_common.config.task import Kind, ThresholdRule
 from vfl_common.errors import Code, InputError
 from vfl_lab.report import commands
-from vfl_lab.report.page.baselines import find_baselines, how_to_get, make, possible
+from vfl_lab.report.page.baselines import (
+    find_baselines,
+    get_training_command,
+    list_possible_baselines,
+    train_baselines,
+)
 from vfl_lab.report.page.facts import Facts, read_json
-from vfl_lab.report.page.run_page import run_page
+from vfl_lab.report.page.run_page import make_run_page
 from vfl_lab.report.page.study_page import is_study
 from vfl_lab.report.page.worth import compare_with_baselines
 from vfl_lab.report.quality.measures import estimate_metrics
@@ -68,7 +73,7 @@ def test_a_page_says_how_good_the_model_is_for_rows_that_only_some_parties_hold(
         recipe=recipe,
     )
     facts = Facts(find(folder))
-    page = run_page(facts, {}, None)
+    page = make_run_page(facts, {}, None)
     (shown,) = [
         t for p in page.parts for t in p.tables if t.caption == "Quality by parties that have a row"
     ]
@@ -184,7 +189,7 @@ def test_numbers_stand_on_the_page_with_their_intervals(tmp_path: Path) -> None:
     folder = pages.finished_run(tmp_path / "run")
     html = page_of(folder, threshold="cost=1:5")
     facts = Facts(find(folder))
-    found = run_page(facts, {}, None)
+    found = make_run_page(facts, {}, None)
     auc = found.tiles[0]
     assert auc.name == "AUC, test rows"
     assert re.search(rf"{auc.value}.*{auc.note.split(' (')[0]}", html, re.DOTALL)
@@ -235,7 +240,12 @@ def test_a_page_says_whether_asking_the_others_was_worth_it(tmp_path: Path) -> N
     assert gain.value == pytest.approx(
         pairs["alone"].mine["auc"].value - pairs["alone"].theirs["auc"].value
     )
-    assert possible(Facts(find(folder))) == ["alone", "gbdt-alone", "combined", "gbdt"]
+    assert list_possible_baselines(Facts(find(folder))) == [
+        "alone",
+        "gbdt-alone",
+        "combined",
+        "gbdt",
+    ]
 
 
 @pytest.mark.parametrize(("good", "said"), [(1.4, True), (0.2, False)])
@@ -266,11 +276,11 @@ def test_a_page_says_that_the_own_model_is_better_if_a_party_is_away(
 def test_baselines_are_made_only_where_all_tables_are(tmp_path: Path) -> None:
     facts = Facts(find(pages.finished_run(tmp_path / "run")))
     with raises(InputError, Code.CONFIG_INVALID, names=("--baselines", "bank.toml")):
-        make(facts, ["alone"])
+        train_baselines(facts, ["alone"])
     (tmp_path / "run" / "federation").mkdir()
     for name in ("bank", "shop"):
         (tmp_path / "run" / "federation" / f"{name}.toml").write_text("")
-    assert how_to_get(facts) == f"vfl report {tmp_path / 'run'} --baselines"
+    assert get_training_command(facts) == f"vfl report {tmp_path / 'run'} --baselines"
 
 
 def test_what_each_party_is_worth_is_shown_where_the_run_has_measured_it(tmp_path: Path) -> None:

@@ -16,10 +16,10 @@ from tests.harness.reference_task import c_index_of
 from vfl_common.config.task import LOWER_IS_BETTER, TaskSettings
 from vfl_lab.production.compare import compute_measures
 from vfl_lab.production.scored import ModelScores
-from vfl_lab.report.page.draw import kaplan_meier
+from vfl_lab.report.page.draw import compute_kaplan_meier
 from vfl_lab.report.quality import curves
 from vfl_lab.report.quality.kept import SplitPredictions
-from vfl_lab.report.quality.measures import differences, estimate_metrics
+from vfl_lab.report.quality.measures import estimate_differences, estimate_metrics
 from vfl_party.base.statistics import compute_auc, compute_c_index
 from vfl_party.models.metrics import evaluate
 
@@ -246,7 +246,7 @@ def test_a_difference_is_paired_and_says_what_is_better() -> None:
     good, bad = binary(0), binary(0, more=3.0)
     both = good.pair_with(bad)
     assert both is not None
-    found = differences(*both, 300)
+    found = estimate_differences(*both, 300)
     each = [estimate_metrics(one, 2) for one in both]
     for name, gain in found.items():
         assert gain.value == pytest.approx(each[0][name].value - each[1][name].value, **EXACT)
@@ -254,9 +254,9 @@ def test_a_difference_is_paired_and_says_what_is_better() -> None:
     assert {found[name].better(name) for name in ("auc", "brier", "log_loss", "ks")} == {"better"}
     assert found["brier"].value < 0 < found["auc"].value
     assert "brier" in LOWER_IS_BETTER
-    back = differences(both[1], both[0], 300)
+    back = estimate_differences(both[1], both[0], 300)
     assert {back[name].better(name) for name in ("auc", "brier", "log_loss")} == {"worse"}
-    same = differences(good, good, 50)["auc"]
+    same = estimate_differences(good, good, 50)["auc"]
     assert (same.value, same.low, same.high, same.better("auc")) == (0, 0, 0, "no difference shown")
 
 
@@ -275,12 +275,12 @@ def test_curves_are_scikit_learn_s(ties: int | None) -> None:
     kept = binary(6, ties=ties)
     y_N, p_N = kept.is_positive_N, kept.scores_N
     false_T, true_T, _ = sk.roc_curve(y_N, p_N)
-    np.testing.assert_allclose(curves.roc(y_N, p_N), (false_T, true_T), rtol=0, atol=1e-9)
+    np.testing.assert_allclose(curves.compute_roc(y_N, p_N), (false_T, true_T), rtol=0, atol=1e-9)
     precision_T, recall_T, _ = sk.precision_recall_curve(y_N, p_N)
     np.testing.assert_allclose(
-        curves.precision_recall(y_N, p_N), (precision_T, recall_T), rtol=0, atol=1e-9
+        curves.compute_precision_recall(y_N, p_N), (precision_T, recall_T), rtol=0, atol=1e-9
     )
-    found = curves.calibration(y_N, p_N)
+    found = curves.compute_calibration(y_N, p_N)
     true_B, said_B = sk_calibration.calibration_curve(y_N, p_N, n_bins=10, strategy="quantile")
     np.testing.assert_allclose(
         (found.true_B, found.predicted_B), (true_B, said_B), rtol=0, atol=1e-9
@@ -295,7 +295,7 @@ def test_curves_are_scikit_learn_s(ties: int | None) -> None:
 
 def test_tenths_are_of_the_highest_scores_first() -> None:
     kept = binary(8, rows=95)
-    found = curves.tenths(kept.is_positive_N, kept.scores_N)
+    found = curves.divide_into_tenths(kept.is_positive_N, kept.scores_N)
     assert [each.rows for each in found] == [10] * 5 + [9] * 5
     assert sum(each.hits for each in found) == kept.truth_N.sum()
     assert (found[-1].gain, found[-1].lift) == pytest.approx((1.0, 1.0))
@@ -307,14 +307,14 @@ def test_tenths_are_of_the_highest_scores_first() -> None:
 def test_decisions_are_a_confusion_matrix() -> None:
     kept = binary(9)
     for threshold in (None, 0.2, 0.8):
-        found = curves.decisions(kept, threshold)
+        found = curves.count_decisions(kept, threshold)
         said_N = kept.decided_N if threshold is None else kept.scores_N > threshold
         (left, false), (missed, hits) = sk.confusion_matrix(kept.truth_N, said_N)
         assert (found.left, found.false, found.missed, found.hits) == (left, false, missed, hits)
         assert found.f1 == pytest.approx(sk.f1_score(kept.truth_N, said_N), **EXACT)
     several = classes()
     np.testing.assert_array_equal(
-        curves.confusion(several),
+        curves.count_confusions(several),
         sk.confusion_matrix(several.truth_N, several.decided_N, labels=range(4)),
     )
 
@@ -322,7 +322,7 @@ def test_decisions_are_a_confusion_matrix() -> None:
 def test_survivors_are_kaplan_and_meier_s() -> None:
     draw = np.random.default_rng(2)
     times_N, events_N = np.ceil(draw.exponential(9, 60)), (draw.random(60) < 0.6).astype(float)
-    times, alive = kaplan_meier(times_N, events_N)
+    times, alive = compute_kaplan_meier(times_N, events_N)
     data = stats.CensoredData(times_N[events_N == 1], right=times_N[events_N == 0])
     scipy_s = stats.ecdf(data).sf
     np.testing.assert_allclose(alive[1:], scipy_s.evaluate(times[1:]), rtol=0, atol=1e-9)

@@ -47,17 +47,17 @@ def find_baselines(facts: Facts) -> dict[str, Baseline]:
     recipe = facts.recipe
     if recipe is None or len(recipe.parties) < 2:
         return {}
-    wanted = _alike(recipe.model_dump(mode="json"))
+    wanted = _select_settings(recipe.model_dump(mode="json"))
     baselines: dict[str, Baseline] = {}
     for path in sorted(facts.folder.resolve().parent.glob("*/*/recipe.json")):
         folder = path.parents[1]
         if folder == facts.folder.resolve() or not (folder / "summary.json").is_file():
             continue
         tables = read_json(path)
-        kind = _kind(tables)
+        kind = _find_kind(tables)
         if not kind or path.parent.name != tables["parties"][0].get("name"):
             continue
-        if _same(tables, wanted):
+        if _has_settings(tables, wanted):
             try:
                 predictions = read_kept(path.parent, recipe.task.kind)
             except InputError:
@@ -66,7 +66,7 @@ def find_baselines(facts: Facts) -> dict[str, Baseline]:
     return {kind: baselines[kind] for kind in KINDS if kind in baselines}
 
 
-def possible(facts: Facts) -> list[str]:
+def list_possible_baselines(facts: Facts) -> list[str]:
     """Returns the possible baselines of a run: none for a run of one party, and no local-only
     baseline if the active party has no columns.
     """
@@ -76,7 +76,7 @@ def possible(facts: Facts) -> list[str]:
     return [kind for kind in KINDS if recipe.active.features or kind not in ALONE]
 
 
-def how_to_get(facts: Facts) -> str:
+def get_training_command(facts: Facts) -> str:
     """Returns the command that trains the missing baselines; '' without one."""
     if facts.party_files:
         return f"vfl report {shlex.quote(str(facts.folder))} --baselines"
@@ -86,7 +86,7 @@ def how_to_get(facts: Facts) -> str:
     return f"vfl simulate {shlex.quote(facts.active)}.toml --baseline alone"
 
 
-def make(facts: Facts, kinds: list[str]) -> None:
+def train_baselines(facts: Facts, kinds: list[str]) -> None:
     """Trains baselines in the same folder of runs, one after the other, with ``vfl simulate``.
 
     Raises InputError if not all tables are on this machine, or if a run fails.
@@ -96,7 +96,7 @@ def make(facts: Facts, kinds: list[str]) -> None:
             Code.CONFIG_INVALID,
             f"{facts.folder}: --baselines needs the tables of all parties on one machine, but this "
             "run does not name them. Omit --baselines, and run this at the active party: "
-            f"{how_to_get(facts) or 'vfl simulate PARTY-FILE --baseline gbdt'}.",
+            f"{get_training_command(facts) or 'vfl simulate PARTY-FILE --baseline gbdt'}.",
         )
     for kind in kinds:
         command = [sys.executable, "-m", "vfl", "simulate", *map(str, facts.party_files)]
@@ -113,7 +113,7 @@ def make(facts: Facts, kinds: list[str]) -> None:
             )
 
 
-def _alike(tables: Mapping[str, Any]) -> dict[str, Any]:
+def _select_settings(tables: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings in which a run and its baseline are equal."""
     rows, task = tables.get("rows") or {}, tables.get("task") or {}
     return {
@@ -124,13 +124,13 @@ def _alike(tables: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _same(tables: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+def _has_settings(tables: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     """Whether a recorded recipe, which may lack defaults, has the wanted settings."""
-    common = _alike(tables)
+    common = _select_settings(tables)
     return all(common[key] in (None, wanted[key]) for key in wanted)
 
 
-def _kind(tables: Mapping[str, Any]) -> str:
+def _find_kind(tables: Mapping[str, Any]) -> str:
     """Returns the kind of baseline of a recipe; '' if it is not a baseline."""
     parties, phases = tables.get("parties"), tables.get("phases")
     if not isinstance(parties, list) or not isinstance(phases, list) or len(parties) != 1:

@@ -16,17 +16,17 @@ from vfl_lab.report.page.svg import (
     INK,
     ORANGE,
     SvgPicture,
-    inline,
-    panel,
-    short,
+    open_panel,
+    render_inline,
+    shorten_label,
 )
 from vfl_lab.report.quality.curves import (
     Calibration,
-    calibration,
-    confusion,
-    precision_recall,
-    roc,
-    tenths,
+    compute_calibration,
+    compute_precision_recall,
+    compute_roc,
+    count_confusions,
+    divide_into_tenths,
     thin_out,
 )
 from vfl_lab.report.quality.kept import SplitPredictions
@@ -38,23 +38,23 @@ _FEW_CLASSES = 30
 Draw = Callable[[Axes], None]
 
 
-def quality(predictions: SplitPredictions, threshold: float | None) -> list[SvgPicture]:
+def draw_quality(predictions: SplitPredictions, threshold: float | None) -> list[SvgPicture]:
     """Returns the pictures of one split by its kind of task; none if there are too few rows."""
     if len(predictions) < 2:
         return []
     if predictions.kind == "binary":
         both = 0 < predictions.truth_N.sum() < len(predictions)
-        return _binary(predictions, threshold) if both else []
+        return _draw_binary(predictions, threshold) if both else []
     if predictions.kind == "multiclass":
-        return _multiclass(predictions)
+        return _draw_multiclass(predictions)
     if predictions.kind == "multilabel":
-        return _multilabel(predictions)
+        return _draw_multilabel(predictions)
     if predictions.kind == "regression":
-        return _regression(predictions)
-    return _by_score(predictions)
+        return _draw_regression(predictions)
+    return _draw_by_score(predictions)
 
 
-def picture(
+def draw_picture(
     key: str,
     title: str,
     alt: str,
@@ -64,35 +64,35 @@ def picture(
     **more: str,
 ) -> SvgPicture:
     """Draws one panel. ``size``: in inches; a width above 5 takes the whole width of a page."""
-    with panel(*size) as (figure, axes):
+    with open_panel(*size) as (figure, axes):
         draw(axes)
-        return SvgPicture(title, alt, inline(figure, key), wide=size[0] > 5, **more)
+        return SvgPicture(title, alt, render_inline(figure, key), wide=size[0] > 5, **more)
 
 
-def _binary(predictions: SplitPredictions, threshold: float | None) -> list[SvgPicture]:
+def _draw_binary(predictions: SplitPredictions, threshold: float | None) -> list[SvgPicture]:
     y_N, s_N = predictions.is_positive_N, predictions.scores_N
-    positive, share = short(predictions.classes[1]), float(y_N.mean())
-    false_T, true_T = roc(y_N, s_N)
-    precision_T, recall_T = precision_recall(y_N, s_N)
-    calibrated, parts = calibration(y_N, s_N), tenths(y_N, s_N)
+    positive, share = shorten_label(predictions.classes[1]), float(y_N.mean())
+    false_T, true_T = compute_roc(y_N, s_N)
+    precision_T, recall_T = compute_precision_recall(y_N, s_N)
+    calibrated, parts = compute_calibration(y_N, s_N), divide_into_tenths(y_N, s_N)
     at = int(np.argmax(true_T - false_T))
 
     def draw_roc(axes: Axes) -> None:
         axes.plot([0, 1], [0, 1], "--", color=GREY, linewidth=1, label="guessing")
         axes.plot(*thin_out(false_T, true_T), color=BLUE, label="this model")
         axes.plot([false_T[at]] * 2, [false_T[at], true_T[at]], ":", color=ORANGE, label="KS")
-        square(axes, "false positive rate", "true positive rate")
+        set_unit_square(axes, "false positive rate", "true positive rate")
         axes.legend(loc="lower right")
 
     def draw_precision(axes: Axes) -> None:
         axes.axhline(share, linestyle="--", color=GREY, linewidth=1, label="guessing")
         axes.plot(*thin_out(recall_T, precision_T), color=BLUE, label="this model")
-        square(axes, "recall", "precision")
+        set_unit_square(axes, "recall", "precision")
         axes.legend(loc="lower left")
 
     def draw_calibration(axes: Axes) -> None:
         _draw_calibration(axes, calibrated)
-        square(axes, "mean score", f"share that is {positive}")
+        set_unit_square(axes, "mean score", f"share that is {positive}")
         axes.legend(loc="upper left")
 
     def draw_gain(axes: Axes) -> None:
@@ -103,7 +103,9 @@ def _binary(predictions: SplitPredictions, threshold: float | None) -> list[SvgP
         axes.plot([0, 1], [0, 1], "--", color=GREY, linewidth=1, label="at random")
         axes.plot([0, share, 1], [0, 1, 1], ":", color=GREEN, label="perfect")
         axes.plot(share_T, gain_T, "o-", color=BLUE, markersize=4, label="this model")
-        square(axes, "share of rows, highest scores first", f"share of all {positive} found")
+        set_unit_square(
+            axes, "share of rows, highest scores first", f"share of all {positive} found"
+        )
         axes.legend(loc="lower right")
 
     def draw_lift(axes: Axes) -> None:
@@ -117,34 +119,34 @@ def _binary(predictions: SplitPredictions, threshold: float | None) -> list[SvgP
 
     best = f"{100 * parts[0].gain:.0f} % of all {positive} are in the tenth with the highest scores"
     return [
-        picture(
+        draw_picture(
             "roc",
             "ROC curve",
             f"ROC curve; the largest distance (KS) is {true_T[at] - false_T[at]:.3f}, where "
             f"{100 * true_T[at]:.0f} % of {positive} are found",
             draw_roc,
         ),
-        picture(
+        draw_picture(
             "pr",
             "Precision and recall",
             f"Precision against recall; guessing has a precision of {share:.3f}",
             draw_precision,
         ),
-        picture(
+        draw_picture(
             "cal",
             "Calibration",
             "Mean score against the true share, by tenths of the rows",
             draw_calibration,
             note="On the dashed line, 30 % of the rows with a score of 30 % are positive.",
         ),
-        picture(
+        draw_picture(
             "dist",
             "Scores",
             "Distribution of the scores of both classes",
-            lambda axes: _two_distributions(axes, predictions, threshold),
+            lambda axes: _draw_two_distributions(axes, predictions, threshold),
         ),
-        picture("gain", "Gain", best, draw_gain, note=f"{best}."),
-        picture(
+        draw_picture("gain", "Gain", best, draw_gain, note=f"{best}."),
+        draw_picture(
             "lift",
             "Lift",
             f"The first tenth has {parts[0].lift:.2f} times as many {positive} as random rows",
@@ -153,12 +155,14 @@ def _binary(predictions: SplitPredictions, threshold: float | None) -> list[SvgP
     ]
 
 
-def _two_distributions(axes: Axes, predictions: SplitPredictions, threshold: float | None) -> None:
+def _draw_two_distributions(
+    axes: Axes, predictions: SplitPredictions, threshold: float | None
+) -> None:
     edges = np.linspace(0, 1, _BINS + 1)
     for is_positive, color in ((False, GREY), (True, BLUE)):
         own_N = predictions.scores_N[predictions.is_positive_N == is_positive]
         share_B = np.histogram(own_N, edges)[0] / max(1, len(own_N))
-        label = short(predictions.classes[int(is_positive)])
+        label = shorten_label(predictions.classes[int(is_positive)])
         axes.stairs(share_B, edges, color=color, fill=True, alpha=0.35)
         axes.stairs(share_B, edges, color=color, label=label)
     axes.axvline(
@@ -170,40 +174,40 @@ def _two_distributions(axes: Axes, predictions: SplitPredictions, threshold: flo
     axes.legend()
 
 
-def _multiclass(predictions: SplitPredictions) -> list[SvgPicture]:
+def _draw_multiclass(predictions: SplitPredictions) -> list[SvgPicture]:
     pictures = []
     count = len(predictions.classes)
     if count <= _FEW_CLASSES:
         size = min(7.0, max(4.1, 1.6 + 0.4 * count))
         pictures.append(
-            picture(
+            draw_picture(
                 "conf",
                 "Confusion",
                 "Confusion matrix; the table below has its numbers",
-                lambda axes: _matrix(axes, predictions),
+                lambda axes: _draw_matrix(axes, predictions),
                 size=(size, 0.85 * size),
             )
         )
     there = [k for k in range(count) if 0 < (predictions.truth_N == k).sum() < len(predictions)]
     there.sort(key=lambda k: -int((predictions.truth_N == k).sum()))
     curves = {
-        predictions.classes[k]: roc(predictions.truth_N == k, predictions.scores_NO[:, k])
+        predictions.classes[k]: compute_roc(predictions.truth_N == k, predictions.scores_NO[:, k])
         for k in there[:_MAX_CLASSES]
     }
     if curves:
-        pictures.append(_rocs(curves, "Each class against all others"))
+        pictures.append(_draw_rocs(curves, "Each class against all others"))
     top_N = predictions.scores_NO.max(axis=1)
     right_N = predictions.truth_N == predictions.decided_N
     if 0 < right_N.sum() < len(predictions):
-        cal = calibration(right_N, top_N)
+        cal = compute_calibration(right_N, top_N)
 
         def draw(axes: Axes) -> None:
             _draw_calibration(axes, cal)
-            square(axes, "probability of the decided class", "share that is right")
+            set_unit_square(axes, "probability of the decided class", "share that is right")
             axes.legend(loc="upper left")
 
         pictures.append(
-            picture(
+            draw_picture(
                 "cal",
                 "Calibration",
                 "Probability of the decided class against the "
@@ -214,8 +218,8 @@ def _multiclass(predictions: SplitPredictions) -> list[SvgPicture]:
     return pictures
 
 
-def _matrix(axes: Axes, predictions: SplitPredictions) -> None:
-    cells = confusion(predictions)
+def _draw_matrix(axes: Axes, predictions: SplitPredictions) -> None:
+    cells = count_confusions(predictions)
     shares = cells / np.maximum(1, cells.sum(axis=1, keepdims=True))
     count = len(cells)
     for true in range(count):
@@ -223,14 +227,14 @@ def _matrix(axes: Axes, predictions: SplitPredictions) -> None:
             share = float(shares[true, decided])
             if share:
                 color = BLUE if true == decided else ORANGE
-                axes.add_patch(_cell(decided, true, color, 0.12 + 0.5 * share))
+                axes.add_patch(_make_cell(decided, true, color, 0.12 + 0.5 * share))
             if cells[true, decided] and count <= 12:
                 axes.text(
                     decided, true, f"{cells[true, decided]:,}", ha="center", va="center", fontsize=8
                 )
     axes.set_xlim(-0.5, count - 0.5)
     axes.set_ylim(count - 0.5, -0.5)
-    names = [short(class_, 12) for class_ in predictions.classes]
+    names = [shorten_label(class_, 12) for class_ in predictions.classes]
     turned = 90 if max(map(len, names)) > 3 and count > 4 else 0
     axes.set_xticks(range(count), names, rotation=turned)
     axes.set_yticks(range(count), names)
@@ -239,38 +243,43 @@ def _matrix(axes: Axes, predictions: SplitPredictions) -> None:
     axes.grid(visible=False)
 
 
-def _cell(x: int, y: int, color: str, alpha: float) -> Rectangle:
+def _make_cell(x: int, y: int, color: str, alpha: float) -> Rectangle:
     return Rectangle((x - 0.5, y - 0.5), 1, 1, color=color, alpha=alpha, linewidth=0)
 
 
-def _rocs(curves: Mapping[str, tuple[Floats, Floats]], title: str) -> SvgPicture:
+def _draw_rocs(curves: Mapping[str, tuple[Floats, Floats]], title: str) -> SvgPicture:
     def draw(axes: Axes) -> None:
         axes.plot([0, 1], [0, 1], "--", color=GREY, linewidth=1)
         for at, (name, curve) in enumerate(curves.items()):
             style = "-" if at < len(COLORS) else "-."
             axes.plot(
-                *thin_out(*curve), style, color=COLORS[at % len(COLORS)], label=short(name, 14)
+                *thin_out(*curve),
+                style,
+                color=COLORS[at % len(COLORS)],
+                label=shorten_label(name, 14),
             )
-        square(axes, "false positive rate", "true positive rate")
+        set_unit_square(axes, "false positive rate", "true positive rate")
         axes.legend(loc="lower right", fontsize=8)
 
-    return picture("rocs", "ROC curves", title, draw, note=f"{title}.")
+    return draw_picture("rocs", "ROC curves", title, draw, note=f"{title}.")
 
 
-def _multilabel(predictions: SplitPredictions) -> list[SvgPicture]:
+def _draw_multilabel(predictions: SplitPredictions) -> list[SvgPicture]:
     both = [
         k
         for k in range(len(predictions.classes))
         if 0 < predictions.truth_N[:, k].sum() < len(predictions)
     ]
     curves = {
-        predictions.classes[k]: roc(predictions.truth_N[:, k] == 1, predictions.scores_NO[:, k])
+        predictions.classes[k]: compute_roc(
+            predictions.truth_N[:, k] == 1, predictions.scores_NO[:, k]
+        )
         for k in both[:_MAX_CLASSES]
     }
-    return [_rocs(curves, "Each label")] if curves else []
+    return [_draw_rocs(curves, "Each label")] if curves else []
 
 
-def _regression(predictions: SplitPredictions) -> list[SvgPicture]:
+def _draw_regression(predictions: SplitPredictions) -> list[SvgPicture]:
     step = max(1, -(-len(predictions) // _MAX_POINTS))
     true_N, predicted_N = predictions.truth_N[::step], predictions.scores_N[::step]
     note = f"{len(true_N):,} of {len(predictions):,} rows." if step > 1 else ""
@@ -300,17 +309,17 @@ def _regression(predictions: SplitPredictions) -> list[SvgPicture]:
 
     middle = float(np.median(np.abs(error_N)))
     return [
-        picture(
+        draw_picture(
             "pairs",
             "Predicted against true",
             "Predicted values against true ones; on the dashed line they are equal",
             draw_pairs,
             note=note,
         ),
-        picture(
+        draw_picture(
             "residuals", "Residuals", "Errors against predicted values", draw_errors, note=note
         ),
-        picture(
+        draw_picture(
             "errors",
             "Errors",
             f"Distribution of the errors; half of the rows are off by at most {middle:.4g}",
@@ -320,7 +329,7 @@ def _regression(predictions: SplitPredictions) -> list[SvgPicture]:
     ]
 
 
-def _by_score(predictions: SplitPredictions) -> list[SvgPicture]:
+def _draw_by_score(predictions: SplitPredictions) -> list[SvgPicture]:
     """Returns the pictures of survival and ranking, whose scores have only relative meaning."""
 
     def draw(axes: Axes) -> None:
@@ -328,15 +337,17 @@ def _by_score(predictions: SplitPredictions) -> list[SvgPicture]:
         axes.set_xlabel("score")
         axes.set_ylabel("rows")
 
-    pictures = [picture("scores", "Scores", "Distribution of the scores", draw)]
+    pictures = [draw_picture("scores", "Scores", "Distribution of the scores", draw)]
     if predictions.kind == "survival" and predictions.more_N is not None:
-        pictures.insert(0, _survival(predictions))
+        pictures.insert(0, _draw_survival(predictions))
     return pictures
 
 
-def _survival(predictions: SplitPredictions) -> SvgPicture:
+def _draw_survival(predictions: SplitPredictions) -> SvgPicture:
     """Returns Kaplan-Meier curves of the thirds of the rows by risk."""
     order = np.argsort(-predictions.scores_N, kind="stable")
+    events_N = predictions.more_N
+    assert events_N is not None  # noqa: S101 - of survival
 
     def draw(axes: Axes) -> None:
         names = ("highest risk", "middle", "lowest risk")
@@ -344,14 +355,14 @@ def _survival(predictions: SplitPredictions) -> SvgPicture:
             np.array_split(order, 3), names, (ORANGE, GREY, BLUE), strict=True
         ):
             if len(part):
-                times, alive = kaplan_meier(predictions.truth_N[part], predictions.more_N[part])  # type: ignore[index]
+                times, alive = compute_kaplan_meier(predictions.truth_N[part], events_N[part])
                 axes.step(*thin_out(times, alive), where="post", color=color, label=name)
         axes.set_ylim(0, 1.02)
         axes.set_xlabel("time")
         axes.set_ylabel("without the event")
         axes.legend()
 
-    return picture(
+    return draw_picture(
         "km",
         "By predicted risk",
         "Kaplan-Meier curves of the thirds of the rows "
@@ -360,7 +371,7 @@ def _survival(predictions: SplitPredictions) -> SvgPicture:
     )
 
 
-def kaplan_meier(times_N: Floats, events_N: Floats) -> tuple[Floats, Floats]:
+def compute_kaplan_meier(times_N: Floats, events_N: Floats) -> tuple[Floats, Floats]:
     """Returns times from 0, and the share without the event after each (Kaplan and Meier 1958).
 
     Args:
@@ -374,7 +385,7 @@ def kaplan_meier(times_N: Floats, events_N: Floats) -> tuple[Floats, Floats]:
     return np.concatenate([[0.0], moments]), np.concatenate([[1.0], np.cumprod(1 - ended / there)])
 
 
-def intervals(
+def draw_intervals(
     key: str,
     title: str,
     alt: str,
@@ -398,16 +409,16 @@ def intervals(
             )
         if zero:
             axes.axvline(0, color=INK, linewidth=0.8)
-        axes.set_yticks(range(len(lines)), [short(line[0], 32) for line in lines])
+        axes.set_yticks(range(len(lines)), [shorten_label(line[0], 32) for line in lines])
         axes.set_ylim(len(lines) - 0.5, -0.7)
         axes.margins(x=0.12)
         axes.set_xlabel(label)
         axes.grid(axis="y", visible=False)
 
-    return picture(key, title, alt, draw, size=(4.6, 1.0 + 0.42 * len(lines)))
+    return draw_picture(key, title, alt, draw, size=(4.6, 1.0 + 0.42 * len(lines)))
 
 
-def bars(
+def draw_bars(
     key: str, title: str, alt: str, lines: Sequence[tuple[str, float, float]], label: str
 ) -> SvgPicture:
     """Draws a bar with its error for each line: (name, value, error)."""
@@ -419,15 +430,15 @@ def bars(
             places, [line[1] for line in lines], xerr=errors, color=BLUE, ecolor=INK, height=0.6
         )
         axes.axvline(0, color=INK, linewidth=0.8)
-        axes.set_yticks(places, [short(line[0]) for line in lines])
+        axes.set_yticks(places, [shorten_label(line[0]) for line in lines])
         axes.set_ylim(len(lines) - 0.4, -0.6)
         axes.set_xlabel(label)
         axes.grid(axis="y", visible=False)
 
-    return picture(key, title, alt, draw, size=(4.6, 0.9 + 0.32 * len(lines)))
+    return draw_picture(key, title, alt, draw, size=(4.6, 0.9 + 0.32 * len(lines)))
 
 
-def square(axes: Axes, x: str, y: str) -> None:
+def set_unit_square(axes: Axes, x: str, y: str) -> None:
     """Sets both axes to the range from 0 to 1, with labels."""
     axes.set_xlim(-0.02, 1.02)
     axes.set_ylim(-0.02, 1.02)

@@ -93,7 +93,7 @@ class Facts:
 
     def columns(self, party: str) -> list[str]:
         """Returns the names of a party's columns, if its folder is here and it has a table."""
-        return columns_of(self.folder / party)
+        return read_column_names(self.folder / party)
 
     @cached_property
     def leaks(self) -> Mapping[str, Any]:
@@ -116,7 +116,7 @@ class Facts:
         return data if isinstance(data, dict) else {}
 
 
-def columns_of(folder: Path) -> list[str]:
+def read_column_names(folder: Path) -> list[str]:
     """Returns the names of the columns that a party has trained with; empty if it has no table."""
     try:
         return [column.name for column in profile.load(folder)]
@@ -129,12 +129,12 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > _MAX_BYTES:
             return {}
-        content = json.loads(path.read_bytes(), parse_int=_whole)
+        content = json.loads(path.read_bytes(), parse_int=_parse_int)
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 
 
-def _whole(text: str) -> int | float:
+def _parse_int(text: str) -> int | float:
     # A number with too many digits for a float becomes infinite instead of an error.
     return int(text) if len(text) <= _MAX_DIGITS else float(text)

@@ -18,25 +18,25 @@ from vfl_common.ledger import CONTROL, Entry, read_entries
 from vfl_common.run_folder import RunFolder
 from vfl_common.summary import Arithmetic
 from vfl_common.text import list_names
-from vfl_lab.report.page.draw import picture
-from vfl_lab.report.page.facts import columns_of, read_json
+from vfl_lab.report.page.draw import draw_picture
+from vfl_lab.report.page.facts import read_column_names, read_json
 from vfl_lab.report.page.render import ReportPage
 from vfl_lab.report.page.tables import (
     NAMES,
     PageSection,
     PageTable,
     Tile,
-    arithmetic,
-    name_of,
-    value,
+    format_metric,
+    get_metric_name,
+    make_arithmetic_tables,
 )
-from vfl_lab.report.page.worth import importance
+from vfl_lab.report.page.worth import add_importance
 
 # The file with the metrics from the active party, which ``vfl_party.methods.evaluate`` writes.
 TOLD = "told.json"
 
 
-def party_page(folder: Path) -> ReportPage:
+def make_party_page(folder: Path) -> ReportPage:
     """Returns the page of one passive party. ``folder``: its folder of the run.
 
     Raises InputError if its ledger is damaged.
@@ -44,7 +44,7 @@ def party_page(folder: Path) -> ReportPage:
     source = PartyFolder(folder)
     entries = read_entries(folder / "ledger.json")
     metrics = _read_metrics(folder)
-    columns = columns_of(folder)
+    columns = read_column_names(folder)
     try:
         recipe = RunFolder(folder, source.run_id).recipe()
     except InputError:
@@ -54,19 +54,19 @@ def party_page(folder: Path) -> ReportPage:
         f"{source.party} in {recipe.name if recipe else source.run_id}",
         f"Run {source.run_id} from the view of {source.party}. The active party has the scores and "
         "labels.",
-        lead=_lead(source, recipe, metrics, columns),
-        tiles=_tiles(entries, metrics, rounds[-1].values["seconds"] if rounds else None),
+        lead=_write_lead(source, recipe, metrics, columns),
+        tiles=_make_tiles(entries, metrics, rounds[-1].values["seconds"] if rounds else None),
         made=f"Made by vfl report at {source.party} from {source.run_id}.",
     )
     by_phase: dict[str, Rounds] = {}
     for line in rounds:
         by_phase.setdefault(line.phase, {})[line.round] = line.metrics
     page.parts = [
-        _quality(metrics),
-        _columns(source.party, columns, folder),
-        _learning(source.party, by_phase),
-        _messages(entries),
-        _about(source, recipe),
+        _make_quality_section(metrics),
+        _make_columns_section(source.party, columns, folder),
+        _make_learning_section(source.party, by_phase),
+        _make_messages_section(entries),
+        _make_about_section(source, recipe),
     ]
     return page
 
@@ -83,7 +83,7 @@ def _read_metrics(folder: Path) -> dict[str, dict[str, float]]:
     }
 
 
-def _lead(
+def _write_lead(
     source: PartyFolder,
     recipe: Recipe | None,
     metrics: Mapping[str, Mapping[str, float]],
@@ -100,7 +100,9 @@ def _lead(
     ]
     if metrics:
         split = "test" if "test" in metrics else list(metrics)[-1]
-        values = ", ".join(f"{name_of(name)} {value(one)}" for name, one in metrics[split].items())
+        values = ", ".join(
+            f"{get_metric_name(name)} {format_metric(one)}" for name, one in metrics[split].items()
+        )
         sentences.append(f"Metrics of the model on the {split} rows, from {active}: {values}.")
     else:
         sentences.append(
@@ -110,12 +112,12 @@ def _lead(
     return sentences
 
 
-def _tiles(
+def _make_tiles(
     entries: list[Entry], metrics: Mapping[str, Mapping[str, float]], seconds: float | None
 ) -> list[Tile]:
     split = "test" if "test" in metrics else next(reversed(list(metrics)), "")
     tiles = [
-        Tile(f"{name_of(name)}, {split} rows", value(one))
+        Tile(f"{get_metric_name(name)}, {split} rows", format_metric(one))
         for name, one in metrics.get(split, {}).items()
     ]
     for direction in ("sent", "received"):
@@ -128,14 +130,14 @@ def _tiles(
     return tiles
 
 
-def _quality(metrics: Mapping[str, Mapping[str, float]]) -> PageSection:
+def _make_quality_section(metrics: Mapping[str, Mapping[str, float]]) -> PageSection:
     part = PageSection("quality", "How good is the model?")
     names = list(dict.fromkeys(name for named in metrics.values() for name in named))
     if names:
         rows = [
             [
-                name_of(name),
-                *(value(metrics[split].get(name, float("nan"))) for split in metrics),
+                get_metric_name(name),
+                *(format_metric(metrics[split].get(name, float("nan"))) for split in metrics),
                 NAMES.get(name, ("", ""))[1],
             ]
             for name in names
@@ -146,9 +148,9 @@ def _quality(metrics: Mapping[str, Mapping[str, float]]) -> PageSection:
     return part
 
 
-def _columns(party: str, columns: list[str], folder: Path) -> PageSection:
+def _make_columns_section(party: str, columns: list[str], folder: Path) -> PageSection:
     part = PageSection("columns", "How important are your columns?")
-    importance(part, party, read_json(folder / "importance.json"))
+    add_importance(part, party, read_json(folder / "importance.json"))
     if columns:
         rows = [[f"{at}", name] for at, name in enumerate(columns, 1)]
         part.tables.append(
@@ -159,7 +161,7 @@ def _columns(party: str, columns: list[str], folder: Path) -> PageSection:
     return part
 
 
-def _learning(party: str, by_phase: Mapping[str, Rounds]) -> PageSection:
+def _make_learning_section(party: str, by_phase: Mapping[str, Rounds]) -> PageSection:
     part = PageSection("learning", "How it learned")
     for at, (phase, rounds) in enumerate(by_phase.items()):
         losses = any(
@@ -168,11 +170,11 @@ def _learning(party: str, by_phase: Mapping[str, Rounds]) -> PageSection:
         if has_curve(rounds) and losses:
             draw = partial(draw_own_curves, parties={party: rounds})
             title = f"{phase}: own loss"
-            part.pictures.append(picture(f"own{at}", title, f"{title} by round", draw))
+            part.pictures.append(draw_picture(f"own{at}", title, f"{title} by round", draw))
     return part
 
 
-def _messages(entries: list[Entry]) -> PageSection:
+def _make_messages_section(entries: list[Entry]) -> PageSection:
     part = PageSection("left", "Messages of this party")
     for direction, title in (("sent", "Sent"), ("received", "Received")):
         rows = [
@@ -196,7 +198,7 @@ def _messages(entries: list[Entry]) -> PageSection:
     return part
 
 
-def _about(source: PartyFolder, recipe: Recipe | None) -> PageSection:
+def _make_about_section(source: PartyFolder, recipe: Recipe | None) -> PageSection:
     part = PageSection("again", "This run")
     facts: dict[str, Any] = source.read("run.json")
     rows = [["run", source.run_id], ["party", source.party]]
@@ -208,5 +210,5 @@ def _about(source: PartyFolder, recipe: Recipe | None) -> PageSection:
     part.tables.append(PageTable("Facts of this run", ["what", "is"], rows, frozenset({0, 1})))
     with contextlib.suppress(ValueError):
         computed = Arithmetic.model_validate(facts.get("arithmetic"))
-        part.tables += arithmetic({source.party: computed})
+        part.tables += make_arithmetic_tables({source.party: computed})
     return part

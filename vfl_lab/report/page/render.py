@@ -38,7 +38,7 @@ class ReportPage:
 
 def render(page: ReportPage) -> str:
     """Returns the page as HTML. All texts are escaped, and cut if they are too long."""
-    css = _style()
+    css = _read_style()
     digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
     policy = (
         f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; "
@@ -46,7 +46,7 @@ def render(page: ReportPage) -> str:
     )
     # The stylesheet is ours.
     return (
-        _environment()
+        _make_environment()
         .get_template("page.html")
         .render(
             page=page,
@@ -67,12 +67,12 @@ def write(page: ReportPage, path: Path) -> Path:
     return path
 
 
-def word(text: object) -> str:
+def cut_word(text: object) -> str:
     """Returns a name or a cell as one line of printable characters of limited length."""
     return _cut(str(text), _LONGEST)
 
 
-def sentence(text: object) -> str:
+def cut_sentence(text: object) -> str:
     """Returns a sentence as one line of printable characters of limited length."""
     return _cut(str(text), _SENTENCE)
 
@@ -83,7 +83,7 @@ def _cut(text: str, max_characters: int) -> str:
 
 
 @cache
-def _environment() -> Environment:
+def _make_environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("vfl_lab.report.page", "templates"),
         autoescape=True,
@@ -92,10 +92,10 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.globals["most"] = _MAX_ROWS
-    environment.filters |= {"word": word, "sentence": sentence}
+    environment.filters |= {"word": cut_word, "sentence": cut_sentence}
     return environment
 
 
 @cache
-def _style() -> str:
+def _read_style() -> str:
     return files("vfl_lab.report.page").joinpath("templates/page.css").read_text(encoding="utf-8")

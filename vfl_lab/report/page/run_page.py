@@ -16,13 +16,13 @@ from vfl.summary.table import format_size, list_splits, uses_same_rows
 from vfl_common.config.task import ThresholdRule
 from vfl_common.text import format_percent, list_names
 from vfl_lab.report.page import tables
-from vfl_lab.report.page.baselines import Baseline, how_to_get
-from vfl_lab.report.page.draw import picture, quality
+from vfl_lab.report.page.baselines import Baseline, get_training_command
+from vfl_lab.report.page.draw import draw_picture, draw_quality
 from vfl_lab.report.page.facts import Facts
 from vfl_lab.report.page.render import ReportPage
-from vfl_lab.report.page.tables import PageSection, PageTable, Tile, name_of, value
-from vfl_lab.report.page.worth import BaselineComparison, compare_with_baselines, part_of
-from vfl_lab.report.quality.curves import decisions, tenths
+from vfl_lab.report.page.tables import PageSection, PageTable, Tile, format_metric, get_metric_name
+from vfl_lab.report.page.worth import BaselineComparison, compare_with_baselines, make_worth_section
+from vfl_lab.report.quality.curves import count_decisions, divide_into_tenths
 from vfl_lab.report.quality.kept import SplitPredictions
 from vfl_lab.report.quality.measures import Estimate, estimate_metrics
 from vfl_party.base.statistics import MAIN_METRICS
@@ -36,7 +36,7 @@ _MAX_PARTIES = 24
 _MAX_LEAKS = 40
 
 
-def run_page(
+def make_run_page(
     facts: Facts, baselines: Mapping[str, Baseline], rule: ThresholdRule | float | None
 ) -> ReportPage:
     """Returns the page of a run.
@@ -56,29 +56,29 @@ def run_page(
     page = ReportPage(
         f"{summary.name}: quality and cost of the model",
         f"Run {summary.run_id}, {began}; {summary.method}, seed {summary.seed}.",
-        lead=_lead(facts, own, pairs),
-        tiles=_tiles(facts, own, pairs),
-        warnings=_warnings(facts),
+        lead=_write_lead(facts, own, pairs),
+        tiles=_make_tiles(facts, own, pairs),
+        warnings=_list_warnings(facts),
         made=f"Made by vfl report from {summary.run_id}. It shows scores of people: share it only "
         "with those who may see them.",
     )
     page.parts = [
-        part_of(facts, pairs, baselines),
-        _quality(facts, by_split, rule),
-        _learning(facts),
-        _rows(facts),
-        _exchanges(facts),
-        _cost(facts),
-        _again(facts),
+        make_worth_section(facts, pairs, baselines),
+        _make_quality_section(facts, by_split, rule),
+        _make_learning_section(facts),
+        _make_rows_section(facts),
+        _make_exchanges_section(facts),
+        _make_cost_section(facts),
+        _make_repeat_section(facts),
     ]
     return page
 
 
-def _lead(
+def _write_lead(
     facts: Facts, own: Mapping[str, Estimate], pairs: Sequence[BaselineComparison]
 ) -> list[str]:
     summary = facts.run.summary
-    sentences = [_what(facts)]
+    sentences = [_describe_run(facts)]
     if facts.passives:
         who = [
             f"{name} ({len(columns)} columns)" if (columns := facts.columns(name)) else name
@@ -94,21 +94,26 @@ def _lead(
     metric = MAIN_METRICS[predictions.kind] if predictions is not None else ""
     if predictions is not None and metric in own:
         one = own[metric]
-        interval = f" (95 % interval {tables.between(one)})" if tables.between(one) else ""
+        interval = (
+            f" (95 % interval {tables.format_interval(one)})" if tables.format_interval(one) else ""
+        )
         sentences.append(
-            f"On {len(predictions):,} {facts.judged} rows, {name_of(metric)} is {value(one.value)}"
+            f"On {len(predictions):,} {facts.judged} rows, {get_metric_name(metric)} is "
+            f"{format_metric(one.value)}"
             f"{interval}: {tables.NAMES[metric][1]}."
         )
     elif summary.metrics:
         split = list_splits(summary)[-1]
-        values = ", ".join(f"{name_of(n)} {value(v)}" for n, v in summary.metrics[split].items())
+        values = ", ".join(
+            f"{get_metric_name(n)} {format_metric(v)}" for n, v in summary.metrics[split].items()
+        )
         sentences.append(
             f"On the {split} rows: {values}. No predictions were stored, so there are no curves."
         )
-    return sentences + _was_it_worth(facts, metric, pairs)
+    return sentences + _compare_in_words(facts, metric, pairs)
 
 
-def _was_it_worth(facts: Facts, metric: str, pairs: Sequence[BaselineComparison]) -> list[str]:
+def _compare_in_words(facts: Facts, metric: str, pairs: Sequence[BaselineComparison]) -> list[str]:
     if not facts.passives or not facts.predictions:
         return []
     by_kind = {pair.kind: pair for pair in pairs}
@@ -118,7 +123,7 @@ def _was_it_worth(facts: Facts, metric: str, pairs: Sequence[BaselineComparison]
         sentences.append(alone.says(metric))
     elif facts.recipe is not None and not facts.recipe.active.features:
         sentences.append(f"{facts.active} has no columns, so it cannot predict anything alone.")
-    elif how_to_get(facts):
+    elif get_training_command(facts):
         sentences.append(
             f"No local-only baseline of {facts.active} was trained on these rows yet, so this page "
             "cannot say what the others contribute; the next section shows how to train it."
@@ -129,7 +134,7 @@ def _was_it_worth(facts: Facts, metric: str, pairs: Sequence[BaselineComparison]
     return sentences
 
 
-def _what(facts: Facts) -> str:
+def _describe_run(facts: Facts) -> str:
     label = facts.label or "the label"
     predictions = facts.predictions.get(facts.judged)
     kind = (
@@ -151,7 +156,7 @@ def _what(facts: Facts) -> str:
     }.get(kind, "Several parties trained the model.")
 
 
-def _tiles(
+def _make_tiles(
     facts: Facts, own: Mapping[str, Estimate], pairs: Sequence[BaselineComparison]
 ) -> list[Tile]:
     summary, tiles = facts.run.summary, []
@@ -159,15 +164,17 @@ def _tiles(
     if predictions is not None and MAIN_METRICS[predictions.kind] in own:
         metric = MAIN_METRICS[predictions.kind]
         one = own[metric]
-        interval = tables.between(one)
+        interval = tables.format_interval(one)
         note = f"{interval} (95 %)" if interval else ""
-        tiles.append(Tile(f"{name_of(metric)}, {facts.judged} rows", value(one.value), note))
+        tiles.append(
+            Tile(f"{get_metric_name(metric)}, {facts.judged} rows", format_metric(one.value), note)
+        )
         tones = {"better": "good", "worse": "bad"}
         for pair in (pair for pair in pairs if pair.kind in _TILES and not pair.few):
             gain = pair.gain[metric]
             outcome = gain.better(metric)
             verdict = outcome if outcome.startswith("no ") else f"together is {outcome}"
-            note = f"{value(pair.theirs[metric].value)}; {verdict}"
+            note = f"{format_metric(pair.theirs[metric].value)}; {verdict}"
             tone = tones.get(outcome, "")
             tiles.append(Tile(f"against {pair.title}", f"{gain.value:+.4f}", note, tone))
     used = {party.name: party.common_rows for party in summary.parties if party.rows}
@@ -183,11 +190,13 @@ def _tiles(
         tiles.append(
             Tile("Total sent", format_size(total.message_bytes), f"{total.messages:,} messages")
         )
-    tiles.append(Tile("Time to train", _duration(summary.wall_s), f"{summary.steps:,} steps"))
+    tiles.append(
+        Tile("Time to train", _format_duration(summary.wall_s), f"{summary.steps:,} steps")
+    )
     return tiles
 
 
-def _duration(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     if math.isnan(seconds):
         return "–"
     if seconds < 120:
@@ -195,7 +204,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def _warnings(facts: Facts) -> list[str]:
+def _list_warnings(facts: Facts) -> list[str]:
     summary = facts.run.summary
     warnings = list(yield_protection_notes(summary))
     if summary.without:
@@ -205,48 +214,48 @@ def _warnings(facts: Facts) -> list[str]:
     return warnings
 
 
-def _quality(
+def _make_quality_section(
     facts: Facts, by_split: Mapping[str, Mapping[str, Estimate]], rule: ThresholdRule | float | None
 ) -> PageSection:
     part = PageSection("quality", "How good is the model?")
     summary = facts.run.summary
     if not by_split:
         if summary.metrics:
-            part.tables.append(tables.run_metrics(summary, list_splits(summary)))
+            part.tables.append(tables.make_run_metrics_table(summary, list_splits(summary)))
         return part
     predictions = facts.predictions[facts.judged]
     part.text.append(f"The pictures show the {len(predictions):,} {facts.judged} rows.")
     threshold = summary.metrics.get(facts.judged, {}).get("threshold")
-    part.pictures += quality(predictions, threshold)
-    part.tables.append(tables.quality(by_split, facts.predictions))
+    part.pictures += draw_quality(predictions, threshold)
+    part.tables.append(tables.make_quality_table(by_split, facts.predictions))
     if predictions.kind == "binary" and 0 < predictions.truth_N.sum() < len(predictions):
-        part.tables.append(_threshold_table(facts, predictions, threshold, rule))
-        groups = tenths(predictions.is_positive_N, predictions.scores_N)
-        part.tables.append(tables.lifts(groups, predictions.classes[1]))
+        part.tables.append(_make_threshold_table(facts, predictions, threshold, rule))
+        groups = divide_into_tenths(predictions.is_positive_N, predictions.scores_N)
+        part.tables.append(tables.make_lift_table(groups, predictions.classes[1]))
     elif predictions.kind == "multiclass":
-        part.tables += tables.by_class(predictions)
+        part.tables += tables.make_class_tables(predictions)
     elif predictions.kind == "multilabel":
-        part.tables.append(_by_label(predictions))
+        part.tables.append(_make_label_table(predictions))
     return part
 
 
-def _threshold_table(
+def _make_threshold_table(
     facts: Facts,
     predictions: SplitPredictions,
     threshold: float | None,
     rule: ThresholdRule | float | None,
 ) -> PageTable:
     """Returns the decisions of the run's own threshold and of others."""
-    lines = [("of the run", decisions(predictions, threshold))]
+    lines = [("of the run", count_decisions(predictions, threshold))]
     by = facts.predictions.get("validation")
     if isinstance(rule, float):
-        lines.insert(0, ("of --threshold", decisions(predictions, rule)))
+        lines.insert(0, ("of --threshold", count_decisions(predictions, rule)))
     if by is not None and by is not predictions:
         rules = [ThresholdRule(rule="f1"), *([rule] if isinstance(rule, ThresholdRule) else [])]
         for other in rules:
             at = choose_threshold_of_scores(other, by.scores_N, by.truth_N)
-            lines.append((_describe_rule(other), decisions(predictions, at)))
-    table = tables.threshold_table(lines, predictions.classes)
+            lines.append((_describe_rule(other), count_decisions(predictions, at)))
+    table = tables.make_threshold_table(lines, predictions.classes)
     note = (
         "Rules choose by the validation rows. To set your own costs or rate, use vfl report RUN "
         "--threshold cost=1:5, or rate=0.1."
@@ -262,7 +271,7 @@ def _describe_rule(rule: ThresholdRule) -> str:
     return "highest F1"
 
 
-def _by_label(predictions: SplitPredictions) -> PageTable:
+def _make_label_table(predictions: SplitPredictions) -> PageTable:
     rows = []
     for at, name in enumerate(predictions.classes):
         own = SplitPredictions(
@@ -280,7 +289,7 @@ def _by_label(predictions: SplitPredictions) -> PageTable:
                 name,
                 f"{int(own.truth_N.sum()):,}",
                 *(
-                    value(estimates[m].value) if m in estimates else "–"
+                    format_metric(estimates[m].value) if m in estimates else "–"
                     for m in ("auc", "accuracy", "precision", "recall", "f1", "brier")
                 ),
             ]
@@ -289,25 +298,25 @@ def _by_label(predictions: SplitPredictions) -> PageTable:
     return PageTable("Each label", heads, rows)
 
 
-def _learning(facts: Facts) -> PageSection:
+def _make_learning_section(facts: Facts) -> PageSection:
     part = PageSection("learning", "How it learned")
     rounds, own = curves_by_phase(facts.run)
     for at, (phase, lines) in enumerate(rounds.items()):
         title = f"{phase}: loss"
         if phase in own:
             draw = partial(draw_own_curves, parties=own[phase])
-            part.pictures.append(picture(f"own{at}", title, f"{title} of each party", draw))
+            part.pictures.append(draw_picture(f"own{at}", title, f"{title} of each party", draw))
         elif has_curve(lines):
             draw = partial(draw_curve, rounds=lines, names=["loss"])
-            part.pictures.append(picture(f"loss{at}", title, f"{title} by round", draw))
-        for name in _metrics_with_curve(lines):
-            title = f"{phase}: {name_of(name)}"
+            part.pictures.append(draw_picture(f"loss{at}", title, f"{title} by round", draw))
+        for name in _find_metrics_with_curve(lines):
+            title = f"{phase}: {get_metric_name(name)}"
             draw = partial(draw_curve, rounds=lines, names=[name])
-            part.pictures.append(picture(f"{name}{at}", title, f"{title} by round", draw))
+            part.pictures.append(draw_picture(f"{name}{at}", title, f"{title} by round", draw))
     return part
 
 
-def _metrics_with_curve(rounds: Mapping[int, Mapping[str, Mapping[str, float]]]) -> list[str]:
+def _find_metrics_with_curve(rounds: Mapping[int, Mapping[str, Mapping[str, float]]]) -> list[str]:
     counts: dict[str, int] = {}
     for by_split in rounds.values():
         for name in {n for named in by_split.values() for n in named if n in MAIN_METRICS.values()}:
@@ -329,11 +338,13 @@ def _is_split(name: str) -> bool:
     return not any(word in name for word in (" without ", " with "))
 
 
-def _rows(facts: Facts) -> PageSection:
+def _make_rows_section(facts: Facts) -> PageSection:
     part = PageSection("rows", "Who took part, with which rows")
     summary, recipe = facts.run.summary, facts.recipe
-    part.tables.append(tables.parties(summary))
-    part.tables += tables.arithmetic({party.name: party.arithmetic for party in summary.parties})
+    part.tables.append(tables.make_parties_table(summary))
+    part.tables += tables.make_arithmetic_tables(
+        {party.name: party.arithmetic for party in summary.parties}
+    )
     predictions = {n: k for n, k in facts.predictions.items() if _is_split(n)}
     if recipe is not None:
         rows = recipe.rows
@@ -343,7 +354,7 @@ def _rows(facts: Facts) -> PageSection:
         cells = [
             [
                 name,
-                tables.share(share) if rows.split != "column" else "by a column",
+                tables.format_share(share) if rows.split != "column" else "by a column",
                 f"{len(predictions[name]):,}" if name in predictions else "–",
             ]
             for name, share in shares.items()
@@ -367,13 +378,13 @@ def _rows(facts: Facts) -> PageSection:
     return part
 
 
-def _exchanges(facts: Facts) -> PageSection:
+def _make_exchanges_section(facts: Facts) -> PageSection:
     part = PageSection("left", "What left each party")
     summary = facts.run.summary
     if summary.privacy is not None:
         part.text.append(f"Differential privacy: {summary.privacy.statement}")
     part.text += describe_exchanges(summary)
-    exchange_tables = tables.exchange_tables(summary)
+    exchange_tables = tables.make_exchange_tables(summary)
     part.tables += exchange_tables[:_MAX_PARTIES]
     if len(exchange_tables) > _MAX_PARTIES:
         part.text.append(
@@ -386,13 +397,13 @@ def _exchanges(facts: Facts) -> PageSection:
             "leave a party; values computed from them do. A passive party's own defences are on "
             "its own page."
         )
-        _leaks(part, facts)
+        _add_leaks(part, facts)
     return part
 
 
-def _leaks(part: PageSection, facts: Facts) -> None:
+def _add_leaks(part: PageSection, facts: Facts) -> None:
     """Shows the result of a rehearsal of attacks, if it is in the folder of the run."""
-    lines = _leak_lines(facts.leaks)
+    lines = _list_leaks(facts.leaks)
     if lines:
         note = str(facts.leaks.get("rehearsal", "A rehearsal of the recipe, not this run."))
         heads = ["attack", "by", "reads", "from", "unit", "leak (lower bound)", "by chance"]
@@ -412,7 +423,7 @@ def _leaks(part: PageSection, facts: Facts) -> None:
         part.commands.append((what, command))
 
 
-def _leak_lines(report: Mapping[str, Any]) -> list[list[str]]:
+def _list_leaks(report: Mapping[str, Any]) -> list[list[str]]:
     try:
         return [
             [
@@ -432,13 +443,13 @@ def _leak_lines(report: Mapping[str, Any]) -> list[list[str]]:
         return []
 
 
-def _cost(facts: Facts) -> PageSection:
+def _make_cost_section(facts: Facts) -> PageSection:
     part = PageSection("cost", "What it cost")
     summary = facts.run.summary
     if summary.bytes.by_link:
-        part.tables.append(tables.by_phase(summary, facts.run.phases))
+        part.tables.append(tables.make_bytes_table(summary, facts.run.phases))
     if any(party.times for party in summary.parties):
-        part.tables.append(tables.seconds(summary))
+        part.tables.append(tables.make_seconds_table(summary))
     total = summary.bytes.total
     if facts.passives:
         part.text.append(
@@ -448,7 +459,7 @@ def _cost(facts: Facts) -> PageSection:
     return part
 
 
-def _again(facts: Facts) -> PageSection:
+def _make_repeat_section(facts: Facts) -> PageSection:
     part = PageSection("again", "How to run it again")
     summary = facts.run.summary
     versions = sorted({party.version for party in summary.parties if party.version})

@@ -18,10 +18,10 @@ from matplotlib.colors import LinearSegmentedColormap, Normalize
 from vfl_common.errors import Code, InputError
 from vfl_common.run_folder import SEARCH
 from vfl_common.text import count
-from vfl_lab.report.page.draw import picture
+from vfl_lab.report.page.draw import draw_picture
 from vfl_lab.report.page.render import ReportPage
-from vfl_lab.report.page.svg import BLUE, GREY, ORANGE, short
-from vfl_lab.report.page.tables import PageSection, PageTable, Tile, name_of, value
+from vfl_lab.report.page.svg import BLUE, GREY, ORANGE, shorten_label
+from vfl_lab.report.page.tables import PageSection, PageTable, Tile, format_metric, get_metric_name
 
 _MAX_KEYS = 8
 _BY = {
@@ -42,12 +42,12 @@ def is_search(folder: Path) -> bool:
     return (folder / SEARCH).is_file()
 
 
-def search_page(folder: Path) -> ReportPage:
+def make_search_page(folder: Path) -> ReportPage:
     """Returns the page of a search. Raises InputError if its file cannot be read."""
     path = folder / SEARCH
     try:
         noted = json.loads(path.read_bytes())
-        return _page(noted)
+        return _make_page(noted)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise InputError(
             Code.FILE_INVALID,
@@ -56,7 +56,7 @@ def search_page(folder: Path) -> ReportPage:
         ) from None
 
 
-def _page(noted: Mapping[str, Any]) -> ReportPage:
+def _make_page(noted: Mapping[str, Any]) -> ReportPage:
     trials, name, objective = noted["trials"], noted["name"], noted["objective"]
     metric = objective.partition(" ")[2]
     counts = {s: sum(t["state"] == s for t in trials) for s in ("finished", "pruned", "failed")}
@@ -66,14 +66,18 @@ def _page(noted: Mapping[str, Any]) -> ReportPage:
         f"Search of {count(len(noted['spaces']), 'setting')} by {_BY[noted['by']]}: "
         f"{count(len(trials), 'run')}.",
         lead=[
-            f"The best {objective} is {value(noted['value'])}, with {best}.",
+            f"The best {objective} is {format_metric(noted['value'])}, with {best}.",
             "It is the best of many runs, so its objective is optimistic. Judge it by the test "
             "rows, and compare it with your own settings over seeds that the search did not use.",
         ],
         tiles=[
-            Tile(f"validation {name_of(metric)}", value(noted["value"]), "of the best run"),
+            Tile(
+                f"validation {get_metric_name(metric)}",
+                format_metric(noted["value"]),
+                "of the best run",
+            ),
             *(
-                Tile(f"test {name_of(key)}", value(score), "of the best run")
+                Tile(f"test {get_metric_name(key)}", format_metric(score), "of the best run")
                 for key, score in noted["test"].items()
                 if key == metric
             ),
@@ -85,26 +89,28 @@ def _page(noted: Mapping[str, Any]) -> ReportPage:
         ],
         made=f"Made by vfl report from a search of {name}. The best run is {noted['run']}.",
     )
-    page.parts = [_keys(noted), _trials(noted, metric)]
+    page.parts = [_make_keys_section(noted), _make_trials_section(noted, metric)]
     return page
 
 
-def _keys(noted: Mapping[str, Any]) -> PageSection:
+def _make_keys_section(noted: Mapping[str, Any]) -> PageSection:
     """Returns the pictures of the effect of the settings."""
     part = PageSection("keys", "Effect of the settings")
     tried = [(t["values"], t["value"]) for t in noted["trials"] if t["value"] is not None]
     spaces = dict(list(noted["spaces"].items())[:_MAX_KEYS])
     if tried:
         alt = f"A line for each finished run over {', '.join(spaces)}, by {noted['objective']}"
-        drawn = partial(parallel, spaces=spaces, tried=tried, objective=noted["objective"])
-        size = (width_of(spaces), 4.2)
-        part.pictures.append(picture("parallel", "The finished runs", alt, drawn, size=size))
+        drawn = partial(draw_parallel, spaces=spaces, tried=tried, objective=noted["objective"])
+        size = (compute_width(spaces), 4.2)
+        part.pictures.append(draw_picture("parallel", "The finished runs", alt, drawn, size=size))
     shares = noted["importance"]
     if shares:
         words = ", ".join(f"{key} {share:.2f}" for key, share in shares.items())
-        drawn, size = partial(importance, shares=shares), (4.6, 1.1 + 0.32 * len(shares))
+        drawn, size = partial(draw_importance, shares=shares), (4.6, 1.1 + 0.32 * len(shares))
         title = "Importance of each setting"
-        part.pictures.append(picture("importance", title, f"{title}: {words}", drawn, size=size))
+        part.pictures.append(
+            draw_picture("importance", title, f"{title}: {words}", drawn, size=size)
+        )
         part.text.append(
             "The importance of a setting is its share in the variance of the objective (fANOVA). "
             "It describes differences of these runs, not their causes."
@@ -112,7 +118,7 @@ def _keys(noted: Mapping[str, Any]) -> PageSection:
     return part
 
 
-def _trials(noted: Mapping[str, Any], metric: str) -> PageSection:
+def _make_trials_section(noted: Mapping[str, Any], metric: str) -> PageSection:
     """Returns the table of all runs, in the order of the search."""
     part, keys = PageSection("runs", "Runs"), list(noted["spaces"])
     rows = [
@@ -120,11 +126,11 @@ def _trials(noted: Mapping[str, Any], metric: str) -> PageSection:
             f"{number}",
             *(_format(trial["values"].get(key)) for key in keys),
             trial["state"] + (f": {trial['error']}" if trial["error"] else ""),
-            "–" if trial["value"] is None else value(trial["value"]),
+            "–" if trial["value"] is None else format_metric(trial["value"]),
         ]
         for number, trial in enumerate(noted["trials"], start=1)
     ]
-    heads = ["run", *keys, "end", f"validation {name_of(metric)}"]
+    heads = ["run", *keys, "end", f"validation {get_metric_name(metric)}"]
     words = frozenset({0, *range(1, len(keys) + 2)})
     part.tables.append(PageTable("All runs, in the order of the search", heads, rows, words))
     return part
@@ -136,21 +142,23 @@ def _format(setting: Any) -> str:
     )
 
 
-def width_of(spaces: Mapping[str, Any]) -> float:
+def compute_width(spaces: Mapping[str, Any]) -> float:
     """Returns the width of the picture of trials, in inches."""
     return 2.2 * max(2, len(spaces)) + 1.5
 
 
-def importance(axes: Axes, shares: Mapping[str, float]) -> None:
+def draw_importance(axes: Axes, shares: Mapping[str, float]) -> None:
     """Draws the share of each key in the variance of the objective."""
     keys = sorted(shares, key=lambda key: shares[key])
-    axes.barh([short(key, _LONGEST) for key in keys], [shares[key] for key in keys], color=BLUE)
+    axes.barh(
+        [shorten_label(key, _LONGEST) for key in keys], [shares[key] for key in keys], color=BLUE
+    )
     axes.set_xlim(0, 1)
     axes.set_xlabel("share of the variance (fANOVA)")
     axes.grid(axis="y", visible=False)
 
 
-def parallel(axes: Axes, spaces: Mapping[str, Any], tried: Tried, objective: str) -> None:
+def draw_parallel(axes: Axes, spaces: Mapping[str, Any], tried: Tried, objective: str) -> None:
     """Draws a line for each finished trial over the keys, coloured by the objective.
 
     ``spaces``: {key: its values, or a dict with ``from``, ``to`` and ``log``}.
@@ -158,16 +166,16 @@ def parallel(axes: Axes, spaces: Mapping[str, Any], tried: Tried, objective: str
     scores = [score for _, score in tried]
     scale = Normalize(min(scores), max(scores))
     for values, score in tried:
-        heights = [_height(space, values[key]) for key, space in spaces.items()]
+        heights = [_compute_height(space, values[key]) for key, space in spaces.items()]
         color = _COLORS(scale(score))
         axes.plot(range(len(spaces)), heights, color=color, marker="o", alpha=0.8)
     for place, space in enumerate(spaces.values()):
-        for height, text in _ticks(space):
+        for height, text in _list_ticks(space):
             axes.annotate(
                 text, (place, height), (5, 4), textcoords="offset points", fontsize="small"
             )
         axes.axvline(place, color=GREY, zorder=0, linewidth=0.8)
-    names = [short(key, _LONGEST) for key in spaces]
+    names = [shorten_label(key, _LONGEST) for key in spaces]
     axes.set_xticks(range(len(spaces)), names, rotation=15, ha="right")
     axes.set_yticks([])
     axes.set_xlim(-0.3, len(spaces) - 0.5)
@@ -178,7 +186,7 @@ def parallel(axes: Axes, spaces: Mapping[str, Any], tried: Tried, objective: str
     figure.colorbar(ScalarMappable(scale, _COLORS), ax=axes, label=objective)
 
 
-def _height(space: Any, value: Any) -> float:
+def _compute_height(space: Any, value: Any) -> float:
     """Returns the position of a value on its axis, from 0 to 1."""
     if isinstance(space, Mapping):
         low, high = space["from"], space["to"]
@@ -188,9 +196,12 @@ def _height(space: Any, value: Any) -> float:
     return list(space).index(value) / max(1, len(space) - 1)
 
 
-def _ticks(space: Any) -> list[tuple[float, str]]:
+def _list_ticks(space: Any) -> list[tuple[float, str]]:
     values = [space["from"], space["to"]] if isinstance(space, Mapping) else list(space)
     return [
-        (_height(space, value), short(f"{value:g}" if isinstance(value, float) else str(value)))
+        (
+            _compute_height(space, value),
+            shorten_label(f"{value:g}" if isinstance(value, float) else str(value)),
+        )
         for value in values
     ]

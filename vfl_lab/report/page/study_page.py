@@ -10,10 +10,16 @@ from statistics import mean, stdev
 
 from vfl.summary.table import format_size
 from vfl_common.errors import Code, InputError
-from vfl_lab.report.page.draw import intervals
+from vfl_lab.report.page.draw import draw_intervals
 from vfl_lab.report.page.render import ReportPage
 from vfl_lab.report.page.svg import BLUE, GREEN, GREY, ORANGE
-from vfl_lab.report.page.tables import PageSection, PageTable, Tile, mean_and_sd, name_of
+from vfl_lab.report.page.tables import (
+    PageSection,
+    PageTable,
+    Tile,
+    format_mean_and_sd,
+    get_metric_name,
+)
 from vfl_party.base.statistics import MAIN_METRICS
 
 RESULTS, DIFFERENCES = "results.csv", "differences.csv"
@@ -27,9 +33,9 @@ def is_study(folder: Path) -> bool:
     return (folder / RESULTS).is_file() and not (folder / "summary.json").is_file()
 
 
-def study_page(folder: Path) -> ReportPage:
+def make_study_page(folder: Path) -> ReportPage:
     """Returns the page of a study. Raises InputError if its results cannot be read."""
-    lines = _read(folder / RESULTS)
+    lines = _read_csv(folder / RESULTS)
     metrics = list(
         dict.fromkeys(
             key.removeprefix("test_") for line in lines for key in line if key.startswith("test_")
@@ -53,42 +59,45 @@ def study_page(folder: Path) -> ReportPage:
         f"{name}: methods compared",
         f"Study {name}: {len(lines)} runs, {len(seeds)} seeds.",
         lead=["This page shows mean ± standard deviation of each method's runs on the test rows."],
-        tiles=[_tile(key, _values(own, metric), metric) for key, own in list(groups.items())[:8]],
+        tiles=[
+            _make_tile(key, _collect_values(own, metric), metric)
+            for key, own in list(groups.items())[:8]
+        ],
         made=f"Made by vfl report from the study {name}.",
     )
-    page.parts = [_methods(groups, metrics, metric), _differences(folder)]
+    page.parts = [_make_methods_section(groups, metrics, metric), _make_differences_section(folder)]
     return page
 
 
-def _tile(key: tuple[str, str], values: Sequence[float], metric: str) -> Tile:
-    middle, _, sd = mean_and_sd(values).partition(" ± ")
-    of = f"{name_of(metric)} of {len(values)} runs"
-    return Tile(_label(key), middle, f"± {sd}, {of}" if sd else of)
+def _make_tile(key: tuple[str, str], values: Sequence[float], metric: str) -> Tile:
+    middle, _, sd = format_mean_and_sd(values).partition(" ± ")
+    of = f"{get_metric_name(metric)} of {len(values)} runs"
+    return Tile(_format_label(key), middle, f"± {sd}, {of}" if sd else of)
 
 
-def _methods(
+def _make_methods_section(
     groups: Mapping[tuple[str, str], Sequence[Line]], metrics: Sequence[str], metric: str
 ) -> PageSection:
     part = PageSection("methods", "Methods")
     points, rows = [], []
     for key, own in groups.items():
-        values = _values(own, metric)
+        values = _collect_values(own, metric)
         if values:
             spread = stdev(values) if len(values) > 1 else 0.0
             middle = mean(values)
             color = _COLORS.get(own[0].get("group", ""), BLUE)
-            points.append((_label(key), middle, middle - spread, middle + spread, color))
+            points.append((_format_label(key), middle, middle - spread, middle + spread, color))
         bytes_, seconds = (
             [
-                sum(_numbers(line, [f"{stage}_{what}" for stage in ("pretrain", "finetune")]))
+                sum(_parse_numbers(line, [f"{stage}_{what}" for stage in ("pretrain", "finetune")]))
                 for line in own
             ]
             for what in ("bytes", "s")
         )
-        cells = [mean_and_sd(_values(own, metric)) for metric in metrics]
+        cells = [format_mean_and_sd(_collect_values(own, metric)) for metric in metrics]
         rows.append(
             [
-                _label(key),
+                _format_label(key),
                 own[0].get("group", ""),
                 f"{len(own)}",
                 *cells,
@@ -96,9 +105,11 @@ def _methods(
                 f"{mean(seconds):.1f}",
             ]
         )
-    what = f"Test {name_of(metric)}: mean and standard deviation"
-    part.pictures.append(intervals("methods", what, what, points[:_MAX_LINES], name_of(metric)))
-    heads = ["method", "columns", "runs", *map(name_of, metrics), "bytes", "seconds"]
+    what = f"Test {get_metric_name(metric)}: mean and standard deviation"
+    part.pictures.append(
+        draw_intervals("methods", what, what, points[:_MAX_LINES], get_metric_name(metric))
+    )
+    heads = ["method", "columns", "runs", *map(get_metric_name, metrics), "bytes", "seconds"]
     note = "Bytes and seconds of training are means over the runs of a method."
     part.tables.append(
         PageTable("Test metrics: mean ± standard deviation", heads, rows, frozenset({0, 1}), note)
@@ -106,16 +117,17 @@ def _methods(
     return part
 
 
-def _differences(folder: Path) -> PageSection:
+def _make_differences_section(folder: Path) -> PageSection:
     part = PageSection("differences", "Is a method better than the first?")
-    lines = _read(folder / DIFFERENCES) if (folder / DIFFERENCES).is_file() else []
+    lines = _read_csv(folder / DIFFERENCES) if (folder / DIFFERENCES).is_file() else []
     colors = {"better": GREEN, "worse": ORANGE}
     rows, points = [], []
     for line in lines:
         low, high, middle, p = (
-            (_numbers(line, [key]) or [math.nan])[0] for key in ("low", "high", "difference", "p")
+            (_parse_numbers(line, [key]) or [math.nan])[0]
+            for key in ("low", "high", "difference", "p")
         )
-        called = _label((line["method"], line.get("labels", "")))
+        called = _format_label((line["method"], line.get("labels", "")))
         rows.append(
             [
                 called,
@@ -128,14 +140,14 @@ def _differences(folder: Path) -> PageSection:
         )
         points.append((called, middle, low, high, colors.get(line.get("verdict", ""), GREY)))
     if lines:
-        what = f"{name_of(lines[0]['metric'])} minus that of {lines[0]['against']}"
+        what = f"{get_metric_name(lines[0]['metric'])} minus that of {lines[0]['against']}"
         part.pictures.append(
-            intervals(
+            draw_intervals(
                 "differences",
                 what,
                 what,
                 points[:_MAX_LINES],
-                name_of(lines[0]["metric"]),
+                get_metric_name(lines[0]["metric"]),
                 zero=True,
             )
         )
@@ -145,7 +157,7 @@ def _differences(folder: Path) -> PageSection:
     return part
 
 
-def _read(path: Path) -> list[dict[str, str]]:
+def _read_csv(path: Path) -> list[dict[str, str]]:
     try:
         with path.open(newline="", encoding="utf-8") as file:
             lines = list(csv.DictReader(file))
@@ -159,15 +171,15 @@ def _read(path: Path) -> list[dict[str, str]]:
     return lines
 
 
-def _label(key: tuple[str, str]) -> str:
+def _format_label(key: tuple[str, str]) -> str:
     return f"{key[0]}, {key[1]} labels" if key[1] else key[0]
 
 
-def _values(lines: Sequence[Line], metric: str) -> list[float]:
-    return [number for line in lines for number in _numbers(line, [f"test_{metric}"])]
+def _collect_values(lines: Sequence[Line], metric: str) -> list[float]:
+    return [number for line in lines for number in _parse_numbers(line, [f"test_{metric}"])]
 
 
-def _numbers(line: Line, keys: Sequence[str]) -> list[float]:
+def _parse_numbers(line: Line, keys: Sequence[str]) -> list[float]:
     numbers = []
     for key in keys:
         try:

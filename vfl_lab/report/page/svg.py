@@ -64,14 +64,14 @@ class SvgPicture:
 
 
 @contextmanager
-def panel(width: float = 4.1, height: float = 3.0) -> Iterator[tuple[Figure, Axes]]:
+def open_panel(width: float = 4.1, height: float = 3.0) -> Iterator[tuple[Figure, Axes]]:
     """Yields a figure with one panel, in inches; it must be finished inside the block."""
     with mpl.rc_context(_RC):
         figure = Figure(figsize=(width, height), layout="constrained")
         yield figure, figure.subplots()
 
 
-def inline(figure: Figure, key: str) -> Markup:
+def render_inline(figure: Figure, key: str) -> Markup:
     """Returns a figure as an SVG element. ``key``: the prefix of its ids, unique in the page."""
     file = io.BytesIO()
     figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
@@ -85,7 +85,7 @@ def inline(figure: Figure, key: str) -> Markup:
                 parent.remove(child)
     used = set(re.findall(r"#([\w-]+)", ElementTree.tostring(root, encoding="unicode")))
     for element in root.iter():
-        _without_style(element, key, used)
+        _remove_style(element, key, used)
     for size in ("width", "height"):
         root.attrib.pop(size, None)
     root.set("aria-hidden", "true")
@@ -94,7 +94,7 @@ def inline(figure: Figure, key: str) -> Markup:
     return Markup(ElementTree.tostring(root, encoding="unicode"))  # noqa: S704
 
 
-def _without_style(element: ElementTree.Element, key: str, used: set[str]) -> None:
+def _remove_style(element: ElementTree.Element, key: str, used: set[str]) -> None:
     """Turns the style of an element into attributes, and prefixes its ids and links with
     ``key``.
     """
@@ -117,7 +117,7 @@ def _without_style(element: ElementTree.Element, key: str, used: set[str]) -> No
         element.set("clip-path", clip.replace("#", f"#{key}-", 1))
 
 
-def short(name: str, max_characters: int = _MAX_CHARACTERS) -> str:
+def shorten_label(name: str, max_characters: int = _MAX_CHARACTERS) -> str:
     """Returns a name, shortened for a picture."""
     name = clean(name)
     return name if len(name) <= max_characters else f"{name[: max_characters - 1]}…"

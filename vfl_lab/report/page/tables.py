@@ -9,7 +9,7 @@ from statistics import mean, stdev
 from vfl.summary.table import format_size, sort_phases
 from vfl_common.summary import Arithmetic, ExchangeSummary, Summary
 from vfl_common.text import list_names
-from vfl_lab.report.quality.curves import Decisions, Tenth, confusion
+from vfl_lab.report.quality.curves import Decisions, Tenth, count_confusions
 from vfl_lab.report.quality.kept import SplitPredictions
 from vfl_lab.report.quality.measures import DELONG, Estimate
 
@@ -77,33 +77,33 @@ class PageSection:
         return bool(self.text or self.pictures or self.tables or self.commands or self.warnings)
 
 
-def name_of(metric: str) -> str:
+def get_metric_name(metric: str) -> str:
     """Returns the display name of a metric."""
     return NAMES.get(metric, (metric, ""))[0]
 
 
-def value(number: float) -> str:
+def format_metric(number: float) -> str:
     """Formats a metric with four decimals, or with four digits from 10 on."""
     if number != number:
         return "–"
     return f"{number:.4f}" if abs(number) < 10 else f"{number:,.4g}"
 
 
-def mean_and_sd(values: Sequence[float]) -> str:
+def format_mean_and_sd(values: Sequence[float]) -> str:
     """Formats the mean of a metric and its standard deviation alike; – without values."""
     if not values:
         return "–"
     middle = mean(values)
     form = ".4f" if abs(middle) < 10 else ",.4g"
-    return value(middle) + (f" ± {stdev(values):{form}}" if len(values) > 1 else "")
+    return format_metric(middle) + (f" ± {stdev(values):{form}}" if len(values) > 1 else "")
 
 
-def share(part: float) -> str:
+def format_share(part: float) -> str:
     """Formats a share in percent."""
     return "–" if part != part else f"{100 * part:.1f} %"
 
 
-def between(estimate: Estimate, sign: str = "") -> str:
+def format_interval(estimate: Estimate, sign: str = "") -> str:
     """Formats an interval; '' without one."""
     if estimate.low != estimate.low or abs(estimate.high) == float("inf"):
         return ""
@@ -112,7 +112,7 @@ def between(estimate: Estimate, sign: str = "") -> str:
     return f"{estimate.low:{sign},.4g} to {estimate.high:{sign},.4g}"
 
 
-def quality(
+def make_quality_table(
     by_split: Mapping[str, Mapping[str, Estimate]], predictions: Mapping[str, SplitPredictions]
 ) -> PageTable:
     """Returns a row for each metric with its value and interval in each split."""
@@ -122,10 +122,10 @@ def quality(
         heads += [f"{split} ({len(predictions[split]):,} rows)", "95 % interval"]
     rows = []
     for name in names:
-        row = [name_of(name)]
+        row = [get_metric_name(name)]
         for estimates in by_split.values():
             one = estimates.get(name)
-            row += [value(one.value), between(one)] if one is not None else ["", ""]
+            row += [format_metric(one.value), format_interval(one)] if one is not None else ["", ""]
         rows.append([*row, NAMES.get(name, ("", ""))[1]])
     ways = {one.how for estimates in by_split.values() for one in estimates.values()}
     note = (
@@ -139,17 +139,19 @@ def quality(
     )
 
 
-def run_metrics(summary: Summary, splits: Sequence[str]) -> PageTable:
+def make_run_metrics_table(summary: Summary, splits: Sequence[str]) -> PageTable:
     """Returns the metrics that the run has reported."""
     names = list(dict.fromkeys(name for named in summary.metrics.values() for name in named))
     rows = [
-        [split, *(value(summary.metrics[split].get(name, float("nan"))) for name in names)]
+        [split, *(format_metric(summary.metrics[split].get(name, float("nan"))) for name in names)]
         for split in splits
     ]
-    return PageTable("Metrics reported by the run", ["rows", *map(name_of, names)], rows)
+    return PageTable("Metrics reported by the run", ["rows", *map(get_metric_name, names)], rows)
 
 
-def threshold_table(lines: Sequence[tuple[str, Decisions]], classes: Sequence[str]) -> PageTable:
+def make_threshold_table(
+    lines: Sequence[tuple[str, Decisions]], classes: Sequence[str]
+) -> PageTable:
     """Returns the decisions of thresholds, one row for each."""
     heads = ["threshold", "value", f"right: {classes[1]}", f"wrong: {classes[1]}"]
     heads += [f"missed: {classes[1]}", f"right: {classes[0]}", "precision", "recall", "F1"]
@@ -161,14 +163,17 @@ def threshold_table(lines: Sequence[tuple[str, Decisions]], classes: Sequence[st
                 f"{count:,}"
                 for count in (decisions.hits, decisions.false, decisions.missed, decisions.left)
             ),
-            *(value(metric) for metric in (decisions.precision, decisions.recall, decisions.f1)),
+            *(
+                format_metric(metric)
+                for metric in (decisions.precision, decisions.recall, decisions.f1)
+            ),
         ]
         for name, decisions in lines
     ]
     return PageTable("Decisions by threshold (confusion matrices)", heads, rows)
 
 
-def lifts(groups: Sequence[Tenth], positive: str) -> PageTable:
+def make_lift_table(groups: Sequence[Tenth], positive: str) -> PageTable:
     """Returns the tenths of the rows by score."""
     rows = [
         [
@@ -176,8 +181,8 @@ def lifts(groups: Sequence[Tenth], positive: str) -> PageTable:
             f"{group.rows:,}",
             f"{group.min_score:.4f}",
             f"{group.hits:,}",
-            share(group.rate),
-            share(group.gain),
+            format_share(group.rate),
+            format_share(group.gain),
             f"{group.lift:.2f}",
         ]
         for place, group in enumerate(groups, 1)
@@ -194,9 +199,9 @@ def lifts(groups: Sequence[Tenth], positive: str) -> PageTable:
     return PageTable("Gain and lift: rows by score, the highest first", heads, rows)
 
 
-def by_class(predictions: SplitPredictions) -> list[PageTable]:
+def make_class_tables(predictions: SplitPredictions) -> list[PageTable]:
     """Returns a table of the classes, and the confusion matrix unless it is too large."""
-    cells = confusion(predictions)
+    cells = count_confusions(predictions)
     rows = []
     for at, name in enumerate(predictions.classes):
         true, decided, hits = cells[at].sum(), cells[:, at].sum(), cells[at, at]
@@ -205,9 +210,9 @@ def by_class(predictions: SplitPredictions) -> list[PageTable]:
                 name,
                 f"{true:,}",
                 f"{decided:,}",
-                value(hits / decided if decided else float("nan")),
-                value(hits / true if true else float("nan")),
-                value(2 * hits / (true + decided) if true + decided else float("nan")),
+                format_metric(hits / decided if decided else float("nan")),
+                format_metric(hits / true if true else float("nan")),
+                format_metric(2 * hits / (true + decided) if true + decided else float("nan")),
             ]
         )
     heads = ["class", "true rows", "decided rows", "precision", "recall", "F1"]
@@ -227,7 +232,7 @@ def by_class(predictions: SplitPredictions) -> list[PageTable]:
     return tables
 
 
-def by_phase(summary: Summary, phases: Sequence[str]) -> PageTable:
+def make_bytes_table(summary: Summary, phases: Sequence[str]) -> PageTable:
     """Returns message bytes by party and direction, with a column for each phase."""
     order = sort_phases(summary, phases)
     rows = []
@@ -255,7 +260,7 @@ def by_phase(summary: Summary, phases: Sequence[str]) -> PageTable:
     )
 
 
-def seconds(summary: Summary) -> PageTable:
+def make_seconds_table(summary: Summary) -> PageTable:
     """Returns the seconds of each party and phase."""
     rows = [
         [
@@ -276,7 +281,7 @@ def seconds(summary: Summary) -> PageTable:
     )
 
 
-def parties(summary: Summary) -> PageTable:
+def make_parties_table(summary: Summary) -> PageTable:
     """Returns the processes of the run."""
     rows = [
         [
@@ -294,7 +299,7 @@ def parties(summary: Summary) -> PageTable:
     return PageTable("Who took part", heads, rows, frozenset({0, 1, 3, 4, 5}))
 
 
-def arithmetic(of: Mapping[str, Arithmetic | None]) -> list[PageTable]:
+def make_arithmetic_tables(of: Mapping[str, Arithmetic | None]) -> list[PageTable]:
     """Returns tables of the hardware and software of the parties; empty if unknown.
 
     ``of``: {party: its arithmetic}.
@@ -337,7 +342,7 @@ def arithmetic(of: Mapping[str, Arithmetic | None]) -> list[PageTable]:
     return tables if rows else []
 
 
-def exchange_tables(summary: Summary) -> list[PageTable]:
+def make_exchange_tables(summary: Summary) -> list[PageTable]:
     """Returns a table for each party of the exchanges that its phases declare, with their
     counts.
     """
@@ -345,12 +350,12 @@ def exchange_tables(summary: Summary) -> list[PageTable]:
         table
         for party in summary.parties
         if party.role != "server"
-        for table in [_exchange_table(summary, party.name, party.role)]
+        for table in [_make_exchange_table(summary, party.name, party.role)]
         if table.rows
     ]
 
 
-def _exchange_table(summary: Summary, name: str, role: str) -> PageTable:
+def _make_exchange_table(summary: Summary, name: str, role: str) -> PageTable:
     whose = {name, "every party", *(["passive parties"] if role == "passive" else [])}
     # Messages are counted by phase and kind.
     by_kind: dict[tuple[str, str], list[ExchangeSummary]] = {}
@@ -373,7 +378,7 @@ def _exchange_table(summary: Summary, name: str, role: str) -> PageTable:
                 _join_unique(
                     ", ".join(filter(None, (one.sent, one.about_labels))) for one in exchanges
                 ),
-                _join_unique(defence(one) for one in exchanges),
+                _join_unique(describe_defence(one) for one in exchanges),
                 _join_unique(one.when for one in exchanges),
                 f"{sum(link.messages for link in links):,}" if links else "–",
                 format_size(sum(link.message_bytes for link in links)) if links else "–",
@@ -387,7 +392,7 @@ def _join_unique(words: Iterable[str]) -> str:
     return "; ".join(dict.fromkeys(words))
 
 
-def defence(exchange: ExchangeSummary) -> str:
+def describe_defence(exchange: ExchangeSummary) -> str:
     """Returns the transforms of an exchange before sending; "none" without one."""
     steps = [
         step

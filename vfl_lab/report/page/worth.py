@@ -10,11 +10,23 @@ from typing import Any
 
 from vfl_common.config.task import LOWER_IS_BETTER
 from vfl_common.summary import Worth
-from vfl_lab.report.page.baselines import ALONE, KINDS, Baseline, how_to_get, possible
-from vfl_lab.report.page.draw import bars, intervals
+from vfl_lab.report.page.baselines import (
+    ALONE,
+    KINDS,
+    Baseline,
+    get_training_command,
+    list_possible_baselines,
+)
+from vfl_lab.report.page.draw import draw_bars, draw_intervals
 from vfl_lab.report.page.facts import Facts, read_json
 from vfl_lab.report.page.svg import BLUE, GREEN, GREY, ORANGE
-from vfl_lab.report.page.tables import PageSection, PageTable, between, name_of, value
+from vfl_lab.report.page.tables import (
+    PageSection,
+    PageTable,
+    format_interval,
+    format_metric,
+    get_metric_name,
+)
 from vfl_lab.report.quality.kept import SplitPredictions
 from vfl_lab.report.quality.measures import Estimate, estimate_gain, estimate_metrics
 from vfl_party.base.statistics import MAIN_METRICS
@@ -61,8 +73,9 @@ class BaselineComparison:
         mine, theirs, gain = self.mine[metric], self.theirs[metric], self.gain[metric]
         outcome = gain.better(metric)
         numbers = (
-            f"{name_of(metric)} {value(mine.value)} against {value(theirs.value)}, a difference of "
-            f"{gain.value:+.4f} (95 % interval {between(gain, '+')})"
+            f"{get_metric_name(metric)} {format_metric(mine.value)} against "
+            f"{format_metric(theirs.value)}, a difference of "
+            f"{gain.value:+.4f} (95 % interval {format_interval(gain, '+')})"
         )
         if outcome == "no difference shown":
             return (
@@ -101,7 +114,7 @@ def compare_with_baselines(
     return pairs
 
 
-def part_of(
+def make_worth_section(
     facts: Facts, pairs: Sequence[BaselineComparison], baselines: Mapping[str, Baseline]
 ) -> PageSection:
     """Returns the section about baselines and the contribution of each party."""
@@ -111,49 +124,51 @@ def part_of(
         metric = MAIN_METRICS[predictions.kind]
         part.text += [pair.says(metric) for pair in pairs if pair.few]
         if enough := [pair for pair in pairs if not pair.few]:
-            _baselines(part, enough, metric)
+            _add_baselines(part, enough, metric)
         if facts.partial and pairs:
             part.text.append("Baselines use the rows that all parties have, with their own splits.")
-    missing = [kind for kind in possible(facts) if kind not in baselines]
+    missing = [kind for kind in list_possible_baselines(facts) if kind not in baselines]
     if missing and predictions is not None:
-        _missing(part, facts, missing)
-    _without(part, facts, baselines)
-    _holders(part, facts)
-    _each_party(part, facts)
+        _add_missing_baselines(part, facts, missing)
+    _add_absences(part, facts, baselines)
+    _add_holders(part, facts)
+    _add_contributions(part, facts)
     return part
 
 
-def _baselines(part: PageSection, pairs: Sequence[BaselineComparison], metric: str) -> None:
-    name = name_of(metric)
+def _add_baselines(part: PageSection, pairs: Sequence[BaselineComparison], metric: str) -> None:
+    name = get_metric_name(metric)
     first = pairs[0]
-    lines = [("together", *_three(first.mine[metric]), BLUE)]
-    lines += [(pair.title, *_three(pair.theirs[metric]), GREY) for pair in pairs]
+    lines = [("together", *_get_bounds(first.mine[metric]), BLUE)]
+    lines += [(pair.title, *_get_bounds(pair.theirs[metric]), GREY) for pair in pairs]
     note = f"{name} with 95 % intervals"
-    part.pictures.append(intervals("base", note, note, lines, name))
+    part.pictures.append(draw_intervals("base", note, note, lines, name))
     colors = {"better": GREEN, "worse": ORANGE, "no difference shown": GREY}
     gains = [
-        (pair.title, *_three(pair.gain[metric]), colors[pair.gain[metric].better(metric)])
+        (pair.title, *_get_bounds(pair.gain[metric]), colors[pair.gain[metric].better(metric)])
         for pair in pairs
     ]
     less = " (negative is better)" if metric in LOWER_IS_BETTER else ""
     what = f"Together minus each: difference of {name}"
-    part.pictures.append(intervals("gain-of", what, what, gains, f"{name}{less}", zero=True))
-    part.tables.append(_table(pairs))
+    part.pictures.append(draw_intervals("gain-of", what, what, gains, f"{name}{less}", zero=True))
+    part.tables.append(_make_table(pairs))
 
 
-def _table(pairs: Sequence[BaselineComparison]) -> PageTable:
+def _make_table(pairs: Sequence[BaselineComparison]) -> PageTable:
     """Returns a row for each metric, and a column for each baseline."""
     first = pairs[0]
     rows = []
     for metric in dict.fromkeys(m for pair in pairs for m in pair.gain if m != "bias"):
         cells = [
-            f"{pair.gain[metric].value:+.4f} ({between(pair.gain[metric], '+')})"
+            f"{pair.gain[metric].value:+.4f} ({format_interval(pair.gain[metric], '+')})"
             if metric in pair.gain
             else ""
             for pair in pairs
         ]
         own = first.mine.get(metric)
-        rows.append([name_of(metric), value(own.value) if own is not None else "", *cells])
+        rows.append(
+            [get_metric_name(metric), format_metric(own.value) if own is not None else "", *cells]
+        )
     runs = "; ".join(f"{pair.title}: {pair.rows:,} rows, {pair.run_id}" for pair in pairs)
     partly = (
         f" The run has {first.of:,} test rows, of which a baseline has only some."
@@ -165,12 +180,12 @@ def _table(pairs: Sequence[BaselineComparison]) -> PageTable:
     return PageTable("Together, and its difference from each baseline", heads, rows, note=note)
 
 
-def _three(estimate: Estimate) -> tuple[float, float, float]:
+def _get_bounds(estimate: Estimate) -> tuple[float, float, float]:
     return estimate.value, estimate.low, estimate.high
 
 
-def _missing(part: PageSection, facts: Facts, missing: Sequence[str]) -> None:
-    command = how_to_get(facts)
+def _add_missing_baselines(part: PageSection, facts: Facts, missing: Sequence[str]) -> None:
+    command = get_training_command(facts)
     names = "; ".join(KINDS[kind].format(active=facts.active) for kind in missing)
     if not command:
         return
@@ -185,7 +200,7 @@ def _missing(part: PageSection, facts: Facts, missing: Sequence[str]) -> None:
         part.commands.append((what, command))
 
 
-def _without(part: PageSection, facts: Facts, baselines: Mapping[str, Baseline]) -> None:
+def _add_absences(part: PageSection, facts: Facts, baselines: Mapping[str, Baseline]) -> None:
     """Shows the quality of the model without a party, if the run has measured it, and whether the
     active party's own model is better.
     """
@@ -201,18 +216,18 @@ def _without(part: PageSection, facts: Facts, baselines: Mapping[str, Baseline])
             continue
         own, gains = estimate_gain(*both)
         if metric in gains:
-            cells = [value(own[metric].value), f"{gains[metric].value:+.4f}"]
-            rows.append([split, *cells, between(gains[metric], "+")])
-            better += _better_alone(facts, predictions, baselines)
+            cells = [format_metric(own[metric].value), f"{gains[metric].value:+.4f}"]
+            rows.append([split, *cells, format_interval(gains[metric], "+")])
+            better += _yield_better_alone(facts, predictions, baselines)
     if rows and whole is not None:
         part.text += better
-        name = name_of(MAIN_METRICS[whole.kind])
+        name = get_metric_name(MAIN_METRICS[whole.kind])
         heads = ["rows", name, "with all minus this", "95 % interval"]
         note = "The same model, scoring with --without."
         part.tables.append(PageTable("Quality without a party", heads, rows, note=note))
 
 
-def _better_alone(
+def _yield_better_alone(
     facts: Facts, predictions: SplitPredictions, baselines: Mapping[str, Baseline]
 ) -> Iterator[str]:
     """Yields a sentence for each model of the active party alone that is better than the trained
@@ -230,22 +245,27 @@ def _better_alone(
             own = estimate_metrics(both[0])[metric]
             yield (
                 f"{title} is better than the federation on {predictions.split} rows: "
-                f"{name_of(metric)} {value(own.value)} against {value(theirs[metric].value)} "
+                f"{get_metric_name(metric)} {format_metric(own.value)} against "
+                f"{format_metric(theirs[metric].value)} "
                 f"on the same {len(both[0]):,} rows, a difference of {gain[metric].value:+.4f} "
-                f"(95 % interval {between(gain[metric], '+')}). Score such rows with that model, "
-                "or train a student for them."
+                f"(95 % interval {format_interval(gain[metric], '+')}). Score such rows with that "
+                "model, or train a student for them."
             )
 
 
-def _holders(part: PageSection, facts: Facts) -> None:
+def _add_holders(part: PageSection, facts: Facts) -> None:
     """Shows the quality of the model on the rows of each set of parties."""
     rows, name = [], ""
     for split, predictions in facts.predictions.items():
         if not split.startswith(f"{facts.judged} with "):
             continue
         metric = MAIN_METRICS[predictions.kind]
-        name, estimate = name_of(metric), estimate_metrics(predictions).get(metric)
-        cells = ["–", ""] if estimate is None else [value(estimate.value), between(estimate)]
+        name, estimate = get_metric_name(metric), estimate_metrics(predictions).get(metric)
+        cells = (
+            ["–", ""]
+            if estimate is None
+            else [format_metric(estimate.value), format_interval(estimate)]
+        )
         rows.append([split, f"{len(predictions):,}", *cells])
     if rows:
         heads = ["rows", "number", name, "95 % interval"]
@@ -253,54 +273,54 @@ def _holders(part: PageSection, facts: Facts) -> None:
         part.tables.append(PageTable("Quality by parties that have a row", heads, rows, note=note))
 
 
-def _each_party(part: PageSection, facts: Facts) -> None:
+def _add_contributions(part: PageSection, facts: Facts) -> None:
     """Shows Shapley values and subsets, and the importance of columns, if the run has them."""
     worth = facts.run.summary.worth
     if worth is not None:
-        _shapley(part, worth)
-        _subsets(part, worth)
+        _add_shapley(part, worth)
+        _add_subsets(part, worth)
     for party in (facts.active, *facts.passives):
-        importance(part, party, read_json(facts.folder / party / "importance.json"))
+        add_importance(part, party, read_json(facts.folder / party / "importance.json"))
 
 
-def _shapley(part: PageSection, worth: Worth) -> None:
-    metric = name_of(worth.metric)
+def _add_shapley(part: PageSection, worth: Worth) -> None:
+    metric = get_metric_name(worth.metric)
     lines = [(name, share.value, share.error) for name, share in worth.shapley.items()]
     if not lines:
         return
     what = f"Contribution of each party to {metric} (Shapley values)"
     values = ", ".join(f"{name} {added:+.4f}" for name, added, _ in lines)
-    part.pictures.append(bars("shapley", what, f"{what}: {values}", lines, metric))
+    part.pictures.append(draw_bars("shapley", what, f"{what}: {values}", lines, metric))
     rows = [[name, f"{added:+.4f}", f"{error:.4f}"] for name, added, error in lines]
     note = f"On {worth.split} rows. They add up to the metric of all parties minus that of none."
     part.tables.append(PageTable(what, ["party", "adds", "error"], rows, note=note))
 
 
-def _subsets(part: PageSection, worth: Worth) -> None:
+def _add_subsets(part: PageSection, worth: Worth) -> None:
     subsets = worth.subsets[:_MAX_SUBSETS]
     rows = [
         [
             ", ".join(subset.parties) or "none",
-            _or_nothing(subset.validation),
-            _or_nothing(subset.test),
+            _format_or_empty(subset.validation),
+            _format_or_empty(subset.test),
         ]
         for subset in subsets
     ]
     if rows:
-        what = f"{name_of(worth.metric)} of each subset of parties"
+        what = f"{get_metric_name(worth.metric)} of each subset of parties"
         part.tables.append(PageTable(what, ["parties", "validation", "test"], rows))
 
 
-def _or_nothing(number: float | None) -> str:
-    return "" if number is None else value(number)
+def _format_or_empty(number: float | None) -> str:
+    return "" if number is None else format_metric(number)
 
 
-def importance(part: PageSection, party: str, content: Mapping[str, Any]) -> None:
+def add_importance(part: PageSection, party: str, content: Mapping[str, Any]) -> None:
     """Adds the importance of a party's columns to ``part``, if the party has measured it."""
     if not content:
         return
     try:
-        metric = name_of(str(content["metric"]))
+        metric = get_metric_name(str(content["metric"]))
         lines = [
             (str(column["name"]), float(column["value"]), float(column.get("error") or 0.0))
             for column in content["columns"]
@@ -314,6 +334,8 @@ def importance(part: PageSection, party: str, content: Mapping[str, Any]) -> Non
     what = f"Columns of {party}: decrease of {metric} without each"
     best = ", ".join(f"{name} {fall:.4f}" for name, fall, _ in lines[:3])
     key = f"imp{sum(map(ord, party))}-{len(part.pictures)}"
-    part.pictures.append(bars(key, what, f"{what}; first: {best}", lines[:_MAX_COLUMNS], metric))
+    part.pictures.append(
+        draw_bars(key, what, f"{what}; first: {best}", lines[:_MAX_COLUMNS], metric)
+    )
     rows = [[name, f"{fall:.4f}", f"{error:.4f}"] for name, fall, error in lines]
     part.tables.append(PageTable(what, ["column", "decrease", "error"], rows))

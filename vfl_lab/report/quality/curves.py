@@ -99,7 +99,7 @@ class Decisions:
         return 2 * self.hits / whole if whole else 0.0
 
 
-def roc(is_positive_N: npt.NDArray[np.bool_], scores_N: Floats) -> tuple[Floats, Floats]:
+def compute_roc(is_positive_N: npt.NDArray[np.bool_], scores_N: Floats) -> tuple[Floats, Floats]:
     """Returns the false and the true positive rates, [T] each, from (0, 0) to (1, 1).
 
     Args:
@@ -112,7 +112,7 @@ def roc(is_positive_N: npt.NDArray[np.bool_], scores_N: Floats) -> tuple[Floats,
     return false_T, true_T
 
 
-def precision_recall(
+def compute_precision_recall(
     is_positive_N: npt.NDArray[np.bool_], scores_N: Floats
 ) -> tuple[Floats, Floats]:
     """Returns precision and recall, [T] each, from the lowest threshold to the highest.
@@ -127,7 +127,7 @@ def precision_recall(
     return precision_T, recall_T
 
 
-def calibration(
+def compute_calibration(
     is_positive_N: npt.NDArray[np.bool_], scores_N: Floats, groups: int = TENTHS
 ) -> Calibration:
     """Divides the rows into groups of equal size by score, and compares scores with labels.
@@ -151,7 +151,7 @@ def calibration(
     return Calibration(predicted_B, true_B, middle_B - half_B, middle_B + half_B, rows_B)
 
 
-def tenths(is_positive_N: npt.NDArray[np.bool_], scores_N: Floats) -> list[Tenth]:
+def divide_into_tenths(is_positive_N: npt.NDArray[np.bool_], scores_N: Floats) -> list[Tenth]:
     """Divides the rows into tenths, the highest scores first.
 
     Args:
@@ -170,7 +170,7 @@ def tenths(is_positive_N: npt.NDArray[np.bool_], scores_N: Floats) -> list[Tenth
     return groups_
 
 
-def decisions(predictions: SplitPredictions, threshold: float | None) -> Decisions:
+def count_decisions(predictions: SplitPredictions, threshold: float | None) -> Decisions:
     """Counts the decisions of a threshold; None: those of the model."""
     decided_N = (
         predictions.scores_N > threshold if threshold is not None else predictions.decided_N == 1
@@ -181,7 +181,7 @@ def decisions(predictions: SplitPredictions, threshold: float | None) -> Decisio
     return Decisions(0.5 if threshold is None else threshold, hits, false, missed, left)
 
 
-def confusion(predictions: SplitPredictions) -> npt.NDArray[np.int64]:
+def count_confusions(predictions: SplitPredictions) -> npt.NDArray[np.int64]:
     """Counts rows by true class (first axis) and decided class, [C, C]."""
     count = len(predictions.classes)
     assert predictions.decided_N is not None  # noqa: S101 - of classes

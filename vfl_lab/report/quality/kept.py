@@ -119,25 +119,29 @@ def _read_split(table: pa.Table, split: str, kind: Kind) -> SplitPredictions:
     cells = [table.column(name).to_pylist() for name in ids]
     keys = tuple(SEPARATOR.join(map(str, row)) for row in zip(*cells, strict=True))
     if kind in ("binary", "multiclass"):
-        return _of_classes(table, split, kind, keys)
+        return _read_classes(table, split, kind, keys)
     if kind == "multilabel":
         names = [n.removeprefix(_SCORE) for n in table.column_names if n.startswith(_SCORE)]
-        truth_NL = np.stack([_numbers(table, f"{_TRUTH}{n}") for n in names], axis=1).astype(int)
-        scores_NL = np.stack([_numbers(table, f"{_SCORE}{n}") for n in names], axis=1)
+        truth_NL = np.stack([_read_numbers(table, f"{_TRUTH}{n}") for n in names], axis=1).astype(
+            int
+        )
+        scores_NL = np.stack([_read_numbers(table, f"{_SCORE}{n}") for n in names], axis=1)
         return SplitPredictions(split, kind, keys, tuple(names), truth_NL, scores_NL)
     name = {"regression": "value", "survival": "risk", "ranking": "score"}[kind]
     more_N: npt.NDArray[Any] | None = None
     if kind == "survival":
-        more_N = _numbers(table, "event")
+        more_N = _read_numbers(table, "event")
     elif kind == "ranking":
         more_N = np.array(list(map(str, table.column("group").to_pylist())))
-    truth_N, scores_NO = _numbers(table, "truth"), _numbers(table, name)[:, None]
+    truth_N, scores_NO = _read_numbers(table, "truth"), _read_numbers(table, name)[:, None]
     return SplitPredictions(split, kind, keys, (), truth_N, scores_NO, more_N=more_N)
 
 
-def _of_classes(table: pa.Table, split: str, kind: Kind, keys: tuple[str, ...]) -> SplitPredictions:
+def _read_classes(
+    table: pa.Table, split: str, kind: Kind, keys: tuple[str, ...]
+) -> SplitPredictions:
     names = [n.removeprefix(_SCORE) for n in table.column_names if n.startswith(_SCORE)]
-    scores_NO = np.stack([_numbers(table, f"{_SCORE}{n}") for n in names], axis=1)
+    scores_NO = np.stack([_read_numbers(table, f"{_SCORE}{n}") for n in names], axis=1)
     truth, chosen = (
         [class_text(cell) for cell in table.column(name).to_pylist()] for name in ("truth", "class")
     )
@@ -153,5 +157,5 @@ def _of_classes(table: pa.Table, split: str, kind: Kind, keys: tuple[str, ...]) 
     return SplitPredictions(split, kind, keys, classes, truth_N, scores_NO, decided_N)
 
 
-def _numbers(table: pa.Table, name: str) -> Floats:
+def _read_numbers(table: pa.Table, name: str) -> Floats:
     return np.asarray(table.column(name).to_numpy(), np.float64)

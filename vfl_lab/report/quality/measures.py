@@ -53,9 +53,9 @@ def estimate_metrics(
     predictions: SplitPredictions, resamples: int = RESAMPLES
 ) -> dict[str, Estimate]:
     """Returns the defined metrics of one split with their intervals."""
-    return _of_spreads(predictions, _spreads(predictions)) | _bootstrap(
-        predictions, _statistic(predictions), resamples
-    )
+    return _estimate_from_influences(
+        predictions, _compute_influences(predictions)
+    ) | _estimate_by_bootstrap(predictions, _choose_statistic(predictions), resamples)
 
 
 def estimate_gain(
@@ -64,51 +64,55 @@ def estimate_gain(
     """Returns the metrics of ``base``, and those of ``predictions`` minus them, with paired
     intervals; both have the same rows in the same order.
     """
-    own, others = _spreads(predictions), _spreads(base)
-    how = _how(predictions)
+    own, others = _compute_influences(predictions), _compute_influences(base)
+    how = _choose_interval_method(predictions)
     gain = {}
     for name in own.keys() & others.keys():
         difference = own[name].minus(others[name])
         gain[name] = Estimate(difference.value, *difference.interval, how)
-    one, other = _statistic(predictions), _statistic(base)
+    one, other = _choose_statistic(predictions), _choose_statistic(base)
 
     def both(times_N: Floats) -> dict[str, float]:
         mine, theirs = one(times_N), other(times_N)
         gains = {f"{_GAIN}{name}": mine[name] - theirs[name] for name in mine}
         return theirs | gains
 
-    estimates = _bootstrap(predictions, both, resamples)
+    estimates = _estimate_by_bootstrap(predictions, both, resamples)
     theirs = {name: estimate for name, estimate in estimates.items() if not name.startswith(_GAIN)}
     gain |= {
         name.removeprefix(_GAIN): estimate
         for name, estimate in estimates.items()
         if name.startswith(_GAIN)
     }
-    return _of_spreads(base, others) | theirs, gain
+    return _estimate_from_influences(base, others) | theirs, gain
 
 
-def differences(
+def estimate_differences(
     predictions: SplitPredictions, base: SplitPredictions, resamples: int = RESAMPLES
 ) -> dict[str, Estimate]:
     """Returns the metrics of ``predictions`` minus those of ``base``; see ``estimate_gain``."""
     return estimate_gain(predictions, base, resamples)[1]
 
 
-def _how(predictions: SplitPredictions) -> str:
+def _choose_interval_method(predictions: SplitPredictions) -> str:
     return INFLUENCE if predictions.kind in ("multiclass", "survival") else DELONG
 
 
-def _of_spreads(
+def _estimate_from_influences(
     predictions: SplitPredictions, spreads: Mapping[str, MetricInfluence]
 ) -> dict[str, Estimate]:
     estimates = {}
     for name, spread in spreads.items():
         low, high = spread.interval
-        estimates[name] = Estimate(spread.value, max(0.0, low), min(1.0, high), _how(predictions))
+        estimates[name] = Estimate(
+            spread.value, max(0.0, low), min(1.0, high), _choose_interval_method(predictions)
+        )
     return estimates
 
 
-def _bootstrap(predictions: SplitPredictions, of: Statistic, resamples: int) -> dict[str, Estimate]:
+def _estimate_by_bootstrap(
+    predictions: SplitPredictions, of: Statistic, resamples: int
+) -> dict[str, Estimate]:
     rows = len(predictions)
     names = list(of(np.ones(rows)))
     if not names:
@@ -126,7 +130,7 @@ def _bootstrap(predictions: SplitPredictions, of: Statistic, resamples: int) -> 
     }
 
 
-def _spreads(predictions: SplitPredictions) -> dict[str, MetricInfluence]:
+def _compute_influences(predictions: SplitPredictions) -> dict[str, MetricInfluence]:
     """Returns the metrics that compare pairs of rows, whose variance has a formula."""
     if predictions.kind == "binary" and 0 < predictions.truth_N.sum() < len(predictions):
         return {"auc": compute_auc(predictions.scores_N, predictions.is_positive_N)}
@@ -151,7 +155,7 @@ def _spreads(predictions: SplitPredictions) -> dict[str, MetricInfluence]:
     return {}
 
 
-def _statistic(predictions: SplitPredictions) -> Statistic:
+def _choose_statistic(predictions: SplitPredictions) -> Statistic:
     """Returns a function that computes the other metrics from how often each row is drawn."""
     made: Mapping[str, Callable[[SplitPredictions], Statistic]] = {
         "binary": _binary,
@@ -187,9 +191,9 @@ def _binary(predictions: SplitPredictions) -> Statistic:
             "average_precision": precision,
             "ks": ks,
             "accuracy": accuracy,
-            "f1": _ratio(2 * hits, 2 * hits + false + missed),
-            "precision": _ratio(hits, hits + false),
-            "recall": _ratio(hits, hits + missed),
+            "f1": _divide(2 * hits, 2 * hits + false + missed),
+            "precision": _divide(hits, hits + false),
+            "recall": _divide(hits, hits + missed),
             "brier": brier,
             "log_loss": log_loss,
         }
@@ -288,5 +292,5 @@ def _ranking(predictions: SplitPredictions) -> Statistic:
     return of
 
 
-def _ratio(part: float, whole: float) -> float:
+def _divide(part: float, whole: float) -> float:
     return float(part / whole) if whole else 0.0
