@@ -33,7 +33,7 @@ from benchmarks.fedonce_recipes import Make, adam, mnist, phishing, places, uji
 from benchmarks.fedonce_trees import add_rows, counted, encrypted_line, lines_of, print_trees
 from benchmarks.memory import Watch
 from benchmarks.studies import EVALUATE, Done, Tables
-from vfl.studies.report import table
+from vfl_lab.studies.report import table
 from vfl_party.base.seeds import split_rows
 
 # Message bytes of the upload over its payload.

@@ -27,7 +27,7 @@ from benchmarks.fedonce_numbers import (
     validation,
 )
 from benchmarks.studies import Done
-from vfl.studies.report import compute_mean_and_sd, get_display_unit
+from vfl_lab.studies.report import compute_mean_and_sd, get_display_unit
 
 BLUE, ORANGE, GREEN, PINK, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#777777"
 DPI = 130

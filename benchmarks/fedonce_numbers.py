@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.studies import Done, curve, message_bytes, step_bytes
-from vfl.studies.report import FineTuned, compute_mean_and_sd, format_cell
+from vfl_lab.studies.report import FineTuned, compute_mean_and_sd, format_cell
 
 L0, MULTI, PCA, SPLIT, COMM = (
     "FedOnce-L0",

@@ -16,9 +16,9 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.studies import ACTIVE, RESULTS, TEST, VALIDATION, Done, curve
-from vfl.studies.report import Cost, FineTuned, compute_mean_and_sd
 from vfl_common.files import write_atomic
 from vfl_common.summary import Summary
+from vfl_lab.studies.report import Cost, FineTuned, compute_mean_and_sd
 from vfl_party.base.seeds import split_rows
 from vfl_party.homomorphic import cipher_bytes, count_sums_per_cipher
 from vfl_party.methods.secureboost.joint_walk import rows_at_once

@@ -34,8 +34,8 @@ from rich.table import Table
 
 from benchmarks import studies
 from benchmarks.studies import EVALUATE, Tables, sgd
-from vfl.studies.report import FineTuned, compute_mean_and_sd, table
 from vfl_common.summary import load_summary
+from vfl_lab.studies.report import FineTuned, compute_mean_and_sd, table
 
 NAMES = {"simsiam": "SimSiam", "byol": "BYOL", "moco": "MoCo"}
 

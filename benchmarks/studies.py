@@ -17,11 +17,11 @@ import pyarrow.parquet as pq
 from rich.console import Console
 
 from vfl.simulation.federation import to_toml
-from vfl.studies.plan import StudyFile, load_study
-from vfl.studies.report import FineTuned
-from vfl.studies.run import Make, run_study
 from vfl_common.files import read_lines
 from vfl_common.summary import Summary, load_summary
+from vfl_lab.studies.plan import StudyFile, load_study
+from vfl_lab.studies.report import FineTuned
+from vfl_lab.studies.run import Make, run_study
 
 Tables = dict[str, Any]
 RESULTS = Path(__file__).parent / "results"

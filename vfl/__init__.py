@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import vfl_party  # noqa: F401
 
 if TYPE_CHECKING:
-    # Names of satellites (vfl_leaks, vfl_papers) are not in __all__: they go when a satellite does.
+    # The names of satellites are not in __all__, because they are removed with their packages.
     from vfl.library.data import Data
     from vfl.library.forecast import Forecast, forecast
     from vfl.library.model import Model
@@ -28,11 +28,13 @@ if TYPE_CHECKING:
     from vfl.library.rounds import Round
     from vfl.library.run import Run
     from vfl.library.simulate import simulate
-    from vfl.library.study import Study, study
-    from vfl.production.compare import Comparison, compare
-    from vfl.searching.found import Search
-    from vfl.searching.search import search
     from vfl_common.errors import Code, VflError
+    from vfl_lab.production.compare import Comparison as Comparison
+    from vfl_lab.production.compare import compare as compare
+    from vfl_lab.searching.found import Search as Search
+    from vfl_lab.searching.search import search as search
+    from vfl_lab.study import Study as Study
+    from vfl_lab.study import study as study
     from vfl_leaks.api import Leaks as Leaks
     from vfl_leaks.api import leaks as leaks
     from vfl_papers.prepare import PreparedData as PreparedData
@@ -41,47 +43,37 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Code",
-    "Comparison",
     "Data",
     "Forecast",
     "Model",
     "Recipe",
     "Round",
     "Run",
-    "Search",
-    "Study",
     "VflError",
-    "compare",
     "deal",
     "forecast",
-    "search",
     "simulate",
-    "study",
 ]
 
 _MODULES = {
     "Code": "vfl_common.errors",
-    "Comparison": "vfl.production.compare",
     "Data": "vfl.library.data",
     "Forecast": "vfl.library.forecast",
     "Model": "vfl.library.model",
     "Recipe": "vfl.library.recipe",
     "Round": "vfl.library.rounds",
     "Run": "vfl.library.run",
-    "Search": "vfl.searching.found",
-    "Study": "vfl.library.study",
     "VflError": "vfl_common.errors",
-    "compare": "vfl.production.compare",
     "deal": "vfl_party.base.deal",
     "forecast": "vfl.library.forecast",
-    "search": "vfl.searching.search",
     "simulate": "vfl.library.simulate",
-    "study": "vfl.library.study",
 }
 
 for _name in (
     "vfl",
     "vfl_common",
+    "vfl_governance",
+    "vfl_lab",
     "vfl_leaks",
     "vfl_papers",
     "vfl_party",

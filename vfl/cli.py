@@ -9,22 +9,12 @@ from vfl_common.process.program import EXIT_CODES, NAMES, run_program
 
 # {command: module and function}. A function is imported when its command is listed or called.
 _COMMANDS = {
-    "card": "vfl.card.commands:card",
     "certs": "vfl.certs.commands:certs",
-    "compare": "vfl.production.commands:compare",
     "demo": "vfl.simulation.commands:demo",
-    "drift": "vfl.production.commands:drift",
-    "export": "vfl.export.commands:export",
     "forecast": "vfl.forecasting.commands:forecast",
-    "models": "vfl.production.commands:models",
     "new": "vfl.new.commands:new",
     "predict": "vfl.library.commands:predict",
-    "prune": "vfl.production.commands:prune",
-    "report": "vfl.report.commands:report",
-    "runs": "vfl.report.commands:runs",
     "simulate": "vfl.simulation.commands:simulate",
-    "study": "vfl.searching.commands:study",
-    "watch": "vfl.watch.commands:watch",
 }
 
 

@@ -9,7 +9,7 @@ These rules apply to this package, as to any research package in this repository
   process: ``vfl_leaks.scene.recording``.
 - ``vfl_leaks.scene.readable`` has the facts about the built-in methods. The methods of
   plug-ins provide these facts themselves.
-- Its tests are in ``tests/unit/leak_meter`` and in ``tests/integration/test_leak*``.
+- Its tests are in ``tests/unit/leaks`` and in ``tests/integration/test_leak*``.
 - It can be removed: delete this folder, its entry points, its tests and its benchmarks. The rest
   works as before. A test removes the folder and the entry points.
 

@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vfl.jobs.pool import check_jobs
 from vfl.library.plugins import with_plugins
 from vfl.library.recipe import GivenRecipe, Recipe
 from vfl.library.run import Run
-from vfl.library.study import check_jobs
 from vfl.simulation.own_files import are_party_files
 from vfl_common.config.party import Init
 from vfl_common.config.recipe import name_file_in_errors
@@ -82,7 +82,7 @@ class Leaks:
         )
 
     def _repr_html_(self) -> str:
-        from vfl.report.table import render_html
+        from vfl.summary.table import render_html
         from vfl_leaks.report.table import render
 
         return render_html(render(self.found))

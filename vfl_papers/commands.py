@@ -96,10 +96,10 @@ def prepare(
     Examples:
       vfl prepare --list
       vfl prepare mnist --from downloads --out mnist
-      vfl prepare cifar10 --from downloads --out clients --paper mocosfl --deal classes:2 --parties
-      20 vfl simulate mnist/recipe.toml
+      vfl prepare cifar10 --from downloads --out clients --paper mocosfl --parties 20
+      vfl simulate mnist/recipe.toml
     """
-    from vfl.report.table import wide_console
+    from vfl.summary.table import wide_console
 
     if as_list or name is None:
         if name is None:
@@ -170,7 +170,7 @@ def _parse_settings(sets: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _print_result(result: PreparedData) -> None:
-    from vfl.report.table import format_size, new_table, wide_console
+    from vfl.summary.table import format_size, new_table, wide_console
 
     table = new_table(f"Written into {result.recipe.parent}")
     for heading in ("party", "table", "rows", "features", "size"):
@@ -190,7 +190,7 @@ def _print_result(result: PreparedData) -> None:
 
 def make_listing() -> Table:
     """Returns a table of all data sets."""
-    from vfl.report.table import new_table
+    from vfl.summary.table import new_table
     from vfl_papers.registry import REGISTRY, load
 
     table = new_table("Data sets of `vfl prepare`")
@@ -223,7 +223,7 @@ def describe(name: str) -> Iterable[str]:
 
 
 def _make_row(name: str, dataset: DataSet) -> tuple[str, str, str, str, str]:
-    from vfl.report.table import format_size
+    from vfl.summary.table import format_size
 
     needs = [need.name for need in dataset.forms[0].needs if not need.optional]
     total = format_size(dataset.bytes) if dataset.bytes is not None else "–"

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vfl.report.table import format_size
 from vfl.simulation.federation import to_lines, to_toml
+from vfl.summary.table import format_size
 from vfl_common.config.base import parse, read_toml
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError

@@ -14,7 +14,7 @@ from vfl_common.summary import Summary
 if TYPE_CHECKING:
     from benchmarks.papers.compute import Work
     from benchmarks.papers.rules import Claim
-    from vfl.studies.report import FineTuned
+    from vfl_lab.studies.report import FineTuned
 
 Tables = dict[str, Any]
 Scale = Literal["paper", "small"]

@@ -37,10 +37,10 @@ from benchmarks.papers.plan import (
 from vfl.jobs.pool import open_pool, open_waiting_threads
 from vfl.jobs.runs import open_run_maker
 from vfl.library.simulate import run_files
-from vfl.studies.report import FineTuned
-from vfl.studies.run import Make, StudyFailed
 from vfl_common.errors import VflError
 from vfl_common.summary import load_summary
+from vfl_lab.studies.report import FineTuned
+from vfl_lab.studies.run import Make, StudyFailed
 
 # Carries out what ``order_of`` orders.
 _COMPUTES = "benchmarks.papers.compute:computed"

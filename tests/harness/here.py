@@ -19,7 +19,7 @@ from vfl_common.process.program import run_for_status
 
 LAUNCHING = (
     "vfl.simulation.run.run_launcher",
-    "vfl.studies.run.run_launcher",
+    "vfl_lab.studies.run.run_launcher",
     "vfl.launcher.forks.run_launcher",
 )
 

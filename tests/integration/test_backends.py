@@ -22,8 +22,8 @@ from tests.harness.errors import assert_names, raises
 from tests.integration.test_library import RECIPE
 from tests.integration.test_library_jobs import DATA, SLOW
 from vfl.library.simulate import run_files
-from vfl.studies.run import run_study
 from vfl_common.errors import Code
+from vfl_lab.studies.run import run_study
 
 pytest.importorskip("joblib")
 

@@ -15,9 +15,9 @@ from tests.harness.errors import raises
 from tests.harness.federation import toml
 from tests.harness.here import one_launcher
 from tests.integration.test_exact import check
-from vfl.studies.run import run_study
 from vfl_common.errors import Code, InputError
 from vfl_common.summary import Summary, load_summary
+from vfl_lab.studies.run import run_study
 from vfl_party.predict.prediction import load_trained
 
 ROWS, TEST, PASSIVES, D = 100, 20, 2, 3

@@ -20,14 +20,14 @@ from tests.harness.errors import assert_names, raises
 from tests.harness.federation import toml
 from tests.harness.here import one_launcher
 from vfl.cli import cli
-from vfl.production.models import models, show_models
 from vfl.simulation.baselines import BASELINES, baseline, make_from_party_file
 from vfl.simulation.origin import Origin
-from vfl.studies.plan import load_study
-from vfl.studies.run import run_study
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
+from vfl_lab.production.models import models, show_models
+from vfl_lab.studies.plan import load_study
+from vfl_lab.studies.run import run_study
 from vfl_party.assembly.party import Assembled
 from vfl_party.assembly.trial import try_parties
 from vfl_party.predict.alone import Alone

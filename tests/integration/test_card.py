@@ -15,12 +15,19 @@ from tests.harness import cases
 from tests.harness.errors import raises
 from tests.harness.federation import toml
 from tests.harness.here import vfl_here
-from vfl.card.known import CardFacts, read_run
-from vfl.card.marks import TO_WRITE, write
-from vfl.card.sections import escape_prose, format_block, format_code, format_table, render_card
 from vfl_common.errors import Code, InputError
 from vfl_common.run_folder import RunFolder
 from vfl_common.summary import load_summary
+from vfl_lab.card.model_card import (
+    TO_WRITE,
+    CardFacts,
+    escape_prose,
+    format_block,
+    format_code,
+    read_run,
+    render_card,
+    write,
+)
 
 HOSTILE = (
     "<img src=x onerror=alert(1)> [a](https://evil.example) **b** `c` | # https://evil.example \x1b[31m\n# d "
@@ -129,7 +136,7 @@ def test_what_a_party_is_worth_stands_in_the_card_if_it_was_measured(
 @pytest.mark.parametrize("name", [HOSTILE, "`", "``a`", "a|b", "<b>", "  "])
 def test_a_name_is_only_text(name: str) -> None:
     for made in (format_code(name), escape_prose(name)):
-        page = rendered(format_table(("a", "b"), [(made, "`z`"), ("x", "y")]))
+        page = rendered(f"| a | b |\n| --- | --- |\n| {made} | `z` |\n| x | y |")
         assert "<img" not in page
         assert "<a " not in page
         assert "<b>" not in page

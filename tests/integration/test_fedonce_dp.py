@@ -20,7 +20,7 @@ from tests.harness import cases
 from tests.harness.errors import assert_names
 from tests.harness.federation import Federation, refused
 from tests.harness.kills import Killed, killed, plugged
-from vfl.report.table import print_tables
+from vfl.summary.table import print_tables
 from vfl_common.config.base import parse
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe, load_recipe

@@ -33,17 +33,17 @@ from tests.integration.test_task import (
     recipe,
 )
 from vfl.library.simulate import run_files
-from vfl.report import commands
-from vfl.report.page.baselines import find_baselines, make
-from vfl.report.page.facts import Facts
-from vfl.report.quality.measures import estimate_metrics
-from vfl.report.reading import find
 from vfl.simulation.live import View
 from vfl.simulation.run import run_federation
+from vfl.summary.reading import find
 from vfl_common.config.base import parse
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.summary import load_summary
+from vfl_lab.report import commands
+from vfl_lab.report.page.baselines import find_baselines, train_baselines
+from vfl_lab.report.page.facts import Facts
+from vfl_lab.report.quality.measures import estimate_metrics
 from vfl_party.base.statistics import MAIN_METRICS
 from vfl_party.forecast.count import forecast, outlook_of
 from vfl_party.forecast.result import compare_with_ledger
@@ -177,7 +177,7 @@ def test_a_missing_baseline_is_trained_beside_the_run(tables: Path, tmp_path: Pa
     run_federation(made, parsed, tmp_path, run, View(parsed), launcher())
     facts = Facts(find(run))
     assert not find_baselines(facts)
-    make(facts, ["gbdt"])
+    train_baselines(facts, ["gbdt"])
     (kind, found), *others = find_baselines(facts).items()
     assert (kind, others) == ("gbdt", [])
     assert found.predictions["test"].keys == facts.predictions["test"].keys

@@ -19,10 +19,10 @@ from click.testing import CliRunner, Result
 import vfl
 from tests.harness.errors import assert_names, raises
 from tests.integration.test_library import BANK, RECIPE, SHOP, TABLES
-from tests.unit.vfl.test_report import summary_of
+from tests.unit.lab.test_report import summary_of
 from vfl.cli import cli
-from vfl.report.runs import find_newest_run, find_runs
 from vfl.simulation.origin import FILE, Origin
+from vfl.summary.runs import find_newest_run, find_runs
 from vfl_common.errors import Code, InputError
 
 

@@ -18,10 +18,10 @@ from tests.harness import cases
 from tests.harness.errors import assert_names, raises
 from tests.harness.federation import toml
 from vfl.forecasting.show import count_forecast
-from vfl.report.notes import describe_encryption
-from vfl.report.table import print_tables
 from vfl.simulation.inprocess import run_in_process
 from vfl.simulation.run import simulate
+from vfl.summary.notes import describe_encryption
+from vfl.summary.table import print_tables
 from vfl_common.config.data import DataSettings
 from vfl_common.config.models import TaskSettings
 from vfl_common.config.party import TreeLimits

@@ -17,17 +17,17 @@ import pytest
 from tests.harness.errors import assert_names, raises
 from vfl.launcher import processes
 from vfl.launcher.processes import Process, end_all, find_culprit, wait_all
-from vfl.searching.file import is_search, load_search
 from vfl.simulation.commands import DEMO
 from vfl.simulation.federation import Federation, to_toml
 from vfl.simulation.live import Lines, Track, describe_event
 from vfl.simulation.origin import Origin
-from vfl.studies.plan import load_study
 from vfl_common.config.base import read_toml
 from vfl_common.config.division import divide
 from vfl_common.config.party import load_party
 from vfl_common.config.recipe import Recipe, load_recipe
 from vfl_common.errors import Code, InputError
+from vfl_lab.searching.show import is_search, load_search
+from vfl_lab.studies.plan import load_study
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

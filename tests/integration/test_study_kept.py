@@ -16,9 +16,9 @@ from tests.harness.errors import assert_names, raises
 from tests.harness.here import vfl_here
 from tests.integration.test_library import BANK, RECIPE, ROWS, SHOP
 from tests.integration.test_study import write
-from vfl.library import study as studied
 from vfl.library.simulate import simulate
 from vfl_common.errors import Code, InputError
+from vfl_lab import study as studied
 
 DATA = {"bank": vfl.Data(BANK, label="target"), "shop": SHOP}
 SIZE = "model.embedding_size"

@@ -23,10 +23,10 @@ from tests.harness.federation import BIN, Federation, Program, refused, toml
 from tests.harness.proxy import Proxy
 from tests.harness.viewers import Viewer, ask, entered, start_watch
 from tests.harness.waiting import wait_until
-from vfl.watch import serve
-from vfl.watch.picture import Picture
 from vfl_common import http_limits as patient
 from vfl_common.files import part_names
+from vfl_lab.watch import serve
+from vfl_lab.watch.serve import Picture
 
 HOSTILE = "<img src=x onerror=alert(1)>\x1b[31m" + "x" * 10_000
 

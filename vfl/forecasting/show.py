@@ -19,8 +19,8 @@ from vfl.forecasting.measure import measure_computation as measure_steps
 from vfl.forecasting.network import AROUND_BYTES_SHARE, AROUND_MESSAGE_BYTES, Network
 from vfl.forecasting.suggest import make_suggestions
 from vfl.forecasting.words import format_duration, format_number, format_rate
-from vfl.report.table import GLOSSARY, format_size, new_table, wide_console
 from vfl.simulation.own_files import combine_party_files
+from vfl.summary.table import GLOSSARY, format_size, new_table, wide_console
 from vfl_common.config.base import parse
 from vfl_common.config.recipe import Recipe, name_file_in_errors
 from vfl_common.summary import ByteCount, LinkBytes, describe_label_exposure

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from vfl.forecasting.network import Network
 from vfl.forecasting.words import format_duration, format_rate
-from vfl.report.table import format_size, new_table
+from vfl.summary.table import format_size, new_table
 from vfl_common.bundle import DType
 from vfl_common.config.base import parse
 from vfl_common.config.recipe import Recipe

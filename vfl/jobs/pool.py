@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Any, Protocol, SupportsIndex
 
 from vfl.jobs.answers import Order
 from vfl.jobs.workers import JobWorkers
+from vfl_common.errors import Code, InputError
 
 
 class WorkerPool(Protocol):
@@ -62,3 +64,15 @@ def open_waiting_threads(workers: WorkerPool, jobs: int) -> Iterator[ThreadPoolE
     finally:
         # Now all orders are finished, or their processes have ended.
         threads.shutdown()
+
+
+def check_jobs(jobs: Any) -> int:
+    """Returns the argument ``jobs`` as an integer. Raises InputError if it is not valid."""
+    number = jobs if isinstance(jobs, SupportsIndex) and not isinstance(jobs, bool) else 0
+    if operator.index(number) < 1:
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"jobs: must be an integer of at least 1 (got {jobs!r}). Give the number of runs at "
+            "a time.",
+        )
+    return operator.index(number)

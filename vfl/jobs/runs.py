@@ -53,7 +53,7 @@ def open_run_maker(
     jobs: int, backend: str | None = None
 ) -> Iterator[Callable[[dict[str, Any], Path, Path], None]]:
     """Yields a function that makes a run of a study in another process (a ``Make`` function of
-    ``vfl.studies.run``). The arguments are those of ``pool``.
+    ``vfl_lab.studies.run``). The arguments are those of ``pool``.
     """
     with open_pool(RUN_FUNCTION, jobs, 1, backend) as workers:
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from vfl.report.run_argument import run_argument
+from vfl.summary.run_argument import run_argument
 from vfl_common.errors import Code, InputError
 from vfl_common.process.program import EXIT_CODES
 from vfl_common.text import LINE, clean

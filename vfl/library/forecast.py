@@ -63,7 +63,7 @@ class Forecast:
         """Shows the tables of ``vfl forecast`` in a notebook."""
         from vfl.forecasting.network import Network
         from vfl.forecasting.show import render
-        from vfl.report.table import render_html
+        from vfl.summary.table import render_html
 
         return render_html(render(self._counted, Network.read("100Mbit/s", "20ms")))
 

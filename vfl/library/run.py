@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from vfl.library.model import Model
-    from vfl.report.reading import RunRecord
-    from vfl.report.rounds import RoundLine
+    from vfl.summary.reading import RunRecord
+    from vfl.summary.rounds import RoundLine
 
 
 class _Metrics(dict[str, dict[str, float]]):
@@ -42,7 +42,7 @@ class Run:
 
     def __init__(self, folder: Path, plugins: RunPlugins | None = None) -> None:
         """Use ``simulate`` or ``Run.load`` instead of this constructor."""
-        from vfl.report.reading import find
+        from vfl.summary.reading import find
 
         self._found = find(folder)
         self.folder = self._found.folder
@@ -101,7 +101,7 @@ class Run:
         have is None. ``party``: the party that reported the metrics; by default the active party.
         Raises VflError if the party's folder is missing in the run's folder.
         """
-        from vfl.report.reading import read_history
+        from vfl.summary.reading import read_history
 
         name = party or self._active
         if not (self.folder / name / "run.json").exists():
@@ -220,7 +220,7 @@ class Run:
         """Draws loss and metrics by round. A notebook shows the returned figure, and
         ``.savefig(path)`` saves it.
         """
-        from vfl.report.charts import draw_run_curves
+        from vfl.summary.curves import draw_run_curves
 
         return draw_run_curves(self._found)
 
@@ -230,7 +230,7 @@ class Run:
 
     def _repr_html_(self) -> str:
         """Shows the tables of ``vfl report`` in a notebook."""
-        from vfl.report.table import render, render_html
+        from vfl.summary.table import render, render_html
 
         return render_html(render(self.summary, self._found.phases))
 
@@ -277,7 +277,7 @@ def _count_bytes_to(
 
 
 def _read_rounds(run: RunRecord, name: str) -> list[RoundLine]:
-    from vfl.report.reading import read_history
+    from vfl.summary.reading import read_history
 
     rounds = read_history(run.folder / name)
     if not rounds:

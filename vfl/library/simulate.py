@@ -32,8 +32,8 @@ from vfl_common.files import require_folder
 from vfl_party.base.plugins import RunPlugins, get_run_plugins
 
 if TYPE_CHECKING:
-    from vfl.report.rounds import RoundLine
     from vfl.simulation.inprocess import Attach
+    from vfl.summary.rounds import RoundLine
 
 
 def simulate(

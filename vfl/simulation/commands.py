@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from vfl.report.run_argument import out_option
 from vfl.simulation import BASELINES
+from vfl.summary.run_argument import out_option
 from vfl_common.process.beside import WATCH
 from vfl_common.process.program import EXIT_CODES, add_stop_text
 from vfl_common.text import to_json
@@ -121,8 +121,8 @@ def _simulate(
 
         click.echo(to_json(json.loads((folder / "summary.json").read_bytes()), compact=True))
         return
-    from vfl.report.reading import find
-    from vfl.report.table import print_tables
+    from vfl.summary.reading import find
+    from vfl.summary.table import print_tables
 
     result = find(folder)
     print_tables(result.summary, result.phases)

@@ -15,13 +15,13 @@ from typing import Any
 
 from vfl.launcher.forks import Launcher, run_launcher
 from vfl.launcher.processes import Process, ProcessFailed, end_all, find_culprit, parse_events
-from vfl.report.rounds import History, PartyFolder, RoundLine
 from vfl.simulation.baselines import baseline as baseline_of
 from vfl.simulation.baselines import make_from_party_file
 from vfl.simulation.federation import Federation, add_rejoin_deadline
 from vfl.simulation.live import View, make_view
 from vfl.simulation.origin import Origin
 from vfl.simulation.own_files import combine_party_files
+from vfl.summary.rounds import History, PartyFolder, RoundLine
 from vfl_common.config.base import parse, read_toml
 from vfl_common.config.division import divide, get_simulate_settings
 from vfl_common.config.kind_of_file import detect_kind, read_tables

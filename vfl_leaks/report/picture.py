@@ -11,8 +11,8 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from vfl.report.picture import NotebookFigure, style
-from vfl.report.table import format_size
+from vfl.summary.picture import NotebookFigure, style
+from vfl.summary.table import format_size
 from vfl_common.text import list_names
 from vfl_leaks.report.result import AttackLine, Rehearsed, rank_assets
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import click
 
-from vfl.report.table import wide_console
+from vfl.summary.table import wide_console
 from vfl_common.errors import Code, InputError
 from vfl_common.files import private_file, write_atomic
 from vfl_common.text import to_json

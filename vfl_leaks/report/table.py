@@ -9,7 +9,7 @@ from typing import Literal
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from vfl.report.table import format_size, new_table
+from vfl.summary.table import format_size, new_table
 from vfl_leaks.report.result import REHEARSAL, AttackLine, Rehearsed, Spread, rank_assets
 
 # Minimum width of the table in characters when the output is not a terminal.

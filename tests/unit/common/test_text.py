@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from vfl.report.rounds import parse_round
 from vfl.simulation.live import Track
+from vfl.summary.rounds import parse_round
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.summary import ByteCount, Bytes, PartySummary, Summary
 from vfl_common.text import clean, number, to_json

@@ -11,11 +11,11 @@ from tests.harness.errors import raises
 from vfl.forecasting.show import count_forecast
 from vfl.new.flow import Flags, new_party
 from vfl.simulation.run import simulate
-from vfl.studies.plan import load_study
 from vfl_common.config.kind_of_file import detect_kind, read_tables
 from vfl_common.config.party import load_party
 from vfl_common.config.recipe import load_recipe
 from vfl_common.errors import Code, InputError
+from vfl_lab.studies.plan import load_study
 
 PARTY = 'name = "bank"\nrecipe = "../shared/recipe.toml"\nserver = "127.0.0.1:7000"\n'
 METHOD = '[[methods]]\nname = "plain"\nfinetune = [{ kind = "splitnn" }]\n'

@@ -30,7 +30,7 @@ from vfl.forecasting.network import (
 )
 from vfl.forecasting.show import as_tables, make_notes, render
 from vfl.forecasting.words import format_duration, format_rate
-from vfl.report.table import wide_console
+from vfl.summary.table import wide_console
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.ledger import CONTROL

@@ -15,7 +15,7 @@ from vfl.forecasting import suggest
 from vfl.forecasting.measure import compute_batch_work, measure_computation, shorten_phases
 from vfl.forecasting.network import BatchWork, Network
 from vfl.forecasting.suggest import Scope, change_settings, describe_cost, make_suggestions
-from vfl.report.table import wide_console
+from vfl.summary.table import wide_console
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.summary import PartySummary, PhaseTimes, Summary

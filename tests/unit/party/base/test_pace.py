@@ -9,12 +9,11 @@ import pytest
 from matplotlib.patches import Rectangle
 
 from tests.harness.errors import raises
-from tests.unit.vfl.test_report import summary_of
-from vfl.report.bars import compute_step_times, draw_step_times
-from vfl.report.charts import draw
-from vfl.report.reading import RunRecord
+from tests.unit.lab.test_report import summary_of
+from vfl.summary.reading import RunRecord
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.summary import PhaseTimes, Summary
+from vfl_lab.report.charts import compute_step_times, draw, draw_step_times
 from vfl_party.base import step_timing
 from vfl_party.base.step_timing import COMPUTE, DECODE, ENCODE, WAIT, Clock, count_time_as
 from vfl_server.control.reports import get_report_facts, is_sound

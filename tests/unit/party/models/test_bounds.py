@@ -9,7 +9,7 @@ import torch
 from pydantic import ValidationError
 
 from tests.harness.errors import raises
-from tests.unit.vfl.test_alone import party_of, tables
+from tests.unit.lab.test_alone import party_of, tables
 from vfl_common.config.base import Section, parse
 from vfl_common.config.models import OptimizerSettings, TaskSettings
 from vfl_common.config.recipe_tables import RunSettings

@@ -1,0 +1,1 @@
+"""Reads the folders of runs, and shows them as tables and charts."""
