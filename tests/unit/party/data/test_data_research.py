@@ -227,3 +227,8 @@ def test_hostile_mat(tmp_path: Path) -> None:
     packed = zlib.compress(wrong[128:])
     tag = struct.pack("<II", 15, len(packed))
     refused(written(tmp_path / "in.mat", whole[:128] + tag + packed), Code.FILE_INVALID)
+    # Dimensions of one byte, before the name of a text: SciPy would end the process.
+    text = Path(mat(tmp_path / "t.mat", x=np.array(["ab", "cd"]))).read_bytes()
+    at = text.index(struct.pack("<II", 5, 8)) + 4
+    flat = text[:at] + struct.pack("<I", 1) + text[at + 4 :]
+    refused(written(tmp_path / "flat.mat", flat), Code.FILE_INVALID)

@@ -75,29 +75,30 @@ def iterate_rows(file: BinaryIO) -> Iterator[Row]:
 
 def find_merged_ranges(file: BinaryIO) -> Iterator[Range]:
     """Finds the ranges of merged cells, which follow the rows in a sheet's XML."""
+    for left, top, right, bottom in _find_tags(file, _MERGED, b"mergeCell"):
+        yield Range(
+            int(top), column_number(left.decode()), int(bottom), column_number(right.decode())
+        )
+
+
+def count_hidden_rows(file: BinaryIO) -> int:
+    """Counts the hidden rows of a sheet's XML."""
+    return sum(1 for _ in _find_tags(file, _HIDDEN, b"hidden"))
+
+
+def _find_tags(
+    file: BinaryIO, pattern: re.Pattern[bytes], word: bytes
+) -> Iterator[tuple[bytes, ...]]:
+    """Yields the groups of each match of a pattern, which contains the word."""
     tail = b""
     while chunk := file.read(1 << 20):
         text = tail + chunk
         end = 0
         # The regular expression is slow, so it is used only in chunks that may have a match.
-        for match in _MERGED.finditer(text) if b"mergeCell" in text else ():
+        for match in pattern.finditer(text) if word in text else ():
             end = match.end()
-            left, top, right, bottom = match.groups()
-            yield Range(
-                int(top), column_number(left.decode()), int(bottom), column_number(right.decode())
-            )
+            yield match.groups()
         tail = text[max(end, len(text) - _OVERLAP) :]
-
-
-def count_hidden_rows(file: BinaryIO) -> int:
-    """Counts the hidden rows of a sheet's XML."""
-    count, tail = 0, b""
-    while chunk := file.read(1 << 20):
-        text = tail + chunk
-        ends = [match.end() for match in _HIDDEN.finditer(text)] if b"hidden" in text else []
-        count += len(ends)
-        tail = text[max(ends[-1] if ends else 0, len(text) - _OVERLAP) :]
-    return count
 
 
 def column_number(letters: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import mmap
 import re
@@ -11,10 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from warnings import catch_warnings, simplefilter
 
-from vfl_common.errors import Code, InputError, VflError
+from vfl_common.errors import Code, InputError
 from vfl_party.data import checks
 from vfl_party.data.sources.cells_as_text import MarkedError, write_cell
 from vfl_party.data.sources.excel.sheet import (
@@ -112,28 +113,26 @@ class Book:
         since it was opened.
         """
         require_same(self.source, self.stamp)
-        try:
-            # _get_source() opens the sheet's XML.
-            with sheet._get_source() as file:
-                yield from iterate_rows(file)
-        except Exception as error:
-            raise (
-                error if isinstance(error, VflError) else _make_unreadable_error(self.source)
-            ) from error
+        with self._open_sheet(sheet) as file:
+            yield from iterate_rows(file)
 
     def find_merged(self, sheet: Any) -> list[Range]:
         """Returns the ranges of merged cells. Raises InputError if the file is damaged."""
-        try:
-            with sheet._get_source() as file:
-                return sorted(islice(find_merged_ranges(file), 1 << 20))
-        except Exception as error:
-            raise _make_unreadable_error(self.source) from error
+        with self._open_sheet(sheet) as file:
+            return sorted(islice(find_merged_ranges(file), 1 << 20))
 
     def count_hidden(self, sheet: Any) -> int:
         """Returns the number of hidden rows. Raises InputError if the file is damaged."""
+        with self._open_sheet(sheet) as file:
+            return count_hidden_rows(file)
+
+    @contextlib.contextmanager
+    def _open_sheet(self, sheet: Any) -> Iterator[BinaryIO]:
+        """Opens a sheet's XML for a block. An error in the block means that it is damaged."""
         try:
+            # _get_source() opens the sheet's XML.
             with sheet._get_source() as file:
-                return count_hidden_rows(file)
+                yield file
         except Exception as error:
             raise _make_unreadable_error(self.source) from error
 

@@ -70,6 +70,9 @@ def _read_variable(
             f"array {name!r} must hold numbers or text (got class {kind}). Convert it, a sparse "
             "array with full(…).",
         )
+    if not shape:
+        # Each array of a valid file has dimensions. Without them, SciPy crashes on text.
+        raise _make_unreadable_error(source)
     max_bytes = Path(source).stat().st_size * _MAX_UNPACKED
     if math.prod(shape) * _BYTES[kind] > max_bytes:
         raise checks.unreadable(
