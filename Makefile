@@ -14,12 +14,17 @@ PYTEST_PARALLEL ?= --numprocesses auto --maxprocesses 4
 # CI loads a plug-in here, which records the tests that failed: see scripts/ci_tests.py.
 PYTEST_REPORT ?=
 
-.PHONY: demo test unit check docs coverage format install dev lock release clean help
+.PHONY: demo test test-all unit check docs coverage format install dev lock release clean help
 
 demo: $(VENV)/.installed  ## train a federation of five processes on this machine (about 10 s)
 	$(BIN)/vfl demo
 
-test: $(VENV)/.installed-dev  ## run the checks, then every test
+# Tests of satellites, documents and deployment files run here if what they test changed: see tests/core.py.
+test: $(VENV)/.installed-dev  ## run the checks, then the tests of the core
+	PYTHON=$(BIN)/python scripts/check
+	$(BIN)/pytest $(PYTEST_PARALLEL) --core
+
+test-all: $(VENV)/.installed-dev  ## run the checks, then every test, as CI does
 	PYTHON=$(BIN)/python scripts/check
 	$(BIN)/pytest $(PYTEST_PARALLEL) $(PYTEST_REPORT)
 
@@ -51,7 +56,7 @@ release: $(VENV)/.installed-dev  ## make a release: VERSION=0.2.0; DRY_RUN=1 sho
 	$(BIN)/python scripts/release $(VERSION) $(if $(DRY_RUN),--dry-run)
 
 help:  ## say what each target does
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

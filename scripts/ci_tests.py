@@ -1,4 +1,4 @@
-"""Runs ``make test`` for CI, and repeats the tests that failed, if they are few.
+"""Runs ``make test-all`` for CI, and repeats the tests that failed, if they are few.
 
     python3 -m scripts.ci_tests
 
@@ -6,8 +6,8 @@ At most three failed tests run again, alone in one process, twice. If they pass 
 last lines name them as unstable. Every other failure gives exit code 1: more failed tests, a test that fails again, an
 error in collection, a worker that crashed, a check that failed, a time limit that passed.
 
-The same module is the plug-in of pytest that records node ids: ``make test`` loads it through ``PYTEST_REPORT``. The
-first part therefore imports the standard library alone: it runs before ``make`` has created the environment.
+The same module is the plug-in of pytest that records node ids: ``make test-all`` loads it through ``PYTEST_REPORT``.
+The first part therefore imports the standard library alone: it runs before ``make`` has created the environment.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="ci-tests-") as folder:
         path = Path(folder, "outcome.json")
         options = ["-p", "scripts.ci_tests", f"--outcome={path}"]
-        first = run(["make", "test", f"PYTEST_REPORT={shlex.join(options)}"], path, SUITE_S)
+        first = run(["make", "test-all", f"PYTEST_REPORT={shlex.join(options)}"], path, SUITE_S)
         reasons = verdict(first, ())
         while first.failed and not reasons and len(repeats) < REPEATS:
             print(f"repeat {len(repeats) + 1} of {REPEATS}: {first.failed}", flush=True)

@@ -10,9 +10,12 @@ import gc
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.core import OPTIONAL, REPO, is_left_out
 
 # Machines are shared: how long drawing an example takes says nothing about our code.
 settings.register_profile(
@@ -38,6 +41,28 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
     return cores if config.option.numprocesses == "logical" else cores + 2
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--core",
+        action="store_true",
+        help="leave out the tests of satellites, documents and deployment files that did not change",
+    )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    # None lets other plug-ins decide.
+    return (config.option.core and is_left_out(collection_path)) or None
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    left_out = [name for name in OPTIONAL if is_left_out(REPO / name)]
+    if terminalreporter.config.option.core and left_out:
+        terminalreporter.write_line(
+            f"--core left out, because nothing changed there: {', '.join(left_out)}. "
+            "Run them with make test-all."
+        )
 
 
 def pytest_configure(config: pytest.Config) -> None:

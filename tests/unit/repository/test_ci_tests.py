@@ -112,12 +112,12 @@ SUITES = {
 
 
 def run_ci(folder: Path, checks: str = "true") -> subprocess.CompletedProcess[str]:
-    """Runs the script in a folder whose ``make test`` runs ``checks`` and then pytest, which loads
-    no plug-in but xdist: a start takes half a second, not three.
+    """Runs the script in a folder whose ``make test-all`` runs ``checks`` and then pytest, which
+    loads no plug-in but xdist: a start takes half a second, not three.
     """
     workers = 1 if "_exit" in (folder / "test_toy.py").read_text() else 0
     (folder / "Makefile").write_text(
-        f"test:\n\t{checks}\n\t$(VENV)/bin/python -m pytest --numprocesses {workers} $(PYTEST_REPORT)\n"
+        f"test-all:\n\t{checks}\n\t$(VENV)/bin/python -m pytest --numprocesses {workers} $(PYTEST_REPORT)\n"
     )
     (folder / "pytest.ini").write_text("[pytest]\naddopts = -q -p xdist -p no:cacheprovider\n")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
@@ -148,7 +148,7 @@ def test_a_check_that_fails_is_a_failure(tmp_path: Path) -> None:
     done = run_ci(tmp_path, checks="false")
     assert done.returncode == 1
     assert "1 passed" not in done.stdout
-    assert "error: make test PYTEST_REPORT" in done.stdout.replace("'", "")
+    assert "error: make test-all PYTEST_REPORT" in done.stdout.replace("'", "")
 
 
 def test_a_command_that_takes_too_long_is_ended(tmp_path: Path) -> None:
