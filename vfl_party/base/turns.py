@@ -175,10 +175,13 @@ class TakingTurns(Turns):
         last, self._last = self._last, player
         if last is player:
             return
+        modes = _Modes.read()
         if last is not None and not last.body.dead:
-            last.generators, last.modes = self._get_generators(), _Modes.read()
+            last.generators, last.modes = self._get_generators(), modes
         self._set_generators(player.generators)
-        player.modes.apply()
+        # Outside of autocast blocks, torch has no cast weights that a player could confuse.
+        if modes.nested or modes != player.modes:
+            player.modes.apply()
 
     def _set_generators(self, generators: Sequence[Tensor]) -> None:
         torch.default_generator.set_state(generators[0])
