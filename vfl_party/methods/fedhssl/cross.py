@@ -17,10 +17,17 @@ from vfl_party.methods.fedhssl.exchanges import declare_projection
 from vfl_party.methods.fedhssl.settings import FedHSSLSettings
 from vfl_party.outbound.declared import Exchange
 from vfl_party.phases.context import Party
-from vfl_party.selfsup.local import Epochs, check_finite, require_rows
 from vfl_party.selfsup.losses import KeyQueue, variance_kept
-from vfl_party.selfsup.plan import SelfSupPlan
-from vfl_party.selfsup.tower import TrainedTower, build_tower, loss_against, make_queue
+from vfl_party.selfsup.settings import SelfSupPlan
+from vfl_party.selfsup.towers import (
+    Epochs,
+    TrainedTower,
+    build_tower,
+    check_finite,
+    loss_against,
+    make_queue,
+    require_rows,
+)
 
 Inputs = tuple[Tensor, ...]
 

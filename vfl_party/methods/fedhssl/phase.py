@@ -17,10 +17,8 @@ from vfl_party.methods.fedhssl.settings import FedHSSLSettings
 from vfl_party.models import top_state
 from vfl_party.models.training import own_optimizer
 from vfl_party.phases.context import Party
-from vfl_party.selfsup.local import Epochs, Guide, LocalSelfSup
-from vfl_party.selfsup.plan import make_plan
-from vfl_party.selfsup.report import report
-from vfl_party.selfsup.tower import Tower, build_tower
+from vfl_party.selfsup.settings import make_plan
+from vfl_party.selfsup.towers import Epochs, Guide, LocalSelfSup, Tower, build_tower, report
 
 
 class FedHSSL(Phase):

@@ -11,8 +11,8 @@ from vfl_party.methods.fedhssl.settings import FedHSSLSettings
 from vfl_party.outbound.declared import Exchange, Occurrence, Traffic
 from vfl_party.phases.context import Party
 from vfl_party.phases.method import need_data
-from vfl_party.selfsup.local import require_rows
-from vfl_party.selfsup.plan import make_plan
+from vfl_party.selfsup.settings import make_plan
+from vfl_party.selfsup.towers import require_rows
 
 
 def traffic(party: Party, name: str, settings: FedHSSLSettings) -> Traffic:

@@ -27,7 +27,7 @@ from vfl_party.phases.passes import HeldBatch, compute_losses, make_passes
 from vfl_party.phases.scoring import embed
 from vfl_party.phases.sets import Sets, sum_losses
 from vfl_party.privacy.steps import PrivateSteps
-from vfl_party.selfsup.augment.supervised import BatchViews
+from vfl_party.selfsup.augment import BatchViews
 
 
 class ActiveHead(Phase):

@@ -12,7 +12,7 @@ from vfl_common.config.models import OptimizerSettings, Probability, Temperature
 from vfl_common.config.models import PositiveInt as Width
 from vfl_party.methods.mocosfl.resist import ResistSettings
 from vfl_party.models.halves import Bottleneck
-from vfl_party.selfsup.augment.settings import AugmentSettings
+from vfl_party.selfsup.settings import AugmentSettings
 
 _MAX_PIXELS = 1 << 26
 # The maximum number of bytes of all keys.

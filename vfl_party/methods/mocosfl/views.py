@@ -9,9 +9,8 @@ from vfl_party.base.seeds import Rows, derive_seed, full_batches
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
 from vfl_party.models import generator
 from vfl_party.phases.context import Party
-from vfl_party.selfsup.augment import Inputs, make_augment
-from vfl_party.selfsup.augment.check import check_keys
-from vfl_party.selfsup.local import require_rows
+from vfl_party.selfsup.augment import Inputs, check_keys, make_augment
+from vfl_party.selfsup.towers import require_rows
 
 
 class AugmentedViews:

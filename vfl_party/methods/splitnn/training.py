@@ -19,7 +19,7 @@ from vfl_party.models.top.stand_ins import learnt_stand_ins
 from vfl_party.models.training import own_optimizer
 from vfl_party.outbound import transforms
 from vfl_party.phases.context import Party
-from vfl_party.selfsup.augment.supervised import BatchViews
+from vfl_party.selfsup.augment import BatchViews
 
 
 class OwnTraining:
