@@ -1,5 +1,5 @@
-"""Trains by local self-supervision, with or without a guiding encoder: FedHSSL, Alg. 1, lines 16 to
-27, and SS-VFL.
+"""An encoder with its pretraining heads, and its training by local self-supervision, with or
+without a guiding encoder: FedHSSL, Alg. 1, lines 16 to 27, and SS-VFL.
 """
 
 from __future__ import annotations

@@ -1,4 +1,10 @@
-"""The active party's side: collects the embeddings of all rows and computes the outputs."""
+"""Both sides of an evaluation. The passive parties send the embeddings of the rows of all splits,
+and the active party computes the outputs. At the end, it sends the metrics that the recipe names to
+the passive parties.
+
+Metrics are sent as the bytes of float64 numbers, which codecs and transforms leave unchanged. An
+undefined metric is NaN.
+"""
 
 from __future__ import annotations
 

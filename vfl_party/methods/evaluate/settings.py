@@ -1,4 +1,4 @@
-"""The recipe's settings for an evaluation."""
+"""The recipe's settings for an evaluation, and the metric by which it measures parties."""
 
 from __future__ import annotations
 

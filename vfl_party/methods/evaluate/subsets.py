@@ -99,8 +99,8 @@ def compute_additions(
 class MetricJudge:
     """Computes the metric for outputs of the rows of a split, at the active party.
 
-    All outputs are measured on the same bootstrap samples, which ``seed`` determines. In a ranking
-    task, queries are drawn instead of rows, because NDCG is a mean over queries.
+    All outputs are measured on the same bootstrap samples (Efron 1979), which ``seed`` determines.
+    In a ranking task, queries are drawn instead of rows, because NDCG is a mean over queries.
     """
 
     def __init__(

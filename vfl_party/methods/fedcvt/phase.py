@@ -1,4 +1,6 @@
-"""The active party's side: receives representations, computes the loss, and returns gradients."""
+"""Both sides of a FedCVT phase. The passive party sends representations. The active party computes
+the whole loss and returns gradients.
+"""
 
 from __future__ import annotations
 

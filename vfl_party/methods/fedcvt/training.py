@@ -1,5 +1,9 @@
-"""Code that both sides of FedCVT share: the check of a recipe, and the optimizer of a party's
-models.
+"""Code that both sides of FedCVT share: the exchanges, the batches, the encoders, the terms of the
+loss, the check of a recipe, and the optimizer of a party's models.
+
+Both parties have the same batches of aligned rows, which are known before the phase begins. A
+representation R [N, D] consists of the unique half U [N, D/2] and then the shared half C. Equation
+numbers are the paper's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Runs the three steps of a FedHSSL round at a party of either role (Alg. 1)."""
+"""Runs the three steps of a FedHSSL round at a party of either role (Alg. 1): self-supervision
+across parties on the aligned rows, local self-supervision, and the aggregation of the tops of the
+local encoders. No gradient is sent.
+"""
 
 from __future__ import annotations
 

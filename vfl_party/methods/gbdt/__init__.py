@@ -2,7 +2,8 @@
 baseline.
 
 If a recipe has only one party, with all columns, the trees use all columns (``combined`` in a
-study). Nothing is exchanged, and the trees are discarded after the phase.
+study). Nothing is exchanged, a passive party does nothing, and the trees are discarded after the
+phase.
 """
 
 from typing import Annotated, Any, Literal
@@ -26,7 +27,9 @@ from vfl_party.phases.method import Method
 
 
 class GbdtSettings(Section):
-    """Settings of boosted trees at the active party."""
+    """Settings of boosted trees at the active party. The defaults are LightGBM's, except the number
+    of trees.
+    """
 
     trees: PositiveInt = 500
     """The number of boosting rounds, LightGBM's ``num_iterations``. Each round grows one tree, or

@@ -1,5 +1,6 @@
 """The active party's side: collects representations once, then trains the top model and, if the
-recipe enables this, the active party's encoder.
+recipe enables this, the active party's encoder, or grows boosted trees on the representations and
+on its own columns.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The single upload: a party sends its representations, and the active party acknowledges them once
-a checkpoint contains them.
+"""The single upload: a passive party sends its representations and may then leave, if no phase
+follows. The active party acknowledges them once a checkpoint contains them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Trains the tail, and updates its moving average and the memory of keys."""
+"""Trains a half of the network, and updates the tail's moving average and the memory of keys."""
 
 from __future__ import annotations
 

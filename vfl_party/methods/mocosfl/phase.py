@@ -1,5 +1,7 @@
-"""The active party's side, which is the paper's server. It has one memory of keys and one tail for
-the latents of all parties.
+"""The sides of a phase. The active party is the paper's server. It has one memory of keys and one
+tail for the latents of all parties. A passive party is the paper's client. It sends the latents of
+two views, receives the gradient of one, and averages its bottom model with other parties. A single
+party trains both halves.
 """
 
 from __future__ import annotations

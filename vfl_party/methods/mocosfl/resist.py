@@ -1,5 +1,7 @@
 """Trains a bottom model to resist model inversion, at a single party in pretraining: TAResSFL
-(MocoSFL, appendix A.4).
+(MocoSFL, appendix A.4). Measures the similarity of reconstructed images to their originals.
+
+Pixels are from 0 to 1.
 """
 
 from __future__ import annotations

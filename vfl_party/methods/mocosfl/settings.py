@@ -1,4 +1,6 @@
-"""The recipe's settings for MocoSFL. The defaults are from the paper's appendices A.1 and A.4."""
+"""The recipe's settings for MocoSFL, and their check before anything runs. The defaults are from
+the paper's appendices A.1 and A.4.
+"""
 
 from __future__ import annotations
 

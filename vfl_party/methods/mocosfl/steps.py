@@ -1,5 +1,5 @@
-"""The plan of a phase, which is the same at all parties: its steps, and the network with its cut
-layer.
+"""The plan of a phase, which is the same at all parties: its steps, its exchanges, and the network
+with its cut layer.
 """
 
 from __future__ import annotations

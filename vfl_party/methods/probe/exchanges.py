@@ -1,5 +1,8 @@
 """Declares the probe's exchange: latents of all rows, with digests of their ids, by which the
 active party finds the labels.
+
+The network is split in two: the party that holds a row has the bottom model, which computes the
+latent, and the active party has the upper half, called the tail.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The active party's side: collects features of all rows, trains a linear model on the rows with
-known labels, and classifies by nearest neighbours.
+"""Both sides of a probe, and joint prediction with its head. A passive party sends the latents of
+all its rows, once. The active party trains a linear model on the rows with known labels, and
+classifies by nearest neighbours.
 """
 
 from __future__ import annotations

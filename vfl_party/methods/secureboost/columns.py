@@ -1,5 +1,11 @@
 """Converts a party's columns to small integer codes for trees: one code for each cell, learned from
 the training rows.
+
+An entry is a possible split of a column: a set of its codes. Entries are in a fixed order. An entry
+of a numeric column is a prefix of its bins. If values are missing, each prefix has two entries,
+with the missing values on the right and on the left. An entry of a categorical column is a single
+category. The active party combines categories into sets. A party declares the number of its entries
+before the first gradients are sent, which limits the entries of each tree.
 """
 
 from __future__ import annotations

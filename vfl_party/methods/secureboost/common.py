@@ -1,5 +1,9 @@
 """Functions that both sides of the phase share: the rows of the trees, checks, exchanges, splits
 and log messages.
+
+The recipe determines the sizes of keys, gradients and verdicts, and of the exchanges after the last
+tree. The number of a tree's nodes and the owners of its splits depend on the data. So the sizes of
+sums and of the rows' sides are the maximum for the depth and the number of leaves.
 """
 
 from __future__ import annotations

@@ -1,5 +1,9 @@
 """Moves rows down all trees, level by level, where each party computes its part. Training,
 prediction and serving share this code.
+
+A party knows its own splits, and the active party also the leaves and the owners of splits. Trees
+are the state of a torch module, so that checkpoints, prediction and exported models treat them like
+weights.
 """
 
 from __future__ import annotations

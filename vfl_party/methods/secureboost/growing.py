@@ -1,4 +1,10 @@
-"""The state of one tree at the active party while the tree grows."""
+"""One tree at the active party while it grows: the loss, the training rows of a round, the best
+split of a node, and the state of the tree.
+
+GOSS (LightGBM, Ke et al. 2017) keeps the rows with the largest gradients, draws some of the
+remaining rows, and weights these so that they represent all remaining rows. Only the active party
+knows gradients, so it sends the rows to the passive parties.
+"""
 
 from __future__ import annotations
 

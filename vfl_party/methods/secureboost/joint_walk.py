@@ -1,5 +1,5 @@
 """Moves rows jointly through all trees. At each level, the owner of a node's split answers with one
-bit: left or right.
+bit: left or right. While the model is served, ids move in the same way.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The recipe's settings for trees that several parties grow jointly."""
+"""The recipe's settings for trees that several parties grow jointly, and the exchanges of the
+phase. All tensors contain integers or ciphertexts.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The active party's side: receives embeddings, computes one joint loss, and returns gradients."""
+"""The active party's side: receives embeddings, computes one joint loss, and returns gradients. If
+the recipe enables this, it continues without passive parties that are late or absent.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,19 @@
 """Declares the exchanges of split training: embeddings and gradients of each batch, and embeddings
-for validation. The exchange of early stopping is in ``stopping``.
+for validation. The exchange of early stopping is in ``training``. Two defences change what
+embeddings disclose.
+
+MID: the encoder of a passive party draws embeddings at random (``vfl_party.models.stochastic``).
+
+Distance correlation in the loss, so that embeddings disclose less about columns (NoPeek) or labels.
+For a batch of B rows, a_ij is the distance between the embeddings of rows i and j, and b_ij is the
+distance between their columns or labels. Both are centred: A_ij = a_ij − (mean of row i) − (mean of
+column j) + (mean of all). With V²(z, x) = Σ A_ij B_ij / B², the distance correlation is dCor(z, x)
+= V(z, x) / √(V(z, z) V(x, x)), from 0 to 1. It is larger in small batches (Székely et al. 2007).
+
+- Columns: a passive party adds λ · log dCor(z, x) to its own loss (NoPeek, Vepakomma et al., ICDMW
+  2020). This does not change the exchanges.
+- Labels: the active party adds λ · log dCor(z, y) to the loss whose gradient it sends, for each
+  party's embeddings by themselves (Sun et al. 2022, arXiv 2203.01451, section 4).
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """Updates models between two exchanges: on the same batch again (FedBCD), or on a ring of earlier
-batches (CELU-VFL).
+batches (CELU-VFL). Runs a passive party's round with several batches in flight, batches in parts,
+or such updates.
 """
 
 from __future__ import annotations

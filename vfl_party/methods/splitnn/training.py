@@ -1,5 +1,8 @@
-"""Code that both sides of split training share: the optimizer of a party's models, and the models'
-best weights.
+"""Code that both sides of split training share: the optimizer of a party's models, early stopping,
+and the list of the exchanges.
+
+The active party evaluates each validation and sends a verdict. All parties keep the weights of the
+best validation, and use them at the end of the phase. Plateau schedules use the same verdicts.
 """
 
 from __future__ import annotations

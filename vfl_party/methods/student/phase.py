@@ -1,5 +1,6 @@
-"""The active party's side: computes the outputs of the joint model once, and then trains a model on
-this party's own columns with them.
+"""Both sides of the phase. A passive party sends embeddings of the common rows once and is then
+idle; if no phase follows, it may leave. The active party computes the outputs of the joint model
+once, and then trains a model on its own columns with them.
 """
 
 from __future__ import annotations

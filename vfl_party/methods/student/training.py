@@ -1,4 +1,6 @@
-"""Trains one model on the active party's own columns, with or without a teacher."""
+"""The student, an encoder of the active party's own columns and a top model on its embedding, and
+its training with or without a teacher.
+"""
 
 from __future__ import annotations
 
