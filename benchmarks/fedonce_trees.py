@@ -21,8 +21,8 @@ from vfl_common.summary import Summary
 from vfl_lab.studies.report import Cost, FineTuned, compute_mean_and_sd
 from vfl_party.base.seeds import split_rows
 from vfl_party.homomorphic import cipher_bytes, count_sums_per_cipher
+from vfl_party.methods.secureboost.forest import bytes_for_bits
 from vfl_party.methods.secureboost.joint_walk import rows_at_once
-from vfl_party.methods.secureboost.tree.positions import bytes_for_bits
 
 Tables = dict[str, Any]
 TREES, COMM, ENCRYPTED, L0 = "SecureBoost", "SecureBoost-Comm", "SecureBoost-Comm-OU", "FedOnce-L0"

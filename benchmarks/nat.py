@@ -18,8 +18,7 @@ import torch
 from vfl_common.config.models import MlpSettings
 from vfl_common.config.recipe import Recipe
 from vfl_party.data import Features
-from vfl_party.methods.fedonce.encoders import make_learnt_encoder
-from vfl_party.methods.fedonce.phase import Nat
+from vfl_party.methods.fedonce.phase import Nat, make_learnt_encoder
 from vfl_party.methods.fedonce.settings import FedOnceSettings
 from vfl_party.models import InputSpec
 from vfl_party.phases.context import MakeEncoder, Party, PartyData

@@ -47,7 +47,7 @@ from vfl_party.data import Features, Preprocessor, Table, load_table
 from vfl_party.data.pixels import to_unit
 from vfl_party.data.row_arrays import parts_of, release
 from vfl_party.data.rows import Prepared
-from vfl_party.methods.mocosfl.likeness import get_window_size
+from vfl_party.methods.mocosfl.resist import get_window_size
 from vfl_party.models import forward
 from vfl_party.phases.context import MakeEncoder
 from vfl_party.phases.course import Course

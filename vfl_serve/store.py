@@ -38,7 +38,7 @@ from vfl_party.base.phase import Phase
 from vfl_party.base.seeds import Rows
 from vfl_party.data.ids import SEPARATOR, normalize_ids
 from vfl_party.data.rows import Prepared
-from vfl_party.methods.probe.cut import get_latent_shape
+from vfl_party.methods.probe.exchanges import get_latent_shape
 from vfl_party.models import forward
 from vfl_party.models.row_blocks import describe_inexact, in_blocks
 from vfl_party.models.stochastic import StochasticEncoder, deterministic

@@ -32,7 +32,7 @@ from vfl_party.base.seeds import batches, derive_seed, split_rows
 from vfl_party.data import Preprocessor, load_table
 from vfl_party.models import build_encoder, seed_torch
 from vfl_party.selfsup.augment import make_augment
-from vfl_party.selfsup.augment.settings import AugmentSettings
+from vfl_party.selfsup.settings import AugmentSettings
 
 WEIGHT_DECAY, SGD_MOMENTUM = 3e-5, 0.9
 # What the released code's views of tables are.

@@ -25,7 +25,7 @@ from vfl_party.data import Preprocessor, load_table
 from vfl_party.models import seed_torch
 from vfl_party.models.halves import Bottleneck, Halves
 from vfl_party.selfsup.augment import make_augment
-from vfl_party.selfsup.augment.settings import AugmentSettings
+from vfl_party.selfsup.settings import AugmentSettings
 
 
 class _Net:

@@ -20,7 +20,7 @@ from vfl_party.base.seeds import batches, derive_seed, split_rows
 from vfl_party.data import Labels, Preprocessor, load_table
 from vfl_party.models import build_encoder, build_top, seed_torch
 from vfl_party.selfsup.augment import make_augment
-from vfl_party.selfsup.augment.settings import AugmentSettings
+from vfl_party.selfsup.settings import AugmentSettings
 
 
 def train(

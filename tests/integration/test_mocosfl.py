@@ -35,9 +35,8 @@ from vfl_party.base.seeds import batches, derive_seed, split_rows, stratify_orde
 from vfl_party.data import load_table
 from vfl_party.forecast.count import Outlook, forecast, outlook_of
 from vfl_party.forecast.result import compare_with_ledger
-from vfl_party.methods.mocosfl.active import ActiveMocoSFL
-from vfl_party.methods.mocosfl.check import check_phase
-from vfl_party.methods.mocosfl.settings import MocoSFLSettings
+from vfl_party.methods.mocosfl.phase import ActiveMocoSFL
+from vfl_party.methods.mocosfl.settings import MocoSFLSettings, check_phase
 from vfl_party.methods.mocosfl.steps import StepPlan
 from vfl_party.models import seed_torch
 from vfl_party.models.halves import Halves, Tail

@@ -10,8 +10,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from vfl_party.base.checkpoint import pack, unpack
-from vfl_party.methods.mocosfl.likeness import ssim
-from vfl_party.methods.mocosfl.resist import Resistance, ResistSettings, penalty
+from vfl_party.methods.mocosfl.resist import Resistance, ResistSettings, penalty, ssim
 from vfl_party.models import seed_torch
 from vfl_party.models.decoder import Decoder
 

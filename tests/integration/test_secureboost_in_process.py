@@ -34,18 +34,24 @@ from vfl_party.data.rows import prepare
 from vfl_party.data.table import Categories, Table
 from vfl_party.homomorphic.none import PlainAdder, PlainKeys
 from vfl_party.homomorphic.sums import SummingHere, sum_entries
-from vfl_party.methods.secureboost import active, common, descent, guard, passive
-from vfl_party.methods.secureboost.columns import ELSEWHERE, Column, cuts
+from vfl_party.methods.secureboost import active, common, forest, guard, passive
+from vfl_party.methods.secureboost.columns import ELSEWHERE, Column, Layout, Offer, cuts, plan_of
+from vfl_party.methods.secureboost.forest import (
+    SETTLED,
+    Forest,
+    Tree,
+    TreeSplit,
+    choose_summed_nodes,
+)
+from vfl_party.methods.secureboost.growing import (
+    BestSplit,
+    Fixed,
+    GrowingTree,
+    by_gradient,
+    count_parts,
+)
 from vfl_party.methods.secureboost.joint_walk import Walk
-from vfl_party.methods.secureboost.offer import Offer
 from vfl_party.methods.secureboost.settings import GossSettings, SecureBoostSettings
-from vfl_party.methods.secureboost.tree.entries import Layout, plan_of
-from vfl_party.methods.secureboost.tree.forest import Forest, Tree, TreeSplit
-from vfl_party.methods.secureboost.tree.gains import BestSplit
-from vfl_party.methods.secureboost.tree.growing_tree import GrowingTree
-from vfl_party.methods.secureboost.tree.objective import Fixed
-from vfl_party.methods.secureboost.tree.positions import SETTLED, choose_summed_nodes
-from vfl_party.methods.secureboost.tree.sampling import by_gradient, count_parts
 from vfl_party.outbound.exchange import Answering, Asking
 from vfl_party.outbound.policies.encrypted import Encrypted
 from vfl_party.phases.course import Course
@@ -448,8 +454,8 @@ def test_the_nearest_own_split_above_a_node_says_where_its_rows_come_from() -> N
     split = TreeSplit(0, (True, False), True)
     tree = Tree({(0, 0): split, (2, 3): split})
     nodes = ((0, 0), (1, 0), (1, 1), (2, 3), (3, 6), (3, 7))
-    assert [descent._entrance(tree, *node) for node in nodes] == [1, 2, 3, 3, 14, 15]
-    assert descent._entrance(Tree({(1, 0): split}), 2, 3) == 1
+    assert [forest._entrance(tree, *node) for node in nodes] == [1, 2, 3, 3, 14, 15]
+    assert forest._entrance(Tree({(1, 0): split}), 2, 3) == 1
 
 
 @pytest.mark.parametrize("level", [0, 2])

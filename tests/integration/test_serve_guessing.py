@@ -21,7 +21,7 @@ from tests.harness.online import store_of
 from vfl_common.errors import Code, InputError
 from vfl_common.rpc.serving.answered import EMBEDDED, NOT_ANSWERED, Step
 from vfl_party.align.state import AlignmentFiles, CommonRows
-from vfl_party.methods.secureboost.tree.positions import SETTLED
+from vfl_party.methods.secureboost.forest import SETTLED
 from vfl_party.record.book import RecordBook, folder_of
 from vfl_party.record.people import keep
 from vfl_serve.answering import DailyLimit, Limit, SentBefore

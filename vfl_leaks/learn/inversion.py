@@ -22,7 +22,7 @@ from torch.nn import functional
 from vfl_common.errors import Code, InputError
 from vfl_leaks.learn.fitting import AdamDescent
 from vfl_party.base.seeds import batches, derive_seed
-from vfl_party.methods.mocosfl.likeness import Likeness, measure_likeness
+from vfl_party.methods.mocosfl.resist import Likeness, measure_likeness
 from vfl_party.models import seed_torch
 from vfl_party.models.decoder import Decoder
 

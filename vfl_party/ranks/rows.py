@@ -19,7 +19,7 @@ from vfl_party.data import Features, Preprocessor, Table
 from vfl_party.data.rows import Prepared
 from vfl_party.ranks.group import IntegerArray, Ranks, Word, convert_rank_errors, divide_rows
 from vfl_party.selfsup.augment import Augment, make_augment
-from vfl_party.selfsup.augment.settings import AugmentSettings
+from vfl_party.selfsup.settings import AugmentSettings
 
 Inputs = tuple[Tensor, ...]
 

@@ -16,7 +16,7 @@ from vfl_common.errors import InternalError
 from vfl_common.rpc.serving.answered import EMBEDDED, FAILED, UNKNOWN, ServingAnswer, Step
 from vfl_common.rpc.serving.service import ServingService
 from vfl_party.base.seeds import Rows
-from vfl_party.methods.probe.cut import compute_features
+from vfl_party.methods.probe.exchanges import compute_features
 from vfl_party.models.halves import Tail
 from vfl_party.outbound.exchange import way_of
 from vfl_party.phases.context import Party

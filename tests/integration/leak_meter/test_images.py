@@ -20,7 +20,7 @@ from vfl_leaks.attacks.embeddings.images import decode_images
 from vfl_leaks.rehearsal import Played
 from vfl_leaks.report.result import AttackLine, Drawing, Rehearsed, Spread, collect_drawings
 from vfl_leaks.scene.scene import ALL_EPOCHS, Figure, Scene, UnfitError
-from vfl_party.methods.mocosfl.likeness import measure_likeness
+from vfl_party.methods.mocosfl.resist import measure_likeness
 
 
 def play(where: Scene) -> dict[str, Figure]:

@@ -39,7 +39,7 @@ from vfl_leaks.learn.inversion import (
     train_decoder,
 )
 from vfl_leaks.report.reconstructions import draw_pairs
-from vfl_party.methods.mocosfl.likeness import get_window_size, measure_likeness, ssim
+from vfl_party.methods.mocosfl.resist import get_window_size, measure_likeness, ssim
 from vfl_party.models import seed_torch
 from vfl_party.models.decoder import Decoder
 from vfl_party.models.halves import Bottleneck, Halves

@@ -31,7 +31,7 @@ from vfl_leaks.learn.inversion import (
 from vfl_leaks.scene.pairs import ALL_THREE, Pairs, list_small_exchanges, yield_pairs
 from vfl_leaks.scene.scene import ALL_EPOCHS, Attack, Figure, Scene, Shown
 from vfl_party.base.seeds import derive_seed
-from vfl_party.methods.mocosfl.likeness import Likeness, measure_likeness
+from vfl_party.methods.mocosfl.resist import Likeness, measure_likeness
 
 # On digits and MNIST, after 2,000 steps, the convolutional decoder had a larger error than the
 # dense one with 125 to 700 known rows. With 1,200 known rows, the errors were equal and the SSIM of

@@ -18,11 +18,8 @@ from vfl_party.models.training import own_optimizer
 from vfl_party.outbound.declared import Traffic
 from vfl_party.phases.context import Party
 from vfl_party.phases.method import Method
-from vfl_party.selfsup.local import LocalSelfSup
-from vfl_party.selfsup.plan import make_plan
-from vfl_party.selfsup.report import report
-from vfl_party.selfsup.settings import SelfSupSettings
-from vfl_party.selfsup.tower import build_tower
+from vfl_party.selfsup.settings import SelfSupSettings, make_plan
+from vfl_party.selfsup.towers import LocalSelfSup, build_tower, report
 
 
 class ContrastiveSettings(SelfSupSettings):

@@ -4,9 +4,7 @@ active party computes the outputs and the contribution of each party.
 
 from __future__ import annotations
 
-from vfl_party.methods.evaluate.active import ActiveEvaluate
-from vfl_party.methods.evaluate.exchanges import traffic
-from vfl_party.methods.evaluate.passive import PassiveEvaluate
+from vfl_party.methods.evaluate.phase import ActiveEvaluate, PassiveEvaluate, traffic
 from vfl_party.methods.evaluate.settings import EvaluateSettings
 from vfl_party.outbound.declared import Traffic
 from vfl_party.phases.context import Party

@@ -26,8 +26,7 @@ from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.files import private_file
 from vfl_common.text import to_json
 from vfl_party.base.seeds import derive_seed, draw_permutation
-from vfl_party.methods.evaluate.quality import select_metric
-from vfl_party.methods.evaluate.settings import EvaluateSettings
+from vfl_party.methods.evaluate.settings import EvaluateSettings, select_metric
 from vfl_party.outbound.declared import NOTHING, Exchange, Occurrence, Sent, i64
 from vfl_party.outbound.exchange import Answering, Asking
 from vfl_party.phases.context import Party

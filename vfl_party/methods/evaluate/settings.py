@@ -1,4 +1,4 @@
-"""The recipe's settings for an evaluation."""
+"""The recipe's settings for an evaluation, and the metric by which it measures parties."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from vfl_common.config.base import KindName, Section
+from vfl_common.config.task import TaskSettings
+from vfl_common.errors import Code, InputError
+from vfl_party.models.metrics import first_metric
 from vfl_party.phases.stand_in import StandIn
 
 # {key: the key that must be true for it to have an effect}.
@@ -65,3 +68,17 @@ class EvaluateSettings(Section):
             )
         if self.importance and "validation" not in self.splits:
             raise ValueError('importance needs validation rows. Add "validation" to splits.')
+
+
+def select_metric(task: TaskSettings, phase: str, recipe_metric: str | None) -> str:
+    """Returns the metric by which a phase measures parties. ``recipe_metric``: the metric in the
+    recipe. Raises InputError if the task has no such metric.
+    """
+    name = recipe_metric or first_metric(task)
+    if name not in task.all_metrics:
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"recipe: phases: {phase}: metric: not a metric of a {task.kind} task (got {name!r}). "
+            f"Choose one of {', '.join(task.all_metrics)}, or add others in task.metrics.",
+        )
+    return name

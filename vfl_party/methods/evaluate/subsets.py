@@ -12,15 +12,16 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from vfl_common.errors import Code, InputError
 from vfl_common.summary import PartyValue, SetQuality, Worth
 from vfl_party.base.seeds import Rows, derive_seed, draw_permutation
-from vfl_party.methods.evaluate.quality import MetricJudge, select_metric
-from vfl_party.methods.evaluate.settings import EvaluateSettings
-from vfl_party.models.metrics import lower_is_better
+from vfl_party.methods.evaluate.settings import EvaluateSettings, select_metric
+from vfl_party.models.metrics import evaluate, lower_is_better
 from vfl_party.phases.context import Party
+from vfl_party.phases.measure import get_threshold
 from vfl_party.phases.scoring import Chunk, SplitScorer
 from vfl_party.phases.stand_in import replace_missing
 
@@ -31,11 +32,7 @@ from vfl_party.phases.stand_in import replace_missing
 # and on each bootstrap sample. The samples give the standard error of a value.
 
 Players = frozenset[str]
-
-
 Qualities = Mapping[Players, npt.NDArray[np.float64]]
-
-
 # The maximum number of parties for which all sets (64) are measured.
 MAX_EXACT = 6
 
@@ -97,6 +94,69 @@ def compute_additions(
             before = frozenset(order[:end])
             additions[name].append(quality[before | {name}] - quality[before])
     return {name: np.stack(values) for name, values in additions.items()}
+
+
+class MetricJudge:
+    """Computes the metric for outputs of the rows of a split, at the active party.
+
+    All outputs are measured on the same bootstrap samples (Efron 1979), which ``seed`` determines.
+    In a ranking task, queries are drawn instead of rows, because NDCG is a mean over queries.
+    """
+
+    def __init__(
+        self, party: Party, metric: str, rows: Rows, *, draws: int = 0, seed: int = 0
+    ) -> None:
+        self._task, self._metric = party.recipe.task, metric
+        labels, targets = party.need_labels()
+        self._labels, self._threshold = labels, get_threshold(party)
+        self._targets = party.take(targets, rows).cpu()
+        weights = party.row_weights(party.rows("train"))
+        self._weights = None if weights is None else party.take(weights, rows).cpu()
+        random = np.random.Generator(np.random.Philox(key=seed))
+        self._samples = [self._draw_sample(random) for _ in range(draws)]
+
+    def measure(self, outputs_NO: Tensor) -> float:
+        """Returns the metric of the outputs [N, O] of all rows; NaN if it is undefined."""
+        return self._evaluate(outputs_NO.cpu(), self._targets, self._weights)
+
+    def resample(self, outputs_NO: Tensor) -> npt.NDArray[np.float64]:
+        """Returns the metric on each bootstrap sample, [draws]; NaN where it is undefined."""
+        outputs_NO = outputs_NO.cpu()
+        values = []
+        for places, targets in self._samples:
+            weights = None if self._weights is None else self._weights[places]
+            values.append(self._evaluate(outputs_NO[places], targets, weights))
+        return np.array(values)
+
+    def _evaluate(self, outputs_NO: Tensor, targets: Tensor, weights: Tensor | None) -> float:
+        metrics = evaluate(
+            self._task,
+            self._labels.select_known(outputs_NO),
+            targets,
+            self._labels.unscale,
+            weights_N=weights,
+            threshold=self._threshold,
+        )
+        return metrics.get(self._metric, float("nan"))
+
+    def _draw_sample(self, random: np.random.Generator) -> tuple[Tensor, Tensor]:
+        """Draws a bootstrap sample and returns the positions [N] of its rows and their targets."""
+        n = len(self._targets)
+        if self._task.kind != "ranking":
+            places = torch.from_numpy(random.integers(0, n, n))
+            return places, self._targets[places]
+        query_N = self._targets[:, 1]
+        queries = torch.from_numpy(np.unique(query_N.numpy()))
+        drawn_queries = queries[torch.from_numpy(random.integers(0, len(queries), len(queries)))]
+        places_by_query = [(query_N == query).nonzero().flatten() for query in drawn_queries]
+        places = torch.cat(places_by_query)
+        targets = self._targets[places].clone()
+        # A query that is drawn twice counts as two queries, so each gets a new number.
+        sizes = torch.tensor([len(query_places) for query_places in places_by_query])
+        targets[:, 1] = (
+            torch.arange(len(places_by_query)).repeat_interleave(sizes).to(targets.dtype)
+        )
+        return places, targets
 
 
 # Shapley values are computed on the first of these splits that has rows.

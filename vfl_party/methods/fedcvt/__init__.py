@@ -9,11 +9,9 @@ from typing import Any
 
 from torch import nn
 
-from vfl_party.methods.fedcvt.active import ActiveFedCVT
-from vfl_party.methods.fedcvt.encoders import make_two_networks
-from vfl_party.methods.fedcvt.passive import PassiveFedCVT
+from vfl_party.methods.fedcvt.phase import ActiveFedCVT, PassiveFedCVT
 from vfl_party.methods.fedcvt.settings import FedCVTSettings
-from vfl_party.methods.fedcvt.traffic import traffic
+from vfl_party.methods.fedcvt.training import make_two_networks, traffic
 from vfl_party.outbound.declared import Traffic
 from vfl_party.phases.context import MakeEncoder, Party
 from vfl_party.phases.method import Method

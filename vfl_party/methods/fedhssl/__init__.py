@@ -9,10 +9,14 @@ from typing import Any
 
 from torch import nn
 
-from vfl_party.methods.fedhssl.encoders import make_kept_encoder, select_encoder
-from vfl_party.methods.fedhssl.phase import ActiveFedHSSL, PassiveFedHSSL
+from vfl_party.methods.fedhssl.phase import (
+    ActiveFedHSSL,
+    PassiveFedHSSL,
+    make_kept_encoder,
+    select_encoder,
+    traffic,
+)
 from vfl_party.methods.fedhssl.settings import FedHSSLSettings
-from vfl_party.methods.fedhssl.traffic import traffic
 from vfl_party.outbound.declared import Traffic
 from vfl_party.phases.context import MakeEncoder, Party
 from vfl_party.phases.method import Method

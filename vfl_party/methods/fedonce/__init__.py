@@ -14,8 +14,7 @@ from typing import Any
 from torch import nn
 
 from vfl_common.config.recipe import Recipe
-from vfl_party.methods.fedonce.encoders import make_learnt_encoder
-from vfl_party.methods.fedonce.phase import FedOnce
+from vfl_party.methods.fedonce.phase import FedOnce, make_learnt_encoder
 from vfl_party.methods.fedonce.settings import FedOnceSettings
 from vfl_party.outbound.declared import Traffic
 from vfl_party.phases.context import MakeEncoder, Party

@@ -5,7 +5,9 @@ objectives.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,21 +16,203 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
-from vfl_common.config.models import TopSettings
+from vfl_common.config.models import MlpSettings, TopSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.base.phase import Phase, RoundReport, Tree
-from vfl_party.base.seeds import Rows, derive_seed
-from vfl_party.methods.fedonce.rows import divergence_error, get_training_rows
-from vfl_party.methods.fedonce.settings import FedOnceSettings
-from vfl_party.methods.fedonce.training import LocalTraining
+from vfl_party.base.seeds import Rows, batches, derive_seed
+from vfl_party.methods.fedonce.settings import ADAM, FedOnceSettings, Output
 from vfl_party.models import build_top, generator, seed_torch
+from vfl_party.models.optim import build_optimizer, build_schedule, clip
 from vfl_party.models.training import own_optimizer
-from vfl_party.phases.context import Party
-from vfl_party.selfsup.local import LocalSelfSup
-from vfl_party.selfsup.plan import make_plan
-from vfl_party.selfsup.report import report
-from vfl_party.selfsup.settings import SelfSupSettings
-from vfl_party.selfsup.tower import build_tower
+from vfl_party.phases.context import MakeEncoder, Party
+from vfl_party.privacy.steps import PrivateSteps
+from vfl_party.selfsup.settings import SelfSupSettings, make_plan
+from vfl_party.selfsup.towers import LocalSelfSup, build_tower, report
+
+
+class BoundedEncoder(nn.Module):
+    """An encoder with a bound on its output: ``tanh``, or ``sphere``, which scales every row to
+    norm 1.
+
+    The bound is part of the encoder, not of the phase, because uploads and predictions need it too.
+    """
+
+    def __init__(self, body: nn.Module, output: Output) -> None:
+        super().__init__()
+        self.body, self.output = body, output
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Embeds an encoder's ``inputs`` as [B, D]."""
+        z_BD: Tensor = self.body(*inputs)
+        return z_BD.tanh() if self.output == "tanh" else F.normalize(z_BD)
+
+
+def make_learnt_encoder(settings: FedOnceSettings, make: MakeEncoder) -> nn.Module:
+    """Makes the encoder that this phase trains, with its initial weights. See
+    ``Method.encoder``.
+    """
+    if make.party == make.recipe.active.name and not settings.active:
+        return make("encoder")
+    if settings.objective == "pca":
+        return _make_linear(make)
+    is_table = len(make.spec.shape) == 1
+    output = settings.output or ("tanh" if settings.objective == "nat" and is_table else "linear")
+    encoder = make("encoder")
+    return encoder if output == "linear" else BoundedEncoder(encoder, output)
+
+
+def _make_linear(make: MakeEncoder) -> nn.Module:
+    """Makes an encoder that flattens its input and has one linear layer, which PCA fills and later
+    split training updates.
+    """
+    if make.spec.cardinalities:
+        raise InputError(
+            Code.CONFIG_INVALID,
+            "recipe: phases: objective = 'pca' needs numeric inputs, but the encoder of "
+            f"{make.party} embeds categories. Set its encoder to kind = 'mlp', which makes "
+            "columns of them.",
+        )
+    return replace(make, settings=MlpSettings(hidden=()))("encoder")
+
+
+def get_training_rows(party: Party, phase: str, split: str) -> Rows:
+    """Returns the rows of a split. Raises InputError if the split has fewer than two rows."""
+    rows = party.rows(split)
+    if len(rows) < 2:
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"recipe: phases: {phase}: {party.name} needs at least 2 rows to learn from (got "
+            f"{len(rows)}). Add rows, or make the other splits smaller.",
+        )
+    return rows
+
+
+def divergence_error(party: Party, phase: str) -> InputError:
+    """Returns the error for a training that has diverged. No peer can notice this, because nothing
+    is sent.
+    """
+    return InputError(
+        Code.NON_FINITE,
+        f"phase {phase}: the encoder of {party.name} gives NaN or infinity, because its training "
+        "diverged. Lower the learning rate.",
+    )
+
+
+def check_finite(loss: float, party: Party, phase: str) -> float:
+    """Returns ``loss`` unchanged. Raises InputError if it is NaN or infinite, which no other party
+    could notice.
+    """
+    if not math.isfinite(loss):
+        raise divergence_error(party, phase)
+    return loss
+
+
+def make_own_batches(party: Party, phase: str, epoch: int, n: int, size: int) -> list[Rows]:
+    """Returns the batches of an epoch over positions 0 to n - 1, in an order that only this party
+    knows.
+    """
+    seed = derive_seed(party.own_seed, party.name)
+    return batches(seed, phase, epoch, np.arange(n, dtype=np.int64), size)
+
+
+class LocalTraining:
+    """Trains a module with an optimizer, a schedule and, with ``dp``, private steps.
+
+    ``n``: the number of rows to learn from; batches contain positions 0 to n - 1.
+    """
+
+    def __init__(
+        self, party: Party, phase: str, settings: FedOnceSettings, module: nn.Module, n: int
+    ) -> None:
+        self._party, self._phase, self._settings, self._module, self._n = (
+            party,
+            phase,
+            settings,
+            module,
+            n,
+        )
+        self._params = list(module.parameters())
+        party_optimizer = own_optimizer(party.recipe, phase, party.name, settings.optimizers)
+        self._optimizer_settings = party_optimizer or settings.optimizer or ADAM
+        self._optimizer = build_optimizer(self._optimizer_settings, self._params)
+        self._schedule = build_schedule(self._optimizer_settings, self._optimizer, settings.epochs)
+        self._private: PrivateSteps | None = None
+        if settings.dp is not None:
+            rows, size, norm = (
+                np.arange(n, dtype=np.int64),
+                settings.batch_size,
+                settings.dp.max_grad_norm,
+            )
+            trained = module, self._optimizer, rows
+            self._private = PrivateSteps(
+                party.need_privacy(), phase, party.name, *trained, size, norm
+            )
+
+    def run_epoch(self, epoch: int, loss: Callable[[Rows], Tensor]) -> RoundReport:
+        """Runs an epoch. Reports the mean loss and, with ``dp``, the ε spent so far."""
+        party, settings, private = self._party, self._settings, self._private
+        if private is not None and private.note:
+            # An earlier epoch used up the privacy budget.
+            return RoundReport(0)
+        batches: Iterable[Rows]
+        if private is not None:
+            batches, count = private.batches(epoch), private.batches_an_epoch
+        else:
+            batches = make_own_batches(party, self._phase, epoch, self._n, settings.batch_size)
+            count = len(batches)
+        total, steps, num_losses = torch.zeros((), device=party.device), 0, 0
+        self._module.train()
+        for steps, batch in enumerate(batches, 1):
+            batch_loss = (
+                private.step(batch, loss) if private is not None else self._step(batch, loss)
+            )
+            if batch_loss is not None:
+                total += batch_loss
+                num_losses += 1
+            party.tick(self._phase, epoch, settings.epochs, steps, count)
+        if steps:
+            self._schedule.step()
+        metrics = (
+            {"loss": check_finite(total.item() / num_losses, party, self._phase)}
+            if num_losses
+            else {}
+        )
+        if private is not None:
+            return RoundReport(
+                steps, {"local": {**metrics, "epsilon": private.epsilon}}, note=private.note
+            )
+        return RoundReport(steps, {"local": metrics})
+
+    def _step(self, batch: Rows, loss: Callable[[Rows], Tensor]) -> Tensor:
+        value = loss(batch)
+        self._optimizer.zero_grad()
+        value.backward()  # type: ignore[no-untyped-call]
+        clip(self._optimizer_settings, self._params)
+        # Alg. 1, line 9: update the encoder.
+        self._optimizer.step()
+        return value.detach()
+
+    def close(self) -> None:
+        """Ends the private training, if there is any."""
+        if self._private is not None:
+            self._private.close()
+
+    def state(self) -> dict[str, Any]:
+        """Returns the state for a checkpoint."""
+        steps = (
+            {"private": self._private.state()}
+            if self._private
+            else {"optimizer": self._optimizer.state_dict()}
+        )
+        return {**steps, "schedule": self._schedule.state_dict()}
+
+    def load_state(self, tree: dict[str, Any]) -> None:
+        """Restores a state that ``state`` returned."""
+        if self._private is not None:
+            self._private.load_state(tree["private"])
+        else:
+            self._optimizer.load_state_dict(tree["optimizer"])
+        self._schedule.load_state_dict(tree["schedule"])
 
 
 class Reconstruction:

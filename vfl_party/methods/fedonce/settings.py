@@ -12,7 +12,7 @@ from vfl_common.config.models import OptimizerSettings, Temperature, UnjudgedOpt
 from vfl_common.config.models import PositiveInt as Width
 from vfl_party.models.training import OwnOptimizers
 from vfl_party.privacy.settings import DpSettings
-from vfl_party.selfsup.augment.settings import AugmentSettings
+from vfl_party.selfsup.settings import AugmentSettings
 
 Output = Literal["tanh", "linear", "sphere"]
 

@@ -14,11 +14,9 @@ from vfl_common.config.models import GbdtTop
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_party.base.phase import Phase
-from vfl_party.methods.head.active import ActiveHead
-from vfl_party.methods.head.passive import PassiveHead
+from vfl_party.methods.head.active import ActiveHead, TreesHead
 from vfl_party.methods.head.settings import TREE_KEYS, HeadSettings
-from vfl_party.methods.head.trees import TreesHead
-from vfl_party.methods.head.upload import traffic
+from vfl_party.methods.head.upload import PassiveHead, traffic
 from vfl_party.outbound.declared import Traffic
 from vfl_party.phases.context import Party
 from vfl_party.phases.method import WHOLE_TASK, Method

@@ -10,7 +10,7 @@ from vfl_party.models.training import TrainingSettings
 from vfl_party.outbound.noise import Amplifier
 from vfl_party.phases.sets import SetSettings
 from vfl_party.privacy.settings import DpSettings
-from vfl_party.selfsup.augment.settings import SupervisedAugment
+from vfl_party.selfsup.settings import SupervisedAugment
 
 # The settings that have an effect with boosted trees as the top model.
 TREE_KEYS = frozenset({"own_encoder", "noise", "party_dropout"})

@@ -15,13 +15,9 @@ from torch import nn
 
 from vfl_common.config.recipe import Recipe
 from vfl_party.base.phase import Phase
-from vfl_party.methods.mocosfl.active import ActiveMocoSFL
-from vfl_party.methods.mocosfl.check import other_encoder_error
-from vfl_party.methods.mocosfl.passive import PassiveMocoSFL
-from vfl_party.methods.mocosfl.settings import MocoSFLSettings
-from vfl_party.methods.mocosfl.single_party import SinglePartyMocoSFL
-from vfl_party.methods.mocosfl.steps import build_bottom, sends_initial_bottom, tail
-from vfl_party.methods.mocosfl.traffic import traffic
+from vfl_party.methods.mocosfl.phase import ActiveMocoSFL, PassiveMocoSFL, SinglePartyMocoSFL
+from vfl_party.methods.mocosfl.settings import MocoSFLSettings, other_encoder_error
+from vfl_party.methods.mocosfl.steps import build_bottom, sends_initial_bottom, tail, traffic
 from vfl_party.outbound.declared import Traffic
 from vfl_party.phases.context import MakeEncoder, Party
 from vfl_party.phases.method import Method

@@ -1,26 +1,62 @@
-"""The plan of a phase, which is the same at all parties: its steps, and the network with its cut
-layer.
+"""The plan of a phase, which is the same at all parties: its steps, its exchanges, and the network
+with its cut layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from torch import Tensor, nn
 
-from vfl_common.bundle import StepKey
+from vfl_common.bundle import Kind, StepKey
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.stages import Draw
 from vfl_party.base.seeds import derive_seed
-from vfl_party.methods.mocosfl.check import check_phase, find_first_phase
-from vfl_party.methods.mocosfl.settings import MocoSFLSettings
+from vfl_party.methods.mocosfl.settings import MocoSFLSettings, check_phase, find_first_phase
 from vfl_party.models.halves import Halves, Tail
 from vfl_party.models.init import seed_torch
+from vfl_party.outbound.declared import NOTHING, Exchange, Occurrence, Sent, Traffic, f32
 from vfl_party.phases.context import Party
+
+
+def declare_latents(settings: MocoSFLSettings) -> Exchange:
+    """Declares the exchange of latents. A passive party sends the latents of two views: q from the
+    bottom model, and k from its moving average. The active party returns the gradient of q.
+    """
+    shape = ("rows", "channels", "height", "width")
+    up = Sent(Kind.EMBEDDING, {"q": f32(*shape), "k": f32(*shape)})
+    # The gradient belongs to the rows of the party that sent q.
+    down = Sent(Kind.GRADIENT, {"dq": f32(*shape)}, label_free=True, rows_of="receiver")
+    return Exchange("latents", up, NOTHING if settings.frozen else down)
+
+
+def declare_handout(bottom: nn.Module) -> Exchange:
+    """Declares the exchange in which the active party sends its bottom model to all passive parties
+    at the beginning.
+    """
+    sent = Sent(
+        Kind.WEIGHTS,
+        {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in bottom.state_dict().items()},
+        label_free=True,
+    )
+    return Exchange("handout", NOTHING, sent, when="once")
+
+
+def declare_bottoms(shared: Mapping[str, Tensor], draw: Draw | None) -> Exchange:
+    """Declares the exchange of bottom models. The drawn passive parties send theirs, and the
+    parties that are drawn next get the mean. ``shared``: {name: tensor} of the weights.
+    """
+    sent = Sent(
+        Kind.WEIGHTS, {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in shared.items()}
+    )
+    return Exchange(
+        "bottoms", sent, sent, asks="server", passive=True, draw=draw, when="every round"
+    )
+
 
 # The number of times that an epoch may repeat a party's rows before a warning.
 _MAX_REPEATS = 100
@@ -226,3 +262,53 @@ class StepPlan:
     def ends_epoch(self, round_: int) -> bool:
         """Whether a round is the last of its epoch."""
         return (round_ + 1) % self.settings.averages_per_epoch == 0
+
+
+def traffic(party: Party, name: str, settings: MocoSFLSettings) -> Traffic:
+    """Returns the exchanges of the phase; see ``Method.traffic``."""
+    if not party.recipe.passives:
+        return Traffic()
+    weights = None
+    if not settings.frozen:
+        bottom = build_bottom(party.recipe, settings)
+        shared = get_averaged_parameters(
+            bottom, None if party.recipe.preset == "released" else bottom
+        )
+        weights = declare_bottoms(shared, StepPlan.of(party, name, settings).draw)
+    return Traffic(_yield_occurrences(party, name, settings, weights))
+
+
+def _yield_occurrences(
+    party: Party, name: str, settings: MocoSFLSettings, weights: Exchange | None
+) -> Iterator[Occurrence]:
+    plan, latents_exchange = StepPlan.of(party, name, settings), declare_latents(settings)
+    channels, height, width = build_halves(party.recipe, settings).latent
+    sizes = {"rows": settings.batch_size, "channels": channels, "height": height, "width": width}
+    if plan.hands_out:
+        yield Occurrence.of(
+            declare_handout(build_bottom(party.recipe, settings)), StepKey(name, 0, 0)
+        )
+    for round_ in range(settings.rounds):
+        drawn, takers = plan.participants(round_), plan.takers(round_)
+        for step, _ in plan.steps(round_):
+            yield replace(Occurrence.of(latents_exchange, step, **sizes), party=drawn)
+        if weights is None:
+            continue
+        yield from _yield_averages(Occurrence.of(weights, StepKey(name, round_, 0)), drawn, takers)
+
+
+def _yield_averages(
+    occurrence: Occurrence, drawn: Sequence[str], takers: Sequence[str]
+) -> Iterator[Occurrence]:
+    """Yields the average that ends a round, for the parties that send their bottom models and for
+    the parties that receive the mean.
+    """
+    senders_and_takers = tuple(holder for holder in drawn if holder in takers)
+    if senders_and_takers:
+        yield replace(occurrence, party=senders_and_takers)
+    only_give = tuple(holder for holder in drawn if holder not in takers)
+    if only_give:
+        yield replace(occurrence, party=only_give, empty="down")
+    only_take = tuple(holder for holder in takers if holder not in drawn)
+    if only_take:
+        yield replace(occurrence, party=only_take, empty="up")

@@ -2,10 +2,8 @@
 nearest-neighbour vote.
 """
 
-from vfl_party.methods.probe.active import ActiveProbe
 from vfl_party.methods.probe.exchanges import traffic
-from vfl_party.methods.probe.passive import PassiveProbe
-from vfl_party.methods.probe.scorer import ProbeScorer
+from vfl_party.methods.probe.phase import ActiveProbe, PassiveProbe, ProbeScorer
 from vfl_party.methods.probe.settings import ProbeSettings
 from vfl_party.outbound.declared import Traffic
 from vfl_party.phases.context import Party

@@ -9,12 +9,11 @@ at the party that owns the columns.
 from torch import nn
 
 from vfl_party.methods.secureboost.active import ActiveSecureBoost
-from vfl_party.methods.secureboost.joint_walk import Walk
-from vfl_party.methods.secureboost.online import OnlineWalk
+from vfl_party.methods.secureboost.common import traffic
+from vfl_party.methods.secureboost.forest import NAME, Forest
+from vfl_party.methods.secureboost.joint_walk import OnlineWalk, Walk
 from vfl_party.methods.secureboost.passive import PassiveSecureBoost
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
-from vfl_party.methods.secureboost.traffic import traffic
-from vfl_party.methods.secureboost.tree.forest import NAME, Forest
 from vfl_party.outbound.declared import Traffic
 from vfl_party.phases.context import Party
 from vfl_party.phases.method import Method

@@ -33,8 +33,11 @@ from vfl_party.homomorphic.sums import Summing
 from vfl_party.methods.secureboost.columns import (
     Codes,
     Column,
+    Layout,
+    Offer,
     encode_rows,
     learn_columns,
+    plan_of,
     sample_columns,
 )
 from vfl_party.methods.secureboost.common import (
@@ -45,23 +48,29 @@ from vfl_party.methods.secureboost.common import (
     make_split,
     open_exchanges,
 )
-from vfl_party.methods.secureboost.exchanges import BEST, STOP
-from vfl_party.methods.secureboost.joint_walk import Walk, forest_of
-from vfl_party.methods.secureboost.offer import Offer
-from vfl_party.methods.secureboost.settings import SecureBoostSettings
-from vfl_party.methods.secureboost.tree.entries import Layout, plan_of
-from vfl_party.methods.secureboost.tree.forest import Tree
-from vfl_party.methods.secureboost.tree.gains import BestSplit, Gains, Sums
-from vfl_party.methods.secureboost.tree.growing_tree import GrowingTree
-from vfl_party.methods.secureboost.tree.objective import Doubles, Fixed, compute_base, derivatives
-from vfl_party.methods.secureboost.tree.positions import (
+from vfl_party.methods.secureboost.forest import (
     Bools,
+    Tree,
     bytes_for_bits,
     choose_summed_nodes,
     list_open_nodes,
     rows_of_nodes,
 )
-from vfl_party.methods.secureboost.tree.sampling import by_gradient, derive_secret_seed, sample_rows
+from vfl_party.methods.secureboost.growing import (
+    BestSplit,
+    Doubles,
+    Fixed,
+    Gains,
+    GrowingTree,
+    Sums,
+    by_gradient,
+    compute_base,
+    derivatives,
+    derive_secret_seed,
+    sample_rows,
+)
+from vfl_party.methods.secureboost.joint_walk import Walk, forest_of
+from vfl_party.methods.secureboost.settings import BEST, STOP, SecureBoostSettings
 from vfl_party.models.metrics import loss_fn
 from vfl_party.phases.context import Party
 from vfl_party.phases.measure import compute_metrics

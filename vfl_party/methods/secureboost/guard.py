@@ -16,9 +16,9 @@ import numpy as np
 
 from vfl_common.config.models import TaskSettings
 from vfl_common.errors import Code, InputError
+from vfl_party.methods.secureboost.forest import SETTLED, Bools, Nodes
+from vfl_party.methods.secureboost.growing import count_parts
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
-from vfl_party.methods.secureboost.tree.positions import SETTLED, Bools, Nodes
-from vfl_party.methods.secureboost.tree.sampling import count_parts
 from vfl_party.phases.context import Party
 
 # The file, in the party's run folder, with digests of the answered questions.

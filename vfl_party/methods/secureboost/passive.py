@@ -21,7 +21,15 @@ from vfl_party.base.seeds import Rows
 from vfl_party.homomorphic import Adder, CipherError, Wire, cipher_bytes, has_heu, make_adder
 from vfl_party.homomorphic.shards import Shards, make_summing, share_adder
 from vfl_party.homomorphic.sums import Summing
-from vfl_party.methods.secureboost.columns import Column, encode_rows, learn_columns, sample_columns
+from vfl_party.methods.secureboost.columns import (
+    Column,
+    Layout,
+    Offer,
+    encode_rows,
+    learn_columns,
+    plan_of,
+    sample_columns,
+)
 from vfl_party.methods.secureboost.common import (
     check_num_splits,
     check_phase,
@@ -31,7 +39,15 @@ from vfl_party.methods.secureboost.common import (
     make_split,
     open_exchanges,
 )
-from vfl_party.methods.secureboost.exchanges import BEST, STOP
+from vfl_party.methods.secureboost.forest import (
+    Bools,
+    Nodes,
+    Tree,
+    bytes_for_bits,
+    choose_summed_nodes,
+    list_open_nodes,
+)
+from vfl_party.methods.secureboost.growing import count_drawn, sample_rows
 from vfl_party.methods.secureboost.guard import (
     LOST_FOLDER,
     AnswerLog,
@@ -39,18 +55,7 @@ from vfl_party.methods.secureboost.guard import (
     min_rows,
 )
 from vfl_party.methods.secureboost.joint_walk import Walk, forest_of
-from vfl_party.methods.secureboost.offer import Offer
-from vfl_party.methods.secureboost.settings import SecureBoostSettings
-from vfl_party.methods.secureboost.tree.entries import Layout, plan_of
-from vfl_party.methods.secureboost.tree.forest import Tree
-from vfl_party.methods.secureboost.tree.positions import (
-    Bools,
-    Nodes,
-    bytes_for_bits,
-    choose_summed_nodes,
-    list_open_nodes,
-)
-from vfl_party.methods.secureboost.tree.sampling import count_drawn, sample_rows
+from vfl_party.methods.secureboost.settings import BEST, STOP, SecureBoostSettings
 from vfl_party.phases.context import Party
 
 log = logging.getLogger(__name__)

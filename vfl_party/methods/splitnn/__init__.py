@@ -7,10 +7,10 @@ from __future__ import annotations
 from torch import nn
 
 from vfl_party.methods.splitnn.active import ActiveSplitNN
-from vfl_party.methods.splitnn.mid import describe_protection, make_stochastic_encoder
+from vfl_party.methods.splitnn.exchanges import describe_protection, make_stochastic_encoder
 from vfl_party.methods.splitnn.passive import PassiveSplitNN
 from vfl_party.methods.splitnn.settings import SplitNNSettings
-from vfl_party.methods.splitnn.traffic import traffic
+from vfl_party.methods.splitnn.training import traffic
 from vfl_party.outbound.declared import Traffic
 from vfl_party.phases.absence import LatePolicy
 from vfl_party.phases.context import MakeEncoder, Party

@@ -1,23 +1,30 @@
 """Updates models between two exchanges: on the same batch again (FedBCD), or on a ring of earlier
-batches (CELU-VFL).
+batches (CELU-VFL). Runs a passive party's round with several batches in flight, batches in parts,
+or such updates.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from vfl_common.bundle import StepKey
+from vfl_common.errors import Code, InputError
 from vfl_party.base.seeds import Rows
+from vfl_party.methods.splitnn.batches import Batch
 from vfl_party.methods.splitnn.settings import CacheSettings, SplitNNSettings
 from vfl_party.methods.splitnn.training import OwnTraining
 from vfl_party.models import combine
 from vfl_party.models.backward import backward
 from vfl_party.models.metrics import loss_fn
+from vfl_party.outbound.exchange import Asking
 from vfl_party.phases.context import Party
 from vfl_party.phases.sets import Sets, sum_losses
 
@@ -215,3 +222,222 @@ def compute_row_weights(current_BD: Tensor, stale_BD: Tensor, threshold: float) 
     cosine_B = (a_BD * b_BD).sum(dim=1) / norms_B.clamp_min(torch.finfo(torch.float64).tiny)
     kept_B = (norms_B > 0) & (cosine_B >= threshold)
     return torch.where(kept_B, cosine_B, 0.0).to(current_BD.dtype)[:, None]
+
+
+class WeightCopies:
+    """Keeps copies of an encoder's parameters, one for each batch in flight, because updates change
+    the parameters in place.
+
+    ``last_update``: the change of each parameter in the last update, if weights are predicted.
+    """
+
+    def __init__(self, encoder: nn.Module, count: int, *, predicts: bool) -> None:
+        self._encoder_parameters: list[Tensor] = list(encoder.parameters())
+        number_by_id = {id(parameter): n for n, parameter in enumerate(self._encoder_parameters)}
+        self._slots = [
+            (module._parameters, name, number_by_id[id(parameter)])
+            for module in encoder.modules()
+            for name, parameter in module._parameters.items()
+            if parameter is not None
+        ]
+        self._copies_in_turn = deque(
+            [
+                parameter.detach().clone().requires_grad_(parameter.requires_grad)
+                for parameter in self._encoder_parameters
+            ]
+            for _ in range(count)
+        )
+        self.last_update = (
+            [torch.zeros_like(parameter) for parameter in self._encoder_parameters]
+            if predicts
+            else None
+        )
+
+    def take(self, ahead: int) -> list[Tensor]:
+        """Returns a copy of the current parameters. The copy is overwritten after ``count`` more
+        calls.
+
+        ``ahead``: the number of updates that will come before the gradient of the copy is used. If
+        weights are predicted, the last update is added this many times.
+        """
+        copy = self._copies_in_turn[0]
+        self._copies_in_turn.rotate(-1)
+        with torch.no_grad():
+            torch._foreach_copy_(copy, self._encoder_parameters)
+            if self.last_update is not None and ahead:
+                torch._foreach_add_(copy, self.last_update, alpha=ahead)
+        return copy
+
+    @contextmanager
+    def track_update(self) -> Iterator[None]:
+        """Stores the change of the parameters by the update inside the context in
+        ``last_update``.
+        """
+        change = self.last_update
+        if change is None:
+            yield
+            return
+        with torch.no_grad():
+            torch._foreach_copy_(change, self._encoder_parameters)
+            yield
+            torch._foreach_sub_(change, self._encoder_parameters)
+            torch._foreach_neg_(change)
+
+    @contextmanager
+    def use(self, weights: list[Tensor]) -> Iterator[None]:
+        """Replaces the encoder's parameters by a copy inside the context. ``functional_call`` would
+        take ten times as long.
+        """
+        self._set_parameters(weights)
+        try:
+            yield
+        finally:
+            self._set_parameters(self._encoder_parameters)
+
+    def _set_parameters(self, weights: Sequence[Tensor]) -> None:
+        for parameters, name, n in self._slots:
+            parameters[name] = weights[n]  # type: ignore[assignment]
+
+    def move_gradient(self, weights: list[Tensor]) -> None:
+        """Moves the gradient of a copy to the parameters. Raises InputError if these already have a
+        gradient, because then the encoder did not use the copy.
+        """
+        for parameter, copy in zip(self._encoder_parameters, weights, strict=True):
+            if parameter.grad is not None:
+                raise InputError(
+                    Code.MODEL_INVALID,
+                    "in_flight: the encoder uses parameters that are not registered as parameters "
+                    "of a module. Set in_flight = 1, or correct the encoder.",
+                )
+            parameter.grad, copy.grad = copy.grad, None
+
+
+@dataclass(frozen=True)
+class _BatchInFlight:
+    """A batch in flight: its embeddings, one tensor per part, and the copied weights that computed
+    these; None without copies.
+    """
+
+    batch: Batch
+    z: list[Tensor]
+    weights: list[Tensor] | None
+
+
+class Pipe:
+    """Runs the rounds of a passive party, as decision 0025 defines them.
+
+    The embeddings of batch t are computed with the weights after max(0, t - D + 1) updates of the
+    round. The batch's gradient is the product of the Jacobian at these weights and the received dz.
+    Update t applies this gradient to the weights after t updates. No batch is in flight at the end
+    of a round.
+    """
+
+    def __init__(
+        self,
+        party: Party,
+        name: str,
+        settings: SplitNNSettings,
+        training: OwnTraining,
+        embedding: Asking,
+    ) -> None:
+        self._party, self._name, self._training, self._embedding = party, name, training, embedding
+        self._in_flight = settings.in_flight
+        self._local = PassiveLocalUpdates(party, settings, training) if settings.local else None
+        self._copies: WeightCopies | None = None
+        self._predicts = settings.predict_weights
+        # The last update from a checkpoint, until the copies exist.
+        self._last_update: list[Tensor] | None = None
+
+    def run(self, round_: int, rounds: int) -> tuple[int, int]:
+        """Runs the steps of a round. Returns the number of steps and the number of exchanges."""
+        party, training = self._party, self._training
+        batches = training.batches.plan(round_)
+        # The copies are made here, because the models may not be on the party's device earlier.
+        if self._in_flight > 1 and self._copies is None:
+            self._copies = WeightCopies(
+                party.models["encoder"], self._in_flight, predicts=self._predicts
+            )
+            if self._copies.last_update is not None and self._last_update is not None:
+                torch._foreach_copy_(self._copies.last_update, self._last_update)
+        under_way: deque[_BatchInFlight] = deque()
+        to_send = iter(batches)
+        for batch, planned in enumerate(batches):
+            while (
+                len(under_way) < self._in_flight and (following := next(to_send, None)) is not None
+            ):
+                under_way.append(self._send(round_, following, len(under_way)))
+            self._update(round_, under_way.popleft())
+            if planned.last:
+                training.end_epoch()
+            party.tick(self._name, round_, rounds, batch + 1, len(batches))
+        return len(batches), sum(len(planned_batch.parts) for planned_batch in batches)
+
+    def _send(self, round_: int, batch: Batch, ahead: int) -> _BatchInFlight:
+        """Sends a batch's embeddings, each part as soon as it is computed. ``ahead``: the number of
+        batches in flight before this one.
+        """
+        party, training = self._party, self._training
+        copies, weights = self._copies, None
+        if copies is not None:
+            weights = copies.take(ahead)
+        in_flight = _BatchInFlight(batch, [], weights)
+        for number, rows in _list_held_parts(batch):
+            inputs = training.inputs(rows, round_, number)
+            with (
+                copies.use(weights) if copies is not None and weights is not None else nullcontext()
+            ):
+                z_BD = party.encode(*inputs)
+            self._embedding.send(StepKey(self._name, round_, number), {"z": z_BD}, rows)
+            in_flight.z.append(z_BD)
+        return in_flight
+
+    def _update(self, round_: int, in_flight: _BatchInFlight) -> None:
+        """Waits for the gradients of the oldest batch, and updates the encoder."""
+        batch, training, dz_BD = in_flight.batch, self._training, []
+        training.zero_grad()
+        for (number, _), z in zip(_list_held_parts(batch), in_flight.z, strict=True):
+            reply = self._embedding.receive(StepKey(self._name, round_, number), rows=len(z))
+            dz_BD.append(reply["dz"])
+            backward(z, reply["dz"])
+        if self._copies is not None and in_flight.weights is not None:
+            self._copies.move_gradient(in_flight.weights)
+        if not in_flight.z:
+            return
+        with self._copies.track_update() if self._copies is not None else nullcontext():
+            training.step()
+        if self._local is not None:
+            own_name = self._party.name
+            parts_and_tensors = zip(batch.parts, in_flight.z, dz_BD, strict=True)
+            parts = [
+                ExchangedBatch(rows, {own_name: z}, {own_name: dz})
+                for rows, z, dz in parts_and_tensors
+            ]
+            self._local.update(batch.rows, parts)
+
+    def state(self) -> dict[str, Any]:
+        """Returns the state for a checkpoint."""
+        tree = {} if self._local is None else self._local.state()
+        last = self._last_update if self._copies is None else self._copies.last_update
+        return tree | (
+            {}
+            if last is None
+            else {"last_update": {str(n): tensor for n, tensor in enumerate(last)}}
+        )
+
+    def load_state(self, tree: dict[str, Any]) -> None:
+        """Restores a state that ``state`` returned."""
+        if self._local is not None:
+            self._local.load_state(tree)
+        if self._predicts and "last_update" in tree:
+            self._last_update = [
+                tree["last_update"][str(n)] for n in range(len(tree["last_update"]))
+            ]
+            if self._copies is not None and self._copies.last_update is not None:
+                torch._foreach_copy_(self._copies.last_update, self._last_update)
+
+
+def _list_held_parts(batch: Batch) -> list[tuple[int, Rows]]:
+    """Returns the parts of a batch in which this party holds rows, with the numbers of their
+    exchanges.
+    """
+    return [(number, rows) for number, rows in enumerate(batch.parts, batch.first) if len(rows)]

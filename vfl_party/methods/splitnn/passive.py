@@ -10,13 +10,16 @@ from vfl_common.bundle import StepKey
 from vfl_common.link import StepPassed
 from vfl_party.base.phase import Phase, RoundReport, Tree
 from vfl_party.base.seeds import Rows
-from vfl_party.methods.splitnn.dcor import encode_columns, log_dcor_gradient
-from vfl_party.methods.splitnn.exchanges import embedding, validation
-from vfl_party.methods.splitnn.mid import check_encoder
-from vfl_party.methods.splitnn.pipe import Pipe
+from vfl_party.methods.splitnn.exchanges import (
+    check_encoder,
+    embedding,
+    encode_columns,
+    log_dcor_gradient,
+    validation,
+)
+from vfl_party.methods.splitnn.local import Pipe
 from vfl_party.methods.splitnn.settings import SplitNNSettings
-from vfl_party.methods.splitnn.stopping import VerdictReceiver
-from vfl_party.methods.splitnn.training import OwnTraining
+from vfl_party.methods.splitnn.training import OwnTraining, VerdictReceiver
 from vfl_party.models.backward import backward
 from vfl_party.phases.absence import Following
 from vfl_party.phases.context import Party

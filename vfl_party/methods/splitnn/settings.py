@@ -14,7 +14,7 @@ from vfl_party.models.training import OwnOptimizers, TrainingSettings
 from vfl_party.outbound.noise import Amplifier
 from vfl_party.phases.absence import LatePolicy
 from vfl_party.phases.sets import SetSettings
-from vfl_party.selfsup.augment.settings import SupervisedAugment
+from vfl_party.selfsup.settings import SupervisedAugment
 
 
 class CacheSettings(Section):

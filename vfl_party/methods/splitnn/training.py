@@ -1,25 +1,36 @@
-"""Code that both sides of split training share: the optimizer of a party's models, and the models'
-best weights.
+"""Code that both sides of split training share: the optimizer of a party's models, early stopping,
+and the list of the exchanges.
+
+The active party evaluates each validation and sends a verdict. All parties keep the weights of the
+best validation, and use them at the end of the phase. Plateau schedules use the same verdicts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from vfl_common.bundle import Kind, StepKey
 from vfl_common.errors import Code, InputError
+from vfl_party.base.phase import RoundReport
 from vfl_party.base.seeds import Rows
 from vfl_party.methods.splitnn.batches import Batch, Batches
+from vfl_party.methods.splitnn.exchanges import embedding, validation
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.models.optim import Plateau, build_optimizer, build_schedule, clip
 from vfl_party.models.top.stand_ins import learnt_stand_ins
-from vfl_party.models.training import own_optimizer
+from vfl_party.models.training import EarlyStopping, own_optimizer
 from vfl_party.outbound import transforms
+from vfl_party.outbound.declared import NOTHING, Exchange, Occurrence, Sent, Traffic, u8
 from vfl_party.phases.context import Party
-from vfl_party.selfsup.augment.supervised import BatchViews
+from vfl_party.phases.scoring import scoring_traffic, split_into_chunks
+from vfl_party.phases.stopping import check_stopping, get_monitored_value, is_better
+from vfl_party.selfsup.augment import BatchViews
 
 
 class OwnTraining:
@@ -180,3 +191,104 @@ def _find_row_transform(party: Party, phase: str) -> str:
         if transform.sent_by == party.role == "passive" and transform.exchange == "embedding"
     ]
     return next((kind for kind in kinds if transforms.load(kind, where).of_row), "")
+
+
+# The bits of the verdict on a round: it is the best so far, or the phase ends.
+_BEST, _STOP = 1, 2
+VERDICT = Exchange("verdict", NOTHING, Sent(Kind.VERDICT, {"verdict": u8(1)}), when="every round")
+
+
+class StoppingJudge:
+    """The active party's side, which decides on early stopping. Raises InputError if there is no
+    metric to monitor.
+    """
+
+    def __init__(
+        self, party: Party, phase: str, rule: EarlyStopping, training: OwnTraining
+    ) -> None:
+        self._party, self._phase, self._rule, self._training = party, phase, rule, training
+        # The monitored value, number and metrics of the best round.
+        self.best: dict[str, Any] | None = None
+        check_stopping(party, phase, rule)
+        self._verdicts = party.answering(phase, VERDICT)
+
+    def judge(self, report: RoundReport, step: StepKey, rounds: int) -> RoundReport:
+        """Decides after a round with validation whether the phase ends, and sends the verdict to
+        the passive parties at ``step``. Returns the report with the decision and the weights that
+        are kept.
+
+        ``rounds``: the number of rounds of the phase.
+        """
+        round_, training = step.round, self._training
+        report = replace(report, judged=self._rule.metric)
+        value = get_monitored_value(self._phase, self._rule, report.metrics["validation"])
+        best = self.best
+        if best is None or is_better(self._party.recipe.task, self._rule, value, best["value"]):
+            best = self.best = {"value": value, "round": round_, "metrics": report.metrics}
+        is_best = best["round"] == round_
+        training.note_validation(best=is_best)
+        validations = training.batches.validations
+        stops = bool(validations(round_) - validations(best["round"]) >= self._rule.patience)
+        verdict = torch.tensor([is_best * _BEST | stops * _STOP], dtype=torch.uint8)
+        self._verdicts.reply_all(step, self._verdicts.collect(step), {"verdict": verdict})
+        if is_best or not (stops or round_ + 1 == rounds):
+            return replace(report, done=stops)
+        note = (
+            f"{self._phase} {'stops early after' if stops else 'ends with'} round {round_ + 1} "
+            f"and keeps the weights of round {best['round'] + 1}"
+        )
+        return replace(report, done=stops, kept=best["metrics"], note=note)
+
+
+class VerdictReceiver:
+    """A passive party's side, which receives the verdicts."""
+
+    def __init__(self, party: Party, phase: str, training: OwnTraining) -> None:
+        self._training, self._verdicts = training, party.asking(phase, VERDICT)
+
+    def receive_verdict(self, step: StepKey) -> bool:
+        """Receives the verdict at ``step``. Returns whether the phase ends with this round."""
+        verdict = int(self._verdicts.swap(step, {})["verdict"][0])
+        self._training.note_validation(best=bool(verdict & _BEST))
+        return bool(verdict & _STOP)
+
+
+def traffic(party: Party, name: str, settings: SplitNNSettings) -> Traffic:
+    """Returns the exchanges of the phase; see ``Method.traffic``."""
+    stops_early = settings.early_stopping is not None
+    batches = Batches(party, name, settings)
+    # Nothing is sent to or by an absent party.
+    may_end_early = stops_early or settings.late_policy != "wait"
+    occurrences = _yield_occurrences(party, name, batches, settings)
+    # Each part has at least one row, so there are at most as many parts as rows.
+    parts = min(settings.micro_batches, settings.batch_size)
+    return Traffic(
+        occurrences,
+        may_end_early=may_end_early,
+        in_flight=settings.in_flight * parts,
+        parts=parts,
+        bound=party.bound,
+    )
+
+
+def _yield_occurrences(
+    party: Party, name: str, batches: Batches, settings: SplitNNSettings
+) -> Iterator[Occurrence]:
+    exchange, validation_exchange = embedding(settings), validation(settings)
+    for round_ in range(batches.rounds):
+        sizes = batches.sizes(round_)
+        if party.data.held is None:
+            for batch, rows in enumerate(sizes):
+                yield from party.occurrences(exchange, StepKey(name, round_, batch), rows=rows)
+        else:
+            for batch, part in enumerate(batches.exchange_rows(round_)):
+                yield from party.joint_occurrences(exchange, StepKey(name, round_, batch), part)
+        if not batches.validates(round_):
+            continue
+        validation_occurrences = scoring_traffic(
+            party, name, validation_exchange, round_, len(sizes), party.joint_rows("validation")
+        )
+        yield from validation_occurrences
+        steps = len(sizes) + len(split_into_chunks(party.joint_rows("validation")))
+        if settings.early_stopping is not None:
+            yield Occurrence.of(VERDICT, StepKey(name, round_, steps))

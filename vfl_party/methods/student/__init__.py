@@ -10,11 +10,9 @@ from __future__ import annotations
 
 from torch import nn
 
-from vfl_party.methods.student.active import ActiveStudent
-from vfl_party.methods.student.exchanges import traffic
-from vfl_party.methods.student.model import build_student
-from vfl_party.methods.student.passive import PassiveStudent
+from vfl_party.methods.student.phase import ActiveStudent, PassiveStudent, traffic
 from vfl_party.methods.student.settings import StudentSettings
+from vfl_party.methods.student.training import build_student
 from vfl_party.outbound.declared import Traffic
 from vfl_party.phases.context import MakeEncoder, Party
 from vfl_party.phases.method import WHOLE_TASK, Method

@@ -13,7 +13,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError
 from vfl_party.assembly.party import assemble, expect_rows, open_party
 from vfl_party.methods.splitnn import METHOD
-from vfl_party.methods.splitnn.dcor import (
+from vfl_party.methods.splitnn.exchanges import (
     add_label_gradients,
     encode_columns,
     encode_labels,

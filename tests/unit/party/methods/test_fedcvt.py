@@ -21,17 +21,19 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_party.assembly.party import Assembled, assemble, expect_rows, open_party
 from vfl_party.forecast.count import forecast, outlook_of
-from vfl_party.methods.fedcvt.active import ActiveFedCVT
-from vfl_party.methods.fedcvt.batches import CrossViewStep, FedCVTBatches, make_own_cycle
-from vfl_party.methods.fedcvt.losses import (
+from vfl_party.methods.fedcvt.phase import ActiveFedCVT
+from vfl_party.methods.fedcvt.settings import FedCVTSettings
+from vfl_party.methods.fedcvt.training import (
+    CrossViewStep,
+    FedCVTBatches,
     Representations,
     attend,
     estimate_view,
+    make_own_cycle,
     make_pseudo_labels,
     mean_distance,
     mean_overlap,
 )
-from vfl_party.methods.fedcvt.settings import FedCVTSettings
 from vfl_party.phases.context import Party
 
 HERE = Path(__file__).parent

@@ -11,8 +11,12 @@ from torch import nn
 
 from tests.harness.errors import raises
 from vfl_common.errors import Code, InputError
-from vfl_party.methods.splitnn.local import ExchangedBatch, ExchangeRing, compute_row_weights
-from vfl_party.methods.splitnn.pipe import WeightCopies
+from vfl_party.methods.splitnn.local import (
+    ExchangedBatch,
+    ExchangeRing,
+    WeightCopies,
+    compute_row_weights,
+)
 from vfl_party.methods.splitnn.settings import CacheSettings
 
 

@@ -17,8 +17,8 @@ from vfl_common.bundle import StepKey
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_party.assembly.trial import try_parties
-from vfl_party.methods.probe.active import ActiveProbe
 from vfl_party.methods.probe.exchanges import compute_digests
+from vfl_party.methods.probe.phase import ActiveProbe
 from vfl_party.methods.probe.settings import ProbeSettings
 
 
@@ -34,7 +34,7 @@ def probe_of(tmp_path: Path, embedding: int = 8, **settings: Any) -> ActiveProbe
 
 
 def known(x: Tensor) -> Any:
-    from vfl_party.methods.probe.head import KnownRows
+    from vfl_party.methods.probe.phase import KnownRows
 
     return KnownRows(np.arange(len(x), dtype=np.int64), x)
 

@@ -17,8 +17,7 @@ from torchvision.transforms.v2 import functional as oracle
 from vfl_common.config.base import parse
 from vfl_common.errors import InputError
 from vfl_party.data.inputs.features import HIDDEN, Features
-from vfl_party.selfsup.augment import make_augment
-from vfl_party.selfsup.augment.images import (
+from vfl_party.selfsup.augment import (
     YIQ,
     blur,
     crop,
@@ -26,9 +25,10 @@ from vfl_party.selfsup.augment.images import (
     draw_colours,
     draw_crops,
     get_radius,
+    make_augment,
     recolour,
 )
-from vfl_party.selfsup.augment.settings import AugmentSettings
+from vfl_party.selfsup.settings import AugmentSettings
 
 SHAPES = [(1, 14, 14), (3, 32, 32), (3, 32, 16), (2, 9, 14)]
 # Every value tells its row and its column.

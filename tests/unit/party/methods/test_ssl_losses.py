@@ -23,7 +23,6 @@ from tests.unit.party.methods.ssl_reference import (
 from vfl_common.config.models import OptimizerSettings
 from vfl_party.base.checkpoint import pack, unpack
 from vfl_party.models import seed_torch
-from vfl_party.selfsup.augment.settings import AugmentSettings
 from vfl_party.selfsup.losses import (
     KeyQueue,
     byol,
@@ -33,8 +32,7 @@ from vfl_party.selfsup.losses import (
     simsiam,
     variance_kept,
 )
-from vfl_party.selfsup.plan import make_plan
-from vfl_party.selfsup.settings import SelfSupSettings
+from vfl_party.selfsup.settings import AugmentSettings, SelfSupSettings, make_plan
 
 
 def ours() -> dict[str, list[float]]:

@@ -19,9 +19,8 @@ from vfl_party.data import Features
 from vfl_party.methods.head.settings import HeadSettings
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.models import generator
-from vfl_party.selfsup.augment import make_augment
-from vfl_party.selfsup.augment.settings import SupervisedAugment
-from vfl_party.selfsup.augment.supervised import BatchViews
+from vfl_party.selfsup.augment import BatchViews, make_augment
+from vfl_party.selfsup.settings import SupervisedAugment
 
 BINARY: dict[str, Any] = {"kind": "binary"}
 COLUMNS, IMAGES = cases.columns("sklearn:breast_cancer", 2, limit=80), cases.digits(2, limit=80)

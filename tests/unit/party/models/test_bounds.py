@@ -17,7 +17,7 @@ from vfl_common.errors import Code, InputError
 from vfl_party.models.metrics import evaluate
 from vfl_party.phases.course import load_method
 from vfl_party.privacy.settings import DpSettings
-from vfl_party.selfsup.augment.settings import AugmentSettings
+from vfl_party.selfsup.settings import AugmentSettings
 
 KINDS: dict[str, dict[str, Any]] = {
     "fedhssl": {"ssl": "moco"},

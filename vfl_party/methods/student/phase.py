@@ -1,5 +1,6 @@
-"""The active party's side: computes the outputs of the joint model once, and then trains a model on
-this party's own columns with them.
+"""Both sides of the phase. A passive party sends embeddings of the common rows once and is then
+idle; if no phase follows, it may leave. The active party computes the outputs of the joint model
+once, and then trains a model on its own columns with them.
 """
 
 from __future__ import annotations
@@ -16,16 +17,62 @@ from vfl_common.config.task import ThresholdRule
 from vfl_common.errors import Code, InputError
 from vfl_party.base.phase import Phase, RoundReport, Tree
 from vfl_party.base.seeds import Rows
-from vfl_party.methods.student.exchanges import KEPT, embeddings, get_asked_rows, get_kept_step
-from vfl_party.methods.student.model import Student
 from vfl_party.methods.student.settings import ASK, StudentSettings
-from vfl_party.methods.student.training import Learner, TeacherAnswers, count_epochs, count_rounds
+from vfl_party.methods.student.training import (
+    Learner,
+    Student,
+    TeacherAnswers,
+    count_epochs,
+    count_rounds,
+)
 from vfl_party.models import combine
 from vfl_party.models.metrics import lower_is_better
+from vfl_party.outbound.declared import NOTHING, Exchange, Occurrence, Traffic
 from vfl_party.phases.context import Party
 from vfl_party.phases.measure import compute_metrics
-from vfl_party.phases.scoring import SOLO, SoloScorer, SplitScorer
+from vfl_party.phases.scoring import (
+    SOLO,
+    SoloScorer,
+    SplitScorer,
+    scoring,
+    scoring_traffic,
+    split_into_chunks,
+)
 from vfl_party.phases.stopping import check_stopping
+
+# The message that a checkpoint of the active party contains the outputs, so passive parties may
+# leave.
+KEPT = Exchange("kept", NOTHING, NOTHING, when="once")
+
+
+def embeddings(party: Party) -> Exchange:
+    """Declares the exchange of embeddings, with the noise of the earlier phases."""
+    course = party.course
+    return scoring(course.sent_noise, name="embedding", when="once", how=course.protected)
+
+
+def get_asked_rows(party: Party, settings: StudentSettings) -> dict[str, Rows]:
+    """Returns {name: rows} for the rows that the joint model scores, in order: the aligned rows
+    and, if ``together`` is set, the rows of the splits.
+    """
+    more = settings.splits if settings.together else ()
+    return {"aligned": party.rows("aligned")} | {split: party.rows(split) for split in more}
+
+
+def get_kept_step(party: Party, phase: str, settings: StudentSettings) -> StepKey:
+    """Returns the step of ``KEPT``, which is the step after the embeddings."""
+    steps = sum(len(split_into_chunks(rows)) for rows in get_asked_rows(party, settings).values())
+    return StepKey(phase, ASK, steps)
+
+
+def traffic(party: Party, phase: str, settings: StudentSettings) -> Traffic:
+    """Returns the exchanges of the phase; see ``Method.traffic``."""
+    exchange, step, occurrences = embeddings(party), 0, list[Occurrence]()
+    for rows in get_asked_rows(party, settings).values():
+        occurrences += scoring_traffic(party, phase, exchange, ASK, step, rows)
+        step += len(split_into_chunks(rows))
+    return Traffic([*occurrences, Occurrence.of(KEPT, get_kept_step(party, phase, settings))])
+
 
 # The names of the evaluated models in the metrics: the student, a model without a teacher, the
 # joint model.
@@ -287,3 +334,27 @@ def _check(party: Party, name: str, settings: StudentSettings) -> None:
         )
     if settings.early_stopping is not None:
         check_stopping(party, name, settings.early_stopping)
+
+
+class PassiveStudent(Phase):
+    """Sends embeddings in the first round. Its models do not change."""
+
+    alone_from = ASK + 1
+
+    def __init__(self, party: Party, name: str, settings: StudentSettings) -> None:
+        self.name, self.rounds = name, count_rounds(party, settings)
+        self.epochs = count_epochs(party, settings)
+        self.skippable = tuple(range(self.rounds))
+        self._party, self._settings = party, settings
+        self._scorer = SplitScorer(party, name, embeddings(party))
+        self._kept = party.asking(name, KEPT)
+
+    def run_round(self, round_: int) -> RoundReport:
+        if round_ != ASK:
+            return RoundReport(0)
+        step = StepKey(self.name, ASK, 0)
+        for rows in get_asked_rows(self._party, self._settings).values():
+            num_steps = self._scorer.answer(rows, step)
+            step = StepKey(step.phase, ASK, step.batch + num_steps)
+        self._kept.swap(get_kept_step(self._party, self.name, self._settings), {})
+        return RoundReport(0, checkpoint=True)

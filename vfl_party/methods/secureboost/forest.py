@@ -1,17 +1,167 @@
 """Moves rows down all trees, level by level, where each party computes its part. Training,
 prediction and serving share this code.
+
+A party knows its own splits, and the active party also the leaves and the owners of splits. Trees
+are the state of a torch module, so that checkpoints, prediction and exported models treat them like
+weights.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor, nn
 
-from vfl_party.methods.secureboost.columns import Codes
-from vfl_party.methods.secureboost.tree.forest import Forest, Node, Tree, TreeSplit
-from vfl_party.methods.secureboost.tree.positions import SETTLED, Bools, Nodes
+from vfl_common.errors import Code, InputError
+from vfl_party.base.seeds import Rows
+from vfl_party.methods.secureboost.columns import ELSEWHERE, Codes, Column
+
+# The value that marks a row in a leaf, instead of a node.
+SETTLED = 255
+Nodes = npt.NDArray[np.uint8]
+Bools = npt.NDArray[np.bool_]
+
+
+def list_open_nodes(nodes_N: Nodes) -> list[int]:
+    """Returns the nodes of a level that may be split, ascending."""
+    return [node for node in np.unique(nodes_N).tolist() if node != SETTLED]
+
+
+def choose_summed_nodes(nodes_N: Nodes, in_sample_N: Bools) -> list[int]:
+    """Returns the open nodes whose sums are computed: of two siblings, the node with fewer rows in
+    the sample, or the left one if equal. The sums of its sibling are the parent's sums minus these.
+    """
+    counts = np.bincount(nodes_N[in_sample_N], minlength=256)
+    present = list_open_nodes(nodes_N)
+    return [
+        node
+        for node in present
+        if node ^ 1 not in present or (counts[node], node & 1) < (counts[node ^ 1], (node ^ 1) & 1)
+    ]
+
+
+def rows_of_nodes(nodes_N: Nodes, nodes: list[int]) -> Rows:
+    """Returns the rows in each of ``nodes``, one node after the other."""
+    return np.concatenate(
+        [np.empty(0, np.int64), *(np.flatnonzero(nodes_N == node) for node in nodes)]
+    )
+
+
+def bytes_for_bits(bits: int) -> int:
+    """Returns the number of bytes for ``bits`` bits."""
+    return -(-bits // 8)
+
+
+# A node: (level, number in the level). The children of n are 2n and 2n + 1 in the next level.
+Node = tuple[int, int]
+# The key of the forest in ``Party.models``.
+NAME = "trees"
+
+
+@dataclass(frozen=True)
+class TreeSplit:
+    """A split on one of the party's own columns. ``left``: whether each code goes left."""
+
+    column: int
+    left: tuple[bool, ...]
+    # Whether cells with any other code go left.
+    default: bool
+
+    def goes_left(self, codes_BF: Codes) -> npt.NDArray[np.bool_]:
+        """Returns whether each row goes left."""
+        codes_B = codes_BF[:, self.column]
+        left_by_code = np.array(self.left, bool)[codes_B.clip(min=0)]
+        left: npt.NDArray[np.bool_] = np.where(codes_B == ELSEWHERE, self.default, left_by_code)
+        return left
+
+
+@dataclass
+class Tree:
+    """One tree. ``splits``: this party's own splits. ``owners``, ``gains``, ``leaves``: of all
+    nodes, only at the active party.
+    """
+
+    splits: dict[Node, TreeSplit] = field(default_factory=dict)
+    owners: dict[Node, str] = field(default_factory=dict)
+    gains: dict[Node, float] = field(default_factory=dict)
+    leaves: dict[Node, float] = field(default_factory=dict)
+
+
+class Forest(nn.Module):
+    """All trees of one party. ``base``: the scores before the first tree, at the active party."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.columns: list[Column] = []
+        self.base: list[float] = []
+        self.trees: list[Tree] = []
+
+    def importance(self) -> dict[str, float]:
+        """Returns the gain of each of this party's columns. A passive party, which does not know
+        gains, gets the number of splits instead.
+        """
+        gains: dict[str, float] = {}
+        for tree in self.trees:
+            for node, split in tree.splits.items():
+                name = self.columns[split.column].name
+                gains[name] = gains.get(name, 0.0) + tree.gains.get(node, 1.0)
+        return dict(sorted(gains.items(), key=lambda item: -item[1]))
+
+    def get_extra_state(self) -> Tensor:
+        """Returns columns and trees as bytes of JSON."""
+        trees = [[_to_lists(part) for part in asdict(tree).values()] for tree in self.trees]
+        text = json.dumps(
+            {
+                "columns": [asdict(column) for column in self.columns],
+                "base": self.base,
+                "trees": trees,
+            }
+        )
+        return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+
+    def set_extra_state(self, state: Any) -> None:
+        """Restores the trees that ``get_extra_state`` returned. Raises InputError if they cannot be
+        read.
+        """
+        try:
+            tree = json.loads(bytes(state.numpy()))
+            self.columns = [
+                Column(
+                    column["name"],
+                    None if column["cuts"] is None else tuple(column["cuts"]),
+                    column["missing"],
+                    tuple(column["categories"]),
+                )
+                for column in tree["columns"]
+            ]
+            self.base = tree["base"]
+            self.trees = []
+            for splits, owners, gains, leaves in tree["trees"]:
+                own_splits = {
+                    (a, b): TreeSplit(s["column"], tuple(s["left"]), s["default"])
+                    for a, b, s in splits
+                }
+                node_values = (
+                    {(a, b): value for a, b, value in part} for part in (owners, gains, leaves)
+                )
+                self.trees.append(Tree(own_splits, *node_values))
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise InputError(
+                Code.CHECKPOINT_INVALID,
+                "the checkpoint contains trees that cannot be read. Use the checkpoint of the run "
+                "that trained them.",
+            ) from None
+
+
+def _to_lists(part: dict[Node, Any]) -> list[list[Any]]:
+    return [[*node, value] for node, value in part.items()]
+
 
 Places = npt.NDArray[np.int64]
 Doubles = npt.NDArray[np.float64]

@@ -1,1 +1,0 @@
-"""One tree: the possible splits of columns, the best split, and the rows of each node."""
