@@ -26,7 +26,7 @@ from vfl_party.align import rounds
 from vfl_party.base.checkpoint import CheckpointStore
 from vfl_party.outbound.declared import Exchange, Sent, Use, f32, u8
 from vfl_party.outbound.filter import Filter, OutboundBundle
-from vfl_party.outbound.worded import TablePolicy
+from vfl_party.outbound.policies import TablePolicy
 from vfl_party.policy.code import digest_of, digests
 from vfl_party.policy.meeting import SHOWN, check_tables, render_guards
 from vfl_party.policy.words import WordsGuard

@@ -47,7 +47,7 @@ from vfl_party.methods.secureboost.tree.objective import Fixed
 from vfl_party.methods.secureboost.tree.positions import SETTLED, choose_summed_nodes
 from vfl_party.methods.secureboost.tree.sampling import by_gradient, count_parts
 from vfl_party.outbound.exchange import Answering, Asking
-from vfl_party.outbound.policies.encrypted import Encrypted
+from vfl_party.outbound.policies import Encrypted
 from vfl_party.phases.course import Course
 from vfl_party.predict import trained
 from vfl_party.predict.prediction import plan_exchanges

@@ -35,9 +35,8 @@ from vfl_party.models import InputSpec
 from vfl_party.outbound.chain import Chains
 from vfl_party.outbound.chains import summarize_exchanges
 from vfl_party.outbound.declared import NOTHING, Occurrence, Traffic
-from vfl_party.outbound.policies import Policy, load_trial_policy
+from vfl_party.outbound.policies import AllowAll, Policy, load_trial_policy
 from vfl_party.outbound.policies import load as load_policy
-from vfl_party.outbound.policies.allow_all import AllowAll
 from vfl_party.phases.context import Party, PartyData
 from vfl_party.phases.course import Course
 

@@ -8,7 +8,7 @@ from typing import Any
 from vfl_common.config.policy import Pin, PolicySettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, PeerError
-from vfl_party.outbound.worded import format_value, policy_error
+from vfl_party.outbound.policies import format_value, policy_error
 from vfl_party.policy.code import digests
 from vfl_party.policy.meeting import ProposedRun
 from vfl_party.predict.prediction import exchanges_of

@@ -36,8 +36,8 @@ def models() -> set[type[BaseModel]]:
     """All sections that a person may write into a recipe or a party file, without plug-ins'."""
     roots: list[type[BaseModel]] = [Recipe, PartyFile]
     roots += [load_method(kind).settings for kind in own(methods)]
-    roots += [transforms.load(kind, "").settings for kind in own(transforms)]
-    roots += [each for kind in own(codecs) if (each := codecs.settings_of(kind, "")) is not None]
+    roots += [transforms.load(kind, "").settings for kind in transforms.TRANSFORMS]
+    roots += [each for kind in codecs.CODECS if (each := codecs.settings_of(kind, "")) is not None]
     return keys.reached(roots)
 
 
