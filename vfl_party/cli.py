@@ -386,7 +386,7 @@ def forget(
     """
     from vfl_common.run_folder import RunFolder
     from vfl_party.assembly.files import read_files
-    from vfl_party.production.forget import absent, outputs, person, trace
+    from vfl_party.predict.forget import absent, outputs, person, trace
     from vfl_party.record.book import folder_of
 
     if (trained is None) == (not all_runs):

@@ -46,8 +46,7 @@ from vfl_party.predict.results import ALONE, WAITING, Output, Predicted, id_name
 from vfl_party.privacy.label_noise import LABEL_SECRET
 from vfl_party.ranks import RankGuardedPhase, Ranks, begin_ranks
 from vfl_party.record.book import RecordBook, folder_of
-from vfl_party.record.heads import HeadExchange
-from vfl_party.record.relay import HeadRelay
+from vfl_party.record.heads import HeadExchange, HeadRelay
 from vfl_party.runtime import versions
 from vfl_party.runtime.folders import Folders, make_store
 from vfl_party.runtime.generation import Preparation, new_secret
