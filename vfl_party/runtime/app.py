@@ -40,9 +40,9 @@ from vfl_party.base.devices import keep_freed_memory, plain_arithmetic, set_thre
 from vfl_party.base.seeds import secret_seed
 from vfl_party.policy.guards import InstalledGuard, guards_of, list_leave_checks, make_run_guards
 from vfl_party.policy.words import describe_missing_policy
-from vfl_party.predict.alone import Alone, is_away, write_waiting
-from vfl_party.predict.prediction import Prediction, TrainedRun, unseen
+from vfl_party.predict.prediction import Alone, Prediction, is_away, write_waiting
 from vfl_party.predict.results import ALONE, WAITING, Output, Predicted, id_names
+from vfl_party.predict.run import TrainedRun, unseen
 from vfl_party.privacy.label_noise import LABEL_SECRET
 from vfl_party.ranks import RankGuardedPhase, Ranks, begin_ranks
 from vfl_party.record.book import RecordBook, folder_of
