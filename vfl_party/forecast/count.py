@@ -312,18 +312,14 @@ class _ExchangeCounter:
                 # There is no passive party, so nothing is sent.
                 continue
             if occurrence.party is not None:
-                asking = (
-                    (occurrence.party,) if isinstance(occurrence.party, str) else occurrence.party
-                )
+                only = occurrence.party
+                asking = (only,) if isinstance(only, str) else only
             runs.begin(occurrence, peer)
             if id(exchange) not in chains:
                 chains[id(exchange)] = exchange_chains = party.chains(phase, exchange)
+                after_labels = party.course.after_labels(phase)
                 self.exchanges += summarize_exchanges(
-                    recipe,
-                    phase,
-                    exchange,
-                    exchange_chains,
-                    after_labels=party.course.after_labels(phase),
+                    recipe, phase, exchange, exchange_chains, after_labels=after_labels
                 )
             exchange_chains = chains[id(exchange)]
             for sent, chain, up in (
@@ -339,10 +335,13 @@ class _ExchangeCounter:
                 runs.add(size, len(asking), up)
                 for name in asking:
                     ends = (name, peer) if up else (peer, name)
-                    total = self._sums.setdefault((*ends, phase, spec.kind.label), [0, 0, 0])
-                    for place, value in enumerate(size):
-                        total[place] += value
+                    self._add_size((*ends, phase, spec.kind.label), size)
         return runs.finish()
+
+    def _add_size(self, key: tuple[str, str, str, str], size: BundleSizes) -> None:
+        total = self._sums.setdefault(key, [0, 0, 0])
+        for place, value in enumerate(size):
+            total[place] += value
 
     def links(self) -> tuple[LinkBytes, ...]:
         return tuple(

@@ -24,6 +24,12 @@ from vfl_party.outbound.filter import NOWHERE, Filter, OutboundBundle, Passage, 
 
 log = logging.getLogger(__name__)
 
+# Replaces the digest after different tensors have left for the same step and receiver.
+_SEVERAL = b""
+# This number of digests takes about 50 MB. Old ones may be dropped, because a rollback goes back
+# only a few checkpoints.
+_MAX_MESSAGES = 200_000
+
 
 class Chain:
     """The filters of one direction of an exchange, in the order in which they are applied. They do
@@ -317,15 +323,6 @@ class Chains:
         """Restores what ``state`` returned."""
         self.up.load_state(states[0])
         self.down.load_state(states[1])
-
-
-# Replaces the digest after different tensors have left for the same step and receiver.
-_SEVERAL = b""
-
-
-# This number of digests takes about 50 MB. Old ones may be dropped, because a rollback goes back
-# only a few checkpoints.
-_MAX_MESSAGES = 200_000
 
 
 class SentDigests:

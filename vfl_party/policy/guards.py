@@ -215,11 +215,6 @@ def words_of(file: PartyFile, recipe: Recipe) -> WordsGuard:
     return WordsGuard(file.policy, file.name, recipe, file.pins)
 
 
-def guards_of(file: PartyFile, recipe: Recipe) -> Sequence[RunGuard]:
-    """Returns the guards that a party file requires."""
-    return [words_of(file, recipe)]
-
-
 def guards_of_trial(recipe: Recipe, name: str) -> Sequence[RunGuard]:
     """Returns the guards of a party in a trial on one machine, where parties have no keys."""
     return [WordsGuard(get_trial_policy_name(recipe, name), name, recipe, None)]

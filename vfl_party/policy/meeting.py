@@ -28,6 +28,10 @@ log = logging.getLogger(__name__)
 
 # The name of the file with all parties' tables, in the party's folder of a run.
 SHOWN = "shown.json"
+# The splits that have no rows in common.
+_APART = ("train", "validation", "test")
+# The maximum number of steps that are counted, because counting more takes too long.
+MAX_STEPS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -134,14 +138,6 @@ def _parse_table(name: str, text: str) -> dict[str, Any]:
         f"{name}: its policy is not a readable table. Install the same version at all parties.",
         party=name,
     )
-
-
-# The splits that have no rows in common.
-_APART = ("train", "validation", "test")
-
-
-# The maximum number of steps that are counted, because counting more takes too long.
-MAX_STEPS = 1_000_000
 
 
 @dataclass

@@ -17,6 +17,8 @@ from vfl_party.outbound.policies import format_value, policy_error
 from vfl_party.policy.meeting import ProposedRun
 from vfl_party.predict.prediction import exchanges_of
 
+_UNKNOWN = "sha256:unknown"
+
 
 def describe_missing_policy(policy: str | PolicySettings) -> str:
     """Returns a note on a party file without a table [policy], or '' if it has the table."""
@@ -198,9 +200,6 @@ def describe_policy(policy: str | PolicySettings) -> Iterator[str]:
     for key, value in policy.account.model_dump(exclude_none=True).items():
         if (key != "delta" or policy.account.epsilon is not None) and value is not False:
             yield f"account.{key} = {format_value(value)}"
-
-
-_UNKNOWN = "sha256:unknown"
 
 
 def digests(names: Iterable[str]) -> Iterator[tuple[str, str]]:

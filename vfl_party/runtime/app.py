@@ -38,7 +38,7 @@ from vfl_party.assembly.party import (
 )
 from vfl_party.base.devices import keep_freed_memory, plain_arithmetic, set_threads
 from vfl_party.base.seeds import secret_seed
-from vfl_party.policy.guards import InstalledGuard, guards_of, list_leave_checks, make_run_guards
+from vfl_party.policy.guards import InstalledGuard, list_leave_checks, make_run_guards, words_of
 from vfl_party.policy.words import describe_missing_policy
 from vfl_party.predict.prediction import Alone, Prediction, is_away, write_waiting
 from vfl_party.predict.results import ALONE, WAITING, Output, Predicted, id_names
@@ -270,7 +270,7 @@ class PartyApp:
         installed = make_run_guards(files, book, resume=folders.resume, trained=trained)
         heads = HeadExchange(book, files.keyring.current)
         relay = HeadRelay(heads, files.name, recipe.active.name, files.keyring.current)
-        guards = [*guards_of(files.file, recipe), *installed, relay]
+        guards = [words_of(files.file, recipe), *installed, relay]
         trains, plugins = opened.work.job == "train", versions.get_shared_versions(opened)
         prepared = Preparation(
             opened,
