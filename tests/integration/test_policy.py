@@ -27,8 +27,8 @@ from vfl_party.base.checkpoint import CheckpointStore
 from vfl_party.outbound.declared import Exchange, Sent, Use, f32, u8
 from vfl_party.outbound.filter import Filter, OutboundBundle
 from vfl_party.outbound.policies import TablePolicy
+from vfl_party.policy.guards import WordsGuard, digest_of, digests
 from vfl_party.policy.meeting import SHOWN, check_tables, render_guards
-from vfl_party.policy.words import WordsGuard, digest_of, digests
 from vfl_party.record.lines import ALL
 
 NOISE = [
@@ -359,7 +359,7 @@ def test_a_plug_in_is_known_by_what_its_file_holds(
     (tmp_path / "policy_mine.py").write_text("CODEC = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
     entry = EntryPoint("mine", "policy_mine:CODEC", "vfl.codecs")
-    monkeypatch.setattr("vfl_party.policy.words.entry_points", lambda **_: [entry])
+    monkeypatch.setattr("vfl_party.policy.guards.entry_points", lambda **_: [entry])
     ((name, digest),) = digests(["vfl.codecs:mine"])
     assert name == "vfl.codecs:mine"
     (tmp_path / "policy_mine.py").write_text("CODEC = 2\n")

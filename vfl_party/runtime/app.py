@@ -38,8 +38,13 @@ from vfl_party.assembly.party import (
 )
 from vfl_party.base.devices import keep_freed_memory, plain_arithmetic, set_threads
 from vfl_party.base.seeds import secret_seed
-from vfl_party.policy.guards import InstalledGuard, list_leave_checks, make_run_guards, words_of
-from vfl_party.policy.words import describe_missing_policy
+from vfl_party.policy.guards import (
+    InstalledGuard,
+    describe_missing_policy,
+    list_leave_checks,
+    make_run_guards,
+    words_of,
+)
 from vfl_party.predict.prediction import Alone, Prediction, is_away, write_waiting
 from vfl_party.predict.results import ALONE, WAITING, Output, Predicted, id_names
 from vfl_party.predict.run import TrainedRun, unseen
