@@ -45,8 +45,7 @@ if TYPE_CHECKING:
         lower_is_better,
     )
     from vfl_party.models.top.plugin import Top
-    from vfl_party.outbound.codecs import Codec, Place
-    from vfl_party.outbound.codecs.float16 import Float16
+    from vfl_party.outbound.codecs import Codec, Float16, Place
     from vfl_party.outbound.declared import (
         NOTHING,
         Exchange,
@@ -59,8 +58,7 @@ if TYPE_CHECKING:
         u8,
     )
     from vfl_party.outbound.exchange import Answering, Asking
-    from vfl_party.outbound.filter import Filter, Passage, Tensors
-    from vfl_party.outbound.noise import NoisyFilter
+    from vfl_party.outbound.filter import Filter, NoisyFilter, Passage, Tensors
     from vfl_party.outbound.policies import Policy
     from vfl_party.outbound.transforms import Transform
     from vfl_party.phases.absence import LatePolicy
@@ -144,12 +142,10 @@ FROM = {
         "vfl_party.models": "Combination Encoder InputSpec combine",
         "vfl_party.models.metrics": "LossOfRows Metric evaluate loss_fn lower_is_better",
         "vfl_party.models.top.plugin": "Top",
-        "vfl_party.outbound.codecs": "Codec Place",
-        "vfl_party.outbound.codecs.float16": "Float16",
+        "vfl_party.outbound.codecs": "Codec Float16 Place",
         "vfl_party.outbound.declared": ("Exchange NOTHING Occurrence Sent Traffic Use f32 i64 u8"),
         "vfl_party.outbound.exchange": "Answering Asking",
-        "vfl_party.outbound.filter": "Filter Passage Tensors",
-        "vfl_party.outbound.noise": "NoisyFilter",
+        "vfl_party.outbound.filter": "Filter NoisyFilter Passage Tensors",
         "vfl_party.outbound.policies": "Policy",
         "vfl_party.outbound.transforms": "Transform",
         "vfl_party.phases.absence": "LatePolicy",

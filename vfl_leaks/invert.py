@@ -51,7 +51,7 @@ from vfl_party.methods.mocosfl.resist import get_window_size
 from vfl_party.models import forward
 from vfl_party.phases.context import MakeEncoder
 from vfl_party.phases.course import Course
-from vfl_party.predict.prediction import TrainedRun, load_trained
+from vfl_party.predict.run import TrainedRun, load_trained
 
 # Batch size of the bottom model.
 _AT_ONCE = 256

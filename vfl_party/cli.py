@@ -240,9 +240,9 @@ def predict(
     from vfl_party.assembly.files import read_files
     from vfl_party.base.devices import read_launch
     from vfl_party.data import Labels
-    from vfl_party.predict.alone import Alone
-    from vfl_party.predict.prediction import load_joint, prediction_data
+    from vfl_party.predict.prediction import Alone
     from vfl_party.predict.results import Output, label_name, meaning
+    from vfl_party.predict.run import load_joint, prediction_data
     from vfl_party.ranks import join_ranks
     from vfl_party.runtime.app import PartyApp
     from vfl_party.runtime.lending import lend_to_predict
@@ -323,8 +323,8 @@ def _predict_solo(
     """Scores the active party's rows with its student, without server and passive parties."""
     from vfl_common.production import scorings
     from vfl_party.assembly.files import read_files
-    from vfl_party.predict.alone import Alone, load_solo
-    from vfl_party.predict.prediction import prediction_data, unseen
+    from vfl_party.predict.prediction import Alone
+    from vfl_party.predict.run import load_solo, prediction_data, unseen
 
     name = load_party(party).name
     trained = load_solo(run, name)
@@ -386,7 +386,7 @@ def forget(
     """
     from vfl_common.run_folder import RunFolder
     from vfl_party.assembly.files import read_files
-    from vfl_party.production.forget import absent, outputs, person, trace
+    from vfl_party.predict.forget import absent, outputs, person, trace
     from vfl_party.record.book import folder_of
 
     if (trained is None) == (not all_runs):

@@ -11,7 +11,7 @@ from vfl_common.process.logs import Console
 from vfl_common.rpc.serving.service import ServingService
 from vfl_common.rpc.serving.several import SeveralRuns
 from vfl_party.phases import stand_in
-from vfl_party.predict.quality import better_alone, read_quality
+from vfl_party.predict.run import better_alone, read_quality
 from vfl_serve.batching import Batcher, RequestColumns
 from vfl_serve.kinds.choice import describe_questions, make_scorer
 from vfl_serve.opening import OpenedRun, Opener, ServingStanding

@@ -17,9 +17,8 @@ from vfl_common.errors import Code, InputError
 from vfl_common.run_folder import RunFolder
 from vfl_party.align.state import read_common_rows
 from vfl_party.base.kept import KeptFile
-from vfl_party.record import people
 from vfl_party.record.book import LINES, secret_of
-from vfl_party.record.lines import TAG
+from vfl_party.record.lines import PEOPLE_FOLDER, TAG, read_tags, tag_person
 
 # Minimum for the default daily limit, so that a party with a small table can serve.
 _MIN_ASKED = 10_000
@@ -88,7 +87,7 @@ class AlignedIds:
     def __contains__(self, person: str) -> bool:
         if person in self._known_aligned:
             return True
-        aligned = people.tag(self._secret, person) in self._tags
+        aligned = tag_person(self._secret, person) in self._tags
         if aligned:
             self._known_aligned.add(person)
         return aligned
@@ -167,8 +166,8 @@ def read_aligned_ids(run: Path, out: Path, record: Path) -> AlignedIds:
             continue
         common = read_common_rows(folder, rows)
         if common is not None:
-            path = record / people.FOLDER / digest
-            tags.update(np.frombuffer(people.read(path, digest), TAG)[common].tolist())
+            path = record / PEOPLE_FOLDER / digest
+            tags.update(np.frombuffer(read_tags(path, digest), TAG)[common].tolist())
     if not tags:
         raise InputError(
             Code.FILE_INVALID,

@@ -26,8 +26,7 @@ from vfl_party.policy.guards import (
     make_serving_guards,
     words_of,
 )
-from vfl_party.predict.alone import load_solo
-from vfl_party.predict.prediction import TrainedRun, load_joint
+from vfl_party.predict.run import TrainedRun, load_joint, load_solo
 from vfl_party.record.book import RecordBook, folder_of
 from vfl_party.record.heads import HeadExchange
 from vfl_party.record.recorder import RecordedRun, Recorder, ServingRecord

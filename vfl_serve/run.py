@@ -23,7 +23,7 @@ from vfl_common.rpc.health import MAX_CHECKS, Health
 from vfl_common.rpc.serving.service import MAX_STREAMS, SERVICE
 from vfl_common.rpc.serving.several import SeveralRuns
 from vfl_party.assembly.machine import room
-from vfl_party.predict.prediction import TrainedRun
+from vfl_party.predict.run import TrainedRun
 from vfl_serve.active import Active
 from vfl_serve.counts import Counts
 from vfl_serve.granted import GrantWatch

@@ -34,8 +34,8 @@ from vfl_party.phases.absence import fill_missing
 from vfl_party.phases.context import Party
 from vfl_party.phases.measure import get_threshold
 from vfl_party.phases.scoring import SOLO, compute_outputs
-from vfl_party.predict.quality import Quality
 from vfl_party.predict.results import result_columns
+from vfl_party.predict.run import Quality
 from vfl_serve.batching import RequestColumns
 from vfl_serve.scored import RequestPart, ServedScores, State, Why
 from vfl_serve.store import FeatureLookup, Held

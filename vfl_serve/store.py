@@ -46,8 +46,9 @@ from vfl_party.phases.context import Party
 from vfl_party.phases.course import Course
 from vfl_party.phases.online import Cells
 from vfl_party.phases.scoring import SOLO, split_into_chunks
-from vfl_party.predict.prediction import Prediction, TrainedRun, prediction_data, unseen
+from vfl_party.predict.prediction import Prediction
 from vfl_party.predict.results import id_names
+from vfl_party.predict.run import TrainedRun, prediction_data, unseen
 from vfl_party.predict.trained import TrainedParty, of_state
 from vfl_serve.stores.by_ids import ByIds
 from vfl_serve.stores.opened import make_empty_table, open_store

@@ -29,7 +29,7 @@ from vfl_party.align.aligned import AlignedRows, AlignmentContext
 from vfl_party.align.psi import PsiAlignment
 from vfl_party.base.step_timing import Clock
 from vfl_party.data import Table
-from vfl_party.outbound.policies.allow_all import AllowAll
+from vfl_party.outbound.policies import AllowAll
 from vfl_party.psi import curve
 from vfl_server.intersection import alignment_service
 

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 from tests.harness.reference_defences import KEY, secret
 from vfl_party.models import stochastic
-from vfl_party.outbound import noise
+from vfl_party.outbound import filter as outbound_filter
 
 # The entry point's object; only the import counts.
 METHOD = None
-vars(noise)["secrets"] = SimpleNamespace(randbits=lambda _bits: KEY)
+vars(outbound_filter)["secrets"] = SimpleNamespace(randbits=lambda _bits: KEY)
 vars(stochastic)["secrets"] = SimpleNamespace(token_bytes=secret)

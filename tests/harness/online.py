@@ -21,11 +21,9 @@ from vfl_common.config.party import ServeSettings
 from vfl_common.errors import VflError
 from vfl_common.rpc.serving.answered import ServingAnswer, Step
 from vfl_common.rpc.serving.stream import Absent
-from vfl_party.outbound.policies.allow_all import AllowAll
+from vfl_party.outbound.policies import AllowAll
 from vfl_party.phases import stand_in
-from vfl_party.predict.alone import load_solo
-from vfl_party.predict.prediction import load_joint
-from vfl_party.predict.quality import read_quality
+from vfl_party.predict.run import load_joint, load_solo, read_quality
 from vfl_serve.answering import SentBefore
 from vfl_serve.kinds.choice import RowScorer, make_answers, make_scorer
 from vfl_serve.scored import ServedScores

@@ -3,7 +3,7 @@ exactness tests.
 
 The cut is made by hand: the gradient of each passive party's embedding is taken, changed by the
 defence, and passed on backwards. Marvell's noise comes of a nested numerical search that shares
-nothing with the closed forms of ``vfl_party.outbound.sumkl``. Noise is drawn as the transforms draw
+nothing with the closed forms of ``vfl_party.outbound.transforms``. Noise is drawn as the transforms draw
 it, from a generator whose key both are given.
 """
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vfl_party.predict.quality import Quality
+from vfl_party.predict.run import Quality
 from vfl_serve.batching import Batcher
 from vfl_serve.counts import Counts
 from vfl_serve.http.catalog import Catalog, ServedModel

@@ -18,7 +18,7 @@ from tests.integration.test_exact import check
 from vfl_common.errors import Code, InputError
 from vfl_common.summary import Summary, load_summary
 from vfl_lab.studies.run import run_study
-from vfl_party.predict.prediction import load_trained
+from vfl_party.predict.run import load_trained
 
 ROWS, TEST, PASSIVES, D = 100, 20, 2, 3
 TRAINING = 70

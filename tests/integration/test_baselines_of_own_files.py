@@ -30,9 +30,9 @@ from vfl_lab.studies.plan import load_study
 from vfl_lab.studies.run import run_study
 from vfl_party.assembly.party import Assembled
 from vfl_party.assembly.trial import try_parties
-from vfl_party.predict.alone import Alone
-from vfl_party.predict.prediction import load_joint, load_trained, prediction_data
+from vfl_party.predict.prediction import Alone
 from vfl_party.predict.results import Output
+from vfl_party.predict.run import load_joint, load_trained, prediction_data
 
 ROWS = 120
 NUMBERS = np.random.default_rng(7)

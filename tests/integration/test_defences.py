@@ -53,7 +53,7 @@ def test_a_defence_gives_the_parameters_of_its_reference(
 ) -> None:
     """Both are given one key of noise, which a run draws from the operating system otherwise."""
     monkeypatch.setattr(
-        "vfl_party.outbound.noise.secrets", SimpleNamespace(randbits=lambda _bits: reference.KEY)
+        "vfl_party.outbound.filter.secrets", SimpleNamespace(randbits=lambda _bits: reference.KEY)
     )
     transform, formula = DEFENCES[name]
     tables = cases.recipe(
@@ -175,7 +175,7 @@ def test_a_killed_party_goes_on_with_its_noise_bit_for_bit(
     name: str, victim: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "vfl_party.outbound.noise.secrets", SimpleNamespace(randbits=lambda _bits: reference.KEY)
+        "vfl_party.outbound.filter.secrets", SimpleNamespace(randbits=lambda _bits: reference.KEY)
     )
     monkeypatch.setattr(
         "vfl_party.models.stochastic.secrets", SimpleNamespace(token_bytes=reference.secret)

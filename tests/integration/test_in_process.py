@@ -49,8 +49,7 @@ from vfl_common.summary import Summary
 from vfl_party.methods.splitnn.settings import CacheSettings, EarlyStopping, SplitNNSettings
 from vfl_party.models import InputSpec
 from vfl_party.outbound import codecs
-from vfl_party.outbound.codecs.bits import BitsSettings
-from vfl_party.outbound.codecs.topk import TopKSettings
+from vfl_party.outbound.codecs import BitsSettings, TopKSettings
 from vfl_party.phases.course import list_kinds
 
 FEW = ("unlabelled_batch_size", "own_batch_size")

@@ -26,10 +26,9 @@ from vfl_party.align import rounds
 from vfl_party.base.checkpoint import CheckpointStore
 from vfl_party.outbound.declared import Exchange, Sent, Use, f32, u8
 from vfl_party.outbound.filter import Filter, OutboundBundle
-from vfl_party.outbound.worded import TablePolicy
-from vfl_party.policy.code import digest_of, digests
+from vfl_party.outbound.policies import TablePolicy
+from vfl_party.policy.guards import WordsGuard, digest_of, digests
 from vfl_party.policy.meeting import SHOWN, check_tables, render_guards
-from vfl_party.policy.words import WordsGuard
 from vfl_party.record.lines import ALL
 
 NOISE = [
@@ -163,7 +162,7 @@ def test_what_leaves_is_counted_by_person_and_refused_at_the_way_out(
     tmp_path: Path, frames: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a plan, which a run with too many steps has not, each person's numbers count."""
-    monkeypatch.setattr("vfl_party.policy.planned.MAX_STEPS", 1)
+    monkeypatch.setattr("vfl_party.policy.meeting.MAX_STEPS", 1)
     phases = [SPLIT | {"epochs": 3}]
     # Three epochs of eight numbers; the third one is too much.
     for most, fine in ((24, True), (23, False)):
@@ -296,7 +295,7 @@ def test_bytes_that_find_the_rows_in_common_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a plan, which counts them before."""
-    monkeypatch.setattr("vfl_party.policy.planned.MAX_STEPS", 1)
+    monkeypatch.setattr("vfl_party.policy.meeting.MAX_STEPS", 1)
     sent = Counter[str]()
     add = Ledger.add
 
@@ -360,7 +359,7 @@ def test_a_plug_in_is_known_by_what_its_file_holds(
     (tmp_path / "policy_mine.py").write_text("CODEC = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
     entry = EntryPoint("mine", "policy_mine:CODEC", "vfl.codecs")
-    monkeypatch.setattr("vfl_party.policy.code.entry_points", lambda **_: [entry])
+    monkeypatch.setattr("vfl_party.policy.guards.entry_points", lambda **_: [entry])
     ((name, digest),) = digests(["vfl.codecs:mine"])
     assert name == "vfl.codecs:mine"
     (tmp_path / "policy_mine.py").write_text("CODEC = 2\n")
@@ -519,7 +518,7 @@ def test_min_rows_and_max_numbers_hold_however_batches_are_exchanged(
 ) -> None:
     """Each limit lets a run go to its end that meets it exactly, and stops one that is beyond it."""
     if not counted_before:
-        monkeypatch.setattr("vfl_party.policy.planned.MAX_STEPS", 1)
+        monkeypatch.setattr("vfl_party.policy.meeting.MAX_STEPS", 1)
     keys, smallest = PIPED[name]
     phases = [SPLIT | keys]
     # Two epochs of eight numbers.

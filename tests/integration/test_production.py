@@ -29,8 +29,8 @@ from vfl_common.production import scorings
 from vfl_common.production.registry import ModelRegistry
 from vfl_common.run_folder import RunFolder
 from vfl_party.data.inputs import profile
+from vfl_party.predict.forget import FileWithId, Trace, outputs, person, trace
 from vfl_party.predict.results import KEPT
-from vfl_party.production.forget import FileWithId, Trace, outputs, person, trace
 
 # -- on one machine
 # ----------------------------------------------------------------------

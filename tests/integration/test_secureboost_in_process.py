@@ -53,7 +53,7 @@ from vfl_party.methods.secureboost.growing import (
 from vfl_party.methods.secureboost.joint_walk import Walk
 from vfl_party.methods.secureboost.settings import GossSettings, SecureBoostSettings
 from vfl_party.outbound.exchange import Answering, Asking
-from vfl_party.outbound.policies.encrypted import Encrypted
+from vfl_party.outbound.policies import Encrypted
 from vfl_party.phases.course import Course
 from vfl_party.predict import trained
 from vfl_party.predict.prediction import plan_exchanges

@@ -23,7 +23,7 @@ from vfl_common.rpc.serving.answered import EMBEDDED, NOT_ANSWERED, Step
 from vfl_party.align.state import AlignmentFiles, CommonRows
 from vfl_party.methods.secureboost.forest import SETTLED
 from vfl_party.record.book import RecordBook, folder_of
-from vfl_party.record.people import keep
+from vfl_party.record.lines import write_people
 from vfl_serve.answering import DailyLimit, Limit, SentBefore
 from vfl_serve.asked import (
     DailyIdCounter,
@@ -250,7 +250,7 @@ def test_a_joint_prediction_adds_the_ids_that_it_has_aligned(
     before = read_aligned_ids(folder, tmp_path, record)
     assert [each in before for each in (IDS[15], "new", "other")] == [True, False, False]
     book = RecordBook(record, "shop")
-    digest, rows = keep(record, book.secret, new)
+    digest, rows = write_people(record, book.secret, new)
     book.add(people=digest, rows=rows, what="table", run=predicted.parent.name, generation=0)
     book.close()
     after = read_aligned_ids(folder, tmp_path, record)

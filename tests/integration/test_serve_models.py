@@ -26,7 +26,7 @@ from vfl_common.errors import Code, InputError
 from vfl_common.files import write_atomic
 from vfl_common.process.logs import Console
 from vfl_common.production.registry import FILE, ModelRegistry
-from vfl_party.predict.prediction import load_joint
+from vfl_party.predict.run import load_joint
 from vfl_serve.opening import Opener
 
 pytest.importorskip("fastapi", reason="the extra serve is not installed")

@@ -37,8 +37,7 @@ from vfl_common.errors import Code, InputError
 from vfl_common.ledger import load_entries
 from vfl_common.rpc.serving.answered import EMBEDDED, ServingAnswer
 from vfl_party.assembly.files import read_files
-from vfl_party.predict.prediction import load_joint
-from vfl_party.predict.quality import Quality
+from vfl_party.predict.run import Quality, load_joint
 from vfl_serve.scorer import OnlineScorer
 from vfl_serve.store import FeatureLookup
 from vfl_serve.stores.seam import UNFIT_ROW, UNKNOWN_ROW

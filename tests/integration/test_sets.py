@@ -120,7 +120,7 @@ def test_with_defences(
 ) -> None:
     """Both are given one key of noise, which a run draws from the operating system otherwise."""
     monkeypatch.setattr(
-        "vfl_party.outbound.noise.secrets",
+        "vfl_party.outbound.filter.secrets",
         SimpleNamespace(randbits=lambda _bits: reference_defences.KEY),
     )
     place = {"exchange": "embedding", "sent_by": "active"}

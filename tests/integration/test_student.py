@@ -33,9 +33,9 @@ from vfl_party.align import AlignedRows
 from vfl_party.assembly.party import assemble, open_party
 from vfl_party.forecast.count import forecast, outlook_of
 from vfl_party.forecast.result import compare_with_ledger
-from vfl_party.predict.alone import Alone
-from vfl_party.predict.prediction import load_joint
+from vfl_party.predict.prediction import Alone
 from vfl_party.predict.results import Output
+from vfl_party.predict.run import load_joint
 
 SGD = {"kind": "sgd", "lr": 0.1}
 TASKS: dict[str, dict[str, Any]] = {

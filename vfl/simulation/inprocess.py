@@ -175,8 +175,8 @@ def predict_solo(
     from vfl_party.assembly.trial import modules_of
     from vfl_party.base.devices import resolve_device
     from vfl_party.base.turns import isolate_torch as torch_alone
-    from vfl_party.predict.alone import Alone, load_solo
-    from vfl_party.predict.prediction import prediction_data, unseen
+    from vfl_party.predict.prediction import Alone
+    from vfl_party.predict.run import load_solo, prediction_data, unseen
 
     ((name, settings),) = data.items()
     for output in outputs:
@@ -218,8 +218,9 @@ def predict_in_process(
     with garbage.pause_gc():
         from vfl_party.assembly import party as assembly
         from vfl_party.data import Labels
-        from vfl_party.predict.prediction import Prediction, load_joint, prediction_data, unseen
+        from vfl_party.predict.prediction import Prediction
         from vfl_party.predict.results import id_names, label_name, meaning
+        from vfl_party.predict.run import load_joint, prediction_data, unseen
         from vfl_party.runtime import versions
 
     trained = {name: load_joint(run, name, without) for name in data}

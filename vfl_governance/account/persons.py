@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from vfl_common.errors import Code, InputError
-from vfl_party.record import people
+from vfl_party.record.lines import PEOPLE_FOLDER, TAG_BYTES, read_tags, tag_person
 
 Numbers = npt.NDArray[np.int64]
-_TAG = np.dtype(f"V{people.TAG_BYTES}")
+_TAG = np.dtype(f"V{TAG_BYTES}")
 # The maximum number of cached tables. A run has two tables.
 _MAX_TABLES = 8
 # The maximum number of people that are looked up in a dict instead of a sorted array.
@@ -168,9 +168,9 @@ def _resize(old: npt.NDArray[Any], room: int) -> npt.NDArray[Any]:
 
 def _read_tags(folder: Path, digest: str) -> npt.NDArray[np.void]:
     """Returns the tags of a table's rows. Raises InputError if the table cannot be read."""
-    path = folder / people.FOLDER / digest
+    path = folder / PEOPLE_FOLDER / digest
     try:
-        return np.frombuffer(people.read(path, digest), _TAG)
+        return np.frombuffer(read_tags(path, digest), _TAG)
     except ValueError:
         raise InputError(
             Code.FILE_INVALID, f"{path}: not a valid table of people. Restore it from a backup."
@@ -179,4 +179,4 @@ def _read_tags(folder: Path, digest: str) -> npt.NDArray[np.void]:
 
 def tag_ids(secret: bytes, ids: Iterable[str]) -> npt.NDArray[np.void]:
     """Returns the tags of ids, [N]."""
-    return np.frombuffer(b"".join([people.tag(secret, cell) for cell in ids]), _TAG)
+    return np.frombuffer(b"".join([tag_person(secret, cell) for cell in ids]), _TAG)

@@ -12,7 +12,7 @@ from vfl_party.base.mechanism import Mechanism
 from vfl_party.outbound.chain import Chain, Chains
 from vfl_party.outbound.declared import Exchange, Occurrence, Sent
 from vfl_party.phases.context import Party
-from vfl_party.policy.planned import MAX_STEPS, get_sent, occurrences, receivers
+from vfl_party.policy.meeting import MAX_STEPS, get_sent, occurrences, receivers
 
 # The splits that have no rows in common.
 _APART = ("train", "validation", "test")

@@ -146,7 +146,7 @@ def verify(
     PEER signed an invalid proof between them. Otherwise the exit code is 2.
     """
     from vfl_governance.disclosures.statement import open_statement
-    from vfl_party.record.evidence import verify_evidence as check_evidence
+    from vfl_party.record.note import verify_evidence as check_evidence
     from vfl_party.record.verify import verify as check_record
 
     files = _read_files(party)
@@ -268,7 +268,7 @@ def _normalised_ids(files: PartyFiles, cells: tuple[str, ...]) -> list[str]:
     """Returns an id in each normalised form that the recipe and existing runs use."""
     from vfl_common.errors import VflError
     from vfl_common.run_folder import RunFolder
-    from vfl_party.production.forget import person
+    from vfl_party.predict.forget import person
 
     person_ = person(cells, files.data)
     normalised = [person_.normalise_id(None), person_.normalise_id(files.recipe)]

@@ -24,7 +24,7 @@ from vfl_party.assembly.party import Assembled, OpenedParty, assemble, expect_ro
 from vfl_party.forecast.count import forecast_of
 from vfl_party.forecast.result import CountedForecast
 from vfl_party.outbound.chains import PASSIVES
-from vfl_party.policy.planned import plan_sent
+from vfl_party.policy.meeting import plan_sent
 from vfl_party.predict.prediction import PHASE as PREDICT
 from vfl_party.predict.prediction import plan_exchanges
 

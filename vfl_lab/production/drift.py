@@ -15,9 +15,9 @@ from vfl_common.config.data import DataSettings
 from vfl_common.config.party import load_party
 from vfl_common.errors import Code, InputError
 from vfl_common.text import clean
-from vfl_party.predict.prediction import load_trained
+from vfl_party.predict.input_drift import DRIFTED, MOVED, Shift, input_drift, score_drift
+from vfl_party.predict.run import load_trained
 from vfl_party.predict.trained import choose_run
-from vfl_party.production.input_drift import DRIFTED, MOVED, Shift, input_drift, score_drift
 
 # The maximum number of characters of a column's name in a table.
 _MAX_CHARACTERS = 60

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from vfl.summary.picture import BLUE, GREEN, GREY, ORANGE, NotebookFigure, style
 from vfl_common.text import clean
-from vfl_party.production.input_drift import DRIFTED, MOVED, Shift
+from vfl_party.predict.input_drift import DRIFTED, MOVED, Shift
 
 if TYPE_CHECKING:
     from vfl_lab.production.compare import Comparison

@@ -22,8 +22,8 @@ from vfl_party.data import Table
 from vfl_party.data.checks import mask_unlabelled
 from vfl_party.data.ids import SEPARATOR
 from vfl_party.data.load import read_rows, tabulate
+from vfl_party.predict.input_drift import read_scores
 from vfl_party.predict.results import FORMATS, KEPT, SCORED, STATE, Output
-from vfl_party.production.input_drift import read_scores
 
 _SCORE, _MATCHED, _VALUE = "score_", "matched_", "value"
 Floats = npt.NDArray[np.float64]

@@ -8,8 +8,7 @@ from vfl_party.align.digest import DigestAlignment
 from vfl_party.align.own_rows import OwnRows
 from vfl_party.align.partial import align_tables
 from vfl_party.align.psi import PsiAlignment
-from vfl_party.outbound.policies import Policy
-from vfl_party.outbound.policies.allow_all import AllowAll
+from vfl_party.outbound.policies import AllowAll, Policy
 
 __all__ = [
     "AlignedRows",

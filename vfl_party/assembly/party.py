@@ -36,11 +36,10 @@ from vfl_party.data import Table, load_table, read_table
 from vfl_party.data.inputs.made import BatchLog
 from vfl_party.data.rows import Prepared, prepare
 from vfl_party.models import check_combination, check_top, seed_generator
+from vfl_party.outbound.chain import SentDigests
 from vfl_party.outbound.chains import PASSIVES, coding_of, summarize_exchanges
 from vfl_party.outbound.exchange import Connections
-from vfl_party.outbound.policies import Policy
-from vfl_party.outbound.policies.allow_all import AllowAll
-from vfl_party.outbound.sent import SentDigests
+from vfl_party.outbound.policies import AllowAll, Policy
 from vfl_party.phases.advice import check_roles, check_spelling, warn_label_taken
 from vfl_party.phases.context import Hooks, MakeEncoder, Party, PartyData
 from vfl_party.phases.course import Course

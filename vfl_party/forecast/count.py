@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from vfl_common.bundle import StepKey
 from vfl_common.config.base import parse, read_toml
 from vfl_common.config.data import DataSettings, without_features
 from vfl_common.config.division import divide
@@ -22,7 +24,7 @@ from vfl_common.config.party import check_code, load_party
 from vfl_common.config.recipe import Recipe, load_recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.summary import ExchangeSummary, LinkBytes
-from vfl_common.wire.frames import sizes
+from vfl_common.wire.frames import BundleSizes, sizes
 from vfl_party.align import make_alignment
 from vfl_party.assembly.models import encoder_settings
 from vfl_party.assembly.party import Load, load
@@ -30,14 +32,12 @@ from vfl_party.assembly.trial import try_parties, try_party
 from vfl_party.base.plugins import name_plugin_errors
 from vfl_party.data.rows import divide_rows
 from vfl_party.forecast.result import CountedForecast, EncoderLoad, PhaseForecast, StepRun
-from vfl_party.forecast.runs import Runs
 from vfl_party.models import InputSpec
 from vfl_party.outbound.chain import Chains
 from vfl_party.outbound.chains import summarize_exchanges
 from vfl_party.outbound.declared import NOTHING, Occurrence, Traffic
-from vfl_party.outbound.policies import Policy, load_trial_policy
+from vfl_party.outbound.policies import AllowAll, Policy, load_trial_policy
 from vfl_party.outbound.policies import load as load_policy
-from vfl_party.outbound.policies.allow_all import AllowAll
 from vfl_party.phases.context import Party, PartyData
 from vfl_party.phases.course import Course
 
@@ -312,18 +312,14 @@ class _ExchangeCounter:
                 # There is no passive party, so nothing is sent.
                 continue
             if occurrence.party is not None:
-                asking = (
-                    (occurrence.party,) if isinstance(occurrence.party, str) else occurrence.party
-                )
+                only = occurrence.party
+                asking = (only,) if isinstance(only, str) else only
             runs.begin(occurrence, peer)
             if id(exchange) not in chains:
                 chains[id(exchange)] = exchange_chains = party.chains(phase, exchange)
+                after_labels = party.course.after_labels(phase)
                 self.exchanges += summarize_exchanges(
-                    recipe,
-                    phase,
-                    exchange,
-                    exchange_chains,
-                    after_labels=party.course.after_labels(phase),
+                    recipe, phase, exchange, exchange_chains, after_labels=after_labels
                 )
             exchange_chains = chains[id(exchange)]
             for sent, chain, up in (
@@ -339,10 +335,13 @@ class _ExchangeCounter:
                 runs.add(size, len(asking), up)
                 for name in asking:
                     ends = (name, peer) if up else (peer, name)
-                    total = self._sums.setdefault((*ends, phase, spec.kind.label), [0, 0, 0])
-                    for place, value in enumerate(size):
-                        total[place] += value
+                    self._add_size((*ends, phase, spec.kind.label), size)
         return runs.finish()
+
+    def _add_size(self, key: tuple[str, str, str, str], size: BundleSizes) -> None:
+        total = self._sums.setdefault(key, [0, 0, 0])
+        for place, value in enumerate(size):
+            total[place] += value
 
     def links(self) -> tuple[LinkBytes, ...]:
         return tuple(
@@ -425,3 +424,72 @@ def _count_saved_bytes(encoder: nn.Module, inputs: list[Tensor]) -> int:
         out = encoder(*inputs)
     del out
     return sum(saved.values())
+
+
+class Runs:
+    """Groups the exchanges of one phase, which are added in their order.
+
+    Args:
+        in_flight: The maximum number of concurrent steps of the main exchange, or 0 if the phase
+            trains nothing.
+        parts: The number of steps of the main exchange that make up one batch.
+        trains: The name of the main exchange. '' means the first exchange.
+    """
+
+    def __init__(self, in_flight: int, parts: int, trains: str = "") -> None:
+        self._in_flight, self._parts = in_flight, parts
+        # {(exchange, number of steps, byte and message totals): number of rounds}.
+        self._counts: Counter[tuple[str, int, tuple[int, ...]]] = Counter()
+        self._trains = trains
+        self._last_step: tuple[StepKey, str] | None = None
+        # The current run: exchange, peer and round.
+        self._run: tuple[str, str, int] | None = None
+        self._steps = 0
+        # The current run's bytes up and down, and messages up and down.
+        self._sums = [0, 0, 0, 0]
+
+    def begin(self, occurrence: Occurrence, peer: str) -> None:
+        """Begins a new step, unless the exchange belongs to the same step as the previous one."""
+        if self._last_step == (occurrence.step, peer):
+            return
+        self._last_step = occurrence.step, peer
+        self._trains = self._trains or occurrence.exchange.name
+        run = (occurrence.exchange.name, peer, occurrence.step.round)
+        if run != self._run:
+            self._end_run()
+            self._run = run
+        self._steps += 1
+
+    def add(self, size: BundleSizes, parties: int, up: bool) -> None:
+        """Adds a message to or from each of ``parties`` parties."""
+        place = 0 if up else 1
+        self._sums[place] += parties * size.message_bytes
+        self._sums[2 + place] += parties * size.messages
+
+    def finish(self) -> tuple[StepRun, ...]:
+        """Returns all different runs, with the number of rounds for each."""
+        self._end_run()
+        is_main = {
+            exchange: self._in_flight > 0 and exchange == self._trains
+            for exchange, _, _ in self._counts
+        }
+        return tuple(
+            StepRun(
+                exchange=exchange,
+                trains=is_main[exchange],
+                times=times,
+                steps=steps,
+                in_flight=self._in_flight if is_main[exchange] else 1,
+                parts=self._parts if is_main[exchange] else 1,
+                up_bytes=sums[0],
+                down_bytes=sums[1],
+                up_messages=sums[2],
+                down_messages=sums[3],
+            )
+            for (exchange, steps, sums), times in self._counts.items()
+        )
+
+    def _end_run(self) -> None:
+        if self._run is not None:
+            self._counts[self._run[0], self._steps, tuple(self._sums)] += 1
+        self._run, self._steps, self._sums = None, 0, [0, 0, 0, 0]

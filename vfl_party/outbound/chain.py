@@ -5,6 +5,7 @@ receiver.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,9 +21,14 @@ from vfl_party.base.mechanism import Mechanism
 from vfl_party.base.plugins import describe_failure
 from vfl_party.outbound.declared import spec_of
 from vfl_party.outbound.filter import NOWHERE, Filter, OutboundBundle, Passage, Tensors
-from vfl_party.outbound.sent import SentDigests
 
 log = logging.getLogger(__name__)
+
+# Replaces the digest after different tensors have left for the same step and receiver.
+_SEVERAL = b""
+# This number of digests takes about 50 MB. Old ones may be dropped, because a rollback goes back
+# only a few checkpoints.
+_MAX_MESSAGES = 200_000
 
 
 class Chain:
@@ -270,8 +276,7 @@ def _draw_error(filter_: Filter) -> InputError:
     return InputError(
         Code.CONFIG_INVALID,
         f"{filter_.text}: the transform draws from torch's generator, which every peer can repeat "
-        "from the recipe's seed. Derive it from vfl_party.outbound.noise.NoisyFilter, and draw "
-        "from self._random.",
+        "from the recipe's seed. Derive it from vfl.api.NoisyFilter, and draw from self._random.",
     )
 
 
@@ -318,3 +323,38 @@ class Chains:
         """Restores what ``state`` returned."""
         self.up.load_state(states[0])
         self.down.load_state(states[1])
+
+
+class SentDigests:
+    """Keeps digests of what has left through noisy chains, in memory, for all generations of a
+    process.
+
+    A resumed run repeats the noise of its checkpoint, so that it ends bit for bit as it would have
+    without the interruption. That noise protects only one message. A peer could stop on purpose and
+    then send different embeddings, to get a second message with the same noise. The difference of
+    the two has no noise.
+    """
+
+    def __init__(self) -> None:
+        self._digests: dict[tuple[str, Passage], bytes] = {}
+
+    def differs(self, way: str, at: Passage, tensors: Tensors) -> bool:
+        """Stores the digest of the tensors of the bundle ``at`` and returns whether different
+        tensors have ever left for the same step and receiver.
+
+        After one difference the result stays true, because it is no longer known which of the
+        tensors had the noise that would come next. ``way``: the name of the exchange and direction.
+        """
+        digest = hashlib.sha256()
+        for name, x in sorted(tensors.items()):
+            digest.update(f"{name} {x.dtype} {tuple(x.shape)} ".encode())
+            digest.update(
+                x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+            )
+        current, key = digest.digest(), (way, at)
+        is_same = self._digests.pop(key, current) == current
+        # ``pop`` and this assignment put the newest digest last, so the oldest is dropped first.
+        self._digests[key] = current if is_same else _SEVERAL
+        if len(self._digests) > _MAX_MESSAGES:
+            del self._digests[next(iter(self._digests))]
+        return not is_same

@@ -22,12 +22,11 @@ from vfl_common.summary import AboutLabels, ExchangeSummary
 from vfl_party.base.plugins import describe_failure
 from vfl_party.base.seeds import derive_seed
 from vfl_party.outbound import codecs, transforms
-from vfl_party.outbound.chain import Chain, Chains
-from vfl_party.outbound.codecs.bits import BitsSettings
+from vfl_party.outbound.chain import Chain, Chains, SentDigests
+from vfl_party.outbound.codecs import BitsSettings
 from vfl_party.outbound.declared import PREDICTION, PREDICTS, Exchange, Role, Sent, Use
 from vfl_party.outbound.filter import Filter
 from vfl_party.outbound.policies import Policy
-from vfl_party.outbound.sent import SentDigests
 
 PASSIVES = "passive parties"
 Direction = Literal["up", "down"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal
 
 import torch
@@ -102,24 +102,19 @@ class PartialFilter(Filter):
         self._inner.tell(beside)
 
     def apply(self, tensors: Tensors) -> Tensors:
-        changed = self._inner.apply(
-            {name: x for name, x in tensors.items() if name not in self._leave}
-        )
-        return {name: changed.get(name, x) for name, x in tensors.items()}
+        return self._change(self._inner.apply, tensors)
 
     def apply_at(self, at: Passage, tensors: Tensors) -> Tensors:
-        changed = self._inner.apply_at(
-            at, {name: x for name, x in tensors.items() if name not in self._leave}
-        )
-        return {name: changed.get(name, x) for name, x in tensors.items()}
+        return self._change(partial(self._inner.apply_at, at), tensors)
 
     def renew(self) -> None:
         self._inner.renew()
 
     def undo(self, tensors: Tensors) -> Tensors:
-        changed = self._inner.undo(
-            {name: x for name, x in tensors.items() if name not in self._leave}
-        )
+        return self._change(self._inner.undo, tensors)
+
+    def _change(self, change: Callable[[Tensors], Tensors], tensors: Tensors) -> Tensors:
+        changed = change({name: x for name, x in tensors.items() if name not in self._leave})
         return {name: changed.get(name, x) for name, x in tensors.items()}
 
     def wire_spec(self, spec: BundleSpec) -> BundleSpec:

@@ -31,13 +31,11 @@ from vfl_party.data.inputs.weights import row_weights
 from vfl_party.models import InputSpec, build_checked_encoder, forward, seed_torch, width_of
 from vfl_party.models.precision import Precision
 from vfl_party.models.row_blocks import Blocks
-from vfl_party.outbound.chain import Chains
+from vfl_party.outbound.chain import Chains, SentDigests
 from vfl_party.outbound.chains import make_chains
 from vfl_party.outbound.declared import Exchange, Occurrence, Role
 from vfl_party.outbound.exchange import Answering, Asking, Connections
-from vfl_party.outbound.policies import Policy
-from vfl_party.outbound.policies.allow_all import AllowAll
-from vfl_party.outbound.sent import SentDigests
+from vfl_party.outbound.policies import AllowAll, Policy
 from vfl_party.privacy.accountant import Spending
 from vfl_party.privacy.plan import PrivacyPlan
 from vfl_party.record.recorder import Recorder

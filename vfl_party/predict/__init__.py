@@ -1,3 +1,3 @@
 """Uses what a run has trained: joint prediction, tables of scores, one party's models by
-themselves.
+themselves, drift of new rows, and what is kept about one person.
 """

@@ -1,351 +1,76 @@
-"""Joint prediction with a trained run.
+"""Prediction with a trained run.
 
-All parties compute embeddings of the same rows, and the active party writes the result.
+In a joint prediction all parties compute embeddings of the same rows, and the active party writes
+the result. The active party predicts alone if a passive party is unreachable or if the user asks
+for it. It then writes the scores of its own model, or a result without scores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pydantic import TypeAdapter, ValidationError
+import torch
 from torch import nn
 
 from vfl_common.bundle import StepKey
-from vfl_common.config.data import DataSettings, without_features
-from vfl_common.config.models import EncoderSettings
-from vfl_common.config.recipe import Recipe
+from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe_tables import PartySettings
-from vfl_common.errors import Code, InputError
-from vfl_common.passwords import hide_passwords
-from vfl_common.run_folder import RunFolder, read_plan
-from vfl_common.stages import Job, parse_position
+from vfl_common.errors import Code, InputError, LostError, VflError
+from vfl_common.link import PROTOCOL, Hub, Link
+from vfl_common.rpc.exchange.hub import ExchangeHub
+from vfl_common.rpc.exchange.memory import MemoryPipe
+from vfl_common.stages import Job
 from vfl_common.summary import ExchangeSummary
 from vfl_party.align import AlignedRows
-from vfl_party.assembly.models import encoder_settings, load_models
-from vfl_party.assembly.party import OpenedParty
-from vfl_party.base.checkpoint import CheckpointStore
+from vfl_party.assembly.models import load_models
+from vfl_party.assembly.party import Load, OpenedParty, assemble, expect_rows, open_party
+from vfl_party.assembly.party import load as load_rows
 from vfl_party.base.held import HeldRows
-from vfl_party.base.phase import Phase, RoundReport, Tree
+from vfl_party.base.phase import Phase, RoundReport
 from vfl_party.base.seeds import Rows
+from vfl_party.base.step_timing import Clock
 from vfl_party.data import Labels, Preprocessor, Table
-from vfl_party.data.join import own_columns
 from vfl_party.data.rows import Prepared
-from vfl_party.models.row_blocks import Blocks
 from vfl_party.outbound.chain import Chains
 from vfl_party.outbound.chains import PASSIVES, summarize_exchanges
 from vfl_party.outbound.declared import Exchange
 from vfl_party.phases.advice import advise
-from vfl_party.phases.context import Party
-from vfl_party.phases.course import Course
+from vfl_party.phases.context import Hooks, Party
 from vfl_party.phases.exact import blocks_of
 from vfl_party.phases.measure import get_threshold
 from vfl_party.phases.scoring import SOLO, Scorer, SoloScorer, SplitScorer, scoring
-from vfl_party.predict.quality import Quality, better_alone, read_quality
 from vfl_party.predict.results import (
+    ALONE,
     ELSEWHERE,
     EXPECTED,
     NOBODY,
     PARTIES,
     SCORED,
     SENT,
+    WAITING,
     Output,
     Predicted,
+    id_names,
+    label_name,
     list_all_rows,
+    meaning,
     result_columns,
+)
+from vfl_party.predict.run import (
+    TrainedRun,
+    better_alone,
+    has_student,
+    load_trained,
+    prediction_data,
 )
 
 PHASE = "predict"
-
-
-@dataclass(frozen=True)
-class TrainedRun:
-    """One party's part of a finished run.
-
-    ``encoder``: The settings of the party's encoder. ``state``: The job's state in the last
-    checkpoint. ``path``: The party's folder in the run's folder. ``plugins``: {plug-in: version} at
-    the start of the run. ``blocks``: The blocks in which each model computes rows; empty until the
-    models have been checked.
-    """
-
-    run_id: str
-    recipe: Recipe
-    encoder: EncoderSettings
-    state: Tree
-    path: Path
-    plugins: Mapping[str, str]
-    blocks: dict[str, Blocks] = field(default_factory=dict, compare=False, repr=False)
-
-    @property
-    def says_parties(self) -> bool:
-        """Whether a result names the parties that took part in each score."""
-        recipe = self.recipe
-        return (
-            recipe.modelled != recipe.parties
-            or recipe.rows.partial
-            or recipe.own_rows
-            or Course(recipe).learns != ""
-        )
-
-    @cached_property
-    def quality(self) -> Quality:
-        """The measured quality of the model for each set of participating parties.
-
-        Raises InputError if the run's summary is damaged.
-        """
-        return read_quality(self.path.parent, self.recipe)
-
-    @property
-    def expects(self) -> str:
-        """The metric whose expected value a result has for each row, or '' for none."""
-        return self.quality.metric if self.says_parties and self.quality.by_party else ""
-
-
-def load_trained(run: Path, name: str) -> TrainedRun:
-    """Loads a party's part of a finished run.
-
-    ``run``: The folder ``<out>/<run id>`` or the party's folder in it. Raises InputError if the run
-    is missing, not finished or damaged.
-    """
-    path = run if run.name == name and (run / "run.json").exists() else run / name
-    if not (path / "run.json").exists():
-        raise InputError(
-            Code.FILE_INVALID, f"{run}: has no run of {name}. Give the folder <out>/<run id>."
-        )
-    folder = RunFolder(path, path.resolve().parent.name)
-    if not folder.facts().get("trained"):
-        raise InputError(
-            Code.CHECKPOINT_INVALID,
-            f"{path}: this run is not finished. Finish it, or give another run.",
-        )
-    recipe = folder.recipe()
-    phase_without_model = Course(recipe).keeps_nothing
-    if phase_without_model is not None:
-        raise InputError(
-            Code.CHECKPOINT_INVALID,
-            f"{path}: the phase {phase_without_model} of this run stores no model. Give a run of "
-            "another method.",
-        )
-    store = CheckpointStore(path / "checkpoints", keep=2)
-    labels = store.labels()
-    if not labels:
-        raise InputError(
-            Code.CHECKPOINT_INVALID, f"{path}: has no checkpoints. Restore them, or train again."
-        )
-    if parse_position(labels[-1]) < sum(phase.rounds for phase in read_plan(folder)):
-        raise InputError(
-            Code.CHECKPOINT_INVALID,
-            f"{path}: the run's last checkpoint is damaged or missing ({labels[-1]} is the newest "
-            "complete one). Restore it, or train again.",
-        )
-    encoder, state = encoder_of(folder, recipe, name), store.load(labels[-1])["job"]
-    return TrainedRun(
-        folder.run_id, recipe, encoder, state, path, folder.facts().get("plugins", {})
-    )
-
-
-def load_joint(run: Path, name: str, without: Collection[str] = ()) -> TrainedRun:
-    """Loads a run for a joint prediction, and removes the parties ``without`` from its recipe.
-
-    Raises InputError if the run cannot be loaded, if it cannot score rows that only one party has,
-    or if the model was not trained to predict without a party.
-    """
-    trained = load_trained(run, name)
-    course = Course(trained.recipe)
-    if trained.recipe.own_rows and not course.scores_own_rows:
-        raise InputError(
-            Code.CONFIG_INVALID,
-            f"{trained.path}: the parties of this run have different rows, and the run has no head "
-            "that scores them. Add a phase of kind probe without hidden, or export the models of "
-            "each party (vfl export model).",
-        )
-    if not without:
-        return trained
-    if name in without:
-        raise InputError(
-            Code.CONFIG_INVALID,
-            f"--without {name}: this command predicts for {name}. Leave out another party.",
-        )
-    if course.without == "wait" and not trained.recipe.own_rows:
-        raise InputError(
-            Code.CONFIG_INVALID,
-            f"--without {', '.join(without)}: the model of {trained.path} was not trained to "
-            "predict without a party. Train it with subsets or party_dropout in its phase splitnn "
-            "or head.",
-        )
-    return replace(trained, recipe=trained.recipe.without(without))
-
-
-def encoder_of(folder: RunFolder, recipe: Recipe, name: str) -> EncoderSettings:
-    """Returns the settings of the party's encoder, from the run's folder or else from the recipe.
-
-    Raises InputError if ``run.json`` is damaged.
-    """
-    stored = folder.facts().get("encoder")
-    try:
-        own_settings = (
-            TypeAdapter(EncoderSettings).validate_python(stored) if stored is not None else None
-        )
-    except ValidationError:
-        raise InputError(
-            Code.FILE_INVALID,
-            f"{folder.path / 'run.json'}: the settings of the encoder are damaged. Restore the "
-            "file.",
-        ) from None
-    return encoder_settings(recipe, name, own_settings)
-
-
-def load_start(recipe: Recipe, name: str, out: Path) -> TrainedRun | None:
-    """Loads a party's part of the run whose weights the recipe starts from.
-
-    ``name``: The party. ``out``: Its folder of runs. Returns None if the party starts with new
-    weights. Raises InputError if the run is missing or not finished.
-    """
-    start = recipe.start
-    if start is None or (start.held_by == "active" and name != recipe.active.name):
-        return None
-    try:
-        return load_trained(out / start.run, name)
-    except InputError as error:
-        may_be_active = (
-            error.code is Code.FILE_INVALID
-            and recipe.rows.align == "none"
-            and start.held_by == "every party"
-        )
-        raise InputError(
-            error.code,
-            f"recipe: start.run: {error} If only {recipe.active.name} has it, set start.held_by = "
-            '"active".'
-            if may_be_active
-            else f"recipe: start.run: {error}",
-        ) from None
-
-
-def prediction_data(
-    settings: DataSettings | None, source: str | None, state: Tree, query: str | None = None
-) -> DataSettings:
-    """Returns the settings for reading the rows to predict.
-
-    They are the party file's [data] with another source or query. Of a table they select only the
-    columns that were used in training, so new rows need no label and may have more columns.
-
-    Args:
-        settings: The party file's [data].
-        source: Another source. A relative path starts at the working folder.
-        state: The state of the trained run.
-        query: Another query.
-
-    Raises InputError if the party file has no [data], or if source and query do not fit.
-    """
-    if settings is None:
-        raise InputError(
-            Code.CONFIG_INVALID,
-            "data: the party file needs this table to know which column is the id. Add [data].",
-        )
-    changed = _apply_source(settings, source, query)
-    if state["preprocessor"] is None:
-        return without_features(changed)
-    preprocessor = Preprocessor.from_state(state["preprocessor"])
-    changed = changed.copy_layout_of(preprocessor.style)
-    if settings.parts:
-        return _select_training_columns_of_parts(settings, source, preprocessor)
-    if changed.is_table and preprocessor.image_shape is None and settings.view is None:
-        return _select_training_columns(
-            changed, preprocessor.numeric_names, preprocessor.categorical_names
-        )
-    return changed
-
-
-def _apply_source(settings: DataSettings, source: str | None, query: str | None) -> DataSettings:
-    """Returns the settings with another source or query, where these are not None.
-
-    Raises InputError if source and query do not fit each other.
-    """
-    changes: dict[str, Any] = {} if query is None else {"query": query}
-    if source is not None:
-        changes["source"] = DataSettings(source=source).absolute(Path()).source
-    changed = settings.model_copy(update=changes)
-    if query is not None and not changed.is_database:
-        raise InputError(
-            Code.CONFIG_INVALID,
-            "--query: works only with a database. Remove it, or give --data such as "
-            "postgresql://USER@HOST/NAME.",
-        )
-    if source is not None and changed.is_database and changed.query is None:
-        raise InputError(
-            Code.CONFIG_INVALID,
-            f"--data {hide_passwords(changed.source)}: is a database, and the party file has no "
-            "query. Give a SELECT of the rows to predict with --query.",
-        )
-    return changed
-
-
-def _select_training_columns(
-    settings: DataSettings, numeric: tuple[str, ...], categorical: tuple[str, ...]
-) -> DataSettings:
-    """Returns a table's settings for only the columns of training, with the same kinds."""
-    kinds = {"columns": (*numeric, *categorical), "numeric": numeric, "categorical": categorical}
-    return settings.model_copy(update={"label": None, "drop": (), "as_trained": True, **kinds})
-
-
-def _select_training_columns_of_parts(
-    settings: DataSettings, source: str | None, preprocessor: Preprocessor
-) -> DataSettings:
-    """Returns the settings of joined tables, each with only its columns of training."""
-    if source is not None:
-        raise InputError(
-            Code.CONFIG_INVALID,
-            f"--data {hide_passwords(source)}: this party was trained on the joined tables of "
-            "several parties, and one file cannot replace them. Predict from Python, with "
-            "Run.predict.",
-        )
-    kinds = (preprocessor.numeric_names, preprocessor.categorical_names)
-    parts = {
-        name: _select_training_columns(
-            part, *(own_columns(names, settings, name) for names in kinds)
-        )
-        if part.is_table and part.view is None
-        else part
-        for name, part in settings.parts.items()
-    }
-    return settings.model_copy(update={"parts": parts})
-
-
-def unseen(trained: TrainedRun, table: Table) -> list[str]:
-    """Returns a warning for each column of the rows to predict that differs from training.
-
-    A column differs if it has new categories or numbers far outside the training range. The
-    warnings contain no values. Raises InputError if the table lacks a column of training, or if the
-    share of numbers outside the range exceeds the recipe's ``predict.refuse_outside``.
-    """
-    if trained.state["preprocessor"] is None:
-        return []
-    preprocessor = Preprocessor.from_state(trained.state["preprocessor"])
-    sentences = [
-        f"column {name!r} has categories that did not occur in training: in {count:,} of "
-        f"{len(table):,} rows; the model has learnt nothing about them"
-        for name, count in preprocessor.unseen(table).items()
-    ]
-    share = trained.recipe.predict.refuse_outside
-    for name, count in preprocessor.outside(table).items():
-        if share is not None and count > share * len(table):
-            raise InputError(
-                Code.DATA_INVALID,
-                f"{table.source}: column {name!r} has numbers far outside those of training: in "
-                f"{count:,} of {len(table):,} rows, and the recipe allows at most a share of "
-                f"{share:g} (predict.refuse_outside). Convert the column to the unit of training.",
-            )
-        sentences.append(
-            f"column {name!r} has numbers far outside those of training: in {count:,} of "
-            f"{len(table):,} rows; are they in the unit of training?"
-        )
-    return sentences
 
 
 def embeddings(party: Party) -> Exchange:
@@ -608,3 +333,136 @@ class Prediction:
         if not self.trained.blocks:
             self.trained.blocks.update(blocks_of(party))
         party.scores.blocks = self.trained.blocks
+
+
+@dataclass(frozen=True)
+class _NoConnections:
+    """Implements ``vfl_party.outbound.exchange.Connections`` for a party that predicts alone."""
+
+    hub: Hub | None
+    link: Link | None = None
+    server: Link | None = None
+    clock: Clock = field(default_factory=Clock)
+    protocol: int = PROTOCOL
+    record: None = None
+
+
+@dataclass(frozen=True)
+class Alone:
+    """A model that only the active party needs, and the rows to predict with it."""
+
+    trained: TrainedRun
+    opened: OpenedParty
+    says_parties: bool = False
+    expects: str = ""
+
+    @classmethod
+    def load(
+        cls,
+        run: Path,
+        joint: TrainedRun,
+        name: str,
+        settings: DataSettings | None,
+        source: str | None,
+        query: str | None,
+    ) -> Alone:
+        """Loads a local-only baseline or a run with a student, and reads the rows to predict.
+
+        Args:
+            run: The folder of the baseline's run, or of the run with a student.
+            joint: The run that was trained with the passive parties.
+            name: The name of the active party.
+            settings: The party file's [data], or None.
+            source: Another source instead of the one in ``settings``.
+            query: Another query instead of the one in ``settings``.
+
+        Raises InputError if the run was trained for other labels, or with passive parties and
+        without a student.
+        """
+        try:
+            trained = load_trained(run, name)
+        except InputError as error:
+            raise InputError(error.code, f"predict.alone: {error}") from None
+        recipe = trained.recipe
+        if recipe.passives and not has_student(trained):
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"predict.alone: {run}: was trained with {recipe.passives[0].name} and without a "
+                f"phase of kind student. Give the run of {name} by itself (vfl simulate "
+                f"{name}.toml --baseline alone).",
+            )
+        own_labels, joint_labels = (
+            Labels.from_state(trained_run.state["labels"]) for trained_run in (trained, joint)
+        )
+        if (own_labels.kind, own_labels.classes) != (joint_labels.kind, joint_labels.classes):
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"predict.alone: {run}: has other labels than {joint.path}. Train it again.",
+            )
+        alone = cls.open_for(trained, name, prediction_data(settings, source, trained.state, query))
+        return replace(alone, says_parties=joint.says_parties, expects=joint.expects)
+
+    @classmethod
+    def open_for(
+        cls, trained: TrainedRun, name: str, data: DataSettings, load: Load = load_rows
+    ) -> Alone:
+        """Reads the rows to predict with a trained run.
+
+        ``name``: The name of the active party. ``data``: The settings that ``prediction_data``
+        returns. Raises InputError if the rows cannot be read.
+        """
+        work = _make_work(trained, data, ())
+        return cls(trained, open_party(trained.recipe, name, data, trained.encoder, load, work))
+
+    def meaning(self, settings: DataSettings) -> str:
+        """Describes the scores of the result in one line.
+
+        ``settings``: The party file's [data], which names the label's column.
+        """
+        return meaning(Labels.from_state(self.trained.state["labels"]), label_name(settings))
+
+    def write(self, outputs: Sequence[Output], device: torch.device) -> Predicted:
+        """Writes the scores of all rows to ``outputs``, and returns the numbers of predicted rows.
+
+        Raises InputError if a result cannot be written.
+        """
+        opened, recipe = self.opened, self.trained.recipe
+        work = replace(
+            _make_work(self.trained, opened.settings, outputs),
+            says_parties=self.says_parties,
+            expects=self.expects,
+        )
+        party = assemble(replace(opened, work=work), expect_rows(opened), device=device)
+        pipe = MemoryPipe(opened.name, ())
+        party.connect(
+            _NoConnections(ExchangeHub(pipe, timeout_s=recipe.run.step_timeout_s)), Hooks()
+        )
+        (phase,) = party.phases
+        phase.run_round(0)
+        return Predicted.of(opened.table, len(opened.table))
+
+
+def _make_work(trained: TrainedRun, data: DataSettings, outputs: Sequence[Output]) -> Prediction:
+    solo = has_student(trained)
+    return Prediction(trained, trained.recipe.active, id_names(data), outputs, ALONE, solo)
+
+
+def is_away(error: VflError) -> bool:
+    """Returns whether an error means that the server or a party was unreachable."""
+    return isinstance(error, LostError) or error.code is Code.UNREACHABLE
+
+
+def write_waiting(trained: TrainedRun, table: Table, ids: Sequence[str], output: Output) -> None:
+    """Writes a result in which no row has a score. Raises InputError if it cannot be written."""
+    labels = Labels.from_state(trained.state["labels"])
+    no_outputs = torch.zeros(0, trained.recipe.task.outputs)
+    columns: dict[str, Any] = {
+        name: pa.nulls(len(table), pa.array(values).type)
+        for name, values in result_columns(trained.recipe, labels, no_outputs).items()
+    }
+    if trained.says_parties:
+        participation = {PARTIES: pa.nulls(len(table), pa.string())}
+        if trained.expects:
+            participation[f"{EXPECTED}{trained.expects}"] = pa.nulls(len(table), pa.float64())
+        columns = {**participation, **columns}
+    output.write(list_all_rows(ids, table, columns, WAITING), table.own)

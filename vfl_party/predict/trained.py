@@ -39,7 +39,7 @@ from vfl_party.phases.context import MakeEncoder
 from vfl_party.phases.course import Course
 from vfl_party.phases.online import Cells
 from vfl_party.phases.scoring import split_into_chunks
-from vfl_party.predict.prediction import load_trained
+from vfl_party.predict.run import load_trained
 
 SUFFIX = ".safetensors"
 # The name of the column that replaces the ids, which embeddings do not need.

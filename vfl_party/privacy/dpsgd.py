@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from vfl_common.errors import Code, InputError, InternalError
 from vfl_party.base.seeds import Rows
-from vfl_party.outbound.noise import PrivateGaussian
+from vfl_party.outbound.filter import PrivateGaussian
 from vfl_party.privacy import poisson
 from vfl_party.privacy.accountant import Spending
 

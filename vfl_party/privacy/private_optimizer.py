@@ -9,7 +9,7 @@ from opacus.optimizers import DPOptimizer
 from opacus.validators import ModuleValidator
 from torch.optim import Optimizer
 
-from vfl_party.outbound.noise import PrivateGaussian
+from vfl_party.outbound.filter import PrivateGaussian
 
 __all__ = ["GradSampleHooks", "ModuleValidator", "PrivateOptimizer"]
 

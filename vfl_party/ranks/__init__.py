@@ -7,10 +7,9 @@ their embeddings back and then receive their share of the gradient. The gradient
 summed at rank 0. The other ranks have no state of the run, so they have nothing to save or resume.
 """
 
-from vfl_party.ranks.follower import follow
+from vfl_party.ranks.follower import RankRows, TablePart, begin_ranks, follow
 from vfl_party.ranks.group import Ranks, join_ranks
 from vfl_party.ranks.leader import RankGuardedPhase, SpreadEncoder, check_spread
-from vfl_party.ranks.rows import RankRows, TablePart, begin_ranks
 
 __all__ = [
     "RankGuardedPhase",

@@ -145,7 +145,7 @@ class _Gather(torch.autograd.Function):
     sends each rank its rows of the gradient.
 
     The other ranks' backward passes run in parallel with rank 0's, and DistributedDataParallel sums
-    the gradients (see ``reduce``).
+    the gradients (see ``spread``).
     """
 
     @staticmethod

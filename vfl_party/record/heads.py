@@ -9,21 +9,24 @@ has stored, and its proof. The second call has the passive party's proof, and th
 note with the passive party's signature. The answer has the passive party's note, signed.
 
 If a head does not extend the stored head, both are kept with the peer's signatures. If they
-contradict each other, they are evidence; see ``evidence``.
+contradict each other, they are evidence; see ``note``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import json
+import logging
 import os
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
@@ -34,11 +37,19 @@ from vfl_common.identity.credentials import Credentials
 from vfl_common.identity.pem import MAX_INTERMEDIATES, compute_pin
 from vfl_common.identity.signing import encode_chain, sign, verify_chain
 from vfl_common.rpc.confer import MAX_OTHER_HEADS, LogHeads
-from vfl_common.text import make_printable
+from vfl_common.text import make_printable, to_json
 from vfl_party.record import tree
 from vfl_party.record.book import RecordBook, now
-from vfl_party.record.evidence import Proof, is_extension, keep, proof_text
-from vfl_party.record.note import RecordHead, SignedNote, StoredHead
+from vfl_party.record.note import (
+    Proof,
+    RecordHead,
+    SignedNote,
+    StoredHead,
+    is_cosigned_by,
+    is_extension,
+    keep_evidence,
+    proof_text,
+)
 
 PEERS, OWN = "peers", "heads.jsonl"
 # The maximum number of attempts of a passive party. Another program of the same party may exchange
@@ -297,7 +308,9 @@ class HeadExchange:
             return
         old, new = stored_head.note.head, peer_head.note.head
         newer = StoredHead(peer_head.note, {peer: peer_head.chain}, now())
-        path, contradiction = keep(self.book.folder / PEERS, peer, stored_head, newer, proof)
+        path, contradiction = keep_evidence(
+            self.book.folder / PEERS, peer, stored_head, newer, proof
+        )
         line_count, holder = f"{old.size:,}", relayed_by or self.book.name
         if contradiction:
             public = PeerError(
@@ -464,3 +477,84 @@ def _append(path: Path, line: str) -> None:
             os.close(file)
     except OSError as error:
         raise write_error(path, error) from None
+
+
+log = logging.getLogger(__name__)
+
+
+class HeadRelay:
+    """Sends this party's stored head of the active party's record, and receives those of others.
+
+    Passive parties do not call each other. A dishonest active party could therefore keep a separate
+    record for each of them. To detect this, each passive party sends its stored head of the active
+    party's record when it joins, and the server relays this head unread. The other passive parties
+    then ask the active party for a proof that its record extends this head. They ask in the call in
+    which they exchange heads, so that all proofs are for the same new head. Heads without a
+    cosignature come from an active party of an older version, which gives no such proofs, and are
+    not relayed.
+
+    It implements ``vfl_party.policy.meeting.RunGuard``.
+
+    Args:
+        heads: This party's exchange of heads.
+        me: The name of this party.
+        active: The name of the active party.
+        credentials: Returns the party's current credentials.
+    """
+
+    key = "head"
+
+    def __init__(
+        self, heads: HeadExchange, me: str, active: str, credentials: Callable[[], Credentials]
+    ) -> None:
+        self._heads, self._me, self._active = heads, me, active
+        self._credentials = credentials
+
+    def before(self, asked: object) -> None:
+        """Does nothing, because a planned run has no heads yet."""
+
+    def shows(self) -> dict[str, Any] | None:
+        """Returns the newest stored head of the active party, with only its own signatures."""
+        held = self._heads.read_last(self._active) if self._me != self._active else None
+        if held is None or not self._is_signed_by_active(held):
+            return None
+        fields: dict[str, Any] = json.loads(self._keep_own_signatures(held).line)
+        return fields
+
+    def meet(self, run_id: str, heads: Mapping[str, Any]) -> None:
+        """Stores the heads from other passive parties for the next call to the active party.
+
+        It ignores heads that the active party did not sign, and logs a warning.
+        """
+        _ = run_id
+        relayed = {}
+        for peer, value in heads.items():
+            if peer in (self._me, self._active) or value is None:
+                continue
+            try:
+                held = self._keep_own_signatures(StoredHead.read(to_json(value)))
+                if self._is_signed_by_active(held):
+                    relayed[peer] = held
+                    continue
+            except ValueError:
+                pass
+            log.warning(
+                "ignoring the head of the record of %s that %s passes on: it is not signed by %s",
+                self._active,
+                peer,
+                self._active,
+                extra={"event": "record"},
+            )
+        self._heads.relayed = relayed
+
+    def _is_signed_by_active(self, held: StoredHead) -> bool:
+        is_own_record = held.note.head.owner == self._active
+        return is_own_record and is_cosigned_by(held, self._active, self._credentials())
+
+    def _keep_own_signatures(self, held: StoredHead) -> StoredHead:
+        """Returns a head with only the active party's signatures."""
+        signatures = tuple(
+            signature for signature in held.note.signatures if signature[0] == self._active
+        )
+        chain = {self._active: held.certificates.get(self._active, "")}
+        return StoredHead(SignedNote(held.note.head, signatures), chain)

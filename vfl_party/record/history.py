@@ -17,9 +17,18 @@ import numpy.typing as npt
 
 from vfl_common.errors import Code, InputError
 from vfl_common.text import list_names
-from vfl_party.record import people
 from vfl_party.record.book import LINES, lines_from, secret_of
-from vfl_party.record.lines import ALL, TAG, TOGETHER, Route, Rows, unpack_rows, unpack_tags
+from vfl_party.record.lines import (
+    ALL,
+    TAG,
+    TOGETHER,
+    Route,
+    Rows,
+    find_rows,
+    tag_person,
+    unpack_rows,
+    unpack_tags,
+)
 
 # The maximum number of names in a message. For runs these are the newest.
 _MAX_NAMES = 10
@@ -301,7 +310,7 @@ class RecordHistory:
         Raises InputError if a line or a file of people is invalid.
         """
         secret = secret_of(self._folder)
-        tags = [people.tag(secret, spelling) for spelling in spellings]
+        tags = [tag_person(secret, spelling) for spelling in spellings]
         if not tags:
             return
         rows_by_people: dict[str, Rows] = {}
@@ -317,7 +326,7 @@ class RecordHistory:
                 continue
             if disclosure.people not in rows_by_people:
                 rows_by_people[disclosure.people] = np.concatenate(
-                    [people.rows_of(self._folder, disclosure.people, tag) for tag in tags]
+                    [find_rows(self._folder, disclosure.people, tag) for tag in tags]
                 )
             rows = disclosure.rows
             times = int(np.isin(rows, rows_by_people[disclosure.people]).sum())
@@ -333,13 +342,13 @@ class RecordHistory:
         reader, secret = RecordReader(), secret_of(self._folder)
         for _ in self.lines(reader):
             pass
-        tags = [people.tag(secret, spelling) for spelling in spellings]
+        tags = [tag_person(secret, spelling) for spelling in spellings]
         runs: dict[str, bool] = {}
         for (kind, _), line in reader.known.items():
             if kind != "people" or line["what"] != "aligned":
                 continue
             run, digest = line["run"], line["people"]
-            has_person = any(len(people.rows_of(self._folder, digest, tag)) for tag in tags)
+            has_person = any(len(find_rows(self._folder, digest, tag)) for tag in tags)
             runs[run] = runs.get(run, False) or has_person
         return runs
 

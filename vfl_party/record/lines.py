@@ -4,26 +4,37 @@ The first key of a line gives its kind. ``record`` is the first line. ``run`` be
 a run. ``people`` names the table of people to which row numbers refer. ``way`` declares one
 direction of an exchange. ``sent`` is one bundle. ``private`` is one step of training with
 differential privacy. ``head`` is the head of a peer's record.
+
+A table of people is a file with keyed digests (tags) of the ids to which the row numbers of a
+record refer. A record has no ids. Only a reader who has the record's key and a person's id can find
+the person. So the record shows what was sent about a person even after all files with ids have been
+deleted.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from hashlib import sha256
+from hashlib import blake2b, sha256
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from vfl_common.bundle import Bundle, DType, StepKey
+from vfl_common.errors import Code, InputError
+from vfl_common.files import fsync_folder, lock_folder, private_file, write_error
 from vfl_common.text import to_json
 from vfl_common.wire.frames import BundleSizes, measure_bundle
-from vfl_party.record.people import TAG_BYTES
 
+PEOPLE_FOLDER = "people"
+TAG_BYTES = 16
+# The name of an incomplete file.
+_UNNAMED = "unnamed"
 # Instead of row numbers: at most all rows of the last line of the kind ``people``.
 ALL = "*"
 # Instead of row numbers: no rows.
@@ -210,3 +221,65 @@ def digest_of(bundle: Bundle, step: StepKey, secret: bytes, *, whole: bool = Fal
 @lru_cache(maxsize=1024)
 def _form(name: str, dtype: DType, shape: tuple[int, ...]) -> bytes:
     return f"{name} {dtype.name} {shape} ".encode()
+
+
+def tag_person(secret: bytes, person: str) -> bytes:
+    """Returns the tag of a person's id, which has ``TAG_BYTES`` bytes."""
+    return blake2b(person.encode(), key=secret, digest_size=TAG_BYTES).digest()
+
+
+def write_people(folder: Path, secret: bytes, ids: Iterable[str]) -> tuple[str, int]:
+    """Writes a file with the tags of ids, in the order of the ids.
+
+    Returns the SHA-256 of the file, which is its name, and the number of ids. Raises InputError if
+    the file cannot be written.
+    """
+    place = folder / PEOPLE_FOLDER
+    digest, count = sha256(), 0
+    try:
+        place.mkdir(exist_ok=True, mode=0o700)
+        # Only one program writes at a time, so a killed program left the incomplete files.
+        with lock_folder(place):
+            for incomplete in place.glob(f"*{_UNNAMED}*"):
+                incomplete.unlink()
+            unnamed = place / _UNNAMED
+            # The tags are written one by one, because those of a large table need much memory.
+            with private_file(unnamed) as file:
+                for person in ids:
+                    data = tag_person(secret, person)
+                    digest.update(data)
+                    file.write(data)
+                    count += 1
+            # An existing file is replaced, because it may be damaged.
+            unnamed.replace(place / digest.hexdigest())
+            fsync_folder(place)
+    except OSError as error:
+        raise write_error(place, error) from None
+    return digest.hexdigest(), count
+
+
+def find_rows(folder: Path, digest: str, wanted: bytes) -> npt.NDArray[np.int64]:
+    """Returns the numbers of the rows that have the tag ``wanted``.
+
+    ``digest``: The name of the file with the table of people. Raises InputError if the file was
+    changed.
+    """
+    content = read_tags(folder / PEOPLE_FOLDER / digest, digest)
+    tags = np.frombuffer(content, f"V{TAG_BYTES}")
+    return np.flatnonzero(tags == np.void(wanted)).astype(np.int64)
+
+
+def read_tags(path: Path, digest: str) -> bytes:
+    """Returns the concatenated tags in a file. Raises InputError if the file was changed."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(
+            Code.FILE_INVALID, f"{path}: cannot be read ({error.strerror}). Restore it from a copy."
+        ) from None
+    if sha256(data).hexdigest() != digest:
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: its SHA-256 is not the one in the record. Restore it from a copy.",
+        )
+    return data

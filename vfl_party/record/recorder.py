@@ -20,11 +20,10 @@ from vfl_common.files import lock_folder
 from vfl_common.rpc.serving.answered import OutgoingMessage
 from vfl_common.stages import Job
 from vfl_common.wire.frames import BundleSizes
-from vfl_party.record import people
 from vfl_party.record.book import RecordBook
 from vfl_party.record.heads import HeadExchange
 from vfl_party.record.history import Disclosure, PrivateStep
-from vfl_party.record.lines import BundleForm, Route, pack_rows, pack_tags
+from vfl_party.record.lines import BundleForm, Route, pack_rows, pack_tags, tag_person, write_people
 
 # The names of the texts that describe a direction of an exchange. The last ones may be missing.
 _ROUTE_FIELDS = ("exchange", "direction", "what", "chain", "how", "cost")
@@ -118,7 +117,7 @@ class Recorder:
             ids: The ids of the rows, in the order of the row numbers.
             what: ``table`` for the party's whole table, ``aligned`` for the rows of the phases.
         """
-        self._people, self._rows = people.keep(self.book.folder, self.book.secret, ids)
+        self._people, self._rows = write_people(self.book.folder, self.book.secret, ids)
         self.book.add(people=self._people, rows=self._rows, what=what, **self._run)
 
     def leaves(
@@ -167,7 +166,7 @@ class Recorder:
         """
         secret = self.book.secret
         about = pack_tags(
-            b"".join([people.tag(secret, person) for person in outgoing.ids]), outgoing.times
+            b"".join([tag_person(secret, person) for person in outgoing.ids]), outgoing.times
         )
         content_bytes = memoryview(outgoing.content)
         bundle = Bundle(

@@ -14,9 +14,9 @@ from vfl_common.files import write_error
 from vfl_common.identity.credentials import Credentials
 from vfl_party.record import tree
 from vfl_party.record.book import LINES
-from vfl_party.record.evidence import signers as signers_of
 from vfl_party.record.heads import OWN, read_signed_heads
 from vfl_party.record.note import RecordHead, StoredHead
+from vfl_party.record.note import signers as signers_of
 
 # The first bytes of a line with the head of a peer's record.
 _HEAD = b'{"head":'

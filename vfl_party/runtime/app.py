@@ -38,16 +38,20 @@ from vfl_party.assembly.party import (
 )
 from vfl_party.base.devices import keep_freed_memory, plain_arithmetic, set_threads
 from vfl_party.base.seeds import secret_seed
-from vfl_party.policy.guards import InstalledGuard, guards_of, list_leave_checks, make_run_guards
-from vfl_party.policy.words import describe_missing_policy
-from vfl_party.predict.alone import Alone, is_away, write_waiting
-from vfl_party.predict.prediction import Prediction, TrainedRun, unseen
+from vfl_party.policy.guards import (
+    InstalledGuard,
+    describe_missing_policy,
+    list_leave_checks,
+    make_run_guards,
+    words_of,
+)
+from vfl_party.predict.prediction import Alone, Prediction, is_away, write_waiting
 from vfl_party.predict.results import ALONE, WAITING, Output, Predicted, id_names
+from vfl_party.predict.run import TrainedRun, unseen
 from vfl_party.privacy.label_noise import LABEL_SECRET
 from vfl_party.ranks import RankGuardedPhase, Ranks, begin_ranks
 from vfl_party.record.book import RecordBook, folder_of
-from vfl_party.record.heads import HeadExchange
-from vfl_party.record.relay import HeadRelay
+from vfl_party.record.heads import HeadExchange, HeadRelay
 from vfl_party.runtime import versions
 from vfl_party.runtime.folders import Folders, make_store
 from vfl_party.runtime.generation import Preparation, new_secret
@@ -271,7 +275,7 @@ class PartyApp:
         installed = make_run_guards(files, book, resume=folders.resume, trained=trained)
         heads = HeadExchange(book, files.keyring.current)
         relay = HeadRelay(heads, files.name, recipe.active.name, files.keyring.current)
-        guards = [*guards_of(files.file, recipe), *installed, relay]
+        guards = [words_of(files.file, recipe), *installed, relay]
         trains, plugins = opened.work.job == "train", versions.get_shared_versions(opened)
         prepared = Preparation(
             opened,

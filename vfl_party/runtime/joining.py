@@ -15,9 +15,9 @@ from vfl_party.align import make_alignment
 from vfl_party.assembly.models import load_encoder
 from vfl_party.assembly.party import TRAINING, Assembled, Training
 from vfl_party.phases.course import Course
+from vfl_party.policy.guards import WordsGuard
 from vfl_party.policy.meeting import ProposedRun, RunGuard
-from vfl_party.policy.words import WordsGuard
-from vfl_party.predict.prediction import load_start
+from vfl_party.predict.run import load_start
 from vfl_party.runtime import versions
 
 

@@ -19,8 +19,9 @@ from vfl_party.data.inputs.made import BatchLog
 from vfl_party.data.rows import Prepared
 from vfl_party.models import InputSpec
 from vfl_party.phases.context import MakeEncoder
-from vfl_party.predict.prediction import Prediction, load_joint, prediction_data
+from vfl_party.predict.prediction import Prediction
 from vfl_party.predict.results import id_names
+from vfl_party.predict.run import load_joint, prediction_data
 from vfl_party.ranks import (
     RankRows,
     Ranks,

@@ -41,8 +41,7 @@ from vfl_party.data.notes.smells import find_smells
 from vfl_party.data.notes.target_leakage import find_target_leakage
 from vfl_party.phases.advice import warn_few_rows
 from vfl_party.phases.course import Course
-from vfl_party.policy.guards import guards_of, make_check_guards
-from vfl_party.policy.words import describe_policy
+from vfl_party.policy.guards import describe_policy, make_check_guards, words_of
 from vfl_party.predict.prediction import plan_exchanges
 from vfl_party.predict.results import count_formula_cells, label_name
 from vfl_party.runtime import versions
@@ -275,7 +274,7 @@ def _check_assembly(files: PartyFiles, opened: OpenedParty) -> Iterator[Finding]
         trees=files.file.trees,
     )
     installed = make_check_guards(files)
-    plan = check_before([*guards_of(files.file, files.recipe), *installed], party).plan
+    plan = check_before([words_of(files.file, files.recipe), *installed], party).plan
     sizes = _describe_splits({split: len(rows) for split, rows in party.prepared.splits.items()})
     learns_division = files.recipe.rows.split in ("column", "grouped") and not files.is_active
     if learns_division:

@@ -13,7 +13,7 @@ import numpy as np
 
 from vfl_common.errors import Code, InputError
 from vfl_common.text import LINE, clean
-from vfl_party.predict.quality import Quality
+from vfl_party.predict.run import Quality
 from vfl_serve.batching import Batcher, BatcherClosed, Busy, RequestColumns
 from vfl_serve.counts import Counts
 from vfl_serve.scored import ServedScores

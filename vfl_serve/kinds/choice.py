@@ -21,7 +21,7 @@ from vfl_party.models.halves import Tail
 from vfl_party.outbound.exchange import way_of
 from vfl_party.phases.context import Party
 from vfl_party.phases.scoring import compute_outputs
-from vfl_party.predict.quality import Quality
+from vfl_party.predict.run import Quality
 from vfl_serve.answering import PHASE, Answers, Limit, SentBefore
 from vfl_serve.asked import SelectIds, select_all_ids
 from vfl_serve.batching import RequestColumns

@@ -20,7 +20,7 @@ from vfl_party.outbound.chain import Chain, Chains
 from vfl_party.outbound.declared import Sent
 from vfl_party.outbound.exchange import way_of
 from vfl_party.phases.online import AnswerStep, Cells, Online, Reply
-from vfl_party.predict.quality import Quality
+from vfl_party.predict.run import Quality
 from vfl_serve.answering import PHASE, Limit, encode_states, find_answered_rows
 from vfl_serve.asked import SelectIds, select_all_ids
 from vfl_serve.batching import RequestColumns

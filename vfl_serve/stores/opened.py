@@ -16,7 +16,7 @@ from vfl_party.base.phase import Tree
 from vfl_party.data import Preprocessor, Table
 from vfl_party.data.table import Categories
 from vfl_party.phases.course import Course
-from vfl_party.predict.prediction import TrainedRun, prediction_data
+from vfl_party.predict.run import TrainedRun, prediction_data
 from vfl_serve.stores.alchemy import AlchemyRows
 from vfl_serve.stores.by_ids import ByIds
 from vfl_serve.stores.postgres import PostgresRows

@@ -71,7 +71,7 @@ from threads import several_threads  # type: ignore[import-not-found]
 
 # Isort: skip - before grpc, which reads what it sets.
 import vfl_common.rpc
-import vfl_party.outbound.codecs.identity
+import vfl_party.outbound.codecs
 from vfl.launcher import forks
 from vfl.launcher.child import PROGRAMS
 from vfl.launcher.forks import import_programs, serve

@@ -11,7 +11,7 @@ import pytest
 from tests.harness import pages
 from vfl_common.config.recipe import Recipe, read_recorded_recipe
 from vfl_common.summary import Worth
-from vfl_party.predict.quality import Quality, better_alone, read_quality
+from vfl_party.predict.run import Quality, better_alone, read_quality
 
 
 def made(

@@ -36,8 +36,8 @@ def models() -> set[type[BaseModel]]:
     """All sections that a person may write into a recipe or a party file, without plug-ins'."""
     roots: list[type[BaseModel]] = [Recipe, PartyFile]
     roots += [load_method(kind).settings for kind in own(methods)]
-    roots += [transforms.load(kind, "").settings for kind in own(transforms)]
-    roots += [each for kind in own(codecs) if (each := codecs.settings_of(kind, "")) is not None]
+    roots += [transforms.load(kind, "").settings for kind in transforms.TRANSFORMS]
+    roots += [each for kind in codecs.CODECS if (each := codecs.settings_of(kind, "")) is not None]
     return keys.reached(roots)
 
 
@@ -119,7 +119,7 @@ def test_the_table_of_exchanges_has_every_kind_of_phase() -> None:
 def test_every_encoder_codec_and_transform_is_named() -> None:
     recipe, page = (PAGES / "recipe.md").read_text(), (PAGES / "codecs.md").read_text()
     assert all(f"### {kind}\n" in recipe for kind in ENCODERS)
-    for kind in [*own(codecs), *own(transforms)]:
+    for kind in [*codecs.CODECS, *transforms.TRANSFORMS]:
         assert f"### {kind}\n" in page or f"| `{kind}` |" in page, kind
 
 

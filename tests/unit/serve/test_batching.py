@@ -10,7 +10,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from vfl_party.predict.quality import Quality
+from vfl_party.predict.run import Quality
 from vfl_serve import batching
 from vfl_serve.batching import Batcher, Busy
 from vfl_serve.counts import Counts

@@ -11,7 +11,7 @@ from vfl_common.config.models import Probability
 from vfl_common.config.recipe_tables import Fraction
 from vfl_party.models.training import OwnOptimizers, TrainingSettings
 from vfl_party.outbound.declared import Role
-from vfl_party.outbound.noise import Amplifier
+from vfl_party.outbound.filter import Amplifier
 
 Preset = Literal["paper", "released"]
 Weight = Annotated[float, Field(ge=0.0, le=1e6)]

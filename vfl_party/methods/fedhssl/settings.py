@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import PositiveInt
 
-from vfl_party.outbound.noise import Amplifier
+from vfl_party.outbound.filter import Amplifier
 from vfl_party.selfsup.settings import SelfSupSettings
 
 Keep = Literal["mean", "concat", "cross", "local"]

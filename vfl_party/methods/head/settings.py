@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from vfl_party.models.training import TrainingSettings
-from vfl_party.outbound.noise import Amplifier
+from vfl_party.outbound.filter import Amplifier
 from vfl_party.phases.sets import SetSettings
 from vfl_party.privacy.settings import DpSettings
 from vfl_party.selfsup.settings import SupervisedAugment

@@ -11,7 +11,7 @@ from vfl_common.config.models import OptimizerSettings
 from vfl_common.config.recipe_tables import Seconds
 from vfl_party.models.training import EarlyStopping as EarlyStopping
 from vfl_party.models.training import OwnOptimizers, TrainingSettings
-from vfl_party.outbound.noise import Amplifier
+from vfl_party.outbound.filter import Amplifier
 from vfl_party.phases.absence import LatePolicy
 from vfl_party.phases.sets import SetSettings
 from vfl_party.selfsup.settings import SupervisedAugment

@@ -43,7 +43,7 @@ from vfl_party.models import (
 )
 from vfl_party.models.training import TrainingSettings
 from vfl_party.outbound.exchange import to_bundle
-from vfl_party.outbound.policies.allow_all import AllowAll
+from vfl_party.outbound.policies import AllowAll
 
 
 @dataclass(frozen=True)

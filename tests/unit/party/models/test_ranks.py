@@ -29,7 +29,7 @@ from vfl_party.base.devices import read_launch, resolve_device
 from vfl_party.data import Features
 from vfl_party.data.inputs.made import BatchLog
 from vfl_party.models import InputSpec
-from vfl_party.ranks import SpreadEncoder, check_spread, join_ranks, reduce, spread
+from vfl_party.ranks import SpreadEncoder, check_spread, join_ranks, spread
 from vfl_party.ranks.group import (
     RankLost,
     Ranks,
@@ -191,7 +191,7 @@ def test_each_gradient_is_a_message_of_its_own_in_every_step(
     changes once.
     """
     encoder = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4))
-    wrapped = reduce.make_parallel(encoder, CPU, alone)
+    wrapped = spread.make_parallel(encoder, CPU, alone)
     messages: list[torch.Size] = []
     really = dist.reduce
 
@@ -211,7 +211,7 @@ def test_each_gradient_is_a_message_of_its_own_in_every_step(
 def test_a_sum_that_fails_is_no_gradient(
     alone: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wrapped = reduce.make_parallel(nn.Linear(6, 4), CPU, alone)
+    wrapped = spread.make_parallel(nn.Linear(6, 4), CPU, alone)
 
     class Failed:
         def get_future(self) -> torch.futures.Future[Any]:

@@ -17,7 +17,6 @@ from tests.harness.errors import raises
 from vfl_common.bundle import Bundle, BundleSpec, DType, Kind, StepKey
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, VflError
-from vfl_party.base import plugins
 from vfl_party.base.checkpoint import pack, unpack
 from vfl_party.base.step_timing import Clock
 from vfl_party.data.rows import divide_rows
@@ -26,8 +25,8 @@ from vfl_party.outbound.chain import Chain
 from vfl_party.outbound.chains import check_transforms, make_chains
 from vfl_party.outbound.declared import NOTHING, Exchange, Sent, f32, i64, noise, u8
 from vfl_party.outbound.exchange import Answering
-from vfl_party.outbound.filter import Filter, Tensors
-from vfl_party.outbound.policies.allow_all import AllowAll
+from vfl_party.outbound.filter import BuiltIns, Filter, Tensors
+from vfl_party.outbound.policies import AllowAll
 from vfl_party.phases.context import Party, PartyData
 from vfl_party.phases.course import Course
 
@@ -319,7 +318,7 @@ class Faulty(Filter):
 def test_a_faulty_plug_in_is_named_and_no_defect_of_ours(
     made: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plugins.Registry, "load", lambda *_: made)
+    monkeypatch.setattr(BuiltIns, "load", lambda *_: made)
     with raises(InputError, Code.CONFIG_INVALID, names="mine") as caught:
         codecs.make("mine", WHERE)
     assert "plug-in" in str(caught.value)
@@ -332,7 +331,7 @@ def test_what_is_neither_a_transform_nor_a_function_is_no_transform(
 ) -> None:
     """A class of Filter, and a function, serve as they are: ``test_given_plugins.py``."""
     for made in (7, Rounds, "text"):
-        monkeypatch.setattr(plugins.Registry, "load", lambda *_, made=made: made)
+        monkeypatch.setattr(BuiltIns, "load", lambda *_, made=made: made)
         with raises(InputError, Code.CONFIG_INVALID, names="mine"):
             transforms.load("mine", WHERE)
 

@@ -21,15 +21,18 @@ from vfl_party.methods.splitnn.exchanges import embedding
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.outbound.chains import make_chains
 from vfl_party.outbound.filter import Filter
-from vfl_party.outbound.policies.allow_all import AllowAll
-from vfl_party.outbound.sumkl import Statistics, optimum, sum_kl
-from vfl_party.outbound.transforms.clipped_gaussian import (
+from vfl_party.outbound.policies import AllowAll
+from vfl_party.outbound.transforms import (
     ClippedGaussian,
     ClippedGaussianSettings,
+    Marvell,
+    MarvellSettings,
+    MaxNorm,
+    Statistics,
+    optimum,
     sigma_of,
+    sum_kl,
 )
-from vfl_party.outbound.transforms.marvell import Marvell, MarvellSettings
-from vfl_party.outbound.transforms.max_norm import MaxNorm
 
 
 def gradients(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from vfl_common.config.recipe import Recipe
-from vfl_party.outbound.transforms.gaussian import GaussianNoise
+from vfl_party.outbound.transforms import GaussianNoise
 from vfl_party.phases.course import Course
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from vfl_party.base.checkpoint import pack, unpack
-from vfl_party.outbound.transforms.iso import IsoNoise
+from vfl_party.outbound.transforms import IsoNoise
 
 
 @pytest.mark.parametrize("shape", [(256, 64), (64, 4, 8, 8), (5000,)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vfl_common.config.base import parse
 from vfl_common.config.policy import PolicySettings
-from vfl_party.policy.words import describe_policy
+from vfl_party.policy.guards import describe_policy
 
 
 def test_demands_and_the_account_are_told_in_words() -> None:

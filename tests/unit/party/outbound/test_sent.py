@@ -10,15 +10,17 @@ import torch
 
 from tests.harness.errors import assert_names
 from vfl_common.bundle import StepKey
-from vfl_party.outbound import sent
-from vfl_party.outbound.chain import Chain
+from vfl_party.outbound import chain as sent
+from vfl_party.outbound.chain import Chain, SentDigests
 from vfl_party.outbound.declared import PartialFilter
 from vfl_party.outbound.filter import Filter, Passage
-from vfl_party.outbound.sent import SentDigests
-from vfl_party.outbound.transforms.clipped_gaussian import ClippedGaussian, ClippedGaussianSettings
-from vfl_party.outbound.transforms.gaussian import GaussianNoise
-from vfl_party.outbound.transforms.iso import IsoNoise
-from vfl_party.outbound.transforms.max_norm import MaxNorm
+from vfl_party.outbound.transforms import (
+    ClippedGaussian,
+    ClippedGaussianSettings,
+    GaussianNoise,
+    IsoNoise,
+    MaxNorm,
+)
 
 AT = Passage(StepKey("splitnn", 3, 1), "bank", "shop")
 G_BD = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))

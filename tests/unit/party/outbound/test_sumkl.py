@@ -10,7 +10,7 @@ import math
 import numpy as np
 import pytest
 
-from vfl_party.outbound.sumkl import Statistics, Variances, optimum, sum_kl
+from vfl_party.outbound.transforms import Statistics, Variances, optimum, sum_kl
 
 
 def spent(of: Statistics, noise: Variances) -> float:

@@ -27,7 +27,7 @@ from vfl_party.outbound.chains import coding_of, make_chains
 from vfl_party.outbound.declared import Exchange, Sent, f32, i64, u8
 from vfl_party.outbound.exchange import Answering, Asking, to_bundle, to_tensors
 from vfl_party.outbound.filter import Filter, Passage, Tensors
-from vfl_party.outbound.policies.allow_all import AllowAll
+from vfl_party.outbound.policies import AllowAll
 from vfl_party.phases.context import Party, PartyData
 from vfl_party.phases.course import Course
 

@@ -23,7 +23,7 @@ from vfl_party.data.inputs.profile import (
     stability_index,
 )
 from vfl_party.data.table import Categories
-from vfl_party.production.input_drift import Shift
+from vfl_party.predict.input_drift import Shift
 
 
 def table(numbers: np.ndarray, codes: np.ndarray, words: tuple[str, ...]) -> Table:

@@ -15,10 +15,10 @@ from vfl_common.errors import Code, InputError
 from vfl_common.production import scorings
 from vfl_lab.production.compare import compare
 from vfl_party.data.table import InputRows
-from vfl_party.predict.prediction import TrainedRun
+from vfl_party.predict.forget import outputs, person
+from vfl_party.predict.input_drift import read_scores, score_drift
 from vfl_party.predict.results import KEPT, Output, write_table
-from vfl_party.production.forget import outputs, person
-from vfl_party.production.input_drift import read_scores, score_drift
+from vfl_party.predict.run import TrainedRun
 
 IDS = ["NA", "null", "007", "+49 1", "=1+1", "-5", "@x", "a;b,c", "nan", "zz"]
 # Classes that other readers take for missing.

@@ -21,10 +21,19 @@ from vfl_common.identity.signing import encode_chain, sign
 from vfl_common.rpc.confer import LogHeads
 from vfl_party.record import book as book_of
 from vfl_party.record.book import LINES, SECRET
-from vfl_party.record.evidence import MAX_FILES, Proof, keep, proof_text, verify_evidence
-from vfl_party.record.heads import PEERS, accept
-from vfl_party.record.note import RecordHead, SignedNote, StoredHead, cosigner_id, key_id
-from vfl_party.record.relay import HeadRelay
+from vfl_party.record.heads import PEERS, HeadRelay, accept
+from vfl_party.record.note import (
+    MAX_FILES,
+    Proof,
+    RecordHead,
+    SignedNote,
+    StoredHead,
+    cosigner_id,
+    keep_evidence,
+    key_id,
+    proof_text,
+    verify_evidence,
+)
 from vfl_party.record.verify import verify
 
 Members = Mapping[str, Credentials]
@@ -60,7 +69,7 @@ def bare(of: RecordHead, mine: Credentials) -> SignedNote:
 def file_of(tmp_path: Path, one: StoredHead, other: StoredHead, proof: Proof) -> Path:
     folder = tmp_path / PEERS
     folder.mkdir(exist_ok=True)
-    return keep(folder, "p1", one, other, proof)[0]
+    return keep_evidence(folder, "p1", one, other, proof)[0]
 
 
 def without_cosignature(shows: LogHeads, mine: Credentials) -> LogHeads:
@@ -233,7 +242,9 @@ def test_files_of_heads_are_bounded(tmp_path: Path, members: Members) -> None:
     (tmp_path / PEERS).mkdir()
     for kind, size in (("not-shown", 9), ("broken", 8)):
         for root in range(1, MAX_FILES + 4):
-            keep(tmp_path / PEERS, "p1", held(old, mine), held(head(size, root, 20), mine), Proof())
+            keep_evidence(
+                tmp_path / PEERS, "p1", held(old, mine), held(head(size, root, 20), mine), Proof()
+            )
         assert len([*(tmp_path / PEERS).glob(f"p1.{kind}-*.json")]) == MAX_FILES
 
 

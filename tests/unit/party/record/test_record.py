@@ -28,21 +28,23 @@ from vfl_common.identity.credentials import Credentials, load_credentials
 from vfl_common.rpc.confer import LogHeads
 from vfl_common.wire.frames import measure_bundle
 from vfl_party.record import book as book_of
-from vfl_party.record import people
 from vfl_party.record.book import LINES, RecordBook
-from vfl_party.record.evidence import verify_evidence
 from vfl_party.record.heads import OWN, HeadExchange
 from vfl_party.record.history import RecordHistory
 from vfl_party.record.lines import (
     ALL,
     NOBODY,
+    PEOPLE_FOLDER,
     SMALL_BYTES,
     TOGETHER,
     digest_of,
+    find_rows,
     pack_rows,
+    tag_person,
     unpack_rows,
+    write_people,
 )
-from vfl_party.record.note import RecordHead, SignedNote
+from vfl_party.record.note import RecordHead, SignedNote, verify_evidence
 from vfl_party.record.recorder import RecordedRun, Recorder
 from vfl_party.record.verify import copy, require, verify
 
@@ -273,7 +275,7 @@ def test_a_copy_for_an_auditor_verifies_and_finds_nobody(
     found = verify(out, members["p0"], "p1")
     assert (found.wrong, set(found.signers)) == ((), {"p0", "p1"})
     assert verify(out, members["p0"]).wrong
-    secrets = [one.book.secret, people.tag(one.book.secret, "ann")]
+    secrets = [one.book.secret, tag_person(one.book.secret, "ann")]
     assert any(secrets[0] in path.read_bytes() for path in folder.rglob("*") if path.is_file())
     for path in out.rglob("*"):
         assert not any(each in path.read_bytes() for each in secrets), path
@@ -477,11 +479,11 @@ def test_what_left_about_a_person_in_five_runs_is_what_was_sent(
 KILLED_AT_TAGS = """
 import os, sys
 from pathlib import Path
-from vfl_party.record import people
+from vfl_party.record.lines import PEOPLE_FOLDER, find_rows, tag_person, write_people
 def ids():
     yield "a"
     os._exit(9)
-people.keep(Path(sys.argv[1]), b"secret", ids())
+write_people(Path(sys.argv[1]), b"secret", ids())
 """
 
 
@@ -490,21 +492,21 @@ def test_tags_that_a_killed_program_has_begun_to_write_are_removed(tmp_path: Pat
         [sys.executable, "-c", KILLED_AT_TAGS, str(tmp_path)], check=False, timeout=60
     )
     assert killed.returncode == 9
-    assert len([*(tmp_path / people.FOLDER).iterdir()]) == 1
+    assert len([*(tmp_path / PEOPLE_FOLDER).iterdir()]) == 1
     for ids in (["a", "b"], ["a", "b"], ["c"]):
-        digest, count = people.keep(tmp_path, b"secret", ids)
+        digest, count = write_people(tmp_path, b"secret", ids)
         assert count == len(ids)
-        assert people.rows_of(tmp_path, digest, people.tag(b"secret", ids[0])).tolist() == [0]
-    assert len([*(tmp_path / people.FOLDER).iterdir()]) == 2
+        assert find_rows(tmp_path, digest, tag_person(b"secret", ids[0])).tolist() == [0]
+    assert len([*(tmp_path / PEOPLE_FOLDER).iterdir()]) == 2
 
 
 def test_tags_that_were_damaged_are_mended_by_the_next_run(tmp_path: Path) -> None:
-    digest, _ = people.keep(tmp_path, b"secret", ["a", "b"])
-    (tmp_path / people.FOLDER / digest).write_bytes(b"damaged")
+    digest, _ = write_people(tmp_path, b"secret", ["a", "b"])
+    (tmp_path / PEOPLE_FOLDER / digest).write_bytes(b"damaged")
     with raises(InputError, Code.FILE_INVALID):
-        people.rows_of(tmp_path, digest, people.tag(b"secret", "b"))
-    assert people.keep(tmp_path, b"secret", ["a", "b"]) == (digest, 2)
-    assert people.rows_of(tmp_path, digest, people.tag(b"secret", "b")).tolist() == [1]
+        find_rows(tmp_path, digest, tag_person(b"secret", "b"))
+    assert write_people(tmp_path, b"secret", ["a", "b"]) == (digest, 2)
+    assert find_rows(tmp_path, digest, tag_person(b"secret", "b")).tolist() == [1]
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ from vfl_party.data import Table, load_table
 from vfl_party.models import Encoder, InputSpec, Top, build_checked_encoder, needs_codes
 from vfl_party.models.metrics import Metric, evaluate, lower_is_better
 from vfl_party.phases.course import Course
-from vfl_party.predict.prediction import prediction_data
+from vfl_party.predict.run import prediction_data
 from vfl_party.runtime import versions
 from vfl_server.control.admission import MAX_PLUGINS, MAX_TEXT, admit
 

@@ -28,8 +28,8 @@ from vfl_common.stages import Planned
 from vfl_party.base.checkpoint import CheckpointStore
 from vfl_party.cli import cli
 from vfl_party.data import Preprocessor, Table, load_table, make_loader
-from vfl_party.predict.prediction import TrainedRun, load_trained, prediction_data, unseen
 from vfl_party.predict.results import write_table
+from vfl_party.predict.run import TrainedRun, load_trained, prediction_data, unseen
 
 TABLE = pa.table({"id": ["a", "b"], "score": [0.25, 0.75]})
 

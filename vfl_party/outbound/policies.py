@@ -1,28 +1,99 @@
-"""Applies the ``[policy]`` table of the party file: to an exchange when its chain is made, and to
-every bundle before it leaves.
+"""Policies, which decide what may leave a party. The party file chooses one: a name in
+``POLICIES``, a plug-in, or the table ``[policy]``, which is applied to an exchange when its chain
+is made, and to every bundle before it leaves.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from vfl_common.bundle import Kind
 from vfl_common.config.base import parse
 from vfl_common.config.policy import Demand, PolicySettings
+from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.text import list_names
 from vfl_party.outbound import transforms
 from vfl_party.outbound.declared import PREDICTION, PREDICTS, Exchange, Sent, Use
-from vfl_party.outbound.filter import Filter, OutboundBundle, Passage, Tensors
+from vfl_party.outbound.filter import BuiltIns, Filter, OutboundBundle, Passage, Tensors
 from vfl_party.record.lines import ALL
 
 # Kinds of bundle whose numbers a codec may encode with fewer bits.
 _CODED = ("embedding", "gradient")
+
+
+class Policy(Protocol):
+    """Makes the filter that decides what may leave this party in one exchange. It is called when a
+    phase is made.
+    """
+
+    def __call__(self, phase: str, exchange: Exchange, sent: Sent, /) -> Filter:
+        """Returns the filter for the tensors that this party sends in ``exchange``. ``sent``: the
+        direction of the exchange in which it sends, with all transforms.
+
+        Raises InputError (REFUSED) if these tensors may never leave. The filter's ``apply`` may
+        raise it later.
+        """
+        ...
+
+
+def load(policy: str | PolicySettings, where: str, after: Policy | None = None) -> Policy:
+    """Makes a policy from its settings or by its name. Raises InputError that names ``where`` if
+    the name is unknown.
+
+    ``after``: the policy that this party has used before the first phase.
+    """
+    if isinstance(policy, PolicySettings):
+        plugin_policy = (
+            load(policy.plugin, f"{where}.plugin") if policy.plugin is not None else None
+        )
+        return TablePolicy(policy, plugin_policy, after if isinstance(after, TablePolicy) else None)
+    loaded: Policy = REGISTRY.make(policy, where, Callable)  # type: ignore[arg-type]
+    return loaded
+
+
+def get_trial_policy_name(recipe: Recipe, name: str) -> str | PolicySettings:
+    """Returns the policy of a party in a trial on one machine, from ``simulate.policies``."""
+    policies = recipe.simulate.policies if recipe.simulate is not None else {}
+    return policies.get(name, "allow_all")
+
+
+def load_trial_policy(recipe: Recipe, name: str, after: Policy | None = None) -> Policy:
+    """Makes the policy of a party in a trial on one machine, from ``simulate.policies``; see
+    ``load``. Raises InputError if the name is unknown.
+    """
+    return load(get_trial_policy_name(recipe, name), f"recipe: simulate.policies: {name}", after)
+
+
+class AllowAll(Filter):
+    """Allows every exchange that the phases declare; see ``Policy``."""
+
+    text = "allow all"
+
+    def __call__(self, _phase: str, _exchange: Exchange, _sent: Sent, /) -> Filter:
+        return self
+
+
+class Encrypted(Filter):
+    """Refuses an exchange whose gradients are not encrypted; see ``Policy``."""
+
+    text = "encrypted gradients only"
+
+    def __call__(self, phase: str, exchange: Exchange, sent: Sent, /) -> Filter:
+        if sent.kind is Kind.GRADIENT and set(sent.tensors) != {"ciphertexts"}:
+            raise InputError(
+                Code.REFUSED,
+                f"policy: gradients of phase {phase} (exchange {exchange.name}) may leave only "
+                'encrypted. Use secureboost with encryption = "paillier" or "ou", or choose '
+                "another policy.",
+            )
+        return self
 
 
 def policy_error(key: str, wanted: Any, violation: str, remedy: str = "") -> InputError:
@@ -310,3 +381,8 @@ class CombinedLimitFilter(LimitFilter):
         super().load_state(state)
         if state.get("beside") is not None:
             self._beside.load_state(state["beside"])
+
+
+# The policies by name, apart from the table ``[policy]``.
+POLICIES: dict[str, Callable[[], Policy]] = {"allow_all": AllowAll, "encrypted": Encrypted}
+REGISTRY = BuiltIns("vfl.policies", "policy", POLICIES, ours=tuple(POLICIES))

@@ -31,8 +31,8 @@ from vfl_party.data.inputs.profile import (
     stability_index,
 )
 from vfl_party.data.table import count_words
-from vfl_party.predict.prediction import TrainedRun, prediction_data
 from vfl_party.predict.results import KEPT, STATE, remove_guards
+from vfl_party.predict.run import TrainedRun, prediction_data
 
 # The usual limits of the population stability index in credit scoring (Siddiqi 2006).
 MOVED, DRIFTED = 0.1, 0.25

@@ -1,13 +1,14 @@
-"""Codecs, which encode numbers for the wire: one file per codec, loaded by name."""
+"""Codecs, which encode numbers for the wire. ``CODECS`` at the end has each codec by name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from vfl_common.bundle import BundleSpec, DType
@@ -21,10 +22,10 @@ from vfl_common.packing.bundles import (
     get_part_name,
     wire_spec,
 )
-from vfl_common.packing.coders import Bits, Coder, get_rows_and_width
-from vfl_party.base.plugins import Registry, describe_failure
+from vfl_common.packing.coders import Bits, Coder, TopK, get_rows_and_width
+from vfl_party.base.plugins import describe_failure
 from vfl_party.outbound.declared import spec_of
-from vfl_party.outbound.filter import NOWHERE, Filter, Passage, Tensors
+from vfl_party.outbound.filter import NOWHERE, BuiltIns, Filter, Passage, Tensors
 
 S = TypeVar("S", bound=Section)
 
@@ -46,15 +47,12 @@ class Place:
 
 @dataclass(frozen=True)
 class Codec(Generic[S]):
-    """A codec with settings. A module or a plug-in exports it instead of a function that returns a
-    filter.
+    """A codec with settings. ``CODECS`` has it, or a plug-in exports it, instead of a function that
+    returns a filter.
     """
 
     settings: type[S]
     make: Callable[[S, Place], Filter]
-
-
-REGISTRY = Registry("vfl.codecs", "codec", __name__, "CODEC")
 
 
 def make(
@@ -98,6 +96,71 @@ def has_settings(name: str, where: str) -> bool:
     unknown.
     """
     return settings_of(name, where) is not None
+
+
+class Identity(Filter):
+    """Sends every tensor in the dtype that the phase declares."""
+
+    text = "identity"
+
+
+class TwoBytes(Filter):
+    """Encodes float32 with two bytes per number, rounded to nearest, ties to even. Other dtypes
+    stay unchanged.
+    """
+
+    repeats = True
+    dtype: ClassVar[torch.dtype]
+    wire: ClassVar[DType]
+
+    def apply(self, tensors: Tensors) -> Tensors:
+        """Raises InputError if a finite number is too large for the dtype."""
+        return {
+            name: self._narrow(name, x) if x.dtype is torch.float32 else x
+            for name, x in tensors.items()
+        }
+
+    def undo(self, tensors: Tensors) -> Tensors:
+        return {name: x.float() if x.dtype is self.dtype else x for name, x in tensors.items()}
+
+    def wire_spec(self, spec: BundleSpec) -> BundleSpec:
+        specs = {
+            name: replace(tensor_spec, dtype=self.wire)
+            if tensor_spec.dtype is DType.FLOAT32
+            else tensor_spec
+            for name, tensor_spec in spec.tensors.items()
+        }
+        return BundleSpec(spec.kind, specs)
+
+    def _narrow(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        narrowed = x.detach().to(self.dtype)
+        if x.numel() and bool((narrowed.isinf() & x.isfinite()).any()):
+            largest = x.detach().abs().max().item()
+            raise InputError(
+                Code.NON_FINITE,
+                f"codec {self.text}: tensor {name!r} exceeds the largest {self.text} number, "
+                f"{torch.finfo(self.dtype).max:.5g} (got {largest:.3g}). Choose another codec, or "
+                "scale the model.",
+            )
+        return narrowed
+
+
+class Float16(TwoBytes):
+    """Rounds to the nearest float16: half the bytes, 11 bits of precision. Raises InputError for
+    values beyond 65,504; values below 6e-8 become zero.
+    """
+
+    text = "float16"
+    dtype, wire = torch.float16, DType.FLOAT16
+
+
+class BFloat16(TwoBytes):
+    """Rounds to the nearest bfloat16, ties to even, as torch does: half the bytes, 8 bits of
+    precision. The range is the same as float32's, up to rounding.
+    """
+
+    text = "bfloat16"
+    dtype, wire = torch.bfloat16, DType.BFLOAT16
 
 
 class PackedCodec(Filter):
@@ -201,3 +264,94 @@ class FeedbackCodec(PackedCodec):
 
     def load_state(self, state: dict[str, Any]) -> None:
         self._errors = {name: error.cpu().numpy().copy() for name, error in state.items()}
+
+
+class BitsSettings(Section):
+    """Settings of ``bits``, which encodes float32 with 8, 4 or 2 bits per number, packed, and with
+    a minimum and a step for each row.
+    """
+
+    bits: Literal[8, 4, 2]
+    """The number of bits per number."""
+    rounding: Literal["stochastic", "nearest"] = "stochastic"
+    """``stochastic`` rounding is unbiased; ``nearest`` halves the maximum error."""
+    scales: Literal["float32", "bfloat16"] = "float32"
+    """The type of each row's minimum and step."""
+    error_feedback: bool = False
+    """Whether rounding errors are added to the next message. Only for weights that parties send to
+    the server for averaging.
+    """
+
+
+def _make_bits(settings: BitsSettings, place: Place) -> Filter:
+    coder = Bits(settings.bits, settings.rounding == "stochastic", settings.scales == "bfloat16")
+    if not settings.error_feedback:
+        return PackedCodec(coder, place.seed)
+    if not place.averaged:
+        raise InputError(
+            Code.CONFIG_INVALID,
+            "error_feedback requires an exchange that the server averages, because other "
+            "exchanges send different rows at each step. Remove error_feedback.",
+        )
+    if not place.up:
+        raise InputError(
+            Code.CONFIG_INVALID,
+            "error_feedback applies only to what the parties send; the server keeps no state of "
+            'an average. Set direction = "up" in the table.',
+        )
+    return FeedbackCodec(coder, place.seed)
+
+
+class TopKSettings(Section):
+    """Settings of ``topk``, which encodes float32 as the largest numbers of each row and their
+    positions, packed. All other numbers arrive as zero.
+    """
+
+    keep: int | float
+    """The numbers of a row that are sent: a count, or a share between 0 and 1, exclusive."""
+    values: Literal["float32", "float16"] = "float32"
+    """The type of the numbers that are sent."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Any:
+        share = isinstance(self.keep, float)
+        if self.keep <= 0 or (share and self.keep >= 1):
+            raise ValueError(
+                "keep: must be a positive integer (a count of numbers per row) or a share between "
+                f"0 and 1, exclusive (got {self.keep})"
+            )
+        return self
+
+
+def _make_top_k(settings: TopKSettings, place: Place) -> Filter:
+    return PackedCodec(TopK(settings.keep, half=settings.values == "float16"), place.seed)
+
+
+class RandTopKSettings(TopKSettings):
+    """Settings of ``randtopk``, which draws some of the sent numbers at random from the smaller
+    ones (IJCAI 2023, arXiv 2305.18469).
+
+    In an exchange without an answer, such as validation, it sends only the largest numbers.
+    """
+
+    alpha: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
+    """The probability, in training, that a sent number is drawn from the numbers that are not among
+    the largest.
+    """
+
+
+def _make_random_top_k(settings: RandTopKSettings, place: Place) -> Filter:
+    alpha = settings.alpha if place.answered else 0.0
+    return PackedCodec(TopK(settings.keep, alpha, settings.values == "float16"), place.seed)
+
+
+# The codecs by name: a function that returns a filter, or a ``Codec`` with settings.
+CODECS: dict[str, Callable[[], Filter] | Codec[Any]] = {
+    "identity": Identity,
+    "float16": Float16,
+    "bfloat16": BFloat16,
+    "bits": Codec(BitsSettings, _make_bits),
+    "topk": Codec(TopKSettings, _make_top_k),
+    "randtopk": Codec(RandTopKSettings, _make_random_top_k),
+}
+REGISTRY = BuiltIns("vfl.codecs", "codec", CODECS, ours=tuple(CODECS))

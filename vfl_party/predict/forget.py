@@ -30,9 +30,9 @@ from vfl_party.assembly.party import TRAINING, open_party
 from vfl_party.data.ids import SEPARATOR, Ids, normalize_ids
 from vfl_party.data.load import read_rows
 from vfl_party.outbound.exchange import Connections
-from vfl_party.predict.prediction import encoder_of
+from vfl_party.predict.input_drift import read_scores
 from vfl_party.predict.results import KEPT, MATCHED, id_names, write_table
-from vfl_party.production.input_drift import read_scores
+from vfl_party.predict.run import encoder_of
 from vfl_party.record.history import RecordHistory
 
 # Number of bytes of a file that are searched at once.
