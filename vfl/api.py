@@ -36,15 +36,9 @@ if TYPE_CHECKING:
     from vfl_party.base.mechanism import Mechanism
     from vfl_party.base.phase import Phase, RoundReport
     from vfl_party.base.seeds import Rows, batches, derive_seed
-    from vfl_party.models import Combination, Encoder, InputSpec, combine
-    from vfl_party.models.metrics import (
-        LossOfRows,
-        Metric,
-        evaluate,
-        loss_fn,
-        lower_is_better,
-    )
-    from vfl_party.models.top.plugin import Top
+    from vfl_party.models import Combination, Encoder, InputSpec, Top, combine
+    from vfl_party.models.losses import LossOfRows, loss_fn
+    from vfl_party.models.metrics import Metric, evaluate, lower_is_better
     from vfl_party.outbound.codecs import Codec, Place
     from vfl_party.outbound.codecs.float16 import Float16
     from vfl_party.outbound.declared import (
@@ -141,9 +135,9 @@ FROM = {
         "vfl_party.base.mechanism": "Mechanism",
         "vfl_party.base.phase": "Phase RoundReport",
         "vfl_party.base.seeds": "Rows batches derive_seed",
-        "vfl_party.models": "Combination Encoder InputSpec combine",
-        "vfl_party.models.metrics": "LossOfRows Metric evaluate loss_fn lower_is_better",
-        "vfl_party.models.top.plugin": "Top",
+        "vfl_party.models": "Combination Encoder InputSpec Top combine",
+        "vfl_party.models.losses": "LossOfRows loss_fn",
+        "vfl_party.models.metrics": "Metric evaluate lower_is_better",
         "vfl_party.outbound.codecs": "Codec Place",
         "vfl_party.outbound.codecs.float16": "Float16",
         "vfl_party.outbound.declared": ("Exchange NOTHING Occurrence Sent Traffic Use f32 i64 u8"),

@@ -40,8 +40,8 @@ from vfl_party.data.ids import SEPARATOR, normalize_ids
 from vfl_party.data.rows import Prepared
 from vfl_party.methods.probe.cut import get_latent_shape
 from vfl_party.models import forward
+from vfl_party.models.layers import StochasticEncoder, deterministic
 from vfl_party.models.row_blocks import describe_inexact, in_blocks
-from vfl_party.models.stochastic import StochasticEncoder, deterministic
 from vfl_party.phases.context import Party
 from vfl_party.phases.course import Course
 from vfl_party.phases.online import Cells

@@ -31,9 +31,8 @@ from vfl_party.align import AlignedRows
 from vfl_party.assembly.models import encoder_settings, load_models
 from vfl_party.assembly.party import OpenedParty
 from vfl_party.base.checkpoint import CheckpointStore
-from vfl_party.base.held import HeldRows
 from vfl_party.base.phase import Phase, RoundReport, Tree
-from vfl_party.base.seeds import Rows
+from vfl_party.base.seeds import HeldRows, Rows
 from vfl_party.data import Labels, Preprocessor, Table
 from vfl_party.data.join import own_columns
 from vfl_party.data.rows import Prepared

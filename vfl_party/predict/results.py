@@ -31,7 +31,8 @@ from vfl_party.data.ids import SEPARATOR, Ids
 from vfl_party.data.rows import Prepared
 from vfl_party.data.sources.images import FILE
 from vfl_party.data.table import LEFT_OUT, InputRows
-from vfl_party.models.metrics import decide, scores
+from vfl_party.models.losses import scores
+from vfl_party.models.metrics import decide
 from vfl_party.models.row_blocks import in_blocks
 
 KEPT = "predictions.parquet"

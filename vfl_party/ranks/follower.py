@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from vfl_common.errors import InternalError
 from vfl_party.base.seeds import derive_seed
 from vfl_party.models import InputSpec, TwoTowers
-from vfl_party.models.backward import backward
-from vfl_party.models.precision import Precision
+from vfl_party.models.training import Precision, backward
 from vfl_party.ranks.group import Ranks, Word, convert_rank_errors
 from vfl_party.ranks.rows import RankRows
 from vfl_party.ranks.spread import OnRanks, describe_structure

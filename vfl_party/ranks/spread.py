@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vfl_party.models import InputSpec, forward
-from vfl_party.models.precision import Precision
+from vfl_party.models.training import Precision
 from vfl_party.ranks.group import Ranks
 from vfl_party.ranks.reduce import SequentialEncoder, make_parallel
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vfl_common.errors import Code, InputError
 from vfl_party.base.seeds import derive_seed
 from vfl_party.models import build_predictor, build_projector, seed_torch
-from vfl_party.models.optim import build_optimizer, build_schedule, clip, keep_rate
+from vfl_party.models.training import build_optimizer, build_schedule, clip, keep_rate
 from vfl_party.phases.context import Party
 from vfl_party.selfsup.losses import KeyQueue, byol, ema_update, moco, nt_xent, simsiam
 from vfl_party.selfsup.plan import SelfSupPlan

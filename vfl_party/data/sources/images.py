@@ -11,7 +11,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from vfl_common.config.data import IMAGES, DataSettings
-from vfl_party.base.workers import map_in_order
+from vfl_party.base.devices import map_in_order
 from vfl_party.data import checks
 from vfl_party.data.collect import collect
 from vfl_party.data.columns import Columns, Rows

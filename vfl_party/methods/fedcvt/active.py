@@ -25,7 +25,7 @@ from vfl_party.methods.fedcvt.losses import (
 from vfl_party.methods.fedcvt.settings import FedCVTSettings, Preset
 from vfl_party.methods.fedcvt.training import FedCVTTraining
 from vfl_party.models import combine, forward, seed_torch
-from vfl_party.models.metrics import loss_fn
+from vfl_party.models.losses import loss_fn
 from vfl_party.phases.context import Party
 from vfl_party.phases.diverged import check_sums
 from vfl_party.phases.measure import compute_metrics

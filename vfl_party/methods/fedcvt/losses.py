@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
 from vfl_common.config.models import TaskSettings
-from vfl_party.base.dtypes import get_real_dtype
+from vfl_party.base.devices import get_real_dtype
 from vfl_party.methods.fedcvt.settings import Preset
-from vfl_party.models.metrics import scores
+from vfl_party.models.losses import scores
 
 
 def split_halves(r_ND: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from vfl_party.base.phase import Phase, RoundReport, Tree
 from vfl_party.methods.fedcvt.exchanges import VALIDATION, declare_representations
 from vfl_party.methods.fedcvt.settings import FedCVTSettings
 from vfl_party.methods.fedcvt.training import FedCVTTraining
-from vfl_party.models.backward import backward
+from vfl_party.models.training import backward
 from vfl_party.phases.context import Party
 from vfl_party.phases.diverged import check_own
 from vfl_party.phases.scoring import SplitScorer

@@ -21,8 +21,7 @@ from vfl_party.methods.fedcvt.batches import (
 )
 from vfl_party.methods.fedcvt.encoders import TwoNetworks
 from vfl_party.methods.fedcvt.settings import FedCVTSettings
-from vfl_party.models.optim import build_optimizer, build_schedule, clip
-from vfl_party.models.training import own_optimizer
+from vfl_party.models.training import build_optimizer, build_schedule, clip, own_optimizer
 from vfl_party.phases.context import Party
 from vfl_party.phases.diverged import check_own
 

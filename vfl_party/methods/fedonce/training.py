@@ -13,8 +13,7 @@ from vfl_party.base.phase import RoundReport
 from vfl_party.base.seeds import Rows
 from vfl_party.methods.fedonce.rows import check_finite, make_own_batches
 from vfl_party.methods.fedonce.settings import ADAM, FedOnceSettings
-from vfl_party.models.optim import build_optimizer, build_schedule, clip
-from vfl_party.models.training import own_optimizer
+from vfl_party.models.training import build_optimizer, build_schedule, clip, own_optimizer
 from vfl_party.phases.context import Party
 from vfl_party.privacy.steps import PrivateSteps
 

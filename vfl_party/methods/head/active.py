@@ -13,15 +13,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from vfl_common.config.models import TopSettings
 from vfl_common.errors import Code, InputError
-from vfl_party.base.held import HeldRows
 from vfl_party.base.phase import Phase, RoundReport, Tree
-from vfl_party.base.seeds import Rows, batches
+from vfl_party.base.seeds import HeldRows, Rows, batches
 from vfl_party.methods.head.settings import TRAIN, UPLOAD, HeadSettings
 from vfl_party.methods.head.upload import Uploads, zero_late_weights
 from vfl_party.models import combine
-from vfl_party.models.metrics import loss_fn
-from vfl_party.models.optim import build_optimizer, build_schedule, clip
-from vfl_party.models.top.stand_ins import NAME, learnt_stand_ins
+from vfl_party.models.losses import loss_fn
+from vfl_party.models.top import STAND_INS, learnt_stand_ins
+from vfl_party.models.training import build_optimizer, build_schedule, clip
 from vfl_party.phases.context import Party
 from vfl_party.phases.passes import HeldBatch, compute_losses, make_passes
 from vfl_party.phases.scoring import embed
@@ -117,7 +116,7 @@ class ActiveHead(Phase):
     @property
     def _trained_models(self) -> tuple[str, ...]:
         encoder = ("encoder",) if self._trains_encoder else ()
-        stand_ins = (NAME,) if self._stand_ins is not None else ()
+        stand_ins = (STAND_INS,) if self._stand_ins is not None else ()
         return (*encoder, "top", *stand_ins)
 
     def run_round(self, round_: int) -> RoundReport:

@@ -16,9 +16,8 @@ from vfl_party.base.phase import Phase, RoundReport, Tree
 from vfl_party.base.seeds import Rows, derive_seed
 from vfl_party.methods.head.settings import TRAIN, UPLOAD, HeadSettings
 from vfl_party.methods.head.upload import Uploads, get_upload_splits
-from vfl_party.models.boosting import Matrix, check_loss, grow, lightgbm
-from vfl_party.models.metrics import loss_fn
-from vfl_party.models.top.trees import BoostedTrees, TreeArrays
+from vfl_party.models.losses import loss_fn
+from vfl_party.models.trees import BoostedTrees, Matrix, TreeArrays, check_loss, grow, lightgbm
 from vfl_party.phases.context import Party
 from vfl_party.phases.scoring import compute_outputs, embed, split_into_chunks
 from vfl_party.phases.sets import check as check_sets

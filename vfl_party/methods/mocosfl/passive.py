@@ -21,7 +21,7 @@ from vfl_party.methods.mocosfl.steps import (
 )
 from vfl_party.methods.mocosfl.training import TrainedHalf
 from vfl_party.methods.mocosfl.views import AugmentedViews
-from vfl_party.models.backward import backward
+from vfl_party.models.training import backward
 from vfl_party.outbound.exchange import Asking
 from vfl_party.phases.advice import advise
 from vfl_party.phases.context import Party

@@ -16,8 +16,8 @@ from vfl_common.config.models import OptimizerSettings, Rate
 from vfl_party.base.seeds import derive_seed
 from vfl_party.methods.mocosfl.likeness import ssim
 from vfl_party.models import seed_torch
-from vfl_party.models.decoder import Decoder
-from vfl_party.models.optim import build_optimizer
+from vfl_party.models.halves import Decoder
+from vfl_party.models.training import build_optimizer
 
 
 class ResistSettings(Section):

@@ -15,11 +15,11 @@ from vfl_common.bundle import StepKey
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.stages import Draw
+from vfl_party.base.devices import seed_torch
 from vfl_party.base.seeds import derive_seed
 from vfl_party.methods.mocosfl.check import check_phase, find_first_phase
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
 from vfl_party.models.halves import Halves, Tail
-from vfl_party.models.init import seed_torch
 from vfl_party.phases.context import Party
 
 # The number of times that an epoch may repeat a party's rows before a warning.

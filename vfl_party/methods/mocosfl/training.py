@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from vfl_common.config.models import OptimizerSettings
 from vfl_common.errors import Code, InputError
-from vfl_party.models.optim import build_optimizer, build_schedule, clip
+from vfl_party.models.training import build_optimizer, build_schedule, clip
 
 
 class TrainedHalf:

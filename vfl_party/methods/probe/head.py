@@ -12,9 +12,9 @@ from vfl_common.errors import Code, InputError
 from vfl_party.base.seeds import Rows, batches, derive_seed, stratify_order
 from vfl_party.methods.probe.settings import ProbeSettings
 from vfl_party.models import forward, seed_torch
-from vfl_party.models.encoders.mlp import build_layers
-from vfl_party.models.metrics import loss_fn
-from vfl_party.models.optim import build_optimizer, build_schedule, clip
+from vfl_party.models.layers import build_layers
+from vfl_party.models.losses import loss_fn
+from vfl_party.models.training import build_optimizer, build_schedule, clip
 from vfl_party.phases.context import Party
 
 

@@ -62,7 +62,7 @@ from vfl_party.methods.secureboost.tree.positions import (
     rows_of_nodes,
 )
 from vfl_party.methods.secureboost.tree.sampling import by_gradient, derive_secret_seed, sample_rows
-from vfl_party.models.metrics import loss_fn
+from vfl_party.models.losses import loss_fn
 from vfl_party.phases.context import Party
 from vfl_party.phases.measure import compute_metrics
 

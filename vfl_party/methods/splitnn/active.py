@@ -20,8 +20,8 @@ from vfl_party.methods.splitnn.stopping import StoppingJudge
 from vfl_party.methods.splitnn.training import OwnTraining
 from vfl_party.methods.splitnn.without_passives import AbsentParties
 from vfl_party.models import CombinedEmbeddings
-from vfl_party.models.backward import backward
-from vfl_party.models.metrics import loss_fn
+from vfl_party.models.losses import loss_fn
+from vfl_party.models.training import backward
 from vfl_party.outbound.filter import Tensors
 from vfl_party.phases.context import Party
 from vfl_party.phases.drift import Drift

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vfl_party.base.dtypes import get_real_dtype
+from vfl_party.base.devices import get_real_dtype
 
 # Values of V² below this count as 0.
 _TINY = 1e-12

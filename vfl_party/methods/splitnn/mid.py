@@ -1,5 +1,5 @@
 """MID: the encoder of a passive party draws embeddings at random
-(``vfl_party.models.stochastic``).
+(``vfl_party.models.layers``).
 """
 
 from __future__ import annotations

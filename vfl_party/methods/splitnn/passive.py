@@ -17,7 +17,7 @@ from vfl_party.methods.splitnn.pipe import Pipe
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.methods.splitnn.stopping import VerdictReceiver
 from vfl_party.methods.splitnn.training import OwnTraining
-from vfl_party.models.backward import backward
+from vfl_party.models.training import backward
 from vfl_party.phases.absence import Following
 from vfl_party.phases.context import Party
 from vfl_party.phases.scoring import SplitScorer

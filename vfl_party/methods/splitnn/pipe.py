@@ -20,7 +20,7 @@ from vfl_party.methods.splitnn.batches import Batch
 from vfl_party.methods.splitnn.local import ExchangedBatch, PassiveLocalUpdates
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.methods.splitnn.training import OwnTraining
-from vfl_party.models.backward import backward
+from vfl_party.models.training import backward
 from vfl_party.outbound.exchange import Asking
 from vfl_party.phases.context import Party
 

@@ -16,7 +16,7 @@ from vfl_common.rpc.guard.rate import Rate
 from vfl_common.summary import Absence
 from vfl_party.base.seeds import Rows
 from vfl_party.methods.splitnn.settings import SplitNNSettings
-from vfl_party.models.top.stand_ins import learnt_stand_ins
+from vfl_party.models.top import learnt_stand_ins
 from vfl_party.phases.absence import Absences, Cache, replace_absent
 from vfl_party.phases.context import Party
 

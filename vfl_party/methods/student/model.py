@@ -13,7 +13,7 @@ from vfl_common.errors import Code, InputError
 from vfl_party.base.seeds import derive_seed
 from vfl_party.methods.student.settings import StudentSettings
 from vfl_party.models import build_top, check_encoder, combine_widths, seed_torch
-from vfl_party.models.precision import Precision, forward
+from vfl_party.models.training import Precision, forward
 from vfl_party.phases.context import MakeEncoder
 
 

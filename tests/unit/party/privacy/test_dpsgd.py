@@ -22,9 +22,9 @@ from vfl_common.config.models import CnnSettings, OptimizerSettings
 from vfl_common.errors import Code, InputError, InternalError
 from vfl_party.base.checkpoint import pack, unpack
 from vfl_party.base.seeds import Rows
-from vfl_party.models.encoders.build import build_cnn
-from vfl_party.models.encoders.spec import InputSpec
-from vfl_party.models.optim import build_optimizer
+from vfl_party.models.encoders import build_cnn
+from vfl_party.models.layers import InputSpec
+from vfl_party.models.training import build_optimizer
 from vfl_party.privacy import poisson
 from vfl_party.privacy.dpsgd import DpTraining, check_model
 from vfl_party.privacy.settings import DpSettings
