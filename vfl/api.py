@@ -61,9 +61,8 @@ if TYPE_CHECKING:
     from vfl_party.phases.context import MakeEncoder, Party
     from vfl_party.phases.method import Method
     from vfl_party.phases.scoring import Scored, Scorer, SplitScorer, scoring, scoring_traffic
-    from vfl_party.privacy.plan import PrivatePhase
-    from vfl_party.privacy.settings import DpSettings
-    from vfl_party.privacy.steps import PrivateSteps
+    from vfl_party.privacy.dpsgd import PrivateSteps
+    from vfl_party.privacy.plan import DpSettings, PrivatePhase
 
 __all__ = [
     "NOTHING",
@@ -150,9 +149,8 @@ FROM = {
         "vfl_party.phases.context": "MakeEncoder Party",
         "vfl_party.phases.method": "Method",
         "vfl_party.phases.scoring": "Scored Scorer SplitScorer scoring scoring_traffic",
-        "vfl_party.privacy.plan": "PrivatePhase",
-        "vfl_party.privacy.settings": "DpSettings",
-        "vfl_party.privacy.steps": "PrivateSteps",
+        "vfl_party.privacy.plan": "DpSettings PrivatePhase",
+        "vfl_party.privacy.dpsgd": "PrivateSteps",
     }.items()
     for name in names.split()
 }

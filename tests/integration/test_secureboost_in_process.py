@@ -32,7 +32,7 @@ from vfl_party.assembly.party import assemble, expect_rows, open_party
 from vfl_party.base.seeds import split_rows
 from vfl_party.data.rows import prepare
 from vfl_party.data.table import Categories, Table
-from vfl_party.homomorphic.none import PlainAdder, PlainKeys
+from vfl_party.homomorphic.scheme import PlainAdder, PlainKeys
 from vfl_party.homomorphic.sums import SummingHere, sum_entries
 from vfl_party.methods.secureboost import active, common, descent, guard, passive
 from vfl_party.methods.secureboost.columns import ELSEWHERE, Column, cuts

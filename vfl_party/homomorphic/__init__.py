@@ -6,7 +6,6 @@ encrypt and is only for trials. This package imports neither torch nor grpc, so 
 processes need little memory.
 """
 
-from vfl_party.homomorphic.buckets import bucket_sums
 from vfl_party.homomorphic.choice import (
     SCHEMES,
     Encryption,
@@ -18,8 +17,8 @@ from vfl_party.homomorphic.choice import (
     make_adder,
     make_keys,
 )
-from vfl_party.homomorphic.packing import ciphers_for
-from vfl_party.homomorphic.scheme import Adder, CipherError, Integers, Keys, Wire
+from vfl_party.homomorphic.scheme import Adder, CipherError, Integers, Keys, Wire, ciphers_for
+from vfl_party.homomorphic.sums import bucket_sums
 
 __all__ = [
     "SCHEMES",

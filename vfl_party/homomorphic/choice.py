@@ -12,9 +12,15 @@ from typing import Any, Literal
 
 from vfl_common.errors import Code, InputError
 from vfl_common.text import LINE, clean
-from vfl_party.homomorphic.none import CIPHER_BYTES, PlainAdder, PlainKeys
-from vfl_party.homomorphic.packing import BITS
-from vfl_party.homomorphic.scheme import Adder, CipherError, Keys
+from vfl_party.homomorphic.scheme import (
+    BITS,
+    CIPHER_BYTES,
+    Adder,
+    CipherError,
+    Keys,
+    PlainAdder,
+    PlainKeys,
+)
 
 log = logging.getLogger(__name__)
 

@@ -9,6 +9,7 @@ parses no bytes from a peer.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,10 +19,17 @@ import gmpy2
 import numpy as np
 
 from vfl_party.homomorphic import worker
-from vfl_party.homomorphic.modulus import check_modulus, check_range
-from vfl_party.homomorphic.packing import BITS, apart, ciphers_for, pack, unpack
-from vfl_party.homomorphic.pieces import FAST, SLOW, Pace
-from vfl_party.homomorphic.scheme import CipherError, Integers, Wire
+from vfl_party.homomorphic.paillier import check_modulus, check_range
+from vfl_party.homomorphic.scheme import (
+    BITS,
+    CipherError,
+    Integers,
+    Wire,
+    apart,
+    ciphers_for,
+    pack,
+    unpack,
+)
 
 TAILS = {"ou": bytes([1, 0, 0, 0, 0, 0, 0, 0]), "paillier": bytes([4, 0, 0, 0, 0, 0, 0, 0])}
 # The product of OU's primes may be a few bits longer than the nominal key size.
@@ -371,3 +379,59 @@ def _encode_number(number: int) -> bytes:
 def schema(library: Any, scheme: str) -> Any:
     """Returns HEU's constant for a scheme."""
     return library.phe.SchemaType.OU if scheme == "ou" else library.phe.SchemaType.ZPaillier
+
+
+# The seconds that a piece should take.
+SECONDS = 0.25
+
+
+# The seconds between two pieces, enough for all threads that wait for the lock.
+REST = 0.001
+
+
+# The number of items in the first piece, for items of about 10 ms (slow) or 0.01 ms (fast).
+SLOW, FAST = 16, 4096
+
+
+# The maximum factor by which the next piece is larger.
+_GROWTH = 4
+
+
+class Pace:
+    """Cuts long computations into pieces, between which other threads run. Adapts the number of
+    items in a piece, so that a piece takes ``SECONDS``.
+
+    A call of HEU holds Python's global lock until it returns. Meanwhile the party cannot send
+    heartbeats, without which the server considers it lost.
+
+    ``first``: The number of items in the first piece.
+    """
+
+    def __init__(self, first: int) -> None:
+        self.room = first
+
+    def pieces(self, count: int) -> Iterator[slice]:
+        """Yields slices that divide ``count`` items into pieces. The caller must finish a piece
+        before it takes the next one.
+        """
+        start = 0
+        while start < count:
+            piece = slice(start, min(count, start + self.room))
+            with self.measuring(piece.stop - start):
+                yield piece
+            start = piece.stop
+
+    @contextmanager
+    def measuring(self, items: int) -> Iterator[None]:
+        """Measures the time of the block, which computes ``items`` items, and lets other threads
+        run after it.
+        """
+        began = time.monotonic()
+        yield
+        elapsed_s = max(time.monotonic() - began, 1e-9)
+        fitting_items = max(1, int(items * SECONDS / elapsed_s))
+        if elapsed_s > SECONDS:
+            self.room = min(self.room, fitting_items)
+        elif 2 * items > self.room:
+            self.room = max(self.room, min(fitting_items, _GROWTH * self.room))
+        time.sleep(REST if 2 * elapsed_s > SECONDS else 0.0)

@@ -10,15 +10,22 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache, cached_property
 
 import gmpy2
 import numpy as np
 import numpy.typing as npt
 
-from vfl_party.homomorphic.modulus import check_modulus, check_range
-from vfl_party.homomorphic.packing import BITS, apart, ciphers_for, pack, unpack
-from vfl_party.homomorphic.scheme import CipherError, Integers, Wire
+from vfl_party.homomorphic.scheme import (
+    BITS,
+    CipherError,
+    Integers,
+    Wire,
+    apart,
+    ciphers_for,
+    pack,
+    unpack,
+)
 
 # The number of bits of an exponent that one table lookup covers.
 WINDOW = 8
@@ -226,3 +233,35 @@ def _draw_prime(bits: int) -> gmpy2.mpz:
         prime = gmpy2.next_prime(start - 1)
         if prime % 4 == 3 and prime.bit_length() == bits:
             return prime
+
+
+# n must have no prime factor below this bound. The factors of a real key are far larger.
+SMALL = 1 << 16
+
+
+def check_modulus(n: int, bits: int, extra: int = 0) -> None:
+    """Raises CipherError unless n is odd and has ``bits`` bits, no small factors, and is not a
+    power of a smaller number.
+
+    ``extra``: The number of bits by which its length may differ. Whether n has the scheme's form (p
+    q, or p² q) cannot be checked without its factors.
+    """
+    if abs(n.bit_length() - bits) > extra or n % 2 == 0:
+        about = "about " if extra else ""
+        raise CipherError(f"its public key must be an odd number of {about}{bits} bits")
+    if gmpy2.is_power(n) or gmpy2.gcd(n, _multiply_small_primes()) != 1:
+        raise CipherError("its public key is a power or has a small factor")
+
+
+@cache
+def _multiply_small_primes() -> gmpy2.mpz:
+    """Returns the product of all small primes."""
+    return gmpy2.primorial(SMALL)
+
+
+def check_range(wire_N: Wire, modulus: int) -> None:
+    """Raises CipherError if a ciphertext is zero, or not below ``modulus``."""
+    limit = modulus.to_bytes(wire_N.shape[1], "big")
+    big_endian = np.ascontiguousarray(wire_N[:, ::-1])
+    if any(not cipher.tobytes() < limit for cipher in big_endian) or not wire_N.any(axis=1).all():
+        raise CipherError("it is not a number between zero and the key's modulus")

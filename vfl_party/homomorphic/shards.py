@@ -16,13 +16,21 @@ import numpy as np
 
 from vfl_common.process.workers import Workers
 from vfl_party.homomorphic import shard
-from vfl_party.homomorphic.board import Board
-from vfl_party.homomorphic.buckets import Codes
-from vfl_party.homomorphic.none import PlainAdder
-from vfl_party.homomorphic.packing import apart, ciphers_for, unpack
 from vfl_party.homomorphic.paillier import Numbers, PaillierAdder, PaillierKeys
-from vfl_party.homomorphic.scheme import Adder, CipherError, Held, Integers, Keys, Wire
-from vfl_party.homomorphic.sums import Summing, SummingHere, SumPlan
+from vfl_party.homomorphic.scheme import (
+    Adder,
+    CipherError,
+    Held,
+    Integers,
+    Keys,
+    PlainAdder,
+    Wire,
+    apart,
+    ciphers_for,
+    unpack,
+)
+from vfl_party.homomorphic.shard import Board
+from vfl_party.homomorphic.sums import Codes, Summing, SummingHere, SumPlan
 
 # The number of pieces for each process, so that processes wait less for the last piece. And the
 # maximum number of items in a piece, because a message counts the bytes of each part in 32 bits.

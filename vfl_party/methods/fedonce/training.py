@@ -15,7 +15,7 @@ from vfl_party.methods.fedonce.rows import check_finite, make_own_batches
 from vfl_party.methods.fedonce.settings import ADAM, FedOnceSettings
 from vfl_party.models.training import build_optimizer, build_schedule, clip, own_optimizer
 from vfl_party.phases.context import Party
-from vfl_party.privacy.steps import PrivateSteps
+from vfl_party.privacy.dpsgd import PrivateSteps
 
 
 class LocalTraining:

@@ -25,7 +25,7 @@ from vfl_party.phases.context import Party
 from vfl_party.phases.passes import HeldBatch, compute_losses, make_passes
 from vfl_party.phases.scoring import embed
 from vfl_party.phases.sets import Sets, sum_losses
-from vfl_party.privacy.steps import PrivateSteps
+from vfl_party.privacy.dpsgd import PrivateSteps
 from vfl_party.selfsup.augment.supervised import BatchViews
 
 

@@ -27,7 +27,7 @@ from vfl_party.homomorphic import (
     key_room,
     make_keys,
 )
-from vfl_party.homomorphic.none import PlainAdder
+from vfl_party.homomorphic.scheme import PlainAdder
 from vfl_party.homomorphic.shards import Shards, make_summing, share_keys
 from vfl_party.homomorphic.sums import Summing
 from vfl_party.methods.secureboost.columns import (

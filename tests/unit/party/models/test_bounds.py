@@ -16,7 +16,7 @@ from vfl_common.config.recipe_tables import RunSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.models.metrics import evaluate
 from vfl_party.phases.course import load_method
-from vfl_party.privacy.settings import DpSettings
+from vfl_party.privacy.plan import DpSettings
 from vfl_party.selfsup.augment.settings import AugmentSettings
 
 KINDS: dict[str, dict[str, Any]] = {
