@@ -232,8 +232,6 @@ TORCH: dict[DType, torch.dtype] = {
     DType.UINT8: torch.uint8,
     DType.BOOL: torch.bool,
 }
-
-
 WIRE: dict[torch.dtype, DType] = {dtype: wire for wire, dtype in TORCH.items()}
 
 
@@ -247,11 +245,7 @@ def get_real_dtype() -> torch.dtype:
 
 
 T = TypeVar("T")
-
-
 R = TypeVar("R")
-
-
 # The maximum number of threads. More threads would only wait for the disk.
 MAX_THREADS = 8
 

@@ -27,8 +27,6 @@ Rows = npt.NDArray[np.int64]
 _MAX_CACHED = 1 << 20
 # The number of keys that are compared at once.
 _CHUNK = 1 << 20
-
-
 # Seeds of at least this value are secret. They have 128 bits, too many to try them all.
 SECRET = 1 << 127
 
@@ -251,8 +249,6 @@ def group_rows(names: Sequence[str], held: Sequence[Mask]) -> list[tuple[tuple[s
 
 
 How = Literal["even", "classes", "dirichlet"]
-
-
 # The maximum number of draws of Dirichlet shares until every party has enough rows.
 _TRIES = 100
 

@@ -383,16 +383,10 @@ def schema(library: Any, scheme: str) -> Any:
 
 # The seconds that a piece should take.
 SECONDS = 0.25
-
-
 # The seconds between two pieces, enough for all threads that wait for the lock.
 REST = 0.001
-
-
 # The number of items in the first piece, for items of about 10 ms (slow) or 0.01 ms (fast).
 SLOW, FAST = 16, 4096
-
-
 # The maximum factor by which the next piece is larger.
 _GROWTH = 4
 

@@ -113,14 +113,8 @@ class Adder(Protocol):
 
 # The bits of a packed pair, including its sign.
 BITS = 128
-
-
 LIMIT = 1 << 62
-
-
 _RANGE = "it decrypts to a number out of range, like a ciphertext of another key"
-
-
 _HALF, _DIGIT = 1 << (BITS - 1), (1 << BITS) - 1
 
 

@@ -36,11 +36,7 @@ from vfl_party.homomorphic.sums import SumPlan, sum_entries
 KEYS, ADD, NONE = b"keys", b"add", b"none"
 ENCRYPT, DECRYPT, PACK, SUM = b"encrypt", b"decrypt", b"pack", b"sum"
 DONE, REFUSED = b"done", b"refused"
-
-
 Array = npt.NDArray[Any]
-
-
 # Arrays begin at multiples of this number of bytes.
 _STEP = 64
 

@@ -119,8 +119,6 @@ class SummingHere:
 
 # The maximum number of places in one call's groups, so that their indices fit into memory.
 _AT_ONCE = 1 << 21
-
-
 Codes = npt.NDArray[np.int8]
 
 

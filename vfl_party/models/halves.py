@@ -171,8 +171,6 @@ class Halves:
 
 # The number of channels in all decoder blocks except the last.
 CHANNELS = 64
-
-
 # The number of residual blocks before the upsampling layers.
 BLOCKS = 5
 

@@ -181,8 +181,6 @@ class TwoTowers(nn.Module):
 
 
 SECRET_BYTES = 32
-
-
 # The minimum σ of each element, so that outlier rows get noise too.
 MIN_SIGMA = 0.1
 

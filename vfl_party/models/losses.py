@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -96,7 +97,7 @@ def _build_reducible_loss(task: TaskSettings) -> _Reducible:
         case QuantileSettings():
             return _pinball(task.loss.q)
         case HuberSettings():
-            return _huber(task.loss.delta)
+            return partial(F.huber_loss, delta=task.loss.delta)
         case PluginLossSettings():
             return _plugin_loss(task.loss)
         case _:
@@ -112,18 +113,9 @@ def _default_loss(task: TaskSettings) -> _Reducible:
     if task.kind == "ranking":
         return _ranknet
     if task.kind == "multiclass":
-        return _smooth_classes(smoothing) if smoothing else F.cross_entropy
+        return partial(F.cross_entropy, label_smoothing=smoothing) if smoothing else F.cross_entropy
     logits = F.binary_cross_entropy_with_logits
     return _smooth_binary(smoothing) if smoothing else logits
-
-
-def _smooth_classes(smoothing: float) -> _Reducible:
-    def loss(outputs_NC: Tensor, targets_N: Tensor, /, *, reduction: str) -> Tensor:
-        return F.cross_entropy(
-            outputs_NC, targets_N, reduction=reduction, label_smoothing=smoothing
-        )
-
-    return loss
 
 
 def _smooth_binary(smoothing: float) -> _Reducible:
@@ -171,13 +163,6 @@ def _pinball(q: float) -> _Reducible:
         above = targets_N1 - outputs_N1
         losses = torch.maximum(q * above, (q - 1.0) * above)
         return losses.mean() if reduction == "mean" else losses
-
-    return loss
-
-
-def _huber(delta: float) -> _Reducible:
-    def loss(outputs_N1: Tensor, targets_N1: Tensor, /, *, reduction: str) -> Tensor:
-        return F.huber_loss(outputs_N1, targets_N1, reduction=reduction, delta=delta)
 
     return loss
 
@@ -262,18 +247,12 @@ def yield_pairs(query_N: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         yield order_R[row_P], order[(end_R - size_R)[row_P] + offset_P]
 
 
-def _poisson(outputs_N1: Tensor, targets_N1: Tensor, /, *, reduction: str) -> Tensor:
-    return F.poisson_nll_loss(outputs_N1, targets_N1, log_input=True, reduction=reduction)
-
-
 _LOSSES: dict[str, _Reducible] = {
     "mae": F.l1_loss,
-    "poisson": _poisson,
+    "poisson": partial(F.poisson_nll_loss, log_input=True),
     "ranknet": _ranknet,
     "listnet": _listnet,
 }
-
-
 S = TypeVar("S", bound=Section)
 
 
@@ -296,8 +275,6 @@ class LossOfRows(Generic[S]):
 
 
 LOSS_PLUGINS = PlugIns("vfl.losses", "loss", ours=LOSSES)
-
-
 _WHERE = "recipe: task.loss"
 
 

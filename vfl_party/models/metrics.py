@@ -368,8 +368,6 @@ def _hide_packages(*packages: str) -> Iterator[None]:
 
 # The threshold if the recipe sets none.
 USUAL_THRESHOLD = 0.5
-
-
 # The smallest and the largest threshold. Both have a finite logit.
 _MIN, _MAX = math.ulp(0.0), 1.0 - 2.0**-53
 

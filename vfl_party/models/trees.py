@@ -136,11 +136,7 @@ class BoostedTrees(nn.Module):
 
 # {loss of the recipe: its name in LightGBM}, and below its name in scikit-learn.
 _OBJECTIVES = {"mae": "regression_l1", "poisson": "poisson"}
-
-
 _LOSSES = {"mae": "absolute_error", "poisson": "poisson"}
-
-
 INSTALL = "pip install lightgbm"
 
 

@@ -25,8 +25,6 @@ from vfl_party.base.seeds import Rows, derive_seed
 from vfl_party.privacy.accountant import Budget, Spending, compute_epsilon, find_noise
 
 Mode = Literal["fixed", "matched"]
-
-
 Division = Literal["moments", "simple"]
 
 
