@@ -111,8 +111,9 @@ class PublicNumbers:
 
 
 class HeuKeys:
-    """A private key of HEU, with the numbers of its public key for the wire. Long computations are
-    cut into pieces.
+    """Implements ``Keys`` with a private key of HEU. Long computations are cut into pieces.
+
+    ``public``: The numbers of its public key for the wire.
     """
 
     def __init__(self, library: Any, scheme: str, bits: int, width: int) -> None:
@@ -126,7 +127,6 @@ class HeuKeys:
         self._encrypting, self._decrypting = Pace(SLOW), Pace(SLOW)
 
     def encrypt(self, g_N: Integers, h_N: Integers) -> Wire:
-        """See ``Keys``."""
         wire = np.empty((len(g_N), self._width), np.uint8)
         for piece in self._encrypting.pieces(len(g_N)):
             plain = np.empty(piece.stop - piece.start, object)
@@ -136,7 +136,6 @@ class HeuKeys:
         return wire
 
     def decrypt(self, wire: Wire, count: int) -> tuple[Integers, Integers]:
-        """See ``Keys``."""
         packed, bits = list[int](), BITS * -(-count // max(1, len(wire)))
         for piece in self._decrypting.pieces(len(wire)):
             sums = from_wire(self._library, wire[piece], self._modulus, TAILS[self._scheme])
@@ -151,8 +150,8 @@ class HeuKeys:
 
 
 class HeuAdder:
-    """Adds ciphertexts with HEU and a public key. Long computations are cut into pieces, and HEU
-    divides each piece among its threads.
+    """Implements ``Adder`` with a public key of HEU. Long computations are cut into pieces, and
+    HEU divides each piece among its threads.
     """
 
     pays_from = None
@@ -177,15 +176,12 @@ class HeuAdder:
         )
 
     def check(self, wire_N: Wire) -> None:
-        """See ``Adder``."""
         check_range(wire_N, self._modulus)
 
     def load(self, wire_N: Wire) -> Any:
-        """See ``Adder``."""
         return from_wire(self._library, wire_N, self._modulus, TAILS[self._scheme])
 
     def sums(self, held: Any, places_P: Integers, ends_G: Integers) -> Any:
-        """See ``Adder``."""
         begins = np.concatenate([[0], ends_G[:-1]])
         room = self._summing.room
         if int((ends_G - begins).max()) <= room:
@@ -222,17 +218,14 @@ class HeuAdder:
         return self.concatenate(parts)
 
     def zero(self) -> Any:
-        """See ``Adder``."""
         zero = self._kit.array(np.full(1, 0, object), self._encoder)
         with _convert_heu_errors():
             return self._kit.encryptor().encrypt(zero)
 
     def take(self, held: Any, places: Sequence[int]) -> Any:
-        """See ``Adder``."""
         return held[[int(place) for place in places]]
 
     def add(self, a_M: Any, b_M: Any) -> Any:
-        """See ``Adder``."""
         parts = []
         for piece in self._adding.pieces(a_M.shape[0]):
             with _convert_heu_errors():
@@ -240,7 +233,6 @@ class HeuAdder:
         return self.concatenate(parts)
 
     def concatenate(self, parts: Sequence[Any]) -> Any:
-        """See ``Adder``."""
         if len(parts) == 1:
             return parts[0]
         ends = np.cumsum([part.shape[0] for part in parts]).tolist()
@@ -250,11 +242,9 @@ class HeuAdder:
         return result
 
     def raw(self, held: Any) -> Wire:
-        """See ``Adder``."""
         return to_wire(held.serialize(), held.shape[0], self._width)
 
     def wire(self, held: Any) -> Wire:
-        """See ``Adder``."""
         packed = self._pack(held)
         wire = np.empty((packed.shape[0], self._width), np.uint8)
         for piece in self._masking.pieces(len(wire)):

@@ -59,8 +59,8 @@ class Powers:
 
 
 class PaillierKeys:
-    """A private key (two primes of the same length) with its public key n. ``width``: The number of
-    bytes of a ciphertext.
+    """Implements ``Keys`` with two primes of the same length and their product, the public key n.
+    ``width``: The number of bytes of a ciphertext.
     """
 
     def __init__(self, p: gmpy2.mpz, q: gmpy2.mpz) -> None:
@@ -90,7 +90,6 @@ class PaillierKeys:
         return self._p, self._q
 
     def encrypt(self, g_N: Integers, h_N: Integers) -> Wire:
-        """See ``Keys``."""
         out = b"".join(_encode(self._encrypt(plain), self.width) for plain in pack(g_N, h_N))
         return np.frombuffer(bytearray(out), np.uint8).reshape(len(g_N), self.width)
 
@@ -101,7 +100,6 @@ class PaillierKeys:
         return b + (a - b) * self._q2_inverse % self._p2 * self._q2
 
     def decrypt(self, wire: Wire, count: int) -> tuple[Integers, Integers]:
-        """See ``Keys``."""
         return unpack(apart(self.plain(wire), count))
 
     def plain(self, wire: Wire) -> list[int]:
@@ -119,7 +117,7 @@ class PaillierKeys:
 
 
 class PaillierAdder:
-    """Multiplies ciphertexts modulo n², which adds their plaintexts.
+    """Implements ``Adder``: multiplies ciphertexts modulo n², which adds their plaintexts.
 
     ``public``: The public key n. ``bits``: The length of n. ``together``: The number of sums in a
     ciphertext on the wire. ``width``: The number of bytes of a ciphertext.
@@ -140,15 +138,12 @@ class PaillierAdder:
         return Powers(_draw_base(self._n), self._n2, self.bits // 2)
 
     def check(self, wire_N: Wire) -> None:
-        """See ``Adder``."""
         check_range(wire_N, int(self._n2))
 
     def load(self, wire_N: Wire) -> Numbers:
-        """See ``Adder``."""
         return numbers(wire_N, self._n2)
 
     def sums(self, held: Numbers, places_P: Integers, ends_G: Integers) -> Numbers:
-        """See ``Adder``."""
         modulus, totals, begin, ciphers = self._n2, [], 0, held[places_P].tolist()
         for end in ends_G.tolist():
             total = ciphers[begin]
@@ -159,27 +154,22 @@ class PaillierAdder:
         return _make_array(totals)
 
     def zero(self) -> Numbers:
-        """See ``Adder``. The number 1 is an encryption of zero."""
+        """The number 1 is an encryption of zero."""
         return _make_array([gmpy2.mpz(1)])
 
     def take(self, held: Numbers, places: Sequence[int]) -> Numbers:
-        """See ``Adder``."""
         return held[list(places)]
 
     def add(self, a_M: Numbers, b_M: Numbers) -> Numbers:
-        """See ``Adder``."""
         return _make_array([a * b % self._n2 for a, b in zip(a_M, b_M, strict=True)])
 
     def concatenate(self, parts: Sequence[Numbers]) -> Numbers:
-        """See ``Adder``."""
         return np.concatenate(list(parts))
 
     def raw(self, held: Numbers) -> Wire:
-        """See ``Adder``."""
         return self._to_wire(held.tolist())
 
     def wire(self, held: Numbers) -> Wire:
-        """See ``Adder``."""
         return self.pack_sums(held, ciphers_for(len(held), self.together))
 
     def pack_sums(self, held: Numbers, count: int) -> Wire:

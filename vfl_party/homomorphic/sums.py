@@ -102,7 +102,7 @@ class Summing(Protocol):
 
 
 class SummingHere:
-    """Computes sums in this process."""
+    """Implements ``Summing`` in this process."""
 
     def __init__(self, adder: Adder, wire_R: Wire, codes_RF: Codes, plan: SumPlan) -> None:
         """Raises CipherError if a ciphertext is out of range."""
@@ -110,7 +110,6 @@ class SummingHere:
         self._codes_RF, self._plan = codes_RF, plan
 
     def sums(self, members: Sequence[Integers]) -> list[Held]:
-        """See ``Summing``."""
         return [
             sum_entries(self._adder, self._held, rows, self._codes_RF, self._plan)
             for rows in members
