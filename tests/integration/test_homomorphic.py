@@ -379,7 +379,7 @@ import logging
 import numpy as np
 from vfl_party.homomorphic import check, make_keys
 heard = []
-logging.getLogger("vfl_party.homomorphic.choice").setLevel(logging.INFO)
+logging.getLogger("vfl_party.homomorphic").setLevel(logging.INFO)
 logging.getLogger().addHandler(type("Heard", (logging.Handler,), {"emit": lambda _, line: heard.append(line)})())
 check("ou", "here")
 keys, _ = make_keys("ou", 1024, with_heu=True)
