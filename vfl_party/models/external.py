@@ -185,14 +185,9 @@ def build_combination(
     inputs, rows = torch.zeros(2, embeddings, width), f"{embeddings} embeddings of {width} numbers"
     out = run_on_two_rows(combination, inputs, subject=where, rows=rows, fix="the plug-in")
     if not isinstance(out, Tensor) or out.dtype != get_real_dtype() or out.shape[:-1] != (2,):
-        got = (
-            f"{out.dtype} of shape {list(out.shape)}"
-            if isinstance(out, Tensor)
-            else type(out).__name__
-        )
         raise _invalid(
-            f"{where}: must return float32 of shape [2, width] for two rows (got {got}). Correct "
-            "the plug-in."
+            f"{where}: must return float32 of shape [2, width] for two rows (got "
+            f"{describe_output(out)}). Correct the plug-in."
         )
     return combination, out.shape[1]
 
@@ -294,6 +289,13 @@ def require_float32(out: object, *, subject: str, fix: str) -> Tensor:
         got = out.dtype if isinstance(out, Tensor) else type(out).__name__
         raise _invalid(f"{subject}: must return a float32 tensor (got {got}). Correct {fix}.")
     return out
+
+
+def describe_output(out: object) -> str:
+    """Returns the dtype and the shape of a tensor, or the type of another object."""
+    if isinstance(out, Tensor):
+        return f"{out.dtype} of shape {list(out.shape)}"
+    return type(out).__name__
 
 
 def _import_factory(factory: str, where: str) -> Callable[..., Any]:

@@ -8,7 +8,7 @@ parties before the first step, and no party sends its spending to another.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Annotated, Any, Literal
@@ -130,7 +130,7 @@ class PrivacyPlan:
     def epsilon(self) -> float:
         """The joint ε of all parties after all planned steps."""
         if self.dp.division == "moments":
-            return compute_epsilon(_list_spendings(self.shares), self.dp.delta)
+            return compute_epsilon([share.spending for share in self.shares], self.dp.delta)
         return sum(self._compute_simple_epsilon(party) for party in self.parties)
 
     def get_budget(self, phase: str, party: str) -> Budget:
@@ -138,20 +138,17 @@ class PrivacyPlan:
         run's ε and δ, for k parties.
         """
         own_share = self.get_share(phase, party)
-        if self.dp.division == "moments":
-            divisor, other_shares = 1, [share for share in self.shares if share != own_share]
-        else:
-            divisor, other_shares = (
-                len(self.parties),
-                [share for share in self.shares if share.party == party and share != own_share],
-            )
-        delta, other_spendings = self.dp.delta / divisor, tuple(_list_spendings(other_shares))
+        is_joint = self.dp.division == "moments"
+        divisor = 1 if is_joint else len(self.parties)
+        other_spendings = tuple(
+            share.spending
+            for share in self.shares
+            if share != own_share and (is_joint or share.party == party)
+        )
+        budget = Budget(math.inf, self.dp.delta / divisor, own_share.spending, other_spendings)
         if self.dp.epsilon is not None:
-            return Budget(self.dp.epsilon / divisor, delta, own_share.spending, other_spendings)
-        planned_epsilon = Budget(
-            math.inf, delta, own_share.spending, other_spendings
-        ).epsilon_after(own_share.spending.steps)
-        return Budget(planned_epsilon, delta, own_share.spending, other_spendings)
+            return replace(budget, target=self.dp.epsilon / divisor)
+        return replace(budget, target=budget.epsilon_after(own_share.spending.steps))
 
     def epsilon_after(self, phase: str, party: str, steps_done: int) -> float:
         """Returns the joint ε after ``steps_done`` steps of this party in the phase, and all other
@@ -176,7 +173,7 @@ class PrivacyPlan:
         )
 
     def _compute_simple_epsilon(self, party: str) -> float:
-        spendings = _list_spendings(share for share in self.shares if share.party == party)
+        spendings = [share.spending for share in self.shares if share.party == party]
         return compute_epsilon(spendings, self.dp.delta / len(self.parties))
 
 
@@ -241,19 +238,11 @@ def _set_noise(target: float, dp: DpSettings, shares: Sequence[Share]) -> list[S
         noise = _find_noise(target / len(groups), dp.delta / len(groups), party_shares)
         noise_by_party.update(dict.fromkeys(group, noise))
     return [
-        Share(
-            share.phase,
-            share.party,
-            Spending(
-                noise_by_party[share.party], share.spending.sampling_rate, share.spending.steps
-            ),
+        replace(
+            share, spending=replace(share.spending, noise_multiplier=noise_by_party[share.party])
         )
         for share in shares
     ]
-
-
-def _list_spendings(shares: Iterable[Share]) -> list[Spending]:
-    return [share.spending for share in shares]
 
 
 # Each phase of a party needs the same noise multiplier, so the search result is cached.
