@@ -24,6 +24,24 @@ from vfl_common.bundle import DType
 from vfl_common.errors import Code, InputError, InternalError
 from vfl_party.base.seeds import SECRET
 
+TORCH: dict[DType, torch.dtype] = {
+    DType.FLOAT32: torch.float32,
+    DType.FLOAT16: torch.float16,
+    DType.BFLOAT16: torch.bfloat16,
+    DType.INT64: torch.int64,
+    DType.INT32: torch.int32,
+    DType.UINT8: torch.uint8,
+    DType.BOOL: torch.bool,
+}
+WIRE: dict[torch.dtype, DType] = {dtype: wire for wire, dtype in TORCH.items()}
+T = TypeVar("T")
+R = TypeVar("R")
+# The maximum number of threads. More threads would only wait for the disk.
+MAX_THREADS = 8
+# The number of 32-bit words in a Mersenne Twister's state, and the offset in bytes of the first
+# word in torch's state, where each word takes 8 bytes.
+_WORDS, _FIRST = 624, 24
+
 
 def resolve_device(text: str) -> torch.device:
     """Returns the device for ``cpu``, ``cuda`` or ``cuda:N``. ``cuda`` is the first GPU; under
@@ -223,18 +241,6 @@ def copy_index(rows: Tensor, device: torch.device) -> Tensor:
     )
 
 
-TORCH: dict[DType, torch.dtype] = {
-    DType.FLOAT32: torch.float32,
-    DType.FLOAT16: torch.float16,
-    DType.BFLOAT16: torch.bfloat16,
-    DType.INT64: torch.int64,
-    DType.INT32: torch.int32,
-    DType.UINT8: torch.uint8,
-    DType.BOOL: torch.bool,
-}
-WIRE: dict[torch.dtype, DType] = {dtype: wire for wire, dtype in TORCH.items()}
-
-
 def get_real_dtype() -> torch.dtype:
     """Returns the dtype of parameters, inputs, losses and real numbers in messages: float32.
 
@@ -242,12 +248,6 @@ def get_real_dtype() -> torch.dtype:
     of 1e-12 is an error of the program and not a rounding error.
     """
     return TORCH[DType.FLOAT32]
-
-
-T = TypeVar("T")
-R = TypeVar("R")
-# The maximum number of threads. More threads would only wait for the disk.
-MAX_THREADS = 8
 
 
 @cache
@@ -272,11 +272,6 @@ def map_in_order(work: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
 def submit(work: Callable[[], R]) -> Future[R]:
     """Runs ``work`` in a thread, and returns a future with its result."""
     return _get_pool(os.getpid()).submit(work)
-
-
-# The number of 32-bit words in a Mersenne Twister's state, and the offset in bytes of the first
-# word in torch's state, where each word takes 8 bytes.
-_WORDS, _FIRST = 624, 24
 
 
 @contextmanager

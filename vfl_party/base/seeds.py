@@ -29,6 +29,10 @@ _MAX_CACHED = 1 << 20
 _CHUNK = 1 << 20
 # Seeds of at least this value are secret. They have 128 bits, too many to try them all.
 SECRET = 1 << 127
+Mask = npt.NDArray[np.bool_]
+How = Literal["even", "classes", "dirichlet"]
+# The maximum number of draws of Dirichlet shares until every party has enough rows.
+_TRIES = 100
 
 
 def derive_seed(root: int, *names: object) -> int:
@@ -191,9 +195,6 @@ def full_batches(
     return [batch for batch in batches(root, phase, epoch, rows, size) if len(batch) == size]
 
 
-Mask = npt.NDArray[np.bool_]
-
-
 @dataclass(frozen=True, eq=False)
 class HeldRows:
     """The holders of the N rows of a run, if not every party holds all rows. The active party holds
@@ -246,11 +247,6 @@ def group_rows(names: Sequence[str], held: Sequence[Mask]) -> list[tuple[tuple[s
         )
         for number, mask in enumerate(patterns)
     ]
-
-
-How = Literal["even", "classes", "dirichlet"]
-# The maximum number of draws of Dirichlet shares until every party has enough rows.
-_TRIES = 100
 
 
 def deal(

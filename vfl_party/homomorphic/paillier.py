@@ -31,6 +31,8 @@ from vfl_party.homomorphic.scheme import (
 WINDOW = 8
 # An array of gmpy2's ``mpz`` numbers.
 Numbers = npt.NDArray[np.object_]
+# n must have no prime factor below this bound. The factors of a real key are far larger.
+SMALL = 1 << 16
 
 
 class Powers:
@@ -223,10 +225,6 @@ def _draw_prime(bits: int) -> gmpy2.mpz:
         prime = gmpy2.next_prime(start - 1)
         if prime % 4 == 3 and prime.bit_length() == bits:
             return prime
-
-
-# n must have no prime factor below this bound. The factors of a real key are far larger.
-SMALL = 1 << 16
 
 
 def check_modulus(n: int, bits: int, extra: int = 0) -> None:

@@ -19,6 +19,9 @@ from vfl_party.homomorphic.scheme import Adder, Held, Integers, Wire
 BELOW, BELOW_AND_LAST, SINGLE = range(3)
 # Entries, [E, 4]: column, kind, code, the column's last code.
 Entries = npt.NDArray[np.int32]
+# The maximum number of places in one call's groups, so that their indices fit into memory.
+_AT_ONCE = 1 << 21
+Codes = npt.NDArray[np.int8]
 
 
 @dataclass(frozen=True)
@@ -114,11 +117,6 @@ class SummingHere:
             sum_entries(self._adder, self._held, rows, self._codes_RF, self._plan)
             for rows in members
         ]
-
-
-# The maximum number of places in one call's groups, so that their indices fit into memory.
-_AT_ONCE = 1 << 21
-Codes = npt.NDArray[np.int8]
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,11 @@ from vfl_common.config.models import NETWORKS, CnnSettings, EncoderSettings, Net
 from vfl_common.errors import Code, InputError
 from vfl_party.models.networks import NetworkPart, apply_stride, parts_of_cnn, parts_of_network
 
+# The number of channels in all decoder blocks except the last.
+CHANNELS = 64
+# The number of residual blocks before the upsampling layers.
+BLOCKS = 5
+
 
 @dataclass(frozen=True)
 class Bottleneck:
@@ -167,12 +172,6 @@ class Halves:
             )
             modules.insert(0, restore)
         return Tail(nn.Sequential(*modules), self.latent, self.features, width)
-
-
-# The number of channels in all decoder blocks except the last.
-CHANNELS = 64
-# The number of residual blocks before the upsampling layers.
-BLOCKS = 5
 
 
 class DecoderBlock(nn.Module):

@@ -23,6 +23,12 @@ from vfl_common.errors import Code, InputError
 from vfl_common.files import load_or_create_secret
 from vfl_party.base.devices import get_real_dtype
 
+_ATTRIBUTE = "top_layers"
+ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}
+SECRET_BYTES = 32
+# The minimum σ of each element, so that outlier rows get noise too.
+MIN_SIGMA = 0.1
+
 
 @dataclass(frozen=True)
 class InputSpec:
@@ -37,9 +43,6 @@ class InputSpec:
 
     shape: tuple[int, ...]
     cardinalities: tuple[int, ...] = ()
-
-
-_ATTRIBUTE = "top_layers"
 
 
 def mark_top(encoder: nn.Module, *layers: str) -> nn.Module:
@@ -80,9 +83,6 @@ def top_state(encoder: nn.Module) -> dict[str, Tensor]:
             "names of submodules, or set aggregate = false.",
         )
     return state
-
-
-ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}
 
 
 def build_layers(
@@ -178,11 +178,6 @@ class TwoTowers(nn.Module):
             return torch.cat([cross_BD, local_BD], dim=1)
         mean_BD: Tensor = (cross_BD + local_BD) / 2
         return mean_BD
-
-
-SECRET_BYTES = 32
-# The minimum σ of each element, so that outlier rows get noise too.
-MIN_SIGMA = 0.1
 
 
 class _WithTerm(torch.autograd.Function):

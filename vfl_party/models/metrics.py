@@ -32,6 +32,11 @@ from vfl_party.base.statistics import (
 from vfl_party.models.losses import loss_fn, scores
 
 _WHERE = "recipe: task.metrics"
+PLUGINS = PlugIns("vfl.metrics", "metric", ours=tuple(METRICS))
+# The threshold if the recipe sets none.
+USUAL_THRESHOLD = 0.5
+# The smallest and the largest threshold. Both have a finite logit.
+_MIN, _MAX = math.ulp(0.0), 1.0 - 2.0**-53
 
 
 @dataclass(frozen=True)
@@ -52,9 +57,6 @@ class Metric:
 
     compute: Callable[[Tensor, Tensor], float | None]
     lower_is_better: bool = False
-
-
-PLUGINS = PlugIns("vfl.metrics", "metric", ours=tuple(METRICS))
 
 
 def load_metric(name: str) -> Metric:
@@ -364,12 +366,6 @@ def _hide_packages(*packages: str) -> Iterator[None]:
         yield
     finally:
         RequirementCache.__bool__ = is_available  # type: ignore[method-assign]
-
-
-# The threshold if the recipe sets none.
-USUAL_THRESHOLD = 0.5
-# The smallest and the largest threshold. Both have a finite logit.
-_MIN, _MAX = math.ulp(0.0), 1.0 - 2.0**-53
 
 
 def decide(outputs_N1: Tensor, threshold: float | None) -> Tensor:
