@@ -21,10 +21,11 @@ from vfl_common.config.models import MlpSettings, TopSettings
 from vfl_party.base.seeds import Rows, derive_seed
 from vfl_party.methods.student.training import distillation_distance
 from vfl_party.models import build_top, seed_torch
-from vfl_party.models.encoders.build import build_encoder
-from vfl_party.models.encoders.spec import InputSpec
-from vfl_party.models.metrics import evaluate, loss_fn
-from vfl_party.models.top.stand_ins import StandIns
+from vfl_party.models.encoders import build_encoder
+from vfl_party.models.layers import InputSpec
+from vfl_party.models.losses import loss_fn
+from vfl_party.models.metrics import evaluate
+from vfl_party.models.top import StandIns
 
 Mask = npt.NDArray[np.bool_]
 WIDTH, TOP, BATCH, LR = 32, 32, 256, 3e-3

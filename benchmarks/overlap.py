@@ -43,7 +43,7 @@ from benchmarks.missing_tasks import ACTIVE, TASKS, TEST, Setting, load
 from benchmarks.studies import RESULTS
 from vfl_common.files import write_atomic
 from vfl_party.base.seeds import Rows, split_rows
-from vfl_party.models.metrics import loss_fn
+from vfl_party.models.losses import loss_fn
 
 Found = dict[str, Any]
 OVERLAPS = (0.01, 0.05, 0.2)

@@ -25,8 +25,8 @@ from rich.console import Console
 from rich.table import Table
 
 from vfl_party.homomorphic import Adder, make_adder, make_keys
-from vfl_party.homomorphic.none import PlainAdder
 from vfl_party.homomorphic.paillier import PaillierAdder
+from vfl_party.homomorphic.scheme import PlainAdder
 from vfl_party.homomorphic.shards import Shards, make_summing, share_adder, share_keys
 from vfl_party.homomorphic.sums import BELOW, SumPlan
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from vfl_leaks.api import leaks as leaks
     from vfl_papers.prepare import PreparedData as PreparedData
     from vfl_papers.prepare import prepare as prepare
-    from vfl_party.base.deal import deal
+    from vfl_party.base.seeds import deal
 
 __all__ = [
     "Code",
@@ -64,7 +64,7 @@ _MODULES = {
     "Round": "vfl.library.rounds",
     "Run": "vfl.library.run",
     "VflError": "vfl_common.errors",
-    "deal": "vfl_party.base.deal",
+    "deal": "vfl_party.base.seeds",
     "forecast": "vfl.library.forecast",
     "simulate": "vfl.library.simulate",
 }

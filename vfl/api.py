@@ -37,14 +37,9 @@ if TYPE_CHECKING:
     from vfl_party.base.phase import Phase, RoundReport
     from vfl_party.base.seeds import Rows, batches, derive_seed
     from vfl_party.models import Combination, Encoder, InputSpec, combine
-    from vfl_party.models.metrics import (
-        LossOfRows,
-        Metric,
-        evaluate,
-        loss_fn,
-        lower_is_better,
-    )
-    from vfl_party.models.top.plugin import Top
+    from vfl_party.models.external import Top
+    from vfl_party.models.losses import LossOfRows, loss_fn
+    from vfl_party.models.metrics import Metric, evaluate, lower_is_better
     from vfl_party.outbound.codecs import Codec, Float16, Place
     from vfl_party.outbound.declared import (
         NOTHING,
@@ -65,9 +60,8 @@ if TYPE_CHECKING:
     from vfl_party.phases.context import MakeEncoder, Party
     from vfl_party.phases.method import Method
     from vfl_party.phases.scoring import Scored, Scorer, SplitScorer, scoring, scoring_traffic
-    from vfl_party.privacy.plan import PrivatePhase
-    from vfl_party.privacy.settings import DpSettings
-    from vfl_party.privacy.steps import PrivateSteps
+    from vfl_party.privacy.dpsgd import PrivateSteps
+    from vfl_party.privacy.plan import DpSettings, PrivatePhase
 
 __all__ = [
     "NOTHING",

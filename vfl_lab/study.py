@@ -445,7 +445,7 @@ def make_printer() -> Callable[[str], None]:
 
 
 def _check_baselines(baselines: Iterable[Any]) -> None:
-    from vfl.simulation.baselines import BASELINES
+    from vfl.simulation import BASELINES
 
     for baseline in baselines:
         if baseline is not None and baseline not in BASELINES:

@@ -21,8 +21,7 @@ from vfl_papers.dataset import (
     Request,
     Rows,
 )
-from vfl_party.base.deal import deal
-from vfl_party.base.seeds import derive_seed, draw_permutation
+from vfl_party.base.seeds import deal, derive_seed, draw_permutation
 
 # The name of the party with the labels in a division by rows. It has no images.
 LABELS = "labels"
@@ -183,7 +182,7 @@ def _gains(tables: list[pa.Table], content: Content, seed: int) -> npt.NDArray[n
     """Returns the gain of the splits on each column in LightGBM's boosted trees over all used rows,
     [N columns]. Raises InputError if LightGBM is missing.
     """
-    from vfl_party.models.boosting import lightgbm
+    from vfl_party.models.trees import lightgbm
 
     x_NF = np.concatenate([np.column_stack([column.to_numpy() for column in t]) for t in tables])
     settings: dict[str, Any] = {"objective": "binary" if content.classes else "regression"}

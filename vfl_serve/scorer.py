@@ -28,7 +28,7 @@ from vfl_common.rpc.serving.answered import (
 from vfl_common.rpc.serving.stream import Absent
 from vfl_party.base.seeds import Rows
 from vfl_party.models import combine
-from vfl_party.models.top.stand_ins import learnt_stand_ins
+from vfl_party.models.top import learnt_stand_ins
 from vfl_party.outbound.exchange import nonfinite
 from vfl_party.phases.absence import fill_missing
 from vfl_party.phases.context import Party

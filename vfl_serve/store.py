@@ -20,7 +20,8 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from vfl_common.config.data import DataSettings, is_path
+from vfl_common.config.data import DataSettings
+from vfl_common.config.sources import is_path
 from vfl_common.errors import Code, InputError, VflError
 from vfl_common.passwords import hide_passwords
 from vfl_common.text import list_names, shorten
@@ -40,8 +41,8 @@ from vfl_party.data.ids import SEPARATOR, normalize_ids
 from vfl_party.data.rows import Prepared
 from vfl_party.methods.probe.exchanges import get_latent_shape
 from vfl_party.models import forward
+from vfl_party.models.layers import StochasticEncoder, deterministic
 from vfl_party.models.row_blocks import describe_inexact, in_blocks
-from vfl_party.models.stochastic import StochasticEncoder, deterministic
 from vfl_party.phases.context import Party
 from vfl_party.phases.course import Course
 from vfl_party.phases.online import Cells

@@ -25,7 +25,7 @@ from vfl_common.errors import (
     PeerError,
 )
 from vfl_common.link import PROTOCOL, Hub, Lenience, Link, StepPassed
-from vfl_party.base.dtypes import TORCH
+from vfl_party.base.devices import TORCH
 from vfl_party.base.step_timing import Clock
 from vfl_party.outbound.chain import Chain, Chains
 from vfl_party.outbound.declared import Exchange, Sent, f32

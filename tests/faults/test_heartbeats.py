@@ -18,7 +18,7 @@ from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.messages import Joining, Start
 from vfl_common.rpc.session import Session
 from vfl_common.rpc.uplink import SERVICE
-from vfl_party.homomorphic import bucket_sums, has_heu, make_adder, make_keys, pieces
+from vfl_party.homomorphic import bucket_sums, has_heu, heu, make_adder, make_keys
 
 ROWS, COLUMNS, BITS = 8_000, 60, 1024
 
@@ -45,7 +45,7 @@ def test_heartbeats_arrive_while_a_party_encrypts_and_adds(monkeypatch: pytest.M
     """Each work takes half a second or so. In one piece, it would let one heartbeat arrive at most:
     tried.
     """
-    monkeypatch.setattr(pieces, "SECONDS", 0.02)
+    monkeypatch.setattr(heu, "SECONDS", 0.02)
     keys, public = make_keys("paillier", BITS, with_heu=True)
     adds = make_adder("paillier", BITS, public)
     g = np.arange(ROWS)

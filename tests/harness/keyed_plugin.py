@@ -5,10 +5,10 @@ process.
 from types import SimpleNamespace
 
 from tests.harness.reference_defences import KEY, secret
-from vfl_party.models import stochastic
+from vfl_party.models import layers
 from vfl_party.outbound import filter as outbound_filter
 
 # The entry point's object; only the import counts.
 METHOD = None
 vars(outbound_filter)["secrets"] = SimpleNamespace(randbits=lambda _bits: KEY)
-vars(stochastic)["secrets"] = SimpleNamespace(token_bytes=secret)
+vars(layers)["secrets"] = SimpleNamespace(token_bytes=secret)

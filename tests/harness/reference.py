@@ -4,7 +4,7 @@ SplitNN (Vepakomma et al. 2018): every party k has an encoder, z_k = f_k(x_k); t
 combines the z_k, its top model g gives the outputs, one loss is taken; each party's optimizer
 updates its own parameters with its part of the gradient. Here it is ordinary autograd through the
 whole network: nothing is cut, sent or received. It shares no code with the transport, the phases,
-the runner or ``vfl_party.models.optim``, and uses torch's optimizers unchanged. It shares what both
+the runner or ``vfl_party.models.training``, and uses torch's optimizers unchanged. It shares what both
 must start from: the models as built, the seeds, the tables and their preprocessing.
 """
 
@@ -34,7 +34,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_party.base.seeds import batches, derive_seed, split_rows
 from vfl_party.data import Labels, Preprocessor, load_table
 from vfl_party.models import build_encoder, build_top, generator, needs_codes, seed_torch
-from vfl_party.models.top.build import AttentionPooling
+from vfl_party.models.top import AttentionPooling
 
 
 class OneParty:

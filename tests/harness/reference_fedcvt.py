@@ -2,7 +2,7 @@
 the exactness tests.
 
 Nothing is sent: the whole loss is one graph, over both parties' networks. It shares no code with
-the transport, the phases, the method's losses or ``vfl_party.models.optim``. It shares what both
+the transport, the phases, the method's losses or ``vfl_party.models.training``. It shares what both
 must start from: networks as built, seeds, tables, preprocessing, and the order of the rows.
 
 A is the active party, B the passive one. U is unique, C shared, R = [U; C].

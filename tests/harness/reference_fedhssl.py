@@ -1,7 +1,7 @@
 """FedHSSL in one process, from Algorithm 1 of the paper: the reference of the exactness tests.
 
 Nothing is sent: the parties are a list, the server's mean is a sum over it. It shares no code with
-the transport, the phases, the runner, the losses, the queue or ``vfl_party.models.optim``. It
+the transport, the phases, the runner, the losses, the queue or ``vfl_party.models.training``. It
 shares what both must start from: encoders as built, seeds, tables, preprocessing, and the random
 views (``vfl_party.selfsup.augment``), which are inputs here.
 

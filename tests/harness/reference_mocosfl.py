@@ -2,7 +2,7 @@
 exactness tests.
 
 Nothing is sent: the clients are a list, the server's mean is a sum over it. It shares no code with
-the transport, the phases, the runner, the loss, the queue or ``vfl_party.models.optim``. It shares
+the transport, the phases, the runner, the loss, the queue or ``vfl_party.models.training``. It shares
 what both must start from: the two halves as built, seeds, tables, preprocessing, and the random
 views.
 """

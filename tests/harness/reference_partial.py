@@ -27,7 +27,7 @@ from vfl_party.align.partial import order_rows
 from vfl_party.base.seeds import batches, derive_seed
 from vfl_party.data import Labels, Preprocessor, Table, load_table
 from vfl_party.models import build_encoder, build_top, seed_torch
-from vfl_party.models.top.build import AttentionPooling
+from vfl_party.models.top import AttentionPooling
 
 
 class Rows:

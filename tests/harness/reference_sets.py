@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from vfl_common.config.recipe import Recipe
 from vfl_party.base.seeds import derive_seed
-from vfl_party.models.top.stand_ins import StandIns
+from vfl_party.models.top import StandIns
 
 Draw = list[tuple[float, set[str]]]
 

@@ -11,7 +11,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from vfl_common.config.models import TaskSettings
+from vfl_common.config.task import TaskSettings
 from vfl_leaks.scene.scene import Attack, EncoderInputs, Figure, Image, Intercepted, Scene
 from vfl_leaks.scene.scores import Tally
 

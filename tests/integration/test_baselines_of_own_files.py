@@ -20,7 +20,8 @@ from tests.harness.errors import assert_names, raises
 from tests.harness.federation import toml
 from tests.harness.here import one_launcher
 from vfl.cli import cli
-from vfl.simulation.baselines import BASELINES, baseline, make_from_party_file
+from vfl.simulation import BASELINES
+from vfl.simulation.baselines import baseline, make_from_party_file
 from vfl.simulation.origin import Origin
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe

@@ -12,7 +12,7 @@ import sys
 COMPARE = """
 import json, torch
 from torch import nn
-from vfl_party.models.precision import forward
+from vfl_party.models.training import forward
 
 torch.set_num_threads(1)
 worst = {}

@@ -178,7 +178,7 @@ def test_a_killed_party_goes_on_with_its_noise_bit_for_bit(
         "vfl_party.outbound.filter.secrets", SimpleNamespace(randbits=lambda _bits: reference.KEY)
     )
     monkeypatch.setattr(
-        "vfl_party.models.stochastic.secrets", SimpleNamespace(token_bytes=reference.secret)
+        "vfl_party.models.layers.secrets", SimpleNamespace(token_bytes=reference.secret)
     )
     terms = {"nopeek and dcor": {"nopeek": 0.5, "dcor": 0.5}, "mid": {"mid": 0.01}}
     defence = terms[name] if name in terms else {"transforms": [DEFENCES[name][0]]}

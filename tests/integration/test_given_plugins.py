@@ -25,7 +25,7 @@ from vfl.library.plugins import get_import_paths, with_plugins
 from vfl_common.errors import Code, InputError
 from vfl_party.base.plugins import GROUPS, PlugIns, get_run_plugins, use_plugins
 from vfl_party.models.metrics import load_metric
-from vfl_party.models.top.build import AttentionPooling
+from vfl_party.models.top import AttentionPooling
 
 
 class BrokenSettings(Section):

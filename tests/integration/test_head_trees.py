@@ -37,7 +37,7 @@ from vfl_party.base.seeds import derive_seed, split_rows
 from vfl_party.data import Labels, Preprocessor, load_table
 from vfl_party.data.inputs.weights import row_weights
 from vfl_party.models.row_blocks import in_blocks
-from vfl_party.models.top.trees import BoostedTrees
+from vfl_party.models.trees import BoostedTrees
 from vfl_party.phases.course import Course
 
 TASKS: dict[str, dict[str, Any]] = {

@@ -26,13 +26,13 @@ from vfl_party.homomorphic import (
     ciphers_for,
     count_sums_per_cipher,
     has_heu,
+    heu,
     make_adder,
     make_keys,
-    pieces,
     worker,
 )
 from vfl_party.homomorphic.heu import PublicNumbers
-from vfl_party.homomorphic.packing import LIMIT, apart, pack, unpack
+from vfl_party.homomorphic.scheme import LIMIT, apart, pack, unpack
 
 BITS = 1024
 Pair = tuple[Keys, bytes, Adder]
@@ -111,7 +111,7 @@ def test_buckets_are_the_same_one_column_or_two_at_a_time(
         )
     held = adds.load(keys.encrypt(g, h))
     for at_once in (1, 1 << 21):
-        monkeypatch.setattr("vfl_party.homomorphic.buckets._AT_ONCE", at_once)
+        monkeypatch.setattr("vfl_party.homomorphic.sums._AT_ONCE", at_once)
         got = keys.decrypt(adds.wire(bucket_sums(adds, held, rows, codes, size)), columns * size)
         assert (np.stack(got, axis=1) == want).all(), (scheme, at_once)
 
@@ -278,7 +278,7 @@ def test_other_threads_run_between_the_pieces_of_long_work(
     g, h = numbers(count)
     whole = bucket_sums(adds, adds.load(keys.encrypt(g, h)), np.arange(count), codes, 1)
     # Each piece is as small as can be.
-    monkeypatch.setattr(pieces, "SECONDS", 1e-6)
+    monkeypatch.setattr(heu, "SECONDS", 1e-6)
     monkeypatch.setattr("vfl_party.homomorphic.heu.FAST", 16)
     adds = make_adder(scheme, BITS, public)
     beats, stop = [0], Event()
@@ -315,9 +315,9 @@ def test_other_threads_run_between_the_pieces_of_long_work(
 
 def test_a_pace_takes_as_much_as_fits_into_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now, sizes = [0.0], list[int]()
-    monkeypatch.setattr("vfl_party.homomorphic.pieces.time.monotonic", lambda: now[0])
-    monkeypatch.setattr("vfl_party.homomorphic.pieces.time.sleep", lambda _: None)
-    pace, seconds = pieces.Pace(16), 1 / 1024
+    monkeypatch.setattr("vfl_party.homomorphic.heu.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("vfl_party.homomorphic.heu.time.sleep", lambda _: None)
+    pace, seconds = heu.Pace(16), 1 / 1024
     for piece in pace.pieces(5_000):
         sizes.append(piece.stop - piece.start)
         now[0] += seconds * sizes[-1] * (8 if len(sizes) == 6 else 1)
@@ -379,7 +379,7 @@ import logging
 import numpy as np
 from vfl_party.homomorphic import check, make_keys
 heard = []
-logging.getLogger("vfl_party.homomorphic.choice").setLevel(logging.INFO)
+logging.getLogger("vfl_party.homomorphic").setLevel(logging.INFO)
 logging.getLogger().addHandler(type("Heard", (logging.Handler,), {"emit": lambda _, line: heard.append(line)})())
 check("ou", "here")
 keys, _ = make_keys("ou", 1024, with_heu=True)

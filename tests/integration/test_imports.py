@@ -13,8 +13,8 @@ import torch
 from vfl_common.config.models import CnnSettings, OptimizerSettings, NetworkSettings, TaskSettings
 from vfl_party.models.metrics import evaluate
 from vfl_party.models import InputSpec, build_encoder
-from vfl_party.models.backward import backward
-from vfl_party.models.optim import build_optimizer, build_schedule, clip
+from vfl_party.models.training import backward
+from vfl_party.models.training import build_optimizer, build_schedule, clip
 
 encoder = build_encoder(CnnSettings(kind="cnn"), InputSpec((1, 8, 8)), 4)
 for kind in ("sgd", "adam", "adagrad"):

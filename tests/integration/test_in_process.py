@@ -46,8 +46,9 @@ from vfl_common.config.task import (
 from vfl_common.errors import Code, InputError
 from vfl_common.ledger import read_entries
 from vfl_common.summary import Summary
-from vfl_party.methods.splitnn.settings import CacheSettings, EarlyStopping, SplitNNSettings
+from vfl_party.methods.splitnn.settings import CacheSettings, SplitNNSettings
 from vfl_party.models import InputSpec
+from vfl_party.models.training import EarlyStopping
 from vfl_party.outbound import codecs
 from vfl_party.outbound.codecs import BitsSettings, TopKSettings
 from vfl_party.phases.course import list_kinds

@@ -30,7 +30,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_party.assembly.party import Assembled
 from vfl_party.assembly.trial import try_parties, try_party
-from vfl_party.base.dtypes import get_real_dtype
+from vfl_party.base.devices import get_real_dtype
 from vfl_party.base.seeds import batches, derive_seed, split_rows, stratify_order
 from vfl_party.data import load_table
 from vfl_party.forecast.count import Outlook, forecast, outlook_of

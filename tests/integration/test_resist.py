@@ -12,7 +12,7 @@ from torch import Tensor
 from vfl_party.base.checkpoint import pack, unpack
 from vfl_party.methods.mocosfl.resist import Resistance, ResistSettings, penalty, ssim
 from vfl_party.models import seed_torch
-from vfl_party.models.decoder import Decoder
+from vfl_party.models.halves import Decoder
 
 LATENT, IMAGE = (3, 4, 4), (1, 8, 8)
 CPU = torch.device("cpu")

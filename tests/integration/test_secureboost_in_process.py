@@ -23,16 +23,16 @@ from vfl.simulation.run import simulate
 from vfl.summary.notes import describe_encryption
 from vfl.summary.table import print_tables
 from vfl_common.config.data import DataSettings
-from vfl_common.config.models import TaskSettings
 from vfl_common.config.party import TreeLimits
 from vfl_common.config.recipe import Recipe
+from vfl_common.config.task import TaskSettings
 from vfl_common.errors import Code, InputError, PeerError, VflError
 from vfl_common.summary import Summary
 from vfl_party.assembly.party import assemble, expect_rows, open_party
 from vfl_party.base.seeds import split_rows
 from vfl_party.data.rows import prepare
 from vfl_party.data.table import Categories, Table
-from vfl_party.homomorphic.none import PlainAdder, PlainKeys
+from vfl_party.homomorphic.scheme import PlainAdder, PlainKeys
 from vfl_party.homomorphic.sums import SummingHere, sum_entries
 from vfl_party.methods.secureboost import active, common, forest, guard, passive
 from vfl_party.methods.secureboost.columns import ELSEWHERE, Column, Layout, Offer, cuts, plan_of

@@ -26,9 +26,9 @@ from tests.integration.test_resume import held, kill
 from tests.integration.test_secureboost import forest, made_table, recipe
 from vfl_common.errors import Code, InputError
 from vfl_party.homomorphic import CipherError, make_adder, make_keys
-from vfl_party.homomorphic.board import Board
-from vfl_party.homomorphic.none import PlainAdder
 from vfl_party.homomorphic.paillier import PaillierAdder
+from vfl_party.homomorphic.scheme import PlainAdder
+from vfl_party.homomorphic.shard import Board
 from vfl_party.homomorphic.shards import (
     Shards,
     SummingInShards,

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vfl_common.config.data import FRAME, parse_id_columns
-from vfl_common.config.sources import resolve_source
+from vfl_common.config.data import parse_id_columns
+from vfl_common.config.sources import FRAME, resolve_source
 from vfl_common.errors import Code, InputError
 from vfl_common.files import write_error
 

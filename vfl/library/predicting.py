@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vfl.library.data import Data
-from vfl_common.config.data import FRAME, DataSettings, parse_id_columns, without_features
-from vfl_common.config.sources import resolve_source
+from vfl_common.config.data import DataSettings, parse_id_columns, without_features
+from vfl_common.config.sources import FRAME, resolve_source
 from vfl_common.errors import Code, InputError
 from vfl_common.passwords import hide_passwords
 

@@ -12,10 +12,10 @@ from vfl.new.rules import Kind, ModelSizes, Task
 from vfl.new.settings import get_reading_keys
 from vfl.simulation.federation import to_lines, to_toml
 from vfl_common.config.base import parse
-from vfl_common.config.data import DataSettings, is_path
+from vfl_common.config.data import DataSettings
 from vfl_common.config.party import PartyFile
 from vfl_common.config.recipe import Recipe
-from vfl_common.config.sources import resolve_source
+from vfl_common.config.sources import is_path, resolve_source
 from vfl_common.errors import Code, InputError
 from vfl_common.files import write_atomic
 

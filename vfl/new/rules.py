@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast, get_args
 
-from vfl_common.config.models import class_text
+from vfl_common.config.task import class_text
 from vfl_common.errors import Code, InputError
 
 Kind = Literal["binary", "multiclass", "regression"]

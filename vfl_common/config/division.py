@@ -8,9 +8,10 @@ import difflib
 from pathlib import Path
 
 from vfl_common.config.base import parse
-from vfl_common.config.data import NO_FEATURES, DataSettings, ViewSettings
+from vfl_common.config.data import NO_FEATURES, DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.config.recipe_tables import PartySettings, SimulateSettings
+from vfl_common.config.view import ViewSettings
 from vfl_common.errors import Code, InputError
 
 

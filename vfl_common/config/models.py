@@ -169,7 +169,7 @@ class CustomSettings(Section):
 
 class PluginSettings(OfPlugIn):
     """The encoder of a plug-in, which checks its own ``settings``: see
-    ``vfl_party/models/encoders/plugin.py``.
+    ``vfl_party/models/external.py``.
     """
 
     kind: KindName
@@ -232,7 +232,7 @@ class CustomTop(Section):
 
 class PluginTop(OfPlugIn):
     """The top model of a plug-in, which checks its own ``settings``: see
-    ``vfl_party/models/top/plugin.py``.
+    ``vfl_party/models/external.py``.
     """
 
     kind: KindName
@@ -296,7 +296,7 @@ COMBINATIONS = ("concat", "sum", "mean", "max", "attention")
 
 class PluginCombination(OfPlugIn):
     """The combination of a plug-in, which checks its own ``settings``: see
-    ``vfl_party/models/top/combination.py``.
+    ``vfl_party/models/external.py``.
     """
 
     kind: KindName

@@ -18,7 +18,7 @@ from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
 from vfl_common.config.base import Section, parse
 from vfl_common.config.kind_of_file import read_tables
-from vfl_common.config.models import ModelSettings, TaskSettings
+from vfl_common.config.models import ModelSettings
 from vfl_common.config.recipe_tables import (
     Name,
     PartySettings,
@@ -32,6 +32,7 @@ from vfl_common.config.recipe_tables import (
     WireSettings,
 )
 from vfl_common.config.spelling import Spelling, drop_newer_keys, flatten_tables
+from vfl_common.config.task import TaskSettings
 from vfl_common.errors import Code, InputError, VflError
 from vfl_common.text import MEASURES, describe_method
 

@@ -110,7 +110,7 @@ class PlainLossSettings(Section):
 
 class PluginLossSettings(OfPlugIn):
     """The loss of a plug-in, which checks its own ``settings``: see
-    ``vfl_party/models/metrics/plugin_loss.py``.
+    ``vfl_party/models/losses.py``.
     """
 
     kind: KindName

@@ -20,7 +20,7 @@ from typing import Any
 
 from jinja2 import ChainableUndefined, Environment, FileSystemLoader
 
-from vfl.simulation.baselines import BASELINES
+from vfl.simulation import BASELINES
 from vfl.summary.notes import describe_exchanges, yield_protection_notes
 from vfl.summary.reading import find, find_run_folder, read_history
 from vfl.summary.rounds import PartyFolder

@@ -16,8 +16,7 @@ from rich.console import Group
 from rich.text import Text
 
 from vfl.summary.table import new_table, wide_console
-from vfl_common.config.models import class_text
-from vfl_common.config.task import LOWER_IS_BETTER
+from vfl_common.config.task import LOWER_IS_BETTER, class_text
 from vfl_common.errors import Code, InputError
 from vfl_common.text import clean
 from vfl_party.base.statistics import (

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from vfl_common.config.data import DataSettings
-from vfl_common.config.models import class_text
+from vfl_common.config.task import class_text
 from vfl_common.errors import Code, InputError
 from vfl_common.passwords import hide_passwords
 from vfl_common.text import list_names

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vfl_common.config.data import FRAME, DataSettings, is_path
+from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
+from vfl_common.config.sources import FRAME, is_path
 from vfl_common.errors import Code, InputError
 from vfl_common.files import write_atomic
 

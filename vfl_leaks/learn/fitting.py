@@ -15,8 +15,7 @@ from torch.nn import functional
 from vfl_common.config.models import OptimizerSettings
 from vfl_party.base.seeds import batches, derive_seed
 from vfl_party.models import seed_torch
-from vfl_party.models.backward import backward
-from vfl_party.models.optim import build_optimizer
+from vfl_party.models.training import backward, build_optimizer
 
 Inputs = tuple[Tensor, ...]
 _HEAD_STEPS, _TUNED_STEPS, _LR, _DECAY = 300, 150, 2e-3, 1e-3

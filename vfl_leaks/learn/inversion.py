@@ -24,7 +24,7 @@ from vfl_leaks.learn.fitting import AdamDescent
 from vfl_party.base.seeds import batches, derive_seed
 from vfl_party.methods.mocosfl.resist import Likeness, measure_likeness
 from vfl_party.models import seed_torch
-from vfl_party.models.decoder import Decoder
+from vfl_party.models.halves import Decoder
 
 CPU = torch.device("cpu")
 # Maximum number of auxiliary images: as many as the paper's attacker may query.

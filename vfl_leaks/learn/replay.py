@@ -23,8 +23,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from vfl_common.config.models import OptimizerSettings
 from vfl_leaks.learn.fitting import AdamDescent
 from vfl_party.models import generator
-from vfl_party.models.backward import backward
-from vfl_party.models.optim import build_optimizer, build_schedule, clip
+from vfl_party.models.training import backward, build_optimizer, build_schedule, clip
 
 # The number of steps and the learning rate of each gradient descent.
 _STEPS, _LR = 300, 0.05

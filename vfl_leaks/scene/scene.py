@@ -11,7 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from vfl_common.config.models import OptimizerSettings, TaskSettings
+from vfl_common.config.models import OptimizerSettings
+from vfl_common.config.task import TaskSettings
 from vfl_party.base.seeds import Rows
 
 Role = Literal["active", "passive", "server"]

@@ -12,8 +12,7 @@ import numpy as np
 from vfl_common.files import write_atomic
 from vfl_common.identity.credentials import Credentials
 from vfl_common.psi import MAX_ROWS
-from vfl_party.base.held import HeldRows
-from vfl_party.base.seeds import Rows
+from vfl_party.base.seeds import HeldRows, Rows
 from vfl_party.data import Table
 from vfl_party.data.rows import is_division
 from vfl_party.outbound.declared import Occurrence

@@ -34,8 +34,7 @@ from vfl_party.align.digest import (
 )
 from vfl_party.align.exchanges import to_tensor
 from vfl_party.align.state import CommonRows, shuffle_rows
-from vfl_party.base.held import HeldRows, Mask
-from vfl_party.base.seeds import Rows
+from vfl_party.base.seeds import HeldRows, Mask, Rows
 from vfl_party.data import Table
 from vfl_party.data.rows import CODES, decode_division, divide_rows, division_of, encode_division
 from vfl_party.outbound.chains import make_chains

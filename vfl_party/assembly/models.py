@@ -9,8 +9,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_party.base.phase import Tree
 from vfl_party.base.seeds import derive_seed
-from vfl_party.models import build_joint, build_top, check_encoder, seed_torch
-from vfl_party.models.top import stand_ins
+from vfl_party.models import build_joint, build_top, check_encoder, seed_torch, top
 from vfl_party.phases.context import MakeEncoder
 from vfl_party.phases.course import Course
 from vfl_party.phases.scoring import SOLO
@@ -76,9 +75,9 @@ def build_models(
         passives = [party.name for party in recipe.modelled if party.role == "passive"]
         widths_of = {party: recipe.embedding_size(party) for party in passives}
         if isinstance(recipe.model.top, GbdtTop):
-            models[stand_ins.NAME] = stand_ins.MissingNumbers(widths_of)
+            models[top.STAND_INS] = top.MissingNumbers(widths_of)
         elif course.learns == "party_dropout":
-            models[stand_ins.NAME] = stand_ins.StandIns(widths_of)
+            models[top.STAND_INS] = top.StandIns(widths_of)
         solo = course.solo(make_encoder) if make_encoder is not None else None
         models |= {SOLO: solo} if solo is not None else {}
     return models

@@ -1,20 +1,46 @@
-"""Chooses the device and the number of threads of a process, and the settings of torch."""
+"""Chooses the device, the threads and the dtypes of a process, and seeds torch's generators, so
+that models get the same initial weights in every run.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import platform
 import re
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from vfl_common.errors import Code, InputError
+from vfl_common.bundle import DType
+from vfl_common.errors import Code, InputError, InternalError
+from vfl_party.base.seeds import SECRET
+
+TORCH: dict[DType, torch.dtype] = {
+    DType.FLOAT32: torch.float32,
+    DType.FLOAT16: torch.float16,
+    DType.BFLOAT16: torch.bfloat16,
+    DType.INT64: torch.int64,
+    DType.INT32: torch.int32,
+    DType.UINT8: torch.uint8,
+    DType.BOOL: torch.bool,
+}
+WIRE: dict[torch.dtype, DType] = {dtype: wire for wire, dtype in TORCH.items()}
+T = TypeVar("T")
+R = TypeVar("R")
+# The maximum number of threads. More threads would only wait for the disk.
+MAX_THREADS = 8
+# The number of 32-bit words in a Mersenne Twister's state, and the offset in bytes of the first
+# word in torch's state, where each word takes 8 bytes.
+_WORDS, _FIRST = 624, 24
 
 
 def resolve_device(text: str) -> torch.device:
@@ -127,7 +153,7 @@ def get_random_states(device: torch.device) -> dict[str, Tensor]:
 
 
 def set_random_states(states: Mapping[str, Tensor], device: torch.device) -> None:
-    """Restores the states that ``random_states`` returned; a GPU's state is ignored on a CPU."""
+    """Restores the states that ``get_random_states`` returned; ignores a GPU's state on a CPU."""
     torch.set_rng_state(states["cpu"])
     if device.type == "cuda" and "cuda" in states:
         torch.cuda.set_rng_state(states["cuda"], device)
@@ -213,3 +239,102 @@ def copy_index(rows: Tensor, device: torch.device) -> Tensor:
     return (
         rows if rows.device.type == device.type else rows.pin_memory().to(device, non_blocking=True)
     )
+
+
+def get_real_dtype() -> torch.dtype:
+    """Returns the dtype of parameters, inputs, losses and real numbers in messages: float32.
+
+    Only exactness tests replace it with float64 (``tests/harness/float64.py``), so that a deviation
+    of 1e-12 is an error of the program and not a rounding error.
+    """
+    return TORCH[DType.FLOAT32]
+
+
+@cache
+def _get_pool(process: int) -> ThreadPoolExecutor:
+    """Returns the thread pool of a process. A forked process needs its own pool, because it does
+    not inherit threads.
+    """
+    count = min(MAX_THREADS, os.cpu_count() or 1)
+    return ThreadPoolExecutor(count, thread_name_prefix=f"vfl-rows-{process}")
+
+
+def map_in_order(work: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
+    """Yields ``work(item)`` for each item in order, computed by several threads.
+
+    Only a few results are computed ahead. Raises the exception of the first item that fails.
+    """
+    pool, step = _get_pool(os.getpid()), 8 * MAX_THREADS
+    for start in range(0, len(items), step):
+        yield from pool.map(work, items[start : start + step])
+
+
+def submit(work: Callable[[], R]) -> Future[R]:
+    """Runs ``work`` in a thread, and returns a future with its result."""
+    return _get_pool(os.getpid()).submit(work)
+
+
+@contextmanager
+def seed_torch(seed: int) -> Iterator[None]:
+    """Seeds torch's CPU generator inside the ``with`` block and restores its state afterwards.
+
+    CUDA's generators stay as they are. Build modules inside the block and move them to a device
+    afterwards.
+    """
+    with torch.random.fork_rng(devices=[]):
+        # torch.manual_seed would seed the CUDA generators too.
+        seed_generator(torch.default_generator, seed)
+        yield
+
+
+def generator(seed: int) -> torch.Generator:
+    """Returns a new CPU generator that is seeded with ``seed``."""
+    random = torch.Generator()
+    seed_generator(random, seed)
+    return random
+
+
+def seed_generator(random: torch.Generator, seed: int) -> None:
+    """Seeds a CPU generator with a seed of ``derive_seed``.
+
+    torch uses only 32 bits of a seed, so an attacker could try all seeds. A secret seed therefore
+    fills the generator's whole state.
+    """
+    if seed < SECRET:
+        random.manual_seed(seed)
+        return
+    _check_layout()
+    _fill_state(random, _hash_seed(seed))
+
+
+def _hash_seed(seed: int) -> np.ndarray:
+    return np.frombuffer(hashlib.shake_256(seed.to_bytes(16, "little")).digest(4 * _WORDS), "<u4")
+
+
+def _fill_state(random: torch.Generator, words: np.ndarray) -> None:
+    # torch draws normal numbers in pairs and caches the second. Seeding clears this cache.
+    random.manual_seed(0)
+    state = random.get_state().numpy().copy()
+    state[_FIRST : _FIRST + 8 * _WORDS].view("<u8")[:] = words
+    random.set_state(torch.from_numpy(state))
+
+
+@cache
+def _check_layout() -> None:
+    """Raises InternalError if torch's generator state has another layout than expected.
+
+    The check compares torch's numbers with numpy's Mersenne Twister in the same state.
+    """
+    torch_generator, numpy_generator, words = (
+        torch.Generator(),
+        np.random.MT19937(),
+        _hash_seed(SECRET),
+    )
+    _fill_state(torch_generator, words)
+    numpy_generator.state = {"bit_generator": "MT19937", "state": {"key": words, "pos": _WORDS}}
+    numbers = torch.empty(2 * _WORDS, dtype=torch.int32).random_(generator=torch_generator)
+    if not np.array_equal(numbers.numpy(), numpy_generator.random_raw(2 * _WORDS) & 0x7FFFFFFF):
+        raise InternalError(
+            'init = "secret" does not support the generator state of this version of torch; '
+            'install the torch of pyproject.toml, or set init = "recipe"'
+        )

@@ -23,8 +23,7 @@ from torch import Tensor
 
 from vfl_common.errors import InternalError
 from vfl_common.rpc.exchange.memory import Turns
-from vfl_party.base.devices import plain_arithmetic, set_threads
-from vfl_party.base.dtypes import get_real_dtype
+from vfl_party.base.devices import get_real_dtype, plain_arithmetic, set_threads
 
 _MKLDNN: Any = torch.backends.mkldnn
 # Types of devices on which parties compute. torch has a separate autocast setting for each.

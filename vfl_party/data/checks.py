@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vfl_common.config.data import IMAGES, TEXT_FILES, DataSettings
+from vfl_common.config.data import DataSettings
+from vfl_common.config.sources import IMAGES, TEXT_FILES
 from vfl_common.errors import Code, InputError
 from vfl_common.passwords import hide_passwords
 from vfl_common.text import shorten

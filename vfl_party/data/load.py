@@ -17,8 +17,17 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vfl_common.config.data import FRAME, TEXT_FILES, DataSettings, get_reader, is_excel
-from vfl_common.config.sources import URL, is_archive, is_duckdb, split_member
+from vfl_common.config.data import DataSettings
+from vfl_common.config.sources import (
+    FRAME,
+    TEXT_FILES,
+    URL,
+    get_reader,
+    is_archive,
+    is_duckdb,
+    is_excel,
+    split_member,
+)
 from vfl_common.errors import VflError
 from vfl_common.passwords import hide_passwords, hide_passwords_of
 from vfl_party.base.plugins import PlugIns, describe_failure

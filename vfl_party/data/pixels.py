@@ -10,7 +10,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from vfl_common.config.data import DataSettings
-from vfl_party.base.workers import map_in_order
+from vfl_party.base.devices import map_in_order
 from vfl_party.data import checks
 from vfl_party.data.row_arrays import Space, parts_of, release
 

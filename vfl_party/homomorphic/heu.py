@@ -9,6 +9,7 @@ parses no bytes from a peer.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,10 +19,17 @@ import gmpy2
 import numpy as np
 
 from vfl_party.homomorphic import worker
-from vfl_party.homomorphic.modulus import check_modulus, check_range
-from vfl_party.homomorphic.packing import BITS, apart, ciphers_for, pack, unpack
-from vfl_party.homomorphic.pieces import FAST, SLOW, Pace
-from vfl_party.homomorphic.scheme import CipherError, Integers, Wire
+from vfl_party.homomorphic.paillier import check_modulus, check_range
+from vfl_party.homomorphic.scheme import (
+    BITS,
+    CipherError,
+    Integers,
+    Wire,
+    apart,
+    ciphers_for,
+    pack,
+    unpack,
+)
 
 TAILS = {"ou": bytes([1, 0, 0, 0, 0, 0, 0, 0]), "paillier": bytes([4, 0, 0, 0, 0, 0, 0, 0])}
 # The product of OU's primes may be a few bits longer than the nominal key size.
@@ -103,8 +111,9 @@ class PublicNumbers:
 
 
 class HeuKeys:
-    """A private key of HEU, with the numbers of its public key for the wire. Long computations are
-    cut into pieces.
+    """Implements ``Keys`` with a private key of HEU. Long computations are cut into pieces.
+
+    ``public``: The numbers of its public key for the wire.
     """
 
     def __init__(self, library: Any, scheme: str, bits: int, width: int) -> None:
@@ -118,7 +127,6 @@ class HeuKeys:
         self._encrypting, self._decrypting = Pace(SLOW), Pace(SLOW)
 
     def encrypt(self, g_N: Integers, h_N: Integers) -> Wire:
-        """See ``Keys``."""
         wire = np.empty((len(g_N), self._width), np.uint8)
         for piece in self._encrypting.pieces(len(g_N)):
             plain = np.empty(piece.stop - piece.start, object)
@@ -128,7 +136,6 @@ class HeuKeys:
         return wire
 
     def decrypt(self, wire: Wire, count: int) -> tuple[Integers, Integers]:
-        """See ``Keys``."""
         packed, bits = list[int](), BITS * -(-count // max(1, len(wire)))
         for piece in self._decrypting.pieces(len(wire)):
             sums = from_wire(self._library, wire[piece], self._modulus, TAILS[self._scheme])
@@ -143,8 +150,8 @@ class HeuKeys:
 
 
 class HeuAdder:
-    """Adds ciphertexts with HEU and a public key. Long computations are cut into pieces, and HEU
-    divides each piece among its threads.
+    """Implements ``Adder`` with a public key of HEU. Long computations are cut into pieces, and
+    HEU divides each piece among its threads.
     """
 
     pays_from = None
@@ -169,15 +176,12 @@ class HeuAdder:
         )
 
     def check(self, wire_N: Wire) -> None:
-        """See ``Adder``."""
         check_range(wire_N, self._modulus)
 
     def load(self, wire_N: Wire) -> Any:
-        """See ``Adder``."""
         return from_wire(self._library, wire_N, self._modulus, TAILS[self._scheme])
 
     def sums(self, held: Any, places_P: Integers, ends_G: Integers) -> Any:
-        """See ``Adder``."""
         begins = np.concatenate([[0], ends_G[:-1]])
         room = self._summing.room
         if int((ends_G - begins).max()) <= room:
@@ -214,17 +218,14 @@ class HeuAdder:
         return self.concatenate(parts)
 
     def zero(self) -> Any:
-        """See ``Adder``."""
         zero = self._kit.array(np.full(1, 0, object), self._encoder)
         with _convert_heu_errors():
             return self._kit.encryptor().encrypt(zero)
 
     def take(self, held: Any, places: Sequence[int]) -> Any:
-        """See ``Adder``."""
         return held[[int(place) for place in places]]
 
     def add(self, a_M: Any, b_M: Any) -> Any:
-        """See ``Adder``."""
         parts = []
         for piece in self._adding.pieces(a_M.shape[0]):
             with _convert_heu_errors():
@@ -232,7 +233,6 @@ class HeuAdder:
         return self.concatenate(parts)
 
     def concatenate(self, parts: Sequence[Any]) -> Any:
-        """See ``Adder``."""
         if len(parts) == 1:
             return parts[0]
         ends = np.cumsum([part.shape[0] for part in parts]).tolist()
@@ -242,11 +242,9 @@ class HeuAdder:
         return result
 
     def raw(self, held: Any) -> Wire:
-        """See ``Adder``."""
         return to_wire(held.serialize(), held.shape[0], self._width)
 
     def wire(self, held: Any) -> Wire:
-        """See ``Adder``."""
         packed = self._pack(held)
         wire = np.empty((packed.shape[0], self._width), np.uint8)
         for piece in self._masking.pieces(len(wire)):
@@ -371,3 +369,53 @@ def _encode_number(number: int) -> bytes:
 def schema(library: Any, scheme: str) -> Any:
     """Returns HEU's constant for a scheme."""
     return library.phe.SchemaType.OU if scheme == "ou" else library.phe.SchemaType.ZPaillier
+
+
+# The seconds that a piece should take.
+SECONDS = 0.25
+# The seconds between two pieces, enough for all threads that wait for the lock.
+REST = 0.001
+# The number of items in the first piece, for items of about 10 ms (slow) or 0.01 ms (fast).
+SLOW, FAST = 16, 4096
+# The maximum factor by which the next piece is larger.
+_GROWTH = 4
+
+
+class Pace:
+    """Cuts long computations into pieces, between which other threads run. Adapts the number of
+    items in a piece, so that a piece takes ``SECONDS``.
+
+    A call of HEU holds Python's global lock until it returns. Meanwhile the party cannot send
+    heartbeats, without which the server considers it lost.
+
+    ``first``: The number of items in the first piece.
+    """
+
+    def __init__(self, first: int) -> None:
+        self.room = first
+
+    def pieces(self, count: int) -> Iterator[slice]:
+        """Yields slices that divide ``count`` items into pieces. The caller must finish a piece
+        before it takes the next one.
+        """
+        start = 0
+        while start < count:
+            piece = slice(start, min(count, start + self.room))
+            with self.measuring(piece.stop - start):
+                yield piece
+            start = piece.stop
+
+    @contextmanager
+    def measuring(self, items: int) -> Iterator[None]:
+        """Measures the time of the block, which computes ``items`` items, and lets other threads
+        run after it.
+        """
+        began = time.monotonic()
+        yield
+        elapsed_s = max(time.monotonic() - began, 1e-9)
+        fitting_items = max(1, int(items * SECONDS / elapsed_s))
+        if elapsed_s > SECONDS:
+            self.room = min(self.room, fitting_items)
+        elif 2 * items > self.room:
+            self.room = max(self.room, min(fitting_items, _GROWTH * self.room))
+        time.sleep(REST if 2 * elapsed_s > SECONDS else 0.0)

@@ -10,20 +10,29 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache, cached_property
 
 import gmpy2
 import numpy as np
 import numpy.typing as npt
 
-from vfl_party.homomorphic.modulus import check_modulus, check_range
-from vfl_party.homomorphic.packing import BITS, apart, ciphers_for, pack, unpack
-from vfl_party.homomorphic.scheme import CipherError, Integers, Wire
+from vfl_party.homomorphic.scheme import (
+    BITS,
+    CipherError,
+    Integers,
+    Wire,
+    apart,
+    ciphers_for,
+    pack,
+    unpack,
+)
 
 # The number of bits of an exponent that one table lookup covers.
 WINDOW = 8
 # An array of gmpy2's ``mpz`` numbers.
 Numbers = npt.NDArray[np.object_]
+# n must have no prime factor below this bound. The factors of a real key are far larger.
+SMALL = 1 << 16
 
 
 class Powers:
@@ -52,8 +61,8 @@ class Powers:
 
 
 class PaillierKeys:
-    """A private key (two primes of the same length) with its public key n. ``width``: The number of
-    bytes of a ciphertext.
+    """Implements ``Keys`` with two primes of the same length and their product, the public key n.
+    ``width``: The number of bytes of a ciphertext.
     """
 
     def __init__(self, p: gmpy2.mpz, q: gmpy2.mpz) -> None:
@@ -83,7 +92,6 @@ class PaillierKeys:
         return self._p, self._q
 
     def encrypt(self, g_N: Integers, h_N: Integers) -> Wire:
-        """See ``Keys``."""
         out = b"".join(_encode(self._encrypt(plain), self.width) for plain in pack(g_N, h_N))
         return np.frombuffer(bytearray(out), np.uint8).reshape(len(g_N), self.width)
 
@@ -94,7 +102,6 @@ class PaillierKeys:
         return b + (a - b) * self._q2_inverse % self._p2 * self._q2
 
     def decrypt(self, wire: Wire, count: int) -> tuple[Integers, Integers]:
-        """See ``Keys``."""
         return unpack(apart(self.plain(wire), count))
 
     def plain(self, wire: Wire) -> list[int]:
@@ -112,7 +119,7 @@ class PaillierKeys:
 
 
 class PaillierAdder:
-    """Multiplies ciphertexts modulo n², which adds their plaintexts.
+    """Implements ``Adder``: multiplies ciphertexts modulo n², which adds their plaintexts.
 
     ``public``: The public key n. ``bits``: The length of n. ``together``: The number of sums in a
     ciphertext on the wire. ``width``: The number of bytes of a ciphertext.
@@ -133,15 +140,12 @@ class PaillierAdder:
         return Powers(_draw_base(self._n), self._n2, self.bits // 2)
 
     def check(self, wire_N: Wire) -> None:
-        """See ``Adder``."""
         check_range(wire_N, int(self._n2))
 
     def load(self, wire_N: Wire) -> Numbers:
-        """See ``Adder``."""
         return numbers(wire_N, self._n2)
 
     def sums(self, held: Numbers, places_P: Integers, ends_G: Integers) -> Numbers:
-        """See ``Adder``."""
         modulus, totals, begin, ciphers = self._n2, [], 0, held[places_P].tolist()
         for end in ends_G.tolist():
             total = ciphers[begin]
@@ -152,27 +156,22 @@ class PaillierAdder:
         return _make_array(totals)
 
     def zero(self) -> Numbers:
-        """See ``Adder``. The number 1 is an encryption of zero."""
+        """The number 1 is an encryption of zero."""
         return _make_array([gmpy2.mpz(1)])
 
     def take(self, held: Numbers, places: Sequence[int]) -> Numbers:
-        """See ``Adder``."""
         return held[list(places)]
 
     def add(self, a_M: Numbers, b_M: Numbers) -> Numbers:
-        """See ``Adder``."""
         return _make_array([a * b % self._n2 for a, b in zip(a_M, b_M, strict=True)])
 
     def concatenate(self, parts: Sequence[Numbers]) -> Numbers:
-        """See ``Adder``."""
         return np.concatenate(list(parts))
 
     def raw(self, held: Numbers) -> Wire:
-        """See ``Adder``."""
         return self._to_wire(held.tolist())
 
     def wire(self, held: Numbers) -> Wire:
-        """See ``Adder``."""
         return self.pack_sums(held, ciphers_for(len(held), self.together))
 
     def pack_sums(self, held: Numbers, count: int) -> Wire:
@@ -226,3 +225,31 @@ def _draw_prime(bits: int) -> gmpy2.mpz:
         prime = gmpy2.next_prime(start - 1)
         if prime % 4 == 3 and prime.bit_length() == bits:
             return prime
+
+
+def check_modulus(n: int, bits: int, extra: int = 0) -> None:
+    """Raises CipherError unless n is odd and has ``bits`` bits, no small factors, and is not a
+    power of a smaller number.
+
+    ``extra``: The number of bits by which its length may differ. Whether n has the scheme's form (p
+    q, or p² q) cannot be checked without its factors.
+    """
+    if abs(n.bit_length() - bits) > extra or n % 2 == 0:
+        about = "about " if extra else ""
+        raise CipherError(f"its public key must be an odd number of {about}{bits} bits")
+    if gmpy2.is_power(n) or gmpy2.gcd(n, _multiply_small_primes()) != 1:
+        raise CipherError("its public key is a power or has a small factor")
+
+
+@cache
+def _multiply_small_primes() -> gmpy2.mpz:
+    """Returns the product of all small primes."""
+    return gmpy2.primorial(SMALL)
+
+
+def check_range(wire_N: Wire, modulus: int) -> None:
+    """Raises CipherError if a ciphertext is zero, or not below ``modulus``."""
+    limit = modulus.to_bytes(wire_N.shape[1], "big")
+    big_endian = np.ascontiguousarray(wire_N[:, ::-1])
+    if any(not cipher.tobytes() < limit for cipher in big_endian) or not wire_N.any(axis=1).all():
+        raise CipherError("it is not a number between zero and the key's modulus")

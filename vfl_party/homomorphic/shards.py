@@ -16,13 +16,21 @@ import numpy as np
 
 from vfl_common.process.workers import Workers
 from vfl_party.homomorphic import shard
-from vfl_party.homomorphic.board import Board
-from vfl_party.homomorphic.buckets import Codes
-from vfl_party.homomorphic.none import PlainAdder
-from vfl_party.homomorphic.packing import apart, ciphers_for, unpack
 from vfl_party.homomorphic.paillier import Numbers, PaillierAdder, PaillierKeys
-from vfl_party.homomorphic.scheme import Adder, CipherError, Held, Integers, Keys, Wire
-from vfl_party.homomorphic.sums import Summing, SummingHere, SumPlan
+from vfl_party.homomorphic.scheme import (
+    Adder,
+    CipherError,
+    Held,
+    Integers,
+    Keys,
+    PlainAdder,
+    Wire,
+    apart,
+    ciphers_for,
+    unpack,
+)
+from vfl_party.homomorphic.shard import Board
+from vfl_party.homomorphic.sums import Codes, Summing, SummingHere, SumPlan
 
 # The number of pieces for each process, so that processes wait less for the last piece. And the
 # maximum number of items in a piece, because a message counts the bytes of each part in 32 bits.
@@ -80,14 +88,13 @@ class Shards:
 
 
 class SharedKeys:
-    """A private Paillier key with which all worker processes compute."""
+    """Implements ``Keys``: all worker processes compute with the same private Paillier key."""
 
     def __init__(self, keys: PaillierKeys, shards: Shards) -> None:
         self._keys, self._shards, self.public = keys, shards, keys.public
         shards.first = [shard.KEYS, *(_encode_number(prime, keys.width) for prime in keys.primes)]
 
     def encrypt(self, g_N: Integers, h_N: Integers) -> Wire:
-        """See ``Keys``."""
         parts = [
             self._shards.submit(shard.ENCRYPT, g_N[piece].tobytes(), h_N[piece].tobytes())
             for piece in self._shards.pieces(len(g_N))
@@ -95,7 +102,6 @@ class SharedKeys:
         return _join_results(parts, self._keys.width)
 
     def decrypt(self, wire: Wire, count: int) -> tuple[Integers, Integers]:
-        """See ``Keys``."""
         parts = [
             self._shards.submit(shard.DECRYPT, wire[piece].tobytes())
             for piece in self._shards.pieces(len(wire))
@@ -106,7 +112,7 @@ class SharedKeys:
 
 
 class SharedAdder(PaillierAdder):
-    """A public Paillier key with which all worker processes compute."""
+    """Implements ``Adder``: all worker processes compute with the same public Paillier key."""
 
     def __init__(self, of: PaillierAdder, shards: Shards) -> None:
         super().__init__(of.public, of.bits, of.together)
@@ -115,7 +121,6 @@ class SharedAdder(PaillierAdder):
         shards.first = [shard.ADD, *numbers, of.public]
 
     def wire(self, held: Numbers) -> Wire:
-        """See ``Adder``."""
         count = ciphers_for(len(held), self.together)
         firsts = np.arange(0, len(held), count)
         parts = []
@@ -129,7 +134,7 @@ class SharedAdder(PaillierAdder):
 
 
 class SummingInShards:
-    """Computes sums in several processes. Each process computes the entries of some columns."""
+    """Implements ``Summing`` in several processes, each for the entries of some columns."""
 
     def __init__(
         self, shards: Shards, adder: Adder, wire_R: Wire, codes_RF: Codes, plan: SumPlan
@@ -148,7 +153,6 @@ class SummingInShards:
         self._parts = [np.flatnonzero(own == part) for part in np.unique(own)]
 
     def sums(self, members: Sequence[Integers]) -> list[Held]:
-        """See ``Summing``."""
         rows = self._shards.board.put(np.concatenate(list(members)), self._codes)
         ends = np.cumsum([len(places) for places in members]).astype(np.int64)
         places = (array.to_bytes() for array in (self._ciphers, self._codes, rows))

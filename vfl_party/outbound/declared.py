@@ -18,7 +18,7 @@ from vfl_common.bundle import BundleSpec, Kind, StepKey, TensorSpec
 from vfl_common.config.base import parse
 from vfl_common.errors import Code, InputError, InternalError, VflError
 from vfl_common.stages import Draw
-from vfl_party.base.dtypes import WIRE, get_real_dtype
+from vfl_party.base.devices import WIRE, get_real_dtype
 from vfl_party.base.plugins import describe_failure
 from vfl_party.outbound import transforms
 from vfl_party.outbound.filter import Filter, Passage, Tensors

@@ -17,7 +17,7 @@ from vfl_common.link import StepPassed
 from vfl_common.summary import Absence
 from vfl_party.base.devices import copy_index
 from vfl_party.base.seeds import Rows
-from vfl_party.models.top.stand_ins import StandIns
+from vfl_party.models.top import StandIns
 
 LatePolicy = Literal["wait", "zeros", "cached", "skip"]
 # The maximum number of stretches in a phase. Further steps are added to the party's last stretch.

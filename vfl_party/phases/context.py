@@ -20,17 +20,16 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, InternalError, VflError
 from vfl_common.link import PROTOCOL, Hub, Link
 from vfl_party.base.devices import copy_index
-from vfl_party.base.held import HeldRows
 from vfl_party.base.mechanism import Mechanism
 from vfl_party.base.phase import RoundReport
 from vfl_party.base.plugins import describe_failure
-from vfl_party.base.seeds import Rows, derive_seed
+from vfl_party.base.seeds import HeldRows, Rows, derive_seed
 from vfl_party.base.step_timing import Clock
 from vfl_party.data import Features, Labels
 from vfl_party.data.inputs.weights import row_weights
 from vfl_party.models import InputSpec, build_checked_encoder, forward, seed_torch, width_of
-from vfl_party.models.precision import Precision
 from vfl_party.models.row_blocks import Blocks
+from vfl_party.models.training import Precision
 from vfl_party.outbound.chain import Chains, SentDigests
 from vfl_party.outbound.chains import make_chains
 from vfl_party.outbound.declared import Exchange, Occurrence, Role

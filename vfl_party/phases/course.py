@@ -22,7 +22,8 @@ from vfl_common.errors import Code, InputError
 from vfl_common.stages import MAX_ROUNDS
 from vfl_party.base.phase import Phase
 from vfl_party.base.plugins import Registry, name_plugin_errors
-from vfl_party.models.metrics import load_metric, loss_fn
+from vfl_party.models.losses import loss_fn
+from vfl_party.models.metrics import load_metric
 from vfl_party.outbound import codecs, transforms
 from vfl_party.outbound.chains import check_transforms, check_wire
 from vfl_party.outbound.declared import PREDICTION, Exchange

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from vfl_common.config.models import PluginCombination
-from vfl_party.base.dtypes import get_real_dtype
+from vfl_party.base.devices import get_real_dtype
 from vfl_party.models import combine, forward
 from vfl_party.models.halves import Tail
-from vfl_party.models.metrics import scores
+from vfl_party.models.losses import scores
 from vfl_party.models.row_blocks import (
     Blocks,
     Compute,
@@ -25,7 +25,7 @@ from vfl_party.models.row_blocks import (
     find_blocks,
     sample_rows,
 )
-from vfl_party.models.top.stand_ins import learnt_stand_ins
+from vfl_party.models.top import learnt_stand_ins
 from vfl_party.phases.context import Party
 from vfl_party.phases.scoring import SOLO
 

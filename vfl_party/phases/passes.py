@@ -19,9 +19,8 @@ from torch import Tensor
 
 from vfl_common.config.models import Combine
 from vfl_party.base.devices import copy_index
-from vfl_party.base.held import group_rows
-from vfl_party.base.seeds import Rows
-from vfl_party.models.metrics.losses import TaskLoss
+from vfl_party.base.seeds import Rows, group_rows
+from vfl_party.models.losses import TaskLoss
 from vfl_party.phases.sets import PartySet, Sets
 
 

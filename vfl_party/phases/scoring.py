@@ -22,11 +22,10 @@ from torch import Tensor, nn
 from vfl_common.bundle import Kind, StepKey
 from vfl_common.errors import InternalError
 from vfl_common.link import Lenience, StepPassed
-from vfl_party.base.held import group_rows
-from vfl_party.base.seeds import Rows
+from vfl_party.base.seeds import Rows, group_rows
 from vfl_party.models import combine, forward
 from vfl_party.models.row_blocks import ROWS, in_blocks
-from vfl_party.models.top.stand_ins import learnt_stand_ins
+from vfl_party.models.top import learnt_stand_ins
 from vfl_party.outbound.declared import Exchange, Occurrence, Sent, f32, noise
 from vfl_party.outbound.exchange import Answering, Asking
 from vfl_party.phases.absence import Following, LatePolicy, fill_missing

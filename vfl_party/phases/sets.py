@@ -24,7 +24,7 @@ from torch import Tensor
 from vfl_common.config.base import Section
 from vfl_common.errors import Code, InputError
 from vfl_party.base.seeds import derive_seed
-from vfl_party.models.top.stand_ins import StandIns, learnt_stand_ins
+from vfl_party.models.top import StandIns, learnt_stand_ins
 from vfl_party.phases.context import Party
 
 # How a model was trained for missing parties: not at all, by combining the other parties, or by a

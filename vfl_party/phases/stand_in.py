@@ -18,7 +18,7 @@ from torch import Tensor
 from vfl_common.bundle import StepKey
 from vfl_common.errors import Code, InputError
 from vfl_common.files import private_file
-from vfl_party.base.dtypes import get_real_dtype
+from vfl_party.base.devices import get_real_dtype
 from vfl_party.base.seeds import Rows
 from vfl_party.outbound.declared import Exchange, Occurrence
 from vfl_party.outbound.exchange import Answering, Asking

@@ -31,9 +31,8 @@ from vfl_party.align import AlignedRows
 from vfl_party.assembly.models import load_models
 from vfl_party.assembly.party import Load, OpenedParty, assemble, expect_rows, open_party
 from vfl_party.assembly.party import load as load_rows
-from vfl_party.base.held import HeldRows
 from vfl_party.base.phase import Phase, RoundReport
-from vfl_party.base.seeds import Rows
+from vfl_party.base.seeds import HeldRows, Rows
 from vfl_party.base.step_timing import Clock
 from vfl_party.data import Labels, Preprocessor, Table
 from vfl_party.data.rows import Prepared

@@ -19,8 +19,9 @@ import pyarrow.parquet
 import torch
 from torch import Tensor
 
-from vfl_common.config.data import DataSettings, is_path
+from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
+from vfl_common.config.sources import is_path
 from vfl_common.errors import Code, InputError
 from vfl_common.files import private_file
 from vfl_common.passwords import hide_passwords
@@ -31,7 +32,8 @@ from vfl_party.data.ids import SEPARATOR, Ids
 from vfl_party.data.rows import Prepared
 from vfl_party.data.sources.images import FILE
 from vfl_party.data.table import LEFT_OUT, InputRows
-from vfl_party.models.metrics import decide, scores
+from vfl_party.models.losses import scores
+from vfl_party.models.metrics import decide
 from vfl_party.models.row_blocks import in_blocks
 
 KEPT = "predictions.parquet"

@@ -19,9 +19,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from vfl_common.config.data import FRAME, DataSettings
+from vfl_common.config.data import DataSettings
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.recipe import Recipe
+from vfl_common.config.sources import FRAME
 from vfl_common.errors import Code, InputError
 from vfl_common.files import private_file
 from vfl_common.run_folder import RunFolder

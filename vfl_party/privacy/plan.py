@@ -8,16 +8,57 @@ parties before the first step, and no party sends its spending to another.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Annotated, Any, Literal
 
+import numpy as np
+from pydantic import Field
+
+from vfl_common.config.base import Section
+from vfl_common.config.models import Norm
 from vfl_common.errors import Code, InputError, InternalError
 from vfl_common.summary import Privacy
 from vfl_party.base.mechanism import Mechanism
-from vfl_party.privacy import poisson
+from vfl_party.base.seeds import Rows, derive_seed
 from vfl_party.privacy.accountant import Budget, Spending, compute_epsilon, find_noise
-from vfl_party.privacy.settings import DpSettings, Mode
+
+Mode = Literal["fixed", "matched"]
+Division = Literal["moments", "simple"]
+
+
+class DpSettings(Section):
+    """The keys of ``dp``: differential privacy of a phase. With ``mode = "matched"`` a row's
+    gradient depends on other rows, so there is no guarantee. ``division = "simple"`` is the
+    Priv-Baseline of FedOnce.
+    """
+
+    epsilon: Annotated[float, Field(ge=1e-3, le=1e6)] | None = None
+    """The joint ε of all parties. Set this or ``noise_multiplier``."""
+    noise_multiplier: Annotated[float, Field(ge=0.0, le=1e4)] | None = None
+    """The standard deviation of the noise, as a multiple of ``max_grad_norm``; 0 clips gradients
+    without noise.
+    """
+    delta: Annotated[float, Field(gt=0.0, lt=1.0)] = 1e-5
+    """δ of the guarantee; keep it far below 1 / rows."""
+    max_grad_norm: Norm = 1.0
+    """The maximum L2 norm of one row's gradient over all parameters of a party; a longer gradient
+    is scaled down.
+    """
+    mode: Mode = "fixed"
+    """``fixed``: every row keeps its target. ``matched``: targets are assigned within a batch,
+    without a guarantee.
+    """
+    division: Division = "moments"
+    """How the budget is divided: ``moments`` adds the parties' Rényi divergences; ``simple`` gives
+    each of k parties ε / k at δ / k, with more noise.
+    """
+
+    def model_post_init(self, _context: Any) -> None:
+        if (self.epsilon is None) == (self.noise_multiplier is None):
+            raise ValueError("set epsilon or noise_multiplier, and not both")
+
 
 # Settings that must be the same in all phases, because all phases share one budget.
 _SHARED = ("epsilon", "noise_multiplier", "delta", "division")
@@ -89,7 +130,7 @@ class PrivacyPlan:
     def epsilon(self) -> float:
         """The joint ε of all parties after all planned steps."""
         if self.dp.division == "moments":
-            return compute_epsilon(_list_spendings(self.shares), self.dp.delta)
+            return compute_epsilon([share.spending for share in self.shares], self.dp.delta)
         return sum(self._compute_simple_epsilon(party) for party in self.parties)
 
     def get_budget(self, phase: str, party: str) -> Budget:
@@ -97,20 +138,17 @@ class PrivacyPlan:
         run's ε and δ, for k parties.
         """
         own_share = self.get_share(phase, party)
-        if self.dp.division == "moments":
-            divisor, other_shares = 1, [share for share in self.shares if share != own_share]
-        else:
-            divisor, other_shares = (
-                len(self.parties),
-                [share for share in self.shares if share.party == party and share != own_share],
-            )
-        delta, other_spendings = self.dp.delta / divisor, tuple(_list_spendings(other_shares))
+        is_joint = self.dp.division == "moments"
+        divisor = 1 if is_joint else len(self.parties)
+        other_spendings = tuple(
+            share.spending
+            for share in self.shares
+            if share != own_share and (is_joint or share.party == party)
+        )
+        budget = Budget(math.inf, self.dp.delta / divisor, own_share.spending, other_spendings)
         if self.dp.epsilon is not None:
-            return Budget(self.dp.epsilon / divisor, delta, own_share.spending, other_spendings)
-        planned_epsilon = Budget(
-            math.inf, delta, own_share.spending, other_spendings
-        ).epsilon_after(own_share.spending.steps)
-        return Budget(planned_epsilon, delta, own_share.spending, other_spendings)
+            return replace(budget, target=self.dp.epsilon / divisor)
+        return replace(budget, target=budget.epsilon_after(own_share.spending.steps))
 
     def epsilon_after(self, phase: str, party: str, steps_done: int) -> float:
         """Returns the joint ε after ``steps_done`` steps of this party in the phase, and all other
@@ -135,7 +173,7 @@ class PrivacyPlan:
         )
 
     def _compute_simple_epsilon(self, party: str) -> float:
-        spendings = _list_spendings(share for share in self.shares if share.party == party)
+        spendings = [share.spending for share in self.shares if share.party == party]
         return compute_epsilon(spendings, self.dp.delta / len(self.parties))
 
 
@@ -173,8 +211,8 @@ def make_plan(
     shares = [
         Share(phase.name, party, Spending(dp.noise_multiplier or 0.0, rate, steps))
         for phase in phases
-        for rate in [poisson.compute_sampling_rate(rows, phase.batch_size)]
-        for steps in [phase.epochs * poisson.count_steps_per_epoch(rows, phase.batch_size)]
+        for rate in [compute_sampling_rate(rows, phase.batch_size)]
+        for steps in [phase.epochs * count_steps_per_epoch(rows, phase.batch_size)]
         for party in phase.parties
     ]
     if not shares:
@@ -200,19 +238,11 @@ def _set_noise(target: float, dp: DpSettings, shares: Sequence[Share]) -> list[S
         noise = _find_noise(target / len(groups), dp.delta / len(groups), party_shares)
         noise_by_party.update(dict.fromkeys(group, noise))
     return [
-        Share(
-            share.phase,
-            share.party,
-            Spending(
-                noise_by_party[share.party], share.spending.sampling_rate, share.spending.steps
-            ),
+        replace(
+            share, spending=replace(share.spending, noise_multiplier=noise_by_party[share.party])
         )
         for share in shares
     ]
-
-
-def _list_spendings(shares: Iterable[Share]) -> list[Spending]:
-    return [share.spending for share in shares]
 
 
 # Each phase of a party needs the same noise multiplier, so the search result is cached.
@@ -256,3 +286,35 @@ def describe_guarantee(
         "ids, the number of rows, and the vocabularies, means and scales of all columns and of "
         f"the label; {caveat}."
     )
+
+
+# Poisson sampling: every row is in a batch with the same probability, independently of other rows
+# (Abadi et al. 2016). The accountant's ε assumes that nobody else knows which rows were in a batch.
+# All parties know the recipe's seed, so each party samples with a secret key from its operating
+# system. The keys of two parties must also be independent, or their RDP does not add up.
+
+
+def compute_sampling_rate(rows: int, batch_size: int) -> float:
+    """Returns the probability q that a row is in a batch, so that batches have ``batch_size`` rows
+    on average.
+    """
+    return min(1.0, batch_size / rows)
+
+
+def count_steps_per_epoch(rows: int, batch_size: int) -> int:
+    """Returns the number of steps of an epoch, in which a row is in one batch on average."""
+    return -(-rows // batch_size)
+
+
+def draw_batches(key: int, epoch: int, rows: Rows, batch_size: int) -> list[Rows]:
+    """Returns the row numbers of each batch of one epoch. A batch may be empty. The same arguments
+    give the same batches on every machine.
+    """
+    n = len(rows)
+    bits = np.random.Philox(key=derive_seed(key, "poisson", epoch))
+    if batch_size >= n:
+        return [rows.copy() for _ in range(count_steps_per_epoch(n, batch_size))]
+    threshold = np.uint64(compute_sampling_rate(n, batch_size) * 2.0**64)
+    return [
+        rows[bits.random_raw(n) < threshold] for _ in range(count_steps_per_epoch(n, batch_size))
+    ]

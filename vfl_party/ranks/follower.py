@@ -18,8 +18,7 @@ from vfl_party.base.seeds import Rows, derive_seed
 from vfl_party.data import Features, Preprocessor, Table
 from vfl_party.data.rows import Prepared
 from vfl_party.models import InputSpec, TwoTowers
-from vfl_party.models.backward import backward
-from vfl_party.models.precision import Precision
+from vfl_party.models.training import Precision, backward
 from vfl_party.ranks.group import IntegerArray, Ranks, Word, convert_rank_errors, divide_rows
 from vfl_party.ranks.spread import OnRanks, describe_structure
 from vfl_party.selfsup.augment import Augment, make_augment

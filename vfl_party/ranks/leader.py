@@ -18,7 +18,7 @@ from vfl_common.errors import Code, InputError
 from vfl_party.base.phase import Phase, RoundReport, Tree
 from vfl_party.data.inputs.made import BatchLog, BatchOrigin, Views
 from vfl_party.models import InputSpec, StochasticEncoder
-from vfl_party.models.precision import Precision
+from vfl_party.models.training import Precision
 from vfl_party.ranks.group import IntegerArray, Ranks, Word, convert_rank_errors, divide_rows
 from vfl_party.ranks.spread import OnRanks, describe_structure, trains
 

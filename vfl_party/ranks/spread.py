@@ -26,7 +26,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from vfl_party.models import InputSpec, forward
-from vfl_party.models.precision import Precision
+from vfl_party.models.training import Precision
 from vfl_party.ranks.group import Ranks
 
 

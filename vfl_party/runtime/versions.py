@@ -7,14 +7,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from vfl_common.config.data import get_reader
+from vfl_common.config.sources import get_reader
 from vfl_common.errors import Code, InputError
 from vfl_party.assembly.party import OpenedParty
 from vfl_party.data import load as data
-from vfl_party.models import metrics
-from vfl_party.models.encoders import plugin
-from vfl_party.models.top import combination
-from vfl_party.models.top import plugin as tops
+from vfl_party.models import external, metrics
 from vfl_party.outbound import codecs, transforms
 from vfl_party.phases.course import REGISTRY
 
@@ -75,12 +72,14 @@ def _get_method_versions(opened: OpenedParty) -> dict[str, str]:
 
 def _get_encoder_versions(opened: OpenedParty) -> dict[str, str]:
     place = opened.recipe.party(opened.name)
-    return plugin.PLUGINS.version(opened.encoder.kind) if place is None or place.features else {}
+    if place is not None and not place.features:
+        return {}
+    return external.ENCODER_PLUGINS.version(opened.encoder.kind)
 
 
 def _get_top_versions(opened: OpenedParty) -> dict[str, str]:
     recipe = opened.recipe
     if opened.name != recipe.active.name:
         return {}
-    combines = combination.PLUGINS.version(str(recipe.model.combine))
-    return combines | tops.PLUGINS.version(recipe.model.top.kind)
+    combines = external.COMBINATION_PLUGINS.version(str(recipe.model.combine))
+    return combines | external.TOP_PLUGINS.version(recipe.model.top.kind)

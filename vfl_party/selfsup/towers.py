@@ -18,7 +18,7 @@ from vfl_common.errors import Code, InputError
 from vfl_party.base.phase import RoundReport
 from vfl_party.base.seeds import Rows, derive_seed, full_batches
 from vfl_party.models import build_predictor, build_projector, generator, seed_torch
-from vfl_party.models.optim import build_optimizer, build_schedule, clip, keep_rate
+from vfl_party.models.training import build_optimizer, build_schedule, clip, keep_rate
 from vfl_party.phases.context import Party
 from vfl_party.selfsup.augment import check_keys, make_augment
 from vfl_party.selfsup.losses import (

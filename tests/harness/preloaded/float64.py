@@ -3,7 +3,7 @@
     python -P float64.py vfl-party run bank.toml
 
 The switch is not part of the product: it replaces the product's one definition of real numbers
-(``vfl_party.base.dtypes``, and their size on the wire) in this process. All processes of a run need
+(``vfl_party.base.devices``, and their size on the wire) in this process. All processes of a run need
 it. Codecs do not work with it.
 """
 
@@ -16,7 +16,7 @@ import torch
 
 from vfl.launcher.child import PROGRAMS
 from vfl_common.bundle import ITEM_BYTES, DType
-from vfl_party.base.dtypes import TORCH, WIRE
+from vfl_party.base.devices import TORCH, WIRE
 from vfl_party.outbound import declared
 
 

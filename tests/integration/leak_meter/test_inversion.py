@@ -41,8 +41,7 @@ from vfl_leaks.learn.inversion import (
 from vfl_leaks.report.reconstructions import draw_pairs
 from vfl_party.methods.mocosfl.resist import get_window_size, measure_likeness, ssim
 from vfl_party.models import seed_torch
-from vfl_party.models.decoder import Decoder
-from vfl_party.models.halves import Bottleneck, Halves
+from vfl_party.models.halves import Bottleneck, Decoder, Halves
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "mocosfl" / "digits.toml"
 FEW = InversionSettings(epochs=3, batch_size=16)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.harness.errors import raises
-from vfl_common.config.models import TaskSettings
+from vfl_common.config.task import TaskSettings
 from vfl_leaks import attacks
 from vfl_leaks.attacks.trees import probes
 from vfl_leaks.attacks.trees.sides import select_splits

@@ -21,7 +21,7 @@ from torch.nn import functional
 from tests.harness.errors import raises
 from tests.harness.scenes import of, replayed, scene
 from vfl_common.bundle import StepKey
-from vfl_common.config.models import TaskSettings
+from vfl_common.config.task import TaskSettings
 from vfl_common.errors import Code, InputError
 from vfl_leaks import attacks
 from vfl_leaks.attacks.gradients.completion import KNOWN, draw_stratified

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.harness.errors import raises
-from vfl_common.config.models import TaskSettings
+from vfl_common.config.task import TaskSettings
 from vfl_leaks import attacks
 from vfl_leaks.learn.fitting import draw_view
 from vfl_leaks.learn.shared_weights import (

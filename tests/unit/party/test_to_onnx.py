@@ -26,10 +26,9 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_party.data import Preprocessor
 from vfl_party.models import StochasticEncoder, seed_torch
-from vfl_party.models.boosting import Matrix, grow
-from vfl_party.models.encoders.build import build_encoder
-from vfl_party.models.top.build import build_joint
-from vfl_party.models.top.trees import BoostedTrees
+from vfl_party.models.encoders import build_encoder
+from vfl_party.models.top import build_joint
+from vfl_party.models.trees import BoostedTrees, Matrix, grow
 from vfl_party.predict.to_onnx import OPSET, export
 from vfl_party.predict.trained import About, TrainedParty
 

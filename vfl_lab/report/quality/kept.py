@@ -12,8 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet
 
-from vfl_common.config.models import class_text
-from vfl_common.config.task import Kind
+from vfl_common.config.task import Kind, class_text
 from vfl_common.errors import Code, InputError
 from vfl_party.data.ids import SEPARATOR
 from vfl_party.predict.results import KEPT

@@ -15,9 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from vfl_party.base.devices import copy_index
-from vfl_party.base.dtypes import get_real_dtype
-from vfl_party.base.workers import submit
+from vfl_party.base.devices import copy_index, get_real_dtype, submit
 from vfl_party.data.inputs.made import BatchLog, BatchOrigin
 from vfl_party.data.inputs.scaled import ScaledPixels
 from vfl_party.data.row_arrays import MappedArray, Space, parts, release, rows_at_once

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vfl_common.config.task import TaskSettings, class_text
-from vfl_party.base.dtypes import get_real_dtype
+from vfl_party.base.devices import get_real_dtype
 from vfl_party.data import checks
 from vfl_party.data.inputs.labels import Labels
 

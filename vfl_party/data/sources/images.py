@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from vfl_common.config.data import IMAGES, DataSettings
-from vfl_party.base.workers import map_in_order
+from vfl_common.config.data import DataSettings
+from vfl_common.config.sources import IMAGES
+from vfl_party.base.devices import map_in_order
 from vfl_party.data import checks
 from vfl_party.data.collect import collect
 from vfl_party.data.columns import Columns, Rows

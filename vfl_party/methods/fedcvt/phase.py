@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vfl_common.bundle import StepKey
-from vfl_common.config.models import TaskSettings
+from vfl_common.config.task import TaskSettings
 from vfl_party.base.phase import Phase, RoundReport, Tree
 from vfl_party.base.seeds import derive_seed
 from vfl_party.methods.fedcvt.settings import FedCVTSettings, Preset
@@ -28,8 +28,8 @@ from vfl_party.methods.fedcvt.training import (
     split_halves,
 )
 from vfl_party.models import combine, forward, seed_torch
-from vfl_party.models.backward import backward
-from vfl_party.models.metrics import loss_fn
+from vfl_party.models.losses import loss_fn
+from vfl_party.models.training import backward
 from vfl_party.phases.context import Party
 from vfl_party.phases.diverged import check_own, check_sums
 from vfl_party.phases.measure import compute_metrics

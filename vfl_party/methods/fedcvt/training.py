@@ -20,15 +20,14 @@ from torch.nn import functional as F  # noqa: N812 - as everywhere
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from vfl_common.bundle import Kind, StepKey
-from vfl_common.config.models import TaskSettings
 from vfl_common.config.recipe import Recipe
+from vfl_common.config.task import TaskSettings
 from vfl_common.errors import Code, InputError
-from vfl_party.base.dtypes import get_real_dtype
+from vfl_party.base.devices import get_real_dtype
 from vfl_party.base.seeds import Rows, batches, derive_seed, full_batches
 from vfl_party.methods.fedcvt.settings import FedCVTSettings, Preset
-from vfl_party.models.metrics import scores
-from vfl_party.models.optim import build_optimizer, build_schedule, clip
-from vfl_party.models.training import own_optimizer
+from vfl_party.models.losses import scores
+from vfl_party.models.training import build_optimizer, build_schedule, clip, own_optimizer
 from vfl_party.outbound.declared import Exchange, Occurrence, Sent, Traffic, f32, noise
 from vfl_party.phases.context import MakeEncoder, Party
 from vfl_party.phases.diverged import check_own

@@ -22,10 +22,9 @@ from vfl_party.base.phase import Phase, RoundReport, Tree
 from vfl_party.base.seeds import Rows, batches, derive_seed
 from vfl_party.methods.fedonce.settings import ADAM, FedOnceSettings, Output
 from vfl_party.models import build_top, generator, seed_torch
-from vfl_party.models.optim import build_optimizer, build_schedule, clip
-from vfl_party.models.training import own_optimizer
+from vfl_party.models.training import build_optimizer, build_schedule, clip, own_optimizer
 from vfl_party.phases.context import MakeEncoder, Party
-from vfl_party.privacy.steps import PrivateSteps
+from vfl_party.privacy.dpsgd import PrivateSteps
 from vfl_party.selfsup.settings import SelfSupSettings, make_plan
 from vfl_party.selfsup.towers import LocalSelfSup, build_tower, report
 

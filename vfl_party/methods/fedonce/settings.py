@@ -11,7 +11,7 @@ from pydantic import Field, PositiveInt
 from vfl_common.config.models import OptimizerSettings, Temperature, UnjudgedOptimizer
 from vfl_common.config.models import PositiveInt as Width
 from vfl_party.models.training import OwnOptimizers
-from vfl_party.privacy.settings import DpSettings
+from vfl_party.privacy.plan import DpSettings
 from vfl_party.selfsup.settings import AugmentSettings
 
 Output = Literal["tanh", "linear", "sphere"]

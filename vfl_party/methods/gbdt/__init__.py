@@ -19,7 +19,7 @@ from vfl_common.config.models import PositiveInt, Rate
 from vfl_common.errors import Code, InputError
 from vfl_party.base.phase import Phase, RoundReport
 from vfl_party.base.seeds import Rows, derive_seed
-from vfl_party.models.boosting import check_loss, lightgbm, objective
+from vfl_party.models.trees import check_loss, lightgbm, objective
 from vfl_party.outbound.declared import Traffic
 from vfl_party.phases.context import Party
 from vfl_party.phases.measure import compute_metrics

@@ -15,23 +15,22 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from vfl_common.config.models import GbdtTop, RawSettings, TopSettings
 from vfl_common.errors import Code, InputError, InternalError
-from vfl_party.base.held import HeldRows
 from vfl_party.base.phase import Phase, RoundReport, Tree
-from vfl_party.base.seeds import Rows, batches, derive_seed
+from vfl_party.base.seeds import HeldRows, Rows, batches, derive_seed
 from vfl_party.methods.head.settings import TRAIN, UPLOAD, HeadSettings
 from vfl_party.methods.head.upload import Uploads, get_upload_splits, zero_late_weights
+from vfl_party.methods.secureboost.forest import NAME
 from vfl_party.models import combine
-from vfl_party.models.boosting import Matrix, check_loss, grow, lightgbm
-from vfl_party.models.metrics import loss_fn
-from vfl_party.models.optim import build_optimizer, build_schedule, clip
-from vfl_party.models.top.stand_ins import NAME, learnt_stand_ins
-from vfl_party.models.top.trees import BoostedTrees, TreeArrays
+from vfl_party.models.losses import loss_fn
+from vfl_party.models.top import learnt_stand_ins
+from vfl_party.models.training import build_optimizer, build_schedule, clip
+from vfl_party.models.trees import BoostedTrees, Matrix, TreeArrays, check_loss, grow, lightgbm
 from vfl_party.phases.context import Party
 from vfl_party.phases.passes import HeldBatch, compute_losses, make_passes
 from vfl_party.phases.scoring import compute_outputs, embed, split_into_chunks
 from vfl_party.phases.sets import Sets, sum_losses
 from vfl_party.phases.sets import check as check_sets
-from vfl_party.privacy.steps import PrivateSteps
+from vfl_party.privacy.dpsgd import PrivateSteps
 from vfl_party.selfsup.augment import BatchViews
 
 

@@ -9,7 +9,7 @@ from pydantic import Field
 from vfl_party.models.training import TrainingSettings
 from vfl_party.outbound.filter import Amplifier
 from vfl_party.phases.sets import SetSettings
-from vfl_party.privacy.settings import DpSettings
+from vfl_party.privacy.plan import DpSettings
 from vfl_party.selfsup.settings import SupervisedAugment
 
 # The settings that have an effect with boosted trees as the top model.

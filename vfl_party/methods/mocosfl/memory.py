@@ -17,7 +17,7 @@ from vfl_party.base.phase import Tree
 from vfl_party.base.seeds import derive_seed
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
 from vfl_party.methods.mocosfl.steps import make_moving_average
-from vfl_party.models.optim import build_optimizer, build_schedule, clip
+from vfl_party.models.training import build_optimizer, build_schedule, clip
 from vfl_party.phases.context import Party
 from vfl_party.selfsup.losses import KeyQueue, ema_update, moco
 

@@ -30,7 +30,7 @@ from vfl_party.methods.mocosfl.steps import (
     make_moving_average,
 )
 from vfl_party.models import generator
-from vfl_party.models.backward import backward
+from vfl_party.models.training import backward
 from vfl_party.outbound.exchange import Asking
 from vfl_party.phases.advice import advise
 from vfl_party.phases.context import Party

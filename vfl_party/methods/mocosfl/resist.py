@@ -18,9 +18,9 @@ from vfl_common.config.base import Section
 from vfl_common.config.models import OptimizerSettings, Rate
 from vfl_party.base.seeds import derive_seed
 from vfl_party.models import seed_torch
-from vfl_party.models.decoder import Decoder
+from vfl_party.models.halves import Decoder
 from vfl_party.models.metrics import functional
-from vfl_party.models.optim import build_optimizer
+from vfl_party.models.training import build_optimizer
 
 # The maximum number of pixels from the middle of SSIM's window to its edge. It gives the window of
 # 11 x 11 pixels of Wang et al. (2004).

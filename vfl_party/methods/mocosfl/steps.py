@@ -15,10 +15,10 @@ from vfl_common.bundle import Kind, StepKey
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.stages import Draw
+from vfl_party.base.devices import seed_torch
 from vfl_party.base.seeds import derive_seed
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings, check_phase, find_first_phase
 from vfl_party.models.halves import Halves, Tail
-from vfl_party.models.init import seed_torch
 from vfl_party.outbound.declared import NOTHING, Exchange, Occurrence, Sent, Traffic, f32
 from vfl_party.phases.context import Party
 

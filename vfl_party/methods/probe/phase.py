@@ -34,10 +34,10 @@ from vfl_party.methods.probe.exchanges import (
 )
 from vfl_party.methods.probe.settings import ProbeSettings
 from vfl_party.models import forward, seed_torch
-from vfl_party.models.encoders.mlp import build_layers
 from vfl_party.models.halves import Tail
-from vfl_party.models.metrics import loss_fn
-from vfl_party.models.optim import build_optimizer, build_schedule, clip
+from vfl_party.models.layers import build_layers
+from vfl_party.models.losses import loss_fn
+from vfl_party.models.training import build_optimizer, build_schedule, clip
 from vfl_party.phases.advice import advise
 from vfl_party.phases.context import Party
 from vfl_party.phases.measure import compute_metrics

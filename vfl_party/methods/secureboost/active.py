@@ -27,7 +27,7 @@ from vfl_party.homomorphic import (
     key_room,
     make_keys,
 )
-from vfl_party.homomorphic.none import PlainAdder
+from vfl_party.homomorphic.scheme import PlainAdder
 from vfl_party.homomorphic.shards import Shards, make_summing, share_keys
 from vfl_party.homomorphic.sums import Summing
 from vfl_party.methods.secureboost.columns import (
@@ -71,7 +71,7 @@ from vfl_party.methods.secureboost.growing import (
 )
 from vfl_party.methods.secureboost.joint_walk import Walk, forest_of
 from vfl_party.methods.secureboost.settings import BEST, STOP, SecureBoostSettings
-from vfl_party.models.metrics import loss_fn
+from vfl_party.models.losses import loss_fn
 from vfl_party.phases.context import Party
 from vfl_party.phases.measure import compute_metrics
 

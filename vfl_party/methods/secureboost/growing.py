@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from vfl_common.config.models import TaskSettings
+from vfl_common.config.task import TaskSettings
 from vfl_party.base.seeds import Rows, derive_seed, draw_permutation
 from vfl_party.homomorphic import Integers
 from vfl_party.homomorphic.sums import Summing

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vfl_common.config.models import TaskSettings
+from vfl_common.config.task import TaskSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.methods.secureboost.forest import SETTLED, Bools, Nodes
 from vfl_party.methods.secureboost.growing import count_parts

@@ -26,9 +26,9 @@ from vfl_party.methods.splitnn.local import ActiveLocalUpdates, ExchangedBatch
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.methods.splitnn.training import OwnTraining, StoppingJudge
 from vfl_party.models import CombinedEmbeddings
-from vfl_party.models.backward import backward
-from vfl_party.models.metrics import loss_fn
-from vfl_party.models.top.stand_ins import learnt_stand_ins
+from vfl_party.models.losses import loss_fn
+from vfl_party.models.top import learnt_stand_ins
+from vfl_party.models.training import backward
 from vfl_party.outbound.filter import Tensors
 from vfl_party.phases.absence import Absences, Cache, replace_absent
 from vfl_party.phases.context import Party

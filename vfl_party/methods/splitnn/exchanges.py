@@ -26,7 +26,7 @@ from torch.nn import functional
 
 from vfl_common.bundle import Kind
 from vfl_common.errors import Code, InputError
-from vfl_party.base.dtypes import get_real_dtype
+from vfl_party.base.devices import get_real_dtype
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.models import StochasticEncoder
 from vfl_party.outbound.declared import Exchange, Sent, f32, noise

@@ -22,8 +22,8 @@ from vfl_party.methods.splitnn.batches import Batch
 from vfl_party.methods.splitnn.settings import CacheSettings, SplitNNSettings
 from vfl_party.methods.splitnn.training import OwnTraining
 from vfl_party.models import combine
-from vfl_party.models.backward import backward
-from vfl_party.models.metrics import loss_fn
+from vfl_party.models.losses import loss_fn
+from vfl_party.models.training import backward
 from vfl_party.outbound.exchange import Asking
 from vfl_party.phases.context import Party
 from vfl_party.phases.sets import Sets, sum_losses

@@ -20,7 +20,7 @@ from vfl_party.methods.splitnn.exchanges import (
 from vfl_party.methods.splitnn.local import Pipe
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.methods.splitnn.training import OwnTraining, VerdictReceiver
-from vfl_party.models.backward import backward
+from vfl_party.models.training import backward
 from vfl_party.phases.absence import Following
 from vfl_party.phases.context import Party
 from vfl_party.phases.scoring import SplitScorer

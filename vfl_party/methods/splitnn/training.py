@@ -22,9 +22,15 @@ from vfl_party.base.seeds import Rows
 from vfl_party.methods.splitnn.batches import Batch, Batches
 from vfl_party.methods.splitnn.exchanges import embedding, validation
 from vfl_party.methods.splitnn.settings import SplitNNSettings
-from vfl_party.models.optim import Plateau, build_optimizer, build_schedule, clip
-from vfl_party.models.top.stand_ins import learnt_stand_ins
-from vfl_party.models.training import EarlyStopping, own_optimizer
+from vfl_party.models.top import learnt_stand_ins
+from vfl_party.models.training import (
+    EarlyStopping,
+    Plateau,
+    build_optimizer,
+    build_schedule,
+    clip,
+    own_optimizer,
+)
 from vfl_party.outbound import transforms
 from vfl_party.outbound.declared import NOTHING, Exchange, Occurrence, Sent, Traffic, u8
 from vfl_party.phases.context import Party

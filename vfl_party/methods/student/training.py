@@ -21,9 +21,8 @@ from vfl_party.base.phase import Tree
 from vfl_party.base.seeds import Rows, batches, derive_seed
 from vfl_party.methods.student.settings import StudentSettings
 from vfl_party.models import build_top, check_encoder, combine_widths, seed_torch
-from vfl_party.models.metrics import loss_fn
-from vfl_party.models.optim import build_optimizer, build_schedule, clip
-from vfl_party.models.precision import Precision, forward
+from vfl_party.models.losses import loss_fn
+from vfl_party.models.training import Precision, build_optimizer, build_schedule, clip, forward
 from vfl_party.phases.context import MakeEncoder, Party
 from vfl_party.phases.stopping import get_monitored_value, is_better
 

@@ -26,7 +26,7 @@ from vfl_common.config.models import OptimizerSettings
 from vfl_common.errors import Code, InputError, InternalError
 from vfl_party.base import checkpoint
 from vfl_party.base.checkpoint import CheckpointStore, pack, unpack
-from vfl_party.models.optim import build_optimizer, build_schedule
+from vfl_party.models.training import build_optimizer, build_schedule
 from vfl_server.control.membership import find_newest_common
 
 DTYPES = [

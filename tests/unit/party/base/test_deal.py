@@ -9,7 +9,7 @@ import pytest
 
 from tests.harness.errors import raises
 from vfl_common.errors import Code, InputError
-from vfl_party.base.deal import How, deal
+from vfl_party.base.seeds import How, deal
 
 LABELS = np.repeat(np.arange(10), [60, 40, 50, 50, 70, 30, 50, 50, 45, 55])
 HOWS: tuple[How, ...] = ("even", "classes", "dirichlet")

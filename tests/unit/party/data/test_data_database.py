@@ -22,8 +22,8 @@ from tests.harness.errors import raises
 from tests.harness.postgres import Postgres, postgres, programs
 from tests.harness.waiting import wait_until
 from vfl_common.config.base import Section, parse
-from vfl_common.config.data import DataSettings, get_reader, get_unaligned_settings, is_database
-from vfl_common.config.sources import resolve_source
+from vfl_common.config.data import DataSettings, get_unaligned_settings
+from vfl_common.config.sources import get_reader, is_database, resolve_source
 from vfl_common.errors import Code, InputError, InternalError
 from vfl_common.passwords import find_passwords, hide_passwords, hide_passwords_of
 from vfl_party.data import load_table

@@ -15,8 +15,8 @@ import pyarrow.parquet as parquet
 import pytest
 
 from tests.harness.errors import raises
-from vfl_common.config.data import DataSettings, get_reader
-from vfl_common.config.sources import resolve_source
+from vfl_common.config.data import DataSettings
+from vfl_common.config.sources import get_reader, resolve_source
 from vfl_common.errors import Code, InputError
 from vfl_common.passwords import hide_passwords
 from vfl_common.process.signals import Stopped

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.harness.errors import raises
-from vfl_common.config.models import TaskSettings
+from vfl_common.config.task import TaskSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.data import Labels
 

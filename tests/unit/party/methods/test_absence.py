@@ -16,7 +16,7 @@ from vfl_common.config.recipe_tables import PhaseSettings
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.link import StepPassed
 from vfl_common.stages import Planned, ahead
-from vfl_party.models.combine import CombinedEmbeddings, combine
+from vfl_party.models.training import CombinedEmbeddings, combine
 from vfl_party.phases.absence import (
     MAX_STRETCHES,
     Absences,

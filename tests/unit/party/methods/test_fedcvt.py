@@ -16,8 +16,8 @@ from torch import Tensor
 from tests.harness import cases
 from tests.harness.errors import raises
 from vfl_common.config.data import DataSettings
-from vfl_common.config.models import TaskSettings
 from vfl_common.config.recipe import Recipe
+from vfl_common.config.task import TaskSettings
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_party.assembly.party import Assembled, assemble, expect_rows, open_party
 from vfl_party.forecast.count import forecast, outlook_of

@@ -11,12 +11,13 @@ from pydantic import ValidationError
 from tests.harness.errors import raises
 from tests.unit.lab.test_alone import party_of, tables
 from vfl_common.config.base import Section, parse
-from vfl_common.config.models import OptimizerSettings, TaskSettings
+from vfl_common.config.models import OptimizerSettings
 from vfl_common.config.recipe_tables import RunSettings
+from vfl_common.config.task import TaskSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.models.metrics import evaluate
 from vfl_party.phases.course import load_method
-from vfl_party.privacy.settings import DpSettings
+from vfl_party.privacy.plan import DpSettings
 from vfl_party.selfsup.settings import AugmentSettings
 
 KINDS: dict[str, dict[str, Any]] = {

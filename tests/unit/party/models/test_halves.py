@@ -22,8 +22,8 @@ from vfl_party.align.own_rows import _read_holding
 from vfl_party.assembly.party import expect_rows, open_party
 from vfl_party.data import Table, load_table
 from vfl_party.models import seed_torch
-from vfl_party.models.blocks import StandardisedConv, group_norm
 from vfl_party.models.halves import Bottleneck, Halves
+from vfl_party.models.networks import StandardisedConv, group_norm
 
 TABLE = Table("file.csv", ("1",))
 ALIGNING = AlignmentContext("p3", "run", TABLE, Path(), cast("Any", None), peer_rows_at_most=100)

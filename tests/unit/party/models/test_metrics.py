@@ -8,17 +8,10 @@ import torch
 from sklearn import metrics as sk
 
 from tests.harness.reference_task import c_index_of, losses_of_rows, ndcg_of, threshold_of
-from vfl_common.config.models import TaskSettings
-from vfl_common.config.task import METRICS, ThresholdRule
-from vfl_party.models.metrics import (
-    choose_threshold,
-    decide,
-    evaluate,
-    loss_fn,
-    losses,
-    lower_is_better,
-    scores,
-)
+from vfl_common.config.task import METRICS, TaskSettings, ThresholdRule
+from vfl_party.models import losses
+from vfl_party.models.losses import loss_fn, scores
+from vfl_party.models.metrics import choose_threshold, decide, evaluate, lower_is_better
 
 BINARY, REGRESSION = TaskSettings(kind="binary"), TaskSettings(kind="regression")
 FIVE = TaskSettings(kind="multiclass", classes=5)

@@ -37,7 +37,7 @@ from vfl_party.models import (
     generator,
     seed_torch,
 )
-from vfl_party.models.backward import backward
+from vfl_party.models.training import backward
 
 FLAT, IMAGE, MIXED = InputSpec((5,)), InputSpec((1, 9, 9)), InputSpec((3,), (4, 2))
 FITTING = [

@@ -23,7 +23,7 @@ from vfl_common.config.base import parse
 from vfl_common.config.models import OptimizerSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.models import seed_torch
-from vfl_party.models.optim import Plateau, build_optimizer, build_schedule, clip
+from vfl_party.models.training import Plateau, build_optimizer, build_schedule, clip
 
 SETTINGS = [
     (OptimizerSettings(kind="sgd", lr=0.05), SGD, {}),

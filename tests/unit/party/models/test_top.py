@@ -18,7 +18,7 @@ from vfl_common.config.party import list_factories
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_party.models import build_joint, build_top, combine, seed_torch
-from vfl_party.models.top.build import AttentionPooling
+from vfl_party.models.top import AttentionPooling
 from vfl_party.phases.absence import fill_missing
 
 MODEL: dict[str, Any] = {"embedding_size": 3, "combine": "attention"}

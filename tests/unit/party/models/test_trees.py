@@ -18,9 +18,8 @@ from tests.harness.errors import raises
 from vfl_common.config.models import GbdtTop
 from vfl_common.config.task import TaskSettings
 from vfl_common.errors import Code, InputError
-from vfl_party.models.boosting import Matrix, check_loss, grow
-from vfl_party.models.metrics import loss_fn
-from vfl_party.models.top.trees import BoostedTrees, TreeArrays
+from vfl_party.models.losses import loss_fn
+from vfl_party.models.trees import BoostedTrees, Matrix, TreeArrays, check_loss, grow
 
 SETS = {"binary": load_breast_cancer, "multiclass": load_digits, "regression": load_diabetes}
 ROUNDS, TRAIN = 40, 300

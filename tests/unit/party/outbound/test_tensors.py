@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from tests.harness.errors import assert_names, raises
 from vfl_common.bundle import Buffer, Bundle, DType, Kind, StepKey, TensorSpec
 from vfl_common.errors import Code, InternalError, PeerError
-from vfl_party.base.devices import copy_index
-from vfl_party.base.dtypes import TORCH
+from vfl_party.base.devices import TORCH, copy_index
 from vfl_party.outbound.declared import Sent, f32, spec_of
 from vfl_party.outbound.exchange import (
     check_finite,

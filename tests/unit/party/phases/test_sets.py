@@ -12,7 +12,7 @@ import torch
 
 from tests.harness import cases
 from vfl_common.config.recipe import Recipe
-from vfl_party.models.top.stand_ins import StandIns
+from vfl_party.models.top import StandIns
 from vfl_party.phases.context import Party
 from vfl_party.phases.scoring import Chunk
 from vfl_party.phases.sets import Sets, SetSettings, select_embeddings, sum_losses

@@ -22,12 +22,16 @@ from vfl_common.config.models import CnnSettings, OptimizerSettings
 from vfl_common.errors import Code, InputError, InternalError
 from vfl_party.base.checkpoint import pack, unpack
 from vfl_party.base.seeds import Rows
-from vfl_party.models.encoders.build import build_cnn
-from vfl_party.models.encoders.spec import InputSpec
-from vfl_party.models.optim import build_optimizer
-from vfl_party.privacy import poisson
+from vfl_party.models.encoders import build_cnn
+from vfl_party.models.layers import InputSpec
+from vfl_party.models.training import build_optimizer
 from vfl_party.privacy.dpsgd import DpTraining, check_model
-from vfl_party.privacy.settings import DpSettings
+from vfl_party.privacy.plan import (
+    DpSettings,
+    compute_sampling_rate,
+    count_steps_per_epoch,
+    draw_batches,
+)
 
 N, B, CLIP = 96, 16, 0.05
 X = torch.randn(N, 5, generator=torch.Generator().manual_seed(0))
@@ -139,11 +143,11 @@ def test_two_runs_have_other_noise_and_other_batches() -> None:
 
 
 def test_poisson_batches_are_a_function_of_their_key_and_epoch() -> None:
-    first, again = (poisson.draw_batches(7, 3, ROWS, B) for _ in range(2))
+    first, again = (draw_batches(7, 3, ROWS, B) for _ in range(2))
     assert all(np.array_equal(*pair) for pair in zip(first, again, strict=True))
-    for other in (poisson.draw_batches(8, 3, ROWS, B), poisson.draw_batches(7, 4, ROWS, B)):
+    for other in (draw_batches(8, 3, ROWS, B), draw_batches(7, 4, ROWS, B)):
         assert not np.array_equal(np.concatenate(first), np.concatenate(other))
-    assert [batch.tolist() for batch in poisson.draw_batches(1, 0, ROWS[:8], 2)] == [
+    assert [batch.tolist() for batch in draw_batches(1, 0, ROWS[:8], 2)] == [
         [7],
         [],
         [1, 3, 7],
@@ -153,12 +157,10 @@ def test_poisson_batches_are_a_function_of_their_key_and_epoch() -> None:
 
 def test_poisson_batches_have_their_mean_and_independent_rows() -> None:
     rows, size, epochs = np.arange(1000, 1500, dtype=np.int64), 20, 80
-    batches = [
-        batch for epoch in range(epochs) for batch in poisson.draw_batches(5, epoch, rows, size)
-    ]
+    batches = [batch for epoch in range(epochs) for batch in draw_batches(5, epoch, rows, size)]
     q, count = (
-        poisson.compute_sampling_rate(500, size),
-        epochs * poisson.count_steps_per_epoch(500, size),
+        compute_sampling_rate(500, size),
+        epochs * count_steps_per_epoch(500, size),
     )
     assert (q, len(batches)) == (0.04, count)
     sizes = np.array([len(batch) for batch in batches])
@@ -170,8 +172,8 @@ def test_poisson_batches_have_their_mean_and_independent_rows() -> None:
 
 
 def test_a_batch_size_of_all_rows_takes_all() -> None:
-    assert [batch.tolist() for batch in poisson.draw_batches(0, 0, ROWS[:3], 10)] == [[0, 1, 2]]
-    assert poisson.compute_sampling_rate(3, 10) == 1.0
+    assert [batch.tolist() for batch in draw_batches(0, 0, ROWS[:3], 10)] == [[0, 1, 2]]
+    assert compute_sampling_rate(3, 10) == 1.0
     module = model()
     dp = training(module, rows=ROWS[:3], size=10)
     before = flat(module.parameters())

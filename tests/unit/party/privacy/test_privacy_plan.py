@@ -23,8 +23,7 @@ from vfl_party.phases.context import Party, PartyData
 from vfl_party.phases.course import Course
 from vfl_party.privacy import accountant
 from vfl_party.privacy.accountant import Spending
-from vfl_party.privacy.plan import PrivacyPlan, make_plan
-from vfl_party.privacy.settings import DpSettings
+from vfl_party.privacy.plan import DpSettings, PrivacyPlan, make_plan
 
 N, WIDTH = 300, 3
 DP = {"epsilon": 4.0, "delta": 1e-5}

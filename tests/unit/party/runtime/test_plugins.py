@@ -24,15 +24,10 @@ from tests.harness.plugins import metadata
 from vfl.simulation.inprocess import run_in_process
 from vfl_common.config.base import Section, parse
 from vfl_common.config.data import DataSettings
-from vfl_common.config.models import (
-    MlpSettings,
-    ModelSettings,
-    PluginSettings,
-    TabularSettings,
-    TaskSettings,
-)
+from vfl_common.config.models import MlpSettings, ModelSettings, PluginSettings, TabularSettings
 from vfl_common.config.party import load_party
 from vfl_common.config.recipe import Recipe
+from vfl_common.config.task import TaskSettings
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.link import PROTOCOL
 from vfl_common.pb.vfl.v1 import control_pb2

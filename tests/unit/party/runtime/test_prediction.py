@@ -19,8 +19,9 @@ import pytest
 from tests.harness import cases
 from tests.harness.errors import assert_names, raises
 from vfl_common.config.base import parse
-from vfl_common.config.data import FRAME, DataSettings
+from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
+from vfl_common.config.sources import FRAME
 from vfl_common.errors import Code, InputError
 from vfl_common.process.program import run_for_status
 from vfl_common.run_folder import create

@@ -1,4 +1,4 @@
-"""Computes the metrics of a task.
+"""Computes the metrics of a task, and chooses the decision threshold.
 
 The first evaluation imports torchmetrics, so that a passive party never pays for it.
 """
@@ -13,11 +13,12 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
-from vfl_common.config.task import LOWER_IS_BETTER, METRICS, TaskSettings, parse_k
+from vfl_common.config.task import LOWER_IS_BETTER, METRICS, TaskSettings, ThresholdRule, parse_k
 from vfl_common.errors import Code, InputError, VflError
 from vfl_party.base.plugins import PlugIns, describe_failure
 from vfl_party.base.statistics import (
@@ -28,10 +29,14 @@ from vfl_party.base.statistics import (
     compute_log_losses,
     ndcg,
 )
-from vfl_party.models.metrics.losses import loss_fn, scores
-from vfl_party.models.metrics.threshold import decide
+from vfl_party.models.losses import loss_fn, scores
 
 _WHERE = "recipe: task.metrics"
+PLUGINS = PlugIns("vfl.metrics", "metric", ours=tuple(METRICS))
+# The threshold if the recipe sets none.
+USUAL_THRESHOLD = 0.5
+# The smallest and the largest threshold. Both have a finite logit.
+_MIN, _MAX = math.ulp(0.0), 1.0 - 2.0**-53
 
 
 @dataclass(frozen=True)
@@ -52,9 +57,6 @@ class Metric:
 
     compute: Callable[[Tensor, Tensor], float | None]
     lower_is_better: bool = False
-
-
-PLUGINS = PlugIns("vfl.metrics", "metric", ours=tuple(METRICS))
 
 
 def load_metric(name: str) -> Metric:
@@ -364,3 +366,60 @@ def _hide_packages(*packages: str) -> Iterator[None]:
         yield
     finally:
         RequirementCache.__bool__ = is_available  # type: ignore[method-assign]
+
+
+def decide(outputs_N1: Tensor, threshold: float | None) -> Tensor:
+    """Decides which rows are positive.
+
+    Args:
+        outputs_N1: The logits of the rows.
+        threshold: A probability. None means 0.5.
+
+    Returns a bool tensor in the shape of the logits.
+    """
+    if threshold is None or threshold == USUAL_THRESHOLD:
+        return outputs_N1 > 0
+    # This compares logits, because the probabilities of large logits all round to 1.
+    return outputs_N1.double() > math.log(threshold) - math.log1p(-threshold)
+
+
+def choose_threshold(rule: ThresholdRule, outputs_N1: Tensor, targets_N1: Tensor) -> float:
+    """Chooses the best threshold for the logits and labels of rows.
+
+    The threshold is half-way between two neighbouring probabilities. If several thresholds are
+    equally good, it is the highest. Logits above 36.7 have the probability 1 in float64, so a
+    threshold cannot separate them.
+
+    Args:
+        rule: The recipe's criterion for the best threshold.
+        outputs_N1: The logits of the rows.
+        targets_N1: The labels of the rows, 0 or 1.
+    """
+    p_N, order = outputs_N1.detach().cpu().double().sigmoid().flatten().sort(descending=True)
+    y_N = targets_N1.detach().cpu().double().flatten()[order]
+    # With cut k the first k rows are positive. A cut between equal probabilities is not possible.
+    hits_K = torch.cat([y_N.new_zeros(1), y_N.cumsum(0)])
+    positive_K = torch.arange(len(p_N) + 1, dtype=torch.float64)
+    misses_K, false_K = hits_K[-1] - hits_K, positive_K - hits_K
+    if rule.rule == "f1":
+        # If no label is positive, F1 is 0 for every cut.
+        value_K = 2 * hits_K / (positive_K + hits_K[-1]).clamp_min(1.0)
+    elif rule.rule == "rate":
+        value_K = -(positive_K / max(1, len(p_N)) - (rule.rate or 0.0)).abs()
+    else:
+        value_K = -(
+            false_K * (rule.false_positive or 0.0) + misses_K * (rule.false_negative or 0.0)
+        )
+    ends_K = torch.cat([p_N.new_ones(1), p_N, p_N.new_zeros(1)])
+    value_K = value_K.masked_fill(ends_K[:-1] == ends_K[1:], -torch.inf)
+    cut = int(value_K.argmax())
+    return min(max(float((ends_K[cut] + ends_K[cut + 1]) / 2), _MIN), _MAX)
+
+
+def choose_threshold_of_scores(
+    rule: ThresholdRule, scores_N: npt.NDArray[np.float64], truth_N: npt.NDArray[np.int64]
+) -> float:
+    """Chooses the best threshold as ``choose_threshold`` does, but from probabilities."""
+    return choose_threshold(
+        rule, torch.from_numpy(scores_N.copy()).logit(), torch.from_numpy(truth_N.copy())
+    )

@@ -1,25 +1,56 @@
-"""Builds the loss of a task and turns a model's outputs into predictions."""
+"""Builds the loss of a task, built in or of a plug-in, and turns a model's outputs into
+predictions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
+from vfl_common.config.base import Section
 from vfl_common.config.task import (
+    LOSSES,
     FocalSettings,
     HuberSettings,
     PluginLossSettings,
     QuantileSettings,
     TaskSettings,
 )
-from vfl_party.models.metrics.plugin_loss import rows_loss
+from vfl_common.errors import Code, InputError, VflError
+from vfl_party.base.plugins import PlugIns, describe_failure
+from vfl_party.models.external import NoSettings, describe_output, load_plugin
 
+S = TypeVar("S", bound=Section)
 # The maximum number of pairs of rows that are compared at once, which takes about 100 MB.
 _MAX_PAIRS = 1 << 21
+
+
+@dataclass(frozen=True)
+class LossOfRows(Generic[S]):
+    """The type that an entry point of ``vfl.losses`` names.
+
+    Args:
+        settings: The class of the settings in ``task.loss``, without ``kind``.
+        compute: A function (settings, outputs, targets) -> the loss of each row [N], in the dtype
+            of the outputs. The loss of a row must depend only on this row, because a batch may be
+            computed in parts and rows are weighted. Outputs and targets are logits [N, 1] and float
+            [N, 1] for ``binary``, logits [N, classes] and int64 [N] for ``multiclass``, logits [N,
+            labels] and float [N, labels] for ``multilabel``, or scaled values [N, 1] and [N, 1] for
+            ``regression``.
+    """
+
+    settings: type[S]
+    compute: Callable[[S, Tensor, Tensor], Tensor]
+
+
+LOSS_PLUGINS = PlugIns("vfl.losses", "loss", ours=LOSSES)
+_WHERE = "recipe: task.loss"
 
 
 class TaskLoss(Protocol):
@@ -89,7 +120,7 @@ def _build_reducible_loss(task: TaskSettings) -> _Reducible:
         case QuantileSettings():
             return _pinball(task.loss.q)
         case HuberSettings():
-            return _huber(task.loss.delta)
+            return partial(F.huber_loss, delta=task.loss.delta)
         case PluginLossSettings():
             return _plugin_loss(task.loss)
         case _:
@@ -105,18 +136,9 @@ def _default_loss(task: TaskSettings) -> _Reducible:
     if task.kind == "ranking":
         return _ranknet
     if task.kind == "multiclass":
-        return _smooth_classes(smoothing) if smoothing else F.cross_entropy
+        return partial(F.cross_entropy, label_smoothing=smoothing) if smoothing else F.cross_entropy
     logits = F.binary_cross_entropy_with_logits
     return _smooth_binary(smoothing) if smoothing else logits
-
-
-def _smooth_classes(smoothing: float) -> _Reducible:
-    def loss(outputs_NC: Tensor, targets_N: Tensor, /, *, reduction: str) -> Tensor:
-        return F.cross_entropy(
-            outputs_NC, targets_N, reduction=reduction, label_smoothing=smoothing
-        )
-
-    return loss
 
 
 def _smooth_binary(smoothing: float) -> _Reducible:
@@ -150,13 +172,48 @@ def _focal(task: TaskSettings, gamma: float) -> _Reducible:
 
 
 def _plugin_loss(settings: PluginLossSettings) -> _Reducible:
-    compute_row_losses = rows_loss(settings)
+    """Returns a plug-in's loss. A plug-in may export a bare function, which has no settings.
+
+    Raises InputError if no installed plug-in has this loss or if its settings are invalid. The
+    returned function raises InputError if the plug-in fails or does not return one number for each
+    row.
+    """
+    export, parsed = load_plugin(LOSS_PLUGINS, settings, _WHERE, LossOfRows, _wrap_function)
+    where = f"{_WHERE}: the loss {settings.kind!r}"
 
     def loss(outputs_NO: Tensor, targets: Tensor, /, *, reduction: str) -> Tensor:
-        losses_N = compute_row_losses(outputs_NO, targets)
+        try:
+            losses_N = export.compute(parsed, outputs_NO, targets)
+        except VflError:
+            raise
+        # The plug-in may raise any exception.
+        except Exception as error:
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{where} failed {describe_failure(error)}. Correct the plug-in.",
+            ) from error
+        if (
+            not isinstance(losses_N, Tensor)
+            or losses_N.shape != outputs_NO.shape[:1]
+            or losses_N.dtype != outputs_NO.dtype
+        ):
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{where} must return {outputs_NO.dtype} of shape [{len(outputs_NO)}], one number "
+                f"per row (got {describe_output(losses_N)}). Correct the plug-in.",
+            )
+        if outputs_NO.requires_grad and not losses_N.requires_grad:
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{where} must return numbers with a gradient. Compute them with torch.",
+            )
         return losses_N.mean() if reduction == "mean" else losses_N
 
     return loss
+
+
+def _wrap_function(function: Callable[[Tensor, Tensor], Tensor]) -> LossOfRows[NoSettings]:
+    return LossOfRows(NoSettings, lambda _, outputs, targets: function(outputs, targets))
 
 
 def _pinball(q: float) -> _Reducible:
@@ -164,13 +221,6 @@ def _pinball(q: float) -> _Reducible:
         above = targets_N1 - outputs_N1
         losses = torch.maximum(q * above, (q - 1.0) * above)
         return losses.mean() if reduction == "mean" else losses
-
-    return loss
-
-
-def _huber(delta: float) -> _Reducible:
-    def loss(outputs_N1: Tensor, targets_N1: Tensor, /, *, reduction: str) -> Tensor:
-        return F.huber_loss(outputs_N1, targets_N1, reduction=reduction, delta=delta)
 
     return loss
 
@@ -255,13 +305,9 @@ def yield_pairs(query_N: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         yield order_R[row_P], order[(end_R - size_R)[row_P] + offset_P]
 
 
-def _poisson(outputs_N1: Tensor, targets_N1: Tensor, /, *, reduction: str) -> Tensor:
-    return F.poisson_nll_loss(outputs_N1, targets_N1, log_input=True, reduction=reduction)
-
-
 _LOSSES: dict[str, _Reducible] = {
     "mae": F.l1_loss,
-    "poisson": _poisson,
+    "poisson": partial(F.poisson_nll_loss, log_input=True),
     "ranknet": _ranknet,
     "listnet": _listnet,
 }

@@ -1,8 +1,10 @@
-"""Builds the active party's model on the embeddings from the recipe's settings."""
+"""Builds the active party's model on the embeddings from the recipe's settings, and replaces the
+embeddings of absent parties by learnt vectors or missing values (NaN).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -17,14 +19,16 @@ from vfl_common.config.models import (
     TopSettings,
 )
 from vfl_common.errors import Code, InputError
-from vfl_party.base.dtypes import get_real_dtype
-from vfl_party.base.plugins import describe_failure
-from vfl_party.models.combine import combine_widths
-from vfl_party.models.encoders.custom import build_module
-from vfl_party.models.encoders.mlp import build_layers
-from vfl_party.models.top.combination import build_combination
-from vfl_party.models.top.plugin import build_plugin_top
-from vfl_party.models.top.trees import BoostedTrees
+from vfl_party.models.external import (
+    build_combination,
+    build_module,
+    build_plugin_top,
+    require_float32,
+    run_on_two_rows,
+)
+from vfl_party.models.layers import build_layers
+from vfl_party.models.training import combine_widths
+from vfl_party.models.trees import BoostedTrees
 
 
 def build_joint(model: ModelSettings, widths: Sequence[int], outputs: int) -> nn.Module:
@@ -69,24 +73,9 @@ def build_top(settings: TopKinds, in_features: int, outputs: int) -> nn.Module:
 
 def _check_top_model(top: nn.Module, in_features: int, outputs: int) -> nn.Module:
     """Checks the output of a top model for two rows of zeros, in evaluation mode."""
-    mode = top.training
-    top.eval()
-    try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            out = top(torch.zeros(2, in_features))
-    except Exception as error:
-        raise InputError(
-            Code.MODEL_INVALID,
-            f"the top model: failed on two rows of {in_features} numbers "
-            f"{describe_failure(error)}. Correct the top model.",
-        ) from error
-    top.train(mode)
-    if not isinstance(out, Tensor) or out.dtype != get_real_dtype():
-        got = out.dtype if isinstance(out, Tensor) else type(out).__name__
-        raise InputError(
-            Code.MODEL_INVALID,
-            f"the top model: must return a float32 tensor (got {got}). Correct the top model.",
-        )
+    subject, rows, fix = "the top model", f"{in_features} numbers", "the top model"
+    output = run_on_two_rows(top, torch.zeros(2, in_features), subject=subject, rows=rows, fix=fix)
+    out = require_float32(output, subject=subject, fix=fix)
     if out.shape != (2, outputs):
         raise InputError(
             Code.MODEL_INVALID,
@@ -119,3 +108,55 @@ class AttentionPooling(nn.Module):
     def forward(self, z_BKD: Tensor) -> Tensor:
         """Pools the K embeddings of each row, [B, K, D] -> [B, D]."""
         return (self.weights(z_BKD).unsqueeze(2) * z_BKD).sum(dim=1)
+
+
+STAND_INS = "stand_ins"
+
+
+class StandIns(nn.Module):
+    """A learnt vector for each passive party that replaces its embeddings when it is absent.
+
+    The vectors are initialised to zeros. ``widths``: {passive party: width of its embeddings}.
+    """
+
+    def __init__(self, widths: Mapping[str, int]) -> None:
+        super().__init__()
+        self._indices = {name: place for place, name in enumerate(widths)}
+        self.vectors = nn.ParameterList(torch.zeros(width) for width in widths.values())
+
+    def of(self, party: str, rows: int) -> Tensor:
+        """Returns the learnt vector of ``party`` for each row, [rows, D]."""
+        vector_D: Tensor = self.vectors[self._indices[party]]
+        return vector_D.expand(rows, -1)
+
+    def zero_gradients(self) -> None:
+        """Sets the gradients to zeros, so that vectors that a batch does not use have gradients."""
+        for vector_D in self.vectors:
+            vector_D.grad = torch.zeros_like(vector_D)
+
+
+class MissingNumbers(StandIns):
+    """Replaces the embeddings of absent parties with NaN, which boosted trees support.
+
+    ``widths``: {passive party: width of its embeddings}.
+    """
+
+    def __init__(self, widths: Mapping[str, int]) -> None:
+        super().__init__({})
+        self._widths = dict(widths)
+        self._missing = nn.Buffer(
+            torch.full((max(widths.values(), default=0),), torch.nan), persistent=False
+        )
+
+    def of(self, party: str, rows: int) -> Tensor:
+        """Returns NaN for each embedding of ``party``, [rows, D]."""
+        return self._missing[: self._widths[party]].expand(rows, -1)
+
+
+def learnt_stand_ins(models: Mapping[str, nn.Module]) -> StandIns | None:
+    """Returns the stand-ins in an active party's ``models``, or None if there are none.
+
+    ``models``: {name: model}.
+    """
+    model = models.get(STAND_INS)
+    return model if isinstance(model, StandIns) else None

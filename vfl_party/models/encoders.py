@@ -23,14 +23,16 @@ from vfl_common.config.models import (
 )
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
-from vfl_party.base.dtypes import get_real_dtype
-from vfl_party.base.plugins import describe_failure
-from vfl_party.models.encoders.custom import asks_for_codes, build_custom
-from vfl_party.models.encoders.mlp import build_layers, build_mlp
-from vfl_party.models.encoders.network import build_network
-from vfl_party.models.encoders.plugin import build_plugin, plugin_asks_for_codes
-from vfl_party.models.encoders.spec import InputSpec
-from vfl_party.models.parts import mark_top
+from vfl_party.models.external import (
+    asks_for_codes,
+    build_custom_encoder,
+    build_plugin_encoder,
+    plugin_asks_for_codes,
+    require_float32,
+    run_on_two_rows,
+)
+from vfl_party.models.layers import InputSpec, build_layers, build_mlp, mark_top
+from vfl_party.models.networks import build_network
 
 
 def build_encoder(settings: EncoderSettings, spec: InputSpec, embedding_size: int) -> nn.Module:
@@ -58,9 +60,9 @@ def build_encoder(settings: EncoderSettings, spec: InputSpec, embedding_size: in
         case RawSettings():
             return nn.Flatten()
         case CustomSettings():
-            return build_custom(settings, spec, embedding_size)
+            return build_custom_encoder(settings, spec, embedding_size)
         case PluginSettings():
-            return build_plugin(settings, spec, embedding_size)
+            return build_plugin_encoder(settings, spec, embedding_size)
 
 
 def width_of(recipe: Recipe, party: str, settings: EncoderSettings, spec: InputSpec) -> int:
@@ -105,24 +107,10 @@ def build_checked_encoder(
     inputs = [torch.zeros(2, *spec.shape)]
     if spec.cardinalities:
         inputs.append(torch.zeros(2, len(spec.cardinalities), dtype=torch.int64))
-    mode = encoder.training
-    encoder.eval()
-    try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            out = encoder(*inputs)
-    except Exception as error:
-        shapes = " and ".join(str(list(x.shape)) for x in inputs)
-        raise _invalid(
-            f"the encoder of {party}: failed on two rows of shape {shapes} "
-            f"{describe_failure(error)}. Correct the encoder."
-        ) from error
-    encoder.train(mode)
-    if not isinstance(out, Tensor) or out.dtype != get_real_dtype():
-        got = out.dtype if isinstance(out, Tensor) else type(out).__name__
-        raise _invalid(
-            f"the encoder of {party}: must return a float32 tensor (got {got}). Correct the "
-            "encoder."
-        )
+    shapes = " and ".join(str(list(x.shape)) for x in inputs)
+    subject, fix = f"the encoder of {party}", "the encoder"
+    output = run_on_two_rows(encoder, *inputs, subject=subject, rows=f"shape {shapes}", fix=fix)
+    out = require_float32(output, subject=subject, fix=fix)
     if out.dim() == 2 and len(out) == 2 and out.shape[1] != embedding_size:
         raise _invalid(
             f"the encoder of {party}: must return embedding_size numbers per row, {embedding_size} "

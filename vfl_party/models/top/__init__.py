@@ -1,1 +1,0 @@
-"""The active party's models on the parties' embeddings: combinations and top models."""
