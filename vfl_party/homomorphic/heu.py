@@ -22,8 +22,10 @@ from vfl_party.homomorphic import worker
 from vfl_party.homomorphic.paillier import check_modulus, check_range
 from vfl_party.homomorphic.scheme import (
     BITS,
+    Adder,
     CipherError,
     Integers,
+    Keys,
     Wire,
     apart,
     ciphers_for,
@@ -110,7 +112,7 @@ class PublicNumbers:
         return bytes([0x90 | len(parts)]) + b"".join(parts) + TAILS[self.scheme]
 
 
-class HeuKeys:
+class HeuKeys(Keys):
     """Implements ``Keys`` with a private key of HEU. Long computations are cut into pieces.
 
     ``public``: The numbers of its public key for the wire.
@@ -149,7 +151,7 @@ class HeuKeys:
         return unpack(apart(packed, count))
 
 
-class HeuAdder:
+class HeuAdder(Adder):
     """Implements ``Adder`` with a public key of HEU. Long computations are cut into pieces, and
     HEU divides each piece among its threads.
     """

@@ -18,8 +18,10 @@ import numpy.typing as npt
 
 from vfl_party.homomorphic.scheme import (
     BITS,
+    Adder,
     CipherError,
     Integers,
+    Keys,
     Wire,
     apart,
     ciphers_for,
@@ -60,7 +62,7 @@ class Powers:
         return power
 
 
-class PaillierKeys:
+class PaillierKeys(Keys):
     """Implements ``Keys`` with two primes of the same length and their product, the public key n.
     ``width``: The number of bytes of a ciphertext.
     """
@@ -118,7 +120,7 @@ class PaillierKeys:
         return int(plain if 2 * plain < self._n else plain - self._n)
 
 
-class PaillierAdder:
+class PaillierAdder(Adder):
     """Implements ``Adder``: multiplies ciphertexts modulo n², which adds their plaintexts.
 
     ``public``: The public key n. ``bits``: The length of n. ``together``: The number of sums in a

@@ -28,10 +28,8 @@ class Keys(Protocol):
     h stay below 2^62.
     """
 
-    @property
-    def public(self) -> bytes:
-        """The public key, for ``make_adder``."""
-        ...
+    # The public key, for ``make_adder``.
+    public: bytes
 
     def encrypt(self, g_N: Integers, h_N: Integers) -> Wire:
         """Encrypts pairs with fresh randomness. Returns uint8 [N, bytes]. ``g_N``, ``h_N``: The
@@ -50,12 +48,9 @@ class Keys(Protocol):
 class Adder(Protocol):
     """The side with the public key. It adds ciphertexts without being able to decrypt them."""
 
-    @property
-    def pays_from(self) -> int | None:
-        """The number of rows times columns from which several processes are faster; None if the
-        scheme's library has its own threads.
-        """
-        ...
+    # The number of rows times columns from which several processes are faster; None if the scheme's
+    # library has its own threads.
+    pays_from: int | None
 
     def check(self, wire_N: Wire) -> None:
         """Raises CipherError if a ciphertext is out of range."""
@@ -165,7 +160,7 @@ def unpack(packed: Iterable[int]) -> tuple[Integers, Integers]:
 CIPHER_BYTES = 16
 
 
-class PlainKeys:
+class PlainKeys(Keys):
     """Implements ``Keys`` without encryption, for trials in which the passive parties may read all
     gradients.
     """
@@ -185,7 +180,7 @@ class PlainKeys:
         return pairs[:, 0].copy(), pairs[:, 1].copy()
 
 
-class PlainAdder:
+class PlainAdder(Adder):
     """Implements ``Adder`` for unencrypted pairs, exactly, in int64."""
 
     pays_from = 1 << 21

@@ -87,7 +87,7 @@ class Shards:
         self._started = self._board = None
 
 
-class SharedKeys:
+class SharedKeys(Keys):
     """Implements ``Keys``: all worker processes compute with the same private Paillier key."""
 
     def __init__(self, keys: PaillierKeys, shards: Shards) -> None:
@@ -133,7 +133,7 @@ class SharedAdder(PaillierAdder):
         return _join_results(parts, self.width)
 
 
-class SummingInShards:
+class SummingInShards(Summing):
     """Implements ``Summing`` in several processes, each for the entries of some columns."""
 
     def __init__(

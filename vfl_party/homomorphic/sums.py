@@ -104,7 +104,7 @@ class Summing(Protocol):
         ...
 
 
-class SummingHere:
+class SummingHere(Summing):
     """Implements ``Summing`` in this process."""
 
     def __init__(self, adder: Adder, wire_R: Wire, codes_RF: Codes, plan: SumPlan) -> None:
