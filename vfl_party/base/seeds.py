@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from vfl_common.packing.dither import derive_subseed
+from vfl_common.packing.bits import derive_subseed
 
 # Row numbers, in the canonical order of the ids.
 Rows = npt.NDArray[np.int64]

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from vfl_common.config.data import FRAME, TEXT_FILES, DataSettings, get_reader, is_excel
 from vfl_common.config.sources import URL, is_archive, is_duckdb, split_member
 from vfl_common.errors import VflError
-from vfl_common.passwords import hide_passwords, hide_passwords_of
+from vfl_common.text import hide_passwords, hide_passwords_of
 from vfl_party.base.plugins import PlugIns, describe_failure
 from vfl_party.data import checks
 from vfl_party.data.collect import collect

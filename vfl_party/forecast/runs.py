@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from vfl_common.bundle import StepKey
-from vfl_common.wire.frames import BundleSizes
+from vfl_common.frames import BundleSizes
 from vfl_party.forecast.result import StepRun
 from vfl_party.outbound.declared import Occurrence
 

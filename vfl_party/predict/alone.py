@@ -14,9 +14,9 @@ from typing import Any
 import pyarrow as pa
 import torch
 
+from vfl_common.bundle import PROTOCOL, Hub, Link
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError, LostError, VflError
-from vfl_common.link import PROTOCOL, Hub, Link
 from vfl_common.rpc.exchange.hub import ExchangeHub
 from vfl_common.rpc.exchange.memory import MemoryPipe
 from vfl_party.assembly.party import Load, OpenedParty, assemble, expect_rows, open_party

@@ -23,10 +23,10 @@ from vfl_common.config.models import EncoderSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.config.recipe_tables import PartySettings
 from vfl_common.errors import Code, InputError
-from vfl_common.passwords import hide_passwords
 from vfl_common.run_folder import RunFolder, read_plan
 from vfl_common.stages import Job, parse_position
 from vfl_common.summary import ExchangeSummary
+from vfl_common.text import hide_passwords
 from vfl_party.align import AlignedRows
 from vfl_party.assembly.models import encoder_settings, load_models
 from vfl_party.assembly.party import OpenedParty

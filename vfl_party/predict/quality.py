@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from vfl_common.config.recipe import Recipe
-from vfl_common.production.registry import ModelRegistry
+from vfl_common.registry import ModelRegistry
 from vfl_common.summary import Summary, load_summary, parse_holders
 from vfl_party.models.metrics import first_metric, lower_is_better
 

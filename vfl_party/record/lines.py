@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from vfl_common.bundle import Bundle, DType, StepKey
+from vfl_common.frames import BundleSizes, measure_bundle
 from vfl_common.text import to_json
-from vfl_common.wire.frames import BundleSizes, measure_bundle
 from vfl_party.record.people import TAG_BYTES
 
 # Instead of row numbers: at most all rows of the last line of the kind ``people``.

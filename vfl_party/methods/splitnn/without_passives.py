@@ -10,9 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from vfl_common.bundle import StepKey
-from vfl_common.link import Lenience
-from vfl_common.rpc.guard.rate import Rate
+from vfl_common.bundle import Lenience, StepKey
+from vfl_common.process.logs import Rate
 from vfl_common.summary import Absence
 from vfl_party.base.seeds import Rows
 from vfl_party.methods.splitnn.settings import SplitNNSettings

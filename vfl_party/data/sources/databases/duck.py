@@ -25,7 +25,7 @@ import pyarrow as pa
 from vfl_common.config.data import DataSettings
 from vfl_common.config.sources import split_duckdb_source
 from vfl_common.errors import Code, InputError
-from vfl_common.passwords import hide_passwords
+from vfl_common.text import hide_passwords
 from vfl_party.data import checks
 from vfl_party.data.sources.databases.duck_files import check_files
 from vfl_party.data.sources.databases.query import (
