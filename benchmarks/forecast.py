@@ -25,10 +25,10 @@ from vfl.forecasting.show import sum_links
 from vfl.launcher.forks import run_launcher
 from vfl.simulation.live import View
 from vfl.simulation.run import run_federation
+from vfl_common.bundle import CONTROL
 from vfl_common.config.base import parse, read_toml
 from vfl_common.config.recipe import Recipe
 from vfl_common.files import read_lines
-from vfl_common.ledger import CONTROL
 from vfl_common.summary import load_summary
 from vfl_party.forecast.count import forecast, outlook_of
 from vfl_party.forecast.result import compare_with_ledger

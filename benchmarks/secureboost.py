@@ -27,9 +27,9 @@ from rich.console import Console
 from rich.table import Table
 
 from vfl.simulation.inprocess import run_in_process
+from vfl_common.bundle import load_entries
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
-from vfl_common.ledger import load_entries
 from vfl_party.base.seeds import split_rows
 from vfl_party.data import load_table
 from vfl_party.homomorphic import cipher_bytes, has_heu, make_adder, make_keys

@@ -25,8 +25,7 @@ from vfl.launcher.forks import Launcher
 from vfl.launcher.processes import Process, end_all
 from vfl.simulation.federation import Federation
 from vfl_common.config.base import parse
-from vfl_common.config.division import divide
-from vfl_common.config.recipe import Recipe
+from vfl_common.config.recipe import Recipe, divide
 from vfl_common.files import read_lines
 from vfl_common.summary import Summary, load_summary
 

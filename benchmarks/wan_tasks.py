@@ -17,8 +17,7 @@ from benchmarks.studies import ACTIVE, Tables
 from vfl.forecasting.network import BatchWork, Network
 from vfl.simulation.inprocess import run_in_process
 from vfl_common.config.base import parse
-from vfl_common.config.division import divide
-from vfl_common.config.recipe import Recipe
+from vfl_common.config.recipe import Recipe, divide
 from vfl_party.forecast.count import forecast, outlook_of
 
 PHASE = "splitnn"

@@ -15,7 +15,7 @@ import click
 import numpy as np
 
 from vfl_common.bundle import Buffer, Bundle, BundleSpec, DType, Kind, StepKey, TensorSpec
-from vfl_common.wire.frames import Assembly, encode, parse_frame
+from vfl_common.frames import Assembly, encode, parse_frame
 
 STEP = StepKey("train", 0, 1)
 # float32; the first and the last are those of `benchmarks.split`.

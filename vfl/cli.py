@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import click
 
-from vfl_common.process.command_group import PluginGroup
-from vfl_common.process.program import EXIT_CODES, NAMES, run_program
+from vfl_common.process.program import EXIT_CODES, NAMES, PluginGroup, run_program
 
 # {command: module and function}. A function is imported when its command is listed or called.
 _COMMANDS = {

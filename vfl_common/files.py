@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, Any, BinaryIO
 
 from vfl_common.errors import Code, InputError, UnwritableError
 
@@ -181,6 +181,28 @@ def private_file(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
+def lock_file(file: int | IO[Any], *, wait: bool) -> bool:
+    """Locks an open file or folder for this process, until it is closed. Returns False if another
+    process holds the lock; with ``wait``, waits for it instead. Raises OSError if the file system
+    has no locks.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def hold_lock(file: int | IO[Any]) -> Iterator[None]:
+    """Waits for the lock of an open file, and holds it while the block runs. Raises OSError."""
+    lock_file(file, wait=True)
+    try:
+        yield
+    finally:
+        fcntl.flock(file, fcntl.LOCK_UN)
+
+
 @contextlib.contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
     """Holds an exclusive lock on a folder while the block runs; first waits until no other program
@@ -194,7 +216,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
         # A file system without locks is accepted; there, users must make sure that only one process
         # writes.
         with contextlib.suppress(OSError):
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            lock_file(lock, wait=True)
         yield
     finally:
         os.close(lock)

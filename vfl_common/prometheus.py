@@ -20,8 +20,8 @@ from prometheus_client import CollectorRegistry, MetricsHandler, ProcessCollecto
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from vfl_common.bundle import Ledger, TcpCount
 from vfl_common.errors import Code, InputError
-from vfl_common.ledger import Ledger, TcpCount
 from vfl_common.process.program import do_afterwards
 from vfl_common.rpc.channel import check_address, split_address
 

@@ -7,7 +7,6 @@ its name into that file. Readers need no lock.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import mmap
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from vfl_common.errors import Code, InputError
-from vfl_common.files import PLAIN_NAME, write_atomic, write_error
+from vfl_common.files import PLAIN_NAME, lock_file, write_atomic, write_error
 from vfl_common.process.logs import utc
 from vfl_common.text import LINE, clean, list_names
 
@@ -88,17 +87,7 @@ class RunFolder:
         except OSError as error:
             raise write_error(path, error) from None
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = (
-                clean(os.read(file, _MAX_HOLDER_BYTES).decode("utf-8", "replace"), LINE)
-                or "another process"
-            )
-            os.close(file)
-            raise InputError(
-                Code.FILE_INVALID,
-                f"{self.path}: {holder} uses this run. Wait until that process ends, or end it.",
-            ) from None
+            has_lock = lock_file(file, wait=False)
         except OSError as error:
             os.close(file)
             log.warning(
@@ -109,6 +98,16 @@ class RunFolder:
                 extra={"event": "unlocked"},
             )
             return
+        if not has_lock:
+            holder = (
+                clean(os.read(file, _MAX_HOLDER_BYTES).decode("utf-8", "replace"), LINE)
+                or "another process"
+            )
+            os.close(file)
+            raise InputError(
+                Code.FILE_INVALID,
+                f"{self.path}: {holder} uses this run. Wait until that process ends, or end it.",
+            )
         who = f"process {os.getpid()} on {socket.gethostname()}, since {utc(time.time())},"
         # If the disk is full, the run is locked without the name of the holder.
         with contextlib.suppress(OSError):

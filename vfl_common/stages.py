@@ -15,9 +15,9 @@ from typing import Literal
 
 from vfl_common.bundle import BundleSpec
 from vfl_common.errors import Code, InputError
+from vfl_common.packing.bits import derive_subseed
 from vfl_common.packing.bundles import wire_spec
-from vfl_common.packing.coding import PLAIN, Coding
-from vfl_common.packing.dither import derive_subseed
+from vfl_common.packing.coders import PLAIN, Coding
 
 # The purpose of a run.
 Job = Literal["train", "predict"]

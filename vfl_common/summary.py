@@ -13,7 +13,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from vfl_common.ledger import CONTROL, Entry, InterfaceCount, TcpCount
+from vfl_common.bundle import CONTROL, Entry, InterfaceCount, TcpCount
 from vfl_common.text import Number, Words
 
 
@@ -222,11 +222,7 @@ _ABOUT_LABELS = {
     "randomised": "label information after randomised response",
     "possible": "may carry label information",
 }
-
-
 AboutLabels = Literal["", "none", "randomised", "possible"]
-
-
 # The separator between the steps of ``ExchangeSummary.chain``.
 ARROW = " -> "
 

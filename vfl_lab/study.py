@@ -25,8 +25,8 @@ from vfl.library.recipe import GivenRecipe, Recipe
 from vfl.library.run import Run
 from vfl.library.simulate import carry_out, convert_errors, simulate
 from vfl_common.config.base import parse
-from vfl_common.config.division import divide
 from vfl_common.config.recipe import Recipe as Settings
+from vfl_common.config.recipe import divide
 from vfl_common.errors import Code, InputError, VflError
 from vfl_lab.studies.kept import Fingerprints, FinishedRuns, compute_inputs_digest
 from vfl_lab.studies.lines import format_axis_value

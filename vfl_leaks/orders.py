@@ -15,8 +15,8 @@ from vfl.library.plugins import get_import_paths, import_plugins
 from vfl.library.recipe import Recipe
 from vfl.library.simulate import Order, carry_out
 from vfl_common.config.base import parse
-from vfl_common.config.division import divide
 from vfl_common.config.recipe import Recipe as Settings
+from vfl_common.config.recipe import divide
 from vfl_leaks.part import AttackRequest, Findings, SeedResult, play_on
 from vfl_leaks.rehearsal import Played
 from vfl_leaks.scene.scene import Figure, Shown

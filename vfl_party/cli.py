@@ -15,9 +15,6 @@ import click
 from vfl_common.config.party import PartyFile, load_party
 from vfl_common.config.recipe import load_recipe, name_file_in_errors
 from vfl_common.errors import Code, InputError
-from vfl_common.passwords import hide_passwords
-from vfl_common.process.beside import WATCH, watch_page
-from vfl_common.process.command_group import PluginGroup
 from vfl_common.process.logs import Console
 from vfl_common.process.program import (
     EXIT_CODES,
@@ -25,10 +22,13 @@ from vfl_common.process.program import (
     LOG_STDOUT,
     METRICS,
     NAMES,
+    WATCH,
+    PluginGroup,
     do_last,
     run_program,
+    watch_page,
 )
-from vfl_common.text import LINE, clean, to_json
+from vfl_common.text import LINE, clean, hide_passwords, to_json
 from vfl_party.predict.options import result_options, without_option
 
 _DEVICE = click.option(
@@ -235,8 +235,8 @@ def predict(
       vfl-party predict bank.toml --run production --data new.csv --out churn.csv --replace
       vfl-party predict bank.toml --run production --data new.csv --out churn.csv --student
     """  # noqa: E501
-    from vfl_common.production import scorings
-    from vfl_common.production.registry import WORDS
+    from vfl_common import scorings
+    from vfl_common.registry import WORDS
     from vfl_party.assembly.files import read_files
     from vfl_party.base.devices import read_launch
     from vfl_party.data import Labels
@@ -321,7 +321,7 @@ def _predict_solo(
     device: str | None,
 ) -> int:
     """Scores the active party's rows with its student, without server and passive parties."""
-    from vfl_common.production import scorings
+    from vfl_common import scorings
     from vfl_party.assembly.files import read_files
     from vfl_party.predict.prediction import Alone
     from vfl_party.predict.run import load_solo, prediction_data, unseen
@@ -483,8 +483,7 @@ def health(party: Path, wait_s: float) -> None:
     \b
     Example: vfl-party health bank.toml
     """
-    from vfl_common.identity.credentials import load_credentials
-    from vfl_common.identity.members import collect_members
+    from vfl_common.identity.credentials import collect_members, load_credentials
     from vfl_common.rpc.health import require_serving
 
     file = load_party(party)
@@ -507,7 +506,7 @@ def _find_run_folder(text: str, file: PartyFile) -> Path:
     """Returns the folder of the run that an option names: a path, an id, ``latest`` or
     ``production``. The last two refer to this party's runs of the recipe. Raises InputError.
     """
-    from vfl_common.production.registry import WORDS, ModelRegistry
+    from vfl_common.registry import WORDS, ModelRegistry
 
     recipe = load_recipe(Path(file.recipe)).name if text in WORDS else ""
     return ModelRegistry(Path(file.out), file.name).folder(text, recipe)

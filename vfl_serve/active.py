@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from vfl_common.process.logs import Console
-from vfl_common.rpc.serving.service import ServingService
-from vfl_common.rpc.serving.several import SeveralRuns
+from vfl_common.rpc.serving.service import ServingService, SeveralRuns
 from vfl_party.phases import stand_in
 from vfl_party.predict.run import better_alone, read_quality
 from vfl_serve.batching import Batcher, RequestColumns

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from vfl_common.errors import Code, PeerError
-from vfl_common.rpc.serving.answered import ServingAnswer, Step, withhold_on_error
+from vfl_common.rpc.serving.stream import ServingAnswer, Step, withhold_on_error
 from vfl_party.base.kept import KeptFile
 from vfl_party.outbound.chain import Chains
 from vfl_party.outbound.declared import Exchange

@@ -10,8 +10,7 @@ import click
 from vfl_common.config.party import PartyFile, load_party
 from vfl_common.errors import Code, InputError
 from vfl_common.process.logs import Console
-from vfl_common.process.old_names import flag_with_old_name
-from vfl_common.process.program import EXIT_CODES, LOG_STDOUT, METRICS
+from vfl_common.process.program import EXIT_CODES, LOG_STDOUT, METRICS, flag_with_old_name
 
 
 @click.command(epilog=EXIT_CODES)
@@ -66,7 +65,7 @@ def serve(
     """
     from vfl_common.config.base import parse
     from vfl_common.config.recipe import load_recipe
-    from vfl_common.production.registry import ModelRegistry
+    from vfl_common.registry import ModelRegistry
     from vfl_serve.models import choose
     from vfl_serve.run import ServingParty
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from vfl_common.errors import VflError
-from vfl_common.production.registry import FILE, PRODUCTION, WORDS, ModelRegistry
+from vfl_common.registry import FILE, PRODUCTION, WORDS, ModelRegistry
 from vfl_common.text import list_names
 
 # Steps until the previous run answers again; about a second.

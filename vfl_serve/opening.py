@@ -9,15 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from vfl_common.bundle import Ledger
 from vfl_common.config.party import PartyFile, ServeSettings
 from vfl_common.errors import Code, InputError, VflError
 from vfl_common.files import require_writable
-from vfl_common.identity.credentials import BOTH, DIALS
+from vfl_common.identity.credentials import BOTH, DIALS, collect_members
 from vfl_common.identity.keyring import Keyring
-from vfl_common.identity.members import collect_members
-from vfl_common.ledger import Ledger
 from vfl_common.process.logs import Console
-from vfl_common.rpc.serving.answered import OutgoingMessage, RecordMessage
+from vfl_common.rpc.serving.stream import OutgoingMessage, RecordMessage
 from vfl_common.text import list_names
 from vfl_party.assembly.files import PartyFiles, read_files
 from vfl_party.policy.guards import (

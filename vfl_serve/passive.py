@@ -11,8 +11,8 @@ from pathlib import Path
 from vfl_common.config.policy import PolicySettings
 from vfl_common.errors import Code, InputError
 from vfl_common.process.logs import Console
-from vfl_common.rpc.serving.answered import CachePolicy
 from vfl_common.rpc.serving.attendance import AttendanceHooks, AttendedRun, ServingClient
+from vfl_common.rpc.serving.stream import CachePolicy
 from vfl_party.record.book import folder_of
 from vfl_serve.answering import CombinedLimits, DailyLimit, Limit, SentBefore
 from vfl_serve.asked import (

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from prometheus_client.core import HistogramMetricFamily, InfoMetricFamily, Metric
 
-from vfl_common.ledger import Ledger
+from vfl_common.bundle import Ledger
 from vfl_common.prometheus import Labels, certificate_gauge, counter, make_gauge, traffic_counters
 from vfl_serve.counts import ENDS, Counts
 from vfl_serve.opening import ServedTally

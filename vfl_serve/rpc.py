@@ -9,9 +9,13 @@ from typing import Any
 
 from vfl_common.config.party import ServeSettings
 from vfl_common.process.logs import version
-from vfl_common.rpc.inference.contents import InferenceAnswer, InferenceRequest, ModelDescription
-from vfl_common.rpc.inference.port import run_inference_server
-from vfl_common.rpc.inference.service import InferenceRefusal
+from vfl_common.rpc.inference import (
+    InferenceAnswer,
+    InferenceRefusal,
+    InferenceRequest,
+    ModelDescription,
+    run_inference_server,
+)
 from vfl_serve.http.catalog import Catalog
 from vfl_serve.telling import RequestReporter, RequestTrace, set_current_request
 from vfl_serve.tokens import Denied
@@ -43,7 +47,7 @@ _STATUSES = {"OK": 200} | {code: status for status, code in reversed(_CODES.item
 
 
 class InferenceModel:
-    """Answers gRPC requests; see ``vfl_common.rpc.inference.service.InferenceBackend``."""
+    """Answers gRPC requests; see ``vfl_common.rpc.inference.InferenceBackend``."""
 
     def __init__(self, models: Catalog[Any], reporter: RequestReporter | None) -> None:
         self._models, self._reporter = models, reporter

@@ -17,11 +17,10 @@ from vfl_common.config.party import PartyFile, ServeSettings
 from vfl_common.errors import Code, InputError, VflError
 from vfl_common.process.handover import get_predecessor, hand_over, notify, on_hangup
 from vfl_common.process.logs import Console, log_to, version
-from vfl_common.production.registry import ModelRegistry
+from vfl_common.registry import ModelRegistry
 from vfl_common.rpc.channel import run_server
 from vfl_common.rpc.health import MAX_CHECKS, Health
-from vfl_common.rpc.serving.service import MAX_STREAMS, SERVICE
-from vfl_common.rpc.serving.several import SeveralRuns
+from vfl_common.rpc.serving.service import MAX_STREAMS, SERVICE, SeveralRuns
 from vfl_party.assembly.machine import room
 from vfl_party.predict.run import TrainedRun
 from vfl_serve.active import Active

@@ -17,15 +17,15 @@ from torch import Tensor
 
 from vfl_common.bundle import HUGE
 from vfl_common.errors import InternalError, VflError
-from vfl_common.rpc.serving.answered import (
+from vfl_common.rpc.serving.stream import (
     EMBEDDED,
     FAILED,
     LATE,
     NOT_ANSWERED,
     UNKNOWN,
+    Absent,
     ServingAnswer,
 )
-from vfl_common.rpc.serving.stream import Absent
 from vfl_party.base.seeds import Rows
 from vfl_party.models import combine
 from vfl_party.models.top import learnt_stand_ins

@@ -23,8 +23,7 @@ from torch import Tensor
 from vfl_common.config.data import DataSettings
 from vfl_common.config.sources import is_path
 from vfl_common.errors import Code, InputError, VflError
-from vfl_common.passwords import hide_passwords
-from vfl_common.text import list_names, shorten
+from vfl_common.text import hide_passwords, list_names, shorten
 from vfl_party.assembly.files import PartyFiles
 from vfl_party.assembly.party import (
     Assembled,

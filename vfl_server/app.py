@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from vfl_common.bundle import Ledger, load_entries
 from vfl_common.config.party import TlsSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError, UnwritableError, VflError
 from vfl_common.files import PLAIN_NAME, await_room, write_atomic
-from vfl_common.identity.credentials import ANSWERS
+from vfl_common.identity.credentials import ANSWERS, collect_members
 from vfl_common.identity.keyring import Keyring
-from vfl_common.identity.members import collect_members
-from vfl_common.ledger import Ledger, load_entries
 from vfl_common.process.logs import Console, log_to
 from vfl_common.process.program import do_last, explain_resuming
 from vfl_common.process.signals import Stopped
@@ -27,19 +26,18 @@ from vfl_common.process.tracing import trace_run
 from vfl_common.psi import MAX_ROWS
 from vfl_common.rpc.ask import MAX_QUESTIONS
 from vfl_common.rpc.channel import Service, run_server
-from vfl_common.rpc.counters.tcp import TcpMeter
+from vfl_common.rpc.counters import TcpMeter
 from vfl_common.rpc.exchange.service import MAX_STREAMS, ExchangeService
 from vfl_common.rpc.exchange.service import SERVICE as EXCHANGE
-from vfl_common.rpc.guard.limits import share_arenas
+from vfl_common.rpc.guard import share_arenas
 from vfl_common.rpc.health import MAX_CHECKS, Health
 from vfl_common.rpc.uplink import SERVICE as SESSIONS
 from vfl_common.run_folder import RunFolder, create, find_unfinished, set_all_aside
 from vfl_common.stages import AggregationPlan, Job
 from vfl_common.summary import Summary, load_summary
-from vfl_server.aggregation.aggregator import AggregatedRun, Aggregator
+from vfl_server.aggregation import AggregatedRun, Aggregator
 from vfl_server.control.coordinator import Coordinator
-from vfl_server.control.departures import Departures
-from vfl_server.control.run import RunHooks, ServedRun
+from vfl_server.control.run import Departures, RunHooks, ServedRun
 from vfl_server.control.service import MAX_SESSIONS, ControlService
 from vfl_server.intersection import alignment_service, oldest_protocol, remove_tags
 from vfl_server.results import count_starts, summarise

@@ -13,13 +13,13 @@ from vfl_common.config.recipe import load_recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.files import PLAIN_NAME
 from vfl_common.process.logs import Console, version
-from vfl_common.process.old_names import make_old_name
 from vfl_common.process.program import (
     EXIT_CODES,
     LINGER,
     LOG_STDOUT,
     METRICS,
     NAMES,
+    make_old_name,
     run_program,
 )
 
@@ -219,8 +219,7 @@ def health(
     \b
     Example: vfl-server health recipe.toml --listen 0.0.0.0:7000 --ca certs/ca.pem
     """
-    from vfl_common.identity.credentials import load_credentials
-    from vfl_common.identity.members import collect_members
+    from vfl_common.identity.credentials import collect_members, load_credentials
     from vfl_common.rpc.health import require_serving
 
     loaded = load_recipe(recipe)

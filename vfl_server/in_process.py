@@ -8,14 +8,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from vfl_common.bundle import Ledger
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InternalError, InterruptedRun, PeerError, VflError
 from vfl_common.files import write_atomic
-from vfl_common.ledger import Ledger
-from vfl_common.rpc.counters.tcp import TcpMeter
+from vfl_common.rpc.counters import TcpMeter
 from vfl_common.rpc.exchange.hub import ExchangeHub
 from vfl_common.rpc.exchange.memory import MemoryPipe, Turns
-from vfl_common.rpc.failures import from_failure
 from vfl_common.rpc.messages import (
     Done,
     Joining,
@@ -23,6 +22,7 @@ from vfl_common.rpc.messages import (
     ProgressUpdate,
     Start,
     alone_message,
+    from_failure,
     join_message,
     lenient_message,
     make_plan_message,
@@ -31,10 +31,9 @@ from vfl_common.rpc.messages import (
 from vfl_common.run_folder import RunFolder
 from vfl_common.stages import AggregationPlan, Job
 from vfl_common.summary import Summary
-from vfl_server.aggregation.aggregator import AggregatedRun, Aggregator
+from vfl_server.aggregation import AggregatedRun, Aggregator
 from vfl_server.control.coordinator import Coordinator
-from vfl_server.control.display import Emit
-from vfl_server.control.run import RunHooks, ServedRun
+from vfl_server.control.run import Emit, RunHooks, ServedRun
 from vfl_server.intersection import alignment_service
 from vfl_server.results import summarise
 

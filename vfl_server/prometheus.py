@@ -8,8 +8,8 @@ from datetime import datetime
 
 from prometheus_client.core import InfoMetricFamily, Metric
 
+from vfl_common.bundle import Ledger
 from vfl_common.errors import Code
-from vfl_common.ledger import Ledger
 from vfl_common.process.logs import version
 from vfl_common.prometheus import (
     Labels,
@@ -20,7 +20,7 @@ from vfl_common.prometheus import (
     state,
     traffic_counters,
 )
-from vfl_common.rpc.counters.tcp import TcpMeter
+from vfl_common.rpc.counters import TcpMeter
 from vfl_server.control.coordinator import Coordinator
 from vfl_server.control.run import RunState, Status
 

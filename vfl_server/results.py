@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 
+from vfl_common.bundle import CONTROL, Entry, Ledger, TcpCount
 from vfl_common.config.recipe import Recipe
-from vfl_common.ledger import CONTROL, Entry, Ledger, TcpCount
 from vfl_common.process.logs import version
 from vfl_common.psi import PHASE
-from vfl_common.rpc.counters.tcp import TcpMeter
+from vfl_common.rpc.counters import TcpMeter
 from vfl_common.run_folder import RunFolder
 from vfl_common.stages import Job
 from vfl_common.summary import PartySummary, Summary, gather_bytes

@@ -15,13 +15,12 @@ from typing import Any, Protocol, TypeVar
 import grpc
 
 from vfl.certs.authority import create_authority, issue
+from vfl_common.bundle import Ledger, Link
 from vfl_common.errors import InterruptedRun, VflError
 from vfl_common.identity.credentials import Credentials
 from vfl_common.identity.keyring import Keyring
-from vfl_common.ledger import Ledger
-from vfl_common.link import Link
 from vfl_common.rpc.channel import dial, run_server
-from vfl_common.rpc.counters.tcp import TcpMeter
+from vfl_common.rpc.counters import TcpMeter
 from vfl_common.rpc.exchange.hub import ExchangeHub
 from vfl_common.rpc.exchange.link import ExchangeLink, LinkEnds
 from vfl_common.rpc.exchange.memory import MemoryLink, MemoryPipe

@@ -20,7 +20,7 @@ from tests.harness.errors import assert_names, raises
 from tests.harness.hostile import aggregation
 from tests.harness.proxy import Proxy
 from tests.harness.waiting import wait_until
-from vfl_common.bundle import Bundle, Kind, StepKey
+from vfl_common.bundle import CONTROL, Bundle, Direction, Kind, Link, StepKey
 from vfl_common.errors import (
     AbortedError,
     Code,
@@ -30,12 +30,10 @@ from vfl_common.errors import (
     PeerError,
     VflError,
 )
-from vfl_common.ledger import CONTROL, Direction
-from vfl_common.link import Link
 from vfl_common.rpc.exchange.hub import ExchangeHub
 from vfl_common.stages import AggregationPlan
 from vfl_party.outbound.exchange import to_bundle, to_tensors
-from vfl_server.aggregation.aggregator import AggregatedRun, Aggregator
+from vfl_server.aggregation import AggregatedRun, Aggregator
 
 CPU = torch.device("cpu")
 # Two frames.

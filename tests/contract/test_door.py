@@ -18,9 +18,9 @@ from grpc_health.v1 import health_pb2
 
 from tests.contract.exchanges import WAIT_S, credentials, keyring
 from vfl_common.rpc import channel
+from vfl_common.rpc import guard as newcomers
 from vfl_common.rpc.channel import connect, run_server, split_address
-from vfl_common.rpc.guard import newcomers
-from vfl_common.rpc.guard.newcomers import compute_patience_s
+from vfl_common.rpc.guard import compute_patience_s
 from vfl_common.rpc.health import Health
 
 ME, REGISTRY = "active", 64

@@ -15,7 +15,18 @@ from torch import Tensor
 from tests.contract.exchanges import ACTIVE, PASSIVES, WAIT_S, exchange, soon
 from tests.harness.errors import raises
 from tests.harness.waiting import wait_until
-from vfl_common.bundle import Bundle, BundleSpec, Kind, StepKey, TensorSpec
+from vfl_common.bundle import (
+    PROTOCOL,
+    Bundle,
+    BundleSpec,
+    Hub,
+    Kind,
+    Lenience,
+    Link,
+    StepKey,
+    StepPassed,
+    TensorSpec,
+)
 from vfl_common.errors import (
     AbortedError,
     Code,
@@ -24,7 +35,6 @@ from vfl_common.errors import (
     LostError,
     PeerError,
 )
-from vfl_common.link import PROTOCOL, Hub, Lenience, Link, StepPassed
 from vfl_party.base.devices import TORCH
 from vfl_party.base.step_timing import Clock
 from vfl_party.outbound.chain import Chain, Chains

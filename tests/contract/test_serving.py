@@ -18,16 +18,18 @@ import pytest
 from tests.contract.exchanges import WAIT_S, credentials, keyring
 from tests.harness.errors import assert_names, raises
 from tests.harness.waiting import wait_until
+from vfl_common.bundle import PROTOCOL, Ledger
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.identity.keyring import Keyring
-from vfl_common.ledger import Ledger
-from vfl_common.link import PROTOCOL
 from vfl_common.pb.vfl.v1 import serving_pb2
 from vfl_common.rpc.channel import dial, run_server
 from vfl_common.rpc.serving import attendance as attending
 from vfl_common.rpc.serving import service as answering
-from vfl_common.rpc.serving.answered import (
+from vfl_common.rpc.serving.attendance import AttendanceHooks, AttendedRun, ServingClient
+from vfl_common.rpc.serving.service import MAX_STREAMS, SERVICE, ServingService, SeveralRuns
+from vfl_common.rpc.serving.stream import (
     EMBEDDED,
+    MAX_LATE,
     NOT_ANSWERED,
     CachePolicy,
     OutgoingMessage,
@@ -36,10 +38,6 @@ from vfl_common.rpc.serving.answered import (
     WithheldError,
     read_cache_policy,
 )
-from vfl_common.rpc.serving.attendance import AttendanceHooks, AttendedRun, ServingClient
-from vfl_common.rpc.serving.service import MAX_STREAMS, SERVICE, ServingService
-from vfl_common.rpc.serving.several import SeveralRuns
-from vfl_common.rpc.serving.stream import MAX_LATE
 
 ME, RUN, DIGEST = "active", "run", "digest"
 WIDTHS = {"north": 2, "south": 1}

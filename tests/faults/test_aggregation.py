@@ -23,8 +23,8 @@ from tests.harness.hostile import AggregatingMember, aggregation
 from tests.harness.plugins import environment, metadata
 from tests.harness.waiting import wait_until
 from vfl.certs.authority import issue
+from vfl_common.bundle import CONTROL
 from vfl_common.errors import AbortedError, Code, InterruptedRun, LostError, PeerError, VflError
-from vfl_common.ledger import CONTROL
 from vfl_common.rpc.messages import Start
 from vfl_common.stages import AggregationPlan
 from vfl_common.summary import Summary

@@ -11,10 +11,10 @@ import pytest
 
 from tests.contract.exchanges import keyring
 from tests.harness.waiting import wait_until
-from vfl_common.ledger import Ledger
+from vfl_common.bundle import Ledger
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.rpc.channel import Context, Handler, run_server, stream_handler
-from vfl_common.rpc.counters.tcp import TcpMeter
+from vfl_common.rpc.counters import TcpMeter
 from vfl_common.rpc.messages import Joining, Start
 from vfl_common.rpc.session import Session
 from vfl_common.rpc.uplink import SERVICE

@@ -29,9 +29,9 @@ from tests.integration.test_resume import (
     undisturbed,
 )
 from tests.integration.test_resume import recipe as resumed
-from vfl_common.bundle import Buffer, Bundle, DType, Kind, StepKey
+from vfl_common.bundle import Buffer, Bundle, DType, Kind, Ledger, StepKey
 from vfl_common.errors import Code, InputError, InterruptedRun, LostError, PeerError, VflError
-from vfl_common.ledger import Ledger
+from vfl_common.frames import encode, parse_frame
 from vfl_common.pb.vfl.v1 import control_pb2, failure_pb2
 from vfl_common.rpc.ask import MAX_QUESTIONS, make_ask_method
 from vfl_common.rpc.channel import (
@@ -42,14 +42,12 @@ from vfl_common.rpc.channel import (
     run_server,
     stream_handler,
 )
-from vfl_common.rpc.counters.tcp import TcpMeter
+from vfl_common.rpc.counters import TcpMeter
 from vfl_common.rpc.exchange.service import FramePipe, FrameStream
-from vfl_common.rpc.failures import to_failure
 from vfl_common.rpc.health import MAX_CHECKS
-from vfl_common.rpc.messages import Done, Joining, PartyReport, ProgressUpdate, Start
+from vfl_common.rpc.messages import Done, Joining, PartyReport, ProgressUpdate, Start, to_failure
 from vfl_common.rpc.session import Session
 from vfl_common.rpc.uplink import SERVICE
-from vfl_common.wire.frames import encode, parse_frame
 from vfl_server.control.service import MAX_SESSIONS
 
 # A fixture.
@@ -657,7 +655,7 @@ def test_a_party_asks_again_if_the_server_that_is_back_says_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A stream can hang. The party would wait for its answer until the generation ends."""
-    monkeypatch.setattr("vfl_common.rpc.server_away.ANSWER_S", 0.2)
+    monkeypatch.setattr("vfl_common.rpc.uplink.ANSWER_S", 0.2)
     server = Hanging(goes_on(3))
     server.answers.set()
     with server.train(absent_s=WAIT_S) as (session, happens):

@@ -14,13 +14,13 @@ from tests.harness.cases import digits, recipe
 from tests.harness.errors import assert_names, error_line, raises
 from tests.harness.federation import Federation, refused
 from tests.harness.hostile import HostilePassive, first_answer
+from vfl_common.bundle import PROTOCOL
 from vfl_common.config.base import read_toml
 from vfl_common.errors import AbortedError, Code, InputError, VflError
-from vfl_common.link import PROTOCOL
 from vfl_common.pb.vfl.v1 import control_pb2, exchange_pb2, failure_pb2
 from vfl_common.rpc.channel import split_address
 from vfl_common.rpc.exchange.service import MAX_STREAMS, SERVICE
-from vfl_common.rpc.failures import from_failure
+from vfl_common.rpc.messages import from_failure
 from vfl_common.text import clean
 
 

@@ -15,12 +15,11 @@ import numpy as np
 import pytest
 
 from tests.harness import cases
-from vfl_common.bundle import Buffer, Bundle, BundleSpec, StepKey
+from vfl_common.bundle import PROTOCOL, Buffer, Bundle, BundleSpec, Hub, Link, StepKey
 from vfl_common.config.base import parse
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InternalError, InterruptedRun, VflError
 from vfl_common.identity.credentials import Credentials
-from vfl_common.link import PROTOCOL, Hub, Link
 from vfl_common.psi import MAX_ROWS
 from vfl_common.rpc.exchange.hub import ExchangeHub
 from vfl_common.rpc.exchange.memory import MemoryLink, MemoryPipe

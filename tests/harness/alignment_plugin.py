@@ -15,13 +15,13 @@ from vfl_common import psi
 from vfl_common.bundle import StepKey
 from vfl_common.process.workers import Workers
 from vfl_party.align import batches
-from vfl_server import intersection, tags
+from vfl_server import intersection
 
 # The entry point's object; only the import counts.
 METHOD = None
 batches.BATCH = 20
 # Four batches of tags, eight parts.
-psi.TAG_BATCH, tags._PART_TAGS = 200, 256
+psi.TAG_BATCH, intersection._PART_TAGS = 200, 256
 crash.STEPS |= {
     "ring": StepKey("align", 2, 8),
     "tags": StepKey("align", 3, 3),

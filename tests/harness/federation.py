@@ -41,7 +41,7 @@ from tests.harness.sharing import (
 from vfl.certs.authority import create_authority, issue
 from vfl.launcher.child import PROGRAMS
 from vfl.launcher.forks import Forked, Launcher
-from vfl_common.ledger import Entry, load_entries
+from vfl_common.bundle import Entry, load_entries
 from vfl_party.base.checkpoint import CheckpointStore
 
 # They bound a wait that never ends. Nothing is promised of the time that a busy machine needs: with ten

@@ -26,25 +26,33 @@ from google.protobuf.message import Message
 
 from tests.contract.exchanges import ACTIVE, GrpcExchange, credentials, keyring
 from tests.harness import cases
-from vfl_common.bundle import Buffer, Bundle, BundleSpec, DType, Kind, StepKey, TensorSpec
+from vfl_common.bundle import (
+    PROTOCOL,
+    Buffer,
+    Bundle,
+    BundleSpec,
+    DType,
+    Entry,
+    Kind,
+    Ledger,
+    StepKey,
+    TensorSpec,
+)
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, InternalError, PeerError, VflError
-from vfl_common.ledger import Entry, Ledger
-from vfl_common.link import PROTOCOL
+from vfl_common.frames import Assembly, encode, parse_frame, parse_header
 from vfl_common.pb.vfl.v1 import control_pb2, exchange_pb2, failure_pb2
 from vfl_common.process.logs import _describe_event
 from vfl_common.rpc import session as sessions
 from vfl_common.rpc.channel import dial, run_server
-from vfl_common.rpc.counters.tcp import TcpMeter
-from vfl_common.rpc.failures import to_failure
-from vfl_common.rpc.messages import Done, Joining
+from vfl_common.rpc.counters import TcpMeter
+from vfl_common.rpc.messages import Done, Joining, to_failure
 from vfl_common.rpc.session import Session
 from vfl_common.rpc.uplink import SERVICE
 from vfl_common.run_folder import RunFolder
 from vfl_common.text import to_json
-from vfl_common.wire.frames import Assembly, encode, parse_frame, parse_header
 from vfl_server.control.coordinator import Coordinator
-from vfl_server.control.members import Member
+from vfl_server.control.membership import Member
 from vfl_server.control.run import RunHooks, RunState, ServedRun
 from vfl_server.control.service import ControlService, _parse
 from vfl_server.results import summarise

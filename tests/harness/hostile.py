@@ -16,17 +16,16 @@ import numpy.typing as npt
 import torch
 
 from tests.harness.federation import Federation
-from vfl_common.bundle import Buffer, Bundle, BundleSpec, DType, Kind, StepKey, TensorSpec
+from vfl_common.bundle import Buffer, Bundle, BundleSpec, DType, Kind, Ledger, StepKey, TensorSpec
 from vfl_common.config.data import DataSettings
 from vfl_common.config.party import TlsSettings
 from vfl_common.config.recipe import load_recipe
 from vfl_common.errors import VflError
 from vfl_common.identity.keyring import Keyring
-from vfl_common.ledger import Ledger
 from vfl_common.pb.vfl.v1 import control_pb2
+from vfl_common.rpc.ask import LogHeads
 from vfl_common.rpc.channel import dial
-from vfl_common.rpc.confer import LogHeads
-from vfl_common.rpc.counters.tcp import TcpMeter
+from vfl_common.rpc.counters import TcpMeter
 from vfl_common.rpc.exchange.link import ExchangeLink, LinkEnds
 from vfl_common.rpc.messages import Joining, Start
 from vfl_common.rpc.session import Session

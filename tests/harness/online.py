@@ -19,8 +19,7 @@ from vfl.simulation.origin import Origin
 from vfl_common.config.base import parse
 from vfl_common.config.party import ServeSettings
 from vfl_common.errors import VflError
-from vfl_common.rpc.serving.answered import ServingAnswer, Step
-from vfl_common.rpc.serving.stream import Absent
+from vfl_common.rpc.serving.stream import Absent, ServingAnswer, Step
 from vfl_party.outbound.policies import AllowAll
 from vfl_party.phases import stand_in
 from vfl_party.predict.run import load_joint, load_solo, read_quality

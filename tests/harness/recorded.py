@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from vfl.simulation import inprocess
-from vfl_common.ledger import CONTROL, Entry
+from vfl_common.bundle import CONTROL, Entry
 from vfl_common.rpc.messages import Start
 from vfl_party.record.book import RecordBook, folder_of
 from vfl_party.record.heads import HeadExchange

@@ -19,9 +19,9 @@ from tests.contract.exchanges import ACTIVE, credentials
 from tests.harness.fuzz import ROSTER, SAID, SENT, SPEC, TOLD, coordinator, hear, joined
 from vfl_common.bundle import Buffer, Bundle, BundleSpec, DType, Kind, StepKey, TensorSpec
 from vfl_common.errors import InternalError, VflError
+from vfl_common.frames import Assembly, parse_frame, parse_header
 from vfl_common.packing.bundles import decode, encode, wire_spec
 from vfl_common.packing.coders import Bits, Coder, Half, TopK
-from vfl_common.wire.frames import Assembly, parse_frame, parse_header
 from vfl_party.homomorphic import CipherError, Encryption, make_adder, make_keys
 from vfl_party.psi.sealed import KeyPair, verify_introduction
 from vfl_server.control.service import _parse

@@ -13,8 +13,7 @@ from tests.harness.errors import assert_names, raises
 from vfl.forecasting.network import BatchWork, Network
 from vfl.forecasting.show import compute_seconds, make_notes
 from vfl.simulation.inprocess import run_in_process
-from vfl_common.config.division import divide
-from vfl_common.config.recipe import Recipe
+from vfl_common.config.recipe import Recipe, divide
 from vfl_common.errors import Code, InputError
 from vfl_common.summary import Summary
 from vfl_party.forecast.count import forecast, outlook_of

@@ -27,8 +27,8 @@ from tests.harness.memory import in_process, parameters
 from tests.unit.party.data.test_data_streams import frame, small_blocks
 from tests.unit.party.methods.test_probe import known, probe_of
 from vfl.simulation.inprocess import run_in_process
+from vfl_common.bundle import read_entries
 from vfl_common.config.base import Section, read_toml
-from vfl_common.config.division import divide
 from vfl_common.config.models import (
     ENCODERS,
     CustomTop,
@@ -36,7 +36,7 @@ from vfl_common.config.models import (
     OptimizerSettings,
     TopSettings,
 )
-from vfl_common.config.recipe import Recipe
+from vfl_common.config.recipe import Recipe, divide
 from vfl_common.config.task import (
     FocalSettings,
     QuantileSettings,
@@ -44,7 +44,6 @@ from vfl_common.config.task import (
     ThresholdRule,
 )
 from vfl_common.errors import Code, InputError
-from vfl_common.ledger import read_entries
 from vfl_common.summary import Summary
 from vfl_party.methods.splitnn.settings import CacheSettings, SplitNNSettings
 from vfl_party.models import InputSpec

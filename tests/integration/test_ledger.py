@@ -13,7 +13,7 @@ from tests.harness import cases
 from tests.harness.federation import Federation
 from tests.harness.memory import in_process
 from tests.harness.proxy import Proxy
-from vfl_common.ledger import CONTROL, load_entries
+from vfl_common.bundle import CONTROL, load_entries
 from vfl_common.summary import Summary
 from vfl_party.record.book import folder_of
 from vfl_party.record.history import RecordHistory

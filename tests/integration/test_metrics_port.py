@@ -13,7 +13,7 @@ from tests.harness.federation import Federation, refused
 from tests.harness.proxy import Proxy
 from tests.harness.scrape import Samples, key, scrape
 from tests.harness.waiting import wait_until
-from vfl_common.ledger import Entry
+from vfl_common.bundle import Entry
 
 WIDTH, BATCH, ROWS = 64, 32, 200
 # 160 training rows.

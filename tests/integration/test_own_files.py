@@ -15,8 +15,7 @@ from tests.unit.vfl.test_new import BANK, SHOP, run, table
 from vfl.cli import cli
 from vfl.simulation.own_files import combine_party_files
 from vfl.simulation.run import simulate
-from vfl_common.config.division import divide, get_simulate_settings
-from vfl_common.config.recipe import Recipe
+from vfl_common.config.recipe import Recipe, divide, get_simulate_settings
 from vfl_common.errors import Code, InputError
 
 

@@ -16,11 +16,10 @@ from tests.harness.errors import assert_names, raises
 from tests.harness.federation import Federation, reason_to_wait, refused
 from tests.harness.memory import in_memory, in_process
 from tests.integration import test_resume
-from vfl_common.bundle import Kind, StepKey
+from vfl_common.bundle import CONTROL, Kind, Ledger, StepKey
 from vfl_common.config.policy import LEVELS, PolicySettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, PeerError
-from vfl_common.ledger import CONTROL, Ledger
 from vfl_common.rpc.messages import MAX_SHOWN_BYTES
 from vfl_party.align import rounds
 from vfl_party.base.checkpoint import CheckpointStore

@@ -23,10 +23,10 @@ from tests.harness.errors import assert_names, raises
 from tests.harness.federation import Federation, Program, refused
 from tests.harness.here import vfl_here
 from tests.integration.test_library import BANK, RECIPE, SHOP, run
+from vfl_common import scorings
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
-from vfl_common.production import scorings
-from vfl_common.production.registry import ModelRegistry
+from vfl_common.registry import ModelRegistry
 from vfl_common.run_folder import RunFolder
 from vfl_party.data.inputs import profile
 from vfl_party.predict.forget import FileWithId, Trace, outputs, person, trace

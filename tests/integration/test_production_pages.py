@@ -13,7 +13,7 @@ import pytest
 from tests.harness.federation import Federation
 from tests.harness.here import vfl_here
 from tests.integration.test_library import BANK, SHOP, TABLES
-from vfl_common.production.registry import ModelRegistry
+from vfl_common.registry import ModelRegistry
 
 PAGES = Path(__file__).parents[2] / "docs" / "how-to" / "production"
 # The answer of a comparison, and of a look for drift.

@@ -16,8 +16,8 @@ from click.testing import CliRunner
 from tests.harness import cases
 from tests.harness.federation import Federation, refused
 from tests.integration.test_ledger import table
+from vfl_common.bundle import CONTROL
 from vfl_common.errors import InputError
-from vfl_common.ledger import CONTROL
 from vfl_party.cli import cli
 from vfl_party.policy.meeting import SHOWN
 from vfl_party.record.book import LINES, folder_of

@@ -14,11 +14,10 @@ from tests.harness import cases
 from tests.harness.recorded import of_ledger, of_record, recording
 from tests.integration.test_examples import EXAMPLES, RECIPES
 from vfl.simulation.inprocess import run_in_process
+from vfl_common.bundle import load_entries
 from vfl_common.config.base import parse
 from vfl_common.config.data import DataSettings
-from vfl_common.config.division import divide
-from vfl_common.config.recipe import Recipe, load_recipe
-from vfl_common.ledger import load_entries
+from vfl_common.config.recipe import Recipe, divide, load_recipe
 from vfl_leaks.scene.recording import Recording
 from vfl_party.record.book import folder_of
 from vfl_party.record.history import RecordHistory

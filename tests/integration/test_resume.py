@@ -27,7 +27,7 @@ from tests.harness.federation import Federation, refused
 from tests.harness.memory import in_memory
 from tests.harness.proxy import Proxy
 from tests.harness.waiting import wait_until
-from vfl_common.ledger import load_entries
+from vfl_common.bundle import load_entries
 
 PARTIES = ("p0", "p1", "p2")
 WIDTH, BATCH, ROWS = 64, 32, 200

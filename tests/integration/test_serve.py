@@ -29,7 +29,7 @@ from tests.harness.served import NAMES, ROWS, Served, trained
 from tests.harness.waiting import wait_until
 from vfl_common.pb.inference import open_inference_grpc_pb2 as pb
 from vfl_common.process.logs import version
-from vfl_common.rpc.serving.answered import EMBEDDED, ServingAnswer
+from vfl_common.rpc.serving.stream import EMBEDDED, ServingAnswer
 from vfl_common.summary import Worth
 from vfl_party.assembly.files import read_files
 from vfl_party.phases.stand_in import read_means

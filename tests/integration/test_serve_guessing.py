@@ -19,7 +19,7 @@ import vfl
 from tests.harness.errors import raises
 from tests.harness.online import store_of
 from vfl_common.errors import Code, InputError
-from vfl_common.rpc.serving.answered import EMBEDDED, NOT_ANSWERED, Step
+from vfl_common.rpc.serving.stream import EMBEDDED, NOT_ANSWERED, Step
 from vfl_party.align.state import AlignmentFiles, CommonRows
 from vfl_party.methods.secureboost.forest import SETTLED
 from vfl_party.record.book import RecordBook, folder_of

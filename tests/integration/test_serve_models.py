@@ -25,7 +25,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.files import write_atomic
 from vfl_common.process.logs import Console
-from vfl_common.production.registry import FILE, ModelRegistry
+from vfl_common.registry import FILE, ModelRegistry
 from vfl_party.predict.run import load_joint
 from vfl_serve.opening import Opener
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from tests.harness import cases
 from tests.harness.served import NAMES, Served, trained
-from vfl_common.ledger import CONTROL, load_entries
+from vfl_common.bundle import CONTROL, load_entries
 from vfl_governance.account.store import standing
 from vfl_party.cli import cli
 from vfl_party.record.book import folder_of

@@ -31,11 +31,11 @@ from tests.harness.feature_service import FeatureService, serving
 from tests.harness.postgres import Postgres, postgres, programs
 from tests.harness.served import Served, trained
 from tests.harness.waiting import wait_until
+from vfl_common.bundle import load_entries
 from vfl_common.config.base import parse
 from vfl_common.config.party import ServeSettings
 from vfl_common.errors import Code, InputError
-from vfl_common.ledger import load_entries
-from vfl_common.rpc.serving.answered import EMBEDDED, ServingAnswer
+from vfl_common.rpc.serving.stream import EMBEDDED, ServingAnswer
 from vfl_party.assembly.files import read_files
 from vfl_party.predict.run import Quality, load_joint
 from vfl_serve.scorer import OnlineScorer

@@ -21,7 +21,7 @@ from tests.harness.served import NAMES, Served, trained
 from tests.integration.test_secureboost import made_table, recipe
 from vfl.simulation.origin import Origin
 from vfl_common.errors import Code, PeerError
-from vfl_common.rpc.serving.answered import EMBEDDED, NOT_ANSWERED, ServingAnswer, Step
+from vfl_common.rpc.serving.stream import EMBEDDED, NOT_ANSWERED, ServingAnswer, Step
 from vfl_party.methods.secureboost.forest import SETTLED
 from vfl_serve.answering import DailyLimit
 from vfl_serve.kinds.stepwise import StepAnswers

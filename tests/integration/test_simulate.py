@@ -22,9 +22,8 @@ from vfl.simulation.federation import Federation, to_toml
 from vfl.simulation.live import Lines, Track, describe_event
 from vfl.simulation.origin import Origin
 from vfl_common.config.base import read_toml
-from vfl_common.config.division import divide
 from vfl_common.config.party import load_party
-from vfl_common.config.recipe import Recipe, load_recipe
+from vfl_common.config.recipe import Recipe, divide, load_recipe
 from vfl_common.errors import Code, InputError
 from vfl_lab.searching.show import is_search, load_search
 from vfl_lab.studies.plan import load_study

@@ -22,10 +22,10 @@ from tests.harness.reference_worth import brute_force, changes, qualities
 from tests.integration.test_exact import TOLERANCE
 from tests.integration.test_resume import HANDSHAKE_BYTES, held, kill, wait_for_checkpoints
 from vfl.library.simulate import run_files
+from vfl_common.bundle import load_entries
 from vfl_common.config.base import parse, read_toml
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, PeerError
-from vfl_common.ledger import load_entries
 from vfl_common.summary import Summary, load_summary
 from vfl_party.forecast.count import forecast, outlook_of
 from vfl_party.forecast.result import compare_with_ledger

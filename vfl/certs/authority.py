@@ -26,7 +26,7 @@ from vfl_common.config.recipe_tables import Name
 from vfl_common.errors import Code, InputError
 from vfl_common.files import write_atomic
 from vfl_common.identity import pem
-from vfl_common.identity.revoked import FILE, SIGNED, parse
+from vfl_common.identity.credentials import FILE, SIGNED, parse
 
 # A new certificate is valid from this time before now, for machines whose clocks are slow.
 CLOCK_SKEW = timedelta(days=1)

@@ -193,7 +193,7 @@ def revoke(names: tuple[str, ...], ca: Path, days: int) -> None:
       vfl certs revoke bank --ca certs
     """
     from vfl.certs import authority
-    from vfl_common.identity.revoked import FILE
+    from vfl_common.identity.credentials import FILE
 
     for name in names:
         path, changed = authority.revoke(ca, name)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vfl.forecasting.network import BatchWork, Network
 from vfl_common.config.base import parse
-from vfl_common.config.division import divide
-from vfl_common.config.recipe import Recipe
+from vfl_common.config.recipe import Recipe, divide
 from vfl_common.errors import Code, InputError
 from vfl_common.summary import Summary
 

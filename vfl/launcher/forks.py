@@ -40,7 +40,7 @@ from types import FrameType
 from typing import Any
 
 from vfl.launcher.child import ORDERLY_S, run
-from vfl_common.process import garbage
+from vfl_common.process import program
 
 _MESSAGE_BYTES = 65536
 _KILLED = -signal.SIGKILL
@@ -213,7 +213,7 @@ def import_programs() -> None:
     """Imports the modules that every party needs until its first step. torchvision and scikit-learn
     are imported later, by the recipes that need them.
     """
-    with garbage.pause_gc():
+    with program.pause_gc():
         # The children use these imported modules.
         import vfl_server.app
         import vfl_server.cli  # noqa: F401
@@ -227,7 +227,7 @@ def import_programs() -> None:
         metrics.functional()
     gc.collect()
     # A garbage collection in a child would copy every page.
-    garbage.reduce_gc()
+    program.reduce_gc()
 
 
 def serve(requests: socket.socket) -> None:

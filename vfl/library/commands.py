@@ -58,7 +58,7 @@ def predict(
     """
     from vfl.library.predicting import predict_rows
     from vfl.library.run import Run
-    from vfl_common.production import scorings
+    from vfl_common import scorings
     from vfl_common.run_folder import RunFolder
     from vfl_party.predict.results import Output
 
@@ -106,7 +106,7 @@ def parse_data_options(data: tuple[str, ...]) -> dict[str, str]:
 
 def _parse_by_name(values: tuple[str, ...], option: str, what: str) -> dict[str, str]:
     """Parses an option ``NAME=…``, which may be given once for each party. Raises InputError."""
-    from vfl_common.passwords import hide_passwords
+    from vfl_common.text import hide_passwords
 
     result = dict[str, str]()
     for value in values:

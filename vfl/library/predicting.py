@@ -12,7 +12,7 @@ from vfl.library.data import Data
 from vfl_common.config.data import DataSettings, parse_id_columns, without_features
 from vfl_common.config.sources import FRAME, resolve_source
 from vfl_common.errors import Code, InputError
-from vfl_common.passwords import hide_passwords
+from vfl_common.text import hide_passwords
 
 if TYPE_CHECKING:
     from vfl.simulation.origin import Origin

@@ -13,8 +13,7 @@ from vfl.library import cells
 from vfl.simulation.federation import to_toml
 from vfl.simulation.own_files import combine_party_files
 from vfl_common.config import recipe as schema
-from vfl_common.config.base import parse
-from vfl_common.config.kind_of_file import read_tables
+from vfl_common.config.base import parse, read_tables
 from vfl_common.errors import Code, InputError
 from vfl_common.files import write_atomic
 

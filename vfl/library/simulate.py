@@ -25,8 +25,8 @@ from vfl.simulation.origin import Origin
 from vfl.simulation.run import new_run_id
 from vfl_common.config.base import parse
 from vfl_common.config.data import DataSettings
-from vfl_common.config.division import divide, get_simulate_settings
 from vfl_common.config.recipe import Recipe as Settings
+from vfl_common.config.recipe import divide, get_simulate_settings
 from vfl_common.errors import InternalError, VflError
 from vfl_common.files import require_folder
 from vfl_party.base.plugins import RunPlugins, get_run_plugins

@@ -17,12 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from vfl.simulation import BASELINES as BASELINES
-from vfl_common.config.base import parse
+from vfl_common.config.base import parse, read_tables
 from vfl_common.config.data import NO_FEATURES, DataSettings, without_features
-from vfl_common.config.division import divide, get_simulate_settings
-from vfl_common.config.kind_of_file import read_tables
 from vfl_common.config.party import load_party
-from vfl_common.config.recipe import Recipe
+from vfl_common.config.recipe import Recipe, divide, get_simulate_settings
 from vfl_common.errors import Code, InputError
 from vfl_common.text import list_names
 

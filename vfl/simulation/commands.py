@@ -8,8 +8,7 @@ import click
 
 from vfl.simulation import BASELINES
 from vfl.summary.run_argument import out_option
-from vfl_common.process.beside import WATCH
-from vfl_common.process.program import EXIT_CODES, add_stop_text
+from vfl_common.process.program import EXIT_CODES, WATCH, add_stop_text
 from vfl_common.text import to_json
 
 DEMO = Path(__file__).parents[1] / "demo.toml"

@@ -12,10 +12,9 @@ from typing import Any
 
 from vfl.certs.authority import create_authority, issue
 from vfl_common.config.data import DataSettings
-from vfl_common.config.division import get_simulate_settings
 from vfl_common.config.party import list_factories
 from vfl_common.config.policy import PolicySettings
-from vfl_common.config.recipe import Recipe
+from vfl_common.config.recipe import Recipe, get_simulate_settings
 from vfl_common.errors import Code, InputError
 from vfl_common.files import private_file, write_atomic
 

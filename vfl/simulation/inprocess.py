@@ -17,13 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vfl_common.bundle import PROTOCOL, Hub, Ledger, Link
 from vfl_common.config.data import DataSettings, without_features
 from vfl_common.config.recipe import Recipe
 from vfl_common.config.recipe_tables import SimulateSettings
 from vfl_common.errors import Code, InputError, InterruptedRun, VflError
-from vfl_common.ledger import Ledger
-from vfl_common.link import PROTOCOL, Hub, Link
-from vfl_common.process import garbage
+from vfl_common.process import program
 from vfl_common.process.logs import NOTE_EVENTS, Console, make_note_event
 from vfl_common.rpc.exchange.hub import ExchangeHub
 from vfl_common.rpc.exchange.memory import MemoryLink, MemoryPipe
@@ -139,7 +138,7 @@ def run_in_process(
 
     Raises VflError; other exceptions of a party are raised unchanged.
     """
-    with garbage.pause_gc():
+    with program.pause_gc():
         from vfl_party.assembly import party as assembly
         from vfl_party.assembly.models import encoder_settings
         from vfl_party.runtime.joining import prepare_training
@@ -215,7 +214,7 @@ def predict_in_process(
         without: the passive parties that do not take part, and are not in ``data``.
     Raises VflError.
     """
-    with garbage.pause_gc():
+    with program.pause_gc():
         from vfl_party.assembly import party as assembly
         from vfl_party.data import Labels
         from vfl_party.predict.prediction import Prediction
@@ -325,7 +324,7 @@ def _lock_process() -> Iterator[None]:
             )
         _runs += 1
         try:
-            with garbage.reduce_gc_in_block():
+            with program.reduce_gc_in_block():
                 yield
         finally:
             _runs -= 1

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vfl_common.config.base import parse, read_toml
-from vfl_common.config.kind_of_file import detect_kind, read_tables
+from vfl_common.config.base import detect_kind, parse, read_tables, read_toml
 from vfl_common.config.party import PartyFile, load_party
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError

@@ -22,13 +22,11 @@ from vfl.simulation.live import View, make_view
 from vfl.simulation.origin import Origin
 from vfl.simulation.own_files import combine_party_files
 from vfl.summary.rounds import History, PartyFolder, RoundLine
-from vfl_common.config.base import parse, read_toml
-from vfl_common.config.division import divide, get_simulate_settings
-from vfl_common.config.kind_of_file import detect_kind, read_tables
-from vfl_common.config.recipe import Recipe, name_file_in_errors
+from vfl_common.config.base import detect_kind, parse, read_tables, read_toml
+from vfl_common.config.recipe import Recipe, divide, get_simulate_settings, name_file_in_errors
 from vfl_common.files import require_folder
-from vfl_common.process.beside import watch_page
 from vfl_common.process.logs import NOTE_EVENTS, make_note_event
+from vfl_common.process.program import watch_page
 from vfl_common.psi import MAX_ROWS
 
 # A callback that gets a party's name, and a line of its ``metrics.jsonl``.

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from vfl.summary.ends import End, find_end
 from vfl.summary.rounds import History, PartyFolder, RoundLine
+from vfl_common.bundle import Entry, read_entries
 from vfl_common.errors import Code, InputError
-from vfl_common.ledger import Entry, read_entries
 from vfl_common.run_folder import RunFolder
 from vfl_common.summary import Summary, load_summary
 from vfl_common.text import LINE, clean

@@ -42,7 +42,7 @@ def locate_run(path: Path) -> Path:
     ``path``: The path of a folder, or an id, ``latest`` or ``production`` to look up in the folder
     runs.
     """
-    from vfl_common.production.registry import ModelRegistry
+    from vfl_common.registry import ModelRegistry
 
     return ModelRegistry(RUNS).folder(str(path))
 

@@ -11,7 +11,7 @@ from vfl.summary.ends import find_end
 from vfl.summary.rounds import PartyFolder
 from vfl_common.errors import Code, InputError
 from vfl_common.process.logs import utc
-from vfl_common.production.registry import make_sort_key
+from vfl_common.registry import make_sort_key
 from vfl_common.summary import Summary, load_summary
 from vfl_common.text import describe_method
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from vfl.summary.notes import describe_exchanges, yield_protection_notes
 from vfl.summary.reading import ProcessNotes
 from vfl.summary.rounds import RoundLine
-from vfl_common.ledger import CONTROL
+from vfl_common.bundle import CONTROL
 from vfl_common.summary import LinkBytes, SetQuality, Summary, Worth
 from vfl_common.text import clean, format_percent
 

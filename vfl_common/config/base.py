@@ -1,5 +1,5 @@
-"""The base of every section of a TOML file: frozen, strict about keys, with errors of one
-sentence.
+"""The base of every section of a TOML file: frozen, strict about keys, with errors of one sentence.
+A file of another kind, such as a party file given in place of its recipe, is refused.
 """
 
 from __future__ import annotations
@@ -8,16 +8,16 @@ import difflib
 import re
 import tomllib
 from collections.abc import Sequence
+from os.path import normpath
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails, InitErrorDetails
 
 from vfl_common.errors import Code, InputError
-from vfl_common.passwords import hide_passwords
-from vfl_common.text import clean
+from vfl_common.text import clean, hide_passwords
 
 S = TypeVar("S", bound="Section")
 
@@ -284,3 +284,36 @@ def _format_value(value: Any) -> str:
         return repr(text if len(value) <= _MAX_SHOWN else f"{text}…")
     # TOML writes true, false, inf and nan.
     return str(value).lower()
+
+
+Kind = Literal["recipe", "party file", "study"]
+_STUDY_KEYS = ("seeds", "methods", "finetune", "search")
+
+
+def detect_kind(tables: dict[str, Any]) -> Kind | None:
+    """Returns the kind of file that has these tables; None if no key shows it."""
+    if "phases" in tables:
+        return "recipe"
+    if "recipe" not in tables:
+        return None
+    return "study" if any(key in tables for key in _STUDY_KEYS) else "party file"
+
+
+def read_tables(path: Path, wanted: Kind) -> dict[str, Any]:
+    """Reads the tables of a file of the kind ``wanted``. Raises InputError if the file is missing,
+    is not TOML, or is of another kind.
+    """
+    tables = read_toml(path)
+    kind = detect_kind(tables)
+    if kind is not None and kind != wanted:
+        raise InputError(
+            Code.CONFIG_INVALID, f"{path}: is a {kind}. {_advice(path, tables, wanted)}"
+        )
+    return tables
+
+
+def _advice(path: Path, tables: dict[str, Any], wanted: Kind) -> str:
+    recipe_path = tables.get("recipe")
+    if wanted == "recipe" and isinstance(recipe_path, str):
+        return f"Give the recipe that it names: {normpath(path.parent / recipe_path)}."
+    return f"Give a {wanted} instead."

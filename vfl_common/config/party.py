@@ -7,14 +7,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PositiveInt, model_validator
 
-from vfl_common.config.base import Section, match_pattern, parse
+from vfl_common.config.base import Section, match_pattern, parse, read_tables
 from vfl_common.config.data import DataSettings
-from vfl_common.config.feature_stores import StoreSettings, absolute_store
-from vfl_common.config.kind_of_file import read_tables
 from vfl_common.config.models import CustomSettings, CustomTop, EncoderSettings
 from vfl_common.config.policy import Pin, PolicySettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.config.recipe_tables import Name
+from vfl_common.config.sources import StoreSettings, absolute_store
 from vfl_common.errors import Code, InputError
 from vfl_common.text import host_and_port
 

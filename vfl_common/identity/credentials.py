@@ -1,23 +1,125 @@
 """Reads and checks a party's credentials before the first connection, where mistakes are easiest to
-explain.
+explain; the members of the federation and their pinned keys; the lists of revoked certificates,
+which the CA administrator gives to the server and every party.
+
+A list of revoked certificates has one of two forms. A signed list is an X.509 CRL in PEM from an
+authority in ``ca.pem``, and must be replaced before its ``nextUpdate``. A plain list is a text file
+with one serial number per line, in hexadecimal digits, with or without colons; ``#`` begins a
+comment. Both ``revoked.crl`` and ``revoked.txt`` in the folder of the CA are used, unless
+``tls.revoked`` or ``--revoked`` names another file.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from vfl_common.config.party import TlsSettings
-from vfl_common.errors import Code, InputError
+from vfl_common.config.recipe import Recipe
+from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.identity import pem
-from vfl_common.identity.members import Members
-from vfl_common.identity.revoked import read_revoked, require_unrevoked
+from vfl_common.text import count
+
+
+@dataclass(frozen=True)
+class Members:
+    """The names of the server and all parties, and their pinned keys.
+
+    A certificate may contain further DNS names, such as a company's host names, but never the names
+    of two members. The expected name must match exactly. Another member's name is recognised in any
+    spelling (``SERVER``, ``server.``), because TLS treats these as equal.
+    """
+
+    # Empty if the members are not known.
+    names: frozenset[str] = frozenset()
+    # {name: ``sha256:`` and the digest of the pinned public key}.
+    pins: Mapping[str, str] = field(default_factory=dict)
+
+    def stands_for(self, certificate: x509.Certificate, name: str) -> bool:
+        """Returns whether the certificate is for ``name`` and for no other member."""
+        return name in pem.list_dns_names(certificate) and not self._find_other_members(
+            certificate, name
+        )
+
+    def find_name(self, certificate: x509.Certificate) -> str:
+        """Returns the name for which a caller's certificate stands: the member's name in it, or its
+        only name.
+
+        Raises PeerError (IDENTITY_MISMATCH) if the certificate has no name, or several names that
+        do not include exactly one member.
+        """
+        names = pem.list_dns_names(certificate)
+        members = sorted(self.names.intersection(names))
+        if len(names) == 1 and not members:
+            return names[0]
+        if len(members) != 1 or self._find_other_members(certificate, members[0]):
+            raise PeerError(
+                Code.IDENTITY_MISMATCH,
+                "a caller's certificate must have the name of exactly one member (got "
+                f"{count(len(names), 'name')}). Have one issued for one member.",
+            )
+        return members[0]
+
+    def _find_other_members(self, certificate: x509.Certificate, name: str) -> list[str]:
+        names = {_normalise_name(dns_name) for dns_name in pem.list_dns_names(certificate)}
+        return [other for other in self.names if other != name and _normalise_name(other) in names]
+
+    def words(self, certificate: x509.Certificate, name: str) -> str:
+        """Returns the words for a message that a certificate stands for other names than ``name``
+        alone.
+        """
+        other_members = self._find_other_members(certificate, name)
+        if name in pem.list_dns_names(certificate) and other_members:
+            return f"for {name!r} and also for {pem.quote_names(tuple(sorted(other_members)))}"
+        return f"for {pem.quote_names(pem.names(certificate))}"
+
+    def require_pin(self, name: str, certificate: x509.Certificate) -> None:
+        """Raises PeerError (IDENTITY_MISMATCH) if the key in the certificate of ``name`` is not the
+        pinned key.
+        """
+        pinned, pin = self.pins.get(name), pem.compute_pin(certificate)
+        if pinned is not None and pinned != pin:
+            raise PeerError(
+                Code.IDENTITY_MISMATCH,
+                f"the certificate of {name} has another key than the one pinned for it",
+                party=name,
+            ).privately(
+                f"the certificate of {name} has another key than the one pinned for it (got {pin}, "
+                f"pinned {pinned}). Ask {name} whether it has a new key, then correct the pin."
+            )
+
+
+def collect_members(*recipes: Recipe, pins: Mapping[str, str] | None = None) -> Members:
+    """Returns the members of the recipes. Raises InputError (CONFIG_INVALID) if a pin is for a name
+    that is not a member.
+    """
+    names = frozenset(
+        name
+        for recipe in recipes
+        for name in (recipe.server, *(party.name for party in recipe.parties))
+    )
+    for name in pins or {}:
+        if name not in names:
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"pins: {name!r} is neither the server nor a party of recipe "
+                f"{' or '.join(dict.fromkeys(recipe.name for recipe in recipes))}. Choose one of "
+                f"{', '.join(sorted(names))}.",
+            )
+    return Members(names, dict(pins or {}))
+
+
+def _normalise_name(name: str) -> str:
+    return name.lower().rstrip(".")
+
 
 PASSPHRASE = "VFL_TLS_PASSPHRASE"  # noqa: S105 - the name of a variable
 # The extended key usages for a program that only connects, only listens, or does both.
@@ -245,3 +347,160 @@ def warn_if_ending(certificate: x509.Certificate, now: datetime) -> str:
 
 def _invalid(message: str) -> InputError:
     return InputError(Code.CERTIFICATE_INVALID, message)
+
+
+FILE, SIGNED = "revoked.txt", "revoked.crl"
+_SERIAL = re.compile(r"[0-9a-fA-F]{1,64}")
+_CRL = re.compile(rb"-----BEGIN X509 CRL-----.*?-----END X509 CRL-----", re.DOTALL)
+_IS_CRL = b"-----BEGIN X509 CRL-----"
+
+
+@dataclass(frozen=True)
+class RevokedSerials:
+    """The serial numbers in all lists. ``late``: a warning if a signed list is out of date;
+    otherwise ''.
+    """
+
+    serials: frozenset[int] = frozenset()
+    late: str = ""
+
+
+def read_revoked(tls: TlsSettings, ca_pem: bytes) -> RevokedSerials:
+    """Reads all lists of revoked certificates. There may be none.
+
+    ``ca_pem``: the authorities that may sign a list.
+
+    Raises InputError if a list cannot be read, or if none of these authorities has signed it. A
+    list that is out of date is also read.
+    """
+    default = [Path(tls.ca).with_name(name) for name in (FILE, SIGNED)]
+    serials: set[int] = set()
+    late = ""
+    for path in [Path(tls.revoked)] if tls.revoked is not None else default:
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            if tls.revoked is None and isinstance(error, FileNotFoundError):
+                continue
+            raise InputError(
+                Code.CERTIFICATE_INVALID,
+                f"{path}: cannot be read ({error.strerror}). Correct the path, or make the file "
+                "readable.",
+            ) from None
+        if _IS_CRL not in content and path.suffix != Path(SIGNED).suffix:
+            serials.update(parse(content, path))
+            continue
+        for crl in parse_signed(content, path, pem.parse_certificates(ca_pem, Path(tls.ca))):
+            serials.update(entry.serial_number for entry in crl)
+            late = late or _warn_if_late(crl, path)
+    return RevokedSerials(frozenset(serials), late)
+
+
+def parse(content: bytes, path: Path) -> list[int]:
+    """Parses a plain list. Raises InputError that names the first wrong line."""
+    serials = []
+    for number, line in enumerate(content.decode("utf-8", "replace").splitlines(), start=1):
+        text = line.partition("#")[0].strip().replace(":", "")
+        if text and not _SERIAL.fullmatch(text):
+            raise InputError(
+                Code.CERTIFICATE_INVALID,
+                f"{path}: line {number}: is not a serial number in hexadecimal digits. Correct it, "
+                "or put # before a comment.",
+            )
+        if text:
+            serials.append(int(text, 16))
+    return serials
+
+
+def parse_signed(
+    content: bytes, path: Path, authorities: list[x509.Certificate]
+) -> list[x509.CertificateRevocationList]:
+    """Parses the signed lists in a file, which may have comments between them.
+
+    Raises InputError if a list is damaged or from another CA.
+    """
+    crls, blocks = [], _CRL.findall(content)
+    other_lines = _CRL.sub(b"", content).splitlines()
+    if not blocks or any(line.partition(b"#")[0].strip() for line in other_lines):
+        raise InputError(
+            Code.CERTIFICATE_INVALID,
+            f"{path}: is damaged: it holds no complete signed list, or other lines. Get it again "
+            "from the CA administrator.",
+        )
+    for block in blocks:
+        try:
+            crl = x509.load_pem_x509_crl(block)
+            is_known = any(_is_signed_by(crl, authority) for authority in authorities)
+        except (ValueError, UnsupportedAlgorithm):
+            is_known, crl = False, None
+        if crl is None or crl.next_update_utc is None:
+            raise InputError(
+                Code.CERTIFICATE_INVALID,
+                f"{path}: is damaged, or does not say when the next list comes. Get it again from "
+                "the CA administrator.",
+            )
+        if not is_known:
+            raise InputError(
+                Code.CERTIFICATE_INVALID,
+                f"{path}: is not signed by the CA. Get it again from the CA administrator, or add "
+                "the CA that signed it to ca.pem.",
+            )
+        crls.append(crl)
+    return crls
+
+
+def _is_signed_by(crl: x509.CertificateRevocationList, authority: x509.Certificate) -> bool:
+    key = authority.public_key()
+    try:
+        return crl.issuer == authority.subject and crl.is_signature_valid(key)  # type: ignore[arg-type]
+    except (TypeError, InvalidSignature):
+        return False
+
+
+def _warn_if_late(crl: x509.CertificateRevocationList, path: Path) -> str:
+    end = crl.next_update_utc
+    if end is None or datetime.now(UTC) <= end:
+        return ""
+    return (
+        f"{path}: the list of revoked certificates was valid until {pem.utc(end)}. Get a new one "
+        "from the CA administrator (`vfl certs revoke` makes it)."
+    )
+
+
+def require_unrevoked(name: str, certificate: x509.Certificate, revoked: frozenset[int]) -> None:
+    """Raises PeerError (CERTIFICATE_INVALID) if the certificate of the peer ``name`` is revoked."""
+    if certificate.serial_number in revoked:
+        raise PeerError(
+            Code.CERTIFICATE_INVALID,
+            f"the certificate of {name} (serial number {certificate.serial_number:x}) is revoked. "
+            "Get a new one from the CA administrator.",
+            party=name,
+        )
+
+
+_NOTE = """\
+# Serial numbers of certificates that were revoked here once. They stay revoked, even if a list
+# loses them.
+# To accept one again, remove its line while the program does not run.
+"""
+
+
+def read_seen(path: Path) -> frozenset[int]:
+    """Reads the recorded serial numbers; an empty set if the file does not exist. Raises
+    InputError.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return frozenset()
+    except OSError as error:
+        raise InputError(
+            Code.CERTIFICATE_INVALID,
+            f"{path}: cannot be read ({error.strerror}). Make the file readable.",
+        ) from None
+    return frozenset(parse(content, path))
+
+
+def format_record(serials: frozenset[int]) -> str:
+    """Returns the content of the file that ``read_seen`` reads."""
+    return _NOTE + "".join(f"{serial:x}\n" for serial in sorted(serials))

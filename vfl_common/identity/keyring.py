@@ -22,13 +22,15 @@ from vfl_common.identity import pem
 from vfl_common.identity.credentials import (
     DIALS,
     Credentials,
+    Members,
+    format_record,
     load_credentials,
     load_pair,
+    read_revoked,
+    read_seen,
     require_own_unrevoked,
     warn_if_ending,
 )
-from vfl_common.identity.members import Members
-from vfl_common.identity.revoked import format_record, read_revoked, read_seen
 from vfl_common.text import count
 
 # The CA's name among the certificates; no party may have it.

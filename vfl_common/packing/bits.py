@@ -1,5 +1,5 @@
 """Quantization to 8, 4 or 2 bits: each row has a minimum and a step, and a value is stored as the
-number of steps above the minimum.
+number of steps above the minimum. Also the conversion to 16-bit floats, without torch.
 
 A row's step is (maximum - minimum) / (2^bits - 1), rounded up in float32. With ``halves`` the
 minimum is rounded down to bfloat16 and the step is rounded up, so that the steps still span the
@@ -9,18 +9,94 @@ small for float32 arithmetic are computed again in float64.
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from vfl_common.packing.dither import Dither
-from vfl_common.packing.halves import (
-    NOT_REPRESENTABLE,
-    Floats,
-    round_down_to_bfloat16,
-    round_up_to_bfloat16,
-)
+# The number of 16-bit numbers in one draw of 64 bits.
+_NUMBERS_PER_WORD = 4
+
+
+# The random numbers for stochastic rounding are derived from a seed, so that a repeated step gives
+# the same bytes. They are public: anybody with the recipe can compute them. They keep the mean of
+# rounded values, and give no privacy.
+def derive_subseed(root: int, *names: object) -> int:
+    """Derives a 63-bit seed from a seed and a path of names; different paths give unrelated
+    seeds.
+    """
+    text = "\x1f".join([str(root), *map(str, names)])
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
+
+
+class Dither:
+    """A stream of random numbers that is the same on every machine and with every numpy version
+    (raw words of SFC64).
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._bits = np.random.SFC64(seed)
+
+    def sixteenths(self, rows: int, width: int) -> npt.NDArray[np.uint16]:
+        """Returns random 16-bit numbers, [rows, width rounded up to a multiple of 4]."""
+        words = self._bits.random_raw(rows * -(-width // _NUMBERS_PER_WORD))
+        return words.astype("<u8", copy=False).view("<u2").reshape(rows, -1)
+
+    def keys(self, rows: int, width: int) -> npt.NDArray[np.uint64]:
+        """Returns random 64-bit numbers, [rows, width]."""
+        return self._bits.random_raw(rows * width).reshape(rows, width)
+
+
+Floats = npt.NDArray[np.float32]
+NOT_REPRESENTABLE = "holds a number that is too large for two bytes, NaN or infinity"
+
+
+# float16 and bfloat16 are rounded as torch does: to the nearest value, ties to even.
+def to_float16(x: Floats) -> npt.NDArray[np.float16]:
+    """Rounds to float16. Raises ValueError if a value is NaN, infinite, or too large for
+    float16.
+    """
+    with np.errstate(over="ignore"):
+        rounded = x.astype(np.float16)
+    if not np.isfinite(rounded).all():
+        raise ValueError(NOT_REPRESENTABLE)
+    return rounded
+
+
+def to_bfloat16(x: Floats) -> npt.NDArray[np.uint16]:
+    """Rounds to bfloat16. Returns each value as the upper 16 bits of a float32. Raises ValueError
+    as ``to_float16`` does.
+    """
+    raw = x.view(np.uint32)
+    rounded = ((raw + (np.uint32(0x7FFF) + ((raw >> 16) & 1))) >> 16).astype(np.uint16)
+    if not (np.isfinite(x).all() and np.isfinite(from_bfloat16(rounded)).all()):
+        raise ValueError(NOT_REPRESENTABLE)
+    return rounded
+
+
+def round_down_to_bfloat16(x: Floats) -> Floats:
+    """Rounds down to the nearest bfloat16 value, as float32; -inf below the smallest value."""
+    raw = x.view(np.uint32)
+    return (
+        (raw + np.where(np.signbit(x), np.uint32(0xFFFF), np.uint32(0))) & np.uint32(0xFFFF0000)
+    ).view(np.float32)
+
+
+def round_up_to_bfloat16(x: Floats) -> Floats:
+    """Rounds up to the nearest bfloat16 value, as float32; inf above the largest value."""
+    return -round_down_to_bfloat16(-x)
+
+
+def truncate_to_bfloat16(x: Floats) -> npt.NDArray[np.uint16]:
+    """Returns the upper 16 bits of float32 values that bfloat16 represents exactly."""
+    return (x.view(np.uint32) >> 16).astype(np.uint16)
+
+
+def from_bfloat16(x: npt.NDArray[np.uint16]) -> Floats:
+    """Converts bfloat16 values, given as 16-bit integers, to float32."""
+    return (x.astype(np.uint32) << 16).view(np.float32)
+
 
 Bytes = npt.NDArray[np.uint8]
 

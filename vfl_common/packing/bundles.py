@@ -8,8 +8,8 @@ import numpy as np
 
 from vfl_common.bundle import Buffer, Bundle, BundleSpec, DType, StepKey, TensorSpec
 from vfl_common.errors import Code, InputError, PeerError
+from vfl_common.packing.bits import derive_subseed
 from vfl_common.packing.coders import Array, Coder
-from vfl_common.packing.dither import derive_subseed
 
 # {dtype: numpy's name of the type of its buffers}.
 _NUMPY_TYPES: dict[DType, str] = {

@@ -16,10 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from vfl_common.bundle import ITEM_BYTES, DType, TensorSpec
-from vfl_common.packing import bits, halves
-from vfl_common.packing.bits import Bytes
-from vfl_common.packing.dither import Dither
-from vfl_common.packing.halves import Floats
+from vfl_common.packing import bits
+from vfl_common.packing.bits import Bytes, Dither, Floats
 
 Shape = tuple[int, ...]
 Array = npt.NDArray[Any]
@@ -84,7 +82,7 @@ class Bits:
             x.reshape(get_rows_and_width(x.shape)), self.bits, dither, halves=self.half
         )
         low, scale = (
-            halves.truncate_to_bfloat16(values) if self.half else values
+            bits.truncate_to_bfloat16(values) if self.half else values
             for values in (sent.low, sent.scale)
         )
         return {"packed": sent.packed, "low": low, "scale": scale}
@@ -92,7 +90,7 @@ class Bits:
     def decode(self, parts: Mapping[str, Array], shape: Shape) -> Floats:
         """Decodes a tensor: see ``Coder.decode``."""
         low, scale = (
-            halves.from_bfloat16(parts[name]) if self.half else parts[name]
+            bits.from_bfloat16(parts[name]) if self.half else parts[name]
             for name in ("low", "scale")
         )
         sent = bits.PackedRows(parts["packed"], low, scale)
@@ -145,7 +143,7 @@ class TopK:
             places = find_largest(x_RW, k)
         values = np.take_along_axis(x_RW, places, axis=1)
         index = pack_places(places, x_RW.shape[1])
-        return {"index": index, "value": halves.to_float16(values) if self.half else values}
+        return {"index": index, "value": bits.to_float16(values) if self.half else values}
 
     def decode(self, parts: Mapping[str, Array], shape: Shape) -> Floats:
         """Decodes a tensor: see ``Coder.decode``."""
@@ -178,12 +176,12 @@ class Half:
     def encode(self, x: Floats, seed: int) -> dict[str, Array]:
         """Encodes a tensor: see ``Coder.encode``."""
         _ = seed
-        return {"": halves.to_float16(x) if self.dtype is DType.FLOAT16 else halves.to_bfloat16(x)}
+        return {"": bits.to_float16(x) if self.dtype is DType.FLOAT16 else bits.to_bfloat16(x)}
 
     def decode(self, parts: Mapping[str, Array], shape: Shape) -> Floats:
         """Decodes a tensor: see ``Coder.decode``."""
         raw = parts[""]
-        x = halves.from_bfloat16(raw) if self.dtype is DType.BFLOAT16 else raw.astype(np.float32)
+        x = bits.from_bfloat16(raw) if self.dtype is DType.BFLOAT16 else raw.astype(np.float32)
         if not np.isfinite(x).all():
             raise ValueError("holds NaN or infinity")
         return x.reshape(shape)
@@ -295,3 +293,40 @@ def _mask_largest(x_RW: Floats, k: int) -> npt.NDArray[np.bool_]:
 
 def _mask_to_places(chosen_RW: npt.NDArray[np.bool_], k: int) -> Places:
     return np.nonzero(chosen_RW)[1].reshape(len(chosen_RW), k)
+
+
+Name = Literal["identity", "float16", "bfloat16", "bits"]
+Width = Literal[0, 2, 4, 8]
+NAMES: tuple[Name, ...] = ("identity", "float16", "bfloat16", "bits")
+# The possible numbers of bits per value; 0 for codecs without that setting.
+BITS: tuple[Width, ...] = (0, 2, 4, 8)
+
+
+@dataclass(frozen=True)
+class Coding:
+    """The encoding of one direction of an average. ``seed``: the seed of the coder's random
+    numbers; 0 if it draws none.
+
+    Top-k cannot be chosen for weights, because it would set most weights to zero.
+    """
+
+    name: Name = "identity"
+    bits: Width = 0
+    stochastic: bool = False
+    seed: int = 0
+
+    @property
+    def coder(self) -> Coder | None:
+        """The coder; None if tensors are sent unchanged."""
+        if self.name == "bits":
+            assert self.bits  # noqa: S101 - checked when a coding is read from a message
+            return Bits(self.bits, self.stochastic)
+        if self.name == "identity":
+            return None
+        return Half(DType.FLOAT16 if self.name == "float16" else DType.BFLOAT16)
+
+    def __str__(self) -> str:
+        return self.coder.text if self.coder is not None else self.name
+
+
+PLAIN = Coding()

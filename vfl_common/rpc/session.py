@@ -6,27 +6,18 @@ from __future__ import annotations
 
 import math
 import queue
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import grpc
 
-from vfl_common.errors import Code, InputError, InterruptedRun, LostError, VflError
+from vfl_common.bundle import OLDEST, PROTOCOL, Ledger
+from vfl_common.errors import Code, InputError, InterruptedRun, LostError, PeerError, VflError
 from vfl_common.identity.keyring import Keyring
-from vfl_common.ledger import Ledger
-from vfl_common.link import OLDEST, PROTOCOL
 from vfl_common.pb.vfl.v1 import control_pb2
-from vfl_common.rpc.answers import (
-    check_start,
-    format_refusals,
-    make_interruption,
-    make_stop_error,
-    read_missing,
-)
-from vfl_common.rpc.counters.tcp import TcpMeter
-from vfl_common.rpc.failures import to_failure
-from vfl_common.rpc.inbox import Inbox
+from vfl_common.rpc.counters import TcpMeter
 from vfl_common.rpc.messages import (
     Done,
     Joining,
@@ -38,9 +29,18 @@ from vfl_common.rpc.messages import (
     lenient_message,
     make_plan_message,
     progress_message,
+    to_failure,
 )
-from vfl_common.rpc.server_away import ServerAway
-from vfl_common.rpc.uplink import PAUSE_S, Uplink
+from vfl_common.rpc.uplink import (
+    PAUSE_S,
+    ServerAway,
+    Uplink,
+    check_start,
+    format_refusals,
+    make_interruption,
+    make_stop_error,
+    read_missing,
+)
 from vfl_common.stages import AggregationPlan
 
 _CLOSE_S = 5.0
@@ -431,3 +431,49 @@ class Session:
             self._inbox.put(error)
         if watcher is not None:
             watcher(error)
+
+
+# The maximum number of unread bytes. A server that follows the protocol causes a few hundred.
+MAX_UNREAD = 8 << 20
+# The size with which an error is counted, because its text is short.
+_ERROR_BYTES = 1 << 10
+Answer = control_pb2.ServerMessage | VflError
+
+
+class Inbox:
+    """A queue of answers with a limited size, so that a server cannot fill this party's memory."""
+
+    def __init__(self) -> None:
+        self._answers: queue.SimpleQueue[tuple[Answer, int]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        # The bytes of the answers in the queue.
+        self._unread_bytes = 0
+
+    def put(self, answer: Answer) -> None:
+        """Adds an answer to the queue."""
+        size = _ERROR_BYTES if isinstance(answer, VflError) else answer.ByteSize()
+        with self._lock:
+            self._unread_bytes += size
+        self._answers.put((answer, size))
+
+    def get(self, timeout: float | None = None) -> Answer:
+        """Waits for the oldest answer and removes it. Raises queue.Empty after ``timeout``
+        seconds.
+        """
+        answer, size = self._answers.get(timeout=timeout)
+        with self._lock:
+            self._unread_bytes -= size
+        return answer
+
+    def empty(self) -> bool:
+        """Returns whether the queue has no answers."""
+        return self._answers.empty()
+
+    def require_room(self, server: str) -> None:
+        """Raises PeerError about ``server`` if more than ``MAX_UNREAD`` bytes are unread."""
+        if self._unread_bytes > MAX_UNREAD:
+            raise PeerError(
+                Code.MALFORMED_MESSAGE,
+                f"{server} sends faster than this party reads: {MAX_UNREAD >> 20} MiB are unread",
+                party=server,
+            )

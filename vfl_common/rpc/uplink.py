@@ -1,4 +1,7 @@
-"""A party's connection to the server: one stream at a time, which is reopened when it breaks."""
+"""A party's connection to the server: one stream at a time, which is reopened when it breaks; what
+the party does while the server is away; and the checks of the server's answers, because the server
+is not trusted.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,180 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from enum import Enum, auto
 
 import grpc
 from google.protobuf.message import DecodeError
 
-from vfl_common.errors import Code, InternalError, InterruptedRun, PeerError, VflError
+from vfl_common.bundle import CONTROL, Ledger
+from vfl_common.errors import (
+    AbortedError,
+    Code,
+    InternalError,
+    InterruptedRun,
+    LostError,
+    PeerError,
+    VflError,
+)
+from vfl_common.files import PLAIN_NAME
 from vfl_common.identity.keyring import Keyring
-from vfl_common.ledger import CONTROL, Ledger
-from vfl_common.pb.vfl.v1 import control_pb2
-from vfl_common.rpc.answers import explain_end
-from vfl_common.rpc.channel import connect
-from vfl_common.rpc.counters.tcp import TcpMeter
-from vfl_common.rpc.server_away import Loss, SearchStep, ServerAway
+from vfl_common.pb.vfl.v1 import control_pb2, failure_pb2
+from vfl_common.rpc.channel import MAX_MESSAGE_BYTES, connect, split_address
+from vfl_common.rpc.counters import TcpMeter
+from vfl_common.rpc.messages import Start, format_refusal, from_failure
+from vfl_common.text import clean
+
+# The time limit for the first answer of a server to which this party has reconnected. It doubles
+# with each attempt.
+ANSWER_S = 5.0
+
+
+# ``ServerAway`` does not read a clock, send or wait; the time is an argument. The session calls it
+# under its lock and carries out its decisions.
+class Loss(Enum):
+    """The consequence of a lost connection to the server."""
+
+    # The generation ends.
+    ENDS = auto()
+    # The generation goes on, and the calling thread must look for the server.
+    LOOKS = auto()
+    # The generation goes on, and another thread looks for the server already.
+    KNOWN = auto()
+
+
+class SearchStep(Enum):
+    """The next step of a search for the server."""
+
+    # The search ends: the server is back, or the generation has ended.
+    STOP = auto()
+    # The generation ends: the server was away for too long.
+    GIVE_UP = auto()
+    # Try to connect to the server.
+    CONNECT = auto()
+    # Wait: this party has joined again, and the server has not answered yet.
+    WAIT = auto()
+    # The server has not answered for too long: drop the connection, and connect again.
+    DROP = auto()
+
+
+@dataclass
+class ServerAway:
+    """The state of a generation that may go on without the server.
+
+    Args:
+        absent_s: The time for which the generation goes on without the server; 0 if it does not.
+        claim: The message with which this party joins again while the generation goes on; None if
+            the generation does not go on without the server.
+        messages: {kind: last message of this kind}, in order, of the messages that the server must
+            get in this generation.
+        away: Whether the server is away and the generation goes on.
+    """
+
+    absent_s: float
+    claim: control_pb2.Join | None = None
+    messages: dict[str, bytes] = field(default_factory=dict)
+    away: bool = False
+    # The number of the last search for the server; earlier searches end.
+    search: int = 0
+    _give_up_s: float = 0.0
+    _joined_again_s: float = 0.0
+    _answer_timeout_s: float = 0.0
+
+    def begin(self) -> None:
+        """Begins a generation. ``note_plan`` decides later whether it may go on without the
+        server.
+        """
+        self.messages.clear()
+
+    def note_plan(self, claim: control_pb2.Join, *, averages: bool) -> None:
+        """Decides, with this party's plan, whether the generation may go on without the server.
+        ``averages``: whether the server averages weights.
+        """
+        if self.absent_s and not averages:
+            self.claim = claim
+
+    def says(self, body: str, data: bytes) -> bool:
+        """Stores a message that the server must get. Returns whether to send it now; otherwise
+        ``back`` returns it later.
+        """
+        self.messages[body] = data
+        return not self.away
+
+    def note_interruption(self) -> None:
+        """Removes this party's report, because the run resumes from a checkpoint and needs a new
+        report.
+        """
+        self.messages.pop("report", None)
+
+    @property
+    def reported(self) -> bool:
+        """Whether this party has reported in this generation."""
+        return "report" in self.messages
+
+    def note_loss(self, now_s: float) -> Loss:
+        """Decides the consequence of a lost connection."""
+        if self.claim is None:
+            return Loss.ENDS
+        if self.away:
+            return Loss.KNOWN
+        self.away, self._answer_timeout_s = True, ANSWER_S
+        self.search += 1
+        self._give_up_s = now_s + self.absent_s
+        return Loss.LOOKS
+
+    def looks(self, search: int) -> bool:
+        """Returns whether the search with the number ``search`` goes on."""
+        return self.away and self.claim is not None and search == self.search
+
+    def step(self, search: int, now_s: float, *, connected: bool) -> SearchStep:
+        """Decides the next step of a search.
+
+        A connection can hang, and a suspended server does not answer. So a silent connection is
+        dropped; otherwise the party would wait for ever.
+        """
+        if not self.looks(search):
+            return SearchStep.STOP
+        if now_s >= self._give_up_s:
+            return SearchStep.GIVE_UP
+        if not connected:
+            return SearchStep.CONNECT
+        if now_s - self._joined_again_s < self._answer_timeout_s:
+            return SearchStep.WAIT
+        self._answer_timeout_s *= 2
+        return SearchStep.DROP
+
+    def seconds_left(self, now_s: float) -> float:
+        """Returns the number of seconds for which the generation still goes on without the
+        server.
+        """
+        return max(0.0, self._give_up_s - now_s)
+
+    def note_question(self, now_s: float) -> None:
+        """Records the time at which this party has joined again, from which it waits for the
+        server's answer.
+        """
+        self._joined_again_s = now_s
+
+    def back(self, run_id: str, generation: int) -> Collection[bytes] | None:
+        """Ends the server's absence. Returns the messages to repeat; None if this party has given
+        up the generation meanwhile.
+
+        Raises:
+            ValueError: The server names another generation.
+        """
+        if self.claim is None or not self.away:
+            return None
+        if (run_id, generation) != (self.claim.run_id, self.claim.generation):
+            raise ValueError(f"the server names generation {generation} of run {run_id}")
+        self.away = False
+        return self.messages.values()
+
+    def stop_looking(self) -> None:
+        """Stops the search for the server: from now on its loss ends the generation."""
+        self.claim, self.away = None, False
+
 
 SERVICE = control_pb2.DESCRIPTOR.services_by_name["Control"].full_name
 # The pause before an ended session is opened again.
@@ -288,3 +451,106 @@ class Uplink:
         # Standard output may be full, or closed.
         with contextlib.suppress(OSError, ValueError):
             self.emit(event, server=self.server, **facts)
+
+
+# The maximum number of names of missing parties that are read.
+_MAX_NAMES = 1_000
+# The maximum length of a reason that the server gives.
+MAX_REASON_CHARS = 300
+
+
+def check_start(
+    start: control_pb2.Start, *, server: str, me: str, oldest: int, newest: int
+) -> Start:
+    """Checks the server's message Start. For example, the run id must be safe as the name of a
+    folder.
+
+    Args:
+        oldest: The oldest protocol with which this party can run the recipe.
+        newest: The protocol that this party has offered.
+
+    Raises:
+        PeerError: MALFORMED_MESSAGE, if the message is not valid.
+        InputError: ADDRESS_INVALID, if the exchange address is not host:port.
+    """
+    names = start.run_id, start.checkpoint or "none", *start.left, *start.shown
+    if not all(PLAIN_NAME.fullmatch(name) for name in names):
+        raise PeerError(
+            Code.MALFORMED_MESSAGE,
+            f"{server} sent the name of a run, a checkpoint or a party with invalid characters",
+            party=server,
+        )
+    if start.exchange_address:
+        split_address(start.exchange_address)
+    # A server of the previous release does not send a protocol.
+    protocol = start.protocol or newest
+    if not oldest <= protocol <= newest:
+        raise PeerError(
+            Code.MALFORMED_MESSAGE,
+            f"{server} starts the run with protocol {protocol}, and {me} joined with {newest}",
+            party=server,
+        )
+    return Start(
+        start.run_id,
+        start.generation,
+        start.checkpoint,
+        start.exchange_address,
+        tuple(start.left),
+        returning=start.returning,
+        protocol=protocol,
+        anew=clean(start.anew, MAX_REASON_CHARS),
+        shown=dict(start.shown),
+    )
+
+
+def read_missing(waiting: control_pb2.Waiting) -> list[str]:
+    """Returns the names of the parties for which the run waits."""
+    return [clean(name, 64) for name in waiting.missing[:_MAX_NAMES]]
+
+
+def format_refusals(waiting: control_pb2.Waiting) -> str:
+    """Returns the reasons why missing parties were refused, in this program's words; '' if the
+    server reports no refusal.
+    """
+    reasons = []
+    for failure in waiting.refused[:_MAX_NAMES]:
+        # A code of a later release is ignored.
+        with contextlib.suppress(ValueError):
+            reasons.append(format_refusal(clean(failure.party, 64), Code(failure.code)))
+    return "; ".join(reasons)
+
+
+def make_interruption(interrupt: control_pb2.Interrupt) -> InterruptedRun:
+    """Returns the error with which the server ends a generation."""
+    return InterruptedRun(clean(interrupt.reason or f"{', '.join(interrupt.lost)} was lost"))
+
+
+def make_stop_error(stop: failure_pb2.Failure, *, server: str, me: str) -> VflError:
+    """Returns the error with which the server ends the run."""
+    error = from_failure(stop, sender=server, me=me)
+    # A stop ends the run, even if its code is that of an interruption.
+    return AbortedError(str(error)) if isinstance(error, InterruptedRun) else error
+
+
+def explain_end(error: Exception, server: str) -> VflError | None:
+    """Returns the error for a session that ended and cannot be reopened; None if the session may be
+    opened again.
+    """
+    if isinstance(error, PeerError):
+        return error
+    if isinstance(error, DecodeError):
+        return PeerError(
+            Code.MALFORMED_MESSAGE, f"{server} sent bytes that are not a control message"
+        )
+    if not isinstance(error, grpc.Call):
+        return None
+    if error.code() in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.PERMISSION_DENIED):
+        return LostError(Code.PARTY_LOST, f"{server} refused the session: {error.details()}")
+    # The channel refuses too large messages, so it would refuse this message again.
+    if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return PeerError(
+            Code.MALFORMED_MESSAGE,
+            f"{server} sent a message of more than {MAX_MESSAGE_BYTES >> 20} MiB",
+            party=server,
+        )
+    return None

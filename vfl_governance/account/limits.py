@@ -12,9 +12,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from vfl_common.config.account import AccountLimits
 from vfl_common.config.party import PartyFile
-from vfl_common.config.policy import PolicySettings
+from vfl_common.config.policy import AccountLimits, PolicySettings
 from vfl_common.errors import Code, InputError
 from vfl_common.run_folder import RunFolder
 from vfl_common.text import count

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from vfl_common.config.account import AccountLimits
+from vfl_common.config.policy import AccountLimits
 from vfl_common.text import align_columns
 from vfl_governance.account.sums import BARE, OF_A_PERSON, OF_ALL, AccountSums, worst
 

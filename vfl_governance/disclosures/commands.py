@@ -251,7 +251,7 @@ def _read_files(party: Path) -> PartyFiles:
 
 
 def _find_run(files: PartyFiles, run: str) -> str:
-    from vfl_common.production.registry import WORDS, ModelRegistry
+    from vfl_common.registry import WORDS, ModelRegistry
 
     if run not in WORDS:
         return run

@@ -12,7 +12,7 @@ from typing import Any
 
 from vfl_common.errors import Code, InputError
 from vfl_common.identity.credentials import Credentials
-from vfl_common.identity.envelope import Envelope
+from vfl_common.identity.signing import Envelope
 from vfl_party.record.heads import read_signed_heads
 from vfl_party.record.history import RecordHistory, sum_disclosures
 

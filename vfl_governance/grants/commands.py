@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vfl_common.errors import Code, InputError
-from vfl_common.process.old_names import make_old_name
-from vfl_common.process.program import EXIT_CODES
+from vfl_common.process.program import EXIT_CODES, make_old_name
 from vfl_common.text import LINE, align_columns, clean, to_json
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from vfl_common.config.base import Section, match_pattern, parse
 from vfl_common.config.policy import Pin
 from vfl_common.config.recipe_tables import Name
 from vfl_common.identity.credentials import Credentials
-from vfl_common.identity.envelope import Envelope
+from vfl_common.identity.signing import Envelope
 from vfl_common.text import clean, count
 
 # The payload type. DSSE signs it together with the grant, so that another signed statement cannot

@@ -20,7 +20,7 @@ from typing import Any
 from vfl_common.errors import Code, InputError
 from vfl_common.files import load_or_create_secret, private_file, write_error
 from vfl_common.identity.credentials import Credentials
-from vfl_common.identity.envelope import Envelope
+from vfl_common.identity.signing import Envelope
 from vfl_common.text import make_printable, to_json
 from vfl_governance.grants import grant as grants
 from vfl_governance.grants.grant import Grant

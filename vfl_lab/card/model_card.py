@@ -26,10 +26,10 @@ from vfl.summary.reading import find, find_run_folder, read_history
 from vfl.summary.rounds import PartyFolder
 from vfl.summary.runs import find_runs
 from vfl.summary.table import format_size
+from vfl_common.bundle import load_entries
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.files import write_atomic
-from vfl_common.ledger import load_entries
 from vfl_common.run_folder import RunFolder
 from vfl_common.summary import Summary
 from vfl_common.text import LINE, clean, shorten, to_json

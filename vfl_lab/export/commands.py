@@ -15,7 +15,7 @@ from vfl_common.errors import Code, InputError
 from vfl_common.process.program import EXIT_CODES
 
 if TYPE_CHECKING:
-    from vfl_common.production.registry import Stage
+    from vfl_common.registry import Stage
 
 _POLL_S = 1.0
 # The suffix of the event files of vfl. Event files of other programs are never replaced.
@@ -194,7 +194,7 @@ def _choose_source(sources: Sequence[PartyFolder]) -> tuple[PartyFolder, Stage]:
 
     Raises InputError if the run was not trained to its end.
     """
-    from vfl_common.production.registry import ModelRegistry
+    from vfl_common.registry import ModelRegistry
     from vfl_common.run_folder import RunFolder
 
     run = sources[0].folder.resolve().parent

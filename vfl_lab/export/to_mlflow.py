@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from vfl.summary.rounds import PartyFolder, RoundLine
 from vfl_common.errors import Code, InputError
-from vfl_common.production.registry import PRODUCTION, Stage
+from vfl_common.registry import PRODUCTION, Stage
 
 INSTALL = "pip install mlflow-skinny"
 # MLflow's limits for one request.

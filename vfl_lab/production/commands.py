@@ -78,7 +78,7 @@ def promote(out: Path, run: str) -> None:
     RUN is an id, a folder, or latest. If RUN is already in production, nothing changes. Use `vfl
     models --out OUT promote RUN` for another folder of runs.
     """
-    from vfl_common.production.registry import ModelRegistry
+    from vfl_common.registry import ModelRegistry
 
     out, run_id = _locate(out, run)
     before = ModelRegistry(out).promote(run_id)
@@ -96,7 +96,7 @@ def rollback(out: Path, recipe: str) -> None:
 
     The run that is in production now is retired.
     """
-    from vfl_common.production.registry import ModelRegistry
+    from vfl_common.registry import ModelRegistry
 
     back, retired = ModelRegistry(out).rollback(recipe)
     click.echo(f"{back} is in production{f'; {retired} is retired' if retired else ''}")
@@ -110,7 +110,7 @@ def retire(out: Path, run: str) -> None:
 
     If RUN is in production, no run of its recipe is in production afterwards.
     """
-    from vfl_common.production.registry import ModelRegistry
+    from vfl_common.registry import ModelRegistry
 
     out, run_id = _locate(out, run)
     before = ModelRegistry(out).retire(run_id)
@@ -334,7 +334,7 @@ def _locate(out: Path, run: str) -> tuple[Path, str]:
 
     Raises InputError.
     """
-    from vfl_common.production.registry import WORDS, ModelRegistry
+    from vfl_common.registry import WORDS, ModelRegistry
 
     if run in WORDS:
         return out, ModelRegistry(out).find(run)

@@ -10,7 +10,7 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from vfl.summary.table import PIPE_WIDTH, new_table, wide_console
-from vfl_common.production.registry import ModelRegistry, RecipeRuns, Stage
+from vfl_common.registry import ModelRegistry, RecipeRuns, Stage
 from vfl_common.summary import load_summary
 from vfl_common.text import clean
 

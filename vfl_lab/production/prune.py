@@ -10,11 +10,11 @@ from datetime import datetime
 from pathlib import Path
 
 from vfl.summary.runs import ListedRun, find_runs
+from vfl_common import scorings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError
 from vfl_common.files import write_error
-from vfl_common.production import scorings
-from vfl_common.production.registry import ModelRegistry
+from vfl_common.registry import ModelRegistry
 from vfl_common.run_folder import LOCK, RunFolder
 
 _DAY_S = 86_400.0

@@ -16,8 +16,7 @@ import pyarrow as pa
 from vfl_common.config.data import DataSettings
 from vfl_common.config.task import class_text
 from vfl_common.errors import Code, InputError
-from vfl_common.passwords import hide_passwords
-from vfl_common.text import list_names
+from vfl_common.text import hide_passwords, list_names
 from vfl_party.data import Table
 from vfl_party.data.checks import mask_unlabelled
 from vfl_party.data.ids import SEPARATOR

@@ -23,7 +23,7 @@ from vfl.summary.picture import (
 )
 from vfl.summary.reading import RunRecord, find
 from vfl.summary.table import format_size, select_sets, sort_phases
-from vfl_common.ledger import CONTROL
+from vfl_common.bundle import CONTROL
 from vfl_common.summary import LinkBytes, PhaseTimes, SetQuality, Summary, Worth
 from vfl_common.text import shorten
 

@@ -8,7 +8,6 @@ a crash. Another driver can then repeat the unfinished trial.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import secrets
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import IO, Self
 
 from vfl_common.errors import Code, InputError
-from vfl_common.files import write_error
+from vfl_common.files import hold_lock, lock_file, write_error
 
 _FOLDER = ".drivers"
 # The files that a driver locks while it chooses a trial, and while it writes the journal.
@@ -36,7 +35,7 @@ class Claims:
         self._file = _open_lock(folder, self.driver)
         self._choice_file = _open_lock(folder, _CHOOSING)
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX)
+            lock_file(self._file, wait=True)
         except OSError as error:
             raise InputError(
                 Code.FILE_INVALID,
@@ -49,11 +48,8 @@ class Claims:
         """Locks the choice of the next trial for a block. Only one driver at a time is in the
         block.
         """
-        fcntl.flock(self._choice_file, fcntl.LOCK_EX)
-        try:
+        with hold_lock(self._choice_file):
             yield
-        finally:
-            fcntl.flock(self._choice_file, fcntl.LOCK_UN)
 
     def is_running(self, driver: str | None) -> bool:
         """Returns whether the driver of this name is still running."""
@@ -62,9 +58,8 @@ class Claims:
         path = self._folder / str(driver)
         try:
             with path.open("r+") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+                if not lock_file(file, wait=False):
+                    return True
         except OSError:
             return False
         # Names are random, so no other driver will use this file.
@@ -99,7 +94,7 @@ class JournalLock:
     def acquire(self) -> bool:
         """Waits for the lock, and removes an incomplete last line of the journal."""
         self._file = _open_lock(self._journal.parent, _WRITING)
-        fcntl.flock(self._file, fcntl.LOCK_EX)
+        lock_file(self._file, wait=True)
         with self._journal.open("r+b") as lines:
             _remove_incomplete_line(lines)
         return True

@@ -18,8 +18,8 @@ from vfl.library.plugins import get_import_paths, import_plugins, with_plugins
 from vfl.library.recipe import GivenRecipe, Recipe
 from vfl.library.simulate import Order, convert_errors
 from vfl_common.config.base import parse
-from vfl_common.config.division import divide
 from vfl_common.config.recipe import Recipe as Settings
+from vfl_common.config.recipe import divide
 from vfl_common.errors import Code, InputError, VflError
 from vfl_common.files import require_folder
 from vfl_lab.searching import journal

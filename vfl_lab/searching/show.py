@@ -12,8 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from vfl.library.recipe import Recipe
-from vfl_common.config.base import Section, parse
-from vfl_common.config.kind_of_file import read_tables
+from vfl_common.config.base import Section, parse, read_tables
 from vfl_common.config.recipe_tables import Name
 from vfl_common.errors import InputError
 from vfl_common.text import count, to_json

@@ -16,8 +16,7 @@ from pydantic import Field, PositiveInt, model_validator
 from vfl.simulation.baselines import COMBINED, adapt_phases, alone, combine_columns
 from vfl.simulation.federation import add_rejoin_deadline
 from vfl.simulation.own_files import combine_party_files
-from vfl_common.config.base import Section, parse
-from vfl_common.config.kind_of_file import read_tables
+from vfl_common.config.base import Section, parse, read_tables
 from vfl_common.config.recipe import Recipe
 from vfl_common.config.recipe_tables import Name, PhaseSettings, TransformSettings
 from vfl_common.errors import Code, InputError

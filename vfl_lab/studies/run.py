@@ -8,7 +8,6 @@ with a summary is finished, so the same command resumes a study that was killed.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import shutil
 import threading
@@ -26,7 +25,7 @@ from vfl.simulation.run import run_federation
 from vfl_common.config.recipe import read_recorded_recipe
 from vfl_common.config.spelling import find_first_difference
 from vfl_common.errors import Code, InputError, VflError
-from vfl_common.files import require_folder
+from vfl_common.files import lock_file, require_folder
 from vfl_common.summary import Summary, load_summary
 from vfl_lab.studies.comparison import compare_methods, write_differences
 from vfl_lab.studies.plan import Pipeline, PlannedRun, StudyFile, load_study, read_study_recipe
@@ -143,14 +142,15 @@ def _lock_study(folder: Path) -> Iterator[None]:
             f"{folder}: cannot be written ({error.strerror}). Give another --out.",
         ) from None
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        has_lock = False
+        with contextlib.suppress(OSError):
+            has_lock = lock_file(lock, wait=False)
+        if not has_lock:
             raise InputError(
                 Code.FILE_INVALID,
                 f"{folder}: another study is running in this folder. Wait for its end, or give "
                 "another --out.",
-            ) from None
+            )
         yield
 
 

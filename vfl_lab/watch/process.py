@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from vfl.summary.rounds import FILE, PartyFolder, RoundLine, parse_round
+from vfl_common.bundle import Entry, read_entries
 from vfl_common.errors import InputError
 from vfl_common.files import GrowingFile
-from vfl_common.ledger import Entry, read_entries
 from vfl_common.run_folder import LOCK
 
 # The maximum number of bytes to read from the end of a log that exists at the start.

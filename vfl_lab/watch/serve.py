@@ -28,7 +28,7 @@ from fastapi.responses import Response, StreamingResponse
 
 from vfl.summary.reading import find_run_folder
 from vfl_common.http_limits import Patient
-from vfl_common.production.registry import make_sort_key
+from vfl_common.registry import make_sort_key
 from vfl_common.text import to_json
 from vfl_lab.watch.run import RunFollower
 

@@ -20,10 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vfl_common.bundle import Kind, StepKey
+from vfl_common.bundle import OLDEST, Kind, StepKey, StepPassed
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, PeerError
-from vfl_common.link import OLDEST, StepPassed
 from vfl_party.align.aligned import AlignedRows, AlignmentContext
 from vfl_party.data import Table
 from vfl_party.data.rows import division_of, is_division

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import torch
 
-from vfl_common.bundle import Kind, StepKey
+from vfl_common.bundle import OLDEST, Kind, StepKey
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, PeerError
-from vfl_common.link import OLDEST
 from vfl_party.align.aligned import AlignedRows, AlignmentContext, Holding
 from vfl_party.align.digest import OPENING
 from vfl_party.data import Table

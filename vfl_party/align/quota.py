@@ -4,13 +4,12 @@ and the number of rows of an alignment.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 from pathlib import Path
 
 from vfl_common.errors import Code, InputError
-from vfl_common.files import write_atomic, write_error
+from vfl_common.files import hold_lock, write_atomic, write_error
 
 _DAY_S = 86_400.0
 _MIN_PEER_ROWS, _MAX_PEER_ROWS, _TIMES = 100_000, 10_000_000, 10
@@ -40,9 +39,8 @@ def count(path: Path, source: str, max_times: int, now_s: float) -> None:
     InputError (REFUSED) if there were already ``max_times`` alignments within a day.
     """
     try:
-        with path.with_suffix(".lock").open("w") as lock:
-            # Several processes of this party may begin an alignment at the same time.
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        # Several processes of this party may begin an alignment at the same time.
+        with path.with_suffix(".lock").open("w") as lock, hold_lock(lock):
             _add_time(path, source, max_times, now_s)
     except OSError as error:
         raise write_error(path, error) from None

@@ -17,12 +17,11 @@ from vfl_common.config.party import PartyFile, check_code, load_party
 from vfl_common.config.recipe import Recipe, load_recipe
 from vfl_common.config.recipe_tables import PartySettings
 from vfl_common.errors import Code, InputError
-from vfl_common.identity.credentials import BOTH, DIALS
+from vfl_common.identity.credentials import BOTH, DIALS, collect_members
 from vfl_common.identity.keyring import Keyring
-from vfl_common.identity.members import collect_members
+from vfl_common.rpc.ask import report_failure
 from vfl_common.rpc.channel import means_all_addresses
 from vfl_common.rpc.messages import Joining
-from vfl_common.rpc.unable import report_failure
 from vfl_party.assembly.models import encoder_settings
 from vfl_party.assembly.party import TRAINING, Load, OpenedParty, Work, load, open_party
 from vfl_party.base.devices import resolve_device

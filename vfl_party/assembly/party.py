@@ -23,9 +23,9 @@ from vfl_common.config.models import EncoderSettings
 from vfl_common.config.party import TreeLimits
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import ChangedError, Code, InputError
-from vfl_common.passwords import hide_passwords
 from vfl_common.stages import AggregationPlan, Job, Planned
 from vfl_common.summary import ExchangeSummary
+from vfl_common.text import hide_passwords
 from vfl_party.align import AlignedRows, make_alignment
 from vfl_party.assembly.models import build_models, load_models
 from vfl_party.base.devices import get_random_states, set_random_states

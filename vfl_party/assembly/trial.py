@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vfl_common.config.data import DataSettings
-from vfl_common.config.division import divide
 from vfl_common.config.models import EncoderSettings
-from vfl_common.config.recipe import Recipe
+from vfl_common.config.recipe import Recipe, divide
 from vfl_common.errors import Code, InputError, VflError
 from vfl_party.align import align_tables
 from vfl_party.assembly.models import encoder_settings

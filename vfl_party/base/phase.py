@@ -88,7 +88,7 @@ class Phase(ABC):
     skippable: tuple[int, ...] = ()
 
     # Whether the phase continues without a passive party that is late or away, and lets this party
-    # resume at any later round of the phase (``vfl_common.link.Lenience``).
+    # resume at any later round of the phase (``vfl_common.bundle.Lenience``).
     lenient: bool = False
 
     @abstractmethod

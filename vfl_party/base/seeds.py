@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vfl_common.errors import Code, InputError
-from vfl_common.packing.dither import derive_subseed
+from vfl_common.packing.bits import derive_subseed
 
 # Row numbers, in the canonical order of the ids.
 Rows = npt.NDArray[np.int64]

@@ -19,8 +19,7 @@ import numpy.typing as npt
 from vfl_common.config.data import DataSettings
 from vfl_common.config.sources import IMAGES, TEXT_FILES
 from vfl_common.errors import Code, InputError
-from vfl_common.passwords import hide_passwords
-from vfl_common.text import shorten
+from vfl_common.text import hide_passwords, shorten
 from vfl_party.data.row_arrays import parts, parts_of, release
 
 # The fix in the error for an id that several rows have.

@@ -29,7 +29,7 @@ from vfl_common.config.sources import (
     split_member,
 )
 from vfl_common.errors import VflError
-from vfl_common.passwords import hide_passwords, hide_passwords_of
+from vfl_common.text import hide_passwords, hide_passwords_of
 from vfl_party.base.plugins import PlugIns, describe_failure
 from vfl_party.data import checks
 from vfl_party.data.collect import collect

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vfl_common.config.view import ViewSettings
+from vfl_common.config.data import ViewSettings
 from vfl_party.data.checks import unusable
 
 # The view schemes for images.

@@ -15,16 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from vfl_common.bundle import StepKey
-from vfl_common.config.base import parse, read_toml
+from vfl_common.config.base import detect_kind, parse, read_tables, read_toml
 from vfl_common.config.data import DataSettings, without_features
-from vfl_common.config.division import divide
-from vfl_common.config.kind_of_file import detect_kind, read_tables
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.party import check_code, load_party
-from vfl_common.config.recipe import Recipe, load_recipe
+from vfl_common.config.recipe import Recipe, divide, load_recipe
 from vfl_common.errors import Code, InputError
+from vfl_common.frames import BundleSizes, sizes
 from vfl_common.summary import ExchangeSummary, LinkBytes
-from vfl_common.wire.frames import BundleSizes, sizes
 from vfl_party.align import make_alignment
 from vfl_party.assembly.models import encoder_settings
 from vfl_party.assembly.party import Load, load

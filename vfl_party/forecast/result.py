@@ -6,7 +6,7 @@ import math
 
 from pydantic import BaseModel, ConfigDict
 
-from vfl_common.ledger import CONTROL
+from vfl_common.bundle import CONTROL
 from vfl_common.summary import Bytes, ExchangeSummary, LinkBytes
 
 

@@ -16,8 +16,8 @@ from vfl_common.config.base import parse
 from vfl_common.config.recipe import Recipe
 from vfl_common.config.recipe_tables import TransformSettings, WireSettings
 from vfl_common.errors import Code, InputError, VflError
-from vfl_common.packing import coding
-from vfl_common.packing.coding import PLAIN, Coding
+from vfl_common.packing import coders
+from vfl_common.packing.coders import PLAIN, Coding
 from vfl_common.summary import AboutLabels, ExchangeSummary
 from vfl_party.base.plugins import describe_failure
 from vfl_party.base.seeds import derive_seed
@@ -83,12 +83,12 @@ def coding_of(recipe: Recipe, phase: str, exchange: Exchange, direction: Directi
     if table is None:
         return PLAIN
     where = _locate_setting(recipe, table, phase, exchange)
-    name = next((codec for codec in coding.NAMES if codec == table.codec), None)
+    name = next((codec for codec in coders.NAMES if codec == table.codec), None)
     if name is None:
         raise InputError(
             Code.CONFIG_INVALID,
             f"{where}: the server averages {exchange.name!r} and does not support codec "
-            f"{table.codec!r}. Choose one of {', '.join(coding.NAMES)}, or remove the table.",
+            f"{table.codec!r}. Choose one of {', '.join(coders.NAMES)}, or remove the table.",
         )
     if name != "bits":
         return Coding(name)

@@ -15,9 +15,19 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vfl_common.bundle import Buffer, Bundle, BundleSpec, DType, Kind, StepKey
+from vfl_common.bundle import (
+    Buffer,
+    Bundle,
+    BundleSpec,
+    DType,
+    Hub,
+    Kind,
+    Lenience,
+    Link,
+    StepKey,
+    StepPassed,
+)
 from vfl_common.errors import Code, InputError, InternalError, PeerError
-from vfl_common.link import Hub, Lenience, Link, StepPassed
 from vfl_party.base.devices import TORCH, WIRE
 from vfl_party.base.step_timing import DECODE, ENCODE, WAIT, Clock, count_time_as
 from vfl_party.outbound.chain import Chain, Chains

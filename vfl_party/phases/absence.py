@@ -10,10 +10,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from vfl_common.bundle import StepKey
+from vfl_common.bundle import StepKey, StepPassed
 from vfl_common.config.models import Combine
 from vfl_common.errors import Code, PeerError
-from vfl_common.link import StepPassed
 from vfl_common.summary import Absence
 from vfl_party.base.devices import copy_index
 from vfl_party.base.seeds import Rows

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
-from vfl_common.passwords import hide_passwords
-from vfl_common.text import format_percent
+from vfl_common.text import format_percent, hide_passwords
 
 log = logging.getLogger(__name__)
 

@@ -13,12 +13,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from vfl_common.bundle import StepKey
+from vfl_common.bundle import PROTOCOL, Hub, Link, StepKey
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.party import TreeLimits
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, InternalError, VflError
-from vfl_common.link import PROTOCOL, Hub, Link
 from vfl_party.base.devices import copy_index
 from vfl_party.base.mechanism import Mechanism
 from vfl_party.base.phase import RoundReport

@@ -8,11 +8,11 @@ from typing import Any, Generic, Literal, TypeVar
 
 from torch import nn
 
+from vfl_common.bundle import OLDEST
 from vfl_common.config.base import Section
 from vfl_common.config.models import GbdtTop
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
-from vfl_common.link import OLDEST
 from vfl_party.base.phase import Phase
 from vfl_party.outbound.declared import Traffic
 from vfl_party.phases.absence import LatePolicy
@@ -51,7 +51,7 @@ class Method(Generic[S]):
         encodes: Whether all its forward passes are calls of ``Party.encode`` and ``Party.outputs``.
             These apply the recipe's precision and use all of a party's GPUs. ``Party.through`` also
             uses all GPUs, but does not apply the precision.
-        protocol: The oldest protocol version (``vfl_common.link.PROTOCOL``) with which it can run,
+        protocol: The oldest protocol version (``PROTOCOL``) with which it can run,
             in training and prediction.
     """
 

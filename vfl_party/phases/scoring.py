@@ -19,9 +19,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from vfl_common.bundle import Kind, StepKey
+from vfl_common.bundle import Kind, Lenience, StepKey, StepPassed
 from vfl_common.errors import InternalError
-from vfl_common.link import Lenience, StepPassed
 from vfl_party.base.seeds import Rows, group_rows
 from vfl_party.models import combine, forward
 from vfl_party.models.row_blocks import ROWS, in_blocks

@@ -19,12 +19,12 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.parquet
 
+from vfl_common import scorings
 from vfl_common.config.data import DataSettings, get_unaligned_settings, without_features
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, VflError
-from vfl_common.passwords import hide_passwords
-from vfl_common.production import scorings
 from vfl_common.run_folder import RunFolder
+from vfl_common.text import hide_passwords
 from vfl_party.align import AlignmentContext, make_alignment
 from vfl_party.assembly.party import TRAINING, open_party
 from vfl_party.data.ids import SEPARATOR, Ids, normalize_ids

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from vfl_common.process.old_names import flag_with_old_name
+from vfl_common.process.program import flag_with_old_name
 
 C = TypeVar("C", bound=Callable[..., Any])
 

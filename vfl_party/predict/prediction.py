@@ -18,11 +18,10 @@ import pyarrow as pa
 import torch
 from torch import nn
 
-from vfl_common.bundle import StepKey
+from vfl_common.bundle import PROTOCOL, Hub, Link, StepKey
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe_tables import PartySettings
 from vfl_common.errors import Code, InputError, LostError, VflError
-from vfl_common.link import PROTOCOL, Hub, Link
 from vfl_common.rpc.exchange.hub import ExchangeHub
 from vfl_common.rpc.exchange.memory import MemoryPipe
 from vfl_common.stages import Job

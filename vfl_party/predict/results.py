@@ -24,7 +24,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.config.sources import is_path
 from vfl_common.errors import Code, InputError
 from vfl_common.files import private_file
-from vfl_common.passwords import hide_passwords
+from vfl_common.text import hide_passwords
 from vfl_party.base.phase import Predictions
 from vfl_party.base.seeds import Rows
 from vfl_party.data import Labels, Table

@@ -16,11 +16,11 @@ from vfl_common.config.data import DataSettings, without_features
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
-from vfl_common.passwords import hide_passwords
-from vfl_common.production.registry import ModelRegistry
+from vfl_common.registry import ModelRegistry
 from vfl_common.run_folder import RunFolder, read_plan
 from vfl_common.stages import parse_position
 from vfl_common.summary import Summary, load_summary, parse_holders
+from vfl_common.text import hide_passwords
 from vfl_party.assembly.models import encoder_settings
 from vfl_party.base.checkpoint import CheckpointStore
 from vfl_party.base.phase import Tree

@@ -36,7 +36,7 @@ from vfl_common.files import PLAIN_NAME, write_error
 from vfl_common.identity.credentials import Credentials
 from vfl_common.identity.pem import MAX_INTERMEDIATES, compute_pin
 from vfl_common.identity.signing import encode_chain, sign, verify_chain
-from vfl_common.rpc.confer import MAX_OTHER_HEADS, LogHeads
+from vfl_common.rpc.ask import MAX_OTHER_HEADS, LogHeads
 from vfl_common.text import make_printable, to_json
 from vfl_party.record import tree
 from vfl_party.record.book import RecordBook, now

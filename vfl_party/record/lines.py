@@ -28,8 +28,8 @@ import numpy.typing as npt
 from vfl_common.bundle import Bundle, DType, StepKey
 from vfl_common.errors import Code, InputError
 from vfl_common.files import fsync_folder, lock_folder, private_file, write_error
+from vfl_common.frames import BundleSizes, measure_bundle
 from vfl_common.text import to_json
-from vfl_common.wire.frames import BundleSizes, measure_bundle
 
 PEOPLE_FOLDER = "people"
 TAG_BYTES = 16

@@ -17,9 +17,9 @@ import numpy.typing as npt
 from vfl_common.bundle import Buffer, Bundle, DType, Kind, StepKey
 from vfl_common.errors import Code, PeerError
 from vfl_common.files import lock_folder
-from vfl_common.rpc.serving.answered import OutgoingMessage
+from vfl_common.frames import BundleSizes
+from vfl_common.rpc.serving.stream import OutgoingMessage
 from vfl_common.stages import Job
-from vfl_common.wire.frames import BundleSizes
 from vfl_party.record.book import RecordBook
 from vfl_party.record.heads import HeadExchange
 from vfl_party.record.history import Disclosure, PrivateStep

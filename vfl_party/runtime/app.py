@@ -13,15 +13,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from vfl_common.bundle import Ledger
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError, LostError
 from vfl_common.files import await_room, load_or_create_secret, write_atomic
-from vfl_common.ledger import Ledger
-from vfl_common.process import garbage
+from vfl_common.process import program
 from vfl_common.process.logs import Console, version
 from vfl_common.process.program import explain_resuming
 from vfl_common.process.tracing import trace_run
-from vfl_common.rpc.counters.tcp import TcpMeter
+from vfl_common.rpc.counters import TcpMeter
 from vfl_common.rpc.exchange.service import ExchangeService
 from vfl_common.rpc.session import Session
 from vfl_common.run_folder import RunFolder, find_unfinished
@@ -243,7 +243,7 @@ class PartyApp:
         set_threads(files.file.threads)
         plain_arithmetic()
         keep_freed_memory()
-        garbage.reduce_gc()
+        program.reduce_gc()
         opened.tell(self.console.show)
         # This copy of the policy sees the alignment's exchanges.
         policy = files.policy()

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from vfl_common.bundle import OLDEST
 from vfl_common.config.recipe import Recipe
-from vfl_common.link import OLDEST
 from vfl_common.process.logs import version
 from vfl_common.rpc.messages import Joining
 from vfl_party.align import make_alignment

@@ -19,10 +19,10 @@ from vfl_common.identity.credentials import (
     BOTH,
     DIALS,
     Credentials,
+    collect_members,
     load_credentials,
     warn_if_ending,
 )
-from vfl_common.identity.members import collect_members
 from vfl_common.rpc.ask import ask
 from vfl_common.rpc.channel import check_address
 from vfl_common.rpc.exchange.service import SERVICE as EXCHANGE

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vfl_common.bundle import Ledger
 from vfl_common.files import append
-from vfl_common.ledger import Ledger
 from vfl_common.process.logs import Console, utc
 from vfl_common.rpc.messages import Membership, ProgressUpdate, Start
 from vfl_common.text import to_json

@@ -12,7 +12,7 @@ from datetime import datetime
 
 from prometheus_client.core import HistogramMetricFamily, InfoMetricFamily, Metric
 
-from vfl_common.ledger import Ledger
+from vfl_common.bundle import Ledger
 from vfl_common.prometheus import (
     Labels,
     certificate_gauge,
@@ -22,7 +22,7 @@ from vfl_common.prometheus import (
     state,
     traffic_counters,
 )
-from vfl_common.rpc.counters.tcp import TcpMeter
+from vfl_common.rpc.counters import TcpMeter
 from vfl_common.rpc.messages import STATES
 from vfl_party.base.step_timing import BOUNDS_S, Steps
 from vfl_party.runtime.progress import RoundStanding

@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 
+from vfl_common.bundle import load_entries
 from vfl_common.errors import (
     ChangedError,
     Code,
@@ -35,7 +36,6 @@ from vfl_common.errors import (
     is_stop,
 )
 from vfl_common.files import write_atomic
-from vfl_common.ledger import load_entries
 from vfl_common.process.logs import format_arithmetic
 from vfl_common.rpc.messages import Done, Joining, Membership, Start
 from vfl_common.run_folder import RunFolder

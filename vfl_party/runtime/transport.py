@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from vfl_common.bundle import PROTOCOL, Hub, Ledger, Link
 from vfl_common.errors import (
     Code,
     InternalError,
@@ -22,13 +23,10 @@ from vfl_common.errors import (
     is_stop,
 )
 from vfl_common.identity.diagnose import diagnose
-from vfl_common.ledger import Ledger
-from vfl_common.link import PROTOCOL, Hub, Link
 from vfl_common.process.logs import Console
-from vfl_common.rpc.ask import MAX_QUESTIONS
+from vfl_common.rpc.ask import MAX_CONFERRING, MAX_QUESTIONS, LogHeads
 from vfl_common.rpc.channel import dial, run_server
-from vfl_common.rpc.confer import MAX_CONFERRING, LogHeads
-from vfl_common.rpc.counters.tcp import TcpMeter
+from vfl_common.rpc.counters import TcpMeter
 from vfl_common.rpc.exchange.hub import ExchangeHub
 from vfl_common.rpc.exchange.link import ExchangeLink, LinkEnds
 from vfl_common.rpc.exchange.service import MAX_STREAMS, ExchangeService, FramePipe

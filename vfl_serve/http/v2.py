@@ -19,7 +19,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.types import Message, Receive
 
-from vfl_common.rpc.inference.tensors import Tensor, fill_missing, raw
+from vfl_common.rpc.inference import Tensor, fill_missing, raw
 from vfl_serve.http.catalog import Catalog
 from vfl_serve.http.v1 import Cells, Id
 from vfl_serve.tokens import Denied

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from vfl_common.errors import InternalError
-from vfl_common.rpc.serving.answered import EMBEDDED, FAILED, UNKNOWN, ServingAnswer, Step
 from vfl_common.rpc.serving.service import ServingService
+from vfl_common.rpc.serving.stream import EMBEDDED, FAILED, UNKNOWN, ServingAnswer, Step
 from vfl_party.base.seeds import Rows
 from vfl_party.methods.probe.exchanges import compute_features
 from vfl_party.models.halves import Tail

@@ -14,8 +14,7 @@ import numpy.typing as npt
 import torch
 
 from vfl_common.errors import Code, InternalError, PeerError
-from vfl_common.rpc.serving.answered import EMBEDDED, ServingAnswer, Step, withhold_on_error
-from vfl_common.rpc.serving.stream import Absent
+from vfl_common.rpc.serving.stream import EMBEDDED, Absent, ServingAnswer, Step, withhold_on_error
 from vfl_party.outbound.chain import Chain, Chains
 from vfl_party.outbound.declared import Sent
 from vfl_party.outbound.exchange import way_of

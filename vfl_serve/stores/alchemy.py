@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from vfl_common.config.data import DataSettings
-from vfl_common.passwords import hide_passwords
+from vfl_common.text import hide_passwords
 from vfl_party.data import checks
 from vfl_party.data.choice import choose
 from vfl_party.data.sources.databases.alchemy import connect, engine_of, query_error, texts_of

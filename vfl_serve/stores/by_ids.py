@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from vfl_common.errors import Code, InputError
-from vfl_common.passwords import hide_passwords
+from vfl_common.text import hide_passwords
 from vfl_party.base.seeds import Rows
 from vfl_party.data import Preprocessor, Table, checks
 from vfl_party.data.cells import texts

@@ -14,9 +14,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from vfl_common.rpc.serving.answered import EMBEDDED, FAILED, LATE, CachePolicy, ServingAnswer
 from vfl_common.rpc.serving.service import Pending
-from vfl_common.rpc.serving.stream import Absent
+from vfl_common.rpc.serving.stream import EMBEDDED, FAILED, LATE, Absent, CachePolicy, ServingAnswer
 
 _STATES: Mapping[Absent, int] = {"late": LATE, "failed": FAILED}
 # Bytes of an entry, without the id and the embedding.

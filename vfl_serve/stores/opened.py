@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from vfl_common.config.data import DataSettings
-from vfl_common.config.feature_stores import DatabaseStore, ServiceStore
-from vfl_common.config.sources import is_database
+from vfl_common.config.sources import DatabaseStore, ServiceStore, is_database
 from vfl_common.errors import Code, InputError
 from vfl_party.assembly.files import PartyFiles
 from vfl_party.base.phase import Tree

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from vfl_common.config.data import DataSettings
-from vfl_common.passwords import hide_passwords
+from vfl_common.text import hide_passwords
 from vfl_party.data import checks
 from vfl_party.data.choice import choose
 from vfl_party.data.sources.databases.postgres import (

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from vfl_common.errors import InputError
-from vfl_common.passwords import hide_passwords
+from vfl_common.text import hide_passwords
 from vfl_party.data import checks
 
 # Does not match a PostgreSQL cast such as x::ids.

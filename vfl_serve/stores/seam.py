@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
-from vfl_common.rpc.serving.answered import EMBEDDED, FAILED, UNKNOWN
+from vfl_common.rpc.serving.stream import EMBEDDED, FAILED, UNKNOWN
 from vfl_party.base.seeds import Rows
 
 T = TypeVar("T")

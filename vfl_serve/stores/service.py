@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 
 from vfl_common.config.data import DataSettings
-from vfl_common.config.feature_stores import ServiceStore
+from vfl_common.config.sources import ServiceStore
 from vfl_common.errors import Code, InputError
 from vfl_common.text import clean
 from vfl_party.data import checks

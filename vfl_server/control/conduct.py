@@ -12,18 +12,24 @@ from collections.abc import Iterable
 
 from vfl_common.errors import Code, InterruptedRun, LostError, PeerError, VflError
 from vfl_common.pb.vfl.v1 import control_pb2
-from vfl_common.rpc.guard.rate import Rate
+from vfl_common.process.logs import Rate
 from vfl_common.summary import PartySummary
 from vfl_common.text import clean
-from vfl_server.control import admission, decisions, declarations, membership
-from vfl_server.control.decisions import Action, Admission, Claim
-from vfl_server.control.departures import Left
-from vfl_server.control.display import Display, get_metrics
-from vfl_server.control.members import Member, progress_of
-from vfl_server.control.presence import PartyState, Presence
+from vfl_server.control import admission, membership
+from vfl_server.control import presence as decisions
+from vfl_server.control.membership import Member, WaitingNews, progress_of
+from vfl_server.control.presence import Action, Admission, Claim, PartyState, Presence
 from vfl_server.control.reports import get_report_facts, get_stop_error, is_sound
-from vfl_server.control.run import PresenceRules, RunHooks, RunState, ServedRun, Status
-from vfl_server.control.waiting import WaitingNews
+from vfl_server.control.run import (
+    Display,
+    Left,
+    PresenceRules,
+    RunHooks,
+    RunState,
+    ServedRun,
+    Status,
+    get_metrics,
+)
 
 # The maximum number of characters of a text in a party's messages.
 MAX_TEXT = 200
@@ -421,7 +427,7 @@ class Conduct:
                 Code.MALFORMED_MESSAGE, f"{name} sent two plans in one generation", party=name
             )
         phases = self._phases if self.run.job == "train" else ()
-        member.plan = declarations.parse_declarations(plan, phases, name)
+        member.plan = admission.parse_declarations(plan, phases, name)
         presence.note_plan(name)
         if not presence.everybody_planned():
             return
@@ -429,10 +435,10 @@ class Conduct:
         # In an agreed generation only a returning party sends a plan. It must fit the others'
         # plans.
         if presence.agreed:
-            declarations.agree_on_plans(plans, self._phases)
+            admission.agree_on_plans(plans, self._phases)
             return
         try:
-            agreed = declarations.agree_on_plans(plans, self._phases)
+            agreed = admission.agree_on_plans(plans, self._phases)
             presence.agree(averages=bool(agreed))
             self._hooks.on_plan(self.generation, self._checkpoint, agreed)
         except VflError as error:

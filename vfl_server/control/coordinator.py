@@ -17,7 +17,7 @@ from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.summary import PartySummary
 from vfl_server.control import admission
 from vfl_server.control.conduct import Conduct
-from vfl_server.control.members import Member
+from vfl_server.control.membership import Member
 from vfl_server.control.run import RunHooks, RunState, ServedRun, Status
 
 

@@ -9,8 +9,8 @@ from collections.abc import Collection
 
 from pydantic import TypeAdapter
 
+from vfl_common.bundle import Entry, InterfaceCount, TcpCount
 from vfl_common.errors import Code, PeerError
-from vfl_common.ledger import Entry, InterfaceCount, TcpCount
 from vfl_common.pb.vfl.v1 import control_pb2, failure_pb2
 from vfl_common.stages import MAX_ROUNDS
 from vfl_common.summary import (
@@ -22,7 +22,7 @@ from vfl_common.summary import (
     Worth,
 )
 from vfl_common.text import clean, number
-from vfl_server.control.members import Member
+from vfl_server.control.membership import Member
 
 # The maximum number of characters in a name.
 MAX_TEXT = 200

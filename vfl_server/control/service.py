@@ -10,18 +10,18 @@ from collections.abc import Callable, Iterator
 
 from google.protobuf.message import DecodeError
 
+from vfl_common.bundle import CONTROL, Ledger
 from vfl_common.errors import Code, InternalError, PeerError, VflError
 from vfl_common.identity.keyring import Keyring
-from vfl_common.ledger import CONTROL, Ledger
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.rpc.ask import make_ask_method
 from vfl_common.rpc.channel import CallLimit, Context, Handler, get_caller_name, stream_handler
-from vfl_common.rpc.counters.tcp import TcpMeter
-from vfl_common.rpc.failures import to_failure
-from vfl_common.rpc.guard.refusals import Refusals
+from vfl_common.rpc.counters import TcpMeter
+from vfl_common.rpc.guard import Refusals
+from vfl_common.rpc.messages import to_failure
 from vfl_common.rpc.uplink import SERVICE
 from vfl_server.control.coordinator import Coordinator
-from vfl_server.control.members import Member
+from vfl_server.control.membership import Member
 
 # The seconds in which a party ends the session after it has read the server's last message.
 _LAST_WORD_S = 1.5

@@ -25,9 +25,8 @@ from tests.harness.errors import assert_names, raises
 from vfl.simulation.inprocess import run_in_process
 from vfl_common.config.base import read_toml
 from vfl_common.config.data import DataSettings
-from vfl_common.config.division import divide
 from vfl_common.config.models import CnnSettings, EncoderSettings, NetworkSettings
-from vfl_common.config.recipe import Recipe
+from vfl_common.config.recipe import Recipe, divide
 from vfl_common.errors import Code, InputError
 from vfl_common.process.program import run_for_status
 from vfl_leaks import invert as program

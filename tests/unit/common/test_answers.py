@@ -9,7 +9,7 @@ import pytest
 from tests.harness.errors import raises
 from vfl_common.errors import Code, PeerError
 from vfl_common.pb.vfl.v1 import control_pb2
-from vfl_common.rpc.answers import check_start
+from vfl_common.rpc.uplink import check_start
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from tests.harness.errors import assert_names, raises
+from vfl_common.bundle import Ledger, load_entries
 from vfl_common.errors import Code, InputError, UnwritableError
 from vfl_common.files import append, await_room, write_atomic
-from vfl_common.ledger import Ledger, load_entries
 from vfl_common.process.logs import log_to, open_separate_log
 from vfl_party.base.checkpoint import CheckpointStore
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from vfl_common.process import garbage
+from vfl_common.process import program
 
 
 @pytest.fixture(autouse=True)
@@ -26,17 +26,17 @@ def searched(thing: object) -> bool:
     return any(other is thing for other in gc.get_objects())
 
 
-@pytest.mark.parametrize(("before", "after"), [(700, garbage.YOUNG), (50_000, 50_000), (0, 0)])
+@pytest.mark.parametrize(("before", "after"), [(700, program.YOUNG), (50_000, 50_000), (0, 0)])
 def test_it_searches_less_often_unless_it_does_so_already_or_never(before: int, after: int) -> None:
     gc.set_threshold(before, 7, 9)
     thing: list[object] = []
     assert searched(thing)
-    garbage.reduce_gc()
+    program.reduce_gc()
     assert gc.get_threshold() == (after, 7, 9)
     assert not searched(thing)
 
 
-@pytest.mark.parametrize(("before", "within"), [(700, garbage.YOUNG), (0, 0)])
+@pytest.mark.parametrize(("before", "within"), [(700, program.YOUNG), (0, 0)])
 def test_a_block_in_a_process_of_others_is_searched_less_often(before: int, within: int) -> None:
     def fail() -> None:
         assert gc.get_threshold() == (within, 7, 9)
@@ -44,7 +44,7 @@ def test_a_block_in_a_process_of_others_is_searched_less_often(before: int, with
 
     gc.set_threshold(before, 7, 9)
     thing: list[object] = []
-    with pytest.raises(ImportError), garbage.reduce_gc_in_block():
+    with pytest.raises(ImportError), program.reduce_gc_in_block():
         fail()
     assert gc.get_threshold() == (before, 7, 9)
     assert searched(thing)
@@ -57,6 +57,6 @@ def test_a_block_that_imports_is_not_searched(on: bool) -> None:
         raise ImportError
 
     (gc.enable if on else gc.disable)()
-    with pytest.raises(ImportError), garbage.pause_gc():
+    with pytest.raises(ImportError), program.pause_gc():
         fail()
     assert gc.isenabled() is on

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests.harness.errors import raises
+from vfl_common.bundle import Direction, Entry, Ledger, TcpCount, load_entries, read_entries
 from vfl_common.errors import Code, InputError
-from vfl_common.ledger import Direction, Entry, Ledger, TcpCount, load_entries, read_entries
 from vfl_common.summary import gather_bytes
 
 PHASES = ["train", "align"]

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from tests.contract.exchanges import keyring
+from vfl_common.bundle import Ledger
 from vfl_common.errors import Code, VflError
-from vfl_common.ledger import Ledger
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.process import logs
 from vfl_common.process.logs import (
@@ -30,8 +30,8 @@ from vfl_common.process.logs import (
     utc,
 )
 from vfl_common.process.program import run_for_status
-from vfl_common.rpc.counters.tcp import TcpMeter
-from vfl_server.control.members import Member
+from vfl_common.rpc.counters import TcpMeter
+from vfl_server.control.membership import Member
 from vfl_server.control.service import ControlService
 
 

@@ -6,7 +6,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from vfl_common.process.old_names import flag_with_old_name, make_old_name
+from vfl_common.process.program import flag_with_old_name, make_old_name
 from vfl_party.cli import cli as party
 from vfl_server.cli import cli as server
 

@@ -15,10 +15,18 @@ from hypothesis.extra import numpy as arrays
 
 from tests.harness.errors import raises
 from vfl_common.bundle import DType, TensorSpec
-from vfl_common.packing import coders, halves
-from vfl_common.packing.bits import LARGEST, PackedRows, bytes_per_row, pack, unpack
+from vfl_common.packing import bits as halves
+from vfl_common.packing import coders
+from vfl_common.packing.bits import (
+    LARGEST,
+    Dither,
+    PackedRows,
+    bytes_per_row,
+    derive_subseed,
+    pack,
+    unpack,
+)
 from vfl_common.packing.coders import Bits, Coder, Half, TopK
-from vfl_common.packing.dither import Dither, derive_subseed
 
 WIDTHS = (8, 4, 2)
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False, allow_subnormal=True)

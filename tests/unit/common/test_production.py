@@ -13,10 +13,10 @@ import pytest
 from tests.harness.cases import recipe
 from tests.harness.errors import raises
 from vfl.summary.runs import find_runs
+from vfl_common import scorings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
-from vfl_common.production import scorings
-from vfl_common.production.registry import FILE, ModelRegistry
+from vfl_common.registry import FILE, ModelRegistry
 from vfl_common.run_folder import create
 from vfl_lab.production.models import models
 from vfl_lab.production.prune import old_scorings

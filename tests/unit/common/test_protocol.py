@@ -23,9 +23,7 @@ from vfl_common.bundle import (
     TensorSpec,
 )
 from vfl_common.errors import CATALOGUE, Code, PeerError
-from vfl_common.pb.vfl.v1 import control_pb2, exchange_pb2, failure_pb2, tensor_pb2
-from vfl_common.rpc.messages import EMPTY_MESSAGES, PARTY_MESSAGES
-from vfl_common.wire.frames import (
+from vfl_common.frames import (
     FRAME_BYTES,
     MAX_PHASE,
     Assembly,
@@ -35,6 +33,8 @@ from vfl_common.wire.frames import (
     parse_header,
     sizes,
 )
+from vfl_common.pb.vfl.v1 import control_pb2, exchange_pb2, failure_pb2, tensor_pb2
+from vfl_common.rpc.messages import EMPTY_MESSAGES, PARTY_MESSAGES
 
 STEP = StepKey("train", 2, 7)
 

@@ -21,6 +21,7 @@ from unittest import mock
 import pytest
 
 from tests.harness.errors import assert_names, raises
+from vfl_common.bundle import TcpCount
 from vfl_common.errors import (
     CATALOGUE,
     AbortedError,
@@ -33,14 +34,13 @@ from vfl_common.errors import (
     VflError,
 )
 from vfl_common.files import write_error
-from vfl_common.ledger import TcpCount
 from vfl_common.pb.vfl.v1 import failure_pb2
+from vfl_common.rpc import counters as tcp
 from vfl_common.rpc.channel import check_address
-from vfl_common.rpc.counters import tcp
-from vfl_common.rpc.counters.tcp import TcpMeter, normalise_address, parse_endpoint
+from vfl_common.rpc.counters import TcpMeter, normalise_address, parse_endpoint
 from vfl_common.rpc.exchange.hub import KeepWaiting, Patience, Proceed, TimedOut, decide
-from vfl_common.rpc.failures import from_failure, to_failure
-from vfl_common.rpc.guard.limits import compute_connection_limit
+from vfl_common.rpc.guard import compute_connection_limit
+from vfl_common.rpc.messages import from_failure, to_failure
 
 ROSTER = ("north", "south", "west")
 
@@ -446,7 +446,7 @@ def test_the_limit_of_files_is_raised_as_far_as_it_may(
 ) -> None:
     program = (
         "import resource\n"
-        "from vfl_common.rpc.guard.limits import raise_file_limit\n"
+        "from vfl_common.rpc.guard import raise_file_limit\n"
         f"resource.setrlimit(resource.RLIMIT_NOFILE, {before})\n"
         "print(raise_file_limit(), *resource.getrlimit(resource.RLIMIT_NOFILE))"
     )
@@ -464,7 +464,7 @@ def test_the_limit_of_files_is_raised_as_far_as_it_may(
 def test_threads_share_two_arenas(shared: bool) -> None:
     program = (
         "import ctypes, threading\n"
-        "from vfl_common.rpc.guard.limits import share_arenas\n"
+        "from vfl_common.rpc.guard import share_arenas\n"
         f"{'share_arenas()' if shared else ''}\n"
         "libc, met = ctypes.CDLL(None), threading.Barrier(6)\n"
         "threads = [threading.Thread(target=lambda: (libc.malloc(99), met.wait())) for _ "

@@ -8,7 +8,7 @@ import pytest
 
 from tests.harness.errors import raises
 from vfl_common.pb.vfl.v1 import control_pb2
-from vfl_common.rpc.server_away import ANSWER_S, Loss, SearchStep, ServerAway
+from vfl_common.rpc.uplink import ANSWER_S, Loss, SearchStep, ServerAway
 
 CLAIM = control_pb2.Join(run_id="run", generation=3)
 

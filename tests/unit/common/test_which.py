@@ -11,7 +11,7 @@ from tests.harness.errors import raises
 from vfl.forecasting.show import count_forecast
 from vfl.new.flow import Flags, new_party
 from vfl.simulation.run import simulate
-from vfl_common.config.kind_of_file import detect_kind, read_tables
+from vfl_common.config.base import detect_kind, read_tables
 from vfl_common.config.party import load_party
 from vfl_common.config.recipe import load_recipe
 from vfl_common.errors import Code, InputError

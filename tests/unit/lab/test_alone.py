@@ -17,8 +17,7 @@ from tests.harness.errors import raises
 from tests.harness.federation import toml
 from vfl.simulation.baselines import COMBINED, adapt_phases, alone, combine_columns
 from vfl_common.config.base import parse
-from vfl_common.config.division import divide
-from vfl_common.config.recipe import Recipe
+from vfl_common.config.recipe import Recipe, divide
 from vfl_common.errors import Code, InputError
 from vfl_lab.studies.plan import load_study
 from vfl_party.assembly.models import encoder_settings

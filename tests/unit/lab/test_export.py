@@ -399,7 +399,7 @@ REGISTERED = """
 import json, sys
 from pathlib import Path
 from vfl.cli import cli
-from vfl_common.production.registry import ModelRegistry
+from vfl_common.registry import ModelRegistry
 uri, out, *runs = sys.argv[1:]
 from mlflow import MlflowClient, get_tracking_uri
 client, registry, found = MlflowClient(tracking_uri=uri), ModelRegistry(Path(out)), []

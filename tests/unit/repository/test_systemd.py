@@ -16,7 +16,7 @@ import pytest
 
 from vfl_common.config.party import load_party
 from vfl_common.errors import CATALOGUE, Code, UnwritableError
-from vfl_common.rpc.guard.limits import compute_connection_limit
+from vfl_common.rpc.guard import compute_connection_limit
 from vfl_party.cli import cli as party
 from vfl_server.cli import cli as server
 

@@ -26,7 +26,7 @@ from tests.harness.pki import company, dns, written
 from tests.harness.served_here import SERVICE, Here, score, serving
 from tests.harness.waiting import wait_until
 from vfl_common.pb.inference import open_inference_grpc_pb2 as pb
-from vfl_common.rpc.inference import service
+from vfl_common.rpc import inference as service
 from vfl_serve import batching
 from vfl_serve.batching import Busy
 from vfl_serve.tokens import add_token

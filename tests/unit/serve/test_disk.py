@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.common.test_full_disk import little_room
 from vfl_common.errors import Code, InputError, UnwritableError
-from vfl_common.rpc.serving.answered import OutgoingMessage
+from vfl_common.rpc.serving.stream import OutgoingMessage
 from vfl_party.record.book import RecordBook
 from vfl_serve.opening import Disk
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vfl_common.rpc.serving.answered import (
+from vfl_common.rpc.serving.stream import (
     EMBEDDED,
     FAILED,
     LATE,

@@ -13,7 +13,7 @@ import pytest
 
 from tests.harness.errors import raises
 from vfl_common.errors import Code, InputError
-from vfl_common.production.registry import FILE, Change, ModelRegistry
+from vfl_common.registry import FILE, Change, ModelRegistry
 from vfl_serve.batching import RequestColumns
 from vfl_serve.counts import Counts
 from vfl_serve.models import STEPS_BEHIND, Follower, Lineage

@@ -20,9 +20,8 @@ from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.stages import AggregationPlan, make_label, parse_rounds_done
 from vfl_party.outbound.exchange import to_bundle, to_tensors
-from vfl_server.aggregation.aggregator import average, yield_remaining_steps
-from vfl_server.aggregation.mean import find_outlier, mean
-from vfl_server.control.declarations import (
+from vfl_server.aggregation import average, compute_mean, find_outlier, yield_remaining_steps
+from vfl_server.control.admission import (
     MAX_BYTES,
     MAX_ROUNDS,
     agree_on_plans,
@@ -65,7 +64,7 @@ def test_it_is_the_sum_in_roster_order_over_the_number_of_parties(
     bundles = {
         f"p{number}": weights(w=each, one=float32([number])) for number, each in enumerate(drawn)
     }
-    got = mean(bundles, STEP)
+    got = compute_mean(bundles, STEP)
     assert got.kind is Kind.WEIGHTS
     assert list(got.tensors) == ["w", "one"]
     assert got.tensors["w"].shape == tuple(shape)
@@ -79,7 +78,7 @@ def test_it_is_the_sum_in_roster_order_over_the_number_of_parties(
 def test_it_is_what_torch_computes() -> None:
     generator = torch.Generator().manual_seed(3)
     tensors = [torch.randn(1000, generator=generator) for _ in range(3)]
-    got = mean(
+    got = compute_mean(
         {f"p{number}": to_bundle(Kind.WEIGHTS, {"w": t}) for number, t in enumerate(tensors)}, STEP
     )
     assert torch.equal(to_tensors(got, CPU)["w"], (tensors[0] + tensors[1] + tensors[2]) / 3)
@@ -89,7 +88,8 @@ def test_tensors_go_by_name_whatever_their_order() -> None:
     one = weights(a=float32([1]), b=float32([10]))
     other = weights(b=float32([20]), a=float32([3]))
     assert {
-        name: array.item() for name, array in values(mean({"p0": one, "p1": other}, STEP)).items()
+        name: array.item()
+        for name, array in values(compute_mean({"p0": one, "p1": other}, STEP)).items()
     } == {
         "a": 2.0,
         "b": 15.0,
@@ -98,7 +98,9 @@ def test_tensors_go_by_name_whatever_their_order() -> None:
 
 def test_a_received_buffer_may_be_read_only() -> None:
     buffer = Buffer(DType.FLOAT32, (1,), memoryview(float32([4]).tobytes()))
-    assert values(mean({"p0": Bundle(Kind.WEIGHTS, {"w": buffer})}, STEP))["w"].item() == 4.0
+    assert (
+        values(compute_mean({"p0": Bundle(Kind.WEIGHTS, {"w": buffer})}, STEP))["w"].item() == 4.0
+    )
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
@@ -106,7 +108,7 @@ def test_what_is_not_finite_is_named(value: float) -> None:
     sick = np.zeros((2, 3), np.float32)
     sick[1, 2] = value
     with pytest.raises(PeerError) as caught:
-        mean({"p0": weights(a=np.zeros((2, 3), np.float32)), "p1": weights(a=sick)}, STEP)
+        compute_mean({"p0": weights(a=np.zeros((2, 3), np.float32)), "p1": weights(a=sick)}, STEP)
     assert (caught.value.code, caught.value.party) == (Code.NON_FINITE, "p1")
     assert_names(caught.value.public, "p1")
 
@@ -116,7 +118,7 @@ def test_what_is_too_large_to_train_with_is_named(value: float) -> None:
     """Otherwise the party that trains on with the mean meets NaN, and is blamed."""
     large = np.array([1.0, value, 1.0], np.float32)
     with pytest.raises(PeerError) as caught:
-        mean({"p0": weights(a=np.zeros(3, np.float32)), "p1": weights(a=large)}, STEP)
+        compute_mean({"p0": weights(a=np.zeros(3, np.float32)), "p1": weights(a=large)}, STEP)
     assert (caught.value.code, caught.value.party) == (Code.NON_FINITE, "p1")
     assert_names(caught.value.public, "p1", "18")
 

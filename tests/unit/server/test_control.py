@@ -23,7 +23,7 @@ from tests.harness import cases
 from tests.harness.errors import assert_names, raises
 from tests.harness.releases import newer
 from tests.harness.waiting import wait_until
-from vfl_common.bundle import DType
+from vfl_common.bundle import PROTOCOL, DType, Ledger
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import (
     CATALOGUE,
@@ -34,14 +34,10 @@ from vfl_common.errors import (
     PeerError,
     VflError,
 )
-from vfl_common.ledger import Ledger
-from vfl_common.link import PROTOCOL
 from vfl_common.pb.vfl.v1 import control_pb2, failure_pb2
-from vfl_common.process.logs import JsonLines
-from vfl_common.rpc.counters.tcp import TcpMeter
-from vfl_common.rpc.failures import to_failure
-from vfl_common.rpc.guard.rate import Rate, append_held_count
-from vfl_common.rpc.messages import MAX_SHOWN_BYTES
+from vfl_common.process.logs import JsonLines, Rate, append_held_count
+from vfl_common.rpc.counters import TcpMeter
+from vfl_common.rpc.messages import MAX_SHOWN_BYTES, to_failure
 from vfl_common.stages import AggregationPlan, Job
 from vfl_common.summary import PartySummary
 from vfl_party.phases.course import Course
@@ -49,12 +45,19 @@ from vfl_party.runtime.joining import joining_of
 from vfl_server.control import membership
 from vfl_server.control.admission import admit
 from vfl_server.control.coordinator import Coordinator
-from vfl_server.control.departures import Departures, Left
-from vfl_server.control.display import find_slowest, get_metrics
-from vfl_server.control.members import Member
-from vfl_server.control.membership import Begin, GiveUp, Wait, find_newest_common
+from vfl_server.control.membership import Begin, GiveUp, Member, Wait, find_newest_common
 from vfl_server.control.reports import ledger_of
-from vfl_server.control.run import MOVES, RunHooks, RunState, ServedRun, move
+from vfl_server.control.run import (
+    MOVES,
+    Departures,
+    Left,
+    RunHooks,
+    RunState,
+    ServedRun,
+    find_slowest,
+    get_metrics,
+    move,
+)
 from vfl_server.control.service import ControlService
 
 ROSTER = ("p0", "p1", "p2")

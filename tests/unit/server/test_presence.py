@@ -9,17 +9,19 @@ from typing import Any
 import pytest
 
 from vfl_common.errors import Code
-from vfl_server.control.decisions import (
+from vfl_server.control.presence import (
     Action,
     Admission,
     Claim,
     Close,
     Fail,
     Interrupt,
+    PartyRecord,
+    PartyState,
+    Presence,
     Review,
     Tell,
 )
-from vfl_server.control.presence import PartyRecord, PartyState, Presence
 from vfl_server.control.run import PresenceRules, RunState
 
 AWAITED, IN, LATE, AWAY, GONE = PartyState

@@ -16,13 +16,13 @@ from tests.harness.hostile import aggregation
 from vfl_common.bundle import Bundle, Kind, StepKey
 from vfl_common.errors import Code, PeerError
 from vfl_common.packing import bundles
-from vfl_common.packing.coding import PLAIN, Coding
+from vfl_common.packing.coders import PLAIN, Coding
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.rpc.messages import make_plan_message
 from vfl_common.stages import Draw
 from vfl_party.outbound.exchange import to_bundle, to_tensors
-from vfl_server.aggregation.aggregator import average
-from vfl_server.control.declarations import agree_on_plans, parse_declarations
+from vfl_server.aggregation import average
+from vfl_server.control.admission import agree_on_plans, parse_declarations
 
 CPU = torch.device("cpu")
 STEP = StepKey("splitnn", 2, 5)

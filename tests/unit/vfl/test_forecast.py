@@ -31,9 +31,9 @@ from vfl.forecasting.network import (
 from vfl.forecasting.show import as_tables, make_notes, render
 from vfl.forecasting.words import format_duration, format_rate
 from vfl.summary.table import wide_console
+from vfl_common.bundle import CONTROL
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
-from vfl_common.ledger import CONTROL
 from vfl_common.summary import ByteCount, Bytes, LinkBytes
 from vfl_party.assembly.trial import try_parties
 from vfl_party.data.rows import divide_rows

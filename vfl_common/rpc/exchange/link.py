@@ -15,14 +15,18 @@ from itertools import islice
 
 import grpc
 
-from vfl_common.bundle import Bundle, BundleSpec, StepKey
+from vfl_common.bundle import (
+    CONTROL,
+    PROTOCOL,
+    Bundle,
+    BundleSpec,
+    Ledger,
+    Link,
+    StepKey,
+    StepPassed,
+)
 from vfl_common.errors import Code, InputError, LostError, PeerError, VflError
-from vfl_common.ledger import CONTROL, Ledger
-from vfl_common.link import PROTOCOL, Link, StepPassed
-from vfl_common.pb.vfl.v1 import exchange_pb2
-from vfl_common.rpc.exchange.service import SERVICE
-from vfl_common.rpc.failures import from_failure
-from vfl_common.wire.frames import (
+from vfl_common.frames import (
     Allocate,
     Assembly,
     Encoded,
@@ -33,6 +37,9 @@ from vfl_common.wire.frames import (
     make_message_error,
     parse_frame,
 )
+from vfl_common.pb.vfl.v1 import exchange_pb2
+from vfl_common.rpc.exchange.service import SERVICE
+from vfl_common.rpc.messages import from_failure
 
 _RETRY_S = 0.2
 # The maximum time to try a peer that has not answered yet in this generation.
@@ -58,7 +65,7 @@ class LinkEnds:
 
 
 class ExchangeLink(Link):
-    """A ``Link`` for one generation of a run; see ``vfl_common.link.Link``.
+    """A ``Link`` for one generation of a run; see ``vfl_common.bundle.Link``.
 
     Args:
         channel: Creates a channel to the peer. It is called again after a stream broke; an

@@ -16,13 +16,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeAlias, TypeVar
 
-from vfl_common.bundle import Buffer, Bundle, BundleSpec, StepKey
+from vfl_common.bundle import (
+    Buffer,
+    Bundle,
+    BundleSpec,
+    Direction,
+    Ledger,
+    Link,
+    StepKey,
+    StepPassed,
+)
 from vfl_common.errors import Code, LostError, PeerError, VflError
-from vfl_common.ledger import Direction, Ledger
-from vfl_common.link import Link, StepPassed
-from vfl_common.rpc.exchange.pipe import BundlePipe, Delivery
-from vfl_common.rpc.failures import from_failure, to_failure
-from vfl_common.wire.frames import BundleSizes, measure_bundle
+from vfl_common.frames import BundleSizes, measure_bundle
+from vfl_common.rpc.exchange.hub import BundlePipe, Delivery
+from vfl_common.rpc.messages import from_failure, to_failure
 
 T = TypeVar("T")
 

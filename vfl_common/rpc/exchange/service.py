@@ -18,24 +18,10 @@ from typing import TypeAlias
 
 import grpc
 
-from vfl_common.bundle import Bundle, BundleSpec, StepKey
+from vfl_common.bundle import CONTROL, OLDEST, PROTOCOL, Bundle, BundleSpec, Ledger, StepKey
 from vfl_common.config.recipe import RESERVED_PHASES
 from vfl_common.errors import Code, InternalError, PeerError, VflError
-from vfl_common.identity.keyring import Keyring
-from vfl_common.ledger import CONTROL, Ledger
-from vfl_common.link import OLDEST, PROTOCOL
-from vfl_common.pb.vfl.v1 import control_pb2, exchange_pb2
-from vfl_common.rpc.agreement import require_compatible
-from vfl_common.rpc.ask import make_ask_method
-from vfl_common.rpc.channel import Context, Handler, get_caller_name, stream_handler
-from vfl_common.rpc.confer import AnswerHeads, LogHeads, make_confer_method
-from vfl_common.rpc.counters.tcp import TcpMeter
-from vfl_common.rpc.exchange.hub import ExchangeHub
-from vfl_common.rpc.exchange.pipe import BundlePipe, Delivery, PartyStream
-from vfl_common.rpc.failures import to_failure
-from vfl_common.rpc.guard.refusals import Refusals
-from vfl_common.rpc.messages import Joining, join_message
-from vfl_common.wire.frames import (
+from vfl_common.frames import (
     Allocate,
     Assembly,
     Encoded,
@@ -47,6 +33,15 @@ from vfl_common.wire.frames import (
     make_message_error,
     parse_frame,
 )
+from vfl_common.identity.keyring import Keyring
+from vfl_common.pb.vfl.v1 import control_pb2, exchange_pb2
+from vfl_common.rpc.agreement import require_compatible
+from vfl_common.rpc.ask import AnswerHeads, LogHeads, make_ask_method, make_confer_method
+from vfl_common.rpc.channel import Context, Handler, get_caller_name, stream_handler
+from vfl_common.rpc.counters import TcpMeter
+from vfl_common.rpc.exchange.hub import BundlePipe, Delivery, ExchangeHub, PartyStream
+from vfl_common.rpc.guard import Refusals
+from vfl_common.rpc.messages import Joining, join_message, to_failure
 
 SERVICE = exchange_pb2.DESCRIPTOR.services_by_name["Exchange"].full_name
 # The phase in the ledger under which unknown phases are counted.

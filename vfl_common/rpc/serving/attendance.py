@@ -15,16 +15,19 @@ from dataclasses import dataclass
 import grpc
 from google.protobuf.message import DecodeError
 
+from vfl_common.bundle import CONTROL, PROTOCOL, Ledger
 from vfl_common.errors import Code, PeerError, VflError
 from vfl_common.identity.keyring import Keyring
-from vfl_common.ledger import CONTROL, Ledger
-from vfl_common.link import PROTOCOL
 from vfl_common.pb.vfl.v1 import serving_pb2
 from vfl_common.process.logs import LogOnce
 from vfl_common.rpc.channel import connect
-from vfl_common.rpc.failures import from_failure, to_failure
-from vfl_common.rpc.serving.answered import (
+from vfl_common.rpc.messages import from_failure, to_failure
+from vfl_common.rpc.serving.service import SERVICE
+from vfl_common.rpc.serving.stream import (
+    ANSWER,
     FLOAT_BYTES,
+    PHASE,
+    QUESTION,
     CachePolicy,
     OutgoingMessage,
     RecordMessage,
@@ -33,8 +36,6 @@ from vfl_common.rpc.serving.answered import (
     WithheldError,
     withhold_on_error,
 )
-from vfl_common.rpc.serving.service import SERVICE
-from vfl_common.rpc.serving.stream import ANSWER, PHASE, QUESTION
 
 _CONNECT_S = 2.0
 # The shortest and the longest pause between two attempts to connect.

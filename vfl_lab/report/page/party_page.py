@@ -12,9 +12,9 @@ from vfl.summary.curves import draw_own_curves, has_curve
 from vfl.summary.reading import OWN_SPLITS, Rounds, read_history
 from vfl.summary.rounds import PartyFolder
 from vfl.summary.table import format_size
+from vfl_common.bundle import CONTROL, Entry, read_entries
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError
-from vfl_common.ledger import CONTROL, Entry, read_entries
 from vfl_common.run_folder import RunFolder
 from vfl_common.summary import Arithmetic
 from vfl_common.text import list_names

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from vfl_common.config.data import DataSettings
-from vfl_common.passwords import hide_passwords
+from vfl_common.text import hide_passwords
 from vfl_party.data import checks
 from vfl_party.data.cells import number_formats
 from vfl_party.data.cells.dates import Dates, look_like_dates

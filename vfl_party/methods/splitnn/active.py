@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vfl_common.bundle import StepKey
+from vfl_common.bundle import Lenience, StepKey
 from vfl_common.errors import Code, InputError
-from vfl_common.link import Lenience
-from vfl_common.rpc.guard.rate import Rate
+from vfl_common.process.logs import Rate
 from vfl_common.summary import Absence
 from vfl_party.base.phase import Phase, RoundReport, Tree
 from vfl_party.base.seeds import Rows

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from vfl_common.bundle import StepKey
-from vfl_common.link import StepPassed
+from vfl_common.bundle import StepKey, StepPassed
 from vfl_party.base.phase import Phase, RoundReport, Tree
 from vfl_party.base.seeds import Rows
 from vfl_party.methods.splitnn.exchanges import (

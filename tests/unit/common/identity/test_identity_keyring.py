@@ -16,13 +16,13 @@ from tests.harness.cases import recipe
 from tests.harness.errors import assert_names, raises
 from tests.harness.pki import signer
 from vfl.certs.authority import create_authority, issue, revoke, sign_list
+from vfl_common.bundle import Ledger
 from vfl_common.config.party import TlsSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.identity.credentials import Credentials, load_credentials, warn_if_ending
 from vfl_common.identity.keyring import Keyring
-from vfl_common.ledger import Ledger
-from vfl_common.rpc.counters.tcp import TcpMeter
+from vfl_common.rpc.counters import TcpMeter
 from vfl_common.rpc.session import Session
 from vfl_common.run_folder import create
 from vfl_party.runtime.preflight import _find_expiring

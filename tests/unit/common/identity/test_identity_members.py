@@ -23,9 +23,15 @@ from vfl_common.config.party import PartyFile, TlsSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.identity import pem
-from vfl_common.identity.credentials import ANSWERS, BOTH, DIALS, load_credentials
+from vfl_common.identity.credentials import (
+    ANSWERS,
+    BOTH,
+    DIALS,
+    Members,
+    collect_members,
+    load_credentials,
+)
 from vfl_common.identity.keyring import Keyring
-from vfl_common.identity.members import Members, collect_members
 from vfl_server.cli import _pins
 
 MEMBERS = Members(frozenset({"server", "bank", "shop"}))

@@ -27,9 +27,9 @@ from dp_accounting.rdp import RdpAccountant
 
 from tests.harness.account_runs import WIDTH, Run, die, in_process
 from tests.harness.errors import raises
-from vfl_common.config.account import AccountLimits
+from vfl_common.config.policy import AccountLimits
 from vfl_common.errors import Code, InputError
-from vfl_common.rpc.serving.answered import OutgoingMessage
+from vfl_common.rpc.serving.stream import OutgoingMessage
 from vfl_governance.account import sums as sums_of
 from vfl_governance.account.limits import AccountGuard
 from vfl_governance.account.spent import Spent, sum_spent, table

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.account_runs import Run
-from vfl_common.config.account import AccountLimits
+from vfl_common.config.policy import AccountLimits
 from vfl_common.errors import Code, InputError
 from vfl_governance.account.limits import guard_of
 from vfl_party.record.book import RecordBook

@@ -14,8 +14,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from tests.harness.errors import raises
-from vfl_common.config.data import DataSettings
-from vfl_common.config.view import ViewSettings
+from vfl_common.config.data import DataSettings, ViewSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.data import Table, describe, load_table
 

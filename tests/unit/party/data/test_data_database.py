@@ -25,7 +25,7 @@ from vfl_common.config.base import Section, parse
 from vfl_common.config.data import DataSettings, get_unaligned_settings
 from vfl_common.config.sources import get_reader, is_database, resolve_source
 from vfl_common.errors import Code, InputError, InternalError
-from vfl_common.passwords import find_passwords, hide_passwords, hide_passwords_of
+from vfl_common.text import find_passwords, hide_passwords, hide_passwords_of
 from vfl_party.data import load_table
 from vfl_party.data.sources.cells_as_text import MarkedError, write_cell
 from vfl_party.data.sources.databases.query import SORTED, UNSORTED, has_order

@@ -18,8 +18,8 @@ from tests.harness.errors import raises
 from vfl_common.config.data import DataSettings
 from vfl_common.config.sources import get_reader, resolve_source
 from vfl_common.errors import Code, InputError
-from vfl_common.passwords import hide_passwords
 from vfl_common.process.signals import Stopped
+from vfl_common.text import hide_passwords
 from vfl_party.data import load_table
 from vfl_party.data.load import open_table
 from vfl_party.data.sources.databases import duck

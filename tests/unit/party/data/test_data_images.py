@@ -11,8 +11,7 @@ import torch
 from PIL import Image
 
 from tests.unit.party.data.test_data_sources import folder, load, npz, refused
-from vfl_common.config.data import DataSettings
-from vfl_common.config.view import ViewSettings
+from vfl_common.config.data import DataSettings, ViewSettings
 from vfl_party.data import Features, Preprocessor, Table, load_table
 from vfl_party.data.inputs.scaled import ScaledPixels
 from vfl_party.data.pixels import to_unit

@@ -13,8 +13,7 @@ import pytest
 from PIL import Image
 
 from tests.harness.errors import raises
-from vfl_common.config.data import DataSettings
-from vfl_common.config.view import ViewSettings
+from vfl_common.config.data import DataSettings, ViewSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.data import Table, load_table
 

@@ -18,12 +18,11 @@ from torch import nn
 
 from tests.harness import cases
 from tests.harness.errors import assert_names, raises
-from vfl_common.bundle import Kind, StepKey
+from vfl_common.bundle import PROTOCOL, Hub, Kind, Link, StepKey
 from vfl_common.config.base import parse
 from vfl_common.config.models import CnnSettings, MlpSettings, NetworkSettings, TabularSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, PeerError
-from vfl_common.link import PROTOCOL, Hub, Link
 from vfl_common.rpc.exchange.hub import ExchangeHub
 from vfl_common.rpc.exchange.memory import MemoryLink, MemoryPipe
 from vfl_party.align.aligned import KEPT, AlignedRows, AlignmentContext

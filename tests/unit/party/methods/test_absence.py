@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from tests.harness.errors import raises
-from vfl_common.bundle import StepKey
+from vfl_common.bundle import StepKey, StepPassed
 from vfl_common.config.models import Combine
 from vfl_common.config.recipe_tables import PhaseSettings
 from vfl_common.errors import Code, InputError, PeerError
-from vfl_common.link import StepPassed
 from vfl_common.stages import Planned, ahead
 from vfl_party.models.training import CombinedEmbeddings, combine
 from vfl_party.phases.absence import (

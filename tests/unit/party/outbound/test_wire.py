@@ -16,8 +16,7 @@ from vfl_common.bundle import DType, Kind, StepKey
 from vfl_common.config.base import parse
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, PeerError
-from vfl_common.packing.coders import Bits, TopK
-from vfl_common.packing.coding import PLAIN, Coding
+from vfl_common.packing.coders import PLAIN, Bits, Coding, TopK
 from vfl_party.base.checkpoint import pack, unpack
 from vfl_party.base.step_timing import Clock
 from vfl_party.data.rows import divide_rows

@@ -12,10 +12,9 @@ import pytest
 import torch
 
 from tests.harness import cases
-from vfl_common.bundle import Bundle, BundleSpec, Kind, StepKey
+from vfl_common.bundle import Bundle, BundleSpec, Kind, Lenience, StepKey
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InternalError
-from vfl_common.link import Lenience
 from vfl_party.base.step_timing import Clock
 from vfl_party.models import combine
 from vfl_party.phases.context import Hooks, Party, PartyData

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from tests.harness.errors import raises
+from vfl_common import scorings
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
-from vfl_common.production import scorings
 from vfl_lab.production.compare import compare
 from vfl_party.data.table import InputRows
 from vfl_party.predict.forget import outputs, person

@@ -28,9 +28,8 @@ from vfl_common.bundle import Bundle, StepKey
 from vfl_common.errors import Code, InputError, InterruptedRun
 from vfl_common.psi import PHASE, TAG_BYTES
 from vfl_common.psi.spill import Spill
-from vfl_server import tags
-from vfl_server.intersection import find_holders
-from vfl_server.tags import KeptTags
+from vfl_server import intersection
+from vfl_server.intersection import KeptTags, find_holders
 
 BATCH, TAG_BATCH, PARTS = 4, 8, 8
 # Three batches of tags, two of p1's and of p2's.
@@ -50,7 +49,7 @@ def small_tags() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(psi, "TAG_BATCH", TAG_BATCH)
         # 47 tags in all.
-        patch.setattr(tags, "_PART_TAGS", PARTS)
+        patch.setattr(intersection, "_PART_TAGS", PARTS)
         yield
 
 
@@ -106,7 +105,7 @@ def test_many_batches_and_parts_give_what_one_gives(
     ).align()
     assert said.tags() == [*range(LAST)]
     monkeypatch.setattr(psi, "TAG_BATCH", 1 << 20)
-    monkeypatch.setattr(tags, "_PART_TAGS", 1 << 20)
+    monkeypatch.setattr(intersection, "_PART_TAGS", 1 << 20)
     once = Parties(
         tmp_path / "once", SETS, rows=rows, tap=(said := Until("", tags_step(0)))
     ).align()
@@ -183,7 +182,7 @@ def test_only_their_owner_may_read_the_files(tmp_path: Path) -> None:
 def test_parts_hold_all_tags_and_equal_ones_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tags, "_PART_TAGS", 20)
+    monkeypatch.setattr(intersection, "_PART_TAGS", 20)
     drawn = np.random.default_rng(3).integers(0, 256, (400, TAG_BYTES), np.uint8)
     rows = {"p0": np.arange(0, 250), "p1": np.arange(150, 400), "p2": np.arange(240, 245)}
     sizes = {name: len(each) for name, each in rows.items()}
@@ -250,15 +249,15 @@ def test_a_damaged_file_of_the_server_is_named(tmp_path: Path) -> None:
 
 
 def test_a_damaged_part_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    add = tags._PartFile.add
+    add = intersection._PartFile.add
 
-    def damaged(self: tags._PartFile, *given: object) -> None:
+    def damaged(self: intersection._PartFile, *given: object) -> None:
         add(self, *given)  # type: ignore[arg-type]
         flip(self.path)
 
     parties = Parties(tmp_path, SETS)
     with monkeypatch.context() as patch:
-        patch.setattr(tags._PartFile, "add", damaged)
+        patch.setattr(intersection._PartFile, "add", damaged)
         error = first_error(parties)
     assert "is damaged. Remove " in str(error)
     aligns(parties)

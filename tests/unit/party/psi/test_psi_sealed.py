@@ -21,8 +21,7 @@ from tests.harness.pki import company, dns, signer, written
 from vfl.certs import authority
 from vfl.certs.authority import create_authority, issue, revoke
 from vfl_common.errors import Code, InputError, PeerError
-from vfl_common.identity.credentials import Credentials, load_credentials
-from vfl_common.identity.members import Members
+from vfl_common.identity.credentials import Credentials, Members, load_credentials
 from vfl_common.identity.pem import compute_pin
 from vfl_party.psi.sealed import OVERHEAD, PUBLIC_BYTES, KeyPair, verify_introduction
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from vfl_common.bundle import BundleSpec, Kind
+from vfl_common.bundle import BundleSpec, Hub, Kind
 from vfl_common.errors import VflError
-from vfl_common.link import Hub
 from vfl_common.rpc.exchange.hub import ExchangeHub
 from vfl_common.rpc.exchange.memory import MemoryPipe
 from vfl_common.stages import AggregationPlan
-from vfl_server.aggregation.aggregator import AggregatedRun, Aggregator
+from vfl_server.aggregation import AggregatedRun, Aggregator
 
 RING = ("p0", "p1")
 

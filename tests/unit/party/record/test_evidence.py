@@ -18,7 +18,7 @@ from vfl.certs.authority import create_authority, issue
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.identity.credentials import Credentials, load_credentials
 from vfl_common.identity.signing import encode_chain, sign
-from vfl_common.rpc.confer import LogHeads
+from vfl_common.rpc.ask import LogHeads
 from vfl_party.record import book as book_of
 from vfl_party.record.book import LINES, SECRET
 from vfl_party.record.heads import PEERS, HeadRelay, accept

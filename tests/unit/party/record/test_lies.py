@@ -15,7 +15,7 @@ from vfl.certs.authority import create_authority, issue
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.identity.credentials import Credentials, load_credentials
 from vfl_common.identity.signing import encode_chain
-from vfl_common.rpc.confer import LogHeads
+from vfl_common.rpc.ask import LogHeads
 from vfl_party.record.heads import OWN
 from vfl_party.record.history import RecordHistory, sum_disclosures
 from vfl_party.record.note import RecordHead, SignedNote

@@ -24,9 +24,9 @@ from tests.harness.waiting import wait_until
 from vfl.certs.authority import create_authority, issue
 from vfl_common.bundle import Buffer, Bundle, DType, Kind, StepKey
 from vfl_common.errors import Code, InputError, PeerError
+from vfl_common.frames import measure_bundle
 from vfl_common.identity.credentials import Credentials, load_credentials
-from vfl_common.rpc.confer import LogHeads
-from vfl_common.wire.frames import measure_bundle
+from vfl_common.rpc.ask import LogHeads
 from vfl_party.record import book as book_of
 from vfl_party.record.book import LINES, RecordBook
 from vfl_party.record.heads import OWN, HeadExchange

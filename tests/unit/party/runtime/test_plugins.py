@@ -22,6 +22,7 @@ from tests.harness.errors import raises
 from tests.harness.memory import in_process
 from tests.harness.plugins import metadata
 from vfl.simulation.inprocess import run_in_process
+from vfl_common.bundle import PROTOCOL
 from vfl_common.config.base import Section, parse
 from vfl_common.config.data import DataSettings
 from vfl_common.config.models import MlpSettings, ModelSettings, PluginSettings, TabularSettings
@@ -29,7 +30,6 @@ from vfl_common.config.party import load_party
 from vfl_common.config.recipe import Recipe
 from vfl_common.config.task import TaskSettings
 from vfl_common.errors import Code, InputError, PeerError
-from vfl_common.link import PROTOCOL
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_party.assembly.models import encoder_settings
 from vfl_party.assembly.party import TRAINING, OpenedParty, assemble, expect_rows, open_party

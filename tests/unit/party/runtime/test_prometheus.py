@@ -21,14 +21,13 @@ from tests.harness import cases
 from tests.harness.errors import raises
 from tests.harness.scrape import key, samples, scrape
 from vfl_common import prometheus
+from vfl_common.bundle import PROTOCOL, Ledger, TcpCount
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
-from vfl_common.ledger import Ledger, TcpCount
-from vfl_common.link import PROTOCOL
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.process.logs import Console
 from vfl_common.prometheus import Families, listen_address, serve_metrics, traffic_counters
-from vfl_common.rpc.counters.tcp import TcpMeter
+from vfl_common.rpc.counters import TcpMeter
 from vfl_common.rpc.messages import STATES, Start
 from vfl_party.base.phase import RoundReport
 from vfl_party.base.step_timing import BOUNDS_S, Steps

@@ -13,9 +13,9 @@ import torch
 
 from tests.harness import cases
 from tests.harness.errors import raises
+from vfl_common.bundle import Ledger
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, InterruptedRun, VflError
-from vfl_common.ledger import Ledger
 from vfl_common.rpc.messages import Joining, Start
 from vfl_common.run_folder import RunFolder
 from vfl_common.stages import Planned

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import InputError
-from vfl_common.passwords import hide_passwords
+from vfl_common.text import hide_passwords
 from vfl_party.data import checks
 from vfl_party.data.sources.cells_as_text import MarkedError, write_cell
 from vfl_party.data.sources.databases.query import (

@@ -8,7 +8,6 @@ installs nothing, and a SELECT cannot write.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -25,7 +24,8 @@ import pyarrow as pa
 from vfl_common.config.data import DataSettings
 from vfl_common.config.sources import split_duckdb_source
 from vfl_common.errors import Code, InputError
-from vfl_common.passwords import hide_passwords
+from vfl_common.files import lock_file
+from vfl_common.text import hide_passwords
 from vfl_party.data import checks
 from vfl_party.data.sources.databases.duck_files import check_files
 from vfl_party.data.sources.databases.query import (
@@ -359,12 +359,7 @@ def _lock(folder: Path) -> int | None:
     """
     with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            return None
-        if folder.exists():
+        if lock_file(descriptor, wait=False) and folder.exists():
             return descriptor
         os.close(descriptor)
     return None

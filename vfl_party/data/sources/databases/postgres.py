@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import InputError, InternalError
-from vfl_common.passwords import hide_passwords
+from vfl_common.text import hide_passwords
 from vfl_party.data import checks
 from vfl_party.data.sources.databases.query import (
     SORTED,

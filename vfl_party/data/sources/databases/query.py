@@ -16,8 +16,7 @@ import pyarrow.compute as pc
 
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
-from vfl_common.passwords import hide_passwords, hide_passwords_of
-from vfl_common.text import clean
+from vfl_common.text import clean, hide_passwords, hide_passwords_of
 from vfl_party.data import checks
 
 T = TypeVar("T")

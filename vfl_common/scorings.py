@@ -18,7 +18,7 @@ from typing import Any
 from vfl_common.errors import Code, InputError
 from vfl_common.files import lock_folder, private_file, write_error
 from vfl_common.process.logs import utc
-from vfl_common.production.registry import get_user_name
+from vfl_common.registry import get_user_name
 from vfl_common.text import to_json
 
 FILE = "predictions.jsonl"

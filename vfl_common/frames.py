@@ -1,4 +1,4 @@
-"""Converts bundles to serialised frames of about 2 MiB, and back.
+"""Converts bundles to serialised frames of about 2 MiB, and back, without torch and sockets.
 
 A bundle is encoded before a stream is used, because an exception inside gRPC's request iterator
 reaches the caller as UNKNOWN. The receiver checks the announcement (``BundleHeader``) before it
@@ -18,9 +18,18 @@ from typing import NamedTuple
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from vfl_common.bundle import LABELS, Buffer, Bundle, BundleSpec, DType, Kind, StepKey, TensorSpec
+from vfl_common.bundle import (
+    CONTROL,
+    LABELS,
+    Buffer,
+    Bundle,
+    BundleSpec,
+    DType,
+    Kind,
+    StepKey,
+    TensorSpec,
+)
 from vfl_common.errors import Code, PeerError
-from vfl_common.ledger import CONTROL
 from vfl_common.pb.vfl.v1 import exchange_pb2, tensor_pb2
 
 # The maximum number of bytes of tensor data in a frame. The envelope of a frame takes less than 1

@@ -1,27 +1,35 @@
-"""Keeps room for the parties' connections when strangers open many connections.
+"""Protects a listening process from harmful callers: limits its open files, keeps room for the
+parties' connections when strangers open many, and logs refused callers at a limited rate.
 
 gRPC accepts a limited number of connections, and closes a connection without a handshake after five
 seconds. So a hundred connections per second can use up hundreds of files, and each open connection
 slows down every poll. A call needs a certificate of the federation. So if there are many
-connections without a call, this module closes those that have had enough time for a call, the
-oldest first. It works only on Linux, because gRPC does not give access to its sockets, which are
-found in /proc.
+connections without a call, ``Door`` closes those that have had enough time for a call, the oldest
+first. It works only on Linux, because gRPC does not give access to its sockets, which are found in
+/proc.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import logging
+import os
+import platform
+import resource
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
 import grpc
 
-from vfl_common.rpc.counters.tcp import (
+from vfl_common.errors import Code, VflError
+from vfl_common.process.logs import Rate, append_held_count
+from vfl_common.rpc.counters import (
     Endpoint,
     duplicate_socket,
     list_descriptors,
@@ -30,7 +38,7 @@ from vfl_common.rpc.counters.tcp import (
     read_counts,
     yield_sockets,
 )
-from vfl_common.rpc.guard.rate import Rate
+from vfl_common.text import LINE, clean
 
 # The time between two counts of the open files.
 _LOOK_S = 0.1
@@ -232,3 +240,99 @@ def compute_patience_s(strangers: int, few: int) -> float:
     """
     share = few / max(few, strangers)
     return max(_MIN_CALL_S, _CALL_S * share**2)
+
+
+# The usual soft limit of open files.
+_MIN_FILES = 1024
+_MAX_FILES = 65_536
+# The maximum number of connections of strangers. More connections would slow down every poll.
+_MAX_STRANGERS = 1000
+# The number of the option M_ARENA_MAX in malloc.h.
+_M_ARENA_MAX = -8
+
+
+# Every connection is an open file, even before its caller has sent a certificate. Without a limit a
+# stranger could use up all files, so that the process could neither write its own files nor accept
+# a party.
+def raise_file_limit() -> int:
+    """Raises this process's limit of open files as far as it is allowed and useful. Returns the
+    limit.
+    """
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (_MAX_FILES if limit == resource.RLIM_INFINITY else limit for limit in limits)
+    wanted = min(hard, _MAX_FILES)
+    if soft < wanted:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, limits[1]))
+            soft = wanted
+        except (OSError, ValueError):
+            # The limit stays: macOS allows less than it reports.
+            pass
+    if soft < _MIN_FILES:
+        log.warning(
+            "this process may open only %d files. Allow at least %d (ulimit -n).", soft, _MIN_FILES
+        )
+    return soft
+
+
+def share_arenas() -> None:
+    """Limits glibc to two memory arenas for all threads, because gRPC starts threads for strangers'
+    calls and each arena keeps memory.
+
+    Call it before threads start. A setting in the environment (``MALLOC_ARENA_MAX``) takes
+    precedence.
+    """
+    if platform.libc_ver()[0] == "glibc" and "MALLOC_ARENA_MAX" not in os.environ:
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
+
+
+def compute_connection_limit(streams: int, files: int) -> int:
+    """Returns the maximum number of connections to accept at once. Each of the parties' ``streams``
+    may need a connection.
+
+    At least half of the ``files`` remain for the process itself.
+    """
+    return min(streams + _MAX_STRANGERS, files // 2)
+
+
+# The time between two log lines about one caller, after the first ``_AT_ONCE`` lines.
+_EVERY_S = 10.0
+_AT_ONCE = 5
+
+
+class Refusals:
+    """Records the refusals of one service. ``show``: called for each logged refusal, to report it
+    to a person.
+    """
+
+    def __init__(self, show: Callable[..., None] = lambda _event, **_facts: None) -> None:
+        self._show = show
+        self._rate = Rate(_EVERY_S, _AT_ONCE)
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+
+    def note(self, party: str, error: BaseException) -> None:
+        """Counts and logs a refusal. ``party``: the name in the caller's certificate; '' if it has
+        none.
+        """
+        code = error.code if isinstance(error, VflError) else Code.INTERNAL
+        with self._lock:
+            self._counts[code.name] += 1
+        held = self._rate.passes(party, time.monotonic())
+        if held is None:
+            return
+        text = append_held_count(f"refused {party or 'a caller without a name'}: {error}", held)
+        log.warning(
+            text, extra={"event": "refused", "party": party, "code": code.name, "more": held}
+        )
+        self._show(
+            "refused",
+            party=party,
+            code=code.name,
+            why=clean(append_held_count(str(error), held), LINE),
+        )
+
+    def counts(self) -> Counter[str]:
+        """Returns {error code: number of refusals}."""
+        with self._lock:
+            return self._counts.copy()

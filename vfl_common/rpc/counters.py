@@ -1,5 +1,6 @@
-"""Reads the kernel's byte counts of this process's connections (Linux, TCP_INFO). They include TLS
-and HTTP/2.
+"""Reads the kernel's byte counts of this process's connections (Linux, TCP_INFO), which include TLS
+and HTTP/2, and of this machine's network interfaces, which include the traffic of all programs and
+the headers of every layer.
 
 gRPC does not give access to its sockets, so they are found among this process's file descriptors
 and read through a duplicate.
@@ -7,14 +8,16 @@ and read through a duplicate.
 
 from __future__ import annotations
 
+import fcntl
+import ipaddress
 import os
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from pathlib import Path
 
-from vfl_common.ledger import InterfaceCount, TcpCount
-from vfl_common.rpc.counters import interfaces
+from vfl_common.bundle import InterfaceCount, TcpCount
 
 _DESCRIPTORS = "/proc/self/fd"
 _TCP_INFO_BYTES = 256
@@ -46,7 +49,7 @@ class TcpMeter:
         self._closed_counts: dict[str, tuple[int, int]] = {}
         # The local addresses of connections to peers.
         self._local_addresses: set[str] = set()
-        self._initial_counts = interfaces.read_counters()
+        self._initial_counts = read_counters()
 
     def name_address(self, address: str, peer: str) -> None:
         """Registers ``address`` (host:port) as the address of ``peer``."""
@@ -125,8 +128,8 @@ class TcpMeter:
                 self._add_to_peer({}, endpoints, (0, 0))
             local_addresses = self._local_addresses.copy()
         current_counts, names = (
-            interfaces.read_counters(),
-            interfaces.find_interfaces(local_addresses),
+            read_counters(),
+            find_interfaces(local_addresses),
         )
         counts = []
         for name in sorted(names & current_counts.keys()):
@@ -237,3 +240,63 @@ def normalise_address(address: tuple[object, ...]) -> Endpoint:
     # gRPC appends an IPv6 scope id, which the kernel does not.
     host = str(address[0]).partition("%")[0]
     return host.removeprefix("::ffff:"), int(str(address[1]))
+
+
+# The kernel's files about this process's network namespace.
+_INTERFACE_COUNTS = Path("/proc/self/net/dev")
+_IPV6_ADDRESSES = Path("/proc/self/net/if_inet6")
+_SIOCGIFADDR = 0x8915
+Counters = dict[str, tuple[int, int]]
+
+
+# The loopback interface is left out, because in a simulation every process would count the bytes
+# of all processes on it.
+def read_counters() -> Counters:
+    """Returns {interface: (bytes sent, bytes received)} since the interface came up; an empty dict
+    without /proc.
+    """
+    if not _INTERFACE_COUNTS.exists():
+        return {}
+    counts = {}
+    for line in _INTERFACE_COUNTS.read_text().splitlines()[2:]:
+        name, _, numbers = line.partition(":")
+        fields = numbers.split()
+        counts[name.strip()] = (int(fields[8]), int(fields[0]))
+    return counts
+
+
+def find_interfaces(addresses: Collection[str]) -> set[str]:
+    """Returns the names of the interfaces that have one of these local addresses, without
+    loopback.
+    """
+    wanted = {
+        address
+        for address in addresses
+        if not ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    }
+    return (
+        {name for name, local_address in _list_addresses() if local_address in wanted}
+        if wanted
+        else set()
+    )
+
+
+def _list_addresses() -> list[tuple[str, str]]:
+    """Returns a list of (interface, one of its addresses). Of several IPv4 addresses only the first
+    is included.
+    """
+    addresses = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query_socket:
+        for _, name in socket.if_nameindex():
+            try:
+                reply = fcntl.ioctl(
+                    query_socket, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15])
+                )
+            except OSError:
+                # The interface has no IPv4 address.
+                continue
+            addresses.append((name, socket.inet_ntoa(reply[20:24])))
+    for line in _IPV6_ADDRESSES.read_text().splitlines() if _IPV6_ADDRESSES.exists() else ():
+        packed, *_, name = line.split()
+        addresses.append((name, str(ipaddress.ip_address(bytes.fromhex(packed)))))
+    return addresses

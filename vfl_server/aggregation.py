@@ -1,5 +1,6 @@
-"""Collects the parties' weights, averages them and sends the mean back. Each generation has a
-thread for this, next to the session threads.
+"""The server's part in training: it collects the parties' weights, averages them once a round
+(FedHSSL, Alg. 1, lines 28-33) and sends the mean back. Each generation has a thread for this, next
+to the session threads.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from vfl_common.bundle import Bundle, Kind, StepKey
-from vfl_common.errors import Code, InputError, InternalError, InterruptedRun, VflError
-from vfl_common.link import Hub
+import numpy as np
+import numpy.typing as npt
+
+from vfl_common.bundle import HUGE, ITEM_BYTES, Buffer, Bundle, DType, Hub, Kind, StepKey
+from vfl_common.errors import Code, InputError, InternalError, InterruptedRun, PeerError, VflError
 from vfl_common.packing.bundles import decode, encode
 from vfl_common.rpc.exchange.hub import ExchangeHub
 from vfl_common.rpc.exchange.service import FramePipe
 from vfl_common.stages import AggregationPlan, parse_rounds_done
-from vfl_server.aggregation.mean import find_outlier, mean
 
 log = logging.getLogger(__name__)
 
@@ -234,7 +236,8 @@ def average(
 
     ``warned``: The parties about which the log has already warned. None if there are none.
 
-    Raises PeerError as ``mean`` does, and if a party sent data that its codec cannot have written.
+    Raises PeerError as ``compute_mean`` does, and if a party sent data that its codec cannot have
+    written.
     Raises InputError (NON_FINITE) if the answer's codec cannot encode the mean.
     """
     up, down = plan.up.coder, plan.down.coder
@@ -243,7 +246,7 @@ def average(
             party: decode(up, bundle, plan.spec, party=party, step=step)
             for party, bundle in bundles.items()
         }
-    result = mean(bundles, step)
+    result = compute_mean(bundles, step)
     warned = set() if warned is None else warned
     if (party := find_outlier(bundles)) and party not in warned:
         warned.add(party)
@@ -275,3 +278,75 @@ def yield_remaining_steps(
         first_round = 0 if distance > 0 else rounds_before if distance == 0 else aggregation.rounds
         for round_ in range(first_round, aggregation.rounds):
             yield StepKey(aggregation.phase, round_, 0), aggregation
+
+
+Numbers = npt.NDArray[np.floating]
+# A party is an outlier if the norm of its weights is this many times the largest other norm.
+_OUTLIER_RATIO = 1000.0
+
+
+def compute_mean(bundles: Mapping[str, Bundle], step: StepKey) -> Bundle:
+    """Returns the mean of all bundles, summed in roster order in float32.
+
+    ``bundles``: {party: its weights}. At least one bundle; all have float32 tensors of the same
+    names and shapes. They are not changed.
+
+    Raises PeerError (NON_FINITE) if a party sent NaN, infinity, or numbers too large to train with.
+    In the mean they would look like an error of the parties that receive it.
+    """
+    tensors = next(iter(bundles.values())).tensors
+    return Bundle(
+        Kind.WEIGHTS,
+        {
+            name: _average_tensor(name, buffer.shape, bundles, step)
+            for name, buffer in tensors.items()
+        },
+    )
+
+
+def _average_tensor(
+    name: str, shape: tuple[int, ...], bundles: Mapping[str, Bundle], step: StepKey
+) -> Buffer:
+    total: Numbers | None = None
+    for party, bundle in bundles.items():
+        values = _view_as_array(bundle.tensors[name])
+        minimum, maximum = values.min(initial=0.0), values.max(initial=0.0)
+        if not (minimum >= -HUGE and maximum <= HUGE):
+            finite = np.isfinite(minimum) and np.isfinite(maximum)
+            raise PeerError(
+                Code.NON_FINITE,
+                f"tensor {name[:40]!r} of {party} at {step} holds numbers beyond {HUGE:g}, too "
+                "large to train with"
+                if finite
+                else f"tensor {name[:40]!r} of {party} at {step} holds NaN or infinity",
+                party=party,
+            )
+        if total is None:
+            total = values.copy()
+            continue
+        total += values
+    assert total is not None  # noqa: S101 - at least one party
+    total /= total.dtype.type(len(bundles))
+    return Buffer(DType.FLOAT32, shape, total.data.cast("B") if total.nbytes else memoryview(b""))
+
+
+def find_outlier(bundles: Mapping[str, Bundle]) -> str:
+    """Returns the party whose weights have a norm over 1,000 times the largest norm of any other
+    party; '' if there is none.
+    """
+    norms = {party: _norm(bundle) for party, bundle in bundles.items()}
+    (party, largest_norm), *smaller_norms = sorted(norms.items(), key=lambda pair: -pair[1])
+    return (
+        party if smaller_norms and largest_norm > _OUTLIER_RATIO * smaller_norms[0][1] > 0.0 else ""
+    )
+
+
+def _norm(bundle: Bundle) -> float:
+    arrays = map(_view_as_array, bundle.tensors.values())
+    return float(
+        np.sqrt(sum(np.einsum("i,i->", values, values, dtype=np.float64) for values in arrays))
+    )
+
+
+def _view_as_array(buffer: Buffer) -> Numbers:
+    return np.frombuffer(buffer.data, f"<f{ITEM_BYTES[DType.FLOAT32]}")

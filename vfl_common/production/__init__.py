@@ -1,1 +1,0 @@
-"""The model registry of a party, and its log of predictions."""

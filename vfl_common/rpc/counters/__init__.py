@@ -1,1 +1,0 @@
-"""Reads the kernel's counts of bytes: by connection and by network interface."""

@@ -1,3 +1,0 @@
-"""Protects a listening process from harmful callers: strangers, floods of connections and endless
-messages.
-"""

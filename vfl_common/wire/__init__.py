@@ -1,1 +1,0 @@
-"""Converts bundles to frames and back. It works on buffers, without torch and sockets."""
