@@ -51,7 +51,7 @@ from vfl_common.errors import Code, InputError
 from vfl_common.passwords import hide_passwords
 from vfl_common.text import list_names, make_printable
 from vfl_party.data import TABLES, column_names
-from vfl_party.data.ids import shapes_of
+from vfl_party.data.id_rules import shapes_of
 from vfl_party.methods.secureboost.settings import MAX_CODES
 
 Method = Literal["splitnn", "secureboost"]

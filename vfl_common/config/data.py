@@ -37,7 +37,7 @@ from vfl_common.config.view import ViewSettings as ViewSettings
 from vfl_common.passwords import hide_passwords
 
 # A rule that normalises an id, so that all parties spell it the same; implemented in
-# ``vfl_party.data.ids.spelling``.
+# ``vfl_party.data.id_rules``.
 IdRule = Annotated[
     str,
     match_pattern(

@@ -20,7 +20,7 @@ from vfl_common.passwords import hide_passwords
 from vfl_common.text import list_names
 from vfl_party.data import Table
 from vfl_party.data.checks import mask_unlabelled
-from vfl_party.data.ids import SEPARATOR
+from vfl_party.data.id_rules import SEPARATOR
 from vfl_party.data.load import read_rows, tabulate
 from vfl_party.predict.results import FORMATS, KEPT, SCORED, STATE, Output
 from vfl_party.production.input_drift import read_scores

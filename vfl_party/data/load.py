@@ -23,19 +23,12 @@ from vfl_common.errors import VflError
 from vfl_common.passwords import hide_passwords, hide_passwords_of
 from vfl_party.base.plugins import PlugIns, describe_failure
 from vfl_party.data import checks
-from vfl_party.data.collect import collect
-from vfl_party.data.columns import Columns, Rows
-from vfl_party.data.ids import (
-    IdCounts,
-    Ids,
-    Positions,
-    in_order,
-    normalize_ids,
-    release_texts,
-    texts_of,
-)
-from vfl_party.data.notes.odd_ids import refuse_rounded
+from vfl_party.data.choice import CUTS, column_run, cut_images, row_run
+from vfl_party.data.id_rules import normalize_ids
+from vfl_party.data.ids import IdCounts, Ids, Positions, in_order, release_texts, texts_of
+from vfl_party.data.notes import refuse_rounded
 from vfl_party.data.pixels import fit_images, in_numbers, to_unit
+from vfl_party.data.reading import collect
 from vfl_party.data.row_arrays import Space, is_ascending, parts, release
 from vfl_party.data.sources.arrays import read_npz
 from vfl_party.data.sources.databases.reader import open_database
@@ -49,8 +42,7 @@ from vfl_party.data.sources.research.mat import read_mat
 from vfl_party.data.sources.research.svmlight import open_svmlight
 from vfl_party.data.sources.text import open_text
 from vfl_party.data.stream import RowStream, clear_words
-from vfl_party.data.table import LEFT_OUT, InputRows, Table
-from vfl_party.data.views import CUTS, column_run, cut_images, row_run
+from vfl_party.data.table import LEFT_OUT, Columns, InputRows, Rows, Table
 
 log = logging.getLogger(__name__)
 

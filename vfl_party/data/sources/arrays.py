@@ -17,10 +17,9 @@ import pyarrow as pa
 from vfl_common.config.data import DataSettings
 from vfl_party.data import checks
 from vfl_party.data.choice import choose_features, reads_split, without_row
-from vfl_party.data.collect import read_columns, read_labels, read_splits
-from vfl_party.data.columns import Columns, Rows
-from vfl_party.data.reading import id_texts
+from vfl_party.data.reading import id_texts, read_columns, read_labels, read_splits
 from vfl_party.data.row_arrays import Space, parts_of, release
+from vfl_party.data.table import Columns, Rows
 
 # The maximum compression ratios in a ZIP file. DEFLATE encodes up to 258 bytes in two bits.
 _RATIOS = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032}

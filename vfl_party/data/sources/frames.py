@@ -14,10 +14,10 @@ import pyarrow as pa
 
 from vfl_common.config.data import DataSettings
 from vfl_party.data import checks
-from vfl_party.data.collect import collect
-from vfl_party.data.columns import Rows
+from vfl_party.data.reading import collect
 from vfl_party.data.sources.arrays import array_rows
 from vfl_party.data.stream import RowStream
+from vfl_party.data.table import Rows
 
 
 def frame_rows(frame: Any, settings: DataSettings, with_label: bool) -> Rows:

@@ -14,9 +14,9 @@ import pyarrow as pa
 from vfl_common.config.data import DataSettings
 from vfl_party.data import checks
 from vfl_party.data.choice import choose_features, without_row
-from vfl_party.data.collect import read_columns
-from vfl_party.data.columns import Rows
+from vfl_party.data.reading import read_columns
 from vfl_party.data.sources.arrays import channels_first, row_ids
+from vfl_party.data.table import Rows
 
 SKLEARN = ("breast_cancer", "diabetes", "digits", "iris", "wine")
 # The column names of the label, and of torchvision's own split.

@@ -19,7 +19,6 @@ from vfl_common.config.data import DataSettings
 from vfl_common.errors import InputError
 from vfl_common.passwords import hide_passwords
 from vfl_party.data import checks
-from vfl_party.data.sources.cells_as_text import MarkedError, write_cell
 from vfl_party.data.sources.databases.query import (
     UNSORTED,
     Passes,
@@ -30,7 +29,7 @@ from vfl_party.data.sources.databases.query import (
     missing_package_error,
     query_of,
 )
-from vfl_party.data.stream import RowStream
+from vfl_party.data.stream import MarkedError, RowStream, write_cell
 
 if TYPE_CHECKING:
     from sqlalchemy import URL, Connection, CursorResult, Engine

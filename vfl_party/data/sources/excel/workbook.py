@@ -17,7 +17,6 @@ from warnings import catch_warnings, simplefilter
 
 from vfl_common.errors import Code, InputError
 from vfl_party.data import checks
-from vfl_party.data.sources.cells_as_text import MarkedError, write_cell
 from vfl_party.data.sources.excel.sheet import (
     Cell,
     Range,
@@ -28,6 +27,7 @@ from vfl_party.data.sources.excel.sheet import (
     iterate_rows,
 )
 from vfl_party.data.sources.unchanged import require_same, state_of
+from vfl_party.data.stream import MarkedError, write_cell
 
 INSTALL = "pip install openpyxl"
 # The first bytes of an Excel 97 file, and of a file with a password.

@@ -13,10 +13,10 @@ import numpy.typing as npt
 from vfl_common.config.data import DataSettings
 from vfl_common.config.sources import split_member
 from vfl_party.data import checks
-from vfl_party.data.columns import Rows
 from vfl_party.data.row_arrays import Space, rows_at_once
 from vfl_party.data.sources.arrays import array_rows, load_arrays
 from vfl_party.data.sources.packed import BROKEN, open_bytes
+from vfl_party.data.table import Rows
 
 IMAGES, LABELS, VALUES = "images", "labels", "values"
 _TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}

@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from vfl_common.config.data import DataSettings
 from vfl_party.data import checks
-from vfl_party.data.columns import Rows
 from vfl_party.data.sources.arrays import array_rows, load_arrays
+from vfl_party.data.table import Rows
 
 # The first bytes of a file of version 7.3, whose format is HDF5.
 _HDF5 = b"MATLAB 7.3"
