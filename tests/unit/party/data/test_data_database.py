@@ -27,8 +27,8 @@ from vfl_common.config.sources import resolve_source
 from vfl_common.errors import Code, InputError, InternalError
 from vfl_common.passwords import find_passwords, hide_passwords, hide_passwords_of
 from vfl_party.data import load_table
-from vfl_party.data.sources.databases.query import SORTED, UNSORTED, has_order
-from vfl_party.data.sources.databases.reader import open_database
+from vfl_party.data.load import open_database
+from vfl_party.data.sources.databases import SORTED, UNSORTED, has_order
 from vfl_party.data.stream import NUMBER, MarkedError, RowStream, write_cell
 
 PEOPLE = "CREATE TABLE people (pid, age, weight, town)"
