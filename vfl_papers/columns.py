@@ -175,7 +175,7 @@ class FileTree:
     """
 
     def __init__(self, path: Path) -> None:
-        from vfl_party.data.sources.packed import BROKEN, members
+        from vfl_party.data.sources.files import BROKEN, members
 
         self.path = path
         try:

@@ -231,7 +231,7 @@ def _read_idx(path: Path, dims: int) -> Array:
     # These import torch, which a list of data sets does not need.
     from vfl_common.config.data import DataSettings
     from vfl_party.data.row_arrays import Space
-    from vfl_party.data.sources.research.idx import read_array
+    from vfl_party.data.sources.arrays import read_array
 
     array = read_array(str(path), Space.of(DataSettings(source=str(path))))
     if array.dtype != np.uint8 or array.ndim != dims:
@@ -246,7 +246,7 @@ def read_svhn(path: Path) -> Images:
     digit 0. Raises InputError.
     """
     # This imports torch, which a list of data sets does not need.
-    from vfl_party.data.sources.research.mat import read_variables
+    from vfl_party.data.sources.arrays import read_variables
 
     images, labels = read_variables(str(path), ("X", "y"))
     fits = images.dtype == np.uint8 and images.shape[1:] == (32, 32, 3)

@@ -36,7 +36,7 @@ from vfl_party.assembly.party import (
 )
 from vfl_party.base.phase import Phase
 from vfl_party.base.seeds import Rows
-from vfl_party.data.ids import SEPARATOR, normalize_ids
+from vfl_party.data.id_rules import SEPARATOR, normalize_ids
 from vfl_party.data.rows import Prepared
 from vfl_party.methods.probe.exchanges import get_latent_shape
 from vfl_party.models import forward

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from vfl_common.rpc.inference import NUMBER, TEXT, TRUTH, WHOLE, Tensor, TensorError, values
-from vfl_party.data.ids import SEPARATOR
+from vfl_party.data.id_rules import SEPARATOR
 from vfl_serve.scored import ServedScores
 from vfl_serve.tokens import Denied
 

@@ -50,7 +50,7 @@ from vfl_common.config.recipe import Recipe, load_recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.text import hide_passwords, list_names, make_printable
 from vfl_party.data import TABLES, column_names
-from vfl_party.data.ids import shapes_of
+from vfl_party.data.id_rules import shapes_of
 from vfl_party.methods.secureboost.settings import MAX_CODES
 
 Method = Literal["splitnn", "secureboost"]

@@ -21,10 +21,8 @@ from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.data import Table, first_rows, load_table, read_rows, tabulate
 from vfl_party.data.checks import count_cells
-from vfl_party.data.columns import Columns, Rows
-from vfl_party.data.notes.smells import find_smells
-from vfl_party.data.notes.target_leakage import find_target_leakage
-from vfl_party.data.table import count_words
+from vfl_party.data.notes import find_smells, find_target_leakage
+from vfl_party.data.table import Columns, Rows, count_words
 
 # The number of first rows in which different values are counted to propose a label.
 SAMPLE = 10_000

@@ -13,7 +13,7 @@ from vfl.new.rules import Counts, Kind, ModelSizes
 from vfl.new.settings import find_flags
 from vfl_common.config.recipe import Recipe
 from vfl_common.text import LINE, clean, format_percent, host_and_port, list_names, make_printable
-from vfl_party.data.ids import ASK, about_zeros
+from vfl_party.data.id_rules import ASK, about_zeros
 
 _WIDTH = 12
 # Below this share of rows with a unique id, the id is doubtful.

@@ -63,7 +63,7 @@ class ViewSettings(Section):
 
 
 # A rule that normalises an id, so that all parties spell it the same; implemented in
-# ``vfl_party.data.ids.spelling``.
+# ``vfl_party.data.id_rules``.
 IdRule = Annotated[
     str,
     match_pattern(

@@ -19,7 +19,7 @@ from vfl_common.errors import Code, InputError
 from vfl_common.text import hide_passwords, list_names
 from vfl_party.data import Table
 from vfl_party.data.checks import mask_unlabelled
-from vfl_party.data.ids import SEPARATOR
+from vfl_party.data.id_rules import SEPARATOR
 from vfl_party.data.load import read_rows, tabulate
 from vfl_party.predict.input_drift import read_scores
 from vfl_party.predict.results import FORMATS, KEPT, SCORED, STATE, Output

@@ -32,34 +32,24 @@ from vfl_common.errors import VflError
 from vfl_common.text import hide_passwords, hide_passwords_of
 from vfl_party.base.plugins import PlugIns, describe_failure
 from vfl_party.data import checks
-from vfl_party.data.collect import collect
-from vfl_party.data.columns import Columns, Rows
-from vfl_party.data.ids import (
-    IdCounts,
-    Ids,
-    Positions,
-    in_order,
-    normalize_ids,
-    release_texts,
-    texts_of,
-)
-from vfl_party.data.notes.odd_ids import refuse_rounded
+from vfl_party.data.choice import CUTS, column_run, cut_images, row_run
+from vfl_party.data.id_rules import normalize_ids
+from vfl_party.data.ids import IdCounts, Ids, Positions, in_order, release_texts, texts_of
+from vfl_party.data.notes import refuse_rounded
 from vfl_party.data.pixels import fit_images, in_numbers, to_unit
+from vfl_party.data.reading import collect
 from vfl_party.data.row_arrays import Space, is_ascending, parts, release
-from vfl_party.data.sources.arrays import read_npz
-from vfl_party.data.sources.databases.reader import open_database
-from vfl_party.data.sources.excel.reader import open_excel
-from vfl_party.data.sources.frames import frame_rows
+from vfl_party.data.sources.arrays import read_idx, read_mat, read_npz
+from vfl_party.data.sources.databases import open_alchemy
+from vfl_party.data.sources.duck import open_duckdb
+from vfl_party.data.sources.excel import open_excel
+from vfl_party.data.sources.frames import frame_rows, read_sklearn, read_torchvision
 from vfl_party.data.sources.images import read_image_folder
-from vfl_party.data.sources.named import read_sklearn, read_torchvision
 from vfl_party.data.sources.parquet import PARQUET, holds_parquet, open_parquet
-from vfl_party.data.sources.research.idx import read_idx
-from vfl_party.data.sources.research.mat import read_mat
-from vfl_party.data.sources.research.svmlight import open_svmlight
-from vfl_party.data.sources.text import open_text
+from vfl_party.data.sources.postgres import open_postgres
+from vfl_party.data.sources.text import open_svmlight, open_text
 from vfl_party.data.stream import RowStream, clear_words
-from vfl_party.data.table import LEFT_OUT, InputRows, Table
-from vfl_party.data.views import CUTS, column_run, cut_images, row_run
+from vfl_party.data.table import LEFT_OUT, Columns, InputRows, Rows, Table
 
 log = logging.getLogger(__name__)
 
@@ -471,3 +461,16 @@ def _reshape(
             f"{shape_of_rows} {kind}). Correct data.image_shape.",
         )
     return values.reshape(len(values), *shape)
+
+
+def open_database(settings: DataSettings) -> RowStream:
+    """Opens the rows of a database query. ``postgresql://`` is read through ADBC, ``duckdb:SELECT
+    …`` through DuckDB, and other URLs through SQLAlchemy.
+
+    Passwords appear neither in the stream's source nor in errors. Raises InputError.
+    """
+    if is_duckdb(settings.source):
+        return open_duckdb(settings)
+    if settings.source.startswith(("postgresql://", "postgres://")):
+        return open_postgres(settings)
+    return open_alchemy(settings)

@@ -1,17 +1,136 @@
-"""Defines a stream of a table's rows in blocks, the result of every reader of tables."""
+"""Converts cells of any type to text, as in a CSV file."""
 
 from __future__ import annotations
 
+import contextlib
+import datetime
+import math
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from hashlib import blake2b
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from vfl_common.config.data import ROW
 from vfl_party.data import checks
-from vfl_party.data.vocabulary import decode
+
+# Whole decimal numbers below this limit are written without a point.
+_WHOLE = 1 << 63
+# Floats below this limit represent all whole numbers exactly. Larger floats are written with an
+# exponent.
+_EXACT = 1 << 53
+
+
+class MarkedError(ValueError):
+    """A text begins with the character ``NUMBER``, which marks numbers."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"begins with the character U+{ord(NUMBER):04X}, which marks numbers here. Remove it."
+        )
+
+
+def write_cell(value: object) -> str | None:
+    """Converts a cell to text; None if it is empty or NaN.
+
+    Numbers are marked with ``NUMBER`` in front. Whole numbers have no point (3.0 becomes ``3``),
+    and other numbers have as many digits as needed. Dates and times are written as ISO 8601. Raises
+    TypeError if the type is not supported, MarkedError if a text begins with ``NUMBER``.
+    """
+    if value is None or isinstance(value, str):
+        if value and value[0] == NUMBER:
+            raise MarkedError
+        return value or None
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float | Decimal):
+        number = _write_number(value)
+        return None if number is None else NUMBER + number
+    # A datetime is also a date.
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    if isinstance(value, datetime.timedelta):
+        return _write_duration(value)
+    if isinstance(value, uuid.UUID):
+        return str(value)
+    raise TypeError(type(value).__name__)
+
+
+def _write_number(value: float | Decimal) -> str | None:
+    if isinstance(value, Decimal):
+        return _write_decimal(value)
+    if isinstance(value, int):
+        return str(value)
+    whole = value.is_integer() and abs(value) < _EXACT
+    return str(int(value)) if whole else None if math.isnan(value) else repr(value)
+
+
+def _write_decimal(value: Decimal) -> str | None:
+    if not value.is_finite():
+        return None if value.is_nan() else repr(float(value))
+    return str(int(value)) if abs(value) < _WHOLE and value == int(value) else f"{value:f}"
+
+
+def _write_duration(value: datetime.timedelta) -> str:
+    """Writes hours, minutes and seconds, as Excel shows a duration: ``30:15:00``."""
+    sign, size = ("-", -value) if value < datetime.timedelta() else ("", value)
+    minutes, seconds = divmod(size.days * 86_400 + size.seconds, 60)
+    fraction = f".{size.microseconds:06d}" if size.microseconds else ""
+    return f"{sign}{minutes // 60}:{minutes % 60:02d}:{seconds:02d}{fraction}"
+
+
+# Texts that stand for missing values in a column of numbers or dates.
+MISSING = pa.array(
+    (
+        "",
+        "NA",
+        "N/A",
+        "n/a",
+        "na",
+        "#N/A",
+        "NaN",
+        "nan",
+        "NAN",
+        "null",
+        "NULL",
+        "None",
+        "none",
+        "?",
+        "-",
+    ),
+    pa.string(),
+)
+
+
+def trim(text: pa.Array) -> pa.Array:
+    """Removes white space from the ends of cells; missing cells become null."""
+    trimmed = pc.utf8_trim_whitespace(text)
+    return pc.if_else(pc.is_in(trimmed, value_set=MISSING), pa.scalar(None, trimmed.type), trimmed)
+
+
+def all_true(mask: pa.Array) -> bool:
+    """Returns whether all non-null entries of a mask are true."""
+    # The result is None if all cells are missing.
+    return pc.all(mask).as_py() is not False
+
+
+def mask_numbers(text: pa.Array) -> pa.Array:
+    """Replaces cells that were numbers in the source with null."""
+    return pc.if_else(
+        pc.fill_null(pc.starts_with(text, NUMBER), False), pa.scalar(None, text.type), text
+    )
+
+
+def strip_mark(text: pa.Array) -> pa.Array:
+    """Removes the mark ``NUMBER`` from cells that were numbers in the source."""
+    return pc.replace_substring_regex(text, f"^{NUMBER}", "")
+
 
 # The mark in front of a cell's text if Excel or a database stored the cell as a number. Such a text
 # has a decimal point and no thousands separator, regardless of other cells. The mark is a
@@ -139,3 +258,134 @@ def _clear_words(column: pa.Array, empty: pa.Array) -> pa.Array:
     text = pc.cast(column, pa.large_string())
     is_empty = pc.is_in(pc.utf8_trim_whitespace(text), value_set=pc.cast(empty, pa.large_string()))
     return pc.if_else(is_empty, pa.scalar(None, pa.large_string()), text)
+
+
+# The maximum number of categories of a column. A column with more is probably free text.
+MAX_WORDS = 1 << 20
+
+
+@dataclass
+class Vocabulary:
+    """The categories of one column, in the order in which they appear.
+
+    ``buckets``: The number of buckets into which values are hashed. Each bucket is a category,
+    named by its number. None if each value is a category.
+    """
+
+    source: str
+    name: str
+    places: dict[Any, int] = field(default_factory=dict)
+    # The Arrow type of the values.
+    kind: pa.DataType | None = None
+    buckets: int | None = None
+    seen: Digests = field(default_factory=lambda: Digests())
+
+    def codes(self, column: pa.Array) -> npt.NDArray[np.int32]:
+        """Converts cells to codes, int32 [B], -1 if missing. Raises InputError if there are too
+        many categories.
+        """
+        encoded = pc.dictionary_encode(_category_values(column))
+        values = encoded.dictionary.to_pylist()
+        if self.buckets is None:
+            self.kind = encoded.type.value_type
+        else:
+            digests_V = hash_values(values)
+            self.kind, values = pa.int64(), (digests_V % np.uint64(self.buckets)).tolist()
+            self.seen.add(digests_V)
+        places = [self.places.setdefault(value, len(self.places)) for value in values]
+        if len(self.places) > MAX_WORDS:
+            raise checks.unusable(
+                self.source,
+                f"column {self.name!r} has more than {MAX_WORDS:,} categories. List it in "
+                "data.drop, or in data.numeric if it holds numbers, or hash its values with "
+                "data.categorical_buckets.",
+            )
+        local_B = pc.fill_null(encoded.indices, len(places)).to_numpy(zero_copy_only=False)
+        codes_B: npt.NDArray[np.int32] = np.array([*places, -1], np.int32)[local_B]
+        return codes_B
+
+    def texts(self) -> tuple[str, ...]:
+        """Returns the categories as text. Whole floats are written without '.0', so that 1 and 1.0
+        are the same category.
+        """
+        values = pa.array(list(self.places), self.kind)
+        if pa.types.is_floating(values.type):
+            with contextlib.suppress(pa.ArrowInvalid):
+                values = pc.cast(values, pa.int64())
+        return tuple(pc.cast(values, pa.string()).to_pylist())
+
+    def all_texts(self, codes_N: npt.NDArray[np.int32]) -> npt.NDArray[np.object_]:
+        """Converts codes to text, object [N], None if missing. Equal texts share one object."""
+        texts: npt.NDArray[np.object_] = np.array([*self.texts(), None], object)
+        return texts[codes_N]
+
+    def describe_shared(self) -> str:
+        """Returns a note about the values that share a bucket; '' without buckets."""
+        if self.buckets is None:
+            return ""
+        values = self.seen.all()
+        used_buckets, value_counts = np.unique(values % np.uint64(self.buckets), return_counts=True)
+        share = int(value_counts[value_counts > 1].sum())
+        return (
+            f"column {self.name!r}: {len(values):,} values are hashed into {self.buckets:,} "
+            f"buckets, of which {len(used_buckets):,} are used, and {share:,} values share a "
+            "bucket. To change this, set data.categorical_buckets."
+        )
+
+
+class Digests:
+    """Collects the distinct digests of a column's values block by block, in eight bytes each."""
+
+    def __init__(self) -> None:
+        self._sorted_digests = np.empty(0, np.uint64)
+        self._unsorted: list[npt.NDArray[np.uint64]] = []
+        self._count = 0
+
+    def add(self, digests_V: npt.NDArray[np.uint64]) -> None:
+        """Adds digests, uint64 [V], which may have been added before."""
+        self._unsorted.append(digests_V)
+        self._count += len(digests_V)
+        # The limit grows with the number of digests, so that they are sorted only a few times.
+        if self._count > max(1 << 16, len(self._sorted_digests)):
+            self.all()
+
+    def all(self) -> npt.NDArray[np.uint64]:
+        """Returns the distinct digests, ascending, uint64."""
+        self._sorted_digests = np.unique(np.concatenate([self._sorted_digests, *self._unsorted]))
+        self._unsorted, self._count = [], 0
+        return self._sorted_digests
+
+
+def hash_values(values: Sequence[Any]) -> npt.NDArray[np.uint64]:
+    """Returns a digest of each value, uint64 [V]: the first 64 bits of BLAKE2b of its text. It is
+    the same at every party and in every run.
+    """
+    texts = (
+        str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+        for value in values
+    )
+    data = b"".join(blake2b(text.encode(), digest_size=8).digest() for text in texts)
+    return np.frombuffer(data, ">u8").astype(np.uint64)
+
+
+def decode(column: pa.Array) -> pa.Array:
+    """Decodes a dictionary-encoded column to its values. Other columns are returned unchanged."""
+    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+
+
+def value_type(kind: pa.DataType) -> pa.DataType:
+    """Returns the type of a column's values."""
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _category_values(column: pa.Array) -> pa.Array:
+    """Returns the values of categories, null if missing. Floats stay floats, and other values
+    become text.
+    """
+    column = decode(column)
+    if pa.types.is_floating(column.type):
+        column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
+        # Adding 0.0 converts -0.0 to 0.0.
+        return pc.add(column, pa.scalar(0.0, column.type))
+    text = pc.cast(column, pa.string())
+    return pc.if_else(pc.equal(text, ""), pa.scalar(None, pa.string()), text)

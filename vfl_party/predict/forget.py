@@ -27,7 +27,8 @@ from vfl_common.run_folder import RunFolder
 from vfl_common.text import hide_passwords
 from vfl_party.align import AlignmentContext, make_alignment
 from vfl_party.assembly.party import TRAINING, open_party
-from vfl_party.data.ids import SEPARATOR, Ids, normalize_ids
+from vfl_party.data.id_rules import SEPARATOR, normalize_ids
+from vfl_party.data.ids import Ids
 from vfl_party.data.load import read_rows
 from vfl_party.outbound.exchange import Connections
 from vfl_party.predict.input_drift import read_scores

@@ -28,7 +28,8 @@ from vfl_common.text import hide_passwords
 from vfl_party.base.phase import Predictions
 from vfl_party.base.seeds import Rows
 from vfl_party.data import Labels, Table
-from vfl_party.data.ids import SEPARATOR, Ids
+from vfl_party.data.id_rules import SEPARATOR
+from vfl_party.data.ids import Ids
 from vfl_party.data.rows import Prepared
 from vfl_party.data.sources.images import FILE
 from vfl_party.data.table import LEFT_OUT, InputRows

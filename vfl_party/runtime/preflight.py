@@ -36,9 +36,9 @@ from vfl_party.assembly.machine import room, serve_ports
 from vfl_party.assembly.party import Assembled, OpenedParty, assemble
 from vfl_party.base.devices import resolve_device
 from vfl_party.data import Table, describe, read_rows, tabulate
-from vfl_party.data.ids import Ids, about_zeros, choices, normalize_ids
-from vfl_party.data.notes.smells import find_smells
-from vfl_party.data.notes.target_leakage import find_target_leakage
+from vfl_party.data.id_rules import about_zeros, choices, normalize_ids
+from vfl_party.data.ids import Ids
+from vfl_party.data.notes import find_smells, find_target_leakage
 from vfl_party.phases.advice import warn_few_rows
 from vfl_party.phases.course import Course
 from vfl_party.policy.guards import describe_policy, make_check_guards, words_of

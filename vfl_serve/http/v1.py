@@ -122,7 +122,7 @@ def make_routes(models: Catalog[Any]) -> APIRouter:
 
 def join_id(cells: str | list[str]) -> str:
     """Returns an id as one text: its cells with ``SEPARATOR`` between them."""
-    from vfl_party.data.ids import SEPARATOR
+    from vfl_party.data.id_rules import SEPARATOR
 
     return cells if isinstance(cells, str) else SEPARATOR.join(cells)
 

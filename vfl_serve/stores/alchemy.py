@@ -15,8 +15,14 @@ from vfl_common.config.data import DataSettings
 from vfl_common.text import hide_passwords
 from vfl_party.data import checks
 from vfl_party.data.choice import choose
-from vfl_party.data.sources.databases.alchemy import connect, engine_of, query_error, texts_of
-from vfl_party.data.sources.databases.query import missing_package_error, query_of
+from vfl_party.data.sources.databases import (
+    connect,
+    engine_of,
+    missing_package_error,
+    query_error,
+    query_of,
+    texts_of,
+)
 from vfl_serve.stores.pool import ConnectionPool
 from vfl_serve.stores.queries import name_keys, row_limit, too_many, with_ids
 from vfl_serve.stores.seam import BrokenError, IdBatch, ValueMismatchError

@@ -20,11 +20,10 @@ from vfl_common.errors import Code, InputError
 from vfl_common.text import hide_passwords
 from vfl_party.base.seeds import Rows
 from vfl_party.data import Preprocessor, Table, checks
-from vfl_party.data.cells import texts
-from vfl_party.data.collect import collect
-from vfl_party.data.ids import normalize_ids
+from vfl_party.data import stream as cells_as_text
+from vfl_party.data.id_rules import normalize_ids
 from vfl_party.data.load import tabulate
-from vfl_party.data.reading import id_texts
+from vfl_party.data.reading import collect, id_texts
 from vfl_party.data.stream import RowStream
 from vfl_serve.stores.seam import (
     UNFIT_ROW,
@@ -164,7 +163,7 @@ class ByIds:
         settings, rows = self.settings, batch.rows.combine_chunks()
         columns = [rows[name].combine_chunks() for name in settings.id]
         if batch.as_written:
-            columns = [texts.strip_mark(pc.cast(column, pa.string())) for column in columns]
+            columns = [cells_as_text.strip_mark(pc.cast(column, pa.string())) for column in columns]
         cells = [
             id_texts(self.name, name, column)
             for name, column in zip(settings.id, columns, strict=True)

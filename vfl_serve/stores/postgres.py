@@ -15,16 +15,16 @@ from vfl_common.config.data import DataSettings
 from vfl_common.text import hide_passwords
 from vfl_party.data import checks
 from vfl_party.data.choice import choose
-from vfl_party.data.sources.databases.postgres import (
+from vfl_party.data.sources.databases import (
+    missing_package_error,
+    query_of,
+    require_dates,
+)
+from vfl_party.data.sources.postgres import (
     connection_error,
     query_error,
     select_of,
     with_timeout,
-)
-from vfl_party.data.sources.databases.query import (
-    missing_package_error,
-    query_of,
-    require_dates,
 )
 from vfl_serve.stores.pool import ConnectionPool
 from vfl_serve.stores.queries import name_keys, row_limit, too_many, with_ids

@@ -14,7 +14,7 @@ import pyarrow.parquet
 
 from vfl_common.config.task import Kind, class_text
 from vfl_common.errors import Code, InputError
-from vfl_party.data.ids import SEPARATOR
+from vfl_party.data.id_rules import SEPARATOR
 from vfl_party.predict.results import KEPT
 
 _SCORE, _MATCHED, _TRUTH = "score_", "matched_", "truth_"

@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from vfl_common.config.data import DataSettings
 from vfl_party.data import checks
-from vfl_party.data.cells.number_formats import SIGNS
 from vfl_party.data.inputs.features import (
     HIDDEN,
     MISSING,
@@ -33,6 +32,7 @@ from vfl_party.data.inputs.statistics import (
     to_normal,
 )
 from vfl_party.data.join import select_part
+from vfl_party.data.number_formats import SIGNS
 from vfl_party.data.pixels import Pixels, is_whole, to_unit
 from vfl_party.data.row_arrays import parts_of, release
 from vfl_party.data.table import Categories, Table, count_words

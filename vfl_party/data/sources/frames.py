@@ -4,20 +4,24 @@ arrays.
 
 from __future__ import annotations
 
+import inspect
 import re
 import zipfile
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from vfl_common.config.data import DataSettings
 from vfl_party.data import checks
-from vfl_party.data.collect import collect
-from vfl_party.data.columns import Rows
-from vfl_party.data.sources.arrays import array_rows
+from vfl_party.data.choice import choose_features, without_row
+from vfl_party.data.reading import collect, read_columns
+from vfl_party.data.sources.arrays import array_rows, channels_first, row_ids
 from vfl_party.data.stream import RowStream
+from vfl_party.data.table import Rows
 
 
 def frame_rows(frame: Any, settings: DataSettings, with_label: bool) -> Rows:
@@ -136,3 +140,143 @@ def as_arrow(frame: Any, source: str, ids: Sequence[str] = ()) -> pa.Table:
             f"cannot be read as a table (got {type(frame).__name__}: {reason}). Give a pandas or "
             "polars frame, an Arrow table, or a dict of NumPy arrays.",
         ) from error
+
+
+SKLEARN = ("breast_cancer", "diabetes", "digits", "iris", "wine")
+
+
+# The column names of the label, and of torchvision's own split.
+TARGET, PART = "target", "part"
+
+
+def read_sklearn(settings: DataSettings, with_label: bool) -> Rows:
+    """Reads a data set that is bundled with scikit-learn. ``digits`` has images of 1 x 8 x 8
+    pixels, from 0 to 1. Raises InputError.
+    """
+    name = settings.source.removeprefix("sklearn:")
+    if name not in SKLEARN:
+        raise checks.unusable(
+            settings.source,
+            f"is not a bundled set of scikit-learn. Choose one of {', '.join(SKLEARN)}.",
+        )
+    _check_roles(settings)
+    bunch = _load_bunch(name)
+    kept_rows = slice(0, settings.first)
+    ids = [row_ids(len(bunch.target))[kept_rows]]
+    labels = bunch.target[kept_rows].astype(np.float64) if with_label else None
+    if name == "digits":
+        checks.refuse_column_settings(
+            settings.source, settings, ("columns", "drop", "numeric", "categorical")
+        )
+        return Rows(ids, labels, (bunch.images[kept_rows, None] / 16.0).astype(np.float32))
+    features = {str(key): bunch.data[kept_rows, j] for j, key in enumerate(bunch.feature_names)}
+    chosen = choose_features(settings.source, list(features), settings)
+    return Rows(
+        ids, labels, read_columns(pa.table({key: features[key] for key in chosen}), settings)
+    )
+
+
+@lru_cache(maxsize=2)
+def _load_bunch(name: str) -> Any:
+    """Loads a data set, read-only. It is cached for all parties and runs of a process."""
+    from sklearn import datasets
+
+    bunch = getattr(datasets, f"load_{name}")()
+    for value in bunch.values():
+        if isinstance(value, np.ndarray):
+            value.setflags(write=False)
+    return bunch
+
+
+def read_torchvision(settings: DataSettings, with_label: bool) -> Rows:
+    """Reads an image classification data set of torchvision: the training images, then the test
+    images.
+
+    Raises InputError if the data set is unknown, or if its files are missing and may not be
+    downloaded.
+    """
+    source = settings.source
+    _check_roles(settings, [PART])
+    checks.refuse_column_settings(source, settings, ("columns", "drop", "numeric", "categorical"))
+    parts = [_get_pixels(source, part) for part in _open_torchvision(settings)]
+    pixels = np.concatenate([pixels for pixels, _ in parts])
+    targets = np.concatenate([targets for _, targets in parts])
+    if len(pixels) != len(targets) or targets.ndim != 1:
+        raise checks.unusable(source, "is not a set of images with one class each. Choose another.")
+    kept_rows = slice(0, settings.first)
+    images = channels_first(source, pixels[kept_rows], settings.image_shape)
+    ids = [row_ids(len(pixels))[kept_rows]]
+    # A passive party may use torchvision's split for its own rows.
+    splits = np.repeat(
+        np.array(("train", "test"), object), [len(pixels_of_part) for pixels_of_part, _ in parts]
+    )
+    labels = targets[kept_rows].astype(np.float64) if with_label else None
+    return Rows(ids, labels, images, splits[kept_rows] if settings.split else None)
+
+
+def _check_roles(settings: DataSettings, splits: Sequence[str] = ()) -> None:
+    if without_row(settings, ()).id:
+        raise checks.unusable(
+            settings.source, "has no id column, because the row number is the id. Remove data.id."
+        )
+    checks.require_names(
+        settings.source, "label", [settings.label] if settings.label else [], [TARGET]
+    )
+    for key in ("event", "weight"):
+        column = getattr(settings, key)
+        checks.require_names(settings.source, key, [column] if column else [], [])
+    checks.require_names(settings.source, "labels", settings.labels, [TARGET])
+    checks.require_names(
+        settings.source, "split", [settings.split] if settings.split else [], splits
+    )
+
+
+def _open_torchvision(settings: DataSettings) -> list[Any]:
+    """Opens the training and the test part of a data set."""
+    source, name = settings.source, settings.source.removeprefix("torchvision:")
+    from torchvision import datasets
+
+    if name not in datasets.__all__:
+        raise checks.unusable(
+            source,
+            "is not a set of torchvision. Choose one such as "
+            f"{checks.nearest(name, datasets.__all__)}.",
+        )
+    kind = getattr(datasets, name)
+    parameters = inspect.signature(kind).parameters
+    if "download" not in parameters or not {"train", "split"} & parameters.keys():
+        raise checks.unusable(
+            source, "has no training and test part that can be downloaded. Choose another set."
+        )
+    choices = (
+        [{"train": True}, {"train": False}]
+        if "train" in parameters
+        else [{"split": "train"}, {"split": "test"}]
+    )
+    try:
+        return [
+            kind(settings.download_dir, download=settings.download, **choice) for choice in choices
+        ]
+    except Exception:  # noqa: BLE001 - each data set raises different errors for missing or damaged files
+        if settings.download:
+            raise checks.unreadable(
+                source,
+                f"could not be downloaded to {settings.download_dir} or read. Check the network "
+                "and data.download_dir.",
+            ) from None
+        raise checks.unreadable(
+            source,
+            f"its files are missing or damaged in data.download_dir ({settings.download_dir}). Set "
+            "data.download = true.",
+        ) from None
+
+
+def _get_pixels(source: str, part: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    targets = getattr(part, "targets", None)
+    targets = getattr(part, "labels", None) if targets is None else targets
+    pixels = getattr(part, "data", None)
+    if pixels is None or targets is None:
+        raise checks.unusable(
+            source, "does not hold its images and classes in memory. Choose another set."
+        )
+    return np.asarray(pixels), np.asarray(targets)

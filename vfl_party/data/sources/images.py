@@ -14,11 +14,11 @@ from vfl_common.config.data import DataSettings
 from vfl_common.config.sources import IMAGES
 from vfl_party.base.devices import map_in_order
 from vfl_party.data import checks
-from vfl_party.data.collect import collect
-from vfl_party.data.columns import Columns, Rows
 from vfl_party.data.pixels import is_shortened, resize_image, to_planes
+from vfl_party.data.reading import collect
 from vfl_party.data.row_arrays import Space, release
 from vfl_party.data.sources.text import open_text
+from vfl_party.data.table import Columns, Rows
 
 FILE = "file"
 # The memory of images is released each time after this number of images.

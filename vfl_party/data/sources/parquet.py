@@ -13,7 +13,7 @@ import pyarrow.parquet as arrow_parquet
 
 from vfl_common.config.data import DataSettings
 from vfl_party.data import checks
-from vfl_party.data.sources.unchanged import require_unchanged, state_of
+from vfl_party.data.sources.files import require_unchanged, state_of
 from vfl_party.data.stream import RowStream
 
 PARQUET = ".parquet"

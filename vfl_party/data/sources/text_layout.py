@@ -16,7 +16,7 @@ from typing import Any
 
 from vfl_common.config.data import DataSettings
 from vfl_party.data import checks
-from vfl_party.data.sources.packed import BROKEN, open_bytes
+from vfl_party.data.sources.files import BROKEN, open_bytes
 
 SEPARATORS = {",": "','", ";": "';'", "\t": "tabs", "|": "'|'"}
 OTHER_KINDS = {

@@ -27,10 +27,9 @@ from vfl_common.config.sources import get_reader, is_database, resolve_source
 from vfl_common.errors import Code, InputError, InternalError
 from vfl_common.text import find_passwords, hide_passwords, hide_passwords_of
 from vfl_party.data import load_table
-from vfl_party.data.sources.cells_as_text import MarkedError, write_cell
-from vfl_party.data.sources.databases.query import SORTED, UNSORTED, has_order
-from vfl_party.data.sources.databases.reader import open_database
-from vfl_party.data.stream import NUMBER, RowStream
+from vfl_party.data.load import open_database
+from vfl_party.data.sources.databases import SORTED, UNSORTED, has_order
+from vfl_party.data.stream import NUMBER, MarkedError, RowStream, write_cell
 
 PEOPLE = "CREATE TABLE people (pid, age, weight, town)"
 ROWS = [("007", 40, 70.5, "Oslo"), ("7", None, 80.0, "Bonn"), ("02", 50, 1e20, "")]

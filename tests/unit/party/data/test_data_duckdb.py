@@ -22,9 +22,9 @@ from vfl_common.process.signals import Stopped
 from vfl_common.text import hide_passwords
 from vfl_party.data import load_table
 from vfl_party.data.load import open_table
-from vfl_party.data.sources.databases import duck
-from vfl_party.data.sources.databases.duck import RowSpill
-from vfl_party.data.sources.databases.query import SORTED, wait_for
+from vfl_party.data.sources import duck
+from vfl_party.data.sources.databases import SORTED, wait_for
+from vfl_party.data.sources.duck import RowSpill
 from vfl_party.data.stream import RowStream
 
 pytest.importorskip("duckdb")

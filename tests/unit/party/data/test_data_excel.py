@@ -20,8 +20,8 @@ from tests.harness.errors import assert_names, raises
 from vfl_common.config.base import parse
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
-from vfl_party.data.sources.excel.reader import open_excel
-from vfl_party.data.sources.excel.sheet import cell_name, column_number, count_hidden_rows
+from vfl_party.data.sources.excel import open_excel
+from vfl_party.data.sources.excel_sheet import cell_name, column_number, count_hidden_rows
 from vfl_party.data.stream import NUMBER, RowStream
 
 MAIN = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"

@@ -20,15 +20,8 @@ from tests.harness.errors import raises
 from vfl_common.config.data import DataSettings, get_unaligned_settings
 from vfl_common.errors import Code, InputError
 from vfl_party.data import Table, load_table, make_loader
-from vfl_party.data.ids import (
-    SEPARATOR,
-    IdCounts,
-    about_zeros,
-    in_order,
-    normalize_ids,
-    select_rows,
-    shapes_of,
-)
+from vfl_party.data.id_rules import SEPARATOR, about_zeros, normalize_ids, shapes_of
+from vfl_party.data.ids import IdCounts, in_order, select_rows
 from vfl_party.data.row_arrays import IN_MEMORY, Space
 
 SIMPLE = ("trim", "casefold", "nfkc", "digits", "zeros", "email")

@@ -15,7 +15,8 @@ import pytest
 from tests.unit.party.data.test_data_packed import written
 from tests.unit.party.data.test_data_sources import load, refused
 from vfl_common.config.data import DataSettings
-from vfl_party.data import Preprocessor, Table, read_rows, vocabulary
+from vfl_party.data import Preprocessor, Table, read_rows
+from vfl_party.data import stream as cells_as_text
 from vfl_party.data.inputs.features import MISSING, RESERVED
 
 N = 400
@@ -88,15 +89,15 @@ def test_notes_count_the_values_that_share_a_bucket(tmp_path: Path) -> None:
 def test_any_number_of_values_fits_into_buckets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vocabulary, "MAX_WORDS", 50)
+    monkeypatch.setattr(cells_as_text, "MAX_WORDS", 50)
     table = load(people(tmp_path), id="id", drop=["y"], categorical_buckets={"device": 40})
     assert table.categorical is not None
     assert len(table.categorical.words[0]) <= 40
 
 
 def test_digests_of_many_blocks_are_those_of_one() -> None:
-    digests = vocabulary.hash_values([f"v{row % 70_000}" for row in range(200_000)])
-    seen = vocabulary.Digests()
+    digests = cells_as_text.hash_values([f"v{row % 70_000}" for row in range(200_000)])
+    seen = cells_as_text.Digests()
     for start in range(0, len(digests), 1000):
         seen.add(digests[start : start + 1000])
     np.testing.assert_array_equal(seen.all(), np.unique(digests))

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from tests.harness.errors import assert_names, raises
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
-from vfl_party.data import collect as collecting
 from vfl_party.data import load_table, read_rows
-from vfl_party.data.collect import collect
-from vfl_party.data.notes.smells import find_smells
+from vfl_party.data import reading as collecting
+from vfl_party.data.notes import find_smells
+from vfl_party.data.reading import collect
 from vfl_party.data.sources.text import QuotedBytes, open_text
 
 NAN = "missing"

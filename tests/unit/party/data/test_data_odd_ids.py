@@ -17,7 +17,7 @@ from tests.harness.errors import assert_names, raises
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.data import load_table, read_rows
-from vfl_party.data.notes.smells import find_smells
+from vfl_party.data.notes import find_smells
 
 
 def settings(source: Path | str, **keys: Any) -> DataSettings:

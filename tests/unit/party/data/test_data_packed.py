@@ -26,7 +26,7 @@ from tests.unit.party.data.test_data_sources import load, numbers, refused
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.data import make_loader
-from vfl_party.data.sources.packed import open_bytes
+from vfl_party.data.sources.files import open_bytes
 from vfl_party.data.sources.text_layout import SeparatorReplacer
 
 ROWS = "id,a,town\nc,3,Rom\na,1,Oslo\nb,2.5,\n"

@@ -21,8 +21,8 @@ from tests.unit.party.data.test_data_packed import written
 from tests.unit.party.data.test_data_sources import load, numbers, pixels, refused
 from vfl_common.errors import Code
 from vfl_party.data.row_arrays import MappedArray, Space
-from vfl_party.data.sources.research import svmlight
-from vfl_party.data.sources.research.idx import read_array
+from vfl_party.data.sources import text as svmlight
+from vfl_party.data.sources.arrays import read_array
 
 # --- libsvm
 # ----------------------------------------------------------------------

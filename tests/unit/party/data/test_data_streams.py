@@ -28,7 +28,9 @@ from vfl_common.config.data import DataSettings
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
-from vfl_party.data import Table, collect, load_table, make_loader, row_arrays, vocabulary
+from vfl_party.data import Table, load_table, make_loader, row_arrays
+from vfl_party.data import reading as collect
+from vfl_party.data import stream as cells_as_text
 from vfl_party.data.row_arrays import MappedArray
 from vfl_party.data.rows import Prepared, prepare
 from vfl_party.data.sources import parquet as parquet_source
@@ -319,7 +321,7 @@ def test_parquet_files_with_other_columns_are_named(tmp_path: Path) -> None:
 def test_a_column_of_text_that_names_every_row_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vocabulary, "MAX_WORDS", 50)
+    monkeypatch.setattr(cells_as_text, "MAX_WORDS", 50)
     parquet.write_table(frame().append_column("name", frame()["id"]), tmp_path / "x.parquet")
     refused(settings_of(str(tmp_path / "x.parquet")), Code.DATA_INVALID)
 

@@ -11,8 +11,8 @@ import pyarrow.parquet as parquet
 import pytest
 
 from vfl_common.config.data import DataSettings
+from vfl_party.data import notes as target_leakage
 from vfl_party.data import read_rows
-from vfl_party.data.notes import target_leakage
 
 ROWS = 400
 RNG = np.random.default_rng(0)

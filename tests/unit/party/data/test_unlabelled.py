@@ -12,7 +12,7 @@ from tests.harness.errors import assert_names, raises
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.data import load_table, read_rows
-from vfl_party.data.notes.target_leakage import find_target_leakage
+from vfl_party.data.notes import find_target_leakage
 
 # "a" comes twice, first without a label; one row has neither id nor label.
 TABLE = "id,x,y\na,0,\nb,1,{0}\nc,2,{1}\na,3,{1}\n,4,\nd,5,\n"

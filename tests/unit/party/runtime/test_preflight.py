@@ -18,8 +18,8 @@ from tests.harness.federation import toml
 from vfl.certs.authority import create_authority, issue
 from vfl_common.errors import Code, InputError
 from vfl_party.cli import cli
-from vfl_party.data.ids.looks import ASK
-from vfl_party.data.sources.databases.query import SORTED
+from vfl_party.data.id_rules import ASK
+from vfl_party.data.sources.databases import SORTED
 from vfl_party.forecast.count import read_outlook
 from vfl_party.runtime.preflight import Finding, check
 

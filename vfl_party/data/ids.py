@@ -1,9 +1,11 @@
-"""Sorts ids, and counts missing and repeated ids."""
+"""Defines a sequence of ids that takes little more memory than their text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, overload
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -11,22 +13,264 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vfl_common.config.data import Duplicates
-from vfl_party.data.ids.packed import (
-    CHUNK,
-    GrowingTexts,
-    Positions,
-    RowBuckets,
-    offsets_and_bytes,
-    release_texts,
+from vfl_party.data.row_arrays import (
+    IN_MEMORY,
+    GrowingMatrix,
+    MappedArray,
+    Space,
+    is_ascending,
+    parts,
+    places_of,
+    release,
+    size_of_piece,
 )
-from vfl_party.data.row_arrays import IN_MEMORY, Space, parts, size_of_piece
+
+
+class Ids(Sequence[str]):
+    """A sequence of ids (str) that takes little more memory than their text.
+
+    Args:
+        values: The ids as Arrow's large strings, without nulls.
+        space: The space for many ids.
+    """
+
+    def __init__(self, values: pa.LargeStringArray, space: Space = IN_MEMORY) -> None:
+        self.values, self.space = values, space
+
+    @classmethod
+    def of(cls, texts: Iterable[str]) -> Ids:
+        """Converts ids to ``Ids``. An ``Ids`` is returned unchanged."""
+        return texts if isinstance(texts, Ids) else cls(pa.array(texts, pa.large_string()))
+
+    def take(self, rows: npt.NDArray[np.integer[Any]]) -> Ids:
+        """Returns the ids of the given rows, int64 [B], in their order. Raises InputError if the
+        disk is full.
+        """
+        return Ids(take_texts(self.values, rows, self.space), self.space)
+
+    def among(self, others: Sequence[str]) -> npt.NDArray[np.bool_]:
+        """Returns whether each id is in ``others``, bool [N]."""
+        mask: npt.NDArray[np.bool_] = pc.is_in(
+            self.values, value_set=Ids.of(others).values
+        ).to_numpy(False)
+        return mask
+
+    @overload
+    def __getitem__(self, at: int) -> str: ...
+    @overload
+    def __getitem__(self, at: slice) -> Ids: ...
+    def __getitem__(self, at: int | slice) -> str | Ids:
+        if isinstance(at, slice):
+            return Ids(self.values[at], self.space)
+        text: str = self.values[at].as_py()
+        return text
+
+    def __iter__(self) -> Iterator[str]:
+        for start in range(0, len(self), CHUNK):
+            texts = self.values.slice(start, CHUNK).to_pylist()
+            release_texts(self.values)
+            yield from texts
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Ids):
+            return bool(self.values.equals(other.values))
+        return (
+            isinstance(other, Sequence)
+            and len(self) == len(other)
+            and all(map(str.__eq__, self, other))
+        )
+
+    def __repr__(self) -> str:
+        return f"Ids({len(self)})"
+
+
+Positions = npt.NDArray[np.int64]
+
+
+# The number of rows that are processed at once.
+CHUNK = 1 << 16
+
+
+# The maximum number of rows that are read one by one from a file.
+FEW = 1 << 12
+
+
+# The bytes of memory per row while rows are sorted.
+_ROW_BYTES = 64
+
+
+# Mapped arrays by the address of their first byte.
+_FILES: WeakValueDictionary[int, MappedArray] = WeakValueDictionary()
+
+
+class GrowingTexts:
+    """An array of texts that grows by blocks: in memory at first, in files once it is too large."""
+
+    def __init__(self, space: Space) -> None:
+        share = space.share()
+        self._data, self._ends = share.growing((), np.uint8), share.growing((), np.int64)
+        self._ends.append(np.zeros(1, np.int64))
+        self._nulls: list[Positions] = []
+        self._rows = self._bytes = 0
+
+    def append(self, texts: pa.Array) -> None:
+        """Adds texts, which may be null. Raises InputError if the disk is full."""
+        offsets, data = offsets_and_bytes(pc.cast(texts, pa.large_string()))
+        if texts.null_count:
+            self._nulls.append(np.flatnonzero(texts.is_null().to_numpy(False)) + self._rows)
+        self._ends.append(offsets[1:] + (self._bytes - offsets[0]))
+        self._data.append(data[offsets[0] : offsets[-1]])
+        self._rows += len(texts)
+        self._bytes += int(offsets[-1] - offsets[0])
+
+    def finish(self) -> pa.LargeStringArray:
+        """Returns all texts. Raises InputError if the disk is full."""
+        ends, data = _make_buffer(self._ends.finish()), _make_buffer(self._data.finish())
+        if not self._nulls:
+            return pa.LargeStringArray.from_buffers(self._rows, ends, data, None, 0)
+        valid_N = np.ones(self._rows, bool)
+        for rows in self._nulls:
+            valid_N[rows] = False
+        valid = pa.py_buffer(np.packbits(valid_N, bitorder="little"))
+        return pa.LargeStringArray.from_buffers(self._rows, ends, data, valid)
+
+
+class RowBuckets:
+    """Distributes rows and their texts over files. Each file is later read as a whole.
+
+    Args:
+        space: The space of the files.
+        count: The number of files.
+    """
+
+    def __init__(self, space: Space, count: int) -> None:
+        files = replace(space, max_bytes=0)
+        self._files: list[tuple[GrowingMatrix, GrowingTexts]] = [
+            (files.growing((), np.int64), GrowingTexts(files)) for _ in range(count)
+        ]
+
+    def distribute(self, file_B: npt.NDArray[Any], rows_B: Positions, texts_B: pa.Array) -> None:
+        """Adds each row to its file. Rows with a larger file number are left out. Raises InputError
+        if the disk is full.
+
+        Args:
+            file_B: The number of each row's file, [B].
+            rows_B: The rows, int64 [B].
+            texts_B: The texts of the rows, [B].
+        """
+        order_B = np.argsort(file_B, kind="stable")
+        ends = np.searchsorted(file_B[order_B], np.arange(len(self._files) + 1)).tolist()
+        rows_B, texts_B = rows_B[order_B], texts_B.take(pa.array(order_B))
+        for (rows, texts), start, end in zip(self._files, ends[:-1], ends[1:], strict=True):
+            if end > start:
+                rows.append(rows_B[start:end])
+                texts.append(texts_B.slice(start, end - start))
+
+    def __iter__(self) -> Iterator[tuple[Positions, pa.LargeStringArray]]:
+        """Yields the rows and texts of each file, in the order in which they were added, and
+        removes the file.
+        """
+        self._files.reverse()
+        while self._files:
+            rows, texts = self._files.pop()
+            yield rows.finish(), texts.finish()
+
+
+def texts_of(
+    values: pa.Array, space: Space, change: Callable[[slice, pa.Array], pa.Array]
+) -> pa.LargeStringArray:
+    """Applies ``change(rows, texts)`` to all texts, part by part. Raises InputError if the disk is
+    full.
+    """
+    result = GrowingTexts(space)
+    for part in parts(len(values), CHUNK):
+        result.append(change(part, values[part]))
+        release_texts(values)
+    return result.finish()
+
+
+def take_texts(
+    values: pa.LargeStringArray, rows: npt.NDArray[np.integer[Any]], space: Space
+) -> pa.LargeStringArray:
+    """Returns the texts of the given rows, in their order. Rows must be distinct if ``values`` are
+    in files.
+
+    Raises InputError if the disk is full.
+    """
+    if not in_files(values) or len(rows) <= FEW:
+        taken = values.take(pa.array(rows))
+        release_texts(values)
+        return taken
+    result = GrowingTexts(space)
+    if is_ascending(rows):
+        for part in parts(len(rows), CHUNK):
+            result.append(values.take(pa.array(rows[part])))
+            release_texts(values)
+            release(rows)
+        return result.finish()
+    size = size_of_piece(space, _ROW_BYTES, len(rows))
+    places_N, buckets = places_of(rows, len(values)), RowBuckets(space, -(-len(rows) // size))
+    for part in parts(len(values), CHUNK):
+        places_B = places_N[part].astype(np.int64)
+        buckets.distribute(places_B // size, places_B, values[part])
+        release_texts(values)
+    for places, texts in buckets:
+        result.append(texts.take(pa.array(np.argsort(places))))
+    return result.finish()
+
+
+def in_files(values: pa.Array) -> bool:
+    """Returns whether texts are in files."""
+    return next(_iterate_mapped(values), None) is not None
+
+
+def release_texts(*texts: pa.Array) -> None:
+    """Unmaps the pages of texts in files that were read. The texts stay usable."""
+    for array in texts:
+        release(*_iterate_mapped(array))
+
+
+def _iterate_mapped(values: pa.Array) -> Iterator[MappedArray]:
+    for buffer in values.buffers() if isinstance(values, pa.Array) else ():
+        mapped = None if buffer is None else _FILES.get(buffer.address)
+        if mapped is not None:
+            yield mapped
+
+
+def _make_buffer(array: npt.NDArray[Any]) -> pa.Buffer:
+    buffer = pa.py_buffer(array)
+    if isinstance(array, MappedArray):
+        _FILES[buffer.address] = array
+    return buffer
+
+
+def offsets_and_bytes(
+    texts: pa.LargeStringArray,
+) -> tuple[Positions, npt.NDArray[np.uint8]]:
+    """Returns the start of each text and the end of the last text, int64 [N + 1], and the bytes of
+    all texts, uint8.
+    """
+    _, offsets, data = texts.buffers()
+    if offsets is None:
+        return np.zeros(len(texts) + 1, np.int64), np.empty(0, np.uint8)
+    ends = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    return ends, np.frombuffer(data if data is not None else b"", np.uint8)
+
 
 Id = str | None
+
+
 # The maximum length in bytes of ids that are sorted eight bytes at a time.
 _LONGEST = 64
-# The bytes of memory per row while rows are sorted, and the number of ids that are sampled for each
-# part of a large table.
-_ROW_BYTES, _SAMPLES = 64, 256
+
+
+# The number of ids that are sampled for each part of a large table.
+_SAMPLES = 256
+
+
 _FIRST_BYTES = np.array(
     [0xFFFFFFFFFFFFFFFF ^ ((1 << 8 * (8 - count)) - 1) for count in range(9)], np.uint64
 )

@@ -6,6 +6,8 @@ import lzma
 import tarfile
 import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -95,3 +97,35 @@ def members(path: str) -> list[str]:
             return [entry.filename for entry in archive.infolist() if not entry.is_dir()]
     with tarfile.open(path) as tar:
         return [entry.name.removeprefix("./") for entry in tar if entry.isfile()]
+
+
+State = tuple[int, int, int]
+
+
+def state_of(source: str) -> State:
+    """Returns the inode, the size and the modification time of a file. Raises InputError if the
+    file does not exist.
+    """
+    try:
+        state = Path(split_member(source)[0]).stat()
+    except OSError:
+        raise checks.unreadable(
+            source, "was deleted while it was read. Restore it, and start again."
+        ) from None
+    return state.st_ino, state.st_size, state.st_mtime_ns
+
+
+@contextmanager
+def require_unchanged(source: str, before: State) -> Iterator[None]:
+    """Raises InputError if a file has changed before the block or during the block."""
+    require_same(source, before)
+    yield
+    require_same(source, before)
+
+
+def require_same(source: str, before: State) -> None:
+    """Raises InputError if the state of a file differs from ``before``."""
+    if state_of(source) != before:
+        raise checks.unreadable(
+            source, "was changed while it was read. Start again when nobody writes to it."
+        )

@@ -1,5 +1,5 @@
-"""Finds likely problems of a readable table, and describes them to its owner. The notes may show
-single cells.
+"""Finds columns that determine the class of every row: they may have been recorded after the class
+was known.
 """
 
 from __future__ import annotations
@@ -8,33 +8,134 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from vfl_common.config.data import DataSettings
 from vfl_common.text import hide_passwords
-from vfl_party.data import checks
-from vfl_party.data.cells import number_formats
-from vfl_party.data.cells.dates import Dates, look_like_dates
+from vfl_party.data import checks, number_formats
 from vfl_party.data.checks import count_cells
-from vfl_party.data.columns import Columns, Rows
-from vfl_party.data.ids import IdCounts, in_order, normalize_ids
-from vfl_party.data.notes.odd_ids import find_odd_ids
-from vfl_party.data.row_arrays import parts
-from vfl_party.data.table import count_words
+from vfl_party.data.id_rules import LOOKED_AT, normalize_ids, short_look
+from vfl_party.data.ids import IdCounts, in_order, release_texts
+from vfl_party.data.number_formats import Dates, look_like_dates
+from vfl_party.data.row_arrays import parts, release
+from vfl_party.data.stream import MISSING
+from vfl_party.data.table import Columns, Rows, count_words
+
+MAX_CLASSES = 100
+# The minimum number of rows outside the largest class. Fewer rows may be separated by chance.
+MIN_OTHERS = 10
+# The minimum mean number of rows for each value of a column.
+ROWS_A_VALUE = 10
+# The number of rows of each class that are examined first.
+_SAMPLED = 1_000
+
+Codes = npt.NDArray[np.int32]
+
+
+def find_target_leakage(rows: Rows, label: str) -> Iterator[Smell]:
+    """Yields a note for each column that determines the class of every row.
+
+    Such a column has far fewer values than rows, and each value occurs in only one class. Or there
+    are two classes, and the column's cells are missing in exactly one class, or all numbers in one
+    class are greater than all numbers in the other class. ``label``: The name of the label column.
+    """
+    if rows.labels is None or not isinstance(rows.features, Columns):
+        return
+    labelled_N = ~checks.mask_unlabelled(rows.labels)
+    encoded = pc.dictionary_encode(pa.array(rows.labels[labelled_N]))
+    classes_N: Codes = encoded.indices.to_numpy(zero_copy_only=False)
+    counts = np.bincount(classes_N)
+    if not 2 <= len(counts) <= MAX_CLASSES or counts.sum() - counts.max() < MIN_OTHERS:
+        return
+    numbers, words = rows.features.numeric_NF, rows.features.categorical.codes_NK
+    for values_NF, names in (
+        (numbers, rows.features.numeric_names),
+        (words, rows.features.categorical_names),
+    ):
+        # Indexing copies the values, so it is skipped if all rows have labels.
+        values_NF = values_NF if labelled_N.all() else values_NF[labelled_N]
+        for name in _find_columns(values_NF, names, classes_N, len(counts)):
+            yield Smell(
+                f"column {name!r} alone determines {label!r} in every row. If it is not known "
+                "when you predict, list it in data.drop.",
+                name,
+            )
+
+
+def _find_columns(
+    values_NF: npt.NDArray[np.generic], names: tuple[str, ...], classes_N: Codes, count: int
+) -> Iterator[str]:
+    """Yields the names of the columns that determine the class, tested on a sample of each class
+    and then on all rows.
+    """
+    sample = np.sort(
+        np.concatenate([np.flatnonzero(classes_N == code)[:_SAMPLED] for code in range(count)])
+    )
+    sample_BF, sample_classes_B = values_NF[sample], classes_N[sample]
+    release(values_NF)
+    for k, name in enumerate(names):
+        if not (
+            _separates(sample_BF[:, k], sample_classes_B, count)
+            or _determines(sample_BF[:, k], sample_classes_B, count)
+        ):
+            continue
+        column_N = np.concatenate([values_NF[part, k] for part in parts(len(values_NF))])
+        release(values_NF)
+        has_few_values = _count_distinct(column_N) * ROWS_A_VALUE <= len(column_N)
+        if _separates(column_N, classes_N, count) or (
+            has_few_values and _determines(column_N, classes_N, count)
+        ):
+            yield name
+
+
+def _count_distinct(values_N: npt.NDArray[np.generic]) -> int:
+    return len(np.unique(values_N))
+
+
+def _determines(values_N: npt.NDArray[np.generic], classes_N: Codes, count: int) -> bool:
+    """Returns whether each value, including the missing value, occurs in only one class."""
+    values, places_N = np.unique(values_N, return_inverse=True)
+    return len(values) > 1 and _count_distinct(
+        places_N.reshape(-1).astype(np.int64) * count + classes_N
+    ) == len(values)
+
+
+def _separates(values_N: npt.NDArray[np.generic], classes_N: Codes, count: int) -> bool:
+    """Returns whether there are two classes, and either cells are missing in exactly one class, or
+    all numbers in one class are greater than all numbers in the other.
+    """
+    if count != 2:
+        return False
+    is_number = values_N.dtype.kind == "f"
+    missing_N = np.isnan(values_N) if is_number else values_N == -1
+    if missing_N.any() or not is_number:
+        return bool((missing_N == classes_N).all() or (missing_N != classes_N).all())
+    first_class, second_class = (values_N[classes_N == code] for code in (0, 1))
+    return bool(first_class.max() < second_class.min() or second_class.max() < first_class.min())
+
 
 # The minimum number of rows for a note about many categories.
 MIN_ROWS = 20
+
+
 # The maximum number of characters of a cell in a note.
 MAX_SHOWN = 24
+
+
 # A number with a unit, such as 70 kg.
 _UNIT = re.compile(r"\s*[+-]?[0-9][0-9.,]*\s*([A-Za-z\u00b0\u00b5\u00b2\u00b3/]{1,8})\s*")
+
+
 _YES = frozenset(
     ("1", "y", "yes", "t", "true", "j", "ja", "wahr", "oui", "vrai", "si", "s\u00ed", "s\u00ec")
 )
+
+
 _NO = frozenset(("0", "n", "no", "f", "false", "nein", "falsch", "non", "faux"))
 
 
@@ -250,3 +351,131 @@ def _find_stand_in(values_N: npt.NDArray[np.float32]) -> tuple[int, int]:
         if gap > max(highest - lowest, 1.0) or value < 0 <= lowest:
             return int(value), count
     return 0, 0
+
+
+# A long number as a spreadsheet shows it: 1.2E+05, or 120.0E+03 in engineering format.
+_ROUNDED = r"^\s*[0-9]{1,3}(?:[.,][0-9]+)?[eE]\+[0-9]+\s*$"
+
+
+# A whole number that was stored as a decimal number, for example because other cells were missing.
+_DECIMAL = r"^\s*[0-9]+[.,]0+\s*$"
+
+
+# A spreadsheet's mark for text, which keeps leading zeros.
+_QUOTED = r"""^\s*(?:="|')"""
+
+
+# Invisible characters: zero bytes, zero-width spaces, byte order marks.
+_UNSEEN = r"[\p{Cc}\p{Cf}]"
+
+
+_ALMOST_ALL = 0.99
+
+
+# The number of rows that are examined at once.
+_AT_ONCE = 1 << 16
+
+
+# The minimum number of rows for comparing the shapes of ids.
+_MIN_ROWS = 20
+
+
+def refuse_rounded(source: str, columns: Sequence[Any]) -> None:
+    """Raises InputError if several rows have the same id because a spreadsheet has rounded their
+    ids.
+
+    ``columns``: The id columns as read, each [N] text.
+    """
+    for column in columns:
+        rounded = _find_rounded(column)
+        if len(pc.unique(rounded)) < len(rounded):
+            raise checks.unusable(
+                source,
+                f"{len(rounded):,} ids look like 1.2E+05, and rows share them: a spreadsheet has "
+                "rounded the ids. Export the table again from its origin, with ids as text.",
+            )
+
+
+def find_odd_ids(columns: Sequence[Any], ids: pa.LargeStringArray) -> Iterator[str]:
+    """Yields a note for each problem of the ids.
+
+    Args:
+        columns: The id columns as read, each [N] text.
+        ids: The ids, normalized by the rules, null if missing.
+    """
+    for column in columns:
+        rounded, decimal = len(_find_rounded(column)), len(_filter_matches(column, _DECIMAL))
+        if rounded:
+            yield (
+                f"{_count_ids(rounded, 'looks', 'look')} like 1.2E+05: a spreadsheet has rounded "
+                "them. Write ids as text."
+            )
+        if decimal:
+            yield (
+                f"{_count_ids(decimal, 'ends', 'end')} in .0, as whole numbers do that a program "
+                "stores as decimals. Write ids without .0; they match no other party's ids "
+                "otherwise."
+            )
+        quoted = len(_filter_matches(column, _QUOTED))
+        if quoted:
+            yield (
+                f"{_count_ids(quoted, 'begins', 'begin')} with a spreadsheet's mark for text (=\" "
+                "or '). Write ids without it; they match no other party's ids otherwise."
+            )
+    invisible = len(_filter_matches(ids, _UNSEEN))
+    if invisible:
+        yield (
+            f"{_count_ids(invisible, 'has', 'have')} invisible characters that no rule drops. "
+            "Remove them."
+        )
+    trimmed = pc.utf8_trim_whitespace(pc.drop_null(ids))
+    missing_words = (
+        pc.sum(pc.is_in(trimmed, value_set=pc.cast(MISSING, pa.large_string()))).as_py() or 0
+    )
+    if missing_words:
+        yield (
+            f"{_count_ids(missing_words, 'is a word', 'are words')} for a missing value, such as "
+            "NULL or nan. Clear these cells."
+        )
+    if _last_is_odd(ids):
+        yield (
+            "the id in the last row does not look like the others. Delete the row if it is a "
+            "total or a remark."
+        )
+
+
+def _count_ids(count: int, singular: str, plural: str) -> str:
+    return f"1 id {singular}" if count == 1 else f"{count:,} ids {plural}"
+
+
+def _filter_matches(texts: Any, pattern: str) -> Any:
+    return texts.filter(pc.fill_null(pc.match_substring_regex(texts, pattern), False))
+
+
+def _find_rounded(texts: Any) -> Any:
+    """Returns the ids that a spreadsheet has rounded. A quick test comes first, because all rows
+    are examined.
+    """
+    texts = (
+        texts
+        if isinstance(texts, pa.Array | pa.ChunkedArray)
+        else pa.array(texts, pa.large_string())
+    )
+    candidates = []
+    for part in parts(len(texts), _AT_ONCE):
+        has_exponent = pc.match_substring(texts[part], "e+", ignore_case=True)
+        candidates.append(texts[part].filter(pc.fill_null(has_exponent, False)))
+        release_texts(texts)
+    return _filter_matches(pa.chunked_array(candidates, texts.type), _ROUNDED)
+
+
+def _last_is_odd(ids: pa.LargeStringArray) -> bool:
+    """Returns whether almost all ids have the same shape, and the last id has a different shape."""
+    present = pc.drop_null(ids)
+    if len(present) < _MIN_ROWS:
+        return False
+    shape_counts = Counter(map(short_look, present[:-1][:LOOKED_AT].to_pylist()))
+    return (
+        short_look(present[-1].as_py()) not in shape_counts
+        and shape_counts.most_common(1)[0][1] >= _ALMOST_ALL * shape_counts.total()
+    )

@@ -16,7 +16,7 @@ from vfl_common.config.data import DataSettings
 from vfl_common.errors import InputError, InternalError
 from vfl_common.text import hide_passwords
 from vfl_party.data import checks
-from vfl_party.data.sources.databases.query import (
+from vfl_party.data.sources.databases import (
     SORTED,
     Passes,
     QueryPass,

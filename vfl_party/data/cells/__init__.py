@@ -1,1 +1,0 @@
-"""Reads single cells: numbers, dates and codes as people write them."""

@@ -1,1 +1,0 @@
-"""Finds likely problems of a table, and describes them to its owner."""

@@ -1,1 +1,0 @@
-"""Reads sheets of Excel workbooks."""

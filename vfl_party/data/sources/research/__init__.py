@@ -1,1 +1,0 @@
-"""Reads file formats of research data sets: libsvm and svmlight, IDX, MAT."""
