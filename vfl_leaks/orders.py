@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from vfl.jobs.pool import WorkerPool
+from vfl.jobs import WorkerPool
 from vfl.library.orders import clear_folder
 from vfl.library.plugins import get_import_paths, import_plugins
 from vfl.library.recipe import Recipe

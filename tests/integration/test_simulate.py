@@ -18,9 +18,8 @@ from tests.harness.errors import assert_names, raises
 from vfl.launcher import processes
 from vfl.launcher.processes import Process, end_all, find_culprit, wait_all
 from vfl.simulation.commands import DEMO
-from vfl.simulation.federation import Federation, to_toml
+from vfl.simulation.federation import Federation, Origin, to_toml
 from vfl.simulation.live import Lines, Track, describe_event
-from vfl.simulation.origin import Origin
 from vfl_common.config.base import read_toml
 from vfl_common.config.division import divide
 from vfl_common.config.party import load_party

@@ -127,7 +127,7 @@ def request(name: str, out: Path, force: bool) -> None:
       vfl certs request bank
     """
     from vfl.certs import authority
-    from vfl.certs.describe import fingerprint
+    from vfl.certs.authority import fingerprint
     from vfl_common.identity import pem
 
     path = authority.create_request(out, name, force=force)
@@ -157,7 +157,7 @@ def sign(csr: Path, name: str | None, ca: Path, out: Path | None, days: int, for
       vfl certs sign certs/bank.csr --ca certs
     """
     from vfl.certs import authority
-    from vfl.certs.describe import fingerprint
+    from vfl.certs.authority import fingerprint
     from vfl_common.identity import pem
 
     path = authority.sign_request(csr, ca, name or csr.stem, days, out=out, force=force)
@@ -217,7 +217,7 @@ def show(file: Path) -> None:
     Example:
       vfl certs show certs/bank.pem
     """
-    from vfl.certs.describe import describe
+    from vfl.certs.authority import describe
 
     for label, text in describe(file):
         click.echo(f"{label + ':':<13}{text}")

@@ -56,8 +56,7 @@ def predict(
       vfl predict --out again.csv
       vfl predict runs/20260101-120000-churn-1f2e --data bank=new.csv --data shop=new-shop.parquet
     """
-    from vfl.library.predicting import predict_rows
-    from vfl.library.run import Run
+    from vfl.library.run import Run, predict_rows
     from vfl_common.production import scorings
     from vfl_common.run_folder import RunFolder
     from vfl_party.predict.results import Output

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from vfl.library import cells
 from vfl.library.data import add_data, write_frames
+from vfl.library.model import OnRound, RoundReporter, read_round_models
 from vfl.library.plugins import get_import_paths, with_plugins, write_entry_points
 from vfl.library.recipe import GivenRecipe, Recipe
-from vfl.library.rounds import OnRound, RoundReporter, read_round_models
 from vfl.library.run import Run
 from vfl.simulation.baselines import baseline as baseline_of
-from vfl.simulation.origin import Origin
+from vfl.simulation.federation import Origin
 from vfl.simulation.run import new_run_id
 from vfl_common.config.base import parse
 from vfl_common.config.data import DataSettings

@@ -11,25 +11,25 @@ from typing import Any, Literal
 
 import click
 
-from vfl.new import ask, rules
+from vfl.new import options as ask
+from vfl.new import rules
 from vfl.new.files import (
+    DEFAULTS,
+    LABEL_FREE,
     RECIPE,
+    Chosen,
+    Protect,
+    make_comments,
     make_party_tables,
     make_party_text,
+    make_preset_training,
     make_recipe_tables,
     make_recipe_text,
     refuse_existing,
     write_all,
 )
 from vfl.new.look import Read, find_label_candidates, inspect_table, make_reader, read_values
-from vfl.new.protect import (
-    DEFAULTS,
-    LABEL_FREE,
-    Chosen,
-    Protect,
-    make_comments,
-    make_preset_training,
-)
+from vfl.new.options import adding_flags, parse_settings
 from vfl.new.rules import Task
 from vfl.new.say import (
     format_digest,
@@ -44,7 +44,6 @@ from vfl.new.say import (
     say_trees,
     say_uploads,
 )
-from vfl.new.settings import adding_flags, parse_settings
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe, load_recipe
 from vfl_common.errors import Code, InputError
@@ -55,16 +54,10 @@ from vfl_party.data.ids import shapes_of
 from vfl_party.methods.secureboost.settings import MAX_CODES
 
 Method = Literal["splitnn", "secureboost"]
-
-
 # The maximum number of categories of a column, including missing cells.
 MAX_CATEGORIES = MAX_CODES
-
-
 # With at least this number of the active party's rows, trees have one more level.
 DEEPER = 10_000
-
-
 # The minimum number of rows in a leaf for a regression.
 _MIN_ROWS = 5
 

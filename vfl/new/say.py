@@ -7,10 +7,10 @@ from pathlib import Path
 
 import click
 
+from vfl.new.files import LABEL_FREE, MEASURED, TREES, Chosen, describe_leakage_with_units
 from vfl.new.look import Look
-from vfl.new.protect import LABEL_FREE, MEASURED, TREES, Chosen, describe_leakage_with_units
+from vfl.new.options import find_flags
 from vfl.new.rules import Counts, Kind, ModelSizes
-from vfl.new.settings import find_flags
 from vfl_common.config.recipe import Recipe
 from vfl_common.text import LINE, clean, format_percent, host_and_port, list_names, make_printable
 from vfl_party.data.ids import ASK, about_zeros
