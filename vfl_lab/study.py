@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 from vfl.jobs import check_jobs, open_pool, open_waiting_threads
 from vfl.library import cells
 from vfl.library.data import add_data
-from vfl.library.orders import RUN_FUNCTION, send
 from vfl.library.plugins import with_plugins
 from vfl.library.recipe import GivenRecipe, Recipe
 from vfl.library.run import Run
-from vfl.library.simulate import carry_out, convert_errors, simulate
+from vfl.library.simulate import RUN_FUNCTION, carry_out, convert_errors, send, simulate
 from vfl_common.config.base import parse
 from vfl_common.config.division import divide
 from vfl_common.config.recipe import Recipe as Settings

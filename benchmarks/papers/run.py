@@ -35,8 +35,7 @@ from benchmarks.papers.plan import (
     variants,
 )
 from vfl.jobs import open_pool, open_waiting_threads
-from vfl.library.orders import open_run_maker
-from vfl.library.simulate import run_files
+from vfl.library.simulate import open_run_maker, run_files
 from vfl_common.errors import VflError
 from vfl_common.summary import load_summary
 from vfl_lab.studies.report import FineTuned

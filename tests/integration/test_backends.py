@@ -148,7 +148,7 @@ def test_a_backend_is_sent_nothing_but_texts_of_json(monkeypatch: pytest.MonkeyP
     assert (module, function, does) == (
         "vfl.jobs",
         "answer",
-        "vfl.library.orders:make",
+        "vfl.library.simulate:make",
     )
     assert json.loads(json.dumps(order)) == order
 

@@ -18,8 +18,7 @@ from tests.harness.errors import assert_names, raises
 from tests.integration.test_library import BANK, RECIPE, SHOP
 from vfl import jobs
 from vfl.jobs import JobWorkers
-from vfl.library.orders import RUN_FUNCTION, send
-from vfl.library.simulate import carry_out
+from vfl.library.simulate import RUN_FUNCTION, carry_out, send
 from vfl_common.errors import Code, InputError
 
 DATA = {"bank": vfl.Data(BANK, label="target"), "shop": SHOP}

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from tests.harness.errors import assert_names, raises
+from vfl.commands import DEMO
 from vfl.launcher import processes
 from vfl.launcher.processes import Process, end_all, find_culprit, wait_all
-from vfl.simulation.commands import DEMO
 from vfl.simulation.federation import Federation, Origin, to_toml
 from vfl.simulation.live import Lines, Track, describe_event
 from vfl_common.config.base import read_toml

@@ -3,7 +3,7 @@
 A party gets its certificate in one of two ways. ``issue`` makes the key and the certificate in one
 place, for a demo or a single administrator. Or the party calls ``create_request`` and the authority
 calls ``sign_request``, so that no private key is sent. All keys are ECDSA P-256, and all signatures
-use SHA-256.
+use SHA-256. ``describe`` shows a certificate or a request to a person.
 """
 
 from __future__ import annotations

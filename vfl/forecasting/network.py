@@ -1,4 +1,4 @@
-"""Parses bandwidth and latency, and computes the time of a forecast's exchanges from them."""
+"""Parses and formats bandwidth and latency, and computes the time of a forecast's exchanges."""
 
 from __future__ import annotations
 

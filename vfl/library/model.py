@@ -1,4 +1,6 @@
-"""One party's trained models, to use without the other parties."""
+"""One party's trained models, to use without the other parties: of a finished run (``Model``),
+or of a round, which the callback ``on_round`` gets (``Round``).
+"""
 
 from __future__ import annotations
 

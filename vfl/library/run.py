@@ -1,4 +1,6 @@
-"""The class ``Run``: the metrics, curves, bytes, plots and predictions of a finished run."""
+"""The class ``Run``: the metrics, curves, bytes, plots and predictions of a finished run. New rows
+are predicted with all parties in this process.
+"""
 
 from __future__ import annotations
 

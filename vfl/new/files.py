@@ -1,4 +1,6 @@
-"""Makes the files of ``vfl new``: a recipe, and a party file without default values."""
+"""Makes the files of ``vfl new``: a recipe, and a party file without default values. The presets of
+``--protect`` have training settings and measured leakage.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from vfl.new.look import Look
 from vfl.new.options import get_reading_keys
-from vfl.new.rules import Kind, ModelSizes, Task
+from vfl.new.rules import Kind, Look, ModelSizes, Task
 from vfl.simulation.federation import to_lines, to_toml
 from vfl_common.config.base import parse
 from vfl_common.config.data import DataSettings, is_path
@@ -20,7 +21,6 @@ from vfl_common.config.sources import resolve_source
 from vfl_common.errors import Code, InputError
 from vfl_common.files import write_atomic
 
-RECIPE = "recipe.toml"
 _HEADER = (
     "# The same at every party; written by `vfl new recipe`. docs/reference/recipe.md has all "
     "keys.\n"

@@ -1,5 +1,8 @@
-"""Writes the files of a whole federation on one machine: certificates of a temporary authority,
-party files and the recipe.
+"""The files of a federation on one machine.
+
+``Federation`` writes certificates of a temporary authority, party files and the recipe.
+``combine_party_files`` reads the parties' real files as one recipe, to test a federation without
+keys. ``Origin`` records where a run's data and modules come from, for later predictions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Draws the learning curves of a run."""
+"""Draws with matplotlib without a display: helpers for every picture, and the learning curves of a
+run.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Reads the folder of a finished run for tables and charts."""
+"""Reads the folder of a run for tables and charts, determines how a run without a summary ended,
+and lists the runs in a folder of runs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Prints the result of a run as tables."""
+"""Prints the result of a run as tables, with privacy notes: possible label inference and feature
+reconstruction, and encryption.
+"""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from vfl.library.orders import open_run_maker
+from vfl.library.simulate import open_run_maker
 from vfl_common.text import count, to_json
 from vfl_lab.studies.comparison import compare_methods, make_differences_table
 from vfl_lab.studies.plan import Pipeline, StudyFile, load_study
