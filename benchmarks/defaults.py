@@ -33,7 +33,8 @@ from sklearn.metrics import roc_auc_score
 import vfl
 from benchmarks.defaults_read import GAPS, Tables, gap, spread
 from benchmarks.defaults_tables import LABEL, TABLES, Shared
-from vfl.new.flow import Flags, RecipeFlags, new_party, new_recipe
+from vfl.new.flow import RecipeFlags, new_party, new_recipe
+from vfl.new.options import Flags
 
 METRICS = {"binary": "auc", "multiclass": "accuracy", "regression": "rmse"}
 

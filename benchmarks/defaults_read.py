@@ -208,7 +208,7 @@ def lost(kept: dict[str, Tables], preset: str) -> float:
 
 def means(kept: dict[str, Tables]) -> dict[str, dict[str, tuple[float, float | None, float]]]:
     """Returns {kind: {preset: (what it costs, labels read, columns read)}}, over the tables of a
-    kind for which that was measured, as ``vfl.new.protect`` has them; a preset that was measured on
+    kind for which that was measured, as ``vfl.new.files`` has them; a preset that was measured on
     no table of a kind is missing there.
     """
     by_kind: dict[str, list[Tables]] = {}

@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     # The names of satellites are not in __all__, because they are removed with their packages.
     from vfl.library.data import Data
     from vfl.library.forecast import Forecast, forecast
-    from vfl.library.model import Model
+    from vfl.library.model import Model, Round
     from vfl.library.recipe import Recipe
-    from vfl.library.rounds import Round
     from vfl.library.run import Run
     from vfl.library.simulate import simulate
     from vfl_common.errors import Code, VflError
@@ -61,7 +60,7 @@ _MODULES = {
     "Forecast": "vfl.library.forecast",
     "Model": "vfl.library.model",
     "Recipe": "vfl.library.recipe",
-    "Round": "vfl.library.rounds",
+    "Round": "vfl.library.model",
     "Run": "vfl.library.run",
     "VflError": "vfl_common.errors",
     "deal": "vfl_party.base.seeds",

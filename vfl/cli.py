@@ -8,12 +8,12 @@ from vfl_common.process.program import EXIT_CODES, NAMES, PluginGroup, run_progr
 
 # {command: module and function}. A function is imported when its command is listed or called.
 _COMMANDS = {
-    "certs": "vfl.certs.commands:certs",
-    "demo": "vfl.simulation.commands:demo",
-    "forecast": "vfl.forecasting.commands:forecast",
+    "certs": "vfl.commands:certs",
+    "demo": "vfl.commands:demo",
+    "forecast": "vfl.commands:forecast",
     "new": "vfl.new.commands:new",
-    "predict": "vfl.library.commands:predict",
-    "simulate": "vfl.simulation.commands:simulate",
+    "predict": "vfl.commands:predict",
+    "simulate": "vfl.commands:simulate",
 }
 
 

@@ -16,14 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
-from vfl.jobs.pool import check_jobs, open_pool, open_waiting_threads
-from vfl.jobs.runs import RUN_FUNCTION
+from vfl.jobs import check_jobs, open_pool, open_waiting_threads
 from vfl.library import cells
 from vfl.library.data import add_data
 from vfl.library.plugins import with_plugins
 from vfl.library.recipe import GivenRecipe, Recipe
 from vfl.library.run import Run
-from vfl.library.simulate import carry_out, convert_errors, simulate
+from vfl.library.simulate import RUN_FUNCTION, carry_out, convert_errors, send, simulate
 from vfl_common.config.base import parse
 from vfl_common.config.recipe import Recipe as Settings
 from vfl_common.config.recipe import divide
@@ -380,8 +379,6 @@ def _run_in_parallel(
     """Makes runs in ``jobs`` other processes, and returns them in the order of ``planned``. The
     first error ends all runs.
     """
-    from vfl.library.orders import send
-
     simulate = planned[0].recipe.settings.simulate
     threads_each = simulate.threads if simulate is not None else 1
     with open_pool(RUN_FUNCTION, jobs, threads_each, backend) as workers:

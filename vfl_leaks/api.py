@@ -12,11 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vfl.jobs.pool import check_jobs
+from vfl.jobs import check_jobs
 from vfl.library.plugins import with_plugins
 from vfl.library.recipe import GivenRecipe, Recipe
 from vfl.library.run import Run
-from vfl.simulation.own_files import are_party_files
+from vfl.simulation.federation import are_party_files
 from vfl_common.config.party import Init
 from vfl_common.config.recipe import name_file_in_errors
 from vfl_common.config.task import COMPARED
@@ -235,7 +235,7 @@ def _make_functions(
 
             yield [partial(make_run, recipe) for recipe, _ in runs]
             return
-        from vfl.jobs.pool import open_pool, open_waiting_threads
+        from vfl.jobs import open_pool, open_waiting_threads
         from vfl_leaks.orders import MAKES, make_in_pool
 
         with (

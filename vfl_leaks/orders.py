@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 
-from vfl.jobs.pool import WorkerPool
-from vfl.library.orders import clear_folder
+from vfl.jobs import WorkerPool
 from vfl.library.plugins import get_import_paths, import_plugins
 from vfl.library.recipe import Recipe
-from vfl.library.simulate import Order, carry_out
+from vfl.library.simulate import Order, carry_out, clear_folder
 from vfl_common.config.base import parse
 from vfl_common.config.recipe import Recipe as Settings
 from vfl_common.config.recipe import divide

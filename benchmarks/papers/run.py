@@ -34,9 +34,8 @@ from benchmarks.papers.plan import (
     study,
     variants,
 )
-from vfl.jobs.pool import open_pool, open_waiting_threads
-from vfl.jobs.runs import open_run_maker
-from vfl.library.simulate import run_files
+from vfl.jobs import open_pool, open_waiting_threads
+from vfl.library.simulate import open_run_maker, run_files
 from vfl_common.errors import VflError
 from vfl_common.summary import load_summary
 from vfl_lab.studies.report import FineTuned

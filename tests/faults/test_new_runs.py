@@ -27,7 +27,7 @@ from tests.integration.test_resume import (
     recipe,
     undisturbed,
 )
-from vfl.summary.runs import find_runs
+from vfl.summary.reading import find_runs
 from vfl_common.errors import Code, PeerError
 
 # A fixture.

@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 
 import vfl
-from vfl.simulation.origin import Origin
+from vfl.simulation.federation import Origin
 from vfl_common.config.base import parse
 from vfl_common.config.party import ServeSettings
 from vfl_common.errors import VflError

@@ -146,9 +146,9 @@ def test_a_backend_is_sent_nothing_but_texts_of_json(monkeypatch: pytest.MonkeyP
     vfl.study(RECIPE, {"seed": [1]}, DATA, quiet=True, backend="loky")
     ((module, function, does, order),) = sent
     assert (module, function, does) == (
-        "vfl.jobs.answers",
+        "vfl.jobs",
         "answer",
-        "vfl.library.orders:make",
+        "vfl.library.simulate:make",
     )
     assert json.loads(json.dumps(order)) == order
 
@@ -305,8 +305,7 @@ from tests.integration.test_library import RECIPE
 from tests.integration.test_library_jobs import DATA
 
 vfl.study(RECIPE, {"seed": [1]}, DATA, quiet=True)
-# scikit-learn, which metrics need, has joblib loaded; ours is what asks for a backend.
-extras = {"dask", "distributed", "duckdb", "optuna", "pyspark", "ray", "vfl.jobs.elsewhere"}
+extras = {"dask", "distributed", "duckdb", "optuna", "pyspark", "ray"}
 print(sorted(extras & set(sys.modules)))
 """
 

@@ -22,7 +22,7 @@ from tests.harness.here import one_launcher
 from vfl.cli import cli
 from vfl.simulation import BASELINES
 from vfl.simulation.baselines import baseline, make_from_party_file
-from vfl.simulation.origin import Origin
+from vfl.simulation.federation import Origin
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError

@@ -16,11 +16,9 @@ import pytest
 import vfl
 from tests.harness.errors import assert_names, raises
 from tests.integration.test_library import BANK, RECIPE, SHOP
-from vfl.jobs import workers
-from vfl.jobs.runs import RUN_FUNCTION
-from vfl.jobs.workers import JobWorkers
-from vfl.library.orders import send
-from vfl.library.simulate import carry_out
+from vfl import jobs
+from vfl.jobs import JobWorkers
+from vfl.library.simulate import RUN_FUNCTION, carry_out, send
 from vfl_common.errors import Code, InputError
 
 DATA = {"bank": vfl.Data(BANK, label="target"), "shop": SHOP}
@@ -111,7 +109,7 @@ def test_a_process_makes_one_run_after_the_other_and_says_what_failed(
 
 
 def test_a_process_ends_when_nobody_waits_for_it_any_more() -> None:
-    command = [sys.executable, "-P", "-m", "vfl.jobs.workers", RUN_FUNCTION]
+    command = [sys.executable, "-P", "-m", "vfl.jobs", RUN_FUNCTION]
     done = subprocess.run(
         command, input="[]\n", capture_output=True, text=True, timeout=120, check=False
     )
@@ -144,14 +142,14 @@ def test_an_error_ends_all_runs_at_once_and_names_its_run(
 def test_all_processes_end_if_one_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Any] = []
 
-    class Once(workers._Worker):
+    class Once(jobs._Worker):
         def __init__(self, does: str, threads: int) -> None:
             if started:
                 raise OSError(24, "Too many open files")
             super().__init__(does, threads)
             started.append(self._process)
 
-    monkeypatch.setattr(workers, "_Worker", Once)
+    monkeypatch.setattr(jobs, "_Worker", Once)
     with raises(vfl.VflError, Code.INTERNAL, names="24"):
         vfl.study(RECIPE, {"seed": [1, 2]}, DATA, jobs=2, quiet=True)
     assert [each.returncode for each in started] == [-9]
@@ -162,9 +160,9 @@ def test_what_cannot_be_done_is_said_before_the_first_run() -> None:
     for seeds in wrong:
         with raises(InputError, Code.CONFIG_INVALID):
             vfl.study(RECIPE, {"seed": [1, 2]}, DATA, seeds=seeds)
-    for jobs in (0, -1, 1.5, True, "2"):
+    for number in (0, -1, 1.5, True, "2"):
         with raises(InputError, Code.CONFIG_INVALID):
-            vfl.study(RECIPE, {"seed": [1, 2]}, DATA, jobs=jobs)  # type: ignore[arg-type]
+            vfl.study(RECIPE, {"seed": [1, 2]}, DATA, jobs=number)  # type: ignore[arg-type]
 
     def cell(spec: Any, width: int) -> Any: ...
 

@@ -20,7 +20,7 @@ from tests.harness.memory import run_here
 from tests.harness.online import Online, predicted
 from tests.harness.served import Served, federation_of, trained_run
 from vfl.library.model import Model
-from vfl.simulation.origin import Origin
+from vfl.simulation.federation import Origin
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.models.halves import Tail

@@ -17,13 +17,13 @@ from benchmarks import defaults_read
 from tests.harness.errors import assert_names, raises
 from tests.harness.here import vfl_here
 from tests.integration.test_label_free import assert_free, twice
-from vfl.new import protect
+from vfl.new import files
 from vfl.new.commands import new
 from vfl.new.rules import KINDS
 from vfl_common.errors import Code, InputError
 
 LABELS = {"binary": ("no", "yes"), "multiclass": ("a", "b", "c"), "regression": None}
-PRESETS = get_args(protect.Protect)
+PRESETS = get_args(files.Protect)
 
 
 @pytest.fixture(autouse=True)
@@ -66,13 +66,13 @@ def data(kind: str) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_recipe_of_each_preset_trains(kind: Any, preset: protect.Protect) -> None:
+def test_a_recipe_of_each_preset_trains(kind: Any, preset: files.Protect) -> None:
     recipe, _ = written(kind, "--protect", preset)
     assert marked() == f"--protect {preset}"
-    if preset in protect.LABEL_FREE:
+    if preset in files.LABEL_FREE:
         assert [each.kind for each in recipe.settings.phases] == ["fedonce", "head", "evaluate"]
         assert recipe.settings.rows.split == "random"
-        width = 8 if preset == "labels" else protect.WIDTHS[kind]
+        width = 8 if preset == "labels" else files.WIDTHS[kind]
         assert recipe.settings.model.embedding_size == width
         short = recipe.replace({"model.top.trees": 5})
     else:
@@ -106,7 +106,7 @@ def test_a_forecast_of_the_default_of_classes_states_it(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_the_flag_a_kind_of_task_has_its_own_preset(kind: Any) -> None:
     _, said = written(kind)
-    assert marked() == f"--protect {protect.DEFAULTS[kind]}"
+    assert marked() == f"--protect {files.DEFAULTS[kind]}"
     told = [each for each in said.splitlines() if each.startswith(("leaks", "consider"))]
     assert_names("\n".join(told), "--protect", "recipe.toml")
 
@@ -130,19 +130,19 @@ def test_what_is_told_was_measured() -> None:
     kept = json.loads(defaults_read.PROTECT.read_text())
     assert defaults_read.means(kept) == {
         kind: {name: tuple_of(each) for name, each in of.items()}
-        for kind, of in protect.MEASURED.items()
+        for kind, of in files.MEASURED.items()
     }
     floors = defaults_read.floors(kept)
-    assert {kind: round(floor, 3) for kind, floor in floors.items()} == protect.ALONE
+    assert {kind: round(floor, 3) for kind, floor in floors.items()} == files.ALONE
 
 
-def tuple_of(each: protect.PresetMeasurement) -> tuple[float, float | None, float]:
+def tuple_of(each: files.PresetMeasurement) -> tuple[float, float | None, float]:
     return each.lost, each.labels, each.columns
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_figure_in_a_recipe_is_a_lower_bound(kind: Any) -> None:
-    lines = protect.make_comments(kind, "labels")
+    lines = files.make_comments(kind, "labels")
     assert "Each figure is a lower bound" in " ".join(lines)
     for line in lines:
         preset, _, words = line[2:].partition(": ")

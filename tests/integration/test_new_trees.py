@@ -14,10 +14,10 @@ import pytest
 import vfl
 from tests.harness.errors import assert_names
 from tests.unit.vfl.test_new import BANK, SHOP, run, table, tables
-from vfl.library.predicting import predict_rows
+from vfl.library.run import predict_rows
 from vfl.new.flow import DEEPER, MAX_CATEGORIES, make_tree_training
 from vfl.new.rules import Task
-from vfl.simulation.own_files import combine_party_files
+from vfl.simulation.federation import combine_party_files
 from vfl_common.config.recipe import load_recipe
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
 from vfl_party.phases.course import Course

@@ -13,7 +13,7 @@ import vfl
 from tests.harness.errors import raises
 from tests.unit.vfl.test_new import BANK, SHOP, run, table
 from vfl.cli import cli
-from vfl.simulation.own_files import combine_party_files
+from vfl.simulation.federation import combine_party_files
 from vfl.simulation.run import simulate
 from vfl_common.config.recipe import Recipe, divide, get_simulate_settings
 from vfl_common.errors import Code, InputError

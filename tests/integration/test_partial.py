@@ -26,8 +26,8 @@ from tests.harness.online import Online
 from tests.integration.test_exact import ROUNDING, TOLERANCE, largest_deviation
 from tests.integration.test_resume import held, kill
 from vfl.library.run import Run
+from vfl.simulation.federation import Origin
 from vfl.simulation.inprocess import run_in_process
-from vfl.simulation.origin import Origin
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, PeerError

@@ -21,8 +21,8 @@ from tests.harness.errors import assert_names, raises
 from tests.integration.test_library import BANK, RECIPE, SHOP, TABLES
 from tests.unit.lab.test_report import summary_of
 from vfl.cli import cli
-from vfl.simulation.origin import FILE, Origin
-from vfl.summary.runs import find_newest_run, find_runs
+from vfl.simulation.federation import FILE, Origin
+from vfl.summary.reading import find_newest_run, find_runs
 from vfl_common.errors import Code, InputError
 
 

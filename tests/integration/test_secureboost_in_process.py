@@ -20,8 +20,7 @@ from tests.harness.federation import toml
 from vfl.forecasting.show import count_forecast
 from vfl.simulation.inprocess import run_in_process
 from vfl.simulation.run import simulate
-from vfl.summary.notes import describe_encryption
-from vfl.summary.table import print_tables
+from vfl.summary.table import describe_encryption, print_tables
 from vfl_common.config.data import DataSettings
 from vfl_common.config.party import TreeLimits
 from vfl_common.config.recipe import Recipe

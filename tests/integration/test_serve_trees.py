@@ -19,7 +19,7 @@ import vfl
 from tests.harness.online import Online, numbers, predicted, store_of
 from tests.harness.served import NAMES, Served, trained
 from tests.integration.test_secureboost import made_table, recipe
-from vfl.simulation.origin import Origin
+from vfl.simulation.federation import Origin
 from vfl_common.errors import Code, PeerError
 from vfl_common.rpc.serving.stream import EMBEDDED, NOT_ANSWERED, ServingAnswer, Step
 from vfl_party.methods.secureboost.forest import SETTLED

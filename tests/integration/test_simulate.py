@@ -15,12 +15,11 @@ from typing import Any
 import pytest
 
 from tests.harness.errors import assert_names, raises
+from vfl.commands import DEMO
 from vfl.launcher import processes
 from vfl.launcher.processes import Process, end_all, find_culprit, wait_all
-from vfl.simulation.commands import DEMO
-from vfl.simulation.federation import Federation, to_toml
+from vfl.simulation.federation import Federation, Origin, to_toml
 from vfl.simulation.live import Lines, Track, describe_event
-from vfl.simulation.origin import Origin
 from vfl_common.config.base import read_toml
 from vfl_common.config.party import load_party
 from vfl_common.config.recipe import Recipe, divide, load_recipe

@@ -1,4 +1,4 @@
-"""A federation's certificate authority, and the commands of ``vfl certs``."""
+"""A federation's certificate authority. ``vfl certs`` reads these numbers without it."""
 
 CA_DAYS = 3650
 PARTY_DAYS = 365

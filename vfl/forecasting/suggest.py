@@ -11,8 +11,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from vfl.forecasting.network import Network
-from vfl.forecasting.words import format_duration, format_rate
+from vfl.forecasting.network import Network, format_duration, format_rate
 from vfl.summary.table import format_size, new_table
 from vfl_common.bundle import DType
 from vfl_common.config.base import parse

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from vfl.library.data import add_data
 from vfl.library.plugins import with_plugins
 from vfl.library.recipe import GivenRecipe, Recipe
-from vfl.simulation.own_files import are_party_files
+from vfl.simulation.federation import are_party_files
 from vfl_common.config.base import parse
 from vfl_common.config.recipe import Recipe as Settings
 from vfl_common.summary import ByteCount

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from vfl.library import cells
-from vfl.simulation.federation import to_toml
-from vfl.simulation.own_files import combine_party_files
+from vfl.simulation.federation import combine_party_files, to_toml
 from vfl_common.config import recipe as schema
 from vfl_common.config.base import parse, read_tables
 from vfl_common.errors import Code, InputError

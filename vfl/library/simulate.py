@@ -1,4 +1,6 @@
-"""Runs a recipe in this process or in one process for each party."""
+"""Runs a recipe in this process, in one process for each party, or as an order to another process
+(``vfl.jobs``), which then makes the whole run with all parties in it.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +16,23 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vfl.jobs import WorkerPool, open_pool
 from vfl.library import cells
 from vfl.library.data import add_data, write_frames
-from vfl.library.plugins import get_import_paths, with_plugins, write_entry_points
+from vfl.library.model import OnRound, RoundReporter, read_round_models
+from vfl.library.plugins import get_import_paths, import_plugins, with_plugins, write_entry_points
 from vfl.library.recipe import GivenRecipe, Recipe
-from vfl.library.rounds import OnRound, RoundReporter, read_round_models
 from vfl.library.run import Run
 from vfl.simulation.baselines import baseline as baseline_of
-from vfl.simulation.origin import Origin
+from vfl.simulation.federation import Origin
 from vfl.simulation.run import new_run_id
 from vfl_common.config.base import parse
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe as Settings
 from vfl_common.config.recipe import divide, get_simulate_settings
-from vfl_common.errors import InternalError, VflError
+from vfl_common.errors import Code, InputError, InternalError, VflError
 from vfl_common.files import require_folder
-from vfl_party.base.plugins import RunPlugins, get_run_plugins
+from vfl_party.base.plugins import RunPlugins, get_run_plugins, use_plugins
 
 if TYPE_CHECKING:
     from vfl.simulation.inprocess import Attach
@@ -293,3 +296,69 @@ def _in_processes(quiet: bool, on_round: OnRound | None, order: Order) -> None:
                 modules=modules,
                 on_line=tell if telling is not None else None,
             )
+
+
+# The function that makes a run, by the name under which other processes import it.
+RUN_FUNCTION = "vfl.library.simulate:make"
+
+
+def send(pool: WorkerPool, order: Order) -> None:
+    """Makes a run in a process of ``pool``, which carries out orders with ``RUN_FUNCTION``, and
+    waits for its end. Raises VflError.
+    """
+    tables, plugins = order.in_files("jobs=1"), get_import_paths("jobs=1")
+    _send(pool, tables, order.base, order.folder, plugins)
+
+
+def _send(
+    pool: WorkerPool,
+    tables: dict[str, Any],
+    base: Path,
+    folder: Path,
+    plugins: dict[str, dict[str, str]],
+) -> None:
+    pool.run(
+        {
+            "recipe": tables,
+            "base": str(base.resolve()),
+            "folder": str(folder.resolve()),
+            "plugins": plugins,
+        }
+    )
+    if not (folder / "summary.json").exists():
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{folder}: the run was made on another machine, which does not share this folder. Set "
+            "out to a folder that all machines share.",
+        )
+
+
+@contextlib.contextmanager
+def open_run_maker(
+    jobs: int, backend: str | None = None
+) -> Iterator[Callable[[dict[str, Any], Path, Path], None]]:
+    """Yields a function that makes a run of a study in another process (a ``Make`` function of
+    ``vfl_lab.studies.run``). The arguments are those of ``open_pool``.
+    """
+    with open_pool(RUN_FUNCTION, jobs, 1, backend) as pool:
+        yield lambda recipe, base, folder: _send(pool, recipe, base, folder, {})
+
+
+def make(order: dict[str, Any]) -> None:
+    """Makes a run in this process. ``order``: the request that ``_send`` sent."""
+    folder = clear_folder(order["folder"])
+    with use_plugins(import_plugins(order["plugins"])):
+        run_files(order["recipe"], Path(order["base"]), folder)
+
+
+def clear_folder(path: str) -> Path:
+    """Removes the files of a lost process from the folder of a run, and returns the folder.
+
+    A backend may start an order again. The folder ``federation`` with the rows is kept, because the
+    rows were written before the order was sent.
+    """
+    folder = Path(path)
+    for entry in folder.iterdir() if folder.is_dir() else ():
+        if entry.name != "federation":
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    return folder

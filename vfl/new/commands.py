@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 if TYPE_CHECKING:
-    from vfl.new.flow import Flags
+    from vfl.new.options import Flags
 
 _data = click.option(
     "--data",
@@ -55,7 +55,7 @@ _force = click.option("--force", is_flag=True, help="Replace existing files.")
 
 
 def _add_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options that both commands have, and passes their values as one ``flow.Flags``."""
+    """Adds the options that both commands have, and passes their values as ``options.Flags``."""
 
     @functools.wraps(command)
     def with_flags(
@@ -70,7 +70,7 @@ def _add_options(command: Callable[..., None]) -> Callable[..., None]:
         sets: tuple[str, ...],
         **own: Any,
     ) -> None:
-        from vfl.new.flow import Flags
+        from vfl.new.options import Flags
 
         command(Flags(data, id_, label, drop, server, advertise, out, force, sets), **own)
 

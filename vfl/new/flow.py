@@ -11,59 +11,53 @@ from typing import Any, Literal
 
 import click
 
-from vfl.new import ask, rules
+from vfl.new import rules
 from vfl.new.files import (
-    RECIPE,
+    DEFAULTS,
+    LABEL_FREE,
+    MEASURED,
+    TREES,
+    Chosen,
+    Protect,
+    describe_leakage_with_units,
+    make_comments,
     make_party_tables,
     make_party_text,
+    make_preset_training,
     make_recipe_tables,
     make_recipe_text,
     refuse_existing,
     write_all,
 )
-from vfl.new.look import Read, find_label_candidates, inspect_table, make_reader, read_values
-from vfl.new.protect import (
-    DEFAULTS,
-    LABEL_FREE,
-    Chosen,
-    Protect,
-    make_comments,
-    make_preset_training,
-)
-from vfl.new.rules import Task
-from vfl.new.say import (
-    format_digest,
+from vfl.new.options import (
+    RECIPE,
+    Flags,
+    adding_flags,
+    ask_addresses,
+    ask_id,
+    ask_label,
+    ask_name,
+    ask_own_name,
+    ask_passives,
+    ask_server,
+    ask_table,
+    check_drop,
+    find_flags,
     is_here,
-    say,
-    say_addresses,
-    say_id_advice,
-    say_leaks,
-    say_recipe,
-    say_table,
-    say_training,
-    say_trees,
-    say_uploads,
+    stem,
 )
-from vfl.new.settings import adding_flags, parse_settings
-from vfl_common.config.data import DataSettings
+from vfl.new.rules import Counts, Kind, Look, ModelSizes, Task, inspect_table, read_values
 from vfl_common.config.recipe import Recipe, load_recipe
 from vfl_common.errors import Code, InputError
-from vfl_common.text import hide_passwords, list_names, make_printable
-from vfl_party.data import TABLES, column_names
-from vfl_party.data.id_rules import shapes_of
+from vfl_common.text import LINE, clean, format_percent, hide_passwords, list_names, make_printable
+from vfl_party.data.id_rules import ASK, about_zeros, shapes_of
 from vfl_party.methods.secureboost.settings import MAX_CODES
 
 Method = Literal["splitnn", "secureboost"]
-
-
 # The maximum number of categories of a column, including missing cells.
 MAX_CATEGORIES = MAX_CODES
-
-
 # With at least this number of the active party's rows, trees have one more level.
 DEEPER = 10_000
-
-
 # The minimum number of rows in a leaf for a regression.
 _MIN_ROWS = 5
 
@@ -95,24 +89,6 @@ def make_tree_training(rows: int, task: Task) -> dict[str, Any]:
     return {"phases": [phase]}
 
 
-HERE = "127.0.0.1:7000"
-
-
-@dataclass(frozen=True)
-class Flags:
-    """The options that both commands have. An option that is not given is None or empty."""
-
-    data: str | None
-    id: tuple[str, ...]
-    label: str | None
-    drop: tuple[str, ...]
-    server: str | None
-    advertise: str | None
-    out: Path
-    force: bool
-    sets: tuple[str, ...] = ()
-
-
 @dataclass(frozen=True)
 class RecipeFlags:
     """The options that only ``vfl new recipe`` has."""
@@ -131,17 +107,17 @@ def new_recipe(flags: Flags, recipe_flags: RecipeFlags) -> None:
     """Writes the recipe and the active party's file. Raises InputError."""
     out, recipe_path = flags.out, flags.out / RECIPE
     refuse_existing(recipe_path, force=flags.force)
-    table, names = _ask_table(flags)
+    table, names = ask_table(flags)
     source = hide_passwords(table.source)
-    active = _ask_name(
-        recipe_flags.active, "--active", "Name of this party, which has the label", _stem(source)
+    active = ask_name(
+        recipe_flags.active, "--active", "Name of this party, which has the label", stem(source)
     )
     path = out / f"{active}.toml"
     refuse_existing(path, force=flags.force)
-    passives = _ask_passives(recipe_flags.passives)
-    drop = _check_drop(flags, names, source)
-    label = _ask_label(flags, names, table)
-    id_, values = _ask_id(flags, names, label, table)
+    passives = ask_passives(recipe_flags.passives)
+    drop = check_drop(flags, names, source)
+    label = ask_label(flags, names, table)
+    id_, values = ask_id(flags, names, label, table)
     id_rules = rules.choose_id_rules(read_values(table, id_).different)
     trees = recipe_flags.method == "secureboost"
     contents = inspect_table(
@@ -156,7 +132,7 @@ def new_recipe(flags: Flags, recipe_flags: RecipeFlags) -> None:
     where = f"{source}: label column {label!r}"
     task = rules.choose_task(contents.labels, where, label, recipe_flags.task)
     task = rules.set_positive(task, contents.labels, where, recipe_flags.positive)
-    server, advertise = _ask_addresses(flags, active)
+    server, advertise = ask_addresses(flags, active)
     preset = _choose_preset(recipe_flags, task.kind)
     label_free = preset in LABEL_FREE
     settings = rules.make_rows_table(
@@ -209,7 +185,7 @@ def new_recipe(flags: Flags, recipe_flags: RecipeFlags) -> None:
 def new_party(flags: Flags, recipe_path: Path, name: str | None) -> None:
     """Writes the file of a party of the recipe. Raises InputError."""
     recipe = load_recipe(recipe_path)
-    name = _ask_own_name(recipe, recipe_path, name)
+    name = ask_own_name(recipe, recipe_path, name)
     path = flags.out / f"{name}.toml"
     if path.exists() and path.samefile(recipe_path):
         raise InputError(
@@ -217,7 +193,7 @@ def new_party(flags: Flags, recipe_path: Path, name: str | None) -> None:
             f"{path}: is the recipe, which the file of {name} would replace. Rename the recipe.",
         )
     refuse_existing(path, force=flags.force)
-    table, names = _ask_table(flags)
+    table, names = ask_table(flags)
     source = hide_passwords(table.source)
     active = name == recipe.active.name
     if flags.label is not None and not active:
@@ -226,9 +202,9 @@ def new_party(flags: Flags, recipe_path: Path, name: str | None) -> None:
             f"--label: is for {recipe.active.name}, the recipe's active party. Remove it, or "
             "put the column in --drop.",
         )
-    drop = _check_drop(flags, names, source)
-    label = _ask_label(flags, names, table) if active else None
-    id_, values = _ask_id(flags, names, label, table)
+    drop = check_drop(flags, names, source)
+    label = ask_label(flags, names, table) if active else None
+    id_, values = ask_id(flags, names, label, table)
     id_rules = recipe.rows.id_rules
     trees = grows_trees(recipe)
     contents = inspect_table(
@@ -252,7 +228,7 @@ def new_party(flags: Flags, recipe_path: Path, name: str | None) -> None:
         rules.choose_task(
             contents.labels, f"{source}: label column {label!r}", label, recipe.task.kind
         )
-    server, advertise = _ask_addresses(flags, name) if active else (_ask_server(flags), None)
+    server, advertise = ask_addresses(flags, name) if active else (ask_server(flags), None)
     tables = make_party_tables(
         name,
         recipe_path,
@@ -279,166 +255,6 @@ def new_party(flags: Flags, recipe_path: Path, name: str | None) -> None:
     say("next", f"{first}vfl-party check {path} --offline")
 
 
-# --- questions
-# ------------------------------------------------------------
-
-
-def _ask_table(flags: Flags) -> tuple[DataSettings, tuple[str, ...]]:
-    """Returns the data settings of the table, and the names of its columns. Raises InputError."""
-    tables_here = [
-        path.name for path in sorted(Path().iterdir()) if path.name.lower().endswith(TABLES)
-    ]
-
-    def read_names(source: str) -> tuple[str, ...]:
-        # The header of a text file is the line that contains these names.
-        columns = {"id": tuple(dict.fromkeys(flags.id)), "label": flags.label}
-        return column_names(parse_settings(source, flags.sets).model_copy(update=columns))
-
-    @adding_flags()
-    def check_readable(text: str) -> str:
-        read_names(text)
-        return text
-
-    source = ask.get_answer(
-        flags.data,
-        "--data",
-        "Your table",
-        check_readable,
-        default=tables_here[0] if len(tables_here) == 1 else "",
-    )
-    return parse_settings(source, flags.sets), read_names(source)
-
-
-def _stem(source: str) -> str:
-    """Returns a file's name without its suffix if it is a valid party name; otherwise ''."""
-    try:
-        return ask.check_party_name(Path(source).name.partition(".")[0])
-    except InputError:
-        return ""
-
-
-def _ask_name(value: str | None, flag: str, question: str, default: str) -> str:
-    return ask.get_answer(value, flag, question, check_own_name, default=default, sure=True)
-
-
-def check_own_name(name: str) -> str:
-    """Returns a party's name if it is valid, and its party file is not the recipe's file. Raises
-    InputError otherwise.
-    """
-    if f"{ask.check_party_name(name)}.toml".casefold() == RECIPE:
-        raise InputError(
-            Code.CONFIG_INVALID,
-            f"{name!r}: the file of a party of this name would replace the recipe {RECIPE}. Give "
-            "another --active or --passive.",
-        )
-    return name
-
-
-def _ask_passives(values: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the names of the passive parties. A value may have several names with commas. Raises
-    InputError.
-    """
-
-    def check(text: str) -> str:
-        names = [name.strip() for name in text.split(",")]
-        return ",".join(check_own_name(name) for name in names)
-
-    text = ask.get_answer(
-        ",".join(values) or None, "--passive", "Names of the other parties, with commas", check
-    )
-    return tuple(text.split(","))
-
-
-def _ask_label(flags: Flags, names: Sequence[str], table: DataSettings) -> str:
-    """Returns the name of the label column, from the option or the user. Raises InputError."""
-    names = [name for name in names if name not in flags.drop]
-    check = ask.check_column(names, hide_passwords(table.source), "--label")
-    if flags.label is not None:
-        return check(flags.label)
-    _show_columns(None, names)
-    candidates = find_label_candidates(table, names)
-    hint = (
-        f"with two to twenty different values: {list_names(list(map(make_printable, candidates)))}"
-        if candidates
-        else ""
-    )
-    if hint and ask.at_terminal():
-        click.echo(f"Columns {hint}", err=True)
-    question, likely = "The column to predict", rules.guess_label(names, candidates)
-    return ask.get_answer(
-        None, "--label", question, check, default=likely, hint=f"columns {hint}" if hint else ""
-    )
-
-
-def _ask_id(
-    flags: Flags, names: Sequence[str], label: str | None, table: DataSettings
-) -> tuple[tuple[str, ...], Read]:
-    """Returns the names of the id columns, and a function that reads columns. Raises
-    InputError.
-    """
-    source = hide_passwords(table.source)
-    dropped = [name for name in names if name in flags.drop]
-    names = [name for name in names if name != label and name not in dropped]
-    if not names:
-        raise InputError(
-            Code.DATA_INVALID, f"{source}: has no column except the label. Add the id column."
-        )
-    values, check = make_reader(table), ask.check_column(names, source, "--id")
-    if flags.id:
-        if label in flags.id or len(set(flags.id)) < len(flags.id):
-            raise InputError(
-                Code.CONFIG_INVALID,
-                f"--id {' --id '.join(flags.id)}: the columns of the id and the label must "
-                "differ. Correct --id or --label.",
-            )
-        return tuple(check(name) for name in flags.id), values
-    guess = rules.guess_id(names, lambda name: values((name,)))
-    if guess.sure:
-        return (guess.name,), values
-    if not ask.at_terminal():
-        _refuse_dropped_id(guess, rules.guess_id(dropped, lambda name: values((name,))), source)
-    if not guess.name and all(values((name,)) is None for name in names):
-        # No column can be read. This call raises the reason, for example that there are no rows.
-        read_values(table, (names[0],))
-    if not guess.name and not ask.at_terminal():
-        raise InputError(
-            Code.DATA_INVALID,
-            f"{source}: no column has a different value in each row, as an id must. Name the id "
-            "column with --id.",
-        )
-    _show_columns(None, names)
-    return (ask.get_answer(None, "--id", "The id column", check, default=guess.name),), values
-
-
-def _refuse_dropped_id(guess: rules.IdGuess, dropped: rules.IdGuess, source: str) -> None:
-    """Raises InputError if a column in --drop is a better id than the other columns.
-
-    ``guess``: the guess among the other columns. ``dropped``: the guess among the dropped columns.
-    """
-    if dropped.name and (dropped.sure or not guess.name):
-        raise InputError(
-            Code.DATA_INVALID,
-            f"{source}: only column {dropped.name!r} looks like an id, and --drop leaves it "
-            "out. Name another with --id, or remove this --drop.",
-        )
-
-
-def _check_drop(flags: Flags, names: Sequence[str], source: str) -> tuple[str, ...]:
-    """Returns the columns to leave out. Raises InputError for an unknown column, the id or the
-    label.
-    """
-    check = ask.check_column(names, source, "--drop")
-    for flag, roles in (("--id", flags.id), ("--label", (flags.label,))):
-        conflict = next((name for name in flags.drop if name in roles), None)
-        if conflict is not None:
-            raise InputError(
-                Code.CONFIG_INVALID,
-                f"--drop: leaves out column {conflict!r}, which {flag} names. Remove one of the "
-                "two.",
-            )
-    return tuple(check(name) for name in flags.drop)
-
-
 def _choose_preset(recipe_flags: RecipeFlags, kind: rules.Kind) -> Chosen:
     """Returns the preset of --protect, or ``trees`` for another method. Raises InputError."""
     if recipe_flags.method == "splitnn":
@@ -452,52 +268,188 @@ def _choose_preset(recipe_flags: RecipeFlags, kind: rules.Kind) -> Chosen:
     return "trees"
 
 
-def _ask_own_name(recipe: Recipe, path: Path, value: str | None) -> str:
-    """Returns this party's name in the recipe, from the option or the user. Raises InputError."""
-    names = [party.name for party in recipe.parties]
-    others = [party.name for party in recipe.passives]
-
-    def check(name: str) -> str:
-        if name not in names:
-            raise InputError(
-                Code.NOT_IN_RECIPE,
-                f"{path}: {name!r} is not a party of the recipe (parties: {list_names(names)}). "
-                "Correct --name.",
-            )
-        return name
-
-    default = others[0] if len(others) == 1 else ""
-    return ask.get_answer(
-        value,
-        "--name",
-        f"Which party is this ({list_names(names)})",
-        check,
-        default=default,
-        sure=True,
-    )
+_WIDTH = 12
+# Below this share of rows with a unique id, the id is doubtful.
+_FEW_KEPT = 0.8
+# The maximum loss of a method, in points, that still counts as equally good.
+_AS_GOOD = 1.0
+# The maximum length of a label's value, in characters.
+_MAX_CHARS = 40
 
 
-def _ask_server(flags: Flags) -> str:
-    question = "The server's address, host:port"
-    return ask.get_answer(
-        flags.server, "--server", question, ask.check_address, default=HERE, sure=True
-    )
+def say(about: str, text: str, change: str = "") -> None:
+    """Prints one line. ``change``: the key or option that changes the guess."""
+    click.echo(f"{about:<{_WIDTH}}{clean(text, LINE)}{f'  ({change})' if change else ''}")
 
 
-def _ask_addresses(flags: Flags, active: str) -> tuple[str, str | None]:
-    """Returns the server's address and the active party's address. The second is None if the server
-    is on this machine and --advertise is not given.
+def say_table(table: Look, id_: tuple[str, ...], path: Path, *, classes: bool, trees: bool) -> None:
+    """Prints the contents of a table.
+
+    ``path``: the party file. ``classes``: whether the label has classes. ``trees``: whether the
+    recipe grows trees.
     """
-    server = _ask_server(flags)
-    if flags.advertise is None and is_here(server):
-        return server, None
-    question = f"The address of {active} for the others, host:port"
-    proposal = f"{active}.example.org:7001"
-    return server, ask.get_answer(
-        flags.advertise, "--advertise", question, ask.check_address, default=proposal
+    for note in table.notes:
+        say("table", note, ", ".join(find_flags(note)))
+    for text in (*table.odd, *(table.label_leaks if classes else ())):
+        say("look at", text, ", ".join(find_flags(text)))
+    labelled = table.all_rows - table.unlabelled
+    if table.rows < _FEW_KEPT * labelled:
+        say(
+            "look at",
+            f"only {table.rows:,} of {labelled:,} rows ({format_percent(table.rows, labelled)}) "
+            "have a unique id, and the others are left out; is this the id?",
+            "--id",
+        )
+    say("id", f"{list_names(list(map(repr, id_)))}, of {table.rows:,} rows", "--id")
+    if table.left_out:
+        first = "; of rows with the same id the first stays" if table.repeated else ""
+        keys = [
+            *(["data.duplicates"] if table.repeated else []),
+            *(["data.unlabelled"] if table.unlabelled else []),
+        ]
+        say("rows", f"{table.left_out}{first}", f"{', '.join(keys) or 'data.id'} in {path}")
+    if table.numbers:
+        say(
+            "numbers",
+            list_names(list(map(make_printable, table.numbers))),
+            f"data.categorical in {path}",
+        )
+    if table.categories:
+        say(
+            "categories",
+            list_names(list(map(make_printable, table.categories))),
+            f"data.numeric in {path}",
+        )
+    for name, why in table.drop.items():
+        say("left out", f"{make_printable(name)}: {why}", f"data.drop in {path}")
+    if trees and (table.missing or table.blank):
+        where = list_names(list(map(make_printable, (*table.missing, *table.blank))))
+        say("missing", f"{where}, in some rows; trees accept empty cells")
+    elif table.missing:
+        where = list_names(list(map(make_printable, table.missing)))
+        say(
+            "missing",
+            f"{where}, in some rows; replaced by the column's mean",
+            f"data.missing in {path}",
+        )
+
+
+def say_id_advice(table: Look, id_rules: Sequence[str]) -> None:
+    """Prints what to compare with the other parties, so that equal ids are written the same way."""
+    say("ids", ASK)
+    zeros = about_zeros(table.ids, id_rules)
+    if zeros:
+        say("ids", zeros)
+
+
+def say_recipe(recipe: Recipe, label: str, table: Look, path: Path) -> None:
+    """Prints the task and the rows of the recipe in the file ``path``."""
+    task, rows = recipe.task, recipe.rows
+    several = f" with {task.classes} classes" if task.classes is not None else ""
+    text = f"{label!r} has {len(table.labels):,} different values: {task.kind}{several}"
+    if task.kind == "binary":
+        positive = (
+            _describe_positive(table.labels)
+            if task.positive is None
+            else f"{_shorten(task.positive)}, as you say"
+        )
+        text = f"{label!r} is binary; scores, AUC and f1 are of {positive}"
+    change = "--positive, or task.positive" if task.kind == "binary" else "--task, or task.kind"
+    say("label", text, f"{change} in {path}")
+    if rows.align == "psi":
+        text = f"the parties find their common rows; fewer than {rows.at_least} end the run"
+        say("alignment", text, f"rows.align, rows.at_least in {path}")
+    else:
+        say("alignment", "all parties must hold the same ids", f"rows.align in {path}")
+
+
+def say_training(sizes: ModelSizes, table: Look, path: Path) -> None:
+    """Prints the training of networks of the recipe in the file ``path``."""
+    model = f"{sizes.hidden} hidden units, embeddings of {sizes.embedding_size} numbers"
+    training = (
+        f"for {table.rows:,} rows: batches of {sizes.batch_size}, at most {sizes.epochs} epochs"
+    )
+    say("model", model, f"[model] in {path}; trees: --method secureboost")
+    say("training", training, f"[[phases]] in {path}")
+
+
+def say_uploads(recipe: Recipe, path: Path) -> None:
+    """Prints the training of trees on uploads of the recipe in the file ``path``."""
+    width = recipe.model.embedding_size
+    text = f"the other parties upload at most {width} numbers a row, once, computed without labels"
+    say("model", text, f"[model] in {path}; networks: --protect none")
+    text = f"trees on these and your own columns, at most {TREES['trees']} rounds"
+    say("training", text, f"[model.top] in {path}")
+
+
+def say_leaks(kind: Kind, chosen: Chosen, path: Path) -> None:
+    """Prints the measured leakage of the chosen training, and whether encrypted trees would leak
+    less.
+    """
+    leakage = describe_leakage_with_units(kind, chosen)
+    leaks = f"{leakage}, in rehearsals on public tables; yours: vfl leaks"
+    say("leaks", leaks, f"--protect; all presets in {path}")
+    measured, trees = MEASURED[kind].get(chosen), MEASURED[kind]["trees"]
+    # The messages of encrypted trees depend on labels, so they are no alternative to label-free
+    # training.
+    if chosen in LABEL_FREE or measured is None:
+        return
+    if trees.lost - measured.lost <= _AS_GOOD and trees.columns < measured.columns:
+        labels = "but more" if trees.shows_more_labels(measured) else "and less"
+        say(
+            "consider",
+            f"trees were as good there, and leaked less of the columns {labels} of the labels: "
+            f"{describe_leakage_with_units(kind, 'trees')}",
+            "--method secureboost",
+        )
+
+
+def say_trees(recipe: Recipe, table: Look, path: Path) -> None:
+    """Prints the training of trees of the recipe in the file ``path``."""
+    settings = recipe.phases[0].settings
+    trees = "one tree for each class" if recipe.task.kind == "multiclass" else "one tree"
+    say(
+        "training",
+        f"for {table.rows:,} rows: at most {settings['trees']} rounds of {trees}, of depth "
+        f"{settings['depth']}",
+        f"[[phases]] in {path}",
+    )
+    say(
+        "encryption",
+        'of gradients, by Paillier; "ou" is about ten times as fast, and needs HEU at all parties',
+        f"encryption in {path}",
     )
 
 
-def _show_columns(value: str | None, names: Sequence[str]) -> None:
-    if value is None and ask.at_terminal():
-        click.echo(f"Columns: {', '.join(map(make_printable, names))}", err=True)
+def _describe_positive(labels: Counts) -> str:
+    """Describes the default positive class of a binary label: the second value in the order of
+    ``vfl_party.data.inputs.labels``.
+    """
+    # The values are all numbers, or all text.
+    first, second = sorted(labels)
+    if not isinstance(second, str) or not isinstance(first, str):
+        return f"{second:g}, the larger number"
+    capitals = ", capitals first" if second.casefold() < first.casefold() else ""
+    return f"{_shorten(second)}, the second in alphabetical order{capitals}"
+
+
+def _shorten(value: object) -> str:
+    """Formats a class for a sentence. Text is put into quotes, and shortened."""
+    long = isinstance(value, str) and len(value) > _MAX_CHARS
+    return repr(f"{str(value)[:_MAX_CHARS]}…" if long else value)
+
+
+def say_addresses(server: str, advertise: str | None, path: Path) -> None:
+    """Prints the server's address and, for the active party, the address for the other parties."""
+    say("server", f"{server}{' on this machine' if is_here(server) else ''}", f"server in {path}")
+    if advertise is not None:
+        say(
+            "listens",
+            f"on all addresses; the other parties connect to {advertise}",
+            f"listen, advertise in {path}",
+        )
+
+
+def format_digest(recipe: Recipe) -> str:
+    """Formats a recipe's digest as `vfl-party check` does."""
+    return f"digest {recipe.digest()} (the same at every party)"

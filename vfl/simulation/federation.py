@@ -1,22 +1,27 @@
-"""Writes the files of a whole federation on one machine: certificates of a temporary authority,
-party files and the recipe.
+"""The files of a federation on one machine.
+
+``Federation`` writes certificates of a temporary authority, party files and the recipe.
+``combine_party_files`` reads the parties' real files as one recipe, to test a federation without
+keys. ``Origin`` records where a run's data and modules come from, for later predictions.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vfl.certs.authority import create_authority, issue
+from vfl_common.config.base import detect_kind, parse, read_tables, read_toml
 from vfl_common.config.data import DataSettings
-from vfl_common.config.party import list_factories
+from vfl_common.config.party import PartyFile, list_factories, load_party
 from vfl_common.config.policy import PolicySettings
 from vfl_common.config.recipe import Recipe, get_simulate_settings
 from vfl_common.errors import Code, InputError
-from vfl_common.files import private_file, write_atomic
+from vfl_common.files import private_file, write_atomic, write_error
+from vfl_common.text import list_names
 
 # The deadline for a lost party to rejoin, in seconds. It is short, because restarts are automatic.
 REJOIN_S = 60.0
@@ -167,3 +172,178 @@ def _format_key(key: str) -> str:
 def _quote(value: Any) -> str:
     """Formats text, a number or a boolean as TOML. Unlike JSON, TOML does not allow DEL in text."""
     return json.dumps(value, ensure_ascii=False, default=str).replace("\x7f", "\\u007F")
+
+
+FILE = "simulated.json"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The origin of a run. ``base``: the folder with the recipe's own modules. ``data``: {party:
+    its data settings}, with absolute paths.
+    """
+
+    base: Path
+    data: Mapping[str, DataSettings]
+
+    def parts(self) -> dict[str, DataSettings]:
+        """Returns the data of each party, including those whose columns a baseline has joined."""
+        return {
+            name: part
+            for party, joint in self.data.items()
+            for name, part in (joint.parts or {party: joint}).items()
+        }
+
+    def note(self, folder: Path) -> None:
+        """Writes the origin into a run's folder, which is created if it does not exist. Raises
+        InputError.
+
+        Only the owner may read the file, because the URL of a database may contain a password.
+        """
+        data = {
+            name: party.model_dump(mode="json", exclude_defaults=True)
+            for name, party in self.data.items()
+        }
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise write_error(folder, error) from None
+        text = json.dumps({"base": str(self.base.resolve()), "data": data}, indent=1) + "\n"
+        with private_file(folder / FILE) as file:
+            file.write(text.encode())
+
+    @classmethod
+    def of(cls, folder: Path) -> Origin:
+        """Reads the origin of a run. Raises InputError if the folder has no origin, because the
+        parties of the run have separate machines.
+        """
+        path = folder / FILE
+        try:
+            tables = json.loads(path.read_bytes())
+            data = {name: DataSettings.model_validate(d) for name, d in tables["data"].items()}
+            return cls(Path(tables["base"]), data)
+        except FileNotFoundError:
+            raise InputError(
+                Code.FILE_INVALID,
+                f"{folder}: does not record the parties' data ({FILE} is missing). Run "
+                "vfl-party predict at every party if they have separate machines.",
+            ) from None
+        except OSError as error:
+            raise InputError(
+                Code.FILE_INVALID,
+                f"{path}: cannot be read ({error.strerror}). Make the file readable.",
+            ) from None
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise InputError(
+                Code.FILE_INVALID, f"{path}: is damaged. Train again, or restore it."
+            ) from None
+
+
+Tables = dict[str, Any]
+
+
+def are_party_files(paths: Sequence[Any]) -> bool:
+    """Returns whether all values are paths of party files. Raises InputError if a file cannot be
+    read.
+    """
+    return bool(paths) and all(
+        isinstance(path, str | Path) and detect_kind(read_toml(Path(path))) == "party file"
+        for path in paths
+    )
+
+
+def combine_party_files(paths: Sequence[Path]) -> tuple[Tables, Path]:
+    """Returns the recipe that the party files name, with their data under [simulate], and the
+    recipe's folder.
+
+    Each party trains with the data, encoder, device, policy and threads of its file. Raises
+    InputError if a party has no file, or two, or if the files name different recipes.
+    """
+    files = {path: load_party(_check_party_file(path)) for path in paths}
+    first_path, first_file = next(iter(files.items()))
+    tables = read_tables(Path(first_file.recipe), "recipe")
+    recipe = parse(Recipe, tables, first_file.recipe)
+    by_party: dict[str, PartyFile] = {}
+    for path, file in files.items():
+        if (
+            parse(Recipe, read_tables(Path(file.recipe), "recipe"), file.recipe).digest()
+            != recipe.digest()
+        ):
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{path}: recipe: differs from the recipe of {first_path}. Give all parties the "
+                "same recipe.",
+            )
+        if file.name in by_party:
+            raise InputError(
+                Code.NOT_IN_RECIPE,
+                f"{path}: is a second file of {file.name}. Give one file of each party.",
+            )
+        if recipe.party(file.name) is None:
+            raise InputError(
+                Code.NOT_IN_RECIPE,
+                f"{path}: {file.name} is not a party of {first_file.recipe}. Give one file of each "
+                "party.",
+            )
+        if file.data is None:
+            raise InputError(
+                Code.CONFIG_INVALID, f"{path}: data: is missing. Name the table of {file.name}."
+            )
+        by_party[file.name] = file
+    missing = [party.name for party in recipe.parties if party.name not in by_party]
+    if missing:
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{first_path}: the files of other parties of the recipe are missing: "
+            f"{list_names(missing)}. Give them, too.",
+        )
+    return tables | {
+        "parties": _add_encoders(tables, by_party),
+        "simulate": _make_simulate_table(by_party),
+    }, Path(first_file.recipe).parent
+
+
+def _check_party_file(path: Path) -> Path:
+    if detect_kind(read_toml(path)) != "party file":
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{path}: is not a party file. Give one recipe with [simulate], or the files of all "
+            "parties.",
+        )
+    return path
+
+
+def _add_encoders(tables: Tables, files: dict[str, PartyFile]) -> list[Tables]:
+    """Returns the parties of a recipe, with the encoders from their party files."""
+    encoders = {
+        name: file.encoder.model_dump(mode="json")
+        for name, file in files.items()
+        if file.encoder is not None
+    }
+    roster = [dict(party) for party in tables["parties"]]
+    return [
+        party | ({"encoder": encoders[party["name"]]} if party["name"] in encoders else {})
+        for party in roster
+    ]
+
+
+def _make_simulate_table(files: dict[str, PartyFile]) -> Tables:
+    data = {
+        name: file.data.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
+        for name, file in files.items()
+        if file.data is not None
+    }
+    devices = {name: file.device for name, file in files.items()}
+    policies = {
+        name: file.policy
+        if isinstance(file.policy, str)
+        else file.policy.model_dump(mode="json", exclude_none=True)
+        for name, file in files.items()
+        if file.policy != "allow_all"
+    }
+    return {
+        "threads": max(file.threads for file in files.values()),
+        "devices": devices,
+        **({"policies": policies} if policies else {}),
+        "parties": data,
+    }

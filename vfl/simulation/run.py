@@ -17,10 +17,8 @@ from vfl.launcher.forks import Launcher, run_launcher
 from vfl.launcher.processes import Process, ProcessFailed, end_all, find_culprit, parse_events
 from vfl.simulation.baselines import baseline as baseline_of
 from vfl.simulation.baselines import make_from_party_file
-from vfl.simulation.federation import Federation, add_rejoin_deadline
+from vfl.simulation.federation import Federation, Origin, add_rejoin_deadline, combine_party_files
 from vfl.simulation.live import View, make_view
-from vfl.simulation.origin import Origin
-from vfl.simulation.own_files import combine_party_files
 from vfl.summary.rounds import History, PartyFolder, RoundLine
 from vfl_common.config.base import detect_kind, parse, read_tables, read_toml
 from vfl_common.config.recipe import Recipe, divide, get_simulate_settings, name_file_in_errors

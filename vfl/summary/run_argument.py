@@ -28,7 +28,7 @@ def locate_or_newest(path: Path | None) -> Path:
     """
     if path is not None:
         return locate_run(path)
-    from vfl.summary.runs import find_newest_run
+    from vfl.summary.reading import find_newest_run
 
     run = find_newest_run(RUNS)
     what = "finished run (of one party)" if run.alone else "finished run of a federation"

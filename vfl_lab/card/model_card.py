@@ -21,11 +21,9 @@ from typing import Any
 from jinja2 import ChainableUndefined, Environment, FileSystemLoader
 
 from vfl.simulation import BASELINES
-from vfl.summary.notes import describe_exchanges, yield_protection_notes
-from vfl.summary.reading import find, find_run_folder, read_history
+from vfl.summary.reading import find, find_run_folder, find_runs, read_history
 from vfl.summary.rounds import PartyFolder
-from vfl.summary.runs import find_runs
-from vfl.summary.table import format_size
+from vfl.summary.table import describe_exchanges, format_size, yield_protection_notes
 from vfl_common.bundle import load_entries
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError

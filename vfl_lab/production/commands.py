@@ -176,7 +176,7 @@ def compare(
       vfl compare production latest && vfl models promote latest
       vfl compare old.csv new.csv --truth churn-june.csv --label churned
     """
-    from vfl.library.commands import parse_data_options
+    from vfl.commands import parse_data_options
     from vfl.summary.picture import save
     from vfl.summary.run_argument import locate_run
     from vfl_lab.production.compare import compare as compare_models

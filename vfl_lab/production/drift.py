@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Group
 from rich.text import Text
 
-from vfl.simulation.origin import Origin
+from vfl.simulation.federation import Origin
 from vfl.summary.table import new_table, wide_console
 from vfl_common.config.data import DataSettings
 from vfl_common.config.party import load_party

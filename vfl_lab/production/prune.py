@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from vfl.summary.runs import ListedRun, find_runs
+from vfl.summary.reading import ListedRun, find_runs
 from vfl_common import scorings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError

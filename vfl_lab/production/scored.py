@@ -163,8 +163,8 @@ def score_new_rows(run: Path, data: Mapping[str, Any], active: str) -> ModelScor
 
     Raises VflError.
     """
-    from vfl.library.predicting import make_settings_of_new_rows, predict_rows
-    from vfl.simulation.origin import Origin
+    from vfl.library.run import make_settings_of_new_rows, predict_rows
+    from vfl.simulation.federation import Origin
     from vfl_common.run_folder import RunFolder
     from vfl_party.data import make_loader
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 
-from vfl.summary.curves import curves_by_phase, curves_of, has_curve
 from vfl.summary.picture import (
     BLUE,
     GREEN,
@@ -18,6 +17,9 @@ from vfl.summary.picture import (
     ORANGE,
     NotebookFigure,
     annotate,
+    curves_by_phase,
+    curves_of,
+    has_curve,
     save,
     style_bars,
 )

@@ -150,7 +150,7 @@ def runs(out: Path, as_json: bool) -> None:
       vfl runs
       vfl runs --json | jq -r 'select(.state == "finished") | .folder'
     """
-    from vfl.summary.runs import find_runs
+    from vfl.summary.reading import find_runs
     from vfl_lab.report.runs import show_runs
 
     all_runs, others = find_runs(out)

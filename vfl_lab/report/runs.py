@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console, Group
 from rich.text import Text
 
-from vfl.summary.runs import ListedRun
+from vfl.summary.reading import ListedRun
 from vfl.summary.table import PIPE_WIDTH, format_size, new_table, wide_console
 from vfl_common.process.logs import utc
 from vfl_common.text import clean

@@ -11,7 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, get_args
 
-from vfl.jobs.pool import check_jobs, open_pool, open_waiting_threads
+from vfl.jobs import check_jobs, open_pool, open_waiting_threads
 from vfl.library import cells
 from vfl.library.data import add_data
 from vfl.library.plugins import get_import_paths, import_plugins, with_plugins

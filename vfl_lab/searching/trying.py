@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vfl.library.model import OnRound, Round
 from vfl.library.recipe import Recipe
-from vfl.library.rounds import OnRound, Round
 from vfl.library.run import Run
 from vfl.library.simulate import Order, carry_out, in_process
 from vfl_common.errors import Code, InputError, UnwritableError, VflError

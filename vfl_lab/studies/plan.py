@@ -14,8 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from vfl.simulation.baselines import COMBINED, adapt_phases, alone, combine_columns
-from vfl.simulation.federation import add_rejoin_deadline
-from vfl.simulation.own_files import combine_party_files
+from vfl.simulation.federation import add_rejoin_deadline, combine_party_files
 from vfl_common.config.base import Section, parse, read_tables
 from vfl_common.config.recipe import Recipe
 from vfl_common.config.recipe_tables import Name, PhaseSettings, TransformSettings

@@ -10,7 +10,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from vfl.jobs.runs import open_run_maker
+from vfl.library.simulate import open_run_maker
 from vfl_common.text import count, to_json
 from vfl_lab.studies.comparison import compare_methods, make_differences_table
 from vfl_lab.studies.plan import Pipeline, StudyFile, load_study
@@ -68,7 +68,7 @@ def show_study(
     """Runs a study, prints its progress, and then its results as a table.
 
     ``as_json``: Whether to print events as JSON lines instead. ``backend``: The joblib backend that
-    makes the runs, see ``vfl.jobs.pool``.
+    makes the runs, see ``vfl.jobs.open_pool``.
     """
     study, chains = load_study(path, folds=folds)
     errors = Console(stderr=True)

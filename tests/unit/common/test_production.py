@@ -12,7 +12,7 @@ import pytest
 
 from tests.harness.cases import recipe
 from tests.harness.errors import raises
-from vfl.summary.runs import find_runs
+from vfl.summary.reading import find_runs
 from vfl_common import scorings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError

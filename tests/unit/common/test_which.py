@@ -9,7 +9,8 @@ import pytest
 import vfl
 from tests.harness.errors import raises
 from vfl.forecasting.show import count_forecast
-from vfl.new.flow import Flags, new_party
+from vfl.new.flow import new_party
+from vfl.new.options import Flags
 from vfl.simulation.run import simulate
 from vfl_common.config.base import detect_kind, read_tables
 from vfl_common.config.party import load_party

@@ -17,7 +17,7 @@ from rich.console import Console
 from tests.harness import cases, pages
 from tests.harness.errors import assert_names, raises
 from vfl.cli import cli
-from vfl.summary import curves as charts
+from vfl.summary import picture as charts
 from vfl.summary.picture import BLUE, ORANGE
 from vfl.summary.reading import (
     RunRecord,

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from tests.harness.errors import assert_names, raises
 from vfl.certs.authority import issue
-from vfl.certs.commands import certs
+from vfl.commands import certs
 from vfl_common.config.party import TlsSettings
 from vfl_common.errors import Code, InputError
 from vfl_common.identity.credentials import load_credentials

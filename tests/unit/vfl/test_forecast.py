@@ -25,11 +25,12 @@ from vfl.forecasting.network import (
     AROUND_MESSAGE_BYTES,
     BatchWork,
     Network,
+    format_duration,
+    format_rate,
     read_bandwidth,
     read_latency,
 )
 from vfl.forecasting.show import as_tables, make_notes, render
-from vfl.forecasting.words import format_duration, format_rate
 from vfl.summary.table import wide_console
 from vfl_common.bundle import CONTROL
 from vfl_common.config.recipe import Recipe

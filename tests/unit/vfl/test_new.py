@@ -77,7 +77,7 @@ def refused(*args: str, code: Code = Code.CONFIG_INVALID) -> str:
 def typed(monkeypatch: pytest.MonkeyPatch, answers: list[str], *args: str) -> Result:
     """Runs a command at a terminal, where a person types ``answers``."""
     with monkeypatch.context() as terminal:
-        terminal.setattr("vfl.new.ask.at_terminal", lambda: True)
+        terminal.setattr("vfl.new.options.at_terminal", lambda: True)
         return CliRunner().invoke(
             new, args, input="".join(f"{each}\n" for each in answers), catch_exceptions=False
         )

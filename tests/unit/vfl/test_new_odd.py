@@ -11,7 +11,7 @@ from tests.harness.errors import assert_names, raises
 from tests.unit.vfl.test_new import BANK, ROWS, SHOP, refused, run, table, tables
 from vfl.certs.authority import create_authority, issue
 from vfl.new.commands import new
-from vfl.new.settings import find_flags, get_reading_keys, parse_settings
+from vfl.new.options import find_flags, get_reading_keys, parse_settings
 from vfl_common.config.party import load_party
 from vfl_common.errors import Code, InputError
 from vfl_party.data import load_table

@@ -12,8 +12,8 @@ import pytest
 from tests.harness import cases
 from tests.harness.errors import raises
 from vfl.forecasting import suggest
-from vfl.forecasting.measure import compute_batch_work, measure_computation, shorten_phases
 from vfl.forecasting.network import BatchWork, Network
+from vfl.forecasting.show import compute_batch_work, measure_computation, shorten_phases
 from vfl.forecasting.suggest import Scope, change_settings, describe_cost, make_suggestions
 from vfl.summary.table import wide_console
 from vfl_common.config.recipe import Recipe

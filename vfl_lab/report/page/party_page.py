@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vfl.summary.curves import draw_own_curves, has_curve
+from vfl.summary.picture import draw_own_curves, has_curve
 from vfl.summary.reading import OWN_SPLITS, Rounds, read_history
 from vfl.summary.rounds import PartyFolder
 from vfl.summary.table import format_size

@@ -9,10 +9,15 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from vfl.summary.curves import curves_by_phase, draw_curve, draw_own_curves, has_curve
-from vfl.summary.notes import describe_exchanges, yield_protection_notes
-from vfl.summary.runs import find_begin_time
-from vfl.summary.table import format_size, list_splits, uses_same_rows
+from vfl.summary.picture import curves_by_phase, draw_curve, draw_own_curves, has_curve
+from vfl.summary.reading import find_begin_time
+from vfl.summary.table import (
+    describe_exchanges,
+    format_size,
+    list_splits,
+    uses_same_rows,
+    yield_protection_notes,
+)
 from vfl_common.config.task import ThresholdRule
 from vfl_common.text import format_percent, list_names
 from vfl_lab.report.page import tables

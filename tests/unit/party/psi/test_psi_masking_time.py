@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from vfl.forecasting.commands import forecast
+from vfl.commands import forecast
 from vfl_party.align import masking_time
 from vfl_party.align.masking_time import MaskingTime
 
