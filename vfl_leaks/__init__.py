@@ -6,8 +6,8 @@ These rules apply to this package, as to any research package in this repository
 - It may import the other packages, but no other package imports it. import-linter checks this.
 - The programs reach it only by entry points: ``vfl.commands`` and ``vfl.library``.
 - A real party has no hook for it. A rehearsal inserts an observer into the parties that run in this
-  process: ``vfl_leaks.scene.recording``.
-- ``vfl_leaks.scene.readable`` has the facts about the built-in methods. The methods of
+  process: ``vfl_leaks.recording``.
+- ``vfl_leaks.recording`` has the facts about the built-in methods. The methods of
   plug-ins provide these facts themselves.
 - Its tests are in ``tests/unit/leaks`` and in ``tests/integration/test_leak*``.
 - It can be removed: delete this folder, its entry points, its tests and its benchmarks. The rest

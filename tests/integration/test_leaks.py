@@ -22,10 +22,10 @@ from tests.harness.here import vfl_here
 from tests.harness.memory import parameters
 from vfl_common.errors import Code, InputError
 from vfl_leaks import attacks as kinds
+from vfl_leaks.picture import draw
 from vfl_leaks.rehearsal import Rehearsal, rehearse
-from vfl_leaks.report.picture import draw
-from vfl_leaks.report.result import REHEARSAL, AttackLine, Rehearsed, Spread
-from vfl_leaks.scene.scene import Attack, Figure
+from vfl_leaks.result import REHEARSAL, AttackLine, Rehearsed, Spread
+from vfl_leaks.scene import Attack, Figure
 
 BINARY = {"kind": "binary"}
 

@@ -14,7 +14,7 @@ from tests.integration.test_leaks import tables
 from vfl_common.errors import Code
 from vfl_leaks.orders import read, to_plain
 from vfl_leaks.rehearsal import Played
-from vfl_leaks.scene.scene import Figure, Shown
+from vfl_leaks.scene import Figure, Shown
 
 
 def figures(found: vfl.Leaks) -> list[dict[str, Any]]:

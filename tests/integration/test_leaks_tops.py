@@ -14,7 +14,7 @@ import vfl
 from tests.harness import cases
 from tests.harness.errors import assert_names
 from tests.harness.memory import parameters
-from vfl_leaks.learn.shared_weights import collect_shared
+from vfl_leaks.attacks.shared_weights import collect_shared
 from vfl_leaks.rehearsal import Rehearsal, rehearse
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import vfl
 from tests.harness import cases
 from tests.harness.errors import assert_names
+from vfl_leaks.attacks.trees import compute_sides, number_nodes, yield_trees
 from vfl_leaks.rehearsal import Rehearsal, rehearse
-from vfl_leaks.scene.trees import compute_sides, number_nodes, yield_trees
 from vfl_party.methods.secureboost.columns import encode_rows
 from vfl_party.methods.secureboost.joint_walk import forest_of
 

@@ -19,7 +19,7 @@ from vfl_common.config.data import DataSettings
 from vfl_common.config.division import divide
 from vfl_common.config.recipe import Recipe, load_recipe
 from vfl_common.ledger import load_entries
-from vfl_leaks.scene.recording import Recording
+from vfl_leaks.recording import Recording
 from vfl_party.record.book import folder_of
 from vfl_party.record.history import RecordHistory
 

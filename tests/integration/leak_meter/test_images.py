@@ -16,10 +16,10 @@ from tests.harness.errors import assert_names, raises
 from tests.harness.scenes import image_scene, linear_scene, replayed
 from vfl_leaks import attacks
 from vfl_leaks.api import Leaks
-from vfl_leaks.attacks.embeddings.images import decode_images
+from vfl_leaks.attacks.images import decode_images
 from vfl_leaks.rehearsal import Played
-from vfl_leaks.report.result import AttackLine, Drawing, Rehearsed, Spread, collect_drawings
-from vfl_leaks.scene.scene import ALL_EPOCHS, Figure, Scene, UnfitError
+from vfl_leaks.result import AttackLine, Drawing, Rehearsed, Spread, collect_drawings
+from vfl_leaks.scene import ALL_EPOCHS, Figure, Scene, UnfitError
 from vfl_party.methods.mocosfl.likeness import measure_likeness
 
 
@@ -107,12 +107,12 @@ def test_with_many_rows_the_convolutional_decoder_is_tried_too(
     """It is taken where it has less error on the rows that decide: here the dense one gives nothing
     but grey.
     """
-    monkeypatch.setattr("vfl_leaks.attacks.embeddings.images._MIN_CONVOLUTIONAL", 200)
+    monkeypatch.setattr("vfl_leaks.attacks.images._MIN_CONVOLUTIONAL", 200)
     monkeypatch.setattr(
-        "vfl_leaks.attacks.embeddings.images.decode_pixels",
+        "vfl_leaks.attacks.images.decode_pixels",
         lambda _z, y, to, _seed: torch.ones(len(to), y.shape[1]),
     )
-    monkeypatch.setattr("vfl_leaks.attacks.embeddings.images._STEPS", 150)
+    monkeypatch.setattr("vfl_leaks.attacks.images._STEPS", 150)
     images = torch.tensor(load_digits().images[:300, None] / 16.0, dtype=torch.float32)
     guess = decode_images(images.flatten(1)[:250], images[:250], images.flatten(1)[250:], 1)
     assert guess.by == "convolutional"

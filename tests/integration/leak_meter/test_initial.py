@@ -18,13 +18,19 @@ from tests.harness.federation import toml
 from tests.harness.memory import in_process
 from vfl_common.config.models import OptimizerSettings
 from vfl_leaks.api import leaks
-from vfl_leaks.attacks.embeddings.initial import _add_gradients, _split_epochs
-from vfl_leaks.learn import replay
-from vfl_leaks.learn.fitting import r2_by_column
-from vfl_leaks.learn.replay import ReplayCourse, ReplayedBatch, _replay, reconstruct_columns
+from vfl_leaks.attacks import initial
+from vfl_leaks.attacks.initial import (
+    ReplayCourse,
+    ReplayedBatch,
+    _add_gradients,
+    _replay,
+    _split_epochs,
+    reconstruct_columns,
+)
+from vfl_leaks.fitting import r2_by_column
 from vfl_leaks.rehearsal import Rehearsal
-from vfl_leaks.report.result import Rehearsed
-from vfl_leaks.report.table import summarize_results
+from vfl_leaks.result import Rehearsed
+from vfl_leaks.table import summarize_results
 from vfl_party.assembly.party import Assembled
 from vfl_party.models import seed_torch
 
@@ -118,7 +124,7 @@ def test_a_secret_leaves_what_random_weights_find(monkeypatch: pytest.MonkeyPatc
     """Beside it stands what is found with the true weights, which are those of the recipe if they
     follow from it.
     """
-    monkeypatch.setattr(replay, "_STEPS", 120)
+    monkeypatch.setattr(initial, "_STEPS", 120)
     (secret,) = leaks(tables(), attacks=["initial"], quiet=True).found
     (public,) = leaks(tables(), attacks=["initial"], init="recipe", quiet=True).found
     covariance = ", covariance of 50 rows"
@@ -150,7 +156,7 @@ def test_a_secret_leaves_what_random_weights_find(monkeypatch: pytest.MonkeyPatc
 def test_an_encoder_of_a_file_beside_the_recipe_is_attacked_too(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(replay, "_STEPS", 5)
+    monkeypatch.setattr(initial, "_STEPS", 5)
     code = """
         from torch import nn
 

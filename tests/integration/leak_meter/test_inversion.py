@@ -31,14 +31,14 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.process.program import run_for_status
 from vfl_leaks import invert as program
-from vfl_leaks.learn.inversion import (
+from vfl_leaks.inversion import (
     InversionSettings,
     LatentPairs,
     invert,
     reconstruct,
     train_decoder,
 )
-from vfl_leaks.report.reconstructions import draw_pairs
+from vfl_leaks.picture import draw_pairs
 from vfl_party.methods.mocosfl.likeness import get_window_size, measure_likeness, ssim
 from vfl_party.models import seed_torch
 from vfl_party.models.decoder import Decoder

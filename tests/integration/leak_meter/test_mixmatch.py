@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn import functional
 
 from tests.harness.scenes import Scaled, labelled_scene
-from vfl_leaks.attacks.gradients.completion import MIXMATCH, compute_baselines, recover_labels
-from vfl_leaks.learn import mixmatch
+from vfl_leaks.attacks import completion
+from vfl_leaks.attacks.completion import MIXMATCH, compute_baselines, recover_labels
 from vfl_party.base.seeds import derive_seed
 from vfl_party.base.statistics import auc
 from vfl_party.models import seed_torch
@@ -23,22 +23,22 @@ from vfl_party.models import seed_torch
 @pytest.fixture(autouse=True)
 def _half_of_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """They do for encoders that have the label, or nothing."""
-    monkeypatch.setattr(mixmatch, "_STEPS", 512)
+    monkeypatch.setattr(completion, "_STEPS", 512)
 
 
 def test_a_guess_is_sharpened_and_rows_are_mixed_by_hand() -> None:
     powers = [0.8**1.25, 0.2**1.25]
-    found = mixmatch.sharpen(torch.tensor([[0.8, 0.2]]).log())
+    found = completion.sharpen(torch.tensor([[0.8, 0.2]]).log())
     assert found[0].tolist() == pytest.approx([power / sum(powers) for power in powers])
     rows = torch.tensor([[0.0, 1.0], [4.0, 3.0]])
-    assert mixmatch.mix(rows, 0.75, torch.tensor([1, 0])).tolist() == [[1.0, 1.5], [3.0, 2.5]]
+    assert completion.mix(rows, 0.75, torch.tensor([1, 0])).tolist() == [[1.0, 1.5], [3.0, 2.5]]
 
 
 def test_the_loss_is_cross_entropy_and_weighted_squared_error() -> None:
     logits = torch.tensor([[0.9, 0.1], [0.6, 0.4]]).log()
     targets = torch.tensor([[0.5, 0.5], [0.1, 0.9]])
     by_hand = -(np.log(0.9) + np.log(0.1)) / 2 + 7.0 * (0.5**2 + 0.5**2) / 2
-    assert mixmatch.mixmatch_loss(logits, targets, 1, 7.0).item() == pytest.approx(by_hand)
+    assert completion.mixmatch_loss(logits, targets, 1, 7.0).item() == pytest.approx(by_hand)
 
 
 @pytest.mark.parametrize("codes", [False, True])
@@ -46,7 +46,7 @@ def test_training_is_that_of_the_formulas(codes: bool, monkeypatch: pytest.Monke
     """Three steps, written out. With codes of categories beside the numbers, embeddings are mixed
     instead of inputs.
     """
-    monkeypatch.setattr(mixmatch, "_STEPS", 3)
+    monkeypatch.setattr(completion, "_STEPS", 3)
     x, y = torch.randn(200, 4, generator=torch.Generator().manual_seed(1)), torch.arange(20) % 3
 
     def inputs(rows: slice) -> tuple[torch.Tensor, ...]:
@@ -58,7 +58,7 @@ def test_training_is_that_of_the_formulas(codes: bool, monkeypatch: pytest.Monke
 
     encoder = Two(4)
     known, others, judged = inputs(slice(20)), inputs(slice(20, 150)), inputs(slice(150, 200))
-    got = mixmatch.train_mixmatch(encoder, known, y, others, judged, 3, 5)
+    got = completion.train_mixmatch(encoder, known, y, others, judged, 3, 5)
     # A copy was trained.
     assert encoder.factor.item() == 1.0
 

@@ -13,18 +13,17 @@ import torch
 
 from tests.harness.errors import assert_names, raises
 from tests.harness.scenes import labelled_scene, linear_scene, of, replayed
-from vfl_leaks import attacks
-from vfl_leaks.attacks.gradients.completion import (
+from vfl_leaks import attacks, scene
+from vfl_leaks.attacks.completion import (
     FROZEN,
     KNOWN,
     MIXMATCH,
     TUNED,
     draw_stratified,
 )
-from vfl_leaks.learn.fitting import decode, r2_by_column
-from vfl_leaks.report.result import ALL_EPOCHS, AttackLine, Rehearsed, Spread
-from vfl_leaks.scene import scene
-from vfl_leaks.scene.scene import EncoderInputs, Figure, Scene, UnfitError
+from vfl_leaks.fitting import decode, r2_by_column
+from vfl_leaks.result import ALL_EPOCHS, AttackLine, Rehearsed, Spread
+from vfl_leaks.scene import EncoderInputs, Figure, Scene, UnfitError
 
 _BEST = "best-read category"
 
@@ -214,7 +213,7 @@ def test_a_sender_of_too_few_rows_is_unfit() -> None:
 def test_completion_finds_what_training_put_into_the_encoder_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("vfl_leaks.learn.mixmatch._STEPS", 512)
+    monkeypatch.setattr("vfl_leaks.attacks.completion._STEPS", 512)
     informed, blind = (
         play("completion", labelled_scene(True)),
         play("completion", labelled_scene(False)),

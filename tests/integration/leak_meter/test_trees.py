@@ -13,10 +13,9 @@ import torch
 from tests.harness.errors import raises
 from vfl_common.config.models import TaskSettings
 from vfl_leaks import attacks
-from vfl_leaks.attacks.trees import probes
-from vfl_leaks.attacks.trees.sides import select_splits
-from vfl_leaks.scene.scene import EncoderInputs, Figure, Heard, Scene, UnfitError
-from vfl_leaks.scene.trees import SETTLED, compute_sides, number_nodes, yield_trees
+from vfl_leaks.attacks import forged_trees as probes
+from vfl_leaks.attacks.trees import SETTLED, compute_sides, number_nodes, select_splits, yield_trees
+from vfl_leaks.scene import EncoderInputs, Figure, Heard, Scene, UnfitError
 
 ROWS = 3000
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from tests.harness.scenes import of, replayed
 from vfl_common.config.models import TaskSettings
 from vfl_leaks import attacks
-from vfl_leaks.scene.scene import EncoderInputs, Figure, Scene
+from vfl_leaks.scene import EncoderInputs, Figure, Scene
 from vfl_party.outbound.noise import NoisyFilter
 from vfl_party.outbound.transforms.iso import IsoNoise
 from vfl_party.outbound.transforms.marvell import Marvell, MarvellSettings
