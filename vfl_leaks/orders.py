@@ -1,4 +1,6 @@
-"""Runs rehearsals in other processes. Each process returns its findings in a file."""
+"""Makes the runs of a rehearsal and plays attacks on them, in this process or in another one, which
+returns its findings in a file.
+"""
 
 from __future__ import annotations
 

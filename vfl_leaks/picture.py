@@ -1,4 +1,6 @@
-"""Draws the leaks of each attack and their chance levels; for several recipes, over the metric."""
+"""Draws the leaks of each attack and their chance levels, and private images above their
+reconstructions.
+"""
 
 from __future__ import annotations
 

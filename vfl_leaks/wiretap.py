@@ -1,4 +1,4 @@
-"""Measures what an observer of the network learns from the times of encrypted messages.
+"""Measures what an observer of the network learns from the sizes and times of encrypted messages.
 
 The times are measured in a rehearsal: all parties take turns in one process, so a gap is the work
 of all parties. On several machines, parties work at the same time and networks add delays. There

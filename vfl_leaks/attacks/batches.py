@@ -1,6 +1,4 @@
-"""Label inference from the length of a row's gradient, which is longer for a rare class (Li et al.
-2022, Marvell).
-"""
+"""Label inference by a passive party from the gradients of one batch."""
 
 from __future__ import annotations
 
@@ -35,6 +33,8 @@ def mean_direction(unit_KD: Tensor) -> Tensor:
     return functional.normalize(unit_KD.sum(dim=0), dim=0)
 
 
+# Label inference from the length of a row's gradient, which is longer for a rare class (Li et al.
+# 2022, Marvell).
 def play_norm(scene: Scene) -> list[Figure]:
     """Scores each row of a batch by ‖g‖. Raises UnfitError if the task is not binary."""
     if scene.classes != 2:

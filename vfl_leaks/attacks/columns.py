@@ -1,5 +1,6 @@
-"""Feature reconstruction by an active party: a decoder from embeddings to the sender's columns,
-trained on rows of which the active party knows the embeddings and the columns.
+"""Attacks of an active party with a decoder from embeddings to the sender's columns: feature
+reconstruction, and re-identification of rows. The decoder is trained on rows of which the active
+party knows the embeddings and the columns.
 
 The attacker knows a tenth of the rows of an exchange (50 to 2,000 rows). It reads each exchange
 separately. The baselines are the same decoder on shuffled embeddings (chance), and on only the
@@ -7,7 +8,7 @@ attacker's own columns, which may correlate with the sender's columns. The first
 the embeddings of the last recorded epoch. The second figure combines all data of the attacker: its
 own columns, the label, and the concatenated embeddings of all epochs, in which independent noise
 averages out (MID, ``gaussian``, ``clipped_gaussian``). For each column, cross-validation chooses
-among linear and Gaussian kernel ridge regressions and trees (``vfl_leaks.fitting``).
+among linear and Gaussian kernel ridge regressions and trees (``predict``).
 Numbers are judged by R², categories by accuracy. The attack ``images`` reconstructs columns that
 are pixels, because a single pixel reveals little.
 """
@@ -114,24 +115,24 @@ def _yield_combined(pair: Pairs, chance: Tensor, template: Figure, seed: int) ->
     """Yields the mean figures of an attacker that combines a row's embeddings of all recorded
     epochs, its own columns of the row, and the row's label.
     """
-    z = pair.stacked or (pair.z_known, pair.z_judged)
-    inputs = [tensors for tensors in (pair.own, pair.labels) if tensors is not None]
-    without_z = tuple(torch.cat(tensors, 1) for tensors in zip(*inputs, strict=True))
-    joined = torch.cat([z[0], without_z[0]], 1), torch.cat([z[1], without_z[1]], 1)
+    z_known, z_judged = pair.stacked or (pair.z_known, pair.z_judged)
+    others = [inputs for inputs in (pair.own, pair.labels) if inputs is not None]
+    other_known = torch.cat([known for known, _ in others], 1)
+    other_judged = torch.cat([judged for _, judged in others], 1)
+    everything = torch.cat([z_known, other_known], 1), torch.cat([z_judged, other_judged], 1)
     guesses = {
-        FOUND: predict([joined], pair.values_known, seed),
+        FOUND: predict([everything], pair.values_known, seed),
         CHANCE: chance,
-        _OWN: predict([(without_z[0], without_z[1])], pair.values_known, seed),
+        _OWN: predict([(other_known, other_judged)], pair.values_known, seed),
     }
     own_columns = "" if pair.own is None else ", own columns"
-    template = replace(template, knows=f"{template.knows}{own_columns}, {ALL_EPOCHS}")
-    yield from yield_column_figures(
-        pair.sender, "column", _score_numbers(pair, guesses), template, only_mean=True
-    )
-    categories = _score_categories(pair, guesses)
-    yield from yield_column_figures(
-        pair.sender, "category", categories, replace(template, unit="accuracy"), only_mean=True
-    )
+    number = replace(template, knows=f"{template.knows}{own_columns}, {ALL_EPOCHS}")
+    category = replace(number, unit="accuracy")
+    for word, scores, figure in (
+        ("column", _score_numbers(pair, guesses), number),
+        ("category", _score_categories(pair, guesses), category),
+    ):
+        yield from yield_column_figures(pair.sender, word, scores, figure, only_mean=True)
 
 
 def _score_numbers(pair: Pairs, guesses: Mapping[str, Tensor]) -> dict[str, dict[str, float]]:

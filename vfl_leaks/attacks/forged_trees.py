@@ -1,17 +1,4 @@
-"""Feature reconstruction by a malicious active party that respects the limits that a passive party
-checks: the numbers of trees, levels and sides.
-
-There are two attacks. In the first, the active party names arbitrary winners instead of the best
-splits. Each split then reveals on which side of a threshold the rows of the node are. The attacker
-chooses the most informative threshold. In the second, it encrypts marks instead of gradients: a
-separate bit for each of some rows. Each sum reveals which marked rows it contains, and thus their
-bins in every column. The attacker distributes the rows over the nodes of the last level by its own
-columns, and marks the same number of rows in each node.
-
-The attacker must know which sum belongs to which threshold. It could infer this from marks that
-count rows, because bins are quantiles; this module assumes that it knows. A value is estimated as
-the mean of the known rows (the same rows as in the attack ``columns``) in the possible bins.
-"""
+"""Attacks on trees by a malicious party that respects the limits that the other party checks."""
 
 from __future__ import annotations
 
@@ -36,6 +23,19 @@ MARKS = 100
 _MIN_ROWS = 4
 
 
+# Feature reconstruction by a malicious active party that respects the limits that a passive party
+# checks: the numbers of trees, levels and sides.
+#
+# There are two attacks. In the first, the active party names arbitrary winners instead of the best
+# splits. Each split then reveals on which side of a threshold the rows of the node are. The
+# attacker chooses the most informative threshold. In the second, it encrypts marks instead of
+# gradients: a separate bit for each of some rows. Each sum reveals which marked rows it contains,
+# and thus their bins in every column. The attacker distributes the rows over the nodes of the last
+# level by its own columns, and marks the same number of rows in each node.
+#
+# The attacker must know which sum belongs to which threshold. It could infer this from marks that
+# count rows, because bins are quantiles; this module assumes that it knows. A value is estimated as
+# the mean of the known rows (the same rows as in the attack ``columns``) in the possible bins.
 def play_probes(scene: Scene) -> list[Figure]:
     """Returns the mean R² of numeric columns for each passive party and each of the two attacks.
     Raises UnfitError if no passive party offers numeric columns.

@@ -1,4 +1,6 @@
-"""The messages of two parties for each tree: gradient sums, chosen splits, sides and nodes."""
+"""Attacks on the messages of two parties for each tree: gradient sums, chosen splits, sides and
+nodes.
+"""
 
 from __future__ import annotations
 
