@@ -18,7 +18,7 @@ from tests.harness.here import vfl_here
 from vfl_common.errors import Code, InputError
 from vfl_common.run_folder import RunFolder
 from vfl_common.summary import load_summary
-from vfl_lab.card.model_card import (
+from vfl_lab.report.model_card import (
     TO_WRITE,
     CardFacts,
     escape_prose,

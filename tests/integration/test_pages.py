@@ -40,10 +40,9 @@ from vfl_common.config.base import parse
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.summary import load_summary
-from vfl_lab.report import commands
-from vfl_lab.report.page.baselines import find_baselines, train_baselines
-from vfl_lab.report.page.facts import Facts
-from vfl_lab.report.quality.measures import estimate_metrics
+from vfl_lab import commands
+from vfl_lab.report.facts import Facts, find_baselines, train_baselines
+from vfl_lab.report.quality import estimate_metrics
 from vfl_party.base.statistics import MAIN_METRICS
 from vfl_party.forecast.count import forecast, outlook_of
 from vfl_party.forecast.result import compare_with_ledger

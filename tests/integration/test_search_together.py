@@ -24,8 +24,8 @@ from tests.integration.test_library_jobs import DATA
 from vfl.cli import cli
 from vfl_common.errors import Code, UnwritableError
 from vfl_common.files import write_error
-from vfl_lab.searching import trying
-from vfl_lab.searching.show import load_search
+from vfl_lab.searching import trials as trying
+from vfl_lab.searching.search import load_search
 
 pytest.importorskip("optuna")
 
@@ -191,7 +191,7 @@ def test_a_full_disk_fails_no_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     # A run's files, and the journal.
     places = {
-        "vfl_lab.searching.trying.carry_out": write_error(Path("run.json"), full),
+        "vfl_lab.searching.trials.carry_out": write_error(Path("run.json"), full),
         "os.fsync": full,
     }
     for place, error in places.items():

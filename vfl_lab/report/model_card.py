@@ -76,7 +76,7 @@ def render_card(known: CardFacts) -> str:
 def _make_environment() -> Environment:
     """Returns the environment of the template, in which each text passes ``code`` or ``prose``."""
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
         trim_blocks=True,
         # Without a summary, its parts are empty.
         undefined=ChainableUndefined,

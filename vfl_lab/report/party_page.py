@@ -18,19 +18,19 @@ from vfl_common.ledger import CONTROL, Entry, read_entries
 from vfl_common.run_folder import RunFolder
 from vfl_common.summary import Arithmetic
 from vfl_common.text import list_names
-from vfl_lab.report.page.draw import draw_picture
-from vfl_lab.report.page.facts import read_column_names, read_json
-from vfl_lab.report.page.render import ReportPage
-from vfl_lab.report.page.tables import (
+from vfl_lab.report.draw import draw_picture
+from vfl_lab.report.facts import read_column_names, read_json
+from vfl_lab.report.render import (
     NAMES,
     PageSection,
     PageTable,
+    ReportPage,
     Tile,
     format_metric,
     get_metric_name,
     make_arithmetic_tables,
 )
-from vfl_lab.report.page.worth import add_importance
+from vfl_lab.report.worth import add_importance
 
 # The file with the metrics from the active party, which ``vfl_party.methods.evaluate`` writes.
 TOLD = "told.json"

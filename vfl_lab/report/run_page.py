@@ -15,16 +15,25 @@ from vfl.summary.runs import find_begin_time
 from vfl.summary.table import format_size, list_splits, uses_same_rows
 from vfl_common.config.task import ThresholdRule
 from vfl_common.text import format_percent, list_names
-from vfl_lab.report.page import tables
-from vfl_lab.report.page.baselines import Baseline, get_training_command
-from vfl_lab.report.page.draw import draw_picture, draw_quality
-from vfl_lab.report.page.facts import Facts
-from vfl_lab.report.page.render import ReportPage
-from vfl_lab.report.page.tables import PageSection, PageTable, Tile, format_metric, get_metric_name
-from vfl_lab.report.page.worth import BaselineComparison, compare_with_baselines, make_worth_section
-from vfl_lab.report.quality.curves import count_decisions, divide_into_tenths
-from vfl_lab.report.quality.kept import SplitPredictions
-from vfl_lab.report.quality.measures import Estimate, estimate_metrics
+from vfl_lab.report import render
+from vfl_lab.report.draw import draw_picture, draw_quality
+from vfl_lab.report.facts import Baseline, Facts, get_training_command
+from vfl_lab.report.quality import (
+    Estimate,
+    SplitPredictions,
+    count_decisions,
+    divide_into_tenths,
+    estimate_metrics,
+)
+from vfl_lab.report.render import (
+    PageSection,
+    PageTable,
+    ReportPage,
+    Tile,
+    format_metric,
+    get_metric_name,
+)
+from vfl_lab.report.worth import BaselineComparison, compare_with_baselines, make_worth_section
 from vfl_party.base.statistics import MAIN_METRICS
 from vfl_party.models.metrics import choose_threshold_of_scores
 
@@ -95,12 +104,12 @@ def _write_lead(
     if predictions is not None and metric in own:
         one = own[metric]
         interval = (
-            f" (95 % interval {tables.format_interval(one)})" if tables.format_interval(one) else ""
+            f" (95 % interval {render.format_interval(one)})" if render.format_interval(one) else ""
         )
         sentences.append(
             f"On {len(predictions):,} {facts.judged} rows, {get_metric_name(metric)} is "
             f"{format_metric(one.value)}"
-            f"{interval}: {tables.NAMES[metric][1]}."
+            f"{interval}: {render.NAMES[metric][1]}."
         )
     elif summary.metrics:
         split = list_splits(summary)[-1]
@@ -164,7 +173,7 @@ def _make_tiles(
     if predictions is not None and MAIN_METRICS[predictions.kind] in own:
         metric = MAIN_METRICS[predictions.kind]
         one = own[metric]
-        interval = tables.format_interval(one)
+        interval = render.format_interval(one)
         note = f"{interval} (95 %)" if interval else ""
         tiles.append(
             Tile(f"{get_metric_name(metric)}, {facts.judged} rows", format_metric(one.value), note)
@@ -221,19 +230,19 @@ def _make_quality_section(
     summary = facts.run.summary
     if not by_split:
         if summary.metrics:
-            part.tables.append(tables.make_run_metrics_table(summary, list_splits(summary)))
+            part.tables.append(render.make_run_metrics_table(summary, list_splits(summary)))
         return part
     predictions = facts.predictions[facts.judged]
     part.text.append(f"The pictures show the {len(predictions):,} {facts.judged} rows.")
     threshold = summary.metrics.get(facts.judged, {}).get("threshold")
     part.pictures += draw_quality(predictions, threshold)
-    part.tables.append(tables.make_quality_table(by_split, facts.predictions))
+    part.tables.append(render.make_quality_table(by_split, facts.predictions))
     if predictions.kind == "binary" and 0 < predictions.truth_N.sum() < len(predictions):
         part.tables.append(_make_threshold_table(facts, predictions, threshold, rule))
         groups = divide_into_tenths(predictions.is_positive_N, predictions.scores_N)
-        part.tables.append(tables.make_lift_table(groups, predictions.classes[1]))
+        part.tables.append(render.make_lift_table(groups, predictions.classes[1]))
     elif predictions.kind == "multiclass":
-        part.tables += tables.make_class_tables(predictions)
+        part.tables += render.make_class_tables(predictions)
     elif predictions.kind == "multilabel":
         part.tables.append(_make_label_table(predictions))
     return part
@@ -255,7 +264,7 @@ def _make_threshold_table(
         for other in rules:
             at = choose_threshold_of_scores(other, by.scores_N, by.truth_N)
             lines.append((_describe_rule(other), count_decisions(predictions, at)))
-    table = tables.make_threshold_table(lines, predictions.classes)
+    table = render.make_threshold_table(lines, predictions.classes)
     note = (
         "Rules choose by the validation rows. To set your own costs or rate, use vfl report RUN "
         "--threshold cost=1:5, or rate=0.1."
@@ -341,8 +350,8 @@ def _is_split(name: str) -> bool:
 def _make_rows_section(facts: Facts) -> PageSection:
     part = PageSection("rows", "Who took part, with which rows")
     summary, recipe = facts.run.summary, facts.recipe
-    part.tables.append(tables.make_parties_table(summary))
-    part.tables += tables.make_arithmetic_tables(
+    part.tables.append(render.make_parties_table(summary))
+    part.tables += render.make_arithmetic_tables(
         {party.name: party.arithmetic for party in summary.parties}
     )
     predictions = {n: k for n, k in facts.predictions.items() if _is_split(n)}
@@ -354,7 +363,7 @@ def _make_rows_section(facts: Facts) -> PageSection:
         cells = [
             [
                 name,
-                tables.format_share(share) if rows.split != "column" else "by a column",
+                render.format_share(share) if rows.split != "column" else "by a column",
                 f"{len(predictions[name]):,}" if name in predictions else "–",
             ]
             for name, share in shares.items()
@@ -384,7 +393,7 @@ def _make_exchanges_section(facts: Facts) -> PageSection:
     if summary.privacy is not None:
         part.text.append(f"Differential privacy: {summary.privacy.statement}")
     part.text += describe_exchanges(summary)
-    exchange_tables = tables.make_exchange_tables(summary)
+    exchange_tables = render.make_exchange_tables(summary)
     part.tables += exchange_tables[:_MAX_PARTIES]
     if len(exchange_tables) > _MAX_PARTIES:
         part.text.append(
@@ -447,9 +456,9 @@ def _make_cost_section(facts: Facts) -> PageSection:
     part = PageSection("cost", "What it cost")
     summary = facts.run.summary
     if summary.bytes.by_link:
-        part.tables.append(tables.make_bytes_table(summary, facts.run.phases))
+        part.tables.append(render.make_bytes_table(summary, facts.run.phases))
     if any(party.times for party in summary.parties):
-        part.tables.append(tables.make_seconds_table(summary))
+        part.tables.append(render.make_seconds_table(summary))
     total = summary.bytes.total
     if facts.passives:
         part.text.append(

@@ -10,25 +10,24 @@ from typing import Any
 
 from vfl_common.config.task import LOWER_IS_BETTER
 from vfl_common.summary import Worth
-from vfl_lab.report.page.baselines import (
+from vfl_lab.report.draw import BLUE, GREEN, GREY, ORANGE, draw_bars, draw_intervals
+from vfl_lab.report.facts import (
     ALONE,
     KINDS,
     Baseline,
+    Facts,
     get_training_command,
     list_possible_baselines,
+    read_json,
 )
-from vfl_lab.report.page.draw import draw_bars, draw_intervals
-from vfl_lab.report.page.facts import Facts, read_json
-from vfl_lab.report.page.svg import BLUE, GREEN, GREY, ORANGE
-from vfl_lab.report.page.tables import (
+from vfl_lab.report.quality import Estimate, SplitPredictions, estimate_gain, estimate_metrics
+from vfl_lab.report.render import (
     PageSection,
     PageTable,
     format_interval,
     format_metric,
     get_metric_name,
 )
-from vfl_lab.report.quality.kept import SplitPredictions
-from vfl_lab.report.quality.measures import Estimate, estimate_gain, estimate_metrics
 from vfl_party.base.statistics import MAIN_METRICS
 
 # Maximum number of columns in a picture of importance.

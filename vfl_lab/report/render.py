@@ -1,17 +1,31 @@
-"""The tables of a page: plain text and numbers, which the template escapes."""
+"""Renders a page as HTML: one file without scripts and without external resources."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
 from statistics import mean, stdev
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
 from vfl.summary.table import format_size, sort_phases
+from vfl_common.files import private_file
 from vfl_common.summary import Arithmetic, ExchangeSummary, Summary
-from vfl_common.text import list_names
-from vfl_lab.report.quality.curves import Decisions, Tenth, count_confusions
-from vfl_lab.report.quality.kept import SplitPredictions
-from vfl_lab.report.quality.measures import DELONG, Estimate
+from vfl_common.text import clean, list_names
+from vfl_lab.report.quality import (
+    DELONG,
+    Decisions,
+    Estimate,
+    SplitPredictions,
+    Tenth,
+    count_confusions,
+)
 
 # {metric: (name, meaning)}
 NAMES = {
@@ -400,3 +414,88 @@ def describe_defence(exchange: ExchangeSummary) -> str:
         if step not in ("identity", "allow all", "unchanged") and not step.startswith("policy: ")
     ]
     return "; ".join([*([exchange.how] if exchange.how else []), *steps]) or "none"
+
+
+FILE = "report.html"
+# Maximum number of characters of a name and of a sentence.
+_LONGEST, _SENTENCE = 80, 1_000
+# Maximum number of rows of a table.
+_MAX_ROWS = 200
+
+
+@dataclass
+class ReportPage:
+    """A page. ``lead``: sentences that summarize it."""
+
+    title: str
+    subtitle: str
+    lead: list[str] = field(default_factory=list)
+    tiles: list[Tile] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    parts: list[PageSection] = field(default_factory=list)
+    made: str = ""
+
+
+def render(page: ReportPage) -> str:
+    """Returns the page as HTML. All texts are escaped, and cut if they are too long."""
+    css = _read_style()
+    digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
+    policy = (
+        f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; "
+        "form-action 'none'"
+    )
+    # The stylesheet is ours.
+    return (
+        _make_environment()
+        .get_template("page.html")
+        .render(
+            page=page,
+            parts=[part for part in page.parts if part.there],
+            css=Markup(css),  # noqa: S704
+            policy=policy,
+        )
+    )
+
+
+def write(page: ReportPage, path: Path) -> Path:
+    """Writes a page that only its owner can read, because it shows scores of people.
+
+    Returns its path. Raises InputError.
+    """
+    with private_file(path) as file:
+        file.write(render(page).encode())
+    return path
+
+
+def cut_word(text: object) -> str:
+    """Returns a name or a cell as one line of printable characters of limited length."""
+    return _cut(str(text), _LONGEST)
+
+
+def cut_sentence(text: object) -> str:
+    """Returns a sentence as one line of printable characters of limited length."""
+    return _cut(str(text), _SENTENCE)
+
+
+def _cut(text: str, max_characters: int) -> str:
+    cleaned = clean(text, max_characters + 1)
+    return cleaned if len(cleaned) <= max_characters else f"{cleaned[: max_characters - 1]}…"
+
+
+@cache
+def _make_environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("vfl_lab.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals["most"] = _MAX_ROWS
+    environment.filters |= {"word": cut_word, "sentence": cut_sentence}
+    return environment
+
+
+@cache
+def _read_style() -> str:
+    return files("vfl_lab.report").joinpath("templates/page.css").read_text(encoding="utf-8")
