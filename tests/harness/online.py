@@ -27,7 +27,7 @@ from vfl_party.predict.alone import load_solo
 from vfl_party.predict.prediction import load_joint
 from vfl_party.predict.quality import read_quality
 from vfl_serve.answering import SentBefore
-from vfl_serve.kinds.choice import RowScorer, make_answers, make_scorer
+from vfl_serve.kinds import RowScorer, make_answers, make_scorer
 from vfl_serve.scored import ServedScores
 from vfl_serve.store import FeatureLookup
 

@@ -17,7 +17,7 @@ from tests.harness.kills import Killed, killed, plugged
 from vfl_common.config.base import parse
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import load_recipe
-from vfl_governance.account.planned import plan_disclosures
+from vfl_governance.account.limits import plan_disclosures
 from vfl_governance.account.store import FILE
 from vfl_party.assembly.models import encoder_settings
 from vfl_party.assembly.party import assemble, expect_rows, open_party

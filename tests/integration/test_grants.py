@@ -16,7 +16,7 @@ from tests.harness.granting import approve, command, needs_grants
 from tests.harness.served import Served, trained
 from tests.integration.test_ledger import table
 from vfl_common.errors import Code, InputError
-from vfl_governance.grants import commands
+from vfl_governance import commands
 from vfl_governance.grants.shown import look
 from vfl_governance.grants.store import USES, folder_of
 from vfl_party.assembly.files import read_files

@@ -11,7 +11,7 @@ import pytest
 
 import vfl
 from tests.unit.papers import made_tables as made
-from vfl_papers.registry import load
+from vfl_papers.prepare import load
 
 GIVEN: dict[str, dict[str, Any]] = {
     "avazu": {"train": 40, "test": 20, "buckets": 8},

@@ -35,7 +35,7 @@ from vfl_party.assembly.files import read_files
 from vfl_party.phases.stand_in import read_means
 from vfl_party.predict.prediction import load_joint
 from vfl_party.predict.quality import Quality
-from vfl_serve.kinds.choice import AloneScorer
+from vfl_serve.kinds import AloneScorer
 from vfl_serve.run import ACCESS, LOG
 from vfl_serve.scorer import OnlineScorer
 from vfl_serve.store import FeatureLookup

@@ -24,18 +24,20 @@ from vfl_party.align.state import AlignmentFiles, CommonRows
 from vfl_party.methods.secureboost.tree.positions import SETTLED
 from vfl_party.record.book import RecordBook, folder_of
 from vfl_party.record.people import keep
-from vfl_serve.answering import DailyLimit, Limit, SentBefore
-from vfl_serve.asked import (
+from vfl_serve.answering import (
     DailyIdCounter,
+    DailyLimit,
     IdFilter,
+    Limit,
     SelectIds,
+    SentBefore,
     daily_limit,
     read_aligned_ids,
     select_all_ids,
 )
-from vfl_serve.granted import MinimumRows
-from vfl_serve.kinds.choice import Answerer, make_answers
-from vfl_serve.passive import combine_limits
+from vfl_serve.kinds import Answerer, make_answers
+from vfl_serve.opening import MinimumRows
+from vfl_serve.parties import combine_limits
 
 ROWS, WIDTH = 40, 2
 NUMBERS = np.random.default_rng(3)

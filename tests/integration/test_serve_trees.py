@@ -24,7 +24,7 @@ from vfl_common.errors import Code, PeerError
 from vfl_common.rpc.serving.answered import EMBEDDED, NOT_ANSWERED, ServingAnswer, Step
 from vfl_party.methods.secureboost.tree.positions import SETTLED
 from vfl_serve.answering import DailyLimit
-from vfl_serve.kinds.stepwise import StepAnswers
+from vfl_serve.kinds import StepAnswers
 
 DEPTH, TREES = 3, 5
 TASKS: dict[str, dict[str, Any]] = {

@@ -27,8 +27,8 @@ from tests.harness.served_here import SERVICE, Here, score, serving
 from tests.harness.waiting import wait_until
 from vfl_common.pb.inference import open_inference_grpc_pb2 as pb
 from vfl_common.rpc.inference import service
-from vfl_serve import batching
-from vfl_serve.batching import Busy
+from vfl_serve import scorer
+from vfl_serve.scorer import Busy
 from vfl_serve.tokens import add_token
 
 MODELS = ("ModelReady", "ModelMetadata", "ModelInfer")
@@ -207,7 +207,7 @@ def test_who_is_gone_is_not_scored() -> None:
 
     with serving(scoring=slow) as here:
         # All that score are busy.
-        many = batching._MAX_BATCHES
+        many = scorer._MAX_BATCHES
         busy = [here.served.batcher.submit([f"a{number}"], 0.1 * number) for number in range(many)]
         wait_until(lambda: len(scored) == many)
         with grpc.insecure_channel(here.grpc) as channel, pytest.raises(grpc.RpcError) as late:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from vfl_common.errors import Code, InputError
 from vfl_common.process.program import EXIT_CODES, NAMES
-from vfl_common.text import count, to_json
+from vfl_common.text import align_columns, count, to_json
 
 if TYPE_CHECKING:
+    from vfl_common.identity.credentials import Credentials
     from vfl_party.assembly.files import PartyFiles
+    from vfl_party.record.history import DisclosureSum
+    from vfl_party.record.lines import Route
 
 _PARTY = click.argument("party", type=click.Path(path_type=Path))
 
@@ -76,7 +82,7 @@ def show(
       vfl-party disclosures show bank.toml --id K-1017
       vfl-party disclosures show bank.toml --run 20260301-120000-churn-1f3a --json --each
     """
-    from vfl_governance.disclosures.tables import json_lines, table
+
     from vfl_party.record.history import RecordHistory, sum_disclosures
     from vfl_party.record.verify import require
 
@@ -145,7 +151,7 @@ def verify(
     heads have different roots for the same number of lines, or the later head has fewer lines, or
     PEER signed an invalid proof between them. Otherwise the exit code is 2.
     """
-    from vfl_governance.disclosures.statement import open_statement
+
     from vfl_party.record.evidence import verify_evidence as check_evidence
     from vfl_party.record.verify import verify as check_record
 
@@ -210,7 +216,6 @@ def export(party: Path, run: str, out: Path) -> None:
     numbers. If the record is not as it was signed, nothing is signed.
     """
     from vfl_common.files import PLAIN_NAME, write_atomic
-    from vfl_governance.disclosures.statement import seal, statement
     from vfl_party.record.verify import require
 
     files = _read_files(party)
@@ -287,3 +292,172 @@ def _read_facts(folder: Path) -> dict[str, object]:
 
     facts = RunFolder(folder, folder.parent.name).facts()
     return {"recipe": facts.get("recipe_digest", ""), "plugins": facts.get("plugins", {})}
+
+
+PAYLOAD = "application/vnd.in-toto+json"
+
+
+STATEMENT = "https://in-toto.io/Statement/v1"
+
+
+# The name of the predicate type. It is a tag URI and not the address of a page.
+PREDICATE = "tag:vfl,2026:disclosures/v1"
+
+
+# Signed statements of what a party sent in a run, for the receiver of the model.
+#
+# A statement is an in-toto Statement in a DSSE envelope.
+def statement(folder: Path, run: Path, name: str, facts: dict[str, Any]) -> dict[str, Any]:
+    """Returns the statement about a party's part in a run.
+
+    Args:
+        folder: The folder of the record.
+        run: The party's folder of the run. Its newest checkpoint is the subject of the statement.
+        name: The party's name.
+        facts: More values about the run, such as its recipe and plug-ins.
+
+    Raises InputError if the record does not have this run, or if the run has no checkpoint.
+    """
+    from vfl_party.record.heads import read_signed_heads
+    from vfl_party.record.history import RecordHistory, sum_disclosures
+
+    run_id = run.parent.name
+    # A served model sends values after training, which are not part of the statement.
+    disclosures = RecordHistory(folder).disclosures(run=run_id)
+    sums = sum_disclosures(value for value in disclosures if value.way.job != "serve")
+    if not sums:
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{folder}: the record has no run {run_id}. Choose one that `vfl-party disclosures "
+            "show` lists.",
+        )
+    checkpoints = sorted((run / "checkpoints").glob("[0-9]*.safetensors"))
+    if not checkpoints:
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{run}: has no checkpoint. Give the folder of runs in which {name} was trained.",
+        )
+    heads = read_signed_heads(folder)
+    lines = [
+        {
+            "to": to,
+            **{key: value for key, value in way.fields.items() if key != "run"},
+            **total.fields,
+        }
+        for (_, to, way), total in sums.items()
+    ]
+    return {
+        "_type": STATEMENT,
+        "subject": [
+            {
+                "name": f"{run_id}/{name}/{checkpoints[-1].name}",
+                "digest": {"sha256": sha256(checkpoints[-1].read_bytes()).hexdigest()},
+            }
+        ],
+        "predicateType": PREDICATE,
+        "predicate": {
+            "party": name,
+            "run": run_id,
+            **facts,
+            "left": lines,
+            "head": str(heads[-1].note) if heads else "",
+            "certificates": heads[-1].certificates if heads else {},
+        },
+    }
+
+
+def seal(document: dict[str, Any], credentials: Credentials) -> dict[str, Any]:
+    """Returns the envelope of a statement, signed with the party's key."""
+    from vfl_common.identity.envelope import Envelope
+
+    return Envelope.seal(PAYLOAD, document, credentials).value
+
+
+def open_statement(path: Path, credentials: Credentials) -> tuple[dict[str, Any], str]:
+    """Reads a statement from a file. Returns the statement and the name of the party that signed
+    it.
+
+    Raises InputError if the file is not a statement, or not signed with a certificate of the CA.
+    """
+    from vfl_common.identity.envelope import Envelope
+
+    try:
+        envelope = Envelope.read(json.loads(path.read_text(encoding="utf-8")), PAYLOAD)
+        document = envelope.statement
+        party, _run = str(document["predicate"]["party"]), str(document["predicate"]["run"])
+        if document["predicateType"] != PREDICATE:
+            raise ValueError("the file is another kind of statement")
+    except OSError as error:
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: cannot be read ({error.strerror}). Check the path and its permissions.",
+        ) from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: not a statement of what a party sent. Give a file that `vfl-party "
+            "disclosures export` wrote.",
+        ) from None
+    envelope.verify_stored(path, party, credentials)
+    return document, party
+
+
+_NUMBERS = ("bundles", "people", "numbers", "of the person", "bytes")
+
+
+_HEAD = (
+    "run",
+    "to",
+    "phase",
+    "exchange",
+    "kind",
+    "bundles",
+    "people",
+    "numbers",
+    "of the person",
+    "bytes",
+    "as",
+)
+
+
+def json_lines(sums: Mapping[tuple[str, str, Route], DisclosureSum]) -> list[str]:
+    """Returns a line of JSON for each receiver and exchange of a run."""
+    return [
+        to_json({"to": to, **way.fields, **total.fields}, compact=True)
+        for (_, to, way), total in sums.items()
+    ]
+
+
+def table(
+    sums: Mapping[tuple[str, str, Route], DisclosureSum], *, of_person: bool = False
+) -> list[str]:
+    """Returns a table with a header and a line for each receiver and exchange of a run.
+
+    Without any disclosures, it returns one sentence. The bytes are those of messages, because a
+    request to a served model has ids but no tensors. ``of_person``: Whether the table has a column
+    with the numbers about the person of a query.
+    """
+    if not sums:
+        return [
+            "nothing was sent about this person, except masked ids if the table was aligned by psi"
+            if of_person
+            else "nothing was sent"
+        ]
+    rows = [
+        (
+            run,
+            to,
+            way.phase,
+            way.exchange,
+            way.kind,
+            f"{total.bundles:,}",
+            f"{total.people:,}",
+            f"{total.numbers:,}",
+            "" if total.of_person is None else f"{total.of_person:,}",
+            f"{total.message_bytes:,}",
+            "; ".join(part for part in (way.chain, way.how) if part),
+        )
+        for (run, to, way), total in sums.items()
+    ]
+    columns = [place for place, name in enumerate(_HEAD) if of_person or name != "of the person"]
+    return align_columns(([row[place] for place in columns] for row in (_HEAD, *rows)), _NUMBERS)

@@ -14,13 +14,12 @@ import click
 
 from vfl_common.errors import Code, InputError
 from vfl_common.process.old_names import make_old_name
-from vfl_common.process.program import EXIT_CODES
+from vfl_common.process.program import EXIT_CODES, NAMES
 from vfl_common.text import LINE, align_columns, clean, to_json
 
 if TYPE_CHECKING:
     from vfl_common.config.recipe import Recipe
-    from vfl_governance.grants.grant import Grant
-    from vfl_governance.grants.store import Uses
+    from vfl_governance.grants.store import Grant, Uses
     from vfl_party.assembly.files import PartyFiles
 
 # The number of days that a grant is valid without --until.
@@ -239,8 +238,7 @@ def _make_grant(
 ) -> Grant:
     from vfl_common.config.base import parse
     from vfl_governance.grants.approval import PREDICT, SERVE, phases_of, receivers
-    from vfl_governance.grants.grant import Grant, new_id
-    from vfl_governance.grants.table import digests
+    from vfl_governance.grants.store import Grant, digests, new_id
 
     columns, ids = digests(opened, secret)
     phases = phases_of(files) if facts["runs"] else ()
@@ -264,7 +262,7 @@ def _make_grant(
 
 
 def _describe_state(grant: Grant, uses: Uses) -> str:
-    from vfl_governance.grants.fits import over
+    from vfl_governance.grants.approval import over
 
     if why := over(grant, uses, time.time()):
         return why
@@ -354,3 +352,41 @@ def _print_grant(grant: Grant, *, as_json: bool) -> None:
         return
     line = f"{grant.party} has allowed {grant} (grant {grant.grant}, signed on {grant.signed_on})"
     click.echo(clean(line, LINE))
+
+
+@click.command(epilog=EXIT_CODES, context_settings=NAMES)
+@click.argument("party", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Write a JSON line for each peer.")
+def account(party: Path, as_json: bool) -> None:
+    """Show what each peer has received, and the remaining amounts.
+
+    All runs about the same people are added up. Tables that have people in common are one data set,
+    whatever their files are called. Rows with "a person" show the largest total of any person. ε
+    includes training with dp, the transform clipped_gaussian and, once, task.label_epsilon. It does
+    not include numbers that were sent without differential privacy.
+
+    The totals come from the party's record, so they include what a killed run has sent.
+
+    \b
+    Examples:
+      vfl-party account bank.toml
+      vfl-party account bank.toml --json
+    """
+    from vfl_common.config.party import load_party
+    from vfl_governance.account.limits import limits_of
+    from vfl_governance.account.store import standing, sum_spent, table
+    from vfl_party.record.book import folder_of
+
+    file = load_party(party)
+    limits = limits_of(file)
+    sums = standing(folder_of(Path(file.record.folder or file.out), file.name)).sums
+    balances = [*sum_spent(sums, limits.delta)]
+    if as_json:
+        for balance in balances:
+            click.echo(to_json(balance.fields(limits), compact=True))
+        return
+    if not balances:
+        click.echo("nothing was sent")
+        return
+    for line in table(balances, limits):
+        click.echo(line)
