@@ -1,4 +1,4 @@
-"""``vfl-party approve``, ``grants`` and ``revoke``."""
+"""Commands for grants and for the account of what a party has told its peers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``vfl-party disclosures``."""
+"""``vfl-party disclosures``: shows, checks, signs and exports what a party has sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``vfl report`` and ``vfl runs``: commands that show finished runs."""
+"""Commands that show and study runs: ``vfl report``, ``runs``, ``card``, ``study`` and ``watch``."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The leak meter measures what the exchanges of a run leak: see README.md."""
+"""The leak meter measures what the exchanges of a run leak. See README.md."""

@@ -1,4 +1,4 @@
-"""Runs that a passive party serves: it answers the active party's questions."""
+"""Runs that a party serves: the active party scores ids, and a passive party answers its questions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Removes old runs that are not needed, and old lines of the prediction log, for ``vfl prune``."""
+"""Keeps models in production: their stages, the drift of their inputs, and the removal of old runs."""
 
 from __future__ import annotations
 

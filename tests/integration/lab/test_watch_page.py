@@ -14,7 +14,7 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 
 from tests.harness.waiting import wait_until
-from tests.integration.test_watch import HOSTILE, add, make, metrics, said, served
+from tests.integration.lab.test_watch import HOSTILE, add, make, metrics, said, served
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")

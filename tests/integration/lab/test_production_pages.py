@@ -15,7 +15,7 @@ from tests.harness.here import vfl_here
 from tests.integration.test_library import BANK, SHOP, TABLES
 from vfl_common.production.registry import ModelRegistry
 
-PAGES = Path(__file__).parents[2] / "docs" / "how-to" / "production"
+PAGES = Path(__file__).parents[3] / "docs" / "how-to" / "production"
 # The answer of a comparison, and of a look for drift.
 CODES = (0, 5)
 

@@ -10,7 +10,7 @@ import torch
 
 import vfl
 from tests.harness.errors import raises
-from tests.integration.test_leaks import tables
+from tests.integration.leaks.test_leaks import tables
 from vfl_common.errors import Code
 from vfl_leaks.orders import read, to_plain
 from vfl_leaks.rehearsal import Played

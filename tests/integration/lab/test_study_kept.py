@@ -14,8 +14,8 @@ from scipy import stats
 import vfl
 from tests.harness.errors import assert_names, raises
 from tests.harness.here import vfl_here
+from tests.integration.lab.test_study import write
 from tests.integration.test_library import BANK, RECIPE, ROWS, SHOP
-from tests.integration.test_study import write
 from vfl.library.simulate import simulate
 from vfl_common.errors import Code, InputError
 from vfl_lab import study as studied

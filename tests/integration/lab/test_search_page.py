@@ -11,7 +11,7 @@ import pytest
 import vfl
 
 pytest.importorskip("optuna")
-REPO = Path(__file__).parents[2]
+REPO = Path(__file__).parents[3]
 PAGE = REPO / "docs" / "how-to" / "python" / "search.md"
 SEARCH, COMPARE = re.findall(r"^```py\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 

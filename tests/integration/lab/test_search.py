@@ -78,7 +78,7 @@ def test_a_run_that_goes_badly_is_pruned(tmp_path: Path) -> None:
 DRIVER = """
 import sys
 import vfl
-from tests.integration.test_search import CALL, DATA, RECIPE, SPACES
+from tests.integration.lab.test_search import CALL, DATA, RECIPE, SPACES
 
 vfl.search(RECIPE, SPACES, DATA, runs=13, out=sys.argv[1], **CALL | {"quiet": False})
 """
