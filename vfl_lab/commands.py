@@ -1,4 +1,6 @@
-"""Commands that show and study runs: ``vfl report``, ``runs``, ``card``, ``study`` and ``watch``."""
+"""Commands that show and study runs: ``vfl report``, ``runs``, ``card``, ``study`` and
+``watch``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Runs that a party serves: the active party scores ids, and a passive party answers its questions."""
+"""Runs that a party serves: the active party scores ids, and a passive party answers its
+questions.
+"""
 
 from __future__ import annotations
 

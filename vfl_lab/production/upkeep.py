@@ -1,4 +1,6 @@
-"""Keeps models in production: their stages, the drift of their inputs, and the removal of old runs."""
+"""Keeps models in production: their stages, the drift of their inputs, and the removal of old
+runs.
+"""
 
 from __future__ import annotations
 
