@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vfl_leaks.scene.scene import Intercepted
+from vfl_leaks.scene import Intercepted
 from vfl_party.base.seeds import Rows
 
 _LEAST, _MOST, _SMALL = 1.0, 5.0, 1e-7

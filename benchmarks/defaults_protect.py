@@ -27,7 +27,7 @@ from benchmarks.defaults_read import PRESETS, PROTECT, Tables, markdown
 from benchmarks.defaults_tables import TABLES, Shared
 from scripts.reference.__main__ import main as write_pages
 from vfl.new.files import LABEL_FREE
-from vfl_leaks.report.result import Rehearsed
+from vfl_leaks.result import Rehearsed
 
 USED = (
     "breast cancer",

@@ -25,9 +25,9 @@ from sklearn.datasets import load_digits
 import vfl
 from benchmarks import leaks_active, leaks_fedhssl, leaks_images, leaks_tops, leaks_watch
 from vfl_common.text import to_json
-from vfl_leaks.report.picture import draw
-from vfl_leaks.report.result import Rehearsed, Spread, as_json
-from vfl_leaks.report.table import render
+from vfl_leaks.picture import draw
+from vfl_leaks.result import Rehearsed, Spread, as_json
+from vfl_leaks.table import render
 
 RESULTS = Path(__file__).parent / "results"
 Tables = dict[str, Any]

@@ -21,9 +21,9 @@ from rich.console import Console
 import vfl
 from benchmarks.boost import Boost, drift
 from vfl_common.text import to_json
-from vfl_leaks.attacks.gradients import completion
+from vfl_leaks.attacks import completion
 from vfl_leaks.rehearsal import Rehearsal, rehearse
-from vfl_leaks.report.result import Spread
+from vfl_leaks.result import Spread
 from vfl_party.assembly.party import Assembled
 from vfl_party.base.statistics import auc
 

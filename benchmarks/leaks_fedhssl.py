@@ -26,10 +26,10 @@ import vfl
 from benchmarks.ssl import CROSS, DIGITS, SPLIT, mnist
 from benchmarks.studies import EVALUATE, Tables
 from vfl_common.text import to_json
-from vfl_leaks.attacks.gradients import completion
+from vfl_leaks.attacks import completion
 from vfl_leaks.rehearsal import Rehearsal, rehearse
-from vfl_leaks.report.result import Spread
-from vfl_leaks.scene.scene import Scene
+from vfl_leaks.result import Spread
+from vfl_leaks.scene import Scene
 
 RESULTS = Path(__file__).parent / "results" / "leaks-fedhssl"
 LABELLED, ALIGNED = 200, 0.2

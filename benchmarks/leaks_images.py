@@ -15,7 +15,7 @@ from rich.console import Console
 
 import vfl
 from vfl_common.text import to_json
-from vfl_leaks.report.result import AttackLine, Rehearsed, as_json
+from vfl_leaks.result import AttackLine, Rehearsed, as_json
 
 RESULTS = Path(__file__).parent / "results" / "leaks-images"
 EXAMPLE = Path(__file__).parents[1] / "examples" / "digits.toml"

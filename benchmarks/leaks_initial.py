@@ -19,7 +19,7 @@ import click
 import vfl
 from benchmarks.leaks import credit
 from vfl_common.text import to_json
-from vfl_leaks.report.result import AttackLine, Rehearsed
+from vfl_leaks.result import AttackLine, Rehearsed
 
 RESULTS = Path(__file__).parent / "results"
 WIDTHS = (8, 16, 32)

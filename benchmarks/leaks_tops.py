@@ -19,7 +19,7 @@ import vfl
 from benchmarks.ssl import CROSS, DIGITS, HEAD, halves
 from benchmarks.studies import EVALUATE, Tables
 from vfl_common.text import to_json
-from vfl_leaks.report.result import AttackLine, Rehearsed, as_json
+from vfl_leaks.result import AttackLine, Rehearsed, as_json
 
 RESULTS = Path(__file__).parent / "results" / "leaks-tops"
 ROWS, ALIGNED, ROUNDS, BATCH = 1000, 0.2, 20, 64

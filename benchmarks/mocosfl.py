@@ -39,8 +39,8 @@ from vfl.simulation.inprocess import run_in_process
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.summary import Summary
-from vfl_leaks.learn.inversion import PRIVATE_IMAGES, InversionSettings, LatentPairs, invert
-from vfl_leaks.report.reconstructions import draw_pairs
+from vfl_leaks.inversion import PRIVATE_IMAGES, InversionSettings, LatentPairs, invert
+from vfl_leaks.picture import draw_pairs
 from vfl_party.data.pixels import to_unit
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
 from vfl_party.methods.mocosfl.steps import build_bottom, build_halves

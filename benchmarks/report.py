@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.harness import pages
 from vfl.summary.reading import find
-from vfl_lab.report.commands import write_run_page
+from vfl_lab.commands import write_run_page
 
 MOST_BYTES, MOST_S = 1_500_000, 5.0
 BASELINES = (

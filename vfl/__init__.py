@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from vfl_common.errors import Code, VflError
     from vfl_lab.production.compare import Comparison as Comparison
     from vfl_lab.production.compare import compare as compare
-    from vfl_lab.searching.found import Search as Search
     from vfl_lab.searching.search import search as search
+    from vfl_lab.searching.trials import Search as Search
     from vfl_lab.study import Study as Study
     from vfl_lab.study import study as study
     from vfl_leaks.api import Leaks as Leaks

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from vfl_common.bundle import BundleSpec, DType, Kind, StepKey, TensorSpec
     from vfl_common.config.base import Section
     from vfl_common.errors import Code, InputError, VflError
-    from vfl_leaks.scene.scene import Attack as Attack
-    from vfl_leaks.scene.scene import Figure as Figure
-    from vfl_leaks.scene.scene import Scene as Scene
-    from vfl_leaks.scene.scene import UnfitError as UnfitError
-    from vfl_leaks.scene.scores import Tally as Tally
+    from vfl_leaks.scene import Attack as Attack
+    from vfl_leaks.scene import Figure as Figure
+    from vfl_leaks.scene import Scene as Scene
+    from vfl_leaks.scene import UnfitError as UnfitError
+    from vfl_leaks.scores import Tally as Tally
     from vfl_papers.dataset import Content as Content
     from vfl_papers.dataset import DataSet as DataSet
     from vfl_papers.dataset import Form as Form

@@ -5,8 +5,10 @@ runs.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import html
 import itertools
+import json
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
@@ -22,14 +24,15 @@ from vfl.library.data import add_data
 from vfl.library.plugins import with_plugins
 from vfl.library.recipe import GivenRecipe, Recipe
 from vfl.library.run import Run
-from vfl.library.simulate import RUN_FUNCTION, carry_out, convert_errors, send, simulate
+from vfl.library.simulate import RUN_FUNCTION, carry_out, convert_errors, simulate
 from vfl_common.config.base import parse
+from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe as Settings
 from vfl_common.config.recipe import divide
+from vfl_common.config.sources import FRAME, is_path
 from vfl_common.errors import Code, InputError, VflError
-from vfl_lab.studies.kept import Fingerprints, FinishedRuns, compute_inputs_digest
-from vfl_lab.studies.lines import format_axis_value
-from vfl_lab.studies.paired import Difference, compute_overlap, difference
+from vfl_common.files import write_atomic
+from vfl_lab.studies.comparison import Difference, compute_overlap, difference, format_axis_value
 from vfl_party.base.plugins import RunPlugins
 
 if TYPE_CHECKING:
@@ -86,9 +89,10 @@ class Study:
 
         Returns the mean difference, its interval of 95 % confidence, and whether the first is
         better; its text is the whole result. With fewer than three pairs of runs there is no
-        interval. The
-        (Nadeau and Bengio 2003). One interval of many is likely to miss: correct several with
-        ``vfl_lab.studies.paired.holm``, or choose by validation rows and compare by test rows once.
+        interval. The interval is corrected for training rows that runs share (Nadeau and Bengio
+        2003). One interval of many is likely to miss: correct several with
+        ``vfl_lab.studies.comparison.holm``, or choose by validation rows and compare by test rows
+        once.
         Raises VflError.
         """
         from vfl_party.models.metrics import lower_is_better
@@ -159,7 +163,7 @@ class Study:
         ``metric``: for example ``validation auc``; by default, a metric of the validation rows that
         all runs have. Raises VflError if no run has the metric.
         """
-        from vfl_lab.studies.lines import draw_values
+        from vfl_lab.studies.chart import draw_values
 
         columns = self.columns()
         metric_name = metric or self._choose_metric(columns)
@@ -379,6 +383,8 @@ def _run_in_parallel(
     """Makes runs in ``jobs`` other processes, and returns them in the order of ``planned``. The
     first error ends all runs.
     """
+    from vfl.library.simulate import send
+
     simulate = planned[0].recipe.settings.simulate
     threads_each = simulate.threads if simulate is not None else 1
     with open_pool(RUN_FUNCTION, jobs, threads_each, backend) as workers:
@@ -455,3 +461,135 @@ def _check_baselines(baselines: Iterable[Any]) -> None:
 
 def _format(value: Any) -> str:
     return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+# The file in a run's folder that contains the digest of its inputs.
+FILE = "study.json"
+
+
+class FinishedRuns:
+    """The finished runs in a folder. Raises InputError if a file with a digest is damaged."""
+
+    def __init__(self, out: Path) -> None:
+        self._folders: dict[str, Path] = {}
+        for note in sorted(out.glob(f"*/{FILE}")):
+            # Runs without a summary are unfinished, and are repeated.
+            if (note.parent / "summary.json").exists():
+                self._folders[_read_digest(note)] = note.parent
+
+    def find(self, inputs: str) -> Path | None:
+        """Returns the folder of the finished run whose inputs have this digest, or None."""
+        return self._folders.get(inputs)
+
+    def note(self, folder: Path, inputs: str) -> None:
+        """Writes the digest of its inputs into the folder of a finished run. Raises InputError."""
+        write_atomic(folder / FILE, json.dumps({"inputs": inputs}) + "\n")
+        self._folders[inputs] = folder
+
+
+def _read_digest(note: Path) -> str:
+    try:
+        inputs = json.loads(note.read_bytes())["inputs"]
+        if isinstance(inputs, str):
+            return inputs
+    except OSError as error:
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{note}: cannot be read ({error.strerror}). Make the file readable.",
+        ) from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        pass
+    raise InputError(
+        Code.FILE_INVALID, f"{note}: is damaged. Restore the file, or remove it to repeat the run."
+    )
+
+
+def compute_inputs_digest(
+    recipe: Settings,
+    data: Mapping[str, DataSettings],
+    baseline: str | None,
+    prints: Fingerprints,
+    frames: Mapping[str, Any],
+) -> str:
+    """Returns a digest of the inputs that determine a run's results: recipe, baseline and rows.
+
+    A file is represented by its size and the time of its last change. The code of a named encoder
+    and the rows of a database are not part of the digest. ``frames``: {party: data frame}.
+    """
+    parts = [
+        recipe.canonical_json(),
+        str(baseline),
+        *(
+            f"{name} {settings.model_dump_json()} {prints.compute(settings, frames)}"
+            for name, settings in data.items()
+        ),
+    ]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+class Fingerprints:
+    """Computes fingerprints of data sources, and caches them so that each source is read once."""
+
+    def __init__(self) -> None:
+        self._cache: dict[str, str] = {}
+
+    def compute(self, data: DataSettings, frames: Mapping[str, Any]) -> str:
+        """Returns the fingerprint of a source as text. Equal rows have equal fingerprints."""
+        source = data.source
+        if source not in self._cache:
+            if source.startswith(FRAME):
+                name = source.removeprefix(FRAME)
+                self._cache[source] = _hash_frame(frames[name], source, data)
+            else:
+                self._cache[source] = _hash_files(Path(source)) if is_path(source) else ""
+        return self._cache[source]
+
+
+def _hash_files(path: Path) -> str:
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    lines = []
+    for file in files:
+        # A missing file is ignored here: the run that reads it raises the error.
+        with contextlib.suppress(OSError):
+            stat = file.stat()
+            lines.append(f"{file} {stat.st_size} {stat.st_mtime_ns}")
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+class _Digest:
+    """A writable file object that computes the SHA-256 digest of the written bytes."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self.sha256 = hashlib.sha256()
+
+    def write(self, data: Any) -> int:
+        self.sha256.update(data)
+        return len(data)
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def _hash_frame(frame: Any, source: str, data: DataSettings) -> str:
+    import numpy as np
+    import pyarrow
+
+    from vfl_party.data.sources.frames import as_arrow, is_arrays
+
+    digest = _Digest()
+    if is_arrays(frame):
+        for name, array in frame.items():
+            array = np.ascontiguousarray(array)
+            digest.write(f"{name} {array.dtype} {array.shape} ".encode())
+            # The bytes of an object array are pointers, so its values are hashed as text.
+            digest.write(
+                repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes()
+            )
+        return digest.sha256.hexdigest()
+    table = as_arrow(frame, source, data.id).combine_chunks()
+    with pyarrow.ipc.new_stream(pyarrow.PythonFile(digest, mode="w"), table.schema) as writer:
+        writer.write_table(table)
+    return digest.sha256.hexdigest()

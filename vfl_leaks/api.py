@@ -21,7 +21,7 @@ from vfl_common.config.party import Init
 from vfl_common.config.recipe import name_file_in_errors
 from vfl_common.config.task import COMPARED
 from vfl_common.errors import Code, InputError, VflError
-from vfl_leaks.report.result import (
+from vfl_leaks.result import (
     Rehearsed,
     Spread,
     as_columns,
@@ -34,7 +34,7 @@ from vfl_party.base.plugins import RunPlugins
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from vfl_leaks.part import AttackRequest, SeedResult
+    from vfl_leaks.orders import AttackRequest, SeedResult
 
     # A function that makes the run of a seed.
     _Make = Callable[[int], SeedResult]
@@ -60,7 +60,7 @@ class Leaks:
 
     def plot(self) -> Figure:
         """Draws each leak over the metric; the area of a point grows with the bytes sent."""
-        from vfl_leaks.report.picture import draw
+        from vfl_leaks.picture import draw
 
         return draw(self.found)
 
@@ -71,7 +71,7 @@ class Leaks:
         The dict is empty if no attack reconstructs images. ``IPython.display.Image`` shows a PNG in
         a notebook.
         """
-        from vfl_leaks.report.picture import draw_images
+        from vfl_leaks.picture import draw_images
 
         return draw_images(self.found)
 
@@ -83,7 +83,7 @@ class Leaks:
 
     def _repr_html_(self) -> str:
         from vfl.summary.table import render_html
-        from vfl_leaks.report.table import render
+        from vfl_leaks.table import render
 
         return render_html(render(self.found))
 
@@ -148,7 +148,7 @@ def _leaks(
     tell: Callable[[Rehearsed], None] | None,
 ) -> Leaks:
     from vfl_leaks import attacks as kinds
-    from vfl_leaks.part import AttackRequest
+    from vfl_leaks.orders import AttackRequest
 
     loaded = [Recipe.of(recipe_) for recipe_ in recipes]
     names = list(attacks) if attacks is not None else kinds.REGISTRY.names()
@@ -220,7 +220,7 @@ def _make_functions(
     other processes, and the function waits for the result. At the end, runs that have not started
     are cancelled.
     """
-    from vfl_leaks.part import make_here
+    from vfl_leaks.orders import make_here
 
     with _open_folder(plan.out) as out_folder:
         jobs = min(plan.jobs, sum(len(seeds) for _, seeds in runs))

@@ -10,7 +10,7 @@ import click
 from vfl_common.process.program import EXIT_CODES
 
 if TYPE_CHECKING:
-    from vfl_leaks.report.result import Rehearsed
+    from vfl_leaks.result import Rehearsed
 
 
 @click.command(epilog=EXIT_CODES)
@@ -80,7 +80,7 @@ def leaks(
     """
     # Imported here because it imports torch.
     from vfl_leaks.api import leaks as rehearse
-    from vfl_leaks.report.show import read_list, show_leaks
+    from vfl_leaks.table import read_list, show_leaks
 
     results: list[Rehearsed] = []
     try:

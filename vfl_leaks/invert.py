@@ -31,7 +31,7 @@ from vfl_common.errors import Code, InputError
 from vfl_common.files import private_file, write_atomic
 from vfl_common.process.program import EXIT_CODES, run_program
 from vfl_common.text import to_json
-from vfl_leaks.learn.inversion import (
+from vfl_leaks.inversion import (
     MAX_IMAGES,
     PRIVATE_IMAGES,
     InversionSettings,
@@ -378,7 +378,7 @@ def write(report: Report, out: Path) -> Path:
 
     Returns the path of the picture. Raises InputError.
     """
-    from vfl_leaks.report.reconstructions import draw_pairs
+    from vfl_leaks.picture import draw_pairs
 
     inverted, picture = report.inverted, out.with_suffix(".png")
     mse = f"MSE {inverted.found.mse:.4f}; with the mean auxiliary image {inverted.baseline.mse:.4f}"

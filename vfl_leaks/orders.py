@@ -1,9 +1,14 @@
-"""Runs rehearsals in other processes. Each process returns its findings in a file."""
+"""Makes the runs of a rehearsal and plays attacks on them, in this process or in another one, which
+returns its findings in a file.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from dataclasses import asdict
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +17,16 @@ import torch
 from vfl.jobs import WorkerPool
 from vfl.library.plugins import get_import_paths, import_plugins
 from vfl.library.recipe import Recipe
-from vfl.library.simulate import Order, carry_out, clear_folder
+from vfl.library.run import Run
+from vfl.library.simulate import Order, carry_out, clear_folder, in_process
 from vfl_common.config.base import parse
+from vfl_common.config.party import Init
 from vfl_common.config.recipe import Recipe as Settings
 from vfl_common.config.recipe import divide
-from vfl_leaks.part import AttackRequest, Findings, SeedResult, play_on
-from vfl_leaks.rehearsal import Played
-from vfl_leaks.scene.scene import Figure, Shown
-from vfl_leaks.wiretap.sizes import MessageSizes
-from vfl_leaks.wiretap.times import Times
+from vfl_leaks.rehearsal import Played, Rehearsal
+from vfl_leaks.scene import Figure, Shown
+from vfl_leaks.wiretap import MessageSizes, Times
+from vfl_party.assembly.trial import modules_of
 from vfl_party.base.plugins import use_plugins
 
 MAKES = "vfl_leaks.orders:make"
@@ -116,3 +122,87 @@ def _read_figure(fields: dict[str, Any]) -> Figure:
 
 def _to_pairs(pairs: list[list[int]]) -> tuple[tuple[int, int], ...]:
     return tuple((size, number) for size, number in pairs)
+
+
+Findings = tuple[list[Played], tuple[MessageSizes, ...], tuple[Times, ...], tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class AttackRequest:
+    """The names of the attacks to play, and the settings of the recording."""
+
+    attacks: Sequence[str]
+    every: int
+    init: Init
+
+
+@dataclass(frozen=True)
+class SeedResult:
+    """The result of one run with one seed; see ``Rehearsed``."""
+
+    run: Run
+    played: list[Played]
+    sizes: tuple[MessageSizes, ...]
+    times: tuple[Times, ...]
+    gaps: tuple[str, ...]
+
+
+def make_here(
+    recipe: Recipe,
+    data: Mapping[str, Any],
+    out: Path,
+    request: AttackRequest,
+    *,
+    quiet: bool,
+    tell: Callable[[str], None],
+) -> SeedResult:
+    """Makes a run in this process and plays the attacks on it.
+
+    Args:
+        recipe: the recipe; its seed is also the seed of the attacks.
+        data: as in ``simulate``.
+        out: the folder of runs.
+        request: the attacks to play, and the settings of the recording.
+        quiet: whether to show no progress.
+        tell: called with a sentence before each attack.
+
+    Raises VflError.
+    """
+    findings: list[Findings] = []
+
+    def execute(order: Order) -> None:
+        findings.append(play_on(order, request, quiet=quiet, tell=tell))
+
+    run = carry_out(recipe, data, execute, baseline=None, out=out)
+    return SeedResult(run, *findings[0])
+
+
+def play_on(
+    order: Order,
+    request: AttackRequest,
+    *,
+    quiet: bool = True,
+    tell: Callable[[str], None] = lambda _text: None,
+) -> Findings:
+    """Makes the run of an order in this process and plays attacks on it. Raises VflError."""
+    with tempfile.TemporaryDirectory(prefix="vfl-record-") as folder:
+        rehearsal = Rehearsal(Path(folder), request.every)
+        secrets = _secrets(order) if request.init == "secret" else None
+        in_process(quiet, None, order, attach=rehearsal.attach, secrets=secrets)
+        # Attacks build encoders from the modules that the recipe names.
+        with modules_of(order.base):
+            played = rehearsal.play(request.attacks, order.settings.seed, tell=tell)
+        gaps = (*rehearsal.list_gaps(), *rehearsal.unknown(request.attacks))
+        return played, tuple(rehearsal.sizes()), tuple(rehearsal.times()), gaps
+
+
+def _secrets(order: Order) -> dict[str, bytes]:
+    """Returns {party: a secret unknown to attacks}, the same in each rehearsal of a recipe and
+    seed.
+    """
+    settings = order.settings
+    names = [party.name for party in settings.parties]
+    return {
+        name: hashlib.sha256(f"rehearsal {settings.seed} {name}".encode()).digest()
+        for name in names
+    }

@@ -8,36 +8,47 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from vfl.library.recipe import Recipe
 from vfl.library.run import Run
 from vfl.library.simulate import carry_out, in_process
 from vfl.simulation.inprocess import Attach
 from vfl_common.bundle import Kind
+from vfl_common.config.recipe import Recipe as Settings
 from vfl_common.errors import Code, InputError
 from vfl_common.text import list_names
 from vfl_leaks import attacks as kinds
-from vfl_leaks.report.gaps import find_gaps
-from vfl_leaks.scene.build import Scenes
-from vfl_leaks.scene.record import Seen
-from vfl_leaks.scene.recording import ROW_TENSORS, Recording
-from vfl_leaks.scene.scene import (
+from vfl_leaks.recording import ROW_TENSORS, Recording, Seen
+from vfl_leaks.scene import (
     Attack,
+    Beginning,
+    EncoderInputs,
     Figure,
+    Image,
+    Intercepted,
+    Owner,
     Scene,
     UnfitError,
 )
-from vfl_leaks.wiretap.sizes import MessageSizes, read_sizes
-from vfl_leaks.wiretap.times import Times, read_times
+from vfl_leaks.wiretap import MessageSizes, Times, read_sizes, read_times
 from vfl_party.assembly.party import Assembled
 from vfl_party.base.plugins import describe_failure
-from vfl_party.outbound.declared import Role
+from vfl_party.base.seeds import derive_seed
+from vfl_party.data.inputs.features import HIDDEN, UNKNOWN
+from vfl_party.data.inputs.preprocess import Preprocessor
+from vfl_party.models import deterministic
+from vfl_party.outbound.declared import Role, Sent
 from vfl_party.outbound.exchange import Answering, Asking
+from vfl_party.phases.context import Party
 
 log = logging.getLogger(__name__)
 
@@ -295,4 +306,244 @@ def _explain_missing(reads: str) -> str:
         f"the attacker received no {reads} with known rows"
         if rows
         else f"the recipe has no phase of kind {reads}"
+    )
+
+
+# its data after a run, and the truth that judges attacks.
+class Scenes:
+    """Builds the scene of each attacker from the recording."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording, self._parties = recording, recording.parties
+        # {party: the encoder's parameters before the first phase}
+        self._initial_weights: dict[str, list[Tensor]] = {}
+
+    def begin(self, name: str) -> None:
+        """Stores a copy of a party's untrained weights; called before the party runs."""
+        self._initial_weights[name] = [
+            weight.detach().cpu().clone() for weight in self._weights(name)
+        ]
+
+    def build(self, attacker: str, seed: int) -> Scene:
+        """Returns the scene of ``attacker``."""
+        owner = next(party for party in self._parties.values() if party.party.role == "active")
+        # An attacker wants the labels without any noise.
+        active, targets = owner.party, owner.prepared.targets
+        owners = {
+            name: owner_ for name in self._parties if (owner_ := self._make_owner(name)) is not None
+        }
+        if attacker == active.recipe.server:
+            task = active.recipe.task
+            return Scene(
+                attacker=attacker,
+                role="server",
+                task=task,
+                labels=_get_classes(targets, task.kind),
+                rows={},
+                seed=derive_seed(seed, "attack", attacker),
+                gradients=_yield_nothing,
+                heard=partial(self._recording.messages_of, attacker),
+                owners=owners,
+            )
+        own = self._parties[attacker].party
+        senders = [name for name in self._parties if name != attacker]
+        features = own.features
+        return Scene(
+            attacker=attacker,
+            role=own.role,
+            task=own.recipe.task,
+            labels=_get_classes(targets, own.recipe.task.kind),
+            targets=_get_numbers(targets, own.recipe.task.kind),
+            rows=own.data.splits,
+            seed=derive_seed(seed, "attack", attacker),
+            gradients=partial(self._recording.batches, active.name, attacker, "gradient"),
+            embeddings={
+                name: partial(self._recording.batches, name, attacker, "embedding")
+                for name in senders
+            },
+            encoder=deterministic(own.models["encoder"].eval())
+            if self.is_trained(attacker)
+            else None,
+            inputs=features.inputs if features is not None else None,
+            make_encoder=own.make_encoder,
+            heard=partial(self._recording.messages_of, attacker),
+            columns={
+                name: inputs
+                for name in self._parties
+                if (inputs := make_inputs_table(self._parties[name])) is not None
+            },
+            owners=owners,
+            beginnings={
+                name: beginning
+                for name in senders
+                if (beginning := self._make_beginning(attacker, name)) is not None
+            },
+        )
+
+    def _weights(self, name: str) -> list[Tensor]:
+        models = self._parties[name].party.models
+        return [*models["encoder"].parameters()] if "encoder" in models else []
+
+    def is_trained(self, name: str) -> bool:
+        """Whether a phase, or the run that this one starts from, has trained a party's encoder."""
+        if (
+            "encoder" not in self._parties[name].party.models
+            or self._parties[name].party.recipe.start is not None
+        ):
+            return "encoder" in self._parties[name].party.models
+        weights, initial = self._weights(name), self._initial_weights[name]
+        return not initial or any(
+            not torch.equal(weight.cpu(), before)
+            for weight, before in zip(weights, initial, strict=True)
+        )
+
+    def _make_beginning(self, attacker: str, name: str) -> Beginning | None:
+        """Returns how the training of a passive party's encoder begins; None if the first phase is
+        not split training, or the attacker is not the active party.
+        """
+        attacker_party, sender_party = self._parties[attacker].party, self._parties[name].party
+        recipe, make = sender_party.recipe, sender_party.make_encoder
+        first = recipe.phases[0]
+        if (
+            attacker_party.role != "active"
+            or make is None
+            or first.kind != "splitnn"
+            or recipe.start is not None
+        ):
+            return None
+        settings: Any = sender_party.course.phases[0].settings
+        return Beginning(
+            first.name,
+            lambda root: deterministic(sender_party.course.encoder(replace(make, secret=root))),
+            recipe.seed,
+            sender_party.own_seed,
+            settings.optimizers.get(name, settings.optimizer),
+            settings.epochs_over(len(sender_party.data.splits["train"])),
+            settings.plain,
+            partial(self._recording.batches, attacker, name, "gradient"),
+        )
+
+    def _make_owner(self, name: str) -> Owner | None:
+        party = self._parties[name].party
+        if party.features is None or "encoder" not in party.models:
+            return None
+        return Owner(
+            deterministic(party.models["encoder"].eval()), party.features.inputs, party.data.splits
+        )
+
+
+def _yield_nothing() -> Iterator[Intercepted]:
+    """Returns no batches, because the server receives none."""
+    return iter(())
+
+
+def _get_classes(targets: Tensor | None, kind: str) -> Tensor:
+    """Returns each row's class, int64 [N]; -1 everywhere for a regression."""
+    assert targets is not None  # noqa: S101 - the active party has them
+    if kind == "regression":
+        return torch.full((len(targets),), -1)
+    return targets.reshape(-1).long().cpu()
+
+
+def _get_numbers(targets: Tensor | None, kind: str) -> Tensor | None:
+    """Returns each row's label of a regression, float64 [N]."""
+    return (
+        targets.reshape(-1).double().cpu() if targets is not None and kind == "regression" else None
+    )
+
+
+# Minimum height and width of an image in pixels.
+_MIN_SIDE = 2
+
+
+def make_inputs_table(assembled: Assembled) -> EncoderInputs | None:
+    """Returns a party's encoder inputs as a table; None if it has no features."""
+    features, preprocessor = assembled.party.features, assembled.prepared.preprocessor
+    if features is None or preprocessor is None:
+        return None
+    values = features.x.flatten(1)
+    numbers, groups = preprocessor.numeric_names, dict[str, range]()
+    names = [*numbers]
+    for column, words in zip(
+        preprocessor.categorical_names, preprocessor.vocabularies, strict=True
+    ):
+        groups[column] = range(len(names), len(names) + 1 + len(words))
+        names += [f"{column}={word}" for word in ("missing", *words)]
+    if features.categories is not None:
+        codes = features.categories.cpu()
+        hot = torch.where(codes == UNKNOWN, -1, (codes - HIDDEN).clamp_min(0))
+        return EncoderInputs(tuple(names), values, hot, groups)
+    if preprocessor.image_shape is not None:
+        image = _image(preprocessor)
+        return EncoderInputs(
+            tuple(f"x{number}" for number in range(values.shape[1])), values, image=image
+        )
+    return EncoderInputs(tuple(names), values, groups=groups)
+
+
+def _image(preprocessor: Preprocessor) -> Image | None:
+    """Returns the image format of the columns; None if an image is only a line of pixels, which
+    cannot be compared by SSIM.
+    """
+    channels, height, width = preprocessor.image_shape or (0, 0, 0)
+    if min(height, width) < _MIN_SIDE:
+        return None
+    return Image((channels, height, width), preprocessor.shift, preprocessor.scale)
+
+
+def find_gaps(parties: Iterable[Party]) -> list[str]:
+    """Returns a sentence for each transform that protects only some of the exchanges of embeddings
+    or gradients.
+    """
+    sentences: dict[str, None] = {}
+    for party in parties:
+        # {kind of tensors: {phase and exchange: transforms}}
+        of_kind: dict[str, dict[str, set[str]]] = {}
+        for (phase, name), opened in party.exchanges.items():
+            passive = party.role == "passive"
+            sent = opened.exchange.up if passive else opened.exchange.down
+            if opened.exchange.asks == "active" and sent.kind in ROW_TENSORS:
+                used = _transforms(party.recipe, phase, name, sent, party.role)
+                of_kind.setdefault(sent.kind.label, {})[f"{phase}/{name}"] = used
+        for kind, places in of_kind.items():
+            transforms = sorted(set().union(*places.values()))
+            variants = Counter(name.partition(" (")[0] for name in transforms)
+            for transform in transforms:
+                without = [place for place, used in places.items() if transform not in used]
+                having = [place for place in places if place not in without]
+                if without:
+                    short = transform.partition(" (")[0]
+                    label = short if variants[short] == 1 else transform
+                    sentences[_describe_gap(f"{kind}s", label, without, having)] = None
+    return list(sentences)
+
+
+def _transforms(recipe: Settings, phase: str, exchange: str, sent: Sent, role: Role) -> set[str]:
+    """Returns the transforms of the method and of the recipe that are applied to the tensors
+    ``sent``.
+    """
+    of_method = {
+        _describe(use.kind, use.settings) for use in sent.through if use.role in (None, role)
+    }
+    of_recipe = [
+        transform
+        for settings in recipe.phases
+        if settings.name == phase
+        for transform in settings.transforms
+    ]
+    used = [use for use in of_recipe if use.exchange == exchange and use.sent_by == role]
+    return of_method | {_describe(use.kind, use.settings) for use in used}
+
+
+def _describe(kind: str, settings: Mapping[str, Any]) -> str:
+    """Returns a text of a transform and its settings, which make different defences."""
+    settings_text = ", ".join(f"{key} = {value}" for key, value in sorted(settings.items()))
+    return f"{kind} ({settings_text})" if settings_text else kind
+
+
+def _describe_gap(what: str, transform: str, without: Sequence[str], having: Sequence[str]) -> str:
+    return (
+        f"{transform} protects {what} of {list_names(having)} only: {list_names(without)} "
+        f"{'leaves' if len(without) == 1 else 'leave'} without it. Name each exchange in the "
+        "transforms of its phase."
     )

@@ -191,7 +191,7 @@ def _print_result(result: PreparedData) -> None:
 def make_listing() -> Table:
     """Returns a table of all data sets."""
     from vfl.summary.table import new_table
-    from vfl_papers.registry import REGISTRY, load
+    from vfl_papers.prepare import REGISTRY, load
 
     table = new_table("Data sets of `vfl prepare`")
     for heading in ("name", "rows", "size", "needs", "used by"):
@@ -203,7 +203,7 @@ def make_listing() -> Table:
 
 def describe(name: str) -> Iterable[str]:
     """Yields the description of a data set, line by line. Raises InputError."""
-    from vfl_papers.registry import load
+    from vfl_papers.prepare import load
 
     dataset = load(name)
     yield f"{dataset.title}: {dataset.rows:,} rows, {dataset.holds}."

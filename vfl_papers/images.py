@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from vfl_common.errors import Code, InputError
-from vfl_papers import recipes
+from vfl_papers import dividing
 from vfl_papers.dataset import (
     TEST,
     TRAIN,
@@ -47,8 +47,8 @@ from vfl_party.base.seeds import derive_seed, draw_permutation
 
 _FEDHSSL_TABLES = "Tables IV-VII, IX-XII; Figs. 5-8"
 # The values of FedOnce's Table 5 for images.
-_FEDONCE = recipes.fedonce(
-    recipes.CNN0, [128], (1e-4, 1e-5, 128, 100), (1e-3, 1e-5, 128, 200), d=16, f=3
+_FEDONCE = dividing.fedonce(
+    dividing.CNN0, [128], (1e-4, 1e-5, 128, 100), (1e-3, 1e-5, 128, 200), d=16, f=3
 )
 
 
@@ -418,7 +418,7 @@ DATASETS: Mapping[str, DataSet] = {
                 _FEDHSSL_TABLES,
                 "patients",
                 2,
-                recipes.fedhssl(recipes.RESNET18, 512),
+                dividing.fedhssl(dividing.RESNET18, 512),
                 silent="The paper does not say how images are paired, how many pairs there are, "
                 "or what happens to images at an edge, which are smaller than 50 × 50. Here each "
                 "image is in one pair, drawn at random, and smaller ones are enlarged.",
@@ -463,7 +463,7 @@ DATASETS: Mapping[str, DataSet] = {
                 "Tables 2-12",
                 "rows",
                 5,
-                recipes.mocosfl(),
+                dividing.mocosfl(),
                 silent="The paper's non-IID division, two classes a client, is `deal = classes:2`. "
                 "Here the test images lie at the clients, who send their features to be scored; in "
                 "the paper they lie at the server.",
@@ -513,7 +513,7 @@ DATASETS: Mapping[str, DataSet] = {
                 "Table 13; the source of Tables 4, 10, 11",
                 "rows",
                 5,
-                recipes.mocosfl(),
+                dividing.mocosfl(),
                 deal="classes:20",
                 silent="The text at hand does not say how many classes of CIFAR-100 a client has "
                 "without IID; FedEMA, with which it compares, gives 20 of 100.",
@@ -543,7 +543,7 @@ DATASETS: Mapping[str, DataSet] = {
             "Table 1; Figs. 2, 3",
             "halves",
             2,
-            recipes.ssvfl(recipes.LARGE_RESNET50, 2048),
+            dividing.ssvfl(dividing.LARGE_RESNET50, 2048),
             silent="The paper draws its classes at random and does not name them, and does not say "
             "which half is whose, or how images are brought to one size.",
         ),
@@ -557,7 +557,7 @@ DATASETS: Mapping[str, DataSet] = {
             "main text",
             "rows",
             5,
-            recipes.mocosfl(recipes.LARGE_RESNET18),
+            dividing.mocosfl(dividing.LARGE_RESNET18),
             silent="Only the paper's appendix is at hand, which names neither the classes nor the "
             "size: they are drawn, unless `classes` names them.",
         ),
@@ -603,7 +603,7 @@ DATASETS: Mapping[str, DataSet] = {
             "Table 1; Fig. 3",
             "views",
             12,
-            recipes.ssvfl(recipes.LARGE_RESNET18, 512),
+            dividing.ssvfl(dividing.LARGE_RESNET18, 512),
             silent="The paper does not give the size of a view, the renderer, or the batch size.",
         ),
     ),
@@ -617,7 +617,7 @@ DATASETS: Mapping[str, DataSet] = {
             _FEDHSSL_TABLES,
             "views",
             4,
-            recipes.fedhssl(recipes.RESNET18, 512),
+            dividing.fedhssl(dividing.RESNET18, 512),
             silent="The paper has 24,630 training rows and 6,204 for testing, of about 3,644 and "
             "710 objects, and does not say how they are drawn: `samples = 7` comes near. It does "
             "not give the size of an image; its released code has 32 × 32.",
@@ -643,7 +643,7 @@ DATASETS: Mapping[str, DataSet] = {
                 "Table 9, the source data",
                 "rows",
                 1,
-                recipes.mocosfl(),
+                dividing.mocosfl(),
                 silent="The paper mixes the images with 0 to 1 % of CIFAR-10's. It does not say "
                 "whether the 531,131 images of `extra_32x32.mat` take part; here they do not.",
             ),

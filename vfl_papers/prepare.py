@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from vfl_common.errors import Code, InputError
 from vfl_common.text import list_names
+from vfl_papers import images, tables
 from vfl_papers.dataset import (
     TRAIN,
     VALIDATION,
@@ -29,10 +30,9 @@ from vfl_papers.dataset import (
     default_ids,
     require_classes,
 )
-from vfl_papers.making import RECIPE, SUMMARY, DataWriter, Progress, refuse_folder
-from vfl_papers.plan import resolve
-from vfl_papers.registry import load
+from vfl_papers.making import RECIPE, SUMMARY, DataWriter, Progress, refuse_folder, resolve
 from vfl_papers.writing import PartyTable, SharedColumns
+from vfl_party.base.plugins import PlugIns
 from vfl_party.base.seeds import derive_seed, draw_permutation
 
 
@@ -306,3 +306,19 @@ def _draw(strata_N: npt.NDArray[np.int64], count: int, seed: int) -> Rows:
     for start, size, begin in zip(starts, sizes, begins, strict=True):
         place[by_stratum[start : start + size]] = (np.arange(size) + begin) / size
     return np.sort(order[np.argsort(place, kind="stable")[:count]])
+
+
+_DATASETS = {**images.DATASETS, **tables.DATASETS}
+
+
+REGISTRY = PlugIns("vfl.datasets", "data set", ours=tuple(_DATASETS))
+
+
+def load(name: str) -> DataSet:
+    """Returns the data set of that name, in which ``-`` stands for ``_``. Raises InputError, with
+    the nearest name, for an unknown one.
+    """
+    key = name.replace("-", "_")
+    if key in _DATASETS:
+        return _DATASETS[key]
+    return REGISTRY.check_type(REGISTRY.load(key, "prepare"), key, "prepare", DataSet)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from vfl_common.errors import Code, InputError
-from vfl_papers import recipes
+from vfl_papers import dividing
 from vfl_papers.columns import (
     BYTE,
     FLOAT,
@@ -57,7 +57,7 @@ def _fedonce_mlp(
     hidden: Sequence[int], top: Sequence[int], guest: _Numbers, host: _Numbers, d: int = 3
 ) -> Mapping[str, Any]:
     """Returns the recipe of FedOnce with the values of Tables 2 and 5."""
-    return recipes.fedonce({"kind": "mlp", "hidden": list(hidden)}, top, guest, host, d=d)
+    return dividing.fedonce({"kind": "mlp", "hidden": list(hidden)}, top, guest, host, d=d)
 
 
 def _columns_use(
@@ -509,7 +509,7 @@ def _make_share_parts(
 
 # An embedding of a category has 32 numbers (FedHSSL, Appendix A).
 _CLICK_ENCODER = {"kind": "tabular", "hidden": [128], "category_size": 32}
-_CLICK_RECIPE = recipes.fedhssl(_CLICK_ENCODER, 128, batch_size=512)
+_CLICK_RECIPE = dividing.fedhssl(_CLICK_ENCODER, 128, batch_size=512)
 
 _AVAZU_FILE, _AVAZU_ROWS = "train.gz", 40_428_967
 _AVAZU_CATEGORIES = (
@@ -667,7 +667,7 @@ DATASETS: Mapping[str, DataSet] = {
                 "sources",
                 2,
                 # The values of Tables 2 and 5.
-                recipes.fedonce(_NCF, [10], (1e-4, 1e-5, 64, 30), (1e-4, 2e-4, 64, 40)),
+                dividing.fedonce(_NCF, [10], (1e-4, 1e-5, 64, 30), (1e-4, 2e-4, 64, 40)),
                 silent="The paper does not say what its 133 auxiliary numbers are. Here the other "
                 "party has gender, age and occupation of the user, and genres and year of the "
                 "movie. The paper's NCF is the encoder `tabular`: an embedding of each identity, "
@@ -697,7 +697,7 @@ DATASETS: Mapping[str, DataSet] = {
                 "modalities",
                 2,
                 # The values of Table III and Appendix B.
-                recipes.fedhssl({"kind": "mlp", "hidden": [512]}, 128, rounds=10, batch_size=512),
+                dividing.fedhssl({"kind": "mlp", "hidden": [512]}, 128, rounds=10, batch_size=512),
                 silent="The paper does not say which ten concepts it takes, nor what becomes of "
                 "images that show several of them. As its released code does, the ten concepts "
                 "with the most images are taken, and the images that show exactly one of them. It "

@@ -1,1 +1,1 @@
-"""Serves trained models: scores rows by id and reports which parties took part in each score."""
+"""Serves trained models: scores rows by id and reports which parties took part. See README.md."""

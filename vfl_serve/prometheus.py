@@ -10,8 +10,8 @@ from prometheus_client.core import HistogramMetricFamily, InfoMetricFamily, Metr
 
 from vfl_common.bundle import Ledger
 from vfl_common.prometheus import Labels, certificate_gauge, counter, make_gauge, traffic_counters
-from vfl_serve.counts import ENDS, Counts
 from vfl_serve.opening import ServedTally
+from vfl_serve.scored import ENDS, Counts
 
 _MODEL = ("model", "run")
 

@@ -23,19 +23,18 @@ from vfl_common.rpc.health import MAX_CHECKS, Health
 from vfl_common.rpc.serving.service import MAX_STREAMS, SERVICE, SeveralRuns
 from vfl_party.assembly.machine import room
 from vfl_party.predict.run import TrainedRun
-from vfl_serve.active import Active
-from vfl_serve.counts import Counts
-from vfl_serve.granted import GrantWatch
 from vfl_serve.models import ChosenRun, Follower, Lineage, LoadedRun
 from vfl_serve.opening import (
+    GrantWatch,
     OpenedRun,
     Opener,
     choose_loader,
     is_peer_missing,
     list_attending,
 )
-from vfl_serve.passive import Passive
+from vfl_serve.parties import Active, Passive
 from vfl_serve.rpc import serve_grpc
+from vfl_serve.scored import Counts
 from vfl_serve.telling import open_request_reporter
 from vfl_serve.tokens import Tokens, check_open, describe_plain_tokens, get_allowed_hosts
 
@@ -47,7 +46,7 @@ _COME_S, _LOOK_S = 5.0, 0.02
 INSTALL = "pip install '.[serve]' in the clone of vfl"
 
 if TYPE_CHECKING:
-    from vfl_serve.http.port import HttpPort
+    from vfl_serve.http.app import HttpPort
 
 log = logging.getLogger(__name__)
 
@@ -338,11 +337,9 @@ class _HttpParts:
 def _import_http() -> _HttpParts:
     """Imports the HTTP port. Raises InputError if a package is missing."""
     try:
-        from vfl_serve.http.app import make_app
-        from vfl_serve.http.catalog import Catalog, ServedModel
-        from vfl_serve.http.port import listening as listening_http
-        from vfl_serve.http.port import require_certificate
-        from vfl_serve.http.served import Served
+        from vfl_serve.http.app import listening as listening_http
+        from vfl_serve.http.app import make_app, require_certificate
+        from vfl_serve.served import Catalog, Served, ServedModel
     except ImportError as error:
         raise InputError(
             Code.CONFIG_INVALID,

@@ -50,8 +50,7 @@ from vfl_party.predict.prediction import Prediction
 from vfl_party.predict.results import id_names
 from vfl_party.predict.run import TrainedRun, prediction_data, unseen
 from vfl_party.predict.trained import TrainedParty, of_state
-from vfl_serve.stores.by_ids import ByIds
-from vfl_serve.stores.opened import make_empty_table, open_store
+from vfl_serve.stores.opened import ByIds, make_empty_table, open_store
 from vfl_serve.stores.seam import UNKNOWN_ROW, LookupResult
 
 # Maximum number of characters of an id with all its columns, before and after normalisation: the

@@ -15,8 +15,7 @@ from vfl_common.config.base import read_toml
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import VflError
 from vfl_common.files import lock_folder, write_atomic
-from vfl_papers.prepare import find_files
-from vfl_papers.registry import load
+from vfl_papers.prepare import find_files, load
 
 # What was prepared, and how it differs from the official data set. Written when it is whole.
 _NOTES = "notes.json"

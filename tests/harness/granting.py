@@ -11,7 +11,7 @@ from tests.harness.federation import Federation
 from vfl_common.config.base import parse
 from vfl_common.identity.credentials import Credentials
 from vfl_common.identity.pem import compute_pin, parse_certificates
-from vfl_governance.grants.grant import Grant
+from vfl_governance.grants.store import Grant
 from vfl_party.cli import cli
 
 DIGEST, COLUMNS, IDS = "1" * 64, "2" * 64, "3" * 64

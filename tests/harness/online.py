@@ -24,7 +24,7 @@ from vfl_party.outbound.policies import AllowAll
 from vfl_party.phases import stand_in
 from vfl_party.predict.run import load_joint, load_solo, read_quality
 from vfl_serve.answering import SentBefore
-from vfl_serve.kinds.choice import RowScorer, make_answers, make_scorer
+from vfl_serve.kinds import RowScorer, make_answers, make_scorer
 from vfl_serve.scored import ServedScores
 from vfl_serve.store import FeatureLookup
 

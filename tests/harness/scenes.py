@@ -12,8 +12,8 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from vfl_common.config.task import TaskSettings
-from vfl_leaks.scene.scene import Attack, EncoderInputs, Figure, Image, Intercepted, Scene
-from vfl_leaks.scene.scores import Tally
+from vfl_leaks.scene import Attack, EncoderInputs, Figure, Image, Intercepted, Scene
+from vfl_leaks.scores import Tally
 
 # The gradients of rows of these classes.
 Make = Callable[[np.random.Generator, Tensor], Tensor]

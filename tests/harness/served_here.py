@@ -17,12 +17,10 @@ import numpy as np
 from tests.harness.serving import catalog, made_served
 from vfl_common.config.party import ServeSettings
 from vfl_common.pb.inference import open_inference_grpc_pb2 as pb
-from vfl_serve.counts import Counts
-from vfl_serve.http.app import make_app
-from vfl_serve.http.port import listening
-from vfl_serve.http.served import Served
+from vfl_serve.http.app import listening, make_app
 from vfl_serve.rpc import serve_grpc
-from vfl_serve.scored import RequestPart, ServedScores
+from vfl_serve.scored import Counts, RequestPart, ServedScores
+from vfl_serve.served import Served
 from vfl_serve.telling import RequestReporter
 from vfl_serve.tokens import Tokens
 

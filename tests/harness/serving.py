@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 
 from vfl_party.predict.run import Quality
-from vfl_serve.batching import Batcher
-from vfl_serve.counts import Counts
-from vfl_serve.http.catalog import Catalog, ServedModel
-from vfl_serve.http.served import Served
 from vfl_serve.models import Lineage
-from vfl_serve.scored import ServedScores
+from vfl_serve.scored import Counts, ServedScores
+from vfl_serve.scorer import Batcher
+from vfl_serve.served import Catalog, Served, ServedModel
 from vfl_serve.tokens import Tokens
 
 

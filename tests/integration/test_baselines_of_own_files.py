@@ -26,7 +26,7 @@ from vfl.simulation.federation import Origin
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
-from vfl_lab.production.models import models, show_models
+from vfl_lab.production.upkeep import models, show_models
 from vfl_lab.studies.plan import load_study
 from vfl_lab.studies.run import run_study
 from vfl_party.assembly.party import Assembled

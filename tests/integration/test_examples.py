@@ -15,7 +15,7 @@ import vfl
 from tests.harness.here import one_launcher
 from tests.unit.repository.test_documents import NOTEBOOK, README, REPO, blocks
 from vfl_common.config.recipe import Recipe, divide, load_recipe
-from vfl_lab.searching.show import is_search, load_search
+from vfl_lab.searching.search import is_search, load_search
 from vfl_lab.studies.plan import load_study, read_study_recipe
 from vfl_party.assembly.models import encoder_settings
 from vfl_party.assembly.trial import try_party

@@ -313,7 +313,7 @@ def test_what_one_run_was_given_no_other_finds() -> None:
 
 def test_every_group_of_ours_may_be_given() -> None:
     """A new kind of plug-in is also for notebooks."""
-    import vfl_papers.registry  # noqa: F401 - these have registries
+    import vfl_papers.prepare  # noqa: F401 - these have registries
     import vfl_party.runtime.versions  # noqa: F401 - it imports all others
 
     loaded = [vars(module).values() for name, module in sys.modules.items() if "vfl" in name]

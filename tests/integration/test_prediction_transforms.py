@@ -16,11 +16,11 @@ import vfl
 from tests.harness.errors import raises
 from tests.harness.online import store_of
 from vfl_common.errors import Code, InputError
-from vfl_governance.account.planned import of_prediction
+from vfl_governance.account.limits import of_prediction
 from vfl_party.base.mechanism import Mechanism
 from vfl_party.predict.prediction import exchanges_of
 from vfl_serve.answering import SentBefore
-from vfl_serve.kinds.choice import make_answers
+from vfl_serve.kinds import make_answers
 
 ROWS = 40
 NUMBERS = np.random.default_rng(4)

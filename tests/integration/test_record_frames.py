@@ -18,7 +18,7 @@ from vfl_common.bundle import load_entries
 from vfl_common.config.base import parse
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe, divide, load_recipe
-from vfl_leaks.scene.recording import Recording
+from vfl_leaks.recording import Recording
 from vfl_party.record.book import folder_of
 from vfl_party.record.history import RecordHistory
 

@@ -27,8 +27,8 @@ from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.rpc.exchange.hub import ExchangeHub
 from vfl_common.rpc.exchange.memory import MemoryLink
-from vfl_governance.account.persons import tag_ids
 from vfl_governance.account.store import standing
+from vfl_governance.account.sums import tag_ids
 from vfl_party.align import digest, rounds
 from vfl_party.data import load_table
 from vfl_party.outbound.exchange import to_tensors

@@ -22,8 +22,7 @@ from vfl_common.config.party import PartyFile
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.run_folder import RunFolder
-from vfl_leaks.scene.readable import find_facts
-from vfl_leaks.scene.recording import observe
+from vfl_leaks.recording import find_facts, observe
 from vfl_party.assembly.models import encoder_settings
 from vfl_party.assembly.party import Assembled
 from vfl_party.base.checkpoint import CheckpointStore

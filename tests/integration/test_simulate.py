@@ -24,7 +24,7 @@ from vfl_common.config.base import read_toml
 from vfl_common.config.party import load_party
 from vfl_common.config.recipe import Recipe, divide, load_recipe
 from vfl_common.errors import Code, InputError
-from vfl_lab.searching.show import is_search, load_search
+from vfl_lab.searching.search import is_search, load_search
 from vfl_lab.studies.plan import load_study
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

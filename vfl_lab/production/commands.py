@@ -58,8 +58,8 @@ def models(context: click.Context, out: Path, as_json: bool) -> None:
     context.obj = out
     if context.invoked_subcommand is not None:
         return
-    from vfl_lab.production.models import models as list_models
-    from vfl_lab.production.models import show_models
+    from vfl_lab.production.upkeep import models as list_models
+    from vfl_lab.production.upkeep import show_models
 
     runs = list_models(out)
     if as_json:
@@ -249,8 +249,8 @@ def drift(
     """
     from vfl.summary.picture import save
     from vfl.summary.run_argument import locate_run
-    from vfl_lab.production.drift import compute_drift, show_drift
-    from vfl_lab.production.pictures import draw_drift
+    from vfl_lab.production.upkeep import compute_drift, show_drift
+    from vfl_lab.report.charts import draw_drift
 
     shifts = compute_drift(locate_run(run), data, query, party, read_as, scores)
     if as_json:
@@ -308,7 +308,7 @@ def prune(out: Path, runs_days: float | None, log_days: float | None, dry_run: b
       vfl prune --older-than 90 --log-older-than 730
     """
     from vfl.summary.table import format_size
-    from vfl_lab.production.prune import find_old_runs, old_scorings, remove_run, remove_scorings
+    from vfl_lab.production.upkeep import find_old_runs, old_scorings, remove_run, remove_scorings
 
     if runs_days is None and log_days is None:
         raise InputError(

@@ -164,7 +164,7 @@ class Comparison:
 
     def plot(self) -> Figure:
         """Draws the differences with their intervals, and the scores of both models."""
-        from vfl_lab.production.pictures import draw_comparison
+        from vfl_lab.report.charts import draw_comparison
 
         return draw_comparison(self)
 

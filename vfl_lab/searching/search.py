@@ -2,33 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import click
+from pydantic import Field
+from rich.console import Console
+from rich.table import Table
+
+from vfl.library.recipe import Recipe
+from vfl_common.config.base import Section, parse, read_tables
+from vfl_common.config.recipe_tables import Name
+from vfl_common.errors import InputError
+from vfl_common.text import count, to_json
+from vfl_lab.searching import journal
+from vfl_lab.searching.journal import KEYS, Claims
+from vfl_lab.searching.trials import Search, TrialPlan, convert_trial
+from vfl_lab.studies.comparison import format_axis_value
+from vfl_lab.studies.run import PIPE_WIDTH, format_duration
+from vfl_lab.studies.run import format_event as study_sentence
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
+
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import contextmanager
 from hashlib import sha256
-from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 from vfl.jobs import check_jobs, open_pool, open_waiting_threads
 from vfl.library import cells
 from vfl.library.data import add_data
 from vfl.library.plugins import get_import_paths, import_plugins, with_plugins
-from vfl.library.recipe import GivenRecipe, Recipe
+from vfl.library.recipe import GivenRecipe
 from vfl.library.simulate import Order, convert_errors
-from vfl_common.config.base import parse
 from vfl_common.config.recipe import Recipe as Settings
 from vfl_common.config.recipe import divide
-from vfl_common.errors import Code, InputError, VflError
+from vfl_common.errors import Code, VflError
 from vfl_common.files import require_folder
-from vfl_lab.searching import journal
-from vfl_lab.searching.found import Search, read_result
-from vfl_lab.searching.progress import SearchProgress, Tell, sentence
-from vfl_lab.searching.spaces import Between, list_grid_points, parse_spaces, write_spaces
-from vfl_lab.searching.trying import TrialPlan, drive
-from vfl_lab.studies.kept import Fingerprints, compute_inputs_digest
-from vfl_lab.study import make_printer
+from vfl_lab.searching.journal import Between, list_grid_points, parse_spaces, write_spaces
+from vfl_lab.searching.trials import drive, read_result
+from vfl_lab.study import Fingerprints, compute_inputs_digest, make_printer
 from vfl_party.base.plugins import RunPlugins, use_plugins
 
 
@@ -288,3 +307,205 @@ def drive_order(order: dict[str, Any]) -> None:
             order["digest"],
         )
         drive(plan, None)
+
+
+Tell = Callable[[dict[str, Any]], None]
+
+
+class SearchProgress:
+    """Reports the progress of a search as events.
+
+    Args:
+        plan: The plan of the search.
+        tell: A function that is called with an event at the beginning, and when a trial has ended.
+        jobs: The number of trials that run at the same time.
+
+    Raises InputError if the journal belongs to another search.
+    """
+
+    def __init__(self, plan: TrialPlan, tell: Tell, jobs: int) -> None:
+        self._plan, self._tell, self._jobs = plan, tell, jobs
+        with Claims(plan.folder) as claims, claims.lock_choice():
+            self._study = plan.open_study()
+        self._seen = {trial.number for trial in journal.get_ended_trials(self._study)}
+        folder, runs = str(plan.folder), plan.trial_count
+        tell({"event": "study", "folder": folder, "runs": runs, "left": self.left})
+
+    @property
+    def left(self) -> int:
+        """The number of trials that had not ended at the last call of ``look``."""
+        return max(0, self._plan.trial_count - len(self._seen))
+
+    def look(self) -> None:
+        """Reports the trials that have ended since the last call."""
+        ended = journal.get_ended_trials(self._study)
+        for trial in sorted(ended, key=_get_end_time_s):
+            if trial.number not in self._seen:
+                self._seen.add(trial.number)
+                self._tell(self._make_event(trial, ended))
+
+    def _make_event(self, trial: FrozenTrial, ended: list[FrozenTrial]) -> dict[str, Any]:
+        converted = convert_trial(trial, self._plan.spaces)
+        durations_s = [t.duration.total_seconds() for t in ended if t.duration is not None]
+        duration_s = trial.duration.total_seconds() if trial.duration is not None else 0.0
+        return {
+            "event": converted.state,
+            "number": len(self._seen),
+            "of": self._plan.trial_count,
+            "title": ", ".join(
+                f"{key} = {format_value(value)}" for key, value in converted.values.items()
+            ),
+            "values": converted.values,
+            "objective": self._plan.objective,
+            "value": converted.value,
+            "rounds": converted.rounds,
+            "error": converted.error,
+            "seconds": round(duration_s, 3),
+            "left_s": fmean(durations_s) * self.left / self._jobs if durations_s else None,
+        }
+
+
+def _get_end_time_s(trial: FrozenTrial) -> float:
+    return trial.datetime_complete.timestamp() if trial.datetime_complete is not None else 0.0
+
+
+def format_value(value: Any) -> str:
+    """Formats a value of a recipe's key as short text."""
+    return f"{value:.4g}" if isinstance(value, float) else format_axis_value(value)
+
+
+def sentence(event: dict[str, Any]) -> str:
+    """Formats an event of a trial as a line of text."""
+    formatters = {
+        "finished": lambda: f"{event['objective']} {event['value']:.4g}",
+        "pruned": lambda: f"pruned after {event['rounds']} rounds",
+        "failed": lambda: f"failed: {event['error']}",
+    }
+    left = f"; about {format_duration(event['left_s'])} left" if event["left_s"] else ""
+    return (
+        f"run {event['number']} of {event['of']}: {event['title']}: "
+        f"{formatters[event['event']]()}, {event['seconds']:.1f} s{left}"
+    )
+
+
+# The maximum number of finished trials in the table.
+_MAX_TRIALS = 10
+
+
+def show_search(path: Path, out: Path, *, jobs: int, backend: str | None, as_json: bool) -> None:
+    """Runs a search, prints its progress, and then the best trials.
+
+    ``as_json``: Whether to print events as JSON lines instead. Raises VflError.
+    """
+    plan = load_search(path, out)
+    errors = Console(stderr=True)
+
+    def print_event(event: dict[str, Any]) -> None:
+        if as_json:
+            click.echo(to_json(event, compact=True))
+        else:
+            text = study_sentence(event) if event["event"] == "study" else sentence(event)
+            errors.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    result = run_search(plan, None, jobs=jobs, backend=backend, tell=print_event)
+    if as_json:
+        click.echo(to_json({"event": "best", **as_event(result)}, compact=True))
+        return
+    from vfl_party.models.metrics import lower_is_better
+
+    lower = lower_is_better(plan.recipe.settings.task, plan.metric)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, PIPE_WIDTH)
+    console.print()
+    console.print(_table(result, lower=lower))
+    test_metrics = ", ".join(f"{name} {value:.4g}" for name, value in result.test.items())
+    click.echo(f"\nthe best run is {result.run.folder}")
+    click.echo(f"its test metrics, which were not used for the choice: {test_metrics or 'none'}\n")
+    for name in ("trials.csv", "parallel.png", "importance.png"):
+        if (result.folder / name).exists():
+            click.echo(result.folder / name)
+
+
+def as_event(result: Search) -> dict[str, Any]:
+    """Returns the result of a search as a dict of JSON values."""
+    return {
+        "objective": result.objective,
+        "value": result.value,
+        "values": result.best,
+        "run": str(result.run.folder),
+        "test": result.test,
+    }
+
+
+def _table(result: Search, *, lower: bool) -> Table:
+    """Returns a table of the best trials, best first."""
+    trials = [trial for trial in result.trials if trial.value is not None]
+    trials.sort(key=lambda trial: (trial.value or 0.0) * (1 if lower else -1))
+    counts = [sum(t.state == state for t in result.trials) for state in ("pruned", "failed")]
+    title = f"{count(len(trials), 'run')} finished, {counts[0]} pruned, {counts[1]} failed"
+    table = Table(title=title, title_justify="left")
+    for key in result.best:
+        table.add_column(key, overflow="fold")
+    table.add_column(result.objective, justify="right")
+    for trial in trials[:_MAX_TRIALS]:
+        cells = [format_value(value) for value in trial.values.values()]
+        table.add_row(*cells, f"{trial.value:.4g}")
+    return table
+
+
+TABLE = "search"
+
+
+class SearchTable(Section):
+    """The table ``[search]``. Its keys are arguments of ``vfl.search``, which checks the values."""
+
+    # The metric on the validation rows to optimize, such as "validation auc".
+    objective: str
+    # The number of trials, including pruned and failed trials.
+    runs: int
+    # {key of the recipe: list of values, or a table with from, to and log}
+    spaces: dict[str, Any]
+    # The sampler: tpe, random or grid.
+    by: str = "tpe"
+    prune: bool = True
+    # The seed of the sampler. Every run uses the seed of the recipe.
+    seed: int = 0
+
+
+class SearchFile(Section):
+    """A study file that contains a search."""
+
+    name: Name
+    # A recipe with [simulate], or the party files of all parties.
+    recipe: str | tuple[str, ...] = Field(min_length=1)
+    search: SearchTable
+
+
+def is_search(path: Path) -> bool:
+    """Returns whether a study file contains a search. Raises InputError if it cannot be read."""
+    return TABLE in read_tables(path, "study")
+
+
+def load_search(path: Path, out: Path) -> TrialPlan:
+    """Reads a search from a study file, and plans its trials in a subfolder of ``out``. Raises
+    InputError if the search or its recipe is invalid.
+    """
+    file = parse(SearchFile, read_tables(path, "study"), str(path))
+    base, source = path.resolve().parent, file.recipe
+    recipe = Recipe.of(base / source if isinstance(source, str) else [base / p for p in source])
+    arguments = file.search.model_dump()
+    spaces = dict(_flatten(arguments.pop("spaces")))
+    try:
+        return make_plan(recipe, spaces, None, out / file.name, **arguments)
+    except InputError as error:
+        raise InputError(error.code, ": ".join((str(path), TABLE, str(error)))) from None
+
+
+def _flatten(spaces: Mapping[str, Any], above: str = "") -> list[tuple[str, Any]]:
+    """Returns (dotted key, space) pairs from nested tables, which TOML makes from dotted keys."""
+    pairs = []
+    for key, space in spaces.items():
+        nested = isinstance(space, Mapping) and space and not KEYS & set(space)
+        pairs += _flatten(space, f"{above}{key}.") if nested else [(f"{above}{key}", space)]
+    return pairs

@@ -2,7 +2,7 @@
 tensors as bytes after it, as Triton's client sends them.
 
 The input ``ids`` has BYTES, [N] or [N, columns of an id]; other inputs, [N], are columns of the
-active party. ``vfl_serve.v2.make_outputs`` makes the outputs. Clients accept no null and JSON
+active party. ``vfl_serve.rpc.make_outputs`` makes the outputs. Clients accept no null and JSON
 has no NaN, so NaN is the text "NaN", as in protobuf's JSON.
 """
 
@@ -20,10 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.types import Message, Receive
 
 from vfl_common.rpc.inference import Tensor, fill_missing, raw
-from vfl_serve.http.catalog import Catalog
 from vfl_serve.http.v1 import Cells, Id
-from vfl_serve.tokens import Denied
-from vfl_serve.v2 import (
+from vfl_serve.rpc import (
     EXTENSIONS,
     choose_outputs,
     describe_model,
@@ -32,6 +30,8 @@ from vfl_serve.v2 import (
     read_ids,
     read_min_quality,
 )
+from vfl_serve.served import Catalog
+from vfl_serve.tokens import Denied
 
 _NAN = "NaN"
 

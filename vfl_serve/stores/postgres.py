@@ -20,15 +20,9 @@ from vfl_party.data.sources.databases import (
     query_of,
     require_dates,
 )
-from vfl_party.data.sources.postgres import (
-    connection_error,
-    query_error,
-    select_of,
-    with_timeout,
-)
-from vfl_serve.stores.pool import ConnectionPool
-from vfl_serve.stores.queries import name_keys, row_limit, too_many, with_ids
-from vfl_serve.stores.seam import BrokenError, IdBatch, ValueMismatchError
+from vfl_party.data.sources.postgres import connection_error, query_error, select_of, with_timeout
+from vfl_serve.stores.alchemy import name_keys, row_limit, too_many, with_ids
+from vfl_serve.stores.seam import BrokenError, ConnectionPool, IdBatch, ValueMismatchError
 
 # Maximum time of a query, since its caller has given up by then.
 _LONGEST_MS = 10_000

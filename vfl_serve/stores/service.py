@@ -26,8 +26,13 @@ from vfl_common.text import clean
 from vfl_party.data import checks
 from vfl_party.data.inputs.preprocess import Preprocessor
 from vfl_party.data.reading import DATE
-from vfl_serve.stores.pool import ConnectionPool
-from vfl_serve.stores.seam import UNKNOWN_ROW, BrokenError, IdBatch, ValueMismatchError
+from vfl_serve.stores.seam import (
+    UNKNOWN_ROW,
+    BrokenError,
+    ConnectionPool,
+    IdBatch,
+    ValueMismatchError,
+)
 
 # Status codes of a service: success, unknown id.
 _OK, _NOT_FOUND = 0, 5

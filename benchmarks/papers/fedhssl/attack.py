@@ -18,9 +18,9 @@ import vfl
 from benchmarks.papers.compute import Work
 from benchmarks.papers.describe import EVALUATE, Column, Data, Tables, resolved
 from benchmarks.papers.fedhssl.common import LOCAL, fine, pretrained
-from vfl_leaks.attacks.gradients import completion
+from vfl_leaks.attacks import completion
 from vfl_leaks.rehearsal import Rehearsal, rehearse
-from vfl_leaks.scene.scene import Scene
+from vfl_leaks.scene import Scene
 
 LABELS = 200
 # λf of Tables VII and XI.

@@ -21,7 +21,7 @@ from benchmarks.papers.compute import Work
 from benchmarks.papers.describe import At, Column, Data, Tables, resolved
 from benchmarks.papers.mocosfl.common import CIFAR10, CIFAR100, PROBE, SIDE, dealt, pretraining
 from vfl.library.model import Model
-from vfl_leaks.learn.inversion import PRIVATE_IMAGES, InversionSettings, LatentPairs, invert
+from vfl_leaks.inversion import PRIVATE_IMAGES, InversionSettings, LatentPairs, invert
 from vfl_party.data.pixels import resize_image, to_unit
 
 Arrays = Mapping[str, npt.NDArray[Any]]

@@ -18,8 +18,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.registry import FILE, ModelRegistry
 from vfl_common.run_folder import create
-from vfl_lab.production.models import models
-from vfl_lab.production.prune import old_scorings
+from vfl_lab.production.upkeep import models, old_scorings
 
 
 def trained(

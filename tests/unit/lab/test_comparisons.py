@@ -21,8 +21,13 @@ from tests.unit.lab.test_study import SIMULATE, finish, runs_of, write
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_lab.studies.chart import draw_study
-from vfl_lab.studies.comparison import compare_methods, make_differences_table
-from vfl_lab.studies.paired import compute_overlap, difference, holm
+from vfl_lab.studies.comparison import (
+    compare_methods,
+    compute_overlap,
+    difference,
+    holm,
+    make_differences_table,
+)
 from vfl_lab.studies.plan import PlannedRun, load_study
 from vfl_lab.studies.report import Cost, FineTuned, describe_average, table
 from vfl_lab.studies.run import run_study

@@ -22,7 +22,7 @@ from vfl.cli import cli
 from vfl.summary.rounds import History, PartyFolder, RoundLine, find_sources
 from vfl_common import files
 from vfl_common.errors import Code, InputError
-from vfl_lab.export import commands as export
+from vfl_lab import export
 
 RUN = "20260101-120000-case-1f2e"
 
@@ -291,7 +291,7 @@ def test_tensorboard_reads_what_metrics_jsonl_says(run: Path, tmp_path: Path) ->
 
 def test_while_a_run_goes_back_its_event_file_is_written_again(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="the extra tensorboard is not installed")
-    from vfl_lab.export.commands import TensorBoard
+    from vfl_lab.export import TensorBoard
 
     folder = write(tmp_path / RUN / "bank", LINES)
     history = History(PartyFolder(folder))

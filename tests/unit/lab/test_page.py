@@ -22,18 +22,19 @@ from vfl.cli import cli
 from vfl.summary.reading import find
 from vfl_common.config.task import Kind, ThresholdRule
 from vfl_common.errors import Code, InputError
-from vfl_lab.report import commands
-from vfl_lab.report.page.baselines import (
+from vfl_lab import commands
+from vfl_lab.report.facts import (
+    Facts,
     find_baselines,
     get_training_command,
     list_possible_baselines,
+    read_json,
     train_baselines,
 )
-from vfl_lab.report.page.facts import Facts, read_json
-from vfl_lab.report.page.run_page import make_run_page
-from vfl_lab.report.page.study_page import is_study
-from vfl_lab.report.page.worth import compare_with_baselines
-from vfl_lab.report.quality.measures import estimate_metrics
+from vfl_lab.report.many_runs import is_study
+from vfl_lab.report.quality import estimate_metrics
+from vfl_lab.report.run_page import make_run_page
+from vfl_lab.report.worth import compare_with_baselines
 
 WRITTEN = re.compile(
     r"<script|onerror=\S*alert\(1\)>|\x1b|style=\"|https?://(?!www\.w3\.org)", re.IGNORECASE

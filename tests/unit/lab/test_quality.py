@@ -16,10 +16,9 @@ from tests.harness.reference_task import c_index_of
 from vfl_common.config.task import LOWER_IS_BETTER, TaskSettings
 from vfl_lab.production.compare import compute_measures
 from vfl_lab.production.scored import ModelScores
-from vfl_lab.report.page.draw import compute_kaplan_meier
-from vfl_lab.report.quality import curves
-from vfl_lab.report.quality.kept import SplitPredictions
-from vfl_lab.report.quality.measures import estimate_differences, estimate_metrics
+from vfl_lab.report import quality
+from vfl_lab.report.draw import compute_kaplan_meier
+from vfl_lab.report.quality import SplitPredictions, estimate_differences, estimate_metrics
 from vfl_party.base.statistics import compute_auc, compute_c_index
 from vfl_party.models.metrics import evaluate
 
@@ -275,12 +274,12 @@ def test_curves_are_scikit_learn_s(ties: int | None) -> None:
     kept = binary(6, ties=ties)
     y_N, p_N = kept.is_positive_N, kept.scores_N
     false_T, true_T, _ = sk.roc_curve(y_N, p_N)
-    np.testing.assert_allclose(curves.compute_roc(y_N, p_N), (false_T, true_T), rtol=0, atol=1e-9)
+    np.testing.assert_allclose(quality.compute_roc(y_N, p_N), (false_T, true_T), rtol=0, atol=1e-9)
     precision_T, recall_T, _ = sk.precision_recall_curve(y_N, p_N)
     np.testing.assert_allclose(
-        curves.compute_precision_recall(y_N, p_N), (precision_T, recall_T), rtol=0, atol=1e-9
+        quality.compute_precision_recall(y_N, p_N), (precision_T, recall_T), rtol=0, atol=1e-9
     )
-    found = curves.compute_calibration(y_N, p_N)
+    found = quality.compute_calibration(y_N, p_N)
     true_B, said_B = sk_calibration.calibration_curve(y_N, p_N, n_bins=10, strategy="quantile")
     np.testing.assert_allclose(
         (found.true_B, found.predicted_B), (true_B, said_B), rtol=0, atol=1e-9
@@ -295,7 +294,7 @@ def test_curves_are_scikit_learn_s(ties: int | None) -> None:
 
 def test_tenths_are_of_the_highest_scores_first() -> None:
     kept = binary(8, rows=95)
-    found = curves.divide_into_tenths(kept.is_positive_N, kept.scores_N)
+    found = quality.divide_into_tenths(kept.is_positive_N, kept.scores_N)
     assert [each.rows for each in found] == [10] * 5 + [9] * 5
     assert sum(each.hits for each in found) == kept.truth_N.sum()
     assert (found[-1].gain, found[-1].lift) == pytest.approx((1.0, 1.0))
@@ -307,14 +306,14 @@ def test_tenths_are_of_the_highest_scores_first() -> None:
 def test_decisions_are_a_confusion_matrix() -> None:
     kept = binary(9)
     for threshold in (None, 0.2, 0.8):
-        found = curves.count_decisions(kept, threshold)
+        found = quality.count_decisions(kept, threshold)
         said_N = kept.decided_N if threshold is None else kept.scores_N > threshold
         (left, false), (missed, hits) = sk.confusion_matrix(kept.truth_N, said_N)
         assert (found.left, found.false, found.missed, found.hits) == (left, false, missed, hits)
         assert found.f1 == pytest.approx(sk.f1_score(kept.truth_N, said_N), **EXACT)
     several = classes()
     np.testing.assert_array_equal(
-        curves.count_confusions(several),
+        quality.count_confusions(several),
         sk.confusion_matrix(several.truth_N, several.decided_N, labels=range(4)),
     )
 
@@ -329,6 +328,6 @@ def test_survivors_are_kaplan_and_meier_s() -> None:
 
 
 def test_a_curve_is_thinned_to_what_a_picture_shows() -> None:
-    x, y = curves.thin_out(np.linspace(0, 1, 27_000), np.arange(27_000.0))
+    x, y = quality.thin_out(np.linspace(0, 1, 27_000), np.arange(27_000.0))
     assert len(x) == len(y) <= 240
     assert (x[0], x[-1], y[-1]) == (0.0, 1.0, 26_999.0)

@@ -28,10 +28,11 @@ from vfl_lab.studies.run import (
     StudyFailed,
     StudyRunner,
     estimate_left_s,
+    format_event,
     read_finished,
     run_study,
+    show_study,
 )
-from vfl_lab.studies.show import format_event, show_study
 
 SIMULATE = {"scheme": "halves", "data": {"source": "sklearn:digits", "label": "target"}}
 SPLITNN = {"kind": "splitnn", "epochs": 1}
@@ -317,7 +318,7 @@ def test_a_failed_study_is_an_error_of_ours_and_the_command_says_all_its_lines(
     def fail(*_args: Any, **_more: Any) -> None:
         raise failed
 
-    monkeypatch.setattr("vfl_lab.studies.show.run_study", fail)
+    monkeypatch.setattr("vfl_lab.studies.run.run_study", fail)
     path = write(tmp_path)
     assert run_for_status(lambda: show_study(path, tmp_path, jobs=1, as_json=True)) == 3
     told = capsys.readouterr()

@@ -8,7 +8,7 @@ import pytest
 
 from tests.harness.errors import raises
 from vfl_common.errors import Code, InputError
-from vfl_lab.studies.kept import FILE, FinishedRuns
+from vfl_lab.study import FILE, FinishedRuns
 
 WRONG = {
     "empty": "",

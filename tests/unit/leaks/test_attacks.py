@@ -24,11 +24,11 @@ from vfl_common.bundle import StepKey
 from vfl_common.config.task import TaskSettings
 from vfl_common.errors import Code, InputError
 from vfl_leaks import attacks
-from vfl_leaks.attacks.gradients.completion import KNOWN, draw_stratified
-from vfl_leaks.scene.record import Key, Record, Seen
-from vfl_leaks.scene.scene import Figure, Scene, UnfitError
-from vfl_leaks.scene.scores import Tally, best_accuracy
-from vfl_leaks.wiretap.sizes import read_sizes
+from vfl_leaks.attacks.completion import KNOWN, draw_stratified
+from vfl_leaks.recording import Key, Record, Seen
+from vfl_leaks.scene import Figure, Scene, UnfitError
+from vfl_leaks.scores import Tally, best_accuracy
+from vfl_leaks.wiretap import read_sizes
 from vfl_party.base.statistics import auc
 
 GAP = 0.8
@@ -234,7 +234,7 @@ def test_an_attack_that_nobody_has_is_named() -> None:
 def test_a_record_keeps_what_came_in_order_in_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vfl_leaks.scene.record._AT_ONCE", 200)
+    monkeypatch.setattr("vfl_leaks.recording._AT_ONCE", 200)
     record = Record(tmp_path, every=2)
     sent = {}
     for round_ in range(4):

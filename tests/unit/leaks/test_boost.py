@@ -9,7 +9,7 @@ from torch import nn
 
 from benchmarks.boost import Boost, drift
 from tests.harness.scenes import of
-from vfl_leaks.scene.scene import Intercepted
+from vfl_leaks.scene import Intercepted
 
 
 def test_gradients_are_scaled_by_hand_and_only_of_the_model() -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from tests.harness.scenes import of, replayed
 from vfl_common.config.task import TaskSettings
 from vfl_leaks import attacks
-from vfl_leaks.scene.scene import EncoderInputs, Figure, Scene
+from vfl_leaks.scene import EncoderInputs, Figure, Scene
 from vfl_party.outbound.filter import NoisyFilter
 from vfl_party.outbound.transforms import IsoNoise, Marvell, MarvellSettings
 

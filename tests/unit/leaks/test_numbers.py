@@ -15,8 +15,8 @@ from scipy.stats import spearmanr
 from tests.harness.errors import assert_names, raises
 from tests.harness.scenes import number_scene, of, replayed
 from vfl_leaks import attacks
-from vfl_leaks.scene.scene import Figure, Scene, UnfitError
-from vfl_leaks.scene.scores import rank_correlation
+from vfl_leaks.scene import Figure, Scene, UnfitError
+from vfl_leaks.scores import rank_correlation
 
 FIRST, EVERY, ADDED = "nothing, first round", "nothing, by direction", "nothing, all epochs"
 INFORMED = "50 labels, all epochs"

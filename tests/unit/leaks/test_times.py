@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from vfl_leaks.scene.record import Passed
-from vfl_leaks.wiretap.times import Times, read_times
+from vfl_leaks.recording import Passed
+from vfl_leaks.wiretap import Times, read_times
 
 
 def steps(

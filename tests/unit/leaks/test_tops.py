@@ -16,8 +16,7 @@ from torch.nn import functional
 from tests.harness.errors import raises
 from vfl_common.config.task import TaskSettings
 from vfl_leaks import attacks
-from vfl_leaks.learn.fitting import draw_view
-from vfl_leaks.learn.shared_weights import (
+from vfl_leaks.attacks.shared_weights import (
     Upload,
     collect_shared,
     collect_uploads,
@@ -25,7 +24,8 @@ from vfl_leaks.learn.shared_weights import (
     compute_spectrum,
     describe_rank,
 )
-from vfl_leaks.scene.scene import Figure, Heard, Owner, Scene, UnfitError
+from vfl_leaks.fitting import draw_view
+from vfl_leaks.scene import Figure, Heard, Owner, Scene, UnfitError
 from vfl_party.models import build_predictor, build_projector, mark_top, top_state
 
 ROWS, WIDTH, SERVER = 100, 64, "server"

@@ -23,11 +23,10 @@ from tests.harness.errors import raises
 from tests.unit.papers.made import MNIST, idx, write_mnist
 from vfl.cli import cli
 from vfl_common.errors import Code, InputError
-from vfl_papers import recipes
+from vfl_papers import dividing
 from vfl_papers.dataset import Content, DataSet, Files, Form, Need, PaperUse, Request
 from vfl_papers.dividing import COLUMNS
-from vfl_papers.prepare import draw_rows
-from vfl_papers.registry import REGISTRY, load
+from vfl_papers.prepare import REGISTRY, draw_rows, load
 from vfl_party.base.plugins import use_plugins
 
 
@@ -238,7 +237,7 @@ def table_set(n: int, block: int) -> DataSet:
     def read(_: Files, __: Request) -> Content:
         return Content(np.arange(n) % 2, None, blocks)
 
-    recipe = recipes.splitnn({"kind": "tabular", "hidden": [4]}, 2)
+    recipe = dividing.splitnn({"kind": "tabular", "hidden": [4]}, 2)
     return DataSet(
         "Numbers",
         "nobody",

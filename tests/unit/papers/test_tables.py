@@ -19,7 +19,7 @@ import vfl
 from tests.harness.errors import raises
 from tests.unit.papers import made_tables as made
 from vfl_common.errors import Code, InputError
-from vfl_papers.registry import load
+from vfl_papers.prepare import load
 
 SMALL: dict[str, dict[str, Any]] = {name: {"train": 40, "test": 20} for name in ("avazu", "criteo")}
 

@@ -21,8 +21,8 @@ from vfl_common.config.party import PartyFile
 from vfl_common.config.recipe import Recipe
 from vfl_common.config.recipe_tables import PhaseSettings
 from vfl_common.errors import Code, InputError
-from vfl_lab.searching.show import SearchFile
-from vfl_lab.searching.spaces import parse_spaces
+from vfl_lab.searching.journal import parse_spaces
+from vfl_lab.searching.search import SearchFile
 from vfl_party.assembly.party import Assembled, assemble, expect_rows, open_party
 from vfl_party.outbound.declared import Exchange, Sent, f32
 from vfl_party.outbound.policies import Policy

@@ -26,9 +26,9 @@ from tests.harness.pki import company, dns, written
 from tests.harness.served_here import SERVICE, Here, score, serving
 from tests.harness.waiting import wait_until
 from vfl_common.pb.inference import open_inference_grpc_pb2 as pb
-from vfl_common.rpc import inference as service
-from vfl_serve import batching
-from vfl_serve.batching import Busy
+from vfl_common.rpc import inference
+from vfl_serve import scorer
+from vfl_serve.scorer import Busy
 from vfl_serve.tokens import add_token
 
 MODELS = ("ModelReady", "ModelMetadata", "ModelInfer")
@@ -165,7 +165,7 @@ def test_requests_one_after_the_other_without_waiting(here: Here) -> None:
 
 def test_half_a_call_holds_nobody_up() -> None:
     # All calls must arrive before the first one ends, also on a busy machine.
-    with patch.object(service, "_REQUEST_S", 3.0), serving() as here:
+    with patch.object(inference, "_REQUEST_S", 3.0), serving() as here:
         # It begins, and says nothing.
         more = threading.Event()
 
@@ -207,7 +207,7 @@ def test_who_is_gone_is_not_scored() -> None:
 
     with serving(scoring=slow) as here:
         # All that score are busy.
-        many = batching._MAX_BATCHES
+        many = scorer._MAX_BATCHES
         busy = [here.served.batcher.submit([f"a{number}"], 0.1 * number) for number in range(many)]
         wait_until(lambda: len(scored) == many)
         with grpc.insecure_channel(here.grpc) as channel, pytest.raises(grpc.RpcError) as late:

@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 
 from vfl_party.predict.run import Quality
-from vfl_serve import batching
-from vfl_serve.batching import Batcher, Busy
-from vfl_serve.counts import Counts
-from vfl_serve.http.served import join_scores
+from vfl_serve import scorer
 from vfl_serve.opening import ServedTally, ServingStanding
 from vfl_serve.prometheus import ServeMetrics
-from vfl_serve.scored import RequestPart, ServedScores
+from vfl_serve.scored import Counts, RequestPart, ServedScores
+from vfl_serve.scorer import Batcher, Busy
+from vfl_serve.served import join_scores
 
 PARTS = (RequestPart(("bank", "shop"), {}), RequestPart(("bank",), {"shop": "away"}))
 
@@ -31,7 +30,7 @@ def scores_of(ids: Sequence[str]) -> ServedScores:
 
 @pytest.fixture
 def four_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batching, "_MAX_BATCHES", 4)
+    monkeypatch.setattr(scorer, "_MAX_BATCHES", 4)
 
 
 @pytest.mark.usefixtures("four_at_work")
@@ -76,7 +75,7 @@ def test_beyond_a_few_under_way_the_next_batch_waits_for_others() -> None:
         assert begin.wait(30)
         return scores_of(ids)
 
-    with patch.multiple(batching, _A_FEW=2, _PACE_S=30.0):
+    with patch.multiple(scorer, _A_FEW=2, _PACE_S=30.0):
         batcher = Batcher(score, max_rows=2, wait_s=0.0)
         for number in range(2):
             batcher.submit([f"first-{number}"])

@@ -24,8 +24,7 @@ from tests.harness.waiting import wait_until
 from vfl_common.config.party import ServeSettings
 from vfl_common.errors import Code, UnwritableError
 from vfl_common.pb.inference import open_inference_grpc_pb2 as pb
-from vfl_serve.counts import Counts
-from vfl_serve.scored import RequestPart, ServedScores
+from vfl_serve.scored import Counts, RequestPart, ServedScores
 from vfl_serve.tokens import Tokens, add_token
 
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
@@ -33,7 +32,7 @@ pytest.importorskip("fastapi", reason="the extra serve is not installed")
 from tests.harness.served_here import serving
 from vfl_common import http_limits as patient
 from vfl_serve.http import app as http_app
-from vfl_serve.http.port import listening
+from vfl_serve.http.app import listening
 
 JSON = {"content-type": "application/json"}
 BODY = b'{"ids": ["a"]}'

@@ -11,8 +11,8 @@ import pytest
 from tests.harness.errors import raises
 from vfl_common.errors import Code, InputError
 from vfl_serve.answering import DailyLimit, SentBefore
-from vfl_serve.granted import MinimumRows
-from vfl_serve.passive import combine_limits
+from vfl_serve.opening import MinimumRows
+from vfl_serve.parties import combine_limits
 
 
 def test_answers_about_one_id_are_counted_over_restarts(tmp_path: Path) -> None:

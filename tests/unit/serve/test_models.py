@@ -14,16 +14,15 @@ import pytest
 from tests.harness.errors import raises
 from vfl_common.errors import Code, InputError
 from vfl_common.registry import FILE, Change, ModelRegistry
-from vfl_serve.batching import RequestColumns
-from vfl_serve.counts import Counts
 from vfl_serve.models import STEPS_BEHIND, Follower, Lineage
-from vfl_serve.scored import RequestPart, ServedScores
+from vfl_serve.scored import Counts, RequestPart, ServedScores
+from vfl_serve.scorer import RequestColumns
 from vfl_serve.tokens import Denied, Tokens, add_token
 
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
 from tests.harness.serving import FakeRun, catalog, made_served
-from vfl_serve.http.catalog import Catalog, ServedModel
+from vfl_serve.served import Catalog, ServedModel
 
 Events = list[tuple[str, dict[str, Any]]]
 

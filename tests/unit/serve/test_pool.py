@@ -11,8 +11,7 @@ import pytest
 
 from tests.harness.waiting import wait_until
 from vfl_common.errors import Code, InputError
-from vfl_serve.stores.pool import ConnectionPool
-from vfl_serve.stores.seam import BrokenError, ValueMismatchError
+from vfl_serve.stores.seam import BrokenError, ConnectionPool, ValueMismatchError
 
 
 class Line:

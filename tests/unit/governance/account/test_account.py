@@ -32,8 +32,7 @@ from vfl_common.errors import Code, InputError
 from vfl_common.rpc.serving.stream import OutgoingMessage
 from vfl_governance.account import sums as sums_of
 from vfl_governance.account.limits import AccountGuard
-from vfl_governance.account.spent import Spent, sum_spent, table
-from vfl_governance.account.store import FILE, standing
+from vfl_governance.account.store import FILE, Spent, standing, sum_spent, table
 from vfl_party.base.mechanism import Mechanism
 from vfl_party.privacy import accountant
 from vfl_party.record.book import LINES

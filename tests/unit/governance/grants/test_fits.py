@@ -8,7 +8,7 @@ import pytest
 
 from tests.harness.granting import COLUMNS, DIGEST, IDS, LAST_S, NOON_S, PINS, made
 from vfl_common.errors import InputError
-from vfl_governance.grants.fits import GrantQuery, misfit
+from vfl_governance.grants.approval import GrantQuery, misfit
 from vfl_governance.grants.store import Uses
 
 OTHER = "9" * 64

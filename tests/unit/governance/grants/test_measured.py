@@ -10,8 +10,7 @@ import pytest
 
 import vfl_party
 from vfl_common.bundle import LABELS
-from vfl_governance.grants.measured import MEASURED, Measured, get_measurement
-from vfl_governance.grants.shown import Leaving
+from vfl_governance.grants.shown import MEASURED, Leaving, Measured, get_measurement
 from vfl_party.phases.course import REGISTRY
 
 PAGES = Path(vfl_party.__file__).parent.parent / "docs" / "results"

@@ -16,9 +16,18 @@ from tests.harness.granting import DIGEST, LAST_S, NOON_S, made, pin
 from vfl.certs.authority import create_authority, issue
 from vfl_common.errors import Code, PeerError
 from vfl_common.identity.credentials import Credentials, load_credentials
-from vfl_governance.grants.grant import PAYLOAD, Grant, sign_grant
-from vfl_governance.grants.peers import Joined, check_grants, present
-from vfl_governance.grants.store import GrantStore, KeptGrant, folder_of, read_file
+from vfl_governance.grants.store import (
+    PAYLOAD,
+    Grant,
+    GrantStore,
+    Joined,
+    KeptGrant,
+    check_grants,
+    folder_of,
+    present,
+    read_file,
+    sign_grant,
+)
 
 RUN = "20270115-120000-case-1f3a"
 

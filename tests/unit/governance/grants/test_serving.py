@@ -18,12 +18,10 @@ from tests.harness.granting import DIGEST, PINS, made
 from vfl.certs.authority import create_authority, issue
 from vfl_common.errors import Code, InputError
 from vfl_common.identity.credentials import Credentials, load_credentials
-from vfl_governance.grants.approval import Approval, GrantGuard
-from vfl_governance.grants.fits import GrantQuery
-from vfl_governance.grants.grant import day_of
-from vfl_governance.grants.store import GrantStore, folder_of
+from vfl_governance.grants.approval import Approval, GrantGuard, GrantQuery
+from vfl_governance.grants.store import GrantStore, day_of, folder_of
 from vfl_serve.answering import CombinedLimits, DailyLimit
-from vfl_serve.granted import GrantedRows, GrantWatch, MinimumRows
+from vfl_serve.opening import GrantedRows, GrantWatch, MinimumRows
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vfl_common.config.data import DataSettings
-from vfl_governance.grants.table import digests
+from vfl_governance.grants.store import digests
 from vfl_party.data import load_table
 
 KEY = b"k" * 32

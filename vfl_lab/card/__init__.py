@@ -1,1 +1,0 @@
-"""``vfl card``: writes a model card of a trained run from its files."""

@@ -1,1 +1,0 @@
-"""``vfl export``: exports metrics to TensorBoard and MLflow, and models to files."""

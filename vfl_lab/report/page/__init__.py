@@ -1,1 +1,0 @@
-"""The HTML page of ``vfl report`` about a run, several runs, a study or a search."""

@@ -1,1 +1,0 @@
-"""The quality of a run: metrics of its predictions with intervals, curves, differences."""

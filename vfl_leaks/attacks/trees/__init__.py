@@ -1,1 +1,0 @@
-"""Attacks that read the messages between parties while trees grow."""

@@ -1,1 +1,0 @@
-"""Models that attackers train: heads, decoders, and their own encoders."""

@@ -1,1 +1,0 @@
-"""Shows the figures of attacks as a table and a picture."""

@@ -1,1 +1,0 @@
-"""The data of an attacker: its received messages and rows, and the truth that judges attacks."""
