@@ -134,8 +134,9 @@ FROM = {
         "vfl_party.base.phase": "Phase RoundReport",
         "vfl_party.base.seeds": "Rows batches derive_seed",
         "vfl_party.models": "Combination Encoder InputSpec combine",
-        "vfl_party.models.metrics": "LossOfRows Metric evaluate loss_fn lower_is_better",
-        "vfl_party.models.top.plugin": "Top",
+        "vfl_party.models.external": "Top",
+        "vfl_party.models.losses": "LossOfRows loss_fn",
+        "vfl_party.models.metrics": "Metric evaluate lower_is_better",
         "vfl_party.outbound.codecs": "Codec Float16 Place",
         "vfl_party.outbound.declared": ("Exchange NOTHING Occurrence Sent Traffic Use f32 i64 u8"),
         "vfl_party.outbound.exchange": "Answering Asking",
@@ -146,9 +147,8 @@ FROM = {
         "vfl_party.phases.context": "MakeEncoder Party",
         "vfl_party.phases.method": "Method",
         "vfl_party.phases.scoring": "Scored Scorer SplitScorer scoring scoring_traffic",
-        "vfl_party.privacy.plan": "PrivatePhase",
-        "vfl_party.privacy.settings": "DpSettings",
-        "vfl_party.privacy.steps": "PrivateSteps",
+        "vfl_party.privacy.dpsgd": "PrivateSteps",
+        "vfl_party.privacy.plan": "DpSettings PrivatePhase",
     }.items()
     for name in names.split()
 }

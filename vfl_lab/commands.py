@@ -455,7 +455,7 @@ def study(
     type=click.IntRange(0, 65_535),
     help="Listen on this port of 127.0.0.1.",
 )
-# Programs of a run start ``vfl watch`` with this hidden option: see ``vfl_common.process.beside``.
+# Programs of a run start ``vfl watch`` with this hidden option: see ``vfl_common.process.program``.
 @click.option("--beside", is_flag=True, hidden=True)
 def watch(run: Path | None, port: int, beside: bool) -> None:
     """Show the progress of a run in a browser.

@@ -50,7 +50,7 @@ _STATUSES = {"OK": 200} | {code: status for status, code in reversed(_CODES.item
 
 
 class InferenceModel:
-    """Answers gRPC requests; see ``vfl_common.rpc.inference.service.InferenceBackend``."""
+    """Answers gRPC requests; see ``vfl_common.rpc.inference.InferenceBackend``."""
 
     def __init__(self, models: Catalog[Any], reporter: RequestReporter | None) -> None:
         self._models, self._reporter = models, reporter

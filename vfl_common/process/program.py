@@ -389,7 +389,7 @@ def watch_page(path: Path, *, wanted: bool) -> Iterator[None]:
     if not wanted:
         yield
         return
-    # The page's process ends when this process ends: see ``vfl_lab.watch.commands``.
+    # The page's process ends when this process ends: see ``vfl_lab.commands``.
     command = [sys.executable, "-P", "-m", "vfl", "watch", str(path), "--beside"]
     with (
         tempfile.TemporaryFile() as errors,

@@ -515,7 +515,7 @@ def show_study(
     """Runs a study, prints its progress, and then its results as a table.
 
     ``as_json``: Whether to print events as JSON lines instead. ``backend``: The joblib backend that
-    makes the runs, see ``vfl.jobs.pool``.
+    makes the runs, see ``vfl.jobs``.
     """
     study, chains = load_study(path, folds=folds)
     errors = Console(stderr=True)

@@ -106,7 +106,7 @@ def about_zeros(ids: Sequence[str], rules: Sequence[str]) -> str:
 
     Args:
         ids: The ids, normalized by the rules.
-        rules: The id rules, see ``vfl_party.data.ids.spelling``.
+        rules: The id rules, see this module.
     """
     ids = _sample(ids)
     commonest = Counter(map(short_look, ids)).most_common(1)

@@ -19,10 +19,9 @@ from vfl_party.base.phase import Phase, RoundReport, Tree
 from vfl_party.base.seeds import HeldRows, Rows, batches, derive_seed
 from vfl_party.methods.head.settings import TRAIN, UPLOAD, HeadSettings
 from vfl_party.methods.head.upload import Uploads, get_upload_splits, zero_late_weights
-from vfl_party.methods.secureboost.forest import NAME
 from vfl_party.models import combine
 from vfl_party.models.losses import loss_fn
-from vfl_party.models.top import learnt_stand_ins
+from vfl_party.models.top import STAND_INS, learnt_stand_ins
 from vfl_party.models.training import build_optimizer, build_schedule, clip
 from vfl_party.models.trees import BoostedTrees, Matrix, TreeArrays, check_loss, grow, lightgbm
 from vfl_party.phases.context import Party
@@ -121,7 +120,7 @@ class ActiveHead(Phase):
     @property
     def _trained_models(self) -> tuple[str, ...]:
         encoder = ("encoder",) if self._trains_encoder else ()
-        stand_ins = (NAME,) if self._stand_ins is not None else ()
+        stand_ins = (STAND_INS,) if self._stand_ins is not None else ()
         return (*encoder, "top", *stand_ins)
 
     def run_round(self, round_: int) -> RoundReport:

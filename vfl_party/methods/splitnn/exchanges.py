@@ -2,7 +2,7 @@
 for validation. The exchange of early stopping is in ``training``. Two defences change what
 embeddings disclose.
 
-MID: the encoder of a passive party draws embeddings at random (``vfl_party.models.stochastic``).
+MID: the encoder of a passive party draws embeddings at random (``vfl_party.models.layers``).
 
 Distance correlation in the loss, so that embeddings disclose less about columns (NoPeek) or labels.
 For a batch of B rows, a_ij is the distance between the embeddings of rows i and j, and b_ij is the
