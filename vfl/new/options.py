@@ -275,6 +275,7 @@ def stem(source: str) -> str:
 
 
 def ask_name(value: str | None, flag: str, question: str, default: str) -> str:
+    """Returns a party's name, from the flag or the person."""
     return get_answer(value, flag, question, check_own_name, default=default, sure=True)
 
 
@@ -422,6 +423,7 @@ def ask_own_name(recipe: Recipe, path: Path, value: str | None) -> str:
 
 
 def ask_server(flags: Flags) -> str:
+    """Returns the server's address, from the flags or the person."""
     question = "The server's address, host:port"
     return get_answer(flags.server, "--server", question, check_address, default=HERE, sure=True)
 

@@ -244,8 +244,8 @@ def copy_index(rows: Tensor, device: torch.device) -> Tensor:
 def get_real_dtype() -> torch.dtype:
     """Returns the dtype of parameters, inputs, losses and real numbers in messages: float32.
 
-    Only exactness tests replace it with float64 (``tests/harness/preloaded/float64.py``), so that a deviation
-    of 1e-12 is an error of the program and not a rounding error.
+    Only exactness tests replace it with float64 (``tests/harness/preloaded/float64.py``), so that a
+    deviation of 1e-12 is an error of the program and not a rounding error.
     """
     return TORCH[DType.FLOAT32]
 
