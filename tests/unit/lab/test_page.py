@@ -458,7 +458,7 @@ def test_a_wheel_has_every_file_of_the_packages() -> None:
         path
         for package in packages
         for path in package.rglob("*")
-        if path.is_file() and path.suffix not in (".py", ".pyc")
+        if path.is_file() and path.suffix not in (".py", ".pyc", ".md")
     }
     included = {
         path
