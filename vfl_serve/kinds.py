@@ -1,4 +1,6 @@
-"""Chooses the scorer and the answers by the kind of the model."""
+"""Scores ids with each kind of model (split networks, trees that ask the owners of splits, models
+that one party or the holder of a row uses alone), and chooses the scorer and the answers by the kind.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """Quantization to 8, 4 or 2 bits: each row has a minimum and a step, and a value is stored as the
-number of steps above the minimum. Also the conversion to 16-bit floats, without torch.
+number of steps above the minimum. Also the conversion to 16-bit floats without
+torch, which rounds as torch does: to the nearest value, ties to even.
 
 A row's step is (maximum - minimum) / (2^bits - 1), rounded up in float32. With ``halves`` the
 minimum is rounded down to bfloat16 and the step is rounded up, so that the steps still span the
@@ -31,8 +32,11 @@ def derive_subseed(root: int, *names: object) -> int:
 
 
 class Dither:
-    """A stream of random numbers that is the same on every machine and with every numpy version
-    (raw words of SFC64).
+    """A stream of random numbers for stochastic rounding, derived from a seed, so that a repeated
+    step gives the same bytes, on every machine and with every numpy version (raw words of SFC64).
+
+    The random numbers are public: anybody with the recipe can compute them. They keep the mean of
+    rounded values, and give no privacy.
     """
 
     def __init__(self, seed: int) -> None:

@@ -69,7 +69,8 @@ class SearchStep(Enum):
 
 @dataclass
 class ServerAway:
-    """The state of a generation that may go on without the server.
+    """The state of a generation that may go on without the server. It does not read a clock, send
+    or wait; the time is an argument.
 
     Args:
         absent_s: The time for which the generation goes on without the server; 0 if it does not.

@@ -1,6 +1,7 @@
-"""The file of the account, an SQLite file next to the record that only its owner may read.
+"""The file of the account, an SQLite file next to the record that only its owner may read, and the
+table of what is spent.
 
-It has totals and the number of the record's lines that they include. A program that opens the file
+The file has totals and the number of the record's lines that they include. A program that opens it
 first adds the record's new lines, so the totals include what a killed program has sent. Only one
 program adds lines at a time, and other programs wait.
 """

@@ -1,4 +1,6 @@
-"""Runs the trials of a search. Several drivers may share the trials."""
+"""Runs the trials of a search, and reads and writes its result. Several drivers may share the
+trials.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Chooses the columns of a table: ids, label, split, features and other roles."""
+"""Chooses the columns of a table (ids, label, split, features and other roles), and the part of a
+data set that a party's view has: columns, rows, or quarters or halves of images.
+"""
 
 from __future__ import annotations
 

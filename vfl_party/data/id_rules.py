@@ -1,4 +1,18 @@
-"""Describes the shapes of ids without revealing an id, for a person who chooses the id rules."""
+"""Normalizes ids by rules, joins several columns to one id, and describes the shapes of ids without
+revealing an id, for a person who chooses the rules.
+
+An id is text, or None if it is missing. The rules are ``vfl_common.config.data.IdRule``:
+
+- ``trim`` removes white space at both ends.
+- ``casefold`` removes case (``str.casefold``: ß is ss).
+- ``nfkc`` applies Unicode's normal form NFKC, which unifies full-width digits and composed letters.
+- ``digits`` keeps only 0 to 9.
+- ``zeros`` removes leading zeros of each run of digits: AT-004051 becomes AT-4051, and 000 becomes
+  0.
+- ``email`` applies ``trim`` and ``casefold``.
+- ``phone:CC`` writes a telephone number as E.164, such as +4930123456. CC is the country of numbers
+  without a country code. Text that is not a telephone number is a missing id.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Defines a sequence of ids that takes little more memory than their text."""
+"""Stores the texts of ids, sorts ids, and counts missing and repeated ids.
+
+Texts of many rows are in memory if they are small, else in unnamed files. They are one array of
+Arrow's large strings: the bytes of all texts, and the end of each text. Files are memory-mapped, so
+that Arrow can use them. ``release_texts`` unmaps the pages that were read.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,9 @@
-"""Finds columns that determine the class of every row: they may have been recorded after the class
-was known.
+"""Finds likely problems of a readable table, and describes them to its owner. The notes may show
+single cells.
+
+Problems are ids that were probably changed (rounded by a spreadsheet, with invisible characters, or
+words for missing values), and columns that determine the class of every row: they may have been
+recorded after the class was known.
 """
 
 from __future__ import annotations

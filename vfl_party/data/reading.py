@@ -23,7 +23,6 @@ import pyarrow.compute as pc
 
 from vfl_common.config.data import DataSettings, Unlabelled
 from vfl_party.data import checks, number_formats
-from vfl_party.data import stream as cells_as_text
 from vfl_party.data.choice import ColumnChoice, choose, describe_index, is_row_number
 from vfl_party.data.ids import GrowingTexts, texts_of
 from vfl_party.data.row_arrays import IN_MEMORY, GrowingMatrix, Space
@@ -32,6 +31,7 @@ from vfl_party.data.stream import (
     Vocabulary,
     clear_words,
     decode,
+    strip_mark,
     value_type,
     with_row_numbers,
     without_headers,
@@ -314,10 +314,10 @@ class Reading:
         numeric = self._start_columns(schema)
         categorical = self._categorical
         assert self._numbers is not None and self._codes is not None  # noqa: S101, PT018 - begun above
-        cells_as_text = tuple(
+        texts = tuple(
             self._words[name].texts() if name in self._words else () for name in categorical
         )
-        words = Categories(self._codes.finish(), cells_as_text)
+        words = Categories(self._codes.finish(), texts)
         style = (
             None
             if self._findings is None
@@ -466,7 +466,7 @@ class Reading:
         """
         if self._findings is None or not self._findings.marked:
             return column
-        return cells_as_text.strip_mark(pc.cast(column, pa.string()))
+        return strip_mark(pc.cast(column, pa.string()))
 
     def _encode_words(self, name: str, column: pa.Array) -> npt.NDArray[np.int32]:
         try:

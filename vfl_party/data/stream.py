@@ -1,4 +1,6 @@
-"""Converts cells of any type to text, as in a CSV file."""
+"""Defines a table as a stream of blocks of rows, converts cells of any type to text, as in a CSV
+file, and collects the categories of a column block by block.
+"""
 
 from __future__ import annotations
 

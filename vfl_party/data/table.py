@@ -1,5 +1,5 @@
-"""Defines the result of reading a table: ids, labels and features of all rows, before they are
-checked.
+"""Defines the result of reading a table, before and after its rows are checked: ids, labels and
+features of all rows.
 """
 
 from __future__ import annotations

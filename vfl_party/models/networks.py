@@ -140,7 +140,11 @@ def _mobilenet(channels: int, *, small: bool) -> Iterator[NetworkPart]:
 
 
 class StandardisedConv(nn.Conv2d):
-    """A convolution whose weights have mean 0 and variance 1 per channel (Qiao et al. 2019)."""
+    """A convolution whose weights have mean 0 and variance 1 per channel (Qiao et al. 2019).
+
+    With ``group_norm`` it replaces BatchNorm, so that the latent of a row does not depend on other
+    rows (MocoSFL, appendix A.1).
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         var, mean = torch.var_mean(self.weight, dim=(1, 2, 3), correction=0, keepdim=True)

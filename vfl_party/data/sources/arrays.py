@@ -1,4 +1,6 @@
-"""Reads MATLAB's MAT files up to version 7."""
+"""Reads files of arrays: NPZ files, IDX files (MNIST's format: a magic number, the length of each
+dimension, the values), and MATLAB's MAT files up to version 7.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
-"""Reads a table from SQLite, and from every other database that SQLAlchemy supports. Cells become
-text, as in a CSV file, because drivers do not report exact types of columns, and a cell of SQLite
-may have any type.
+"""Reads the rows of one query from SQLite, and from every other database that SQLAlchemy supports.
+Also defines what the readers of all databases need: the query, error texts, and the comparison of
+passes.
+
+Cells become text, as in a CSV file, because drivers do not report exact types of columns, and a
+cell of SQLite may have any type.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Opens plain files, files compressed by gzip or bzip2, and members of zip and tar archives."""
+"""Opens plain files, files compressed by gzip or bzip2, and members of zip and tar archives. Also
+detects that a file is written or replaced while it is read.
+"""
 
 from __future__ import annotations
 

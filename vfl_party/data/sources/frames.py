@@ -1,5 +1,5 @@
-"""Reads tables that are already in memory: pandas and polars frames, Arrow tables, dicts of NumPy
-arrays.
+"""Reads tables that are already in memory (pandas and polars frames, Arrow tables, dicts of NumPy
+arrays), and data sets of scikit-learn and torchvision by their names.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Reads CSV files and similar text files in blocks of rows."""
+"""Reads text files in blocks of rows: CSV and similar files, libsvm and svmlight files.
+
+A line of libsvm is ``LABEL INDEX:VALUE INDEX:VALUE …``. A value that a line omits is 0. The indices
+of a line must ascend. Text after ``#`` is a comment.
+"""
 
 from __future__ import annotations
 
