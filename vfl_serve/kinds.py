@@ -1,5 +1,6 @@
 """Scores ids with each kind of model (split networks, trees that ask the owners of splits, models
-that one party or the holder of a row uses alone), and chooses the scorer and the answers by the kind.
+that one party or the holder of a row uses alone), and chooses the scorer and the answers by the
+kind.
 """
 
 from __future__ import annotations
