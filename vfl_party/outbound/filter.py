@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -206,7 +206,7 @@ class BuiltIns(PlugIns):
     ``ours``: the names in ``exports``.
     """
 
-    exports: Mapping[str, Any]
+    exports: Mapping[str, Any] = field(compare=False)
 
     def load(self, name: str, where: str) -> Any:
         """Returns our own export of that name, or else as ``PlugIns.load``."""
