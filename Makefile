@@ -28,8 +28,8 @@ test-all: $(VENV)/.installed-dev  ## run the checks, then every test, as CI does
 	PYTHON=$(BIN)/python scripts/check
 	$(BIN)/pytest $(PYTEST_PARALLEL) $(PYTEST_REPORT)
 
-unit: $(VENV)/.installed-dev  ## run tests/unit, which start no run and no program
-	$(BIN)/pytest --numprocesses logical --maxprocesses 4 tests/unit
+unit: $(VENV)/.installed-dev  ## run the quick tests of units of the core, which start no run and no program
+	$(BIN)/pytest --numprocesses logical --maxprocesses 4 --core -m 'not slow' tests/unit
 
 check: $(VENV)/.installed-dev  ## check style, types, layers and generated code; no test runs
 	PYTHON=$(BIN)/python scripts/check

@@ -261,6 +261,7 @@ fields = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=1000)
 @given(st.lists(fields, max_size=7).map(b"".join), st.integers(0, 8))
 def test_any_bytes_are_the_frame_that_the_generated_code_reads(data: bytes, cut: int) -> None:

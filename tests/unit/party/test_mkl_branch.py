@@ -23,14 +23,17 @@ def said(*lines: str, **environment: str) -> tuple[str, str]:
     return found.stdout.strip(), found.stderr
 
 
+@pytest.mark.slow
 def test_the_variable_is_set_before_the_first_product() -> None:
     assert said("import torch", "import vfl", PRODUCT, SHOWN) == ("AUTO,STRICT", "")
 
 
+@pytest.mark.slow
 def test_a_value_of_the_environment_takes_precedence() -> None:
     assert said(PRODUCT, "import vfl", SHOWN, MKL_CBWR="COMPATIBLE") == ("COMPATIBLE", "")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="torch computes without MKL")
 def test_a_product_before_the_import_gives_one_warning() -> None:
     out, err = said(PRODUCT, "import vfl", "import vfl_party.cli", SHOWN)

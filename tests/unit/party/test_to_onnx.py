@@ -130,6 +130,7 @@ def in_torch(party: TrainedParty, values: Any, codes: Any = None) -> Any:
         return party.models["encoder"](*inputs).numpy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "made", "inputs"),
     [
@@ -161,6 +162,7 @@ def test_columns_are_prepared_and_embedded_as_in_torch(
 
 # The larger networks of torchvision are built as ResNet-18 is, and take minutes in onnx's own
 # evaluator.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [("mlp", {}), ("cnn", {"channels": [4]}), ("cnn0", {}), ("cnn1", {}), ("resnet18", {})],
@@ -177,6 +179,7 @@ def test_images_are_prepared_and_embedded_as_in_torch(
     np.testing.assert_allclose(found, in_torch(party, pixels), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["concat", "mean", "attention"])
 def test_the_top_model_takes_an_embedding_of_each_party(rule: str, tmp_path: Path) -> None:
     party = trained("mlp", learnt(2), {"combine": rule, "top": {"hidden": [5]}}, with_top=True)
@@ -213,6 +216,7 @@ def test_an_encoder_that_draws_gives_its_mean(tmp_path: Path) -> None:
     np.testing.assert_allclose(computed(tmp_path / "p0.onnx", numbers=NUMBERS), want, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_files_say_what_they_are_and_nothing_of_this_machine(tmp_path: Path) -> None:
     party = trained("tabular", learnt(4, WORDS, fill=FILL), with_top=True)
     export(party, tmp_path / "p0.onnx")
@@ -263,6 +267,7 @@ class Drawing(nn.Module):
         return torch.randn(x.shape[0], D)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoder", [Branching(), Drawing()], ids=["branches", "draws"])
 def test_an_encoder_that_is_no_graph_is_refused_by_name(encoder: nn.Module, tmp_path: Path) -> None:
     party = trained("mlp", learnt(4))
@@ -281,6 +286,7 @@ def test_what_has_no_equal_in_onnx_is_refused(tmp_path: Path) -> None:
         export(TrainedParty(party.about, {}, None, None), tmp_path / "p0.onnx")
 
 
+@pytest.mark.slow
 def test_trees_take_own_columns_and_the_others_embeddings(tmp_path: Path) -> None:
     """Also those of a party that is away, which are missing numbers."""
     drawn = np.random.default_rng(5)

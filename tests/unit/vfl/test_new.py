@@ -496,6 +496,7 @@ def test_the_list_of_runs_needs_no_recipe(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+@pytest.mark.slow
 def test_the_modules_of_the_check_need_no_scipy() -> None:
     code = "import sys, vfl_party.runtime.preflight; assert 'scipy' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -153,6 +153,7 @@ def test_what_is_pasted_has_the_seconds_and_bytes_of_its_line(own: dict[str, Any
     assert ("instead of all tables [[wire]]" in found.toml) == bool(own)
 
 
+@pytest.mark.slow
 def test_a_part_has_at_least_one_row() -> None:
     """More parts than a batch has rows are as many parts as it has rows, and take as long."""
     network = Network(1e7, 0.1)

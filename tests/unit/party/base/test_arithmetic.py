@@ -57,12 +57,14 @@ def made(**of: Any) -> Arithmetic:
     return Arithmetic(**facts | of)
 
 
+@pytest.mark.slow
 def test_another_process_of_this_machine_has_the_same() -> None:
     settings = {name: os.environ[name] for name in module.SETTINGS if name in os.environ}
     same = elsewhere(settings | {"OMP_NUM_THREADS": str(torch.get_num_threads())})
     assert same == describe_arithmetic(CPU)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() == "DEFAULT" or not torch.backends.mkl.is_available(),
     reason="there is one instruction set only",

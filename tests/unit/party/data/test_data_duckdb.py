@@ -297,6 +297,7 @@ def test_a_query_larger_than_memory_uses_the_disk_and_leaves_nothing(folder: Pat
     assert list((folder / "scratch").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_leaves_the_next_one_deletes(tmp_path: Path) -> None:
     code = (
         # Its file alone: packages above it take seconds to import.

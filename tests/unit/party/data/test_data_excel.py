@@ -434,6 +434,7 @@ def test_rows_come_in_blocks_as_often_as_asked(tmp_path: Path) -> None:
     assert first.num_rows == 4096
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_rows(tmp_path: Path) -> None:
     cells = "".join(f"<c><v>{column}.5</v></c>" for column in range(6))
     # Openpyxl keeps such attributes of every row.

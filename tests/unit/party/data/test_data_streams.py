@@ -178,6 +178,7 @@ def same_tables(one: Table, other: Table) -> None:
     assert one.counts == other.counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", SOURCES, ids=lambda made: made.__name__)
 @pytest.mark.parametrize(("kind", "missing"), [("mlp", "mean"), ("tabular", "median")])
 def test_streamed_and_whole_are_the_same_bytes(

@@ -150,6 +150,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.slow
 def test_a_cell_that_no_table_has_is_refused_before_it_is_in_memory(tmp_path: Path) -> None:
     sources = []
     for n, before in enumerate((b"id,", b"id,a\n1,2\n3,", b"id,a\n" + b"1,2\n" * 300)):

@@ -32,6 +32,7 @@ CNN = CnnSettings(kind="cnn", channels=(8, 12, 16, 20))
 RESNET = NetworkSettings(kind="resnet18")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "cut", "neck", "latent", "features"),
     [
@@ -71,6 +72,7 @@ def test_halves_fit_together(
 SIZES = [(1, 1), (1, 9), (2, 3), (5, 7), (33, 18)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("neck", [None, Bottleneck(2, 2), Bottleneck(3, 3)], ids=str)
 @pytest.mark.parametrize(

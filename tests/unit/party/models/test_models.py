@@ -74,6 +74,7 @@ def rows(spec: InputSpec, n: int = 4) -> list[torch.Tensor]:
     return inputs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("values", "spec"), FITTING)
 def test_an_encoder_gives_the_embedding_and_trains_every_parameter(
     values: dict[str, object], spec: InputSpec
@@ -86,6 +87,7 @@ def test_an_encoder_gives_the_embedding_and_trains_every_parameter(
     assert all(p.grad is not None for p in encoder.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("values", "spec"), FITTING)
 def test_a_seed_decides_the_weights_and_the_generator_stays(
     values: dict[str, object], spec: InputSpec
@@ -163,6 +165,7 @@ def test_resnet18_has_the_stem_of_its_settings() -> None:
     assert isinstance(large.maxpool, nn.MaxPool2d)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "features", "weights"),
     # torchvision's pages say how many weights a network for 1,000 classes has.

@@ -61,6 +61,7 @@ def _one_thread() -> Any:
     torch.set_num_threads(n)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("settings", "kind", "extra"), SETTINGS)
 def test_steps_repeat_bit_by_bit_and_agree_with_the_default(
     settings: OptimizerSettings, kind: Any, extra: dict[str, Any]

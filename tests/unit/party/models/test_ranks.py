@@ -383,6 +383,7 @@ def _reads(seconds: float) -> Callable[[Ranks], None]:
     return work
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [1.6, math.inf], ids=["slow", "stopped"])
 def test_a_rank_may_read_for_long_and_one_that_is_silent_is_lost(
     seconds: float, tmp_path: Path

@@ -90,6 +90,7 @@ def by_lightgbm(kind: str, x: Any, y: Any, top: GbdtTop, weights: Any) -> Any:
 WANTED = {"sklearn": by_sklearn, "lightgbm": by_lightgbm}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("early_stopping", [None, 3])
 @pytest.mark.parametrize("library", list(WANTED))
 @pytest.mark.parametrize("kind", list(SETS))

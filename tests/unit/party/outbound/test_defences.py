@@ -77,6 +77,7 @@ def test_noise_is_private_and_goes_on_from_a_checkpoint(kind: str) -> None:
     assert one.shape == x["dz"].shape
 
 
+@pytest.mark.slow
 def test_max_norm_makes_all_rows_as_long_on_average() -> None:
     g = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0], [-1.0, 0.0]])
     drawn = torch.stack([MaxNorm().noise(g) for _ in range(4000)])
@@ -90,6 +91,7 @@ def test_max_norm_makes_all_rows_as_long_on_average() -> None:
     )
 
 
+@pytest.mark.slow
 def test_marvell_has_the_variances_of_its_optimum() -> None:
     g, positive = gradients(rows=80)
     rows = g.double()

@@ -29,6 +29,7 @@ def cases() -> list[tuple[Statistics, float]]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("of", "power"), cases())
 def test_no_point_of_a_grid_is_better_and_all_power_is_spent(of: Statistics, power: float) -> None:
     best = optimum(of, power)

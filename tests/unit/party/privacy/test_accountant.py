@@ -42,6 +42,7 @@ def drawn(seed: int) -> list[Spending]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_it_is_opacus_on_all_steps_one_after_the_other(seed: int) -> None:
     spendings, opacus = drawn(seed), RDPAccountant()

@@ -51,6 +51,7 @@ def test_a_forecast_counts_masking(
     assert "Masking of ids, measured here" in shown.output
 
 
+@pytest.mark.slow
 def test_masking_is_measured() -> None:
     found = masking_time.measure_masking()
     assert 0 < found.feeding_s < min(found.own_s, found.others_s)

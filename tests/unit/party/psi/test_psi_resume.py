@@ -75,6 +75,7 @@ def bundles() -> int:
     return 4 + 2 * batches * 4 + 6 + 6 + 6 + 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", range(bundles()))
 def test_it_goes_on_after_an_interruption_at_any_bundle(at: int, tmp_path: Path) -> None:
     parties = Parties(tmp_path, SETS, tap=(before := Interrupting(at)))

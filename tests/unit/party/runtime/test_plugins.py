@@ -126,6 +126,7 @@ def test_ours_are_parsed_as_ever() -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "own"),
     [
@@ -183,6 +184,7 @@ def wide_top(settings: Wide, in_features: int, outputs: int) -> nn.Module:
     return nn.Sequential(first, nn.ReLU(), nn.Linear(settings.width, outputs))
 
 
+@pytest.mark.slow
 def test_a_top_model_of_a_plug_in_has_settings_of_its_own(
     installed: Installed, tmp_path: Path
 ) -> None:
@@ -204,6 +206,7 @@ def test_a_top_model_of_a_plug_in_has_settings_of_its_own(
     assert summary.steps > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("top", "export"),
     [
