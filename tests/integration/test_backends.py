@@ -301,6 +301,10 @@ def test_what_joblib_cannot_use_is_said_before_the_first_run(
 NOTHING = """
 import sys
 import vfl
+import vfl.jobs
+
+# Later, scikit-learn, which metrics need, has joblib loaded.
+assert "joblib" not in sys.modules
 from tests.integration.test_library import RECIPE
 from tests.integration.test_library_jobs import DATA
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import tomllib
 from html import unescape
 from pathlib import Path
 from xml.etree import ElementTree
@@ -448,24 +447,3 @@ def test_a_threshold_is_a_number_or_a_rule(text: str, rule: ThresholdRule | floa
 def test_what_is_no_threshold_is_refused(text: str) -> None:
     with raises(InputError, Code.CONFIG_INVALID, names=("--threshold", "0.1")):
         commands.parse_threshold(text)
-
-
-def test_a_wheel_has_every_file_of_the_packages() -> None:
-    repo = Path(__file__).parents[3]
-    setuptools = tomllib.loads((repo / "pyproject.toml").read_text())["tool"]["setuptools"]
-    packages = [path for path in repo.glob("vfl*") if (path / "__init__.py").exists()]
-    files = {
-        path
-        for package in packages
-        for path in package.rglob("*")
-        if path.is_file() and path.suffix not in (".py", ".pyc", ".md")
-    }
-    included = {
-        path
-        for package, patterns in setuptools["package-data"].items()
-        for pattern in patterns
-        for room in ([repo / package.replace(".", "/")] if package != "*" else repo.glob("vfl*"))
-        for path in room.glob(f"**/{pattern}" if package == "*" else pattern)
-    }
-    assert {"py.typed", "card.md.jinja", "page.html", "page.js"} <= {path.name for path in files}
-    assert not files - included

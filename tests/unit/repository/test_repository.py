@@ -17,6 +17,9 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+from tests import core
+from tests.core import OPTIONAL
+
 ROOT = Path(__file__).parents[3]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CPU, CUDA, SERVER = LOCKS = [
@@ -171,3 +174,41 @@ def test_make_help_says_what_each_target_does() -> None:
     assert told == targets()
     (phony,) = re.findall(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)
     assert set(phony.split()) == targets()
+
+
+def test_a_wheel_has_every_file_of_the_packages() -> None:
+    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    packages = [path for path in ROOT.glob("vfl*") if (path / "__init__.py").exists()]
+    files = {
+        path
+        for package in packages
+        for path in package.rglob("*")
+        if path.is_file() and path.suffix not in (".py", ".pyc", ".md")
+    }
+    included = {
+        path
+        for package, patterns in setuptools["package-data"].items()
+        for pattern in patterns
+        for room in ([ROOT / package.replace(".", "/")] if package != "*" else ROOT.glob("vfl*"))
+        for path in room.glob(f"**/{pattern}" if package == "*" else pattern)
+    }
+    assert {"py.typed", "card.md.jinja", "page.html", "page.js"} <= {path.name for path in files}
+    assert not files - included
+
+
+def test_every_path_that_the_core_tests_leave_out_exists() -> None:
+    for tests, tested in OPTIONAL.items():
+        assert (ROOT / tests).exists(), tests
+        assert all(any(ROOT.glob(f"{path.rstrip('/')}*")) for path in tested), tested
+
+
+def test_a_change_of_what_optional_tests_test_runs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_after(*changes: str) -> set[str]:
+        monkeypatch.setattr(core, "list_changes", lambda: changes)
+        return {name for name in OPTIONAL if not core.is_left_out(ROOT / name)}
+
+    assert run_after() == set()
+    assert run_after("tests/unit/lab/test_page.py") == {"tests/unit/lab"}
+    assert run_after("vfl_lab/study.py") == {
+        *("tests/unit/lab", "tests/integration/lab", "tests/unit/repository")
+    }
