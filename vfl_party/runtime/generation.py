@@ -190,7 +190,7 @@ class Generation:
             record.people(self._yield_ids(aligned), "aligned")
         secret = load_own_secret(self._folder, self._init, self._fresh)
         is_usable = (
-            assembled is not None and aligned == expected and assembled.party.secret == secret
+            assembled is not None and aligned == expected and assembled.party.terms.secret == secret
         )
         self._assembled = (
             assembled if assembled is not None and is_usable else self._assemble(aligned, secret)
@@ -288,7 +288,7 @@ class Generation:
         """Lets the next exchange wait as long as the peers are connected, because they may still be
         computing alone.
         """
-        self.assembled.party.unhurried()
+        self.assembled.party.exchanges.connections.unhurried()
 
     def settle(self) -> None:
         """Waits until the parties that were away in the last phase know that the phase is over. See
