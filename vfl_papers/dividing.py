@@ -312,10 +312,10 @@ def ssvfl(encoder: Mapping[str, Any], d: int) -> Tables:
         "phases": [
             {
                 "kind": "contrastive",
-                "ssl": "moco",
+                "ssl": "simclr",
+                "projector": [],
                 "rounds": 200,
                 "batch_size": 512,
-                "queue": 4096,
             },
             {"kind": "head", "epochs": 500, "batch_size": 64},
             {"kind": "evaluate"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,7 @@ from vfl_papers.dataset import (
     Need,
     PaperUse,
     Request,
+    compute_md5,
     damage_error,
 )
 from vfl_papers.dividing import IMAGE_DIVISIONS, make_parts
@@ -56,6 +58,12 @@ _FEDONCE = dividing.fedonce(
 # -- (Xiao et al. 2017)
 
 # Images and labels of training, then images and labels of testing.
+# The MD5 digests of the 10,000 test labels, without the header of their file. That of KMNIST is not
+# known here; its files are recognized by their published digests.
+_TEST_LABELS = {
+    "073c3904dfbd3e141ff8aa01cfde6b15": "MNIST",
+    "8dea97a4e78c1bd1b5a6e8efbb870b6e": "Fashion-MNIST",
+}
 _IDX_FILES = (
     "train-images-idx3-ubyte.gz",
     "train-labels-idx1-ubyte.gz",
@@ -88,7 +96,16 @@ def _idx_set(
     for name, (size, md5) in zip(_IDX_FILES, digests, strict=True):
         plain = name.removesuffix(".gz")
         needs.append(
-            Need(name, (plain, f"{folder}/raw/{name}", f"{folder}/raw/{plain}"), size, md5)
+            Need(
+                name,
+                (
+                    plain,
+                    *(f"{folder}/{file}" for file in (name, plain)),
+                    *(f"{folder}/raw/{file}" for file in (name, plain)),
+                ),
+                size,
+                md5,
+            )
         )
     silent = (
         "The paper does not say which of the training images are for validation; it tunes by five "
@@ -100,16 +117,33 @@ def _idx_set(
         holds=f"grey images of 28 × 28, {what}",
         rows=70_000,
         task={"kind": "multiclass", "classes": 10},
-        forms=(Form(tuple(needs), _read_idx_files, {TRAIN: 60_000, TEST: 10_000}), *other_forms),
+        forms=(
+            Form(tuple(needs), partial(_read_idx_files, title), {TRAIN: 60_000, TEST: 10_000}),
+            *other_forms,
+        ),
         divisions=IMAGE_DIVISIONS,
         uses=(PaperUse("FedOnce", where, "quadrants", 4, _FEDONCE, silent=silent),),
         memory="about 200 MB",
     )
 
 
-def _read_idx_files(files: Files, _: Request) -> Content:
+def _read_idx_files(title: str, files: Files, _: Request) -> Content:
     paths = [files[name] for name in _IDX_FILES]
-    return join_splits([read_idx_pair(*paths[:2]), read_idx_pair(*paths[2:])])
+    test = read_idx_pair(*paths[2:])
+    # MNIST, KMNIST and Fashion-MNIST have the same file names.
+    digest = hashlib.md5(test[1].tobytes(), usedforsecurity=False).hexdigest()
+    other: str = _TEST_LABELS.get(digest, title)
+    for dataset in (DATASETS[name] for name in ("fashion_mnist", "kmnist", "mnist")):
+        published = {need.md5 for need in dataset.forms[0].needs}
+        if dataset.title != title and compute_md5(paths[3]) in published:
+            other = dataset.title
+    if other != title:
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{paths[3]}: holds the labels of {other} (expected {title}). Give the folder with the "
+            f"files of {title}.",
+        )
+    return join_splits([read_idx_pair(*paths[:2]), test])
 
 
 # -- CIFAR-10 and CIFAR-100 (Krizhevsky 2009), and SVHN (Netzer et al. 2011)

@@ -56,10 +56,11 @@ def _minutes(seen: Seen, of_split: Callable[[list[float]], float]) -> float:
 
 
 def megabytes(seen: Seen) -> float:
-    """Returns the message bytes of training, without those of validation and evaluation, in MB. Of
-    split training each gradient counts twice: an embedding is as large as its gradient.
+    """Returns the message bytes of training, without those of validation and evaluation, in MiB,
+    as SS-VFL's Table 1 counts them. Of split training each gradient counts twice: an embedding is
+    as large as its gradient.
     """
-    return sum(_training_bytes(each) for each in _summaries(seen)) / 1e6
+    return sum(_training_bytes(each) for each in _summaries(seen)) / 2**20
 
 
 def _training_bytes(summary: Summary) -> int:
@@ -72,7 +73,7 @@ def _training_bytes(summary: Summary) -> int:
 
 
 def megabytes_to(target: float) -> Measure:
-    """Returns a measure: the MB of training until the validation rows first have the metric; None
+    """Returns a measure: the MiB of training until the validation rows first have the metric; None
     if they never have it.
 
     What is sent once counts whole. Of split training each step counts as embedding and gradient.
@@ -89,6 +90,6 @@ def megabytes_to(target: float) -> Measure:
         a_step = studies.step_bytes(seen.folder, summary, phase, seen.metric, active)
         curve = studies.curve(seen.folder, phase, seen.metric, active=active)
         steps = next((steps for steps, value in curve if value >= target), None)
-        return None if steps is None else a_step * steps / 1e6
+        return None if steps is None else a_step * steps / 2**20
 
     return measure

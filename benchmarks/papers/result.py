@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
@@ -13,8 +14,19 @@ from typing import Any
 
 import torch
 
-from benchmarks.papers.describe import Column, Data, Line, Place, Scale, Table, digits_of, has
-from benchmarks.papers.rules import Cells, Claim, Finding, overall
+from benchmarks.papers.definition import runs_digest
+from benchmarks.papers.describe import (
+    Column,
+    Data,
+    Line,
+    Place,
+    Scale,
+    Table,
+    digits_of,
+    has,
+    resolved,
+)
+from benchmarks.papers.rules import Cells, Claim, Finding, judge_all, overall
 from benchmarks.papers.run import Filled
 from vfl_common.files import write_atomic
 from vfl_party.base.arithmetic import describe_arithmetic
@@ -24,8 +36,14 @@ RESULTS = Path(__file__).parents[1] / "results" / "papers"
 
 @dataclass(frozen=True)
 class Result:
-    """A table's results at a scale. ``seconds``: of all runs, one after the other. ``machine``: the
-    processor, instruction set and versions of the process that wrote them; "" in older files.
+    """A table's results at a scale.
+
+    Args:
+        seconds: of all runs, one after the other.
+        machine: the processor, instruction set, threads and versions of the process that wrote
+            them.
+        commit: the commit of the repository, with a "+" if files differed from it.
+        definition: the digest of what the table ran; "" in files without one.
     """
 
     name: str
@@ -40,6 +58,12 @@ class Result:
     day: str = ""
     cores: int = 0
     machine: str = ""
+    commit: str = ""
+    definition: str = ""
+
+    def is_current(self, table: Table) -> bool:
+        """Returns whether the table still runs what gave these results."""
+        return self.definition == runs_digest(self.name, table, self.scale)
 
     def save(self, folder: Path) -> Path:
         """Writes ``NAME-SCALE.json``."""
@@ -58,6 +82,8 @@ class Result:
             "day": self.day,
             "cores": self.cores,
             "machine": self.machine,
+            "commit": self.commit,
+            "definition": self.definition,
             "absent": dict(self.absent),
             "left_out": dict(self.left_out),
             "notes": dict(self.notes),
@@ -68,7 +94,9 @@ class Result:
         return path
 
 
-def result_of(name: str, scale: Scale, seeds: Sequence[int], filled: Filled) -> Result:
+def result_of(
+    name: str, table: Table, scale: Scale, seeds: Sequence[int], filled: Filled
+) -> Result:
     """Returns the results of a table that was run today on this machine."""
     return Result(
         name,
@@ -83,7 +111,27 @@ def result_of(name: str, scale: Scale, seeds: Sequence[int], filled: Filled) -> 
         date.today().isoformat(),
         os.cpu_count() or 0,
         str(describe_arithmetic(torch.device("cpu"))),
+        commit(),
+        runs_digest(name, table, scale),
     )
+
+
+def commit() -> str:
+    """Returns the commit of the repository, with a "+" if tracked files differ from it."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    try:
+        head = subprocess.run(
+            [*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True
+        )
+        changed = subprocess.run(
+            [*git, "status", "--porcelain", "-uno", "--", "../..", ":!../results"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
 
 
 def load(name: str, scale: Scale, folder: Path = RESULTS) -> Result | None:
@@ -106,13 +154,17 @@ def load(name: str, scale: Scale, folder: Path = RESULTS) -> Result | None:
         kept["day"],
         kept["cores"],
         kept.get("machine", ""),
+        kept.get("commit", ""),
+        kept.get("definition", ""),
     )
 
 
 def judged(table: Table, result: Result | None) -> list[tuple[Claim, list[Finding]]]:
     """Judges the claims of a table."""
-    cells = Cells(table, result.values if result is not None else {})
-    return [(claim, [*claim.findings(cells)]) for claim in table.claims]
+    if result is None:
+        return judge_all(Cells(table, {}))
+    runs = len(result.seeds) * (resolved(table.folds, result.scale) or 1)
+    return judge_all(Cells(table, result.values, result.scale, runs))
 
 
 # -- Markdown
@@ -202,4 +254,5 @@ def _verdicts(table: Table, result: Result | None) -> Iterator[str]:
         told = "; ".join(
             f"{each.data}: {'' if alike else f'{each.verdict}, '}{each.found}" for each in seen
         )
-        yield f"- **{whole}**: {claim.says}{f' ({told})' if told else ''}"
+        own = " (our own claim)" if claim.ours and not table.ours else ""
+        yield f"- **{whole}**: {claim.says}{own}{f' ({told})' if told else ''}"

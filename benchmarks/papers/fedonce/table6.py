@@ -9,6 +9,7 @@ from benchmarks.papers.describe import EVALUATE, Column, Data, Figures, Line, Ta
 from benchmarks.papers.fedonce.common import (
     COVTYPE,
     GISETTE,
+    HOST,
     MNIST,
     PHISHING,
     SUPERCONDUCT,
@@ -239,6 +240,7 @@ TABLE = Table(
         "targets are fixed and batches are Poisson samples, without which there is no guarantee",
         "Table 10 has no line of covtype: it has those of phishing",
         "d of gisette and covtype is 3, of MNIST 8",
+        HOST,
     ),
     percent=True,
     digits=2,
