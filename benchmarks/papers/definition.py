@@ -11,6 +11,7 @@ import hashlib
 import inspect
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from datetime import date
 from importlib import import_module
 from pathlib import Path
@@ -18,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from benchmarks.papers import rules, shelf
-from benchmarks.papers.describe import Scale, Table, resolved, run_at
+from benchmarks.papers.describe import SCALES, Scale, Table, resolved, run_at
 from benchmarks.papers.plan import base_recipe, methods, study, variants, without_data
 from vfl_common.files import write_atomic
 
@@ -40,10 +41,21 @@ def runs_digest(name: str, table: Table, scale: Scale) -> str:
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
 
 
+def claims(name: str) -> list[dict[str, Any]]:
+    """Returns a table's claims and their tests as plain data, for each scale and data set."""
+    table = shelf.load(name)
+    return [
+        {"scale": scale, "data": data, "says": claim.says, "ours": claim.ours}
+        | {"test": None if test is None else asdict(test)}
+        for scale in SCALES
+        for claim, data, test in rules.resolve(table, scale)
+    ]
+
+
 def claims_digest(name: str) -> str:
-    """Returns a digest of a table's claims, their rules and what they are judged on."""
-    own = _dump(import_module(_path(name)))
-    return hashlib.sha256((own + _dump(rules)).encode()).hexdigest()[:16]
+    """Returns a digest of a table's claims and of the rules that judge them."""
+    text = json.dumps(claims(name), sort_keys=True) + _dump(rules)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def frozen() -> dict[str, dict[str, str]]:

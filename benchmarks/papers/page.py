@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.papers import shelf
 from benchmarks.papers.definition import frozen
 from benchmarks.papers.describe import SCALES, Table, run_at
-from benchmarks.papers.result import RESULTS, Result, judged, load, markdown
+from benchmarks.papers.result import RESULTS, Result, judged, load, markdown, with_verdicts
 from benchmarks.papers.rules import Verdict, overall
 
 FOLDER = RESULTS
@@ -36,6 +36,10 @@ def pages() -> dict[Path, str]:
 
 
 def write() -> None:
+    """Writes the pages, and the verdicts of current results into their files."""
+    for name in shelf.names():
+        if (result := kept(name)) is not None:
+            with_verdicts(shelf.load(name), result).save(RESULTS)
     for path, text in pages().items():
         path.write_text(text)
 

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from pathlib import Path
 from statistics import fmean, stdev
@@ -26,7 +26,7 @@ from benchmarks.papers.describe import (
     has,
     resolved,
 )
-from benchmarks.papers.rules import Cells, Claim, Finding, judge_all, overall
+from benchmarks.papers.rules import Cells, Claim, Finding, judge_all, overall, resolve
 from benchmarks.papers.run import Filled
 from vfl_common.files import write_atomic
 from vfl_party.base.arithmetic import describe_arithmetic
@@ -44,6 +44,7 @@ class Result:
             them.
         commit: the commit of the repository, with a "+" if files differed from it.
         definition: the digest of what the table ran; "" in files without one.
+        claims: the tests of its claims, as plain data, with their verdicts.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Result:
     machine: str = ""
     commit: str = ""
     definition: str = ""
+    claims: Sequence[Mapping[str, Any]] = ()
 
     def is_current(self, table: Table) -> bool:
         """Returns whether the table still runs what gave these results."""
@@ -87,6 +89,7 @@ class Result:
             "absent": dict(self.absent),
             "left_out": dict(self.left_out),
             "notes": dict(self.notes),
+            "claims": list(self.claims),
             "cells": cells,
         }
         folder.mkdir(parents=True, exist_ok=True)
@@ -98,7 +101,7 @@ def result_of(
     name: str, table: Table, scale: Scale, seeds: Sequence[int], filled: Filled
 ) -> Result:
     """Returns the results of a table that was run today on this machine."""
-    return Result(
+    found = Result(
         name,
         scale,
         tuple(seeds),
@@ -114,6 +117,35 @@ def result_of(
         commit(),
         runs_digest(name, table, scale),
     )
+    return with_verdicts(table, found)
+
+
+def with_verdicts(table: Table, result: Result) -> Result:
+    """Returns a result with its tests and their verdicts, which another program can check."""
+    verdicts = {
+        (claim.says, each.data): each.verdict
+        for claim, findings in judged(table, result)
+        for each in findings
+    }
+    return replace(
+        result,
+        claims=[
+            {
+                "data": data,
+                "says": claim.says,
+                "runs": runs_of(table, result),
+                "test": None if test is None else asdict(test),
+                "verdict": verdicts[claim.says, data],
+            }
+            for claim, data, test in resolve(table, result.scale)
+        ],
+    )
+
+
+def runs_of(table: Table, result: Result) -> int:
+    """Returns how many values a whole cell has: one for each seed and fold."""
+    folds: int = resolved(table.folds, result.scale) or 1
+    return len(result.seeds) * folds
 
 
 def commit() -> str:
@@ -156,6 +188,7 @@ def load(name: str, scale: Scale, folder: Path = RESULTS) -> Result | None:
         kept.get("machine", ""),
         kept.get("commit", ""),
         kept.get("definition", ""),
+        kept.get("claims", ()),
     )
 
 
@@ -163,8 +196,7 @@ def judged(table: Table, result: Result | None) -> list[tuple[Claim, list[Findin
     """Judges the claims of a table."""
     if result is None:
         return judge_all(Cells(table, {}))
-    runs = len(result.seeds) * (resolved(table.folds, result.scale) or 1)
-    return judge_all(Cells(table, result.values, result.scale, runs))
+    return judge_all(Cells(table, result.values, result.scale, runs_of(table, result)))
 
 
 # -- Markdown

@@ -45,36 +45,29 @@ class Cells:
         values = self.values.get((data, line, column), ())
         return values if self.runs in (None, len(values)) else ()
 
-    def shared(self, data: str, first: str, second: str) -> list[str]:
-        """Returns the columns in which two lines have cells at this scale."""
+    def having(self, data: str, lines: Sequence[str], column: str) -> tuple[Cell, ...]:
+        """Returns the cells of some lines in a column, of those that the scale runs."""
         table = run_at(self.table, self.scale)
         own = next(each for each in self.table.data if each.name == data)
-        lines = [each for each in table.lines if each.name in (first, second)]
-        if len(lines) < 2:
-            return []
-        return [c.name for c in table.columns if all(has(line, own, c) for line in lines)]
+        columns = [each for each in table.columns if each.name == column]
+        return tuple(
+            (line.name, column)
+            for line in table.lines
+            if line.name in lines and columns and has(line, own, columns[0])
+        )
 
-    def at_scale(self, pairs: Sequence[tuple[Cell, Cell]]) -> list[tuple[Cell, Cell]]:
-        """Returns the pairs of which the scale runs both lines and both columns."""
-        table = run_at(self.table, self.scale)
-        lines = {each.name for each in table.lines}
-        columns = {each.name for each in table.columns}
-        return [two for two in pairs if all(e[0] in lines and e[1] in columns for e in two)]
-
-    def lower(self, data: str, column: str) -> bool:
-        """Returns whether less is better in a cell."""
+    def sign(self, data: str, column: str) -> float:
+        """Returns -1 if less is better in a cell, else 1."""
         own = next(each for each in self.table.columns if each.name == column).lower
-        return next(e for e in self.table.data if e.name == data).lower if own is None else own
-
-    def trained(self, data: str, line: str, column: str) -> bool:
-        """Returns whether the mean of a cell is better than an untrained network's."""
         settings = next(each for each in self.table.data if each.name == data)
-        level = resolved(settings.untrained, self.scale)
-        column_ = next(each for each in self.table.columns if each.name == column)
-        if level is None or column_.measures_other:
-            return True
-        mean = fmean(self.ours(data, line, column))
-        return bool(mean < level if self.lower(data, column) else mean > level)
+        return -1.0 if (settings.lower if own is None else own) else 1.0
+
+    def level(self, data: str, column: str) -> float | None:
+        """Returns the metric of an untrained network; None if the column shows something else."""
+        settings = next(each for each in self.table.data if each.name == data)
+        own = next(each for each in self.table.columns if each.name == column)
+        level: float | None = resolved(settings.untrained, self.scale)
+        return None if own.measures_other else level
 
     def digits(self, data: str) -> int:
         """Returns how many digits behind the point a data set's numbers have."""
@@ -114,8 +107,53 @@ class Finding:
     found: str
 
 
-Judge = Callable[[Cells, str], Outcome]
-NOT_RUN = Outcome("not run", "")
+# What decides a claim on one data set at one scale; ``resolve`` makes it from the table.
+Kind = Literal["difference", "equivalence", "ratio", "best", "below"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Cells that one seed's difference is made of: the best of ``firsts`` less the best of
+    ``seconds``. ``sign``: -1 where less is better.
+    """
+
+    firsts: tuple[Cell, ...]
+    seconds: tuple[Cell, ...]
+    sign: float = 1.0
+
+
+@dataclass(frozen=True)
+class Test:
+    """A test of a claim, as plain data.
+
+    Args:
+        kind: ``difference`` and ``best`` test a mean difference, ``equivalence`` whether it is
+            inside a bound, ``ratio`` a mean quotient, and ``below`` a mean number.
+        comparisons: their mean is tested.
+        limit: the floor of a difference, the bound of an equivalence, the smallest quotient, or
+            the number that is not reached.
+        one_sided: of an equivalence: whether the first may be better by any amount.
+        counted: whether the numbers are counted or computed, and need no test.
+        level: the metric of an untrained network; None if the cells show something else.
+    """
+
+    kind: Kind
+    comparisons: tuple[Comparison, ...]
+    limit: float
+    one_sided: bool = False
+    counted: bool = False
+    level: float | None = None
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a claim is judged: ``comparisons`` returns the cells that are compared on a data set."""
+
+    kind: Kind
+    comparisons: Callable[[Cells, str], list[Comparison]]
+    limit: float | None = None
+    one_sided: bool = False
+    counted: bool = False
 
 
 @dataclass(frozen=True)
@@ -124,36 +162,79 @@ class Claim:
 
     Args:
         says: the statement.
-        judge: the rule.
+        rule: the rule.
         on: the data sets of which the claim is made; empty for all.
         ours: whether the statement is the project's own and not the paper's.
     """
 
     says: str
-    judge: Judge
+    rule: Rule
     on: tuple[str, ...] = ()
     ours: bool = False
 
 
+def resolve(table: Table, scale: Scale) -> list[tuple[Claim, str, Test | None]]:
+    """Returns (claim, data set, test) of a table; None where the scale runs none of its cells."""
+    cells, found = Cells(table, {}, scale), []
+    for claim in table.claims:
+        for data in run_at(table, scale).data:
+            if not claim.on or data.name in claim.on:
+                found.append((claim, data.name, _test(cells, claim.rule, data.name)))
+    return found
+
+
+def _test(cells: Cells, rule: Rule, data: str) -> Test | None:
+    comparisons = rule.comparisons(cells, data)
+    if not comparisons:
+        return None
+    limit = cells.floor(data) if rule.limit is None else rule.limit
+    places = [cell for each in comparisons for cell in (*each.firsts, *each.seconds)]
+    levels = {cells.level(data, column) for _, column in places}
+    level = levels.pop() if len(levels) == 1 else None
+    return Test(rule.kind, tuple(comparisons), limit, rule.one_sided, rule.counted, level)
+
+
 def judge_all(cells: Cells) -> list[tuple[Claim, list[Finding]]]:
     """Judges each claim of a table on each data set, with Holm's correction over all tests."""
-    outcomes = [
-        (claim, data.name, claim.judge(cells, data.name))
-        for claim in cells.table.claims
-        for data in cells.table.data
-        if not claim.on or data.name in claim.on
-    ]
-    p_values = holm([each.p for _, _, each in outcomes if each.p is not None])
-    corrected = iter(p_values)
     found: dict[int, list[Finding]] = {id(claim): [] for claim in cells.table.claims}
-    for claim, data_name, outcome in outcomes:
+    resolved_tests = resolve(cells.table, cells.scale)
+    outcomes = [judge(cells, data, test) for _, data, test in resolved_tests]
+    corrected = iter(holm([each.p for each in outcomes if each.p is not None]))
+    for (claim, data, _), outcome in zip(resolved_tests, outcomes, strict=True):
         verdict, words = outcome.verdict, outcome.words
         if outcome.p is not None:
             p = next(corrected)
             verdict = verdict if p <= ALPHA else "undecided"
             words += f", p = {p:.2g}"
-        found[id(claim)].append(Finding(data_name, verdict, words))
+        found[id(claim)].append(Finding(data, verdict, words))
     return [(claim, found[id(claim)]) for claim in cells.table.claims]
+
+
+def judge(cells: Cells, data: str, test: Test | None) -> Outcome:
+    """Returns what a test says before Holm's correction."""
+    gaps = None if test is None else _gaps(cells, data, test)
+    if test is None or gaps is None:
+        return Outcome("not run", "")
+    words = _in_words(cells, data, test, gaps)
+    mean = fmean(gaps)
+    if test.counted:
+        return Outcome("holds" if mean >= 0 else "contradicted", words)
+    if len(gaps) < 2:
+        return Outcome("undecided", f"{words}, one run")
+    if not _some_trained(cells, data, test):
+        return Outcome("undecided", f"{words}, untrained")
+    if test.kind == "equivalence":
+        above = _p_above(gaps, -test.limit)
+        below = 0.0 if test.one_sided else _p_above([-each for each in gaps], -test.limit)
+        inside = max(above, below)
+        outside = 1 - above if test.one_sided else 2 * min(1 - above, 1 - below)
+        if inside <= outside:
+            return Outcome("holds", words, inside)
+        return Outcome("contradicted", words, min(1.0, outside))
+    small = test.kind in ("difference", "best") and abs(mean) < test.limit
+    verdict: Verdict = "undecided" if small else "holds" if mean > 0 else "contradicted"
+    p = _p_above(gaps if mean > 0 else [-each for each in gaps], 0.0)
+    return Outcome(verdict, words, min(1.0, 2 * p))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -180,7 +261,7 @@ def overall(findings: Sequence[Finding]) -> Verdict:
 
 def better(
     first: str, second: str, columns: Sequence[str] = (), *, floor: float | None = None
-) -> Judge:
+) -> Rule:
     """One line is better than another, on the mean of the columns that the table has of both.
 
     Args:
@@ -188,81 +269,33 @@ def better(
         columns: those that count; empty for all that both lines have.
         floor: the smallest difference that counts, in the table's unit; None for ``FLOOR``.
     """
-
-    def judge(cells: Cells, data: str) -> Outcome:
-        names = columns or cells.shared(data, first, second)
-        return pair([((first, e), (second, e)) for e in names], floor=floor)(cells, data)
-
-    return judge
+    return Rule("difference", _lines(first, second, columns), floor)
 
 
-def along(line: str, first: str, last: str, *, floor: float | None = None) -> Judge:
+def along(line: str, first: str, last: str, *, floor: float | None = None) -> Rule:
     """A line is better in the column ``last`` than in ``first``; judged as ``better``."""
     return pair([((line, last), (line, first))], floor=floor)
 
 
-def pair(pairs: Sequence[tuple[Cell, Cell]], *, floor: float | None = None) -> Judge:
+def pair(pairs: Sequence[tuple[Cell, Cell]], *, floor: float | None = None) -> Rule:
     """The first cell of each pair is better than the second, on the mean of the pairs; judged as
     ``better``.
     """
-
-    def judge(cells: Cells, data: str) -> Outcome:
-        gaps = _gaps(cells, data, pairs)
-        if gaps is None:
-            return NOT_RUN
-        if not _some_trained(cells, data, pairs):
-            return Outcome("undecided", f"{_in_words(gaps, cells.digits(data))}, untrained")
-        smallest = cells.floor(data) if floor is None else floor
-        verdict: Verdict = (
-            "undecided"
-            if abs(fmean(gaps)) < smallest
-            else "holds"
-            if fmean(gaps) > 0
-            else "contradicted"
-        )
-        words = _in_words(gaps, cells.digits(data)) + _of_paper(cells, data, pairs)
-        if len(gaps) < 2:
-            return Outcome("undecided", f"{words}, one run")
-        return Outcome(verdict, words, 2 * _p_above(gaps, 0.0, abs(fmean(gaps))))
-
-    return judge
+    return Rule("difference", _pairs(pairs), floor)
 
 
-def close(first: str, second: str, bound: float, columns: Sequence[str] = ()) -> Judge:
+def close(first: str, second: str, bound: float, columns: Sequence[str] = ()) -> Rule:
     """Two lines differ by at most ``bound`` on the mean of the columns: an equivalence test."""
-
-    def judge(cells: Cells, data: str) -> Outcome:
-        names = columns or cells.shared(data, first, second)
-        return near([((first, e), (second, e)) for e in names], bound)(cells, data)
-
-    return judge
+    return Rule("equivalence", _lines(first, second, columns), bound)
 
 
-def near(pairs: Sequence[tuple[Cell, Cell]], bound: float, *, one_sided: bool = False) -> Judge:
+def near(pairs: Sequence[tuple[Cell, Cell]], bound: float, *, one_sided: bool = False) -> Rule:
     """The cells of each pair differ by at most ``bound`` on the mean of the pairs.
 
     Holds if two one-sided tests put the difference inside the bound (Schuirmann 1987); contradicted
     if a test puts it outside. ``one_sided``: the first cell may be better by any amount.
     """
-
-    def judge(cells: Cells, data: str) -> Outcome:
-        gaps = _gaps(cells, data, pairs)
-        if gaps is None:
-            return NOT_RUN
-        words = f"{_in_words(gaps, cells.digits(data))} (bound {bound:g})"
-        if not _some_trained(cells, data, pairs):
-            return Outcome("undecided", f"{words}, untrained")
-        if len(gaps) < 2:
-            return Outcome("undecided", f"{words}, one run")
-        above = _p_above(gaps, -bound)
-        below = 0.0 if one_sided else _p_above([-each for each in gaps], -bound)
-        inside = max(above, below)
-        outside = 1 - above if one_sided else min(1 - above, 1 - below) * 2
-        if inside <= outside:
-            return Outcome("holds", words, inside)
-        return Outcome("contradicted", words, min(1.0, outside))
-
-    return judge
+    return Rule("equivalence", _pairs(pairs), bound, one_sided)
 
 
 def ratio(
@@ -272,126 +305,102 @@ def ratio(
     columns: Sequence[str] = (),
     *,
     counted: bool = False,
-) -> Judge:
+) -> Rule:
     """One line's number, such as bytes or seconds, is at least ``smallest`` times another's, in the
-    geometric mean of the columns.
-
-    ``counted``: the numbers are counted or computed: they need no test. Otherwise judged as
-    ``better``, on logarithms.
+    geometric mean of the columns. ``counted``: without a test.
     """
-
-    def judge(cells: Cells, data: str) -> Outcome:
-        names = columns or cells.shared(data, first, second)
-        logs = [
-            [math.log(a / b) for a, b in zip(ones, others, strict=True)]
-            for column in names
-            if (ones := cells.ours(data, first, column))
-            and len(others := cells.ours(data, second, column)) == len(ones)
-        ]
-        if not logs or len(logs) < len(names):
-            return NOT_RUN
-        by_seed = [fmean(each) for each in zip(*logs, strict=True)]
-        words = f"{math.exp(fmean(by_seed)):.3g} times (paper at least {smallest:g})"
-        gaps = [each - math.log(smallest) for each in by_seed]
-        verdict: Verdict = "holds" if fmean(gaps) >= 0 else "contradicted"
-        if counted:
-            return Outcome(verdict, words)
-        if len(gaps) < 2:
-            return Outcome("undecided", f"{words}, one run")
-        return Outcome(verdict, words, 2 * _p_above(gaps, 0.0, abs(fmean(gaps))))
-
-    return judge
+    return Rule("ratio", _lines(first, second, columns), smallest, counted=counted)
 
 
-def best_of(firsts: Sequence[str], seconds: Sequence[str], columns: Sequence[str] = ()) -> Judge:
+def best_of(firsts: Sequence[str], seconds: Sequence[str], columns: Sequence[str] = ()) -> Rule:
     """The best of some lines is better than the best of others, seed by seed, on the mean of the
     columns; judged as ``better``.
     """
 
-    def judge(cells: Cells, data: str) -> Outcome:
-        gaps = []
+    def comparisons(cells: Cells, data: str) -> list[Comparison]:
+        found = []
         for column in columns or cells.columns:
-            sign = -1.0 if cells.lower(data, column) else 1.0
-            ours = [v for each in firsts if (v := cells.ours(data, each, column))]
-            others = [v for each in seconds if (v := cells.ours(data, each, column))]
+            ours = cells.having(data, firsts, column)
+            others = cells.having(data, seconds, column)
             if ours and others:
-                tops = [max(sign * v for v in of_seed) for of_seed in zip(*ours, strict=True)]
-                next_best = [
-                    max(sign * v for v in of_seed) for of_seed in zip(*others, strict=True)
-                ]
-                gaps.append([a - b for a, b in zip(tops, next_best, strict=True)])
-        if not gaps:
-            return NOT_RUN
-        by_seed = [fmean(each) for each in zip(*gaps, strict=True)]
-        words = _in_words(by_seed, cells.digits(data))
-        if len(by_seed) < 2:
-            return Outcome("undecided", f"{words}, one run")
-        small = abs(fmean(by_seed)) < cells.floor(data)
-        verdict: Verdict = (
-            "undecided" if small else "holds" if fmean(by_seed) > 0 else "contradicted"
-        )
-        return Outcome(verdict, words, 2 * _p_above(by_seed, 0.0, abs(fmean(by_seed))))
+                found.append(Comparison(ours, others, cells.sign(data, column)))
+        return found
 
-    return judge
+    return Rule("best", comparisons)
 
 
-def below(line: str, bound: float, columns: Sequence[str] = ()) -> Judge:
-    """A line's numbers are below a bound on the mean of the columns; a one-sided test."""
+def below(line: str, bound: float, columns: Sequence[str] = ()) -> Rule:
+    """A line's numbers are below a bound on the mean of the columns."""
 
-    def judge(cells: Cells, data: str) -> Outcome:
-        found = [v for column in columns or cells.columns if (v := cells.ours(data, line, column))]
-        if not found:
-            return NOT_RUN
-        gaps = [bound - fmean(each) for each in zip(*found, strict=True)]
-        words = f"{bound - fmean(gaps):.{cells.digits(data)}f} (below {bound:g})"
-        if len(gaps) < 2:
-            return Outcome("undecided", f"{words}, one run")
-        verdict: Verdict = "holds" if fmean(gaps) > 0 else "contradicted"
-        return Outcome(verdict, words, _p_above(gaps, 0.0, abs(fmean(gaps))))
+    def comparisons(cells: Cells, data: str) -> list[Comparison]:
+        names = columns or cells.columns
+        return [Comparison(c, ()) for each in names if (c := cells.having(data, [line], each))]
 
-    return judge
+    return Rule("below", comparisons, bound)
+
+
+def _lines(
+    first: str, second: str, columns: Sequence[str]
+) -> Callable[[Cells, str], list[Comparison]]:
+    def comparisons(cells: Cells, data: str) -> list[Comparison]:
+        names = columns or cells.columns
+        return _pairs([((first, each), (second, each)) for each in names])(cells, data)
+
+    return comparisons
+
+
+def _pairs(pairs: Sequence[tuple[Cell, Cell]]) -> Callable[[Cells, str], list[Comparison]]:
+    def comparisons(cells: Cells, data: str) -> list[Comparison]:
+        return [
+            Comparison((first,), (second,), cells.sign(data, first[1]))
+            for first, second in pairs
+            if all(cells.having(data, [line], column) for line, column in (first, second))
+        ]
+
+    return comparisons
 
 
 # -- tests
 # ----------------------------------------------------------------------
 
 
-def _gaps(cells: Cells, data: str, pairs: Sequence[tuple[Cell, Cell]]) -> list[float] | None:
-    """Returns by how much the first cells are better, seed by seed; None if a cell is missing."""
+def _gaps(cells: Cells, data: str, test: Test) -> list[float] | None:
+    """Returns the difference that is tested, seed by seed; None if a value is missing."""
     found = []
-    for first, second in cells.at_scale(pairs):
-        sign = -1.0 if cells.lower(data, first[1]) else 1.0
-        ours, others = cells.ours(data, *first), cells.ours(data, *second)
-        if not ours or len(ours) != len(others):
+    for each in test.comparisons:
+        ours = [cells.ours(data, *cell) for cell in each.firsts]
+        others = [cells.ours(data, *cell) for cell in each.seconds]
+        if not all(ours + others) or len({len(values) for values in ours + others}) > 1:
             return None
-        found.append([sign * (x - y) for x, y in zip(ours, others, strict=True)])
-    return [fmean(each) for each in zip(*found, strict=True)] if found else None
+        firsts = [max(each.sign * v for v in seed) for seed in zip(*ours, strict=True)]
+        if test.kind == "below":
+            found.append([test.limit - v for v in firsts])
+            continue
+        seconds = [max(each.sign * v for v in seed) for seed in zip(*others, strict=True)]
+        if test.kind == "ratio":
+            quotients = [abs(a / b) / test.limit for a, b in zip(firsts, seconds, strict=True)]
+            found.append([math.log(quotient) for quotient in quotients])
+        else:
+            found.append([a - b for a, b in zip(firsts, seconds, strict=True)])
+    return [fmean(seed) for seed in zip(*found, strict=True)]
 
 
-def _some_trained(cells: Cells, data: str, pairs: Sequence[tuple[Cell, Cell]]) -> bool:
-    return any(cells.trained(data, *cell) for two in cells.at_scale(pairs) for cell in two)
+def _some_trained(cells: Cells, data: str, test: Test) -> bool:
+    """Returns whether a cell of the test is better than an untrained network's level."""
+    if test.level is None:
+        return True
+    level = test.level
+    return any(
+        each.sign * fmean(cells.ours(data, *cell)) > each.sign * level
+        for each in test.comparisons
+        for cell in (*each.firsts, *each.seconds)
+    )
 
 
-def _of_paper(cells: Cells, data: str, pairs: Sequence[tuple[Cell, Cell]]) -> str:
-    """Returns the paper's own difference on the same data set, in words; empty if it has none."""
-    theirs = []
-    for first, second in pairs:
-        sign = -1.0 if cells.lower(data, first[1]) else 1.0
-        ours, others = cells.table.paper((data, *first)), cells.table.paper((data, *second))
-        if ours is None or others is None:
-            return ""
-        theirs.append(sign * (ours - others))
-    return f" (paper {fmean(theirs):+.{cells.digits(data)}f})"
-
-
-def _p_above(values: Sequence[float], bound: float, effect: float | None = None) -> float:
-    """Returns the one-sided p-value that the mean is not above ``bound``, by Student's t.
-
-    ``effect``: the distance of the mean from the bound that is tested, for two-sided tests.
-    """
-    distance = fmean(values) - bound if effect is None else effect
+def _p_above(values: Sequence[float], bound: float) -> float:
+    """Returns the one-sided p-value of a mean above ``bound``, by Student's t."""
+    distance, error = fmean(values) - bound, standard_error(values)
     # What differs by rounding alone does not differ.
-    error = standard_error(values)
     if error <= 1e-12:
         return 0.0 if distance > 1e-12 else 1.0
     return float(stats.t.sf(distance / error, len(values) - 1))
@@ -402,6 +411,28 @@ def standard_error(values: Sequence[float]) -> float:
     return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
 
 
-def _in_words(gaps: Sequence[float], digits: int) -> str:
+def _in_words(cells: Cells, data: str, test: Test, gaps: Sequence[float]) -> str:
+    digits = cells.digits(data)
+    if test.kind == "ratio":
+        times = math.exp(fmean(gaps)) * test.limit
+        return f"{times:.3g} times (claimed: at least {test.limit:g})"
+    if test.kind == "below":
+        return f"{test.limit - fmean(gaps):.{digits}f} (claimed: below {test.limit:g})"
     spread = f" ± {stdev(gaps):.{digits}f}" if len(gaps) > 1 else ""
-    return f"{fmean(gaps):+.{digits}f}{spread}"
+    words = f"{fmean(gaps):+.{digits}f}{spread}"
+    if test.kind == "equivalence":
+        return f"{words} (bound {test.limit:g})"
+    theirs = [_of_paper(cells, data, each) for each in test.comparisons]
+    known = [each for each in theirs if each is not None]
+    whole = known and len(known) == len(theirs)
+    return words + (f" (paper {fmean(known):+.{digits}f})" if whole else "")
+
+
+def _of_paper(cells: Cells, data: str, comparison: Comparison) -> float | None:
+    """Returns the paper's own difference; None if it has not all of its numbers."""
+    ours = [cells.table.paper((data, *cell)) for cell in comparison.firsts]
+    others = [cells.table.paper((data, *cell)) for cell in comparison.seconds]
+    if not all(each is not None for each in (*ours, *others)):
+        return None
+    best = [max(comparison.sign * v for v in of if v is not None) for of in (ours, others)]
+    return best[0] - best[1]

@@ -15,7 +15,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from benchmarks.papers import definition, page, shelf
+from benchmarks.papers import definition, page, shelf, verify
 from benchmarks.papers.__main__ import main
 from benchmarks.papers.check import UnexpectedError, refused_without_data
 from benchmarks.papers.compute import Work, computed, order_of
@@ -41,11 +41,11 @@ from benchmarks.papers.measures import megabytes, minutes_by_itself, minutes_spl
 from benchmarks.papers.mocosfl import attack
 from benchmarks.papers.mocosfl.common import CIFAR10
 from benchmarks.papers.plan import base_recipe, variants, without_data
-from benchmarks.papers.result import judged, load, markdown, result_of
+from benchmarks.papers.result import RESULTS, judged, load, markdown, result_of
 from benchmarks.papers.rules import (
     Cells,
     Claim,
-    Judge,
+    Rule,
     along,
     below,
     best_of,
@@ -88,8 +88,26 @@ def test_every_recipe_of_a_table_is_accepted_or_says_what_it_needs(name: str, sc
     found = refused_without_data(shelf.load(name), scale)
     table = run_at(shelf.load(name), scale)
     # What is there by now is needed no more.
+    assert {each.name for each in table.lines if each.needs} <= set(found)
+    if table.compute is None:
+        planned = variants(table)
+        assert planned
+        titles = [each.name(name) for each in planned]
+        assert len(set(titles)) == len(titles)
+
+
+def test_the_pages_are_up_to_date() -> None:
     kept = {path: path.read_text() for path in page.pages() if path.exists()}
-    assert kept == page.pages(), hint
+    assert kept == page.pages(), "run `python -m benchmarks.papers --page`"
+
+
+def test_a_second_program_finds_the_verdicts_of_the_result_files() -> None:
+    """``benchmarks.papers.verify`` reads only the files, and tests with scipy's own functions."""
+    files = sorted(RESULTS.glob("*.json"))
+    assert files
+    assert {path.name: verify.differences(path) for path in files} == {
+        path.name: [] for path in files
+    }
 
 
 # -- a table of made data
@@ -370,8 +388,8 @@ def cells(a: list[float], b: list[float], runs: int | None = None) -> Cells:
     return Cells(ONE, own, "small", runs)
 
 
-def verdict(judge: Judge, found: Cells) -> str:
-    table = dataclasses.replace(ONE, claims=(Claim("it is true", judge),))
+def verdict(rule: Rule, found: Cells) -> str:
+    table = dataclasses.replace(ONE, claims=(Claim("it is true", rule),))
     ((_, (finding,)),) = judge_all(dataclasses.replace(found, table=table))
     return finding.verdict
 
@@ -380,7 +398,7 @@ NOISY = [80.1, 79.9, 80.0]
 
 
 @pytest.mark.parametrize(
-    ("judge", "a", "b", "expected"),
+    ("rule", "a", "b", "expected"),
     [
         (better("a", "b"), [90.0, 90.2, 89.9], NOISY, "holds"),
         (better("b", "a"), [90.0, 90.2, 89.9], NOISY, "contradicted"),
@@ -407,9 +425,9 @@ NOISY = [80.1, 79.9, 80.0]
     ],
 )
 def test_a_rule_gives_its_verdict(
-    judge: Judge, a: list[float], b: list[float], expected: str
+    rule: Rule, a: list[float], b: list[float], expected: str
 ) -> None:
-    assert verdict(judge, cells(a, b)) == expected
+    assert verdict(rule, cells(a, b)) == expected
 
 
 def test_a_claim_with_a_missing_cell_or_run_is_not_judged() -> None:
