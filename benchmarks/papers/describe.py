@@ -148,12 +148,15 @@ class Line:
 
 @dataclass(frozen=True)
 class Seen:
-    """A finished run, for a measure. ``folder``: of the fine-tuning run."""
+    """A finished run, for a measure. ``folder``: of the fine-tuning run; ``settings``: of the data
+    set.
+    """
 
     result: FineTuned
     folder: Path
     summary: Summary
     metric: str
+    settings: Tables = field(default_factory=dict)
 
 
 # What a cell shows of a run; None if the run has no such number.

@@ -262,7 +262,8 @@ def overall(findings: Sequence[Finding]) -> Verdict:
 def better(
     first: str, second: str, columns: Sequence[str] = (), *, floor: float | None = None
 ) -> Rule:
-    """One line is better than another, on the mean of the columns that the table has of both.
+    """Returns the rule that one line is better than another, on the mean of the columns that the
+    table has of both.
 
     Args:
         first, second: names of lines.
@@ -273,27 +274,32 @@ def better(
 
 
 def along(line: str, first: str, last: str, *, floor: float | None = None) -> Rule:
-    """A line is better in the column ``last`` than in ``first``; judged as ``better``."""
+    """Returns the rule that a line is better in the column ``last`` than in ``first``; judged as
+    ``better``.
+    """
     return pair([((line, last), (line, first))], floor=floor)
 
 
 def pair(pairs: Sequence[tuple[Cell, Cell]], *, floor: float | None = None) -> Rule:
-    """The first cell of each pair is better than the second, on the mean of the pairs; judged as
-    ``better``.
+    """Returns the rule that the first cell of each pair is better than the second, on the mean of
+    the pairs; judged as ``better``.
     """
     return Rule("difference", _pairs(pairs), floor)
 
 
 def close(first: str, second: str, bound: float, columns: Sequence[str] = ()) -> Rule:
-    """Two lines differ by at most ``bound`` on the mean of the columns: an equivalence test."""
+    """Returns the rule that two lines differ by at most ``bound`` on the mean of the columns; judged
+    as ``near``.
+    """
     return Rule("equivalence", _lines(first, second, columns), bound)
 
 
 def near(pairs: Sequence[tuple[Cell, Cell]], bound: float, *, one_sided: bool = False) -> Rule:
-    """The cells of each pair differ by at most ``bound`` on the mean of the pairs.
+    """Returns the rule that the cells of each pair differ by at most ``bound`` on the mean of the
+    pairs.
 
-    Holds if two one-sided tests put the difference inside the bound (Schuirmann 1987); contradicted
-    if a test puts it outside. ``one_sided``: the first cell may be better by any amount.
+    It holds if two one-sided tests put the difference inside the bound (Schuirmann 1987), and is
+    contradicted if a test puts it outside. ``one_sided``: the first cell may be better by any amount.
     """
     return Rule("equivalence", _pairs(pairs), bound, one_sided)
 
@@ -306,15 +312,15 @@ def ratio(
     *,
     counted: bool = False,
 ) -> Rule:
-    """One line's number, such as bytes or seconds, is at least ``smallest`` times another's, in the
-    geometric mean of the columns. ``counted``: without a test.
+    """Returns the rule that one line's number, such as bytes or seconds, is at least ``smallest``
+    times another's, in the geometric mean of the columns. ``counted``: without a test.
     """
     return Rule("ratio", _lines(first, second, columns), smallest, counted=counted)
 
 
 def best_of(firsts: Sequence[str], seconds: Sequence[str], columns: Sequence[str] = ()) -> Rule:
-    """The best of some lines is better than the best of others, seed by seed, on the mean of the
-    columns; judged as ``better``.
+    """Returns the rule that the best of some lines is better than the best of others, seed by seed,
+    on the mean of the columns; judged as ``better``.
     """
 
     def comparisons(cells: Cells, data: str) -> list[Comparison]:
@@ -330,7 +336,7 @@ def best_of(firsts: Sequence[str], seconds: Sequence[str], columns: Sequence[str
 
 
 def below(line: str, bound: float, columns: Sequence[str] = ()) -> Rule:
-    """A line's numbers are below a bound on the mean of the columns."""
+    """Returns the rule that a line's numbers are below a bound on the mean of the columns."""
 
     def comparisons(cells: Cells, data: str) -> list[Comparison]:
         names = columns or cells.columns

@@ -8,8 +8,10 @@ from benchmarks.papers.compute import Work
 from benchmarks.papers.describe import Column, Line, Place, Table
 from benchmarks.papers.fedhssl.attack import HYBRID, LOCAL_NAME, NOTES, attacked, lambda_p
 from benchmarks.papers.fedhssl.common import DIGITS, PAPER, SMALL
-from benchmarks.papers.rules import Claim, along
+from benchmarks.papers.rules import Claim, along, near
 
+# The paper's three of four data sets on which noise suffices.
+_GUARDED = ("Avazu", "BHI", "Modelnet", DIGITS.name)
 _COLUMNS = ("A_SimSiam", "A_FedHSSL", "main", "A_FedHSSL, ISO", "main, ISO")
 
 
@@ -53,6 +55,12 @@ TABLE = Table(
         Claim(
             "with noise FedHSSL reveals less than local pretraining",
             along(HYBRID, "A_SimSiam", "A_FedHSSL, ISO"),
+            on=_GUARDED,
+        ),
+        Claim(
+            "that noise costs the main task at most 0.02",
+            near([((HYBRID, "main, ISO"), (HYBRID, "main"))], 0.02, one_sided=True),
+            on=_GUARDED,
         ),
     ),
     small=SMALL,

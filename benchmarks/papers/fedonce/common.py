@@ -30,6 +30,7 @@ UNSAID = (
 
 
 def adam(lr: float, weight_decay: float = 0.0) -> Tables:
+    """Returns the settings of Adam."""
     return {"kind": "adam", "lr": lr, "weight_decay": weight_decay}
 
 
@@ -244,6 +245,7 @@ def local(data: Data) -> list[Tables]:
 
 
 def pca(_data: Data) -> list[Tables]:
+    """Returns principal components in place of noise as targets."""
     return [{"kind": "fedonce", "objective": "pca"}]
 
 
@@ -258,6 +260,7 @@ def then_split(data: Data) -> list[Tables]:
 
 
 def split(data: Data) -> list[Tables]:
+    """Returns split training."""
     return [data.settings["split"], EVALUATE]
 
 

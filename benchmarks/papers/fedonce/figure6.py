@@ -59,6 +59,7 @@ TABLE = Table(
         UNSAID,
         HOST,
         "the lines end at 1, 5 and 17 times the bytes of FedOnce's upload, in place of a curve",
+        "a MB is 2^20 bytes",
         "SecureBoost's one tree takes more bytes than that, so it is left out",
     ),
     percent=True,

@@ -232,7 +232,8 @@ TABLE = Table(
         Claim(
             "ε = 8 is close to no noise",
             close(name(L1, 8), name(L1, None), 3.0),
-            on=("gisette", "covtype", "phishing", "MNIST"),
+            # "In most datasets": the paper's own numbers of gisette differ by 3.7.
+            on=("covtype", "phishing", "MNIST"),
         ),
     ),
     small="3,000 rows, ε of 2 and 8, and P1 as the host; the fewer rows, the more noise",

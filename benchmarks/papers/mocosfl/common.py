@@ -45,6 +45,7 @@ def model(network: str) -> Tables:
 
 
 def dealt(name: str, prepare: str, classes: int, parties: int = 5) -> Data:
+    """Returns a data set of images that are dealt to clients."""
     return Data(
         name,
         prepare,

@@ -63,6 +63,8 @@ TABLE = Table(
         Claim(
             "MocoSFL-3 is within a point of MocoSFL-1 by a linear probe",
             near([((f"{_NAMES[1]}, linear", "linear"), (f"{_NAMES[0]}, linear", "linear"))], 1.0),
+            # Of CIFAR-100 the paper's own numbers differ by 1.08.
+            on=(CIFAR10.name,),
         ),
         Claim("10 % of the labels are better than 1 %", along(_NAMES[0], "1%", "10%")),
     ),

@@ -15,7 +15,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from benchmarks.papers import definition, page, shelf, verify
+from benchmarks.papers import definition, listing, page, shelf, verify
 from benchmarks.papers.__main__ import main
 from benchmarks.papers.check import UnexpectedError, refused_without_data
 from benchmarks.papers.compute import Work, computed, order_of
@@ -33,14 +33,23 @@ from benchmarks.papers.describe import (
     Table,
     Tables,
     labels_of,
+    phases_of,
     resolved,
     run_at,
 )
+from benchmarks.papers.fedhssl import common as fedhssl
+from benchmarks.papers.fedhssl import figure7, table6
+from benchmarks.papers.fedonce import common as fedonce
 from benchmarks.papers.fedonce.common import upload_bytes
-from benchmarks.papers.measures import megabytes, minutes_by_itself, minutes_split_in_turn
+from benchmarks.papers.measures import (
+    megabytes,
+    megabytes_to,
+    minutes_by_itself,
+    minutes_split_in_turn,
+)
 from benchmarks.papers.mocosfl import attack
 from benchmarks.papers.mocosfl.common import CIFAR10
-from benchmarks.papers.plan import base_recipe, variants, without_data
+from benchmarks.papers.plan import Variant, base_recipe, variants, without_data
 from benchmarks.papers.result import RESULTS, judged, load, markdown, result_of
 from benchmarks.papers.rules import (
     Cells,
@@ -58,7 +67,10 @@ from benchmarks.papers.rules import (
     ratio,
 )
 from benchmarks.papers.run import Filled, Runner
+from benchmarks.papers.ssvfl import common as ssvfl
 from vfl_common.errors import Code, InputError
+from vfl_papers.making import resolve
+from vfl_papers.prepare import load as load_set
 from vfl_party.base.arithmetic import describe_arithmetic
 
 NAMES = shelf.names()
@@ -253,6 +265,11 @@ def test_measures_of_a_run() -> None:
     # Embeddings of validation rows are no training.
     assert [megabytes(split), megabytes(once)] == [4e6 / 2**20, 3e6 / 2**20]
     assert [minutes_by_itself(split), minutes_by_itself(once)] == [3.0, 2.0]
+    found: Any = Of(pretrain=Of(run=""), metrics={"validation": {"accuracy": 0.6, "top_5": 0.9}})
+    reached = dataclasses.replace(once, result=found, metric="top_5")
+    assert megabytes_to(0.8)(reached) == 3e6 / 2**20
+    other = dataclasses.replace(reached, settings={"target_metric": "accuracy"})
+    assert megabytes_to(0.8)(other) is None
     assert [minutes_split_in_turn(split), minutes_split_in_turn(once)] == [3.5, 2.0]
 
 
@@ -494,6 +511,114 @@ def test_a_line_that_is_refused_without_a_reason_is_an_error(
     with pytest.raises(UnexpectedError) as caught:
         refused_without_data(wrong, "small")
     assert why in str(caught.value)
+
+
+def planned(name: str) -> list[Variant]:
+    """Returns what a table prepares and runs; nothing if it computes its cells itself."""
+    table = shelf.load(name)
+    return [] if table.compute is not None else variants(table)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_vfl_prepare_takes_the_options_of_a_table(name: str) -> None:
+    for of in planned(name):
+        options = resolved(of.options, "paper")
+        how: dict[str, Any] = {key: options.pop(key, None) for key in ("paper", "divide", "deal")}
+        how |= {"active": options.pop("active", 1), "validation": None, "options": options}
+        dataset = load_set(of.data.prepare)
+        plan = resolve(of.data.prepare, dataset, parties=of.parties, seed=0, **how)
+        kind, _, count = plan.request.deal.partition(":")
+        if of.data.dealt and kind == "classes":
+            # Each class belongs to a client.
+            assert int(count) * of.parties >= of.data.task["classes"]
+
+
+@pytest.mark.parametrize("name", [each for each in NAMES if shelf.load(each).figures])
+def test_the_numbers_of_a_paper_contradict_none_of_its_claims(name: str) -> None:
+    table, random = shelf.load(name), np.random.default_rng(0)
+    papers = {place: table.paper(place) for place in table.places()}
+    values = {k: tuple(v * random.normal(1.0, 1e-4, 5)) for k, v in papers.items() if v is not None}
+    for claim, findings in judge_all(Cells(table, values, "paper")):
+        assert claim.ours or "contradicted" not in {each.verdict for each in findings}, claim.says
+
+
+@pytest.mark.parametrize("data", [ssvfl.IMAGENET, ssvfl.MODELNET], ids=lambda each: each.name)
+def test_networks_and_bytes_of_ssvfl_are_those_of_the_paper(data: Data) -> None:
+    assert data.model["encoder"]["small_images"] is False
+    assert data.metric == "top_5"
+    # For ModelNet10 the targets of Table 1 are of top-1 accuracy.
+    assert ("target_metric" in data.settings) == (data is ssvfl.MODELNET)
+    sent = shelf.load("ssvfl.table1").figures[data.name]["SS-VFL-I"]
+    numbers = data.parties * data.model["embedding_size"] * data.settings["train"].paper
+    assert sent == pytest.approx([4 * share * numbers / 2**20 for share in ssvfl.SHARES], rel=0.02)
+    # ``vfl prepare`` writes the same.
+    (use,) = (each for each in load_set(data.prepare).uses if each.paper == "SS-VFL")
+    assert (use.recipe["model"], use.recipe["phases"][0]["ssl"]) == (data.model, "simclr")
+
+
+def test_the_attacker_of_table_6_has_pretrained_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def attacked(_work: Work, _data: Data, method: str, _seed: int, iso: float = 0.0) -> Any:
+        return {"recovered": 1.0 + iso if method == "FedHSSL-SimSiam" else -1.0, "main 0": 0.5}
+
+    monkeypatch.setattr(table6, "attacked", attacked)
+    work: Any = Of(seeds=[1], data=lambda table: table.data[1:2])
+    found = {place[2]: values for place, values in table6.compute(work)}
+    assert (found["A_SimSiam"], found["A_FedHSSL"], found["A_FedHSSL, ISO"]) == ([-1], [1], [1.1])
+
+
+def test_data_and_pretraining_of_fedhssl_are_those_of_the_appendices() -> None:
+    data = fedhssl.MODELNET
+    own = load_set(data.prepare)
+    assert (data.prepare, own.options["size"][0]) == ("modelnet40", 32)
+    assert own.rows * data.options["samples"] == pytest.approx(24_630 + 6_204, rel=0.02)
+    assert data.model["encoder"] == {"kind": "resnet18", "last_layer": False}
+    lines = (fedhssl.local("simsiam"), fedhssl.hybrid("simsiam"))
+    rates = [phases_of(each.pretrain, data)[0]["optimizer"]["lr"].paper for each in lines]
+    # As released, without guidance and with γ = 0.5.
+    assert rates == pytest.approx([0.1, 0.05])
+    rounds = [figure7._all_rounds(each)[0]["rounds"].paper for each in fedhssl.PAPER]
+    assert (rounds, len(resolved(fedhssl.CVT.rates, "paper"))) == ([10, 40, 40, 40], 3)
+
+
+def test_baselines_of_fedonce_have_the_columns_and_bytes_of_the_paper() -> None:
+    whole = [each for each in planned("fedonce.figure9") if each.whole]
+    # Without the ratio α of the parties' columns.
+    assert [each.options for each in whole] == [{"divide": "columns"}] * 2
+    data = (fedonce.MNIST, fedonce.GISETTE, fedonce.NUSWIDE)
+    numbers = [60_000 * 16 * 3, 6_000 * 3 * 9, 161_789 * 8 * 4]
+    assert [upload_bytes(each, "paper", None) / 4 for each in data] == numbers
+    lines = {each.name: each.on for each in shelf.load("fedonce.figure5").lines}
+    assert lines["SecureBoost-Comm"] == ("covtype", "NUS-WIDE", "MovieLens")
+
+
+def test_what_is_not_the_papers_is_not_counted() -> None:
+    rows = page.coverage().splitlines()[2:]
+    assert [int(row.split("|")[2]) for row in rows] == [12, 11, 2, 11]
+    own = {name: sum(each.ours for each in shelf.load(name).claims) for name in NAMES}
+    assert (own["fedonce.table4"], own["mocosfl.table8"], own["mocosfl.section_b5"]) == (1, 1, 2)
+    # Without SVHN there is nothing to run at the scale small.
+    assert run_at(shelf.load("mocosfl.table9"), "small").data == ()
+    private = shelf.load("fedonce.table6")
+    assert not any(each.rule.one_sided for each in private.claims)
+    assert all(each.untrained is not None for each in private.data)
+    # Rows of other networks do not take the same time.
+    assert not listing._costs_alike(shelf.load("ssvfl.figure3"))
+
+
+def test_a_run_with_fewer_cells_never_replaces_a_current_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = {("bars", "VFL", "40"): (50.0, 60.0), ("bars", "VFL", "20"): (40.0, 30.0)}
+    monkeypatch.setattr(shelf, "load", lambda _name: TINY)
+    monkeypatch.setattr(shelf, "chosen", lambda _names: ["tests.tiny"])
+    monkeypatch.setattr(page, "section", lambda *_: "")
+    one_seed = {place: values[:1] for place, values in cells.items()}
+    for found in (cells, dict([*cells.items()][:1]), one_seed):
+        monkeypatch.setattr(Runner, "fill", lambda *_, found=found: Filled(found))
+        shown = CliRunner().invoke(main, ["--data", str(tmp_path), "--results", str(tmp_path)])
+        assert ("are missing from this run" in shown.output) == (found != cells)
+        kept = [load("tests.tiny", "small", tmp_path / each) for each in ("", "partial")]
+        assert [each and each.values for each in kept] == [cells, found if found != cells else None]
 
 
 # -- the command
