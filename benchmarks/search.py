@@ -107,7 +107,7 @@ def page(lines: list[dict[str, Any]]) -> str:
     first = lines[0]
     return f"""# TPE against random search
 
-**For:** people who choose between `by="tpe"` and `by="random"` of [a search](../how-to/python/search.md).
+**For:** people who choose between `by="tpe"` and `by="random"` of [a search](../how-to/python/study.md#search).
 
 Default of credit cards, split between two parties as FATE does, the first {first["rows"]:,} rows, three
 epochs of split training. The learning rate, the batch, the width of embeddings and how they are
