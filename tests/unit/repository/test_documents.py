@@ -32,7 +32,9 @@ REPO = Path(__file__).parents[3]
 DOCS = REPO / "docs"
 README = REPO / "README.md"
 NOTEBOOK = DOCS / "tutorials" / "notebook.md"
-PAGES = sorted(DOCS.rglob("*.md"))
+DECISIONS = DOCS / "contributing" / "decisions"
+# The archive of decisions is not part of the site.
+PAGES = sorted(set(DOCS.rglob("*.md")) - set(DECISIONS.glob("archive/*")))
 DOCUMENTS = [
     README,
     *(REPO / f"{name}.md" for name in ("CONTRIBUTING", "SECURITY", "CODE_OF_CONDUCT")),
@@ -110,20 +112,29 @@ def test_an_index_lists_the_page(page: Path) -> None:
 
 
 def test_decisions_are_listed_in_their_order() -> None:
-    names = [page.name for page in sorted((DOCS / "explanation" / "decisions").glob("0*.md"))]
-    for listing in (DOCS / "explanation" / "decisions" / "index.md", REPO / "mkdocs.yml"):
+    names = [page.name for page in sorted(DECISIONS.glob("0*.md"))]
+    for listing in (DECISIONS / "index.md", REPO / "mkdocs.yml"):
         assert re.findall(r"\b(\d{4}-[\w-]+\.md)", listing.read_text()) == names
 
 
-def test_the_architecture_names_every_package_of_a_party_and_every_group_of_plug_ins() -> None:
-    page = (DOCS / "explanation" / "architecture.md").read_text()
-    rooms = {path.parent.name for path in (REPO / "vfl_party").glob("*/__init__.py")}
-    column = "".join(re.findall(r"^\|([^|]+)\|[^|]+\|$", page, re.MULTILINE))
-    assert rooms == set(re.findall(r"`(\w+)`", column))
-    groups = (DOCS / "reference" / "plugins.md").read_text()
-    assert set(re.findall(r"^\| `(vfl\.\w+)`", groups, re.MULTILINE)) == set(
-        re.findall(r"entry point of `(vfl\.\w+)`", page)
+@pytest.mark.parametrize("page", sorted(DECISIONS.rglob("0*.md")), ids=named)
+def test_a_decision_has_a_status_and_a_number_of_its_own(page: Path) -> None:
+    number, status = page.name[:4], page.read_text().split("\n\n")[1]
+    assert [other.name for other in DECISIONS.rglob(f"{number}-*")] == [page.name]
+    archived = r"\*Status: (archived|superseded by \[decision \d+\]\(\S+\))\*"
+    assert re.fullmatch(
+        archived if page.parent.name == "archive" else r"\*Status: accepted\*", status
     )
+
+
+def test_the_architecture_names_every_package_of_a_party_and_every_group_of_plug_ins() -> None:
+    page = (DOCS / "contributing" / "architecture.md").read_text()
+    rooms = {path.parent.name for path in (REPO / "vfl_party").glob("*/__init__.py")}
+    assert rooms | set(PACKAGES) <= set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
+    groups = r"^\| `(vfl\.\w+)`"
+    plugins = (DOCS / "reference" / "plugins.md").read_text()
+    of_plugins = set(re.findall(groups, plugins, re.MULTILINE))
+    assert of_plugins <= set(re.findall(groups, page, re.MULTILINE))
 
 
 def test_commands_and_options_that_are_shown_exist() -> None:
@@ -255,7 +266,7 @@ def test_the_policy_that_remembers_goes_on_counting_after_an_interruption() -> N
 
 def shown_policies() -> dict[str, Any]:
     names: dict[str, Any] = {}
-    for code in blocks((DOCS / "how-to" / "plugins" / "policy.md").read_text(), "python"):
+    for code in blocks((DOCS / "how-to" / "plugins" / "other.md").read_text(), "python"):
         exec(code, names)  # noqa: S102 - our own document
     return names
 
@@ -271,7 +282,7 @@ def assembled(kind: str, policy: Policy, **settings: Any) -> Assembled:
 
 def test_the_codec_that_is_shown_gives_back_what_it_was_given() -> None:
     torch = pytest.importorskip("torch")
-    code, *_ = blocks((DOCS / "how-to" / "plugins" / "codec.md").read_text(), "python")
+    code, *_ = blocks((DOCS / "how-to" / "plugins" / "transform.md").read_text(), "python")
     names: dict[str, Any] = {}
     exec(code, names)  # noqa: S102 - our own document
     codec, given = names["CODEC"](), {"z": torch.linspace(-1.0, 2.0, 12).reshape(3, 4)}
