@@ -62,7 +62,7 @@ from benchmarks.papers.run import Runner
     help="Folder of results. Default: the repository's.",
 )
 @click.option(
-    "--page", "only_page", is_flag=True, help="Write the pages docs/results/papers*.md again."
+    "--page", "only_page", is_flag=True, help="Write the pages results/papers/PAPER.md again."
 )
 def main(
     tables: tuple[str, ...],

@@ -1,4 +1,6 @@
-"""Makes ``docs/results/papers.md`` and a page for each paper from the study files and the results."""
+"""Makes a page for each paper, ``benchmarks/results/papers/PAPER.md``, and the table of
+``docs/results/papers.md``, from the study files and the results.
+"""
 
 from __future__ import annotations
 
@@ -10,46 +12,21 @@ from pathlib import Path
 
 from benchmarks.papers import shelf
 from benchmarks.papers.describe import SCALES, Table, run_at
-from benchmarks.papers.result import Result, judged, load, markdown
+from benchmarks.papers.result import RESULTS, Result, judged, load, markdown
 from benchmarks.papers.rules import overall
 
-DOCS = Path(__file__).parents[2] / "docs" / "results"
-INDEX = DOCS / "papers.md"
+FOLDER = RESULTS
+_EXPLAINED = "../../../docs/results/papers.md"
 _COLUMNS = 100
 _DATA = "Data"
 _MADE = """This page is made by `python -m benchmarks.papers --page` from the study files in
 `benchmarks/papers` and from the results in `benchmarks/results/papers`. Do not edit it.
 """
-_HEAD = f"""# The papers' tables
-
-**For:** readers who ask what of the papers was run here, and whether it was found.
-
-{_MADE}
-`python -m benchmarks.papers TABLE --data DIR --scale paper|small` runs a table from the files of
-its data sets, which [`vfl prepare`](../reference/commands.md) reads; `--list` shows all tables. The
-scale `small` is a reduction that each table states: it shows that a table runs, and where an effect
-is large; it does not settle tenths of a point. A cell is *paper → **ours** ± standard deviation
-over the seeds*; of a data set that stands in place of the paper's there is no number of the paper.
-A paper's page shows the data sets, lines and columns that were run. The paper's other numbers, and
-the deviations of tables without results, are in the study files. Each claim was written down with
-its rule before the runs, unless a deviation says otherwise:
-
-- **holds**: found, and at least half as large as in the paper, or as near as the rule says.
-- **direction**: the sign is the paper's, but it is smaller, within the noise, or found for only
-  some of the data sets.
-- **not found**: otherwise.
-- **not run**: the data are not at hand, or the product lacks something.
-
-Not among them: tables that describe data sets and settings (FedHSSL I to III and VIII, FedOnce 1 to
-3, 5, 9 and 10), which the study files follow; diagrams; SS-VFL's Fig. 2, a picture of densities
-without numbers; and the tables of MocoSFL's main part, whose text was not at hand.
-"""
 
 
 def pages() -> dict[Path, str]:
-    """Returns the text of each page: the index, then those of each paper."""
-    made = {INDEX: "\n".join([_HEAD, *_coverage()])}
-    made |= {
+    """Returns the text of each page."""
+    made = {
         _path(key, part): "\n".join(_paper(key, part))
         for key, paper in shelf.PAPERS.items()
         for part in ("", *paper.apart)
@@ -68,7 +45,7 @@ def kept(name: str) -> Result | None:
 
 
 def _path(key: str, part: str = "") -> Path:
-    return DOCS / ("-".join(filter(None, ("papers", key, part))) + ".md")
+    return FOLDER / ("-".join(filter(None, (key, part))) + ".md")
 
 
 def _names(key: str) -> list[str]:
@@ -83,10 +60,10 @@ def _names_on(key: str, part: str) -> list[str]:
     return [each for each in _names(key) if not any(each in names for names in apart.values())]
 
 
-def _coverage() -> Iterator[str]:
-    yield "## Coverage\n"
-    yield "| paper | tables and figures | with results | claims | hold | direction | not found |"
-    yield "| --- " * 7 + "|"
+def coverage() -> str:
+    """Returns the table of docs/results/papers.md: the verdicts by paper."""
+    headings = "tables and figures", "claims", "hold", "same sign only", "not found", "not run"
+    rows = [_row("paper", *headings), _row(*["---"] * 7)]
     for key, paper in shelf.PAPERS.items():
         results = {name: kept(name) for name in _names(key)}
         verdicts = [
@@ -94,11 +71,14 @@ def _coverage() -> Iterator[str]:
             for name, result in results.items()
             for _, findings in judged(shelf.load(name), result)
         ]
-        counts = [verdicts.count(each) for each in ("holds", "direction", "not found")]
-        ran = sum(each is not None for each in results.values())
-        link = f"[{paper.name}]({_path(key).name}) ({paper.of})"
-        yield _row(link, len(results), ran, len(verdicts), *counts)
-    yield ""
+        counts = [verdicts.count(each) for each in ("holds", "direction", "not found", "not run")]
+        folder = "../../benchmarks/results/papers"
+        links = ", ".join(
+            f"[{part or paper.name}]({folder}/{_path(key, part).name})"
+            for part in ("", *paper.apart)
+        )
+        rows.append(_row(f"{links} ({paper.of})", len(results), len(verdicts), *counts))
+    return "".join(f"{row}\n" for row in rows)
 
 
 def _paper(key: str, part: str) -> Iterator[str]:
@@ -109,9 +89,9 @@ def _paper(key: str, part: str) -> Iterator[str]:
     tables = {name: shelf.load(name) for name in _names_on(key, part)}
     results = {name: found for name in tables if (found := kept(name)) is not None}
     yield f"# {paper.name}: tables and figures{f' of {part}' if part else ''}\n"
-    yield f"**For:** readers who ask what of {paper.name} ({paper.of}) was found here.\n"
+    yield f"The tables and figures of {paper.name} ({paper.of}) that were run here.\n"
     yield _MADE
-    yield "[The papers' tables](papers.md) says what the cells and the verdicts mean.\n"
+    yield f"[The papers' tables]({_EXPLAINED}) explains the cells and the verdicts.\n"
     others_at = {each: _path(key, each).name for each in ("", *paper.apart) if each != part}
     for what, name in others_at.items():
         yield f"[{paper.name}'s tables{f' of {what}' if what else ''}]({name}) have another page.\n"

@@ -14,7 +14,7 @@ import pytest
 from pydantic import BaseModel
 
 import vfl
-from scripts.reference import exchanges, keys
+from scripts.reference import exchanges, figures, keys
 from scripts.reference.errors import REMEDY
 from scripts.reference.pages import DOCS, PAGES, filled, named, pages, parts
 from vfl import api
@@ -67,6 +67,13 @@ def test_pages_of_all_sorts_are_generated() -> None:
         "packages",
         "seams",
     }
+
+
+@pytest.mark.parametrize("figure", figures.load(), ids=lambda figure: figure["id"])
+def test_a_canonical_figure_is_on_its_page(figure: dict[str, str]) -> None:
+    page = (DOCS / "results" / figure["page"].partition("#")[0]).read_text()
+    for number in re.findall(r"[+−]?\d[\d,.]*\d|\d", figure["value"]):
+        assert number in page, number
 
 
 def test_every_key_has_a_description() -> None:
