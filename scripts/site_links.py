@@ -16,7 +16,7 @@ from typing import Any
 from mkdocs.structure.files import File
 
 PICTURE = re.compile(r"!\[([^\]]*)\]\((\.\.?/[^)\s]+)\)")
-LAST_IN_SEARCHES = ("contributing/decisions/", "results/")
+LAST_IN_SEARCHES = ("contributing/", "results/", "reference/api", "reference/plugins")
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((\.\.?/[^)\s]+)\)")
 
 
