@@ -10,8 +10,8 @@ import ast
 import hashlib
 import inspect
 import json
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Collection, Iterator
+from dataclasses import asdict, replace
 from datetime import date
 from importlib import import_module
 from pathlib import Path
@@ -28,14 +28,19 @@ FROZEN = Path(__file__).with_name("frozen.json")
 _WORDS = frozenset({"title", "figures", "source", "small", "notes", "place", "needs", "digits"})
 
 
-def runs_digest(name: str, table: Table, scale: Scale) -> str:
-    """Returns a digest of everything that decides the numbers of a table, but for the product."""
+def runs_digest(name: str, table: Table, scale: Scale, data: Collection[str] | None = None) -> str:
+    """Returns a digest of everything that decides the numbers of a table, but for the product.
+
+    ``data``: the data sets that count; None for all.
+    """
     if table.runs_of:
         name, table = table.runs_of, shelf.load(table.runs_of)
     if table.compute is not None:
         described: Any = [_dump(module) for module in _modules(import_module(_path(name)))]
         described += [repr(run_at(table, scale).data), [each.name for each in table.lines]]
     else:
+        if data is not None:
+            table = replace(table, data=tuple(each for each in table.data if each.name in data))
         described = _described(table, scale)
     # Without "default" so that a value that JSON does not know is an error and not an address.
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]

@@ -64,8 +64,13 @@ class Result:
     claims: Sequence[Mapping[str, Any]] = ()
 
     def is_current(self, table: Table) -> bool:
-        """Returns whether the table still runs what gave these results."""
-        return self.definition == runs_digest(self.name, table, self.scale)
+        """Returns whether the table still runs what gave these results, on their data sets."""
+        return self.definition == runs_digest(self.name, table, self.scale, self.data)
+
+    @property
+    def data(self) -> frozenset[str]:
+        """The names of the data sets that have results."""
+        return frozenset(name for name, _, _ in self.values)
 
     def save(self, folder: Path) -> Path:
         """Writes ``NAME-SCALE.json``."""
@@ -115,9 +120,9 @@ def result_of(
         os.cpu_count() or 0,
         str(describe_arithmetic(torch.device("cpu"))),
         commit(),
-        runs_digest(name, table, scale),
     )
-    return with_verdicts(table, found)
+    definition = runs_digest(name, table, scale, found.data)
+    return with_verdicts(table, replace(found, definition=definition))
 
 
 def with_verdicts(table: Table, result: Result) -> Result:

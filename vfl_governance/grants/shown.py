@@ -408,7 +408,7 @@ MEASURED = (
         Kind.WEIGHTS,
         "on MNIST in halves, shared weights told which rows were trained on with AUC 0.529 at "
         "most; chance is 0.545 in one shuffle of twenty",
-        "leaks-fedhssl.md",
+        "leaks-columns.md",
         ("0.529", "0.545"),
     ),
     Measured(
@@ -417,7 +417,7 @@ MEASURED = (
         Kind.WEIGHTS,
         "on MNIST in halves, shared weights told which rows were trained on with AUC 0.524 at "
         "most; chance is 0.545 in one shuffle of twenty",
-        "leaks-fedhssl.md",
+        "leaks-columns.md",
         ("0.524", "0.545"),
     ),
     Measured(
