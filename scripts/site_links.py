@@ -17,6 +17,7 @@ from mkdocs.structure.files import File
 
 PICTURE = re.compile(r"!\[([^\]]*)\]\((\.\.?/[^)\s]+)\)")
 LAST_IN_SEARCHES = ("contributing/", "results/", "reference/api", "reference/plugins")
+FIRST_IN_SEARCHES = ("reference/glossary.md", "tutorials/what-is-vertical-fl.md")
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((\.\.?/[^)\s]+)\)")
 
 
@@ -28,6 +29,8 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
     """
     if page.file.src_uri.startswith(LAST_IN_SEARCHES):
         page.meta["search"] = {"boost": 0.3}
+    elif page.file.src_uri in FIRST_IN_SEARCHES:
+        page.meta["search"] = {"boost": 2}
     folder = posixpath.dirname(page.file.src_uri)
     root = Path(config.config_file_path).parent
 
