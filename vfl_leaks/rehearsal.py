@@ -172,7 +172,7 @@ class Rehearsal:
             if reads and phases:
                 sentences.append(
                     f"None of the chosen attacks on {assets} supports {list_names(phases)}. See "
-                    "docs/explanation/security.md."
+                    "docs/security/who-learns-what.md."
                 )
         return sentences
 

@@ -15,7 +15,7 @@ from tests.harness import cases
 from tests.harness.errors import raises
 from tests.harness.federation import Federation, Program
 from tests.harness.memory import parameters
-from tests.harness.plugins import environment, importing, place
+from tests.harness.plugins import EXAMPLE, environment, importing, place
 from tests.integration.test_resume import HANDSHAKE_BYTES, held, kill
 from vfl_common.errors import Code, InputError
 
@@ -88,6 +88,11 @@ def test_a_method_validates_and_ends_early_as_ours_does(
     )
     assert short.by_phase["t"] == run.bytes.by_phase["t"]
     assert forecast.by_phase["t"].payload_bytes > run.bytes.by_phase["t"].payload_bytes
+
+
+def test_the_example_equals_its_reference_in_one_process() -> None:
+    with importing(EXAMPLE):
+        import_module("test_plain_split").test_a_run_has_the_parameters_of_one_process()
 
 
 def test_it_needs_validation_rows(plugins: dict[str, Any]) -> None:

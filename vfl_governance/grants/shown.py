@@ -409,7 +409,7 @@ MEASURED = (
         Kind.WEIGHTS,
         "on MNIST in halves, shared weights told which rows were trained on with AUC 0.529 at "
         "most; chance is 0.545 in one shuffle of twenty",
-        "leaks-fedhssl.md",
+        "leaks-columns.md",
         ("0.529", "0.545"),
     ),
     Measured(
@@ -418,7 +418,7 @@ MEASURED = (
         Kind.WEIGHTS,
         "on MNIST in halves, shared weights told which rows were trained on with AUC 0.524 at "
         "most; chance is 0.545 in one shuffle of twenty",
-        "leaks-fedhssl.md",
+        "leaks-columns.md",
         ("0.524", "0.545"),
     ),
     Measured(

@@ -10,7 +10,6 @@ import importlib
 import logging
 import pkgutil
 import traceback
-import warnings
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -231,12 +230,6 @@ def name_plugin_errors() -> Iterator[None]:
             Code.CONFIG_INVALID,
             f"the plug-in {maker} failed {describe_failure(error)}. Correct the plug-in.",
         ) from error
-
-
-def warn_deprecated(old: str, new: str) -> None:
-    """Warns that the caller's caller uses a deprecated name. ``new``: The name to use instead."""
-    text = f"{old}: is deprecated, and a later release removes it. Use {new}."
-    warnings.warn(text, DeprecationWarning, stacklevel=3)
 
 
 def describe_failure(error: Exception) -> str:

@@ -55,7 +55,7 @@ def check_idle(recipe: Recipe, phases: Sequence[PlannedPhase]) -> None:
     for phase in phases:
         if not isinstance(phase.settings, OwnOptimizers):
             continue
-        idle = list_idle(phase.method, phase.settings, recipe)
+        idle = list_idle(phase.facts, recipe)
         name = next((party for party in phase.settings.optimizers if party in idle), None)
         if name is not None:
             raise InputError(

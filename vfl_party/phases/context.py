@@ -6,8 +6,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +16,7 @@ from vfl_common.config.party import TreeLimits
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, InternalError, VflError
 from vfl_party.base.phase import Phase, RoundReport
-from vfl_party.base.plugins import describe_failure, warn_deprecated
+from vfl_party.base.plugins import describe_failure
 from vfl_party.base.seeds import derive_seed
 from vfl_party.models import InputSpec, build_checked_encoder, forward, seed_torch, width_of
 from vfl_party.models.row_blocks import Blocks
@@ -272,49 +271,6 @@ class PartyTerms:
     secret: int | None = None
 
 
-# {a name of ``Party`` that plug-ins may still use: what takes its place}.
-_RENAMED = {
-    "data": "rows.data",
-    "features": "rows.features",
-    "need_features": "rows.need_features",
-    "need_labels": "rows.need_labels",
-    "own_embeddings": "rows.embed",
-    "row_weights": "rows.compute_weights",
-    "awaits_sizes": "rows.awaits_sizes",
-    "joint_rows": "rows.get_joint",
-    "own_rows": "rows.select_own",
-    "sizes_of": "rows.get_sizes",
-    "take": "rows.take",
-    "chains": "exchanges.make_chains",
-    "asking": "exchanges.open_asking",
-    "answering": "exchanges.open_answering",
-    "occurrences": "exchanges.list_occurrences",
-    "joint_occurrences": "exchanges.list_joint_occurrences",
-    "bound": "exchanges.bound",
-    "embedding_size": "exchanges.width",
-    "widths": "exchanges.widths",
-    "others": "exchanges.others",
-    "link": "exchanges.connections.link",
-    "hub": "exchanges.connections.hub",
-    "server": "exchanges.connections.server",
-    "clock": "exchanges.connections.clock",
-    "protocol": "exchanges.connections.protocol",
-    "record": "exchanges.connections.record",
-    "unhurried": "exchanges.connections.unhurried",
-    "tick": "hooks.tick",
-    "ticker": "hooks.make_ticker",
-    "lenient": "hooks.lenient",
-    "settled": "hooks.settled",
-    "show": "hooks.show",
-    "through": "encode.through",
-    "encodes_here": "encode.on_one_device",
-    "policy": "terms.policy",
-    "sent": "terms.sent",
-    "trees": "terms.trees",
-    "secret": "terms.secret",
-}
-
-
 class Party:
     """A party in one generation of a run: the object through which phases use its models, rows and
     exchanges.
@@ -422,14 +378,6 @@ class Party:
     def _get_width(self) -> int:
         make = self.make_encoder
         return self.recipe.embedding_size(self.name) if make is None else make.width
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            if name not in _RENAMED:
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            warn_deprecated(f"party.{name}", f"party.{_RENAMED[name]}")
-            return attrgetter(_RENAMED[name])(self)
 
 
 def with_course(party: Party, course: PlannedCourse) -> Party:

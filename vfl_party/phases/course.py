@@ -229,7 +229,7 @@ class Course:
         reasons = [
             phase.facts.protects
             for phase in (*self.before, *self.phases)
-            if phase in self.phases or phase.says("encoder") or phase.says("protects")
+            if phase in self.phases or phase.says("encoder")
         ]
         return next((reason for reason in reasons if reason), "")
 

@@ -14,7 +14,6 @@ from vfl_common.config.models import GbdtTop
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_party.base.phase import Phase
-from vfl_party.base.plugins import warn_deprecated
 from vfl_party.outbound.declared import Traffic
 from vfl_party.phases.absence import LatePolicy
 from vfl_party.phases.context import MakeEncoder, Party
@@ -73,37 +72,8 @@ class MethodFacts:
     learns: Learnt = ""
 
 
-# {a hook that a plug-in's ``Method`` may still override or call: the field of ``MethodFacts`` that
-# takes its place}.
-_RENAMED = {
-    name: f"the field {name} of Method.facts()"
-    for name in (
-        *("own_sizes", "scores_own_rows", "noise", "protects", "in_flight", "follows", "idle"),
-        *("late_policy", "no_partial", "one_process", "learns"),
-    )
-}
-
-
-class _RenamedHooks:
-    """The base class of ``Method`` with the hooks of ``_RENAMED``."""
-
-
-def _make_hook(name: str) -> Callable[..., Any]:
-    def get(self: Method[Any], settings: Any, recipe: Recipe | None = None) -> Any:
-        warn_deprecated(f"{type(self).__name__}.{name}()", _RENAMED[name])
-        if name == "idle" and recipe is not None:
-            return _list_idle(self.facts(settings), recipe)
-        return getattr(_complete(self, self.facts(settings)), name)
-
-    return get
-
-
-for _name in _RENAMED:
-    setattr(_RenamedHooks, _name, _make_hook(_name))
-
-
 @dataclass(frozen=True)
-class Method(_RenamedHooks, Generic[S]):
+class Method(Generic[S]):
     """A method: its settings and the functions that make a phase for each role. A subclass
     overrides the methods below where it differs from the defaults.
 
@@ -137,24 +107,6 @@ class Method(_RenamedHooks, Generic[S]):
     trains: bool = True
     encodes: bool = False
     protocol: int = OLDEST
-
-    def __new__(cls, *args: Any, **named: Any) -> Method[S]:
-        """Makes the instance. Raises TypeError for an argument that a subclass must override as a
-        method instead.
-        """
-        if len(args) > len(_POSITIONAL):
-            raise TypeError(
-                f"{cls.__name__} takes {', '.join(_POSITIONAL)} as positional arguments, and "
-                "the others by name; "
-                "override methods in a subclass"
-            )
-        moved = [name for name in named if name in _FORMER or callable(getattr(cls, name, None))]
-        if moved:
-            of_facts = moved[0] in _RENAMED and f"give {_RENAMED[moved[0]]} in a subclass"
-            override = of_facts or f"override {moved[0]}() in a subclass of Method"
-            name = _FORMER.get(moved[0], override)
-            raise TypeError(f"{cls.__name__} no longer takes {moved[0]!r}; {name}")
-        return super().__new__(cls)
 
     def facts(self, settings: S) -> MethodFacts:
         """Returns what the phase's settings imply for the run."""
@@ -277,25 +229,15 @@ class Method(_RenamedHooks, Generic[S]):
 
 
 def get_facts(method: Method[S], settings: S) -> MethodFacts:
-    """Returns the facts of a method, with those of the hooks of ``_RENAMED`` that a plug-in
-    overrides.
-    """
-    facts = _complete(method, method.facts(settings))
-    for name in _RENAMED:
-        if name != "idle" and _overrides(method, name):
-            facts = replace(facts, **{name: getattr(method, name)(settings)})
-    return facts
+    """Returns the facts of a method with ``one_process`` filled in."""
+    facts = method.facts(settings)
+    if facts.one_process is not None:
+        return facts
+    return replace(facts, one_process="" if method.encodes else "has its own forward passes")
 
 
-def list_idle(method: Method[S], settings: S, recipe: Recipe) -> frozenset[str]:
+def list_idle(facts: MethodFacts, recipe: Recipe) -> frozenset[str]:
     """Returns the parties that train nothing in a phase; see ``MethodFacts.idle``."""
-    if _overrides(method, "idle"):
-        idle: frozenset[str] = getattr(method, "idle")(settings, recipe)  # noqa: B009
-        return idle
-    return _list_idle(get_facts(method, settings), recipe)
-
-
-def _list_idle(facts: MethodFacts, recipe: Recipe) -> frozenset[str]:
     without_labels = facts.follows is None
     return frozenset(
         party.name
@@ -303,30 +245,6 @@ def _list_idle(facts: MethodFacts, recipe: Recipe) -> frozenset[str]:
         if (without_labels and not party.features)
         or facts.idle == ("active" if party.name == recipe.active.name else "passive")
     )
-
-
-def _complete(method: Method[Any], facts: MethodFacts) -> MethodFacts:
-    if facts.one_process is not None:
-        return facts
-    return replace(facts, one_process="" if method.encodes else "has its own forward passes")
-
-
-def _overrides(method: Method[Any], name: str) -> bool:
-    """Returns whether a method overrides a hook of ``_RENAMED``, and warns if so."""
-    if getattr(type(method), name) is getattr(_RenamedHooks, name):
-        return False
-    warn_deprecated(f"{type(method).__name__}.{name}()", _RENAMED[name])
-    return True
-
-
-_POSITIONAL = ("settings", "active", "passive")
-# Former arguments of the constructor, besides the names of today's methods, with their
-# replacements.
-_FORMER = {
-    "own": 'give model = "own", and override own_models() in a subclass of Method',
-    "late": f"give {_RENAMED['late_policy']} in a subclass",
-    "kept": 'give model = "none" instead of kept = False',
-}
 
 
 def need_data(party: Party, phase: str, what: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +14,6 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_party.base.devices import copy_index
 from vfl_party.base.mechanism import Mechanism
-from vfl_party.base.plugins import warn_deprecated
 from vfl_party.base.seeds import HeldRows, Rows
 from vfl_party.data import Features, Labels
 from vfl_party.data.inputs.weights import row_weights
@@ -127,12 +125,6 @@ class PartyRows:
         ``validation``, ``test``, or ``all``.
         """
         return self.data.splits[split]
-
-    if not TYPE_CHECKING:
-
-        def __call__(self, split: str) -> Rows:
-            warn_deprecated("party.rows(split)", "party.rows.get(split)")
-            return self.get(split)
 
     @property
     def awaits_sizes(self) -> bool:

@@ -3,7 +3,7 @@ cropped and recoloured, and features of tables are corrupted.
 
 All random numbers come from a CPU generator and are then moved to the device. So views are the same
 on every device, and a new generator with the same seed makes the same views. Every row has its own
-random numbers (docs/explanation/decisions/0007).
+random numbers (decision 7).
 """
 
 from __future__ import annotations

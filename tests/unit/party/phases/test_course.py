@@ -66,7 +66,7 @@ def test_settings_of_a_phase_that_runs_no_more_are_read_only_if_they_decide_the_
 @pytest.mark.parametrize(
     "given", [{"traffic": None}, {"late": None}, {"kept": False}, {"own": None}], ids=list
 )
-def test_the_former_way_of_making_a_method_is_refused_with_todays(
+def test_a_method_takes_no_hooks_as_arguments(
     given: dict[str, Any],
 ) -> None:
     like = load_method("head")

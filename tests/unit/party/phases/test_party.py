@@ -5,12 +5,9 @@ from __future__ import annotations
 import ast
 from dataclasses import fields
 from graphlib import TopologicalSorter
-from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 import vfl_party.phases
@@ -19,7 +16,6 @@ from vfl_common.config.recipe import Recipe
 from vfl_party.data import Features
 from vfl_party.methods.fedonce import METHOD as FEDONCE
 from vfl_party.methods.splitnn import METHOD, SplitNN
-from vfl_party.phases import context, method
 from vfl_party.phases.context import Party
 from vfl_party.phases.course import Course
 from vfl_party.phases.method import Method, get_facts, list_idle
@@ -69,48 +65,10 @@ def test_a_party_and_a_method_have_few_members() -> None:
     assert len(fields(Method)) <= 8
 
 
-def test_the_old_names_of_a_party_warn_and_work() -> None:
-    party: Any = make_party()
-    assert len(context._RENAMED) > 30
-    for old, new in context._RENAMED.items():
-        if old == "clock":
-            continue  # An unconnected party has a new clock each time.
-        with pytest.warns(DeprecationWarning, match=rf"party\.{old}: .* Use party\.{new}\."):
-            assert getattr(party, old) == attrgetter(new)(party), old
-    with pytest.warns(DeprecationWarning, match="rows.get"):
-        assert party.rows("train") is ROWS
-    with pytest.warns(DeprecationWarning, match=r"rows\.embed"):
-        assert party.own_embeddings(ROWS)[0].shape == (6, 8)
-    with pytest.raises(AttributeError, match="'Party' object has no attribute 'rowz'"):
-        _ = party.rowz
-
-
-class Former(SplitNN):
-    """A plug-in's method with hooks that are fields of ``MethodFacts`` in this release."""
-
-    def no_partial(self, settings: Any) -> str:
-        inherited: str = super().no_partial(settings)  # type: ignore[misc]
-        return f"former {inherited}"
-
-    def idle(self, settings: Any, recipe: Recipe) -> frozenset[str]:
-        _ = settings
-        return frozenset({recipe.active.name})
-
-
-def test_the_old_hooks_of_a_method_warn_and_work() -> None:
+def test_the_facts_of_a_method_are_complete() -> None:
     settings = METHOD.settings.model_validate({"epochs": 1})
-    former = Former(METHOD.settings, METHOD.active, METHOD.passive)
-    with pytest.warns(DeprecationWarning, match=r"Former.no_partial\(\): .* the field no_partial"):
-        facts = get_facts(former, settings)
-    assert facts.no_partial.startswith("former ")
-    assert facts.own_sizes
-    with pytest.warns(DeprecationWarning, match="idle"):
-        assert list_idle(former, settings, RECIPE) == {"p0"}
-    expected, ours = get_facts(METHOD, settings), METHOD
-    for name in method._RENAMED:
-        with pytest.warns(DeprecationWarning, match=rf"SplitNN.{name}\(\)"):
-            assert getattr(ours, name)(settings) == getattr(expected, name)
+    assert get_facts(METHOD, settings).one_process == ""
+    opaque = SplitNN(METHOD.settings, METHOD.active, METHOD.passive)
+    assert "forward passes" in str(get_facts(opaque, settings).one_process)
     alone = FEDONCE.settings.model_validate({"epochs": 1, "active": False})
-    assert list_idle(FEDONCE, alone, RECIPE) == {"p0"}
-    with pytest.warns(DeprecationWarning, match="idle"):
-        assert FEDONCE.idle(alone, RECIPE) == {"p0"}  # type: ignore[attr-defined]
+    assert list_idle(get_facts(FEDONCE, alone), RECIPE) == {"p0"}
