@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,10 +20,12 @@ from vfl_common.config.task import LOWER_IS_BETTER, class_text
 from vfl_common.errors import Code, InputError
 from vfl_common.text import clean
 from vfl_party.base.statistics import (
+    MIN_CLASS_ROWS,
     Floats,
     compute_auc,
     compute_interval,
     compute_log_losses,
+    describe_few_rows,
     resample,
 )
 
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
     from vfl_lab.production.scored import ModelScores
 
-Outcome = Literal["better", "worse", "no difference"]
+Outcome = Literal["better", "worse", "no difference", "too few rows"]
 
 _NAMES = {
     "auc": "AUC",
@@ -47,7 +49,8 @@ _NAMES = {
 class Measure:
     """A metric of the old and the new model on the same rows.
 
-    ``low`` and ``high`` are the ends of the 95 % interval of ``difference``.
+    ``low`` and ``high`` are the ends of the 95 % interval of ``difference``; NaN if a class has too
+    few rows.
     """
 
     metric: str
@@ -83,7 +86,11 @@ class Measure:
 
     @property
     def outcome(self) -> Outcome:
-        """``better`` or ``worse`` if the interval does not contain 0, else ``no difference``."""
+        """``better`` or ``worse`` if the interval does not contain 0, else ``no difference``; ``too
+        few rows`` without an interval.
+        """
+        if math.isnan(self.low) or math.isnan(self.high):
+            return "too few rows"
         low, high = (self.low, self.high) if self.higher_is_better else (-self.high, -self.low)
         return "better" if low > 0 else "worse" if high < 0 else "no difference"
 
@@ -101,6 +108,7 @@ class Comparison:
             for several classes, or RMSE.
         scores: The scores of the old and the new model, [N, C] each.
         unlabelled: The number of new rows that were left out because they have no label.
+        few: Sentences about too few rows of the smaller of two classes, or ''.
     """
 
     old: str
@@ -110,6 +118,7 @@ class Comparison:
     measures: tuple[Measure, ...]
     scores: tuple[Floats, Floats]
     unlabelled: int = 0
+    few: str = ""
 
     @property
     def outcome(self) -> Outcome:
@@ -124,11 +133,13 @@ class Comparison:
             "better": f"{self.new} is better than {self.old}",
             "worse": f"{self.new} is worse than {self.old}",
             "no difference": f"no significant difference between {self.old} and {self.new}",
+            "too few rows": f"no verdict on {self.new} and {self.old}",
         }[self.outcome]
+        interval = f"95 % interval {measure.low:+.4f} to {measure.high:+.4f}"
         return (
             f"{claim} on {self.rows:,} {self.which}: {measure.name} {measure.new:.4f} against "
-            f"{measure.old:.4f}, {measure.difference:+.4f} (95 % interval {measure.low:+.4f} to "
-            f"{measure.high:+.4f})"
+            f"{measure.old:.4f}, {measure.difference:+.4f} "
+            f"({'no interval' if self.outcome == 'too few rows' else interval})"
         )
 
     def too_few(self, margin: float) -> str:
@@ -137,9 +148,11 @@ class Comparison:
         enough rows, or if the new model is worse.
         """
         loss = self.measures[0].largest_loss
-        # With very few rows the loss can be NaN, for which this comparison is False.
+        # Without an interval the loss is NaN, for which this comparison is False.
         if loss <= margin or self.outcome == "worse":
             return ""
+        if self.outcome == "too few rows":
+            return "Compare on more rows."
         return (
             f"{self.rows:,} rows do not rule out a loss of {loss:.4f}, which is more "
             f"than {margin:g}. Compare on more rows, or give a larger --margin."
@@ -159,7 +172,7 @@ class Comparison:
         }
         facts: dict[str, Any] = {"old": self.old, "new": self.new, "rows": self.rows}
         facts |= {"unlabelled": self.unlabelled, "largest_loss": self.measures[0].largest_loss}
-        facts |= {"outcome": self.outcome, "verdict": self.verdict}
+        facts |= {"outcome": self.outcome, "verdict": self.verdict, "few": self.few}
         return facts | {"decides": self.measures[0].metric, "measures": measures}
 
     def plot(self) -> Figure:
@@ -241,7 +254,17 @@ def compare(
         compute_measures(old_scores, new_scores),
         (old_scores.scores_NC, new_scores.scores_NC),
         old_scores.unlabelled,
+        _describe_few_rows(old_scores),
     )
+
+
+def _describe_few_rows(scores: ModelScores) -> str:
+    """Returns sentences about too few rows of the smaller of two classes, or ''."""
+    if scores.classes is None or len(scores.names) > 1 or scores.truth is None:
+        return ""
+    positive = scores.names[0].removeprefix("score_")
+    positives = sum(class_text(value) == positive for value in scores.truth)
+    return describe_few_rows(positives, len(scores.truth))
 
 
 def _locate_run(path: Path) -> tuple[Path, str]:
@@ -258,7 +281,10 @@ def _locate_run(path: Path) -> tuple[Path, str]:
 
 
 def compute_measures(old: ModelScores, new: ModelScores) -> tuple[Measure, ...]:
-    """Computes the metrics of two models on the same rows. The metric that decides comes first."""
+    """Computes the metrics of two models on the same rows. The metric that decides comes first.
+
+    Without ``MIN_CLASS_ROWS`` rows of each of two classes, no metric has an interval.
+    """
     assert old.truth is not None  # noqa: S101 - the caller has added the labels
     if old.classes is None:
         true_N = np.array(old.truth, np.float64)
@@ -287,6 +313,9 @@ def compute_measures(old: ModelScores, new: ModelScores) -> tuple[Measure, ...]:
     if len(names) == 1 and 0 < hit_NC.sum() < len(hit_NC):
         scores = [model.scores_NC[:, 0] for model in (old, new)]
         measures.insert(0, auc_difference(hit_NC[:, 0] > 0, *scores))
+    hits = hit_NC.sum()
+    if len(names) == 1 and min(hits, len(hit_NC) - hits) < MIN_CLASS_ROWS:
+        measures = [replace(measure, low=math.nan, high=math.nan) for measure in measures]
     return tuple(measures)
 
 
@@ -337,11 +366,17 @@ def show_comparison(comparison: Comparison, too_few: str = "") -> None:
             f"{measure.old:.4f}",
             f"{measure.new:.4f}",
             f"{measure.difference:+.4f}",
-            f"{measure.low:+.4f} to {measure.high:+.4f}",
+            "–"
+            if measure.outcome == "too few rows"
+            else f"{measure.low:+.4f} to {measure.high:+.4f}",
         )
     lines = [
         Text(""),
-        *(Text(clean(sentence)) for sentence in (comparison.verdict, too_few) if sentence),
+        *(
+            Text(clean(sentence))
+            for sentence in (comparison.verdict, comparison.few, too_few)
+            if sentence
+        ),
     ]
     if comparison.unlabelled:
         count = comparison.unlabelled

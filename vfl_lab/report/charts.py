@@ -290,7 +290,7 @@ def _format_set(subset: SetQuality) -> str:
     return names if len(names) <= _MAX_LABEL else f"{names[:_MAX_LABEL]}…"
 
 
-_OUTCOME_COLORS = {"better": GREEN, "worse": ORANGE, "no difference": GREY}
+_OUTCOME_COLORS = {"better": GREEN, "worse": ORANGE, "no difference": GREY, "too few rows": GREY}
 
 
 _VERDICTS = {"stable": GREY, "moved": BLUE, "drifted": ORANGE}

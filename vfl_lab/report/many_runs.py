@@ -193,7 +193,7 @@ def _make_pairs_section(runs: Sequence[ComparedRun], metric: str) -> PageSection
                 f"{len(both[0]):,}",
             ]
         )
-        lines.append((run.called, gain.value, gain.low, gain.high, colors[outcome]))
+        lines.append((run.called, gain.value, gain.low, gain.high, colors.get(outcome, GREY)))
     if lines:
         what = f"{get_metric_name(metric)} minus that of {first.run_id}"
         title = f"Difference of {get_metric_name(metric)}"
@@ -205,6 +205,7 @@ def _make_pairs_section(runs: Sequence[ComparedRun], metric: str) -> PageSection
         f"Each run against {first.run_id} on their common test rows; paired intervals, without "
         "correction for several comparisons."
     )
+    note += f" {few}" if base is not None and (few := base.describe_few_rows()) else ""
     part.tables.append(
         PageTable(f"Differences of {get_metric_name(metric)}", heads, rows, frozenset({0, 3}), note)
     )

@@ -15,6 +15,7 @@ import pyarrow.parquet
 from vfl_common.config.task import LOWER_IS_BETTER, Kind, class_text
 from vfl_common.errors import Code, InputError
 from vfl_party.base.statistics import (
+    MIN_CLASS_ROWS,
     RESAMPLES,
     Floats,
     MetricInfluence,
@@ -25,6 +26,7 @@ from vfl_party.base.statistics import (
     compute_interval,
     compute_log_losses,
     compute_mean,
+    describe_few_rows,
     ndcg,
     resample,
 )
@@ -264,6 +266,29 @@ class SplitPredictions:
         """Whether each row is of the positive class, [N]."""
         return np.asarray(self.truth_N == 1)
 
+    @property
+    def smaller_class(self) -> int:
+        """The number of rows of the smaller of two classes."""
+        positives = int(self.is_positive_N.sum())
+        return min(positives, len(self) - positives)
+
+    def describe_few_rows(self) -> str:
+        """Returns sentences about too few rows of the smaller of two classes, of any label; ''
+        if there are enough.
+        """
+        if self.kind == "binary":
+            return describe_few_rows(int(self.is_positive_N.sum()), len(self))
+        if self.kind != "multilabel":
+            return ""
+        # A label without rows, or with all rows, has no AUC.
+        counts = {
+            n: int(count) for n, count in zip(self.classes, self.truth_N.sum(axis=0), strict=True)
+        }
+        counts = {name: count for name, count in counts.items() if 0 < count < len(self)}
+        name = min(counts, key=lambda n: min(counts[n], len(self) - counts[n]), default="")
+        few = describe_few_rows(counts[name], len(self)) if name else ""
+        return f"{name}: {few}" if few else ""
+
     def take(self, rows: Sequence[int]) -> SplitPredictions:
         """Returns the rows at some positions."""
         at = np.asarray(rows, np.int64)
@@ -390,7 +415,11 @@ class Estimate:
     how: str
 
     def better(self, metric: str) -> str:
-        """Returns ``better`` or ``worse`` if the whole interval of a difference is."""
+        """Returns ``better`` or ``worse`` if the whole interval of a difference is, and ``no
+        verdict`` without an interval.
+        """
+        if self.low != self.low:
+            return "no verdict"
         low, high = (-self.high, -self.low) if metric in LOWER_IS_BETTER else (self.low, self.high)
         return "better" if low > 0 else "worse" if high < 0 else "no difference shown"
 
@@ -449,10 +478,8 @@ def _estimate_from_influences(
 ) -> dict[str, Estimate]:
     estimates = {}
     for name, spread in spreads.items():
-        low, high = spread.interval
-        estimates[name] = Estimate(
-            spread.value, max(0.0, low), min(1.0, high), _choose_interval_method(predictions)
-        )
+        low, high = np.clip(spread.interval, 0.0, 1.0).tolist()
+        estimates[name] = Estimate(spread.value, low, high, _choose_interval_method(predictions))
     return estimates
 
 
@@ -460,9 +487,13 @@ def _estimate_by_bootstrap(
     predictions: SplitPredictions, of: Statistic, resamples: int
 ) -> dict[str, Estimate]:
     rows = len(predictions)
-    names = list(of(np.ones(rows)))
+    values = of(np.ones(rows))
+    names = list(values)
     if not names:
         return {}
+    if predictions.kind == "binary" and predictions.smaller_class < MIN_CLASS_ROWS:
+        nan = float("nan")
+        return {n: Estimate(v, nan, nan, BOOTSTRAP) for n, v in values.items() if np.isfinite(v)}
 
     def vector(times_N: Floats) -> Floats:
         metrics = of(times_N)

@@ -221,6 +221,9 @@ def _format_duration(seconds: float) -> str:
 def _list_warnings(facts: Facts) -> list[str]:
     summary = facts.run.summary
     warnings = list(yield_protection_notes(summary))
+    predictions = facts.predictions.get(facts.judged)
+    if predictions is not None and (few := predictions.describe_few_rows()):
+        warnings.append(f"{facts.judged} rows: {few}")
     if summary.without:
         warnings.append(f"Trained without {list_names(summary.without)}, which joined too late.")
     if not summary.bytes.agrees:

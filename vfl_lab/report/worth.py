@@ -43,7 +43,8 @@ class BaselineComparison:
     """A run and a baseline on their common test rows.
 
     ``rows``: their number, of the ``of`` test rows of the run. ``mine``, ``theirs``: the metrics of
-    the run and of the baseline; ``gain``: mine minus theirs.
+    the run and of the baseline; ``gain``: mine minus theirs. ``few_of_class``: sentences about too
+    few rows of the smaller class.
     """
 
     kind: str
@@ -54,6 +55,7 @@ class BaselineComparison:
     mine: Mapping[str, Estimate]
     theirs: Mapping[str, Estimate]
     gain: Mapping[str, Estimate]
+    few_of_class: str = ""
 
     @property
     def few(self) -> bool:
@@ -71,17 +73,21 @@ class BaselineComparison:
             )
         mine, theirs, gain = self.mine[metric], self.theirs[metric], self.gain[metric]
         outcome = gain.better(metric)
+        interval = format_interval(gain, "+")
         numbers = (
             f"{get_metric_name(metric)} {format_metric(mine.value)} against "
             f"{format_metric(theirs.value)}, a difference of "
-            f"{gain.value:+.4f} (95 % interval {format_interval(gain, '+')})"
+            f"{gain.value:+.4f} ({f'95 % interval {interval}' if interval else 'no interval'})"
         )
-        if outcome == "no difference shown":
-            return (
-                f"No significant difference between together and {self.title} on the same "
-                f"{self.rows:,} rows: {numbers}."
-            )
-        return f"Together is {outcome} than {self.title} on the same {self.rows:,} rows: {numbers}."
+        claim = {
+            "no difference shown": f"No significant difference between together and {self.title}",
+            "no verdict": f"No verdict on together and {self.title}",
+        }.get(outcome, f"Together is {outcome} than {self.title}")
+        if self.rows == self.of:
+            rows = f"the same {self.rows:,} rows"
+        else:
+            rows = f"the same rows, {self.rows:,} of {self.of:,} test rows"
+        return " ".join(filter(None, (f"{claim} on {rows}: {numbers}.", self.few_of_class)))
 
 
 def compare_with_baselines(
@@ -107,7 +113,15 @@ def compare_with_baselines(
             run_id = baseline.folder.name
             pairs.append(
                 BaselineComparison(
-                    kind, title, run_id, len(both[0]), len(predictions), mine, theirs, gain
+                    kind,
+                    title,
+                    run_id,
+                    len(both[0]),
+                    len(predictions),
+                    mine,
+                    theirs,
+                    gain,
+                    both[0].describe_few_rows(),
                 )
             )
     return pairs
@@ -144,7 +158,11 @@ def _add_baselines(part: PageSection, pairs: Sequence[BaselineComparison], metri
     part.pictures.append(draw_intervals("base", note, note, lines, name))
     colors = {"better": GREEN, "worse": ORANGE, "no difference shown": GREY}
     gains = [
-        (pair.title, *_get_bounds(pair.gain[metric]), colors[pair.gain[metric].better(metric)])
+        (
+            pair.title,
+            *_get_bounds(pair.gain[metric]),
+            colors.get(pair.gain[metric].better(metric), GREY),
+        )
         for pair in pairs
     ]
     less = " (negative is better)" if metric in LOWER_IS_BETTER else ""
@@ -159,7 +177,7 @@ def _make_table(pairs: Sequence[BaselineComparison]) -> PageTable:
     rows = []
     for metric in dict.fromkeys(m for pair in pairs for m in pair.gain if m != "bias"):
         cells = [
-            f"{pair.gain[metric].value:+.4f} ({format_interval(pair.gain[metric], '+')})"
+            f"{pair.gain[metric].value:+.4f} ({format_interval(pair.gain[metric], '+') or '–'})"
             if metric in pair.gain
             else ""
             for pair in pairs
@@ -190,11 +208,10 @@ def _add_missing_baselines(part: PageSection, facts: Facts, missing: Sequence[st
         return
     if facts.party_files:
         part.commands.append((f"Not yet trained on these rows: {names}. To do so, run:", command))
-    else:
+    elif set(ALONE) <= {*missing}:
         what = (
             f"{facts.active} has not trained a local-only baseline yet. To do so, run this with "
-            "its "
-            "party file, and with --out if the runs are elsewhere:"
+            "its party file, and with --out if the runs are elsewhere:"
         )
         part.commands.append((what, command))
 

@@ -29,6 +29,14 @@ MAIN_METRICS = {
     "survival": "c_index",
     "ranking": "ndcg",
 }
+# The minimum number of rows of the smaller class for an interval. Intervals by the normal
+# distribution cover too little in small samples (Obuchowski and Lieber 1998, Academic Radiology 5;
+# Newcombe 2006, Statistics in Medicine 25). With an AUC of 0.84 and 500 rows, DeLong's 95 %
+# interval contains it in 63 % of 1,500 draws with 2 positive rows, 78 % with 5, 88 % with 10 and
+# 92 % with 30 (test_quality.py repeats this).
+MIN_CLASS_ROWS = 10
+# The number of rows of the smaller class below which reports warn of their intervals.
+FEW_CLASS_ROWS = 30
 # The number of pairs of rows that are compared at once.
 _PAIRS = 1 << 20
 # The seed of the bootstrap, so that the same rows give the same interval.
@@ -49,8 +57,9 @@ class MetricInfluence:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 95 % confidence interval by the normal distribution."""
+        """The 95 % confidence interval by the normal distribution; NaN without a variance."""
         half = Z * float(np.sqrt((self.psi_N**2).sum()))
+        half = half if np.isfinite(half) else float("nan")
         return self.value - half, self.value + half
 
     def minus(self, other: MetricInfluence) -> MetricInfluence:
@@ -85,7 +94,7 @@ def compute_auc(scores_N: Floats, is_positive_N: npt.NDArray[np.bool_]) -> Metri
         is_positive_N: Whether each row is positive, bool [N]; both classes must occur.
 
     The placements are computed from midranks in n log n steps (Sun and Xu 2014). If a class has
-    only one row, the variance is infinite.
+    fewer than ``MIN_CLASS_ROWS`` rows, the variance is infinite.
     """
     m, n = int(is_positive_N.sum()), int((~is_positive_N).sum())
     ranks_N = _compute_midranks(scores_N)
@@ -95,6 +104,21 @@ def compute_auc(scores_N: Floats, is_positive_N: npt.NDArray[np.bool_]) -> Metri
     psi_N[is_positive_N] = _scale_placements(over_M)
     psi_N[~is_positive_N] = _scale_placements(under_N)
     return MetricInfluence(value, psi_N)
+
+
+def describe_few_rows(positives: int, rows: int) -> str:
+    """Returns sentences about too few rows of the smaller class for an interval, or for a reliable
+    one; '' if there are enough.
+    """
+    count, name = min((positives, "positive"), (rows - positives, "negative"))
+    if count >= FEW_CLASS_ROWS:
+        return ""
+    effect = (
+        f"fewer than {MIN_CLASS_ROWS}, there is no valid interval and no verdict"
+        if count < MIN_CLASS_ROWS
+        else f"fewer than {FEW_CLASS_ROWS}, intervals are often too narrow"
+    )
+    return f"Only {count:,} of {rows:,} rows {'is' if count == 1 else 'are'} {name}. With {effect}."
 
 
 def _compute_midranks(values_N: npt.NDArray[np.floating]) -> Floats:
@@ -110,8 +134,8 @@ def _compute_midranks(values_N: npt.NDArray[np.floating]) -> Floats:
 def _scale_placements(placements: Floats) -> Floats:
     """Returns terms, [M], whose squares add up to the variance of the mean of ``placements``."""
     count = len(placements)
-    if count == 1:
-        return np.full(1, np.inf)
+    if count < MIN_CLASS_ROWS:
+        return np.full(count, np.inf)
     return np.asarray((placements - placements.mean()) / np.sqrt(count * (count - 1)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -160,6 +161,32 @@ def test_few_rows_do_not_rule_out_a_loss() -> None:
     # Of an error, a share of the old one.
     assert Measure("rmse", 50.0, 51.0, -1.0, 2.0).largest_loss == 0.04
     assert Measure("rmse", 0.0, 0.0, 0.0, 0.0).largest_loss == 0.0
+
+
+@pytest.mark.parametrize(("positives", "exit_code"), [(9, 5), (10, 0)])
+def test_few_positive_rows_get_no_verdict(positives: int, exit_code: int, tmp_path: Path) -> None:
+    truth_N = np.arange(200) < positives
+    names = [f"{row:03}" for row in range(200)]
+    for name, shift in (("old", 0.0), ("new", 0.6)):
+        scores_N = 0.2 + np.where(truth_N, shift, 0.0) + np.arange(200) % 9 * 0.04
+        cells = zip(names, scores_N, strict=True)
+        lines = [f"{id_},{id_},scored,{p},{'yes' if p > 0.5 else 'no'}" for id_, p in cells]
+        write(tmp_path / f"{name}.csv", ["id,matched_id,state,score_yes,class", *lines])
+    true = [f"{id_},{'yes' if y else 'no'}" for id_, y in zip(names, truth_N, strict=True)]
+    write(tmp_path / "truth.csv", ["id,left", *true])
+    paths = [str(tmp_path / name) for name in ("old.csv", "new.csv", "truth.csv")]
+    words = ["compare", *paths[:2], "--truth", paths[2], "--label", "left"]
+    done = CliRunner().invoke(cli, words, standalone_mode=False)
+    said = " ".join(done.output.split())
+    assert done.return_value == exit_code
+    assert f"Only {positives} of 200 rows are positive. With fewer than" in said
+    assert ("no verdict on new.csv and old.csv" in said) is (positives < 10)
+    assert ("new.csv is better than old.csv" in said) is (positives >= 10)
+    assert "nan" not in said
+    facts = json.loads(CliRunner().invoke(cli, [*words, "--json"], standalone_mode=False).output)
+    assert (facts["outcome"] == "too few rows") is (positives < 10)
+    assert (facts["measures"]["auc"]["low"] is None) is (positives < 10)
+    compare(*paths[:2], truth=paths[2], label="left").plot()
 
 
 def test_the_command_says_no_if_the_rows_are_too_few(tmp_path: Path) -> None:

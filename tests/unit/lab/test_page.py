@@ -111,6 +111,33 @@ def test_a_page_does_not_compare_on_a_few_rows_that_both_happen_to_have_tested(
     assert "no difference" not in html
 
 
+def test_a_page_gives_no_verdict_on_few_positive_rows(tmp_path: Path) -> None:
+    folder = pages.finished_run(tmp_path / "20260101-120000-churn-0001")
+    other = alone(tmp_path / "20260101-120001-churn-alone-0001")
+    for path in (each / "bank" / "predictions.parquet" for each in (folder, other)):
+        table = pyarrow.parquet.read_table(path)
+        place, left = table.schema.get_field_index("truth"), 2
+        truth = table["truth"].to_pylist()
+        for row, split in enumerate(table["split"].to_pylist()):
+            if split == "test" and truth[row] == "yes":
+                left -= 1
+                truth[row] = "yes" if left >= 0 else "no"
+        table = table.set_column(place, "truth", pa.array(truth))
+        # The baseline lacks test rows that are not positive.
+        keep = [s != "test" or t == "yes" or row % 3 > 0 for row, (s, t) in enumerate(
+            zip(table["split"].to_pylist(), truth, strict=True))]  # fmt: skip
+        pyarrow.parquet.write_table(
+            table if path.parents[1] == folder else table.filter(keep), path
+        )
+    html = unescape(page_of(folder))
+    (said,) = set(re.findall(r"No verdict on together and bank alone[^<]*", html))
+    assert re.search(r"on the same rows, \d\d of 100 test rows: AUC .* \(no interval\)", said)
+    assert re.search(r"Only 2 of \d\d rows are positive\. With fewer than 10, there is no", said)
+    assert "test rows: Only 2 of 100 rows are positive." in html
+    assert "Together is" not in html
+    assert "has not trained a local-only baseline" not in html
+
+
 @pytest.mark.parametrize("kind", pages.KINDS)
 def test_a_page_of_each_kind_of_task_is_one_file_without_anything_from_elsewhere(
     kind: Kind, tmp_path: Path
