@@ -219,10 +219,11 @@ class Privacy(_Model):
 _ABOUT_LABELS = {
     "": "",
     "none": "no label information",
+    "split": "label information if the column that divides the rows depends on labels",
     "randomised": "label information after randomised response",
     "possible": "may carry label information",
 }
-AboutLabels = Literal["", "none", "randomised", "possible"]
+AboutLabels = Literal["", "none", "split", "randomised", "possible"]
 # The separator between the steps of ``ExchangeSummary.chain``.
 ARROW = " -> "
 
@@ -273,6 +274,14 @@ def describe_label_exposure(exchanges: Iterable[ExchangeSummary]) -> str:
     possible = dict.fromkeys(line.phase for line in lines if line.labels == "possible")
     noisy = dict.fromkeys(line.phase for line in lines if line.labels == "randomised")
     if not possible and not noisy:
+        if any(line.labels == "split" for line in lines):
+            return (
+                "The division of the rows, which the active party sends, carries label information "
+                "if the column that determines it (rows.split) depends on labels. No other message "
+                "does: with other labels and the same column, the active party sends the same "
+                "bytes. Metrics that the server shows, and scores that others get, depend on "
+                "labels."
+            )
         return (
             "No message of the active party carries label information: with other labels it sends "
             "the same bytes. Metrics that the server shows, and scores that others get, depend on "

@@ -250,6 +250,31 @@ def test_a_stratified_division_depends_on_labels(
     assert first.messages["open"] != second.messages["open"]
 
 
+@pytest.mark.parametrize("split", ["column", "grouped"])
+def test_a_division_by_a_column_depends_on_labels_if_the_column_does(
+    split: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = recipe([fedonce("pca"), HEAD], split=split)
+    data = cases.digits(2)
+
+    def load(settings: DataSettings, with_label: bool) -> Table:
+        table = load_table(settings, with_label=with_label)
+        if table.labels is None:
+            return table
+        by_label = np.array([int(float(label)) for label in table.labels])
+        if split == "grouped":
+            return replace(table, beside={"g": by_label.astype(str)}, group="g")
+        parts = np.array(["train", "validation", "test", "train"], object)
+        return replace(table, splits=parts[by_label % 4])
+
+    tables = {each: parse(DataSettings, one, "data") for each, one in data.items()}
+    summary = run_in_process(made, tables, tmp_path, load=load)
+    assert of_active(summary)["open"] == {"split"}
+    statement = describe_label_exposure(summary.exchanges)
+    assert "carries label information if the column that determines it (rows.split)" in statement
+    assert "No message of the active party" not in statement
+
+
 # Trees draw secret numbers, so that no two runs send the same bytes.
 @pytest.mark.parametrize("name", ["splitnn", "early stopping", "fedcvt", "splitnn, then fedhssl"])
 def test_messages_follow_from_noisy_labels_alone(

@@ -194,7 +194,8 @@ def summarize_exchanges(
         if sender in (PASSIVES, recipe.server) or (sender == "every party" and exchange.passive):
             return ""
         if sent.label_free and not after_labels:
-            return "none"
+            by_column = recipe.rows.split in ("column", "grouped") and "split" in sent.tensors
+            return "split" if by_column else "none"
         # A verdict (whether to stop) depends on metrics, which are computed from labels without
         # noise.
         noisy = recipe.task.label_epsilon is not None and sent.kind != Kind.VERDICT
