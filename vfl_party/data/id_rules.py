@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 
 from vfl_common.config.data import Duplicates
 from vfl_common.errors import Code, InputError
-from vfl_common.text import format_percent
+from vfl_common.text import format_percent, to_json
 from vfl_party.data.ids import CHUNK, GrowingTexts, IdCounts, Ids, in_order, release_texts
 from vfl_party.data.row_arrays import IN_MEMORY, Space, parts
 
@@ -126,12 +126,19 @@ def about_zeros(ids: Sequence[str], rules: Sequence[str]) -> str:
     commonest = Counter(map(short_look, ids)).most_common(1)
     if {"zeros", "email"} & {*rules} or not commonest or commonest[0][1] <= len(ids) / 2:
         return ""
-    return (
+    if not any(map(FIRST_ZEROS.search, ids)):
+        return ""
+    note = (
         "numbers in the ids begin with 0. If the table of another party has lost these zeros, add "
         '"zeros" to rows.id_rules.'
-        if any(map(FIRST_ZEROS.search, ids))
-        else ""
     )
+    shape = commonest[0][0]
+    if shape.count("0") == 1 and shape != "0" and "digits" not in rules:
+        note += (
+            " If it has only the numbers, without the text around them, add both: "
+            f"rows.id_rules = {to_json([*rules, 'digits', 'zeros'])}."
+        )
+    return note
 
 
 def _sample(ids: Sequence[str]) -> Sequence[str]:

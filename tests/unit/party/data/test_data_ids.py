@@ -89,7 +89,23 @@ def test_zeros_that_another_party_may_have_lost(
         "numbers in the ids begin with 0. If the table of another party has lost these zeros, "
         'add "zeros" to'
     )
-    assert about_zeros(ids, rules) == (f"{said} rows.id_rules." if suspect else "")
+    assert about_zeros(ids, rules).startswith(f"{said} rows.id_rules.") == suspect
+    assert bool(about_zeros(ids, rules)) == suspect
+
+
+def test_the_hint_about_zeros_names_rules_that_match_bare_numbers() -> None:
+    ids, rules = ["CU-024660", "CU-000417", "CU-112233"], ["trim"]
+    hint = about_zeros(ids, rules)
+    assert hint.endswith('add both: rows.id_rules = ["trim", "digits", "zeros"].')
+    assert normalize_ids([ids], [*rules, "digits", "zeros"]).to_pylist() == [
+        "24660",
+        "417",
+        "112233",
+    ]
+    assert normalize_ids([ids], [*rules, "zeros"]).to_pylist()[0] == "CU-24660"
+    # Two numbers, or a number alone.
+    assert "digits" not in about_zeros(["01-0417", "02-0418"], rules)
+    assert "digits" not in about_zeros(["00417", "00418"], rules)
 
 
 # -- rules
