@@ -12,6 +12,8 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
+from vfl.measured import TABLES
+
 RESULTS = Path(__file__).parent / "results"
 GAPS, PROTECT = RESULTS / "defaults.json", RESULTS / "defaults-protect.json"
 # The first is in this table of its own: its figures are what the others are compared with.
@@ -217,13 +219,14 @@ def lost(kept: dict[str, Tables], preset: str) -> float:
 
 
 def means(kept: dict[str, Tables]) -> dict[str, dict[str, tuple[float, float | None, float]]]:
-    """Returns {kind: {preset: (what it costs, labels read, columns read)}}, over the tables of a
-    kind for which that was measured, as ``vfl.new.files`` has them; a preset that was measured on
+    """Returns {kind: {preset: (what it costs, labels read, columns read)}}, over the ``TABLES``
+    of a kind for which that was measured, as ``vfl.measured`` has them; a preset that was measured on
     no table of a kind is missing there.
     """
     by_kind: dict[str, list[Tables]] = {}
-    for of in kept.values():
-        by_kind.setdefault(of["none"]["kind"], []).append(of)
+    for name, of in kept.items():
+        if name in TABLES[of["none"]["kind"]]:
+            by_kind.setdefault(of["none"]["kind"], []).append(of)
     found: dict[str, dict[str, tuple[float, float | None, float]]] = {}
     for kind, tables in by_kind.items():
         found[kind] = {}
@@ -247,7 +250,7 @@ def floors(kept: dict[str, Tables]) -> dict[str, float]:
     message}.
     """
     by_kind: dict[str, list[float]] = {}
-    for of in kept.values():
+    for name, of in kept.items():
         known = [
             value
             for found in of.values()
@@ -256,7 +259,8 @@ def floors(kept: dict[str, Tables]) -> dict[str, float]:
             for value in each["without"].values()
         ]
         (task,) = {found["kind"] for found in of.values()}
-        by_kind.setdefault(task, []).append(max(known))
+        if name in TABLES[task]:
+            by_kind.setdefault(task, []).append(max(known))
     return {kind: round(fmean(values), 3) for kind, values in by_kind.items()}
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import numpy as np
@@ -17,10 +18,13 @@ from benchmarks import defaults_read
 from tests.harness.errors import assert_names, raises
 from tests.harness.here import vfl_here
 from tests.integration.test_label_free import assert_free, twice
+from vfl import measured
 from vfl.new import files
 from vfl.new.commands import new
 from vfl.new.rules import KINDS
+from vfl.summary.table import yield_protection_notes
 from vfl_common.errors import Code, InputError
+from vfl_common.summary import ExchangeSummary
 
 LABELS = {"binary": ("no", "yes"), "multiclass": ("a", "b", "c"), "regression": None}
 PRESETS = get_args(files.Protect)
@@ -130,13 +134,31 @@ def test_what_is_told_was_measured() -> None:
     kept = json.loads(defaults_read.PROTECT.read_text())
     assert defaults_read.means(kept) == {
         kind: {name: tuple_of(each) for name, each in of.items()}
-        for kind, of in files.MEASURED.items()
+        for kind, of in measured.MEASURED.items()
     }
     floors = defaults_read.floors(kept)
-    assert {kind: round(floor, 3) for kind, floor in floors.items()} == files.ALONE
+    assert {kind: round(floor, 3) for kind, floor in floors.items()} == measured.ALONE
 
 
-def tuple_of(each: files.PresetMeasurement) -> tuple[float, float | None, float]:
+@pytest.mark.parametrize(
+    ("exchange", "preset", "words"),
+    [("embedding", "none", "from training"), ("upload", "labels", "from one upload")],
+)
+def test_a_report_has_the_figure_of_the_training_that_ran(
+    exchange: str, preset: str, words: str
+) -> None:
+    sent = ExchangeSummary(
+        phase="x", exchange=exchange, sender="passive parties", receiver="bank",
+        sent="embedding z float32 [rows, width]", chain="identity", when="once",
+    )  # fmt: skip
+    parties = [SimpleNamespace(name="bank", role="active")]
+    summary: Any = SimpleNamespace(parties=parties, metrics={}, exchanges=[sent])
+    (note,) = yield_protection_notes(summary)
+    figure = measured.MEASURED["binary"][preset].columns
+    assert f"mean R² {figure:.2f} {words} in our rehearsals on credit (3,000 rows" in note
+
+
+def tuple_of(each: measured.PresetMeasurement) -> tuple[float, float | None, float]:
     return each.lost, each.labels, each.columns
 
 

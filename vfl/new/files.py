@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from vfl.measured import ALONE, MEASURED, WHERE
 from vfl.new.options import get_reading_keys
 from vfl.new.rules import Kind, Look, ModelSizes, Task
 from vfl.simulation.federation import to_lines, to_toml
@@ -244,51 +244,6 @@ def make_preset_training(sizes: ModelSizes, kind: Kind, protect: Protect) -> dic
     return training
 
 
-@dataclass(frozen=True)
-class PresetMeasurement:
-    """The measurements of a preset, as means over the tables in
-    ``benchmarks/results/defaults-protect.json``.
-
-    ``lost``: the loss of utility compared with ``none``, in points of AUC or accuracy, or per cent
-    of a regression's RMSE. ``labels``: the label inference by a passive party that knows no labels,
-    as AUC or accuracy, or |ρ| for a regression; None if no attack applies. ``columns``: the active
-    party's reconstruction of a passive party's numeric columns, as R².
-    """
-
-    lost: float
-    labels: float | None
-    columns: float
-
-    def shows_more_labels(self, other: PresetMeasurement) -> bool:
-        """Returns whether this preset leaks more of the labels than ``other``; False if one was not
-        attacked.
-        """
-        return self.labels is not None and other.labels is not None and self.labels > other.labels
-
-
-MEASURED: dict[Kind, dict[str, PresetMeasurement]] = {
-    "binary": {
-        "none": PresetMeasurement(0.0, 1.0, 0.817),
-        "labels": PresetMeasurement(-0.05, None, 0.961),
-        "columns": PresetMeasurement(-0.16, 1.0, 0.395),
-        "both": PresetMeasurement(0.8, None, 0.697),
-        "trees": PresetMeasurement(0.1, 0.9, 0.502),
-    },
-    "multiclass": {
-        "none": PresetMeasurement(0.0, 0.951, 0.846),
-        "labels": PresetMeasurement(1.41, None, 0.853),
-        "columns": PresetMeasurement(-0.39, 0.895, 0.674),
-        "both": PresetMeasurement(2.0, None, 0.798),
-        "trees": PresetMeasurement(2.75, 0.641, 0.558),
-    },
-    "regression": {
-        "none": PresetMeasurement(0.0, 0.969, 0.976),
-        "columns": PresetMeasurement(6.35, 0.888, 0.762),
-        "trees": PresetMeasurement(18.71, None, 0.648),
-    },
-}
-# R² with which the active party predicts the other columns from its own, without any message.
-ALONE: dict[Kind, float] = {"binary": 0.528, "multiclass": 0.29, "regression": 0.407}
 # The default presets. In a regression, trees on uploads lose too much accuracy.
 DEFAULTS: dict[Kind, Protect] = {"binary": "labels", "multiclass": "labels", "regression": "none"}
 _LOST = {"binary": "points of AUC", "multiclass": "points of AUC", "regression": "% of RMSE"}
@@ -301,8 +256,8 @@ def make_comments(kind: Kind, chosen: Chosen) -> list[str]:
     """
     heads = f"labels ({_READ[kind]}) by the others, columns (R²) by the active party"
     return [
-        "Leakage in rehearsed attacks on public and synthetic tables, and cost. Each figure is a",
-        "lower bound: another attack may read more.",
+        f"Leakage in rehearsed attacks {WHERE[kind]}, and cost. Each figure",
+        "is a lower bound: another attack may read more.",
         f"{heads}.",
         f"From its own columns, without any message, it predicts columns to {ALONE[kind]:.2f}.",
         "Your own columns, and a changed recipe, differ: rehearse them with vfl leaks.",
@@ -335,11 +290,7 @@ def describe_leakage(kind: Kind, preset: str, label_unit: str = "", column_unit:
     if preset == "none":
         return text
     # A gain is within the noise of two seeds, so it is not reported.
-    costs = (
-        f"{measured.lost:.1f} {_LOST[kind]}"
-        if measured.lost >= 0.05
-        else "nothing in the mean of the tables"
-    )
+    costs = f"{measured.lost:.1f} {_LOST[kind]}" if measured.lost >= 0.05 else "nothing measurable"
     return f"{text}; costs {costs}"
 
 

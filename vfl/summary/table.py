@@ -13,6 +13,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from vfl.measured import MEASURED, WHERE
 from vfl.summary.reading import ProcessNotes
 from vfl.summary.rounds import RoundLine
 from vfl_common.bundle import CONTROL
@@ -429,6 +430,8 @@ def _sum_tcp(summary: Summary) -> dict[tuple[str, str], int]:
 # The number of filters of an undefended exchange. Sent by the active party: policy and codec.
 # Received by the active party: only the codec.
 _SENT_FILTERS, _RECEIVED_FILTERS = 2, 1
+# The measured reconstruction of columns from split training, and from one upload without labels.
+_TRAINING, _UPLOAD = (MEASURED["binary"][preset].columns for preset in ("none", "labels"))
 _WHERE = "in our rehearsals on a public data set, not on yours"
 
 
@@ -465,10 +468,12 @@ def yield_protection_notes(summary: Summary) -> Iterator[str]:
             f"remove it (AUC 1.00 with Marvell noise {_WHERE}). Try vfl leaks."
         )
     if embeddings:
+        uploads = any(exchange.exchange == "upload" for exchange in received)
+        figure = f"{_UPLOAD:.2f} from one upload" if uploads else f"{_TRAINING:.2f} from training"
         yield (
             f"Embeddings of {embeddings} leave without a defence: the active party can reconstruct "
-            f"the passive parties' columns from them (mean R² 0.84 or more {_WHERE}). Try vfl "
-            "leaks; add a defence."
+            f"the passive parties' columns from them (mean R² {figure} in our rehearsals "
+            f"{WHERE['binary']}, not on yours). Try vfl leaks; add a defence."
         )
 
 
