@@ -186,7 +186,7 @@ def test_few_positive_rows_get_no_verdict(positives: int, exit_code: int, tmp_pa
     facts = json.loads(CliRunner().invoke(cli, [*words, "--json"], standalone_mode=False).output)
     assert (facts["outcome"] == "too few rows") is (positives < 10)
     assert (facts["measures"]["auc"]["low"] is None) is (positives < 10)
-    compare(*paths[:2], truth=paths[2], label="left").plot()
+    compare(paths[0], paths[1], truth=paths[2], label="left").plot()
 
 
 def test_the_command_says_no_if_the_rows_are_too_few(tmp_path: Path) -> None:
