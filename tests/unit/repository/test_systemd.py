@@ -15,6 +15,7 @@ import click
 import pytest
 
 from vfl_common.config.party import load_party
+from vfl_common.config.recipe_tables import RunSettings
 from vfl_common.errors import CATALOGUE, Code, UnwritableError
 from vfl_common.rpc.guard import compute_connection_limit
 from vfl_party.cli import cli as party
@@ -25,6 +26,8 @@ PROGRAMS = {"vfl-server": server, "vfl-party": party}
 UNITS = sorted(path.name for path in FOLDER.glob("*.service"))
 TIMERS = sorted(path.name for path in FOLDER.glob("*.timer"))
 BIN = "/opt/vfl/bin/"
+# --metrics-linger, as the units and the pages recommend it.
+LINGER_S = 60
 Unit = dict[tuple[str, str], list[str]]
 
 
@@ -143,7 +146,8 @@ def test_the_command_and_its_options_exist(name: str) -> None:
     known = {option for parameter in command.params for option in parameter.opts}
     comments = [line for line in (FOLDER / name).read_text().splitlines() if "OPTIONS=--" in line]
     shown = [word.partition("=")[0] for word in comments[0].partition("OPTIONS=")[2].split()]
-    assert shown == (["--data", "--out"] if "predict" in name else ["--metrics"])
+    metrics = ["--metrics"] if "serve@" in name else ["--metrics", "--metrics-linger"]
+    assert shown == (["--data", "--out"] if "predict" in name else metrics)
     assert len(comments) == 1
     assert {*shown} <= known
 
@@ -175,8 +179,12 @@ def test_restarts_are_for_what_a_restart_mends(name: str) -> None:
     assert prevented | mended == {entry.exit_code for entry in CATALOGUE.values()}
     # A full disk can pass.
     assert UnwritableError.EXIT_CODE not in prevented
-    # Or it would be tried for ever.
-    assert unit(name)["Unit", "StartLimitBurst"]
+    # Or it would be tried for ever: a unit has failed, and pages, only after the limit.
+    (burst,), (interval,) = (
+        unit(name)["Unit", f"StartLimit{key}"] for key in ("Burst", "IntervalSec")
+    )
+    lasts_s = RunSettings().join_deadline_s + LINGER_S + int(one(name, "RestartSec"))
+    assert int(burst) * lasts_s < 3600 * int(interval.removesuffix("h"))
 
 
 @pytest.mark.parametrize("name", UNITS)
