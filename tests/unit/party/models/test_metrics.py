@@ -212,20 +212,24 @@ def test_metrics_of_several_labels_are_the_means_of_the_labels() -> None:
     assert torch.equal(scores(task, outputs_NL), outputs_NL.sigmoid())
 
 
-def test_whether_less_is_better() -> None:
-    better = {
-        name
-        for name, kinds in METRICS.items()
-        for kind in sorted(kinds)[:1]
-        if lower_is_better(
-            TaskSettings.model_validate(
-                {"kind": kind, "metrics": [name]}
-                | ({"classes": 3} if kind.startswith("multi") else {})
-            ),
-            name,
-        )
+def test_a_metric_is_best_for_the_right_outputs() -> None:
+    """Every metric that a recipe can name is computed for each of its kinds, and its direction is right."""
+    classes_N = torch.tensor([0, 1, 2, 0, 1, 2])
+    bits_NL = torch.nn.functional.one_hot(classes_N, 3).float()
+    numbers_N1 = torch.arange(1.0, 7.0)[:, None]
+    cases = {
+        "binary": ({}, bits_NL[:, :1], 18 * bits_NL[:, :1] - 9),
+        "multilabel": ({"classes": 3}, bits_NL, 18 * bits_NL - 9),
+        "multiclass": ({"classes": 3}, classes_N, 9 * bits_NL),
+        "regression": ({}, numbers_N1, numbers_N1),
     }
-    assert better == {"brier", "log_loss", "mae", "mape"}
+    for name, kind in ((name, kind) for name, kinds in METRICS.items() for kind in kinds):
+        settings, targets, right = cases[kind]
+        task = TaskSettings.model_validate({"kind": kind, "metrics": [name]} | settings)
+        wrong = right[[1, 0, 2, 3, 4, 5]]
+        best, worse = (evaluate(task, outputs, targets)[name] for outputs in (right, wrong))
+        assert best != worse, name
+        assert (best < worse) == lower_is_better(task, name), f"{name}: see LOWER_IS_BETTER"
 
 
 @pytest.mark.parametrize("kind", ["binary", "multiclass", "multilabel"])
