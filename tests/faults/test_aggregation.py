@@ -138,11 +138,7 @@ def test_a_declaration_that_makes_no_sense_is_refused(
             Code.TENSOR_MISMATCH,
             ("'weight'", "[4, 3]", "[3, 4]"),
         ),
-        (
-            {"weight": torch.zeros(300, 400), "bias": torch.zeros(3)},
-            Code.TENSOR_TOO_LARGE,
-            ("60",),
-        ),
+        ({"weight": torch.zeros(300, 400), "bias": torch.zeros(3)}, Code.TENSOR_TOO_LARGE, ("60",)),
         (
             weights(1.0) | {"bias": torch.tensor([0.0, float("nan"), 0.0])},
             Code.NON_FINITE,

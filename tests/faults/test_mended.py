@@ -134,10 +134,7 @@ def test_an_unknown_generation_does_not_keep_the_active_party(tmp_path: Path) ->
         federation.start_server()
         active = federation.start_party("p0")
         address = active.wait_for("ready", 30)["address"]
-        with (
-            HostilePassive(federation, "p1") as hostile,
-            hostile.dial(address, "p0") as channel,
-        ):
+        with HostilePassive(federation, "p1") as hostile, hostile.dial(address, "p0") as channel:
             attach = exchange_pb2.Attach(run_id="x", generation=99, protocol=PROTOCOL)
             call = channel.stream_stream(f"/{SERVICE}/Swap")(
                 iter([exchange_pb2.Frame(attach=attach).SerializeToString()])

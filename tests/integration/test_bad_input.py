@@ -65,11 +65,7 @@ BAD_DATA: dict[str, tuple[Callable[[Path], None], dict[str, Any], tuple[str, ...
         {},
         ("p1.csv", "'age'", "5"),
     ),
-    "missing value": (
-        lambda path: change_rows(path, 4, "u004,nan,A,0"),
-        {},
-        ("p1.csv", "'age'"),
-    ),
+    "missing value": (lambda path: change_rows(path, 4, "u004,nan,A,0"), {}, ("p1.csv", "'age'")),
     "unknown key": (lambda _: None, {"colums": ["age"]}, ("p1.toml", "'colums'", "'columns'")),
 }
 
@@ -342,10 +338,7 @@ HOSTILE: dict[str, tuple[Callable[[HostilePassive], Bundle], tuple[str, ...]]] =
         ("float32 [24, 7]", "float32 [24, 8]"),
     ),
     "another dtype": (lambda p: p.bundle(np.zeros((24, 8), np.float16)), ("float16", "float32")),
-    "larger than its spec": (
-        lambda p: p.bundle(np.zeros((4096, 8), np.float32)),
-        ("768",),
-    ),
+    "larger than its spec": (lambda p: p.bundle(np.zeros((4096, 8), np.float32)), ("768",)),
     "NaN": (lambda p: p.bundle(np.full((24, 8), np.nan, np.float32)), ()),
     "infinity": (lambda p: p.bundle(np.full((24, 8), np.inf, np.float32)), ()),
     "another kind": (

@@ -306,10 +306,7 @@ def test_a_party_file_gives_the_baseline_of_its_own_table(here: Path) -> None:
         with raises(InputError, Code.CONFIG_INVALID):
             make_from_party_file(here / place, kind)
 
-    refused(
-        "bank.toml",
-        None,
-    )
+    refused("bank.toml", None)
     refused("bank.toml", "combined")
     refused("shop.toml", "alone", name="shop")
     features = {

@@ -193,11 +193,7 @@ def test_a_loss_of_one_s_own_trains_as_ours_with_the_same_definition(
             2,
             task={"kind": "binary"} | more | own,
             model={"encoder": {"kind": "mlp", "hidden": [4], "dropout": 0.0}},
-            phase={
-                "epochs": 3,
-                "micro_batches": parts,
-                "optimizer": {"kind": "sgd", "lr": 0.1},
-            },
+            phase={"epochs": 3, "micro_batches": parts, "optimizer": {"kind": "sgd", "lr": 0.1}},
         )
         given_here = {"losses": {"entropy": given.entropy}} if own else None
         found.append(

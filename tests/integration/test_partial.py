@@ -74,9 +74,7 @@ def recipe(
         ],
         "rows": {"align": "psi", "partial": True},
         "model": {"embedding_size": 4, "combine": rule, "encoder": mlp, "top": {"hidden": [5]}},
-        "phases": [
-            {"kind": kind, "epochs": 2, "batch_size": 7, "optimizer": SGD, **how, **phase},
-        ],
+        "phases": [{"kind": kind, "epochs": 2, "batch_size": 7, "optimizer": SGD, **how, **phase}],
     }
 
 
@@ -436,10 +434,7 @@ def test_an_active_party_with_labels_alone(
     ids=str,
 )
 def test_sizes_of_splits_that_cannot_be_are_refused(
-    splits: tuple[int, ...],
-    data: dict[str, Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    splits: tuple[int, ...], data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(partial, "to_tensor", lambda *_: torch.tensor(splits))
     with raises(PeerError, Code.MALFORMED_MESSAGE, names="p0"):

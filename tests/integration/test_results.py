@@ -131,12 +131,7 @@ def test_the_label_has_a_name_everywhere() -> None:
 
 @pytest.mark.parametrize(
     ("counts", "written"),
-    [
-        (None, 3),
-        (IdCounts(3, 0, 0), 3),
-        (IdCounts(1_203, 1_000, 200), 3),
-        (IdCounts(5, 1, 1), 2),
-    ],
+    [(None, 3), (IdCounts(3, 0, 0), 3), (IdCounts(1_203, 1_000, 200), 3), (IdCounts(5, 1, 1), 2)],
 )
 def test_rows_that_are_left_out_are_counted(counts: IdCounts | None, written: int) -> None:
     told = str(Predicted.of(Table("a.csv", ("a", "b", "c"), counts=counts), written))

@@ -579,13 +579,7 @@ def test_an_interruption_is_no_new_question(tmp_path: Path) -> None:
     assert not once_more.is_repeated("secureboost/tree-0/1", b"rows", b"bits")
 
 
-@pytest.mark.parametrize(
-    "slot",
-    [
-        "tree-1/0",
-        "walk-1",
-    ],
-)
+@pytest.mark.parametrize("slot", ["tree-1/0", "walk-1"])
 def test_other_splits_after_an_interruption_are_refused(
     slot: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -166,12 +166,7 @@ def test_images_and_a_party_with_labels_only(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "rows",
-    [
-        SHOP.drop(columns="worst area"),
-        SHOP.assign(**{"worst area": "many"}),
-        SHOP.head(0),
-        3,
-    ],
+    [SHOP.drop(columns="worst area"), SHOP.assign(**{"worst area": "many"}), SHOP.head(0), 3],
 )
 def test_rows_that_cannot_be_used_are_one_sentence(rows: Any, once: vfl.Run) -> None:
     with raises(InputError, Code.DATA_INVALID, names="shop"):

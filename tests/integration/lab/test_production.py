@@ -389,9 +389,7 @@ def forget(made: Federation, name: str, *words: str, code: int = 0) -> str:
         return "".join(each.get("text", "") for each in program.seen()) + program.stderr
 
 
-def test_a_person_is_forgotten_and_the_models_that_knew_them_are_named(
-    between: Federation,
-) -> None:
+def test_a_person_is_forgotten_and_the_models_that_knew_them_are_named(between: Federation) -> None:
     old, new = trained(between)
     # The test before has written it, if it ran here.
     if not (between.folder / "scores.csv").exists():

@@ -110,7 +110,7 @@ def test_every_folder_is_one_line(runs: Path) -> None:
             "of-a-passive-party",
             "first",
             "sweep/",
-        ),
+        )
     ]
     states = {
         "torn": "damaged",

@@ -14,13 +14,7 @@ import torch
 from tests.harness.errors import assert_names, raises
 from tests.harness.scenes import labelled_scene, linear_scene, of, replayed
 from vfl_leaks import attacks, scene
-from vfl_leaks.attacks.completion import (
-    FROZEN,
-    KNOWN,
-    MIXMATCH,
-    TUNED,
-    draw_stratified,
-)
+from vfl_leaks.attacks.completion import FROZEN, KNOWN, MIXMATCH, TUNED, draw_stratified
 from vfl_leaks.fitting import decode, r2_by_column
 from vfl_leaks.result import ALL_EPOCHS, AttackLine, Rehearsed, Spread
 from vfl_leaks.scene import EncoderInputs, Figure, Scene, UnfitError

@@ -223,10 +223,7 @@ def test_the_student_alone_may_ask_a_database_by_id(served: Served, tmp_path: Pa
     unfit = ids.index("K-2")
     assert [
         (each, found.state[at]) for at, each in enumerate(ids) if found.state[at] != "scored"
-    ] == [
-        ("K-2", "failed"),
-        ("nobody", "unknown"),
-    ]
+    ] == [("K-2", "failed"), ("nobody", "unknown")]
     assert found.part(unfit).missing == {"p0": "failed"}
     assert found.part(len(want)).missing == {"p0": "unknown id"}
     assert all(numbers(found, at) == want[each] for at, each in enumerate(want) if at != unfit)
@@ -444,9 +441,7 @@ def scorer(
     return OnlineScorer(FeatureLookup(files, trained, print), ask, 1.0, quality, {})
 
 
-def test_a_row_has_no_score_unless_the_parties_that_took_part_were_measured(
-    served: Served,
-) -> None:
+def test_a_row_has_no_score_unless_the_parties_that_took_part_were_measured(served: Served) -> None:
     def answer(name: str, ids: Sequence[str]) -> ServingAnswer:
         # One of them does not answer.
         if name == "p2":

@@ -178,11 +178,7 @@ def store(request: pytest.FixtureRequest, served: Served) -> Iterator[FeatureLoo
             if programs() is None:
                 pytest.skip("no PostgreSQL server is installed")
             url = request.getfixturevalue("server").url()
-            settings = {
-                "kind": "database",
-                "source": url,
-                "query": select("WHERE id = ANY(:ids)"),
-            }
+            settings = {"kind": "database", "source": url, "query": select("WHERE id = ANY(:ids)")}
         elif request.param == "sqlite":
             settings = {
                 "kind": "database",

@@ -174,13 +174,7 @@ def test_packed_bits_are_where_the_format_says() -> None:
 
 
 @pytest.mark.parametrize(
-    ("low", "scale"),
-    [
-        (np.nan, 1.0),
-        (0.0, np.inf),
-        (0.0, -1.0),
-        (3e38, 3e38),
-    ],
+    ("low", "scale"), [(np.nan, 1.0), (0.0, np.inf), (0.0, -1.0), (3e38, 3e38)]
 )
 def test_minimum_and_step_of_a_stranger_are_checked(low: float, scale: float) -> None:
     sent = PackedRows(

@@ -333,8 +333,7 @@ def test_connections_to_nobody_known_are_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "host"),
-    [("ipv4:10.0.0.7:4711", "10.0.0.7"), ("ipv6:%5B::1%5D:4711", "::1")],
+    ("words", "host"), [("ipv4:10.0.0.7:4711", "10.0.0.7"), ("ipv6:%5B::1%5D:4711", "::1")]
 )
 def test_callers_as_grpc_writes_them(words: str, host: str) -> None:
     meter = TcpMeter()

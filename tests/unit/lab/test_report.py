@@ -408,14 +408,7 @@ def test_the_summary_alone_gives_the_table_and_the_bytes(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        None,
-        "{}",
-        "nonsense",
-        "[" * 100_000,
-    ],
-    ids=["none", "object", "nonsense", "deep"],
+    "text", [None, "{}", "nonsense", "[" * 100_000], ids=["none", "object", "nonsense", "deep"]
 )
 def test_no_run_is_one_sentence(tmp_path: Path, text: str | None) -> None:
     if text is not None:

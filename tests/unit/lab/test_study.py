@@ -297,11 +297,7 @@ def test_a_finished_study_runs_nothing_and_keeps_pretraining_s_checkpoints(tmp_p
 def test_one_study_at_a_time(tmp_path: Path) -> None:
     from vfl_lab.studies.run import _lock_study
 
-    with (
-        _lock_study(tmp_path),
-        raises(InputError, Code.FILE_INVALID),
-        _lock_study(tmp_path),
-    ):
+    with _lock_study(tmp_path), raises(InputError, Code.FILE_INVALID), _lock_study(tmp_path):
         pass
     with _lock_study(tmp_path):
         pass

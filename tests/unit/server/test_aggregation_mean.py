@@ -21,12 +21,7 @@ from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.stages import AggregationPlan, make_label, parse_rounds_done
 from vfl_party.outbound.exchange import to_bundle, to_tensors
 from vfl_server.aggregation import average, compute_mean, find_outlier, yield_remaining_steps
-from vfl_server.control.admission import (
-    MAX_BYTES,
-    MAX_ROUNDS,
-    agree_on_plans,
-    parse_declarations,
-)
+from vfl_server.control.admission import MAX_BYTES, MAX_ROUNDS, agree_on_plans, parse_declarations
 
 STEP = StepKey("pretrain", 2, 0)
 CPU = torch.device("cpu")
@@ -90,10 +85,7 @@ def test_tensors_go_by_name_whatever_their_order() -> None:
     assert {
         name: array.item()
         for name, array in values(compute_mean({"p0": one, "p1": other}, STEP)).items()
-    } == {
-        "a": 2.0,
-        "b": 15.0,
-    }
+    } == {"a": 2.0, "b": 15.0}
 
 
 def test_a_received_buffer_may_be_read_only() -> None:

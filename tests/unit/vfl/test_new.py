@@ -236,10 +236,7 @@ def test_a_parquet_file_with_a_column_that_is_neither_number_nor_text() -> None:
         pa.table({name: pa.array(values) for name, values in columns.items()}), "bank.parquet"
     )
     args = [*BANK, "--data", "bank.parquet"]
-    refused(
-        *args,
-        code=Code.DATA_INVALID,
-    )
+    refused(*args, code=Code.DATA_INVALID)
     said = run(*args, "--drop", "day")
     assert_names(said, "day", "data.categorical")
     assert tables("bank.toml")["data"]["drop"] == ["day"]
@@ -413,10 +410,7 @@ def test_columns_with_two_roles(ids: list[str]) -> None:
 
 def test_a_label_with_one_value() -> None:
     table("bank.csv", "customer,age,default", lambda n: f"K{n},{n % 50},no")
-    refused(
-        *BANK,
-        code=Code.DATA_INVALID,
-    )
+    refused(*BANK, code=Code.DATA_INVALID)
 
 
 def test_a_table_without_an_id() -> None:
@@ -457,10 +451,7 @@ def test_parties_of_no_recipe() -> None:
 def test_a_passive_party_needs_columns_of_use() -> None:
     run(*BANK)
     table("shop.csv", "client,note", lambda n: f"K{n},note {n}")
-    refused(
-        *SHOP,
-        code=Code.DATA_INVALID,
-    )
+    refused(*SHOP, code=Code.DATA_INVALID)
 
 
 def test_help_has_examples_and_needs_no_torch() -> None:

@@ -38,10 +38,7 @@ def test_no_party_has_the_recipes_file() -> None:
         ["--active", "Recipe"],
         ["--active", "bank", "--passive", "recipe"],
     ):
-        refused(
-            *args,
-            *more,
-        )
+        refused(*args, *more)
     run(*args, "--active", "bank")
     assert tables("bank.toml")["name"] == "bank"
     Path("recipe.toml").rename("shop.toml")
@@ -88,15 +85,7 @@ def test_columns_of_numbers_and_dates_that_are_read_as_text_are_called_so() -> N
 
 
 @pytest.mark.parametrize(
-    "values",
-    [
-        ("yes", "no"),
-        ("Yes", "no"),
-        ("Ja", "Nein"),
-        ("a", "Z"),
-        ("2", "1"),
-        ("0.5", "1.5"),
-    ],
+    "values", [("yes", "no"), ("Yes", "no"), ("Ja", "Nein"), ("a", "Z"), ("2", "1"), ("0.5", "1.5")]
 )
 def test_the_class_of_the_scores_is_said(values: tuple[str, str]) -> None:
     table("bank.csv", "customer,age,default", lambda n: f"K{n},{n % 50},{values[n % 2]}")
@@ -196,12 +185,7 @@ def test_a_sheet_of_several() -> None:
             sheet.append([f"K{n}", n % 9])
     book.save("shop.xlsx")
     run(*BANK)
-    refused(
-        *SHOP,
-        "--data",
-        "shop.xlsx",
-        code=Code.DATA_INVALID,
-    )
+    refused(*SHOP, "--data", "shop.xlsx", code=Code.DATA_INVALID)
     run(*SHOP, "--data", "shop.xlsx", "--set", "sheet=2024")
     assert tables("shop.toml")["data"]["sheet"] == "2024"
 
@@ -209,12 +193,7 @@ def test_a_sheet_of_several() -> None:
 def test_numbers_of_two_meanings_and_lines_before_the_names() -> None:
     run(*BANK)
     table("shop.csv", "Export of May\n\nclient_no;spent", lambda n: f"K{n};1.{n:03}")
-    text = refused(
-        *SHOP,
-        "--id",
-        "client_no",
-        code=Code.DATA_INVALID,
-    )
+    text = refused(*SHOP, "--id", "client_no", code=Code.DATA_INVALID)
     assert text.endswith("(here: --set skip_lines=2)")
     skip = ["--set", "skip_lines=2"]
     text = refused(*SHOP, *skip, code=Code.DATA_INVALID)

@@ -85,11 +85,7 @@ def test_a_person_knows_the_task_better(labels: list[Any], wanted: str, task: Ta
 
 
 @pytest.mark.parametrize(
-    ("labels", "wanted"),
-    [
-        (["a", "b", "c"], "binary"),
-        (["a", "b"], "regression"),
-    ],
+    ("labels", "wanted"), [(["a", "b", "c"], "binary"), (["a", "b"], "regression")]
 )
 def test_but_not_what_the_values_are(labels: list[Any], wanted: str) -> None:
     with raises(InputError, Code.DATA_INVALID, names=("--task", "t.csv")):

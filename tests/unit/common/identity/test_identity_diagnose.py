@@ -147,13 +147,7 @@ def test_ipv6_brackets_are_not_part_of_the_host(
     assert dialled == [("::1", 50051)]
 
 
-@pytest.mark.parametrize(
-    "failure",
-    [
-        TimeoutError("timed out"),
-        OSError(113, "No route to host"),
-    ],
-)
+@pytest.mark.parametrize("failure", [TimeoutError("timed out"), OSError(113, "No route to host")])
 def test_network_does_not_let_us_through(
     bank: Credentials, monkeypatch: pytest.MonkeyPatch, failure: OSError
 ) -> None:

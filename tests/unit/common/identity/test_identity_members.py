@@ -114,15 +114,7 @@ def test_a_certificate_that_cannot_be_read_is_the_caller_s_fault(ca: Path) -> No
     assert caught.value.code is Code.CERTIFICATE_INVALID
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        dns("bank", "shop"),
-        dns("Bank"),
-        [SPIFFE],
-        [],
-    ],
-)
+@pytest.mark.parametrize("names", [dns("bank", "shop"), dns("Bank"), [SPIFFE], []])
 def test_one_s_own_certificate_is_explained(ca: Path, names: Sequence[x509.GeneralName]) -> None:
     tls = written(ca, "bank", signer(ca).leaf(names, common_name="bank"))
     refusal(tls, Code.IDENTITY_MISMATCH)
@@ -232,8 +224,7 @@ def test_an_encrypted_key(ca: Path, how: str, monkeypatch: pytest.MonkeyPatch) -
     ids=["Ed25519", "RSA", "secp256k1", "P-521"],
 )
 def test_keys_that_cannot_be_used(
-    ca: Path,
-    key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | ed25519.Ed25519PrivateKey,
+    ca: Path, key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | ed25519.Ed25519PrivateKey
 ) -> None:
     tls = written(ca, "bank", signer(ca).leaf(dns("bank"), key))
     refusal(tls)
@@ -306,12 +297,7 @@ def named() -> Recipe:
 
 
 @pytest.mark.parametrize(
-    "given",
-    [
-        ["bank"],
-        ["bank=sha256:AB"],
-        [f"bank=sha256:{'0' * 64}", f"bank=sha256:{'1' * 64}"],
-    ],
+    "given", [["bank"], ["bank=sha256:AB"], [f"bank=sha256:{'0' * 64}", f"bank=sha256:{'1' * 64}"]]
 )
 def test_pins_of_the_server_s_command(given: list[str]) -> None:
     with raises(click.BadParameter):

@@ -41,11 +41,7 @@ def load(source: str, *, with_label: bool = False, **settings: Any) -> Table:
 
 
 def refused(
-    source: str,
-    code: Code = Code.DATA_INVALID,
-    *,
-    with_label: bool = False,
-    **more: Any,
+    source: str, code: Code = Code.DATA_INVALID, *, with_label: bool = False, **more: Any
 ) -> str:
     with raises(InputError, Code.DATA_INVALID, Code.FILE_INVALID) as caught:
         load(source, with_label=with_label, **more)
@@ -135,9 +131,7 @@ def test_an_empty_column_is_numbers_that_are_missing(tmp_path: Path) -> None:
 
 
 def test_several_incomplete_columns_are_one_error(tmp_path: Path) -> None:
-    refused(
-        write(tmp_path / "x.csv", "pid,v,w\na,,\n"),
-    )
+    refused(write(tmp_path / "x.csv", "pid,v,w\na,,\n"))
 
 
 @pytest.mark.parametrize("cell", ["inf", "-Infinity", "1e39"])
@@ -148,10 +142,7 @@ def test_infinity_is_refused_whatever_the_policy(tmp_path: Path, cell: str) -> N
 
 def test_text_in_a_numeric_column_names_row_not_value(tmp_path: Path) -> None:
     rows = "".join(f"{row},{'secret' if row in (776, 900) else row}\n" for row in range(1000))
-    text = refused(
-        write(tmp_path / "x.csv", "pid,v\n" + rows),
-        numeric=("v",),
-    )
+    text = refused(write(tmp_path / "x.csv", "pid,v\n" + rows), numeric=("v",))
     assert "secret" not in text
 
 
@@ -171,30 +162,14 @@ def test_missing_labels(tmp_path: Path) -> None:
 
 def test_missing_columns_name_the_nearest(tmp_path: Path) -> None:
     source = write(tmp_path / "x.csv", "patient_id,age,outcome\na,1,0\n")
-    refused(
-        source,
-        id="patient_ID",
-    )
+    refused(source, id="patient_ID")
     settings: dict[str, Any] = {"id": "patient_id"}
-    refused(
-        source,
-        with_label=True,
-        label="outcom",
-        **settings,
-    )
+    refused(source, with_label=True, label="outcom", **settings)
     for key in ("columns", "drop", "numeric", "categorical"):
-        refused(
-            source,
-            **(settings | {key: ("agee",)}),
-        )
+        refused(source, **(settings | {key: ("agee",)}))
     refused(source, id=None)
     refused(source, with_label=True, **settings)
-    refused(
-        source,
-        numeric=("age",),
-        categorical=("age",),
-        **settings,
-    )
+    refused(source, numeric=("age",), categorical=("age",), **settings)
 
 
 def test_no_rows_no_columns(tmp_path: Path) -> None:
@@ -215,9 +190,7 @@ def test_bad_files(tmp_path: Path) -> None:
 
     file_refused(str(tmp_path / "none.csv"))
     file_refused(write(tmp_path / "x.doc", "a"))
-    text = file_refused(
-        write(tmp_path / "x.csv", "pid,v\na,1\nb,2,secret\n"),
-    )
+    text = file_refused(write(tmp_path / "x.csv", "pid,v\na,1\nb,2,secret\n"))
     assert "secret" not in text
     file_refused(write(tmp_path / "x.csv", "pid,v\na,1\nb\n"))
     (tmp_path / "x.csv").write_bytes(b"pid,v\na,\x81\n")
@@ -275,11 +248,7 @@ def test_reads_parquet_types(tmp_path: Path) -> None:
     ]
     assert table.labels is not None
     assert table.labels.tolist() == ["true", "true", "false"]
-    refused(
-        source,
-        categorical=("forced",),
-        label="y",
-    )
+    refused(source, categorical=("forced",), label="y")
     assert load(
         source, columns=("flag", "text"), numeric=("flag",), missing="zero"
     ).numeric_names == ("flag",)
@@ -307,9 +276,7 @@ def test_parquet_columns_of_other_types(tmp_path: Path) -> None:
     "ids", [pa.array([1.0, 2.0]), pa.array([True, False]), pa.array([0, 1], pa.date32())]
 )
 def test_parquet_ids_of_other_types(tmp_path: Path, ids: pa.Array) -> None:
-    refused(
-        write_parquet(tmp_path / "x.parquet", pid=ids, v=[1, 2]),
-    )
+    refused(write_parquet(tmp_path / "x.parquet", pid=ids, v=[1, 2]))
 
 
 def test_parquet_ids_as_dictionary_and_missing(tmp_path: Path) -> None:
@@ -317,10 +284,7 @@ def test_parquet_ids_as_dictionary_and_missing(tmp_path: Path) -> None:
         write_parquet(
             tmp_path / "x.parquet", pid=pa.array(["b", "a"]).dictionary_encode(), v=[1, 2]
         )
-    ).ids == (
-        "a",
-        "b",
-    )
+    ).ids == ("a", "b")
     source = write_parquet(tmp_path / "x.parquet", pid=pa.array([1, None]), v=[1, 2])
     assert load(source).ids == ("1",)
 
@@ -345,22 +309,10 @@ def test_a_column_of_splits_is_no_feature_and_is_read_with_the_label(tmp_path: P
     assert table.select(np.array([2, 0])).splits.tolist() == ["validation", "train"]  # type: ignore[union-attr]
     passive = load(source, id="id", label="y", split="part")
     assert (passive.numeric_names, passive.splits) == (("x",), None)
-    refused(
-        source,
-        id="id",
-        label="y",
-        split="parts",
-        with_label=True,
-    )
+    refused(source, id="id", label="y", split="parts", with_label=True)
     for wrong in ("Test", "", "1"):
         bad = write(tmp_path / "b.csv", f"id,x,part,y\n2,1,test,0\n1,2,{wrong},1\n")
-        refused(
-            bad,
-            id="id",
-            label="y",
-            split="part",
-            with_label=True,
-        )
+        refused(bad, id="id", label="y", split="part", with_label=True)
 
 
 def test_view_of_columns_runs_over_all_types(tmp_path: Path) -> None:
@@ -374,16 +326,8 @@ def test_view_of_columns_runs_over_all_types(tmp_path: Path) -> None:
         ("c", "d"),
         ("e",),
     ]
-    refused(
-        source,
-        label="y",
-        view=ViewSettings(scheme="columns", part=0, parts=6),
-    )
-    refused(
-        source,
-        label="y",
-        view=ViewSettings(scheme="halves", part=0, parts=2),
-    )
+    refused(source, label="y", view=ViewSettings(scheme="columns", part=0, parts=6))
+    refused(source, label="y", view=ViewSettings(scheme="halves", part=0, parts=2))
 
 
 def test_image_shape_of_columns(tmp_path: Path) -> None:
@@ -400,11 +344,7 @@ def test_image_shape_of_columns(tmp_path: Path) -> None:
     assert run.images_NCHW is not None
     assert run.images_NCHW[1].tolist() == [[[3, 4, 5]]]
     refused(source, image_shape=(1, 2, 2))
-    refused(
-        source,
-        image_shape=(1, 2, 3),
-        categorical=("a",),
-    )
+    refused(source, image_shape=(1, 2, 3), categorical=("a",))
 
 
 def test_describe_tells_counts_only(tmp_path: Path) -> None:

@@ -381,10 +381,7 @@ def notes_of(source: str, query: str, **more: Any) -> tuple[str, ...]:
 
 def test_first_rows_without_an_order_are_told(people: str) -> None:
     query = "SELECT pid, age FROM people"
-    by_place: list[dict[str, Any]] = [
-        {"limit": 2},
-        {"duplicates": "first", "id_rules": ("zeros",)},
-    ]
+    by_place: list[dict[str, Any]] = [{"limit": 2}, {"duplicates": "first", "id_rules": ("zeros",)}]
     for more in by_place:
         assert notes_of(people, query, **more) == (UNSORTED,)
         assert notes_of(people, f"{query} ORDER BY age", **more) == ()
@@ -402,10 +399,7 @@ def test_sqlite_is_never_written(people: str, tmp_path: Path) -> None:
         "PRAGMA x",
     ):
         refused(people, query=query)
-    refused(
-        people,
-        query="WITH x AS (SELECT 1) DELETE FROM people",
-    )
+    refused(people, query="WITH x AS (SELECT 1) DELETE FROM people")
     refused(people, query="SELECT 1 AS pid; DROP TABLE people")
     assert read(opened(people, "-- a remark\nSELECT pid FROM people"))["pid"].to_pylist() == [
         "007",
@@ -420,31 +414,19 @@ def test_sqlite_is_never_written(people: str, tmp_path: Path) -> None:
 def test_mistakes_with_sqlite_are_one_sentence(people: str, tmp_path: Path) -> None:
     refused(people, query=None)
     refused(people, query=" ; ")
-    refused(
-        people,
-        query="SELECT * FROM persons",
-    )
+    refused(people, query="SELECT * FROM persons")
     refused(people, query="SELECT hight FROM people")
-    refused(
-        people,
-        query="SELECT pid FORM people",
-    )
+    refused(people, query="SELECT pid FORM people")
     with raises(InputError, Code.DATA_INVALID):
         read(opened(people), "pid", "wight")
-    refused(
-        people,
-        query='SELECT pid, age AS "" FROM people',
-    )
+    refused(people, query='SELECT pid, age AS "" FROM people')
     marked = refused(
         people,
         # Fmt: skip.
         query="SELECT pid, iif(age, 'a', char(57344) || '12') AS x FROM people",
     )
     assert "12" not in marked.removeprefix(people)
-    refused(
-        people,
-        query="SELECT pid, iif(age, age, x'00ff') AS x FROM people",
-    )
+    refused(people, query="SELECT pid, iif(age, age, x'00ff') AS x FROM people")
     # Nobody asks for it.
     assert read(opened(people, "SELECT pid, x'00ff' AS x FROM people"), "pid").num_rows == 3
     latin = refused(people, query="SELECT CAST(x'416461ff' AS TEXT) AS pid")
@@ -452,15 +434,9 @@ def test_mistakes_with_sqlite_are_one_sentence(people: str, tmp_path: Path) -> N
     for text in ("hello\n" * 1000, ""):
         other = tmp_path / "other.db"
         other.write_text(text)
-        refused(
-            f"sqlite:///{other}",
-            Code.FILE_INVALID if text else Code.DATA_INVALID,
-        )
+        refused(f"sqlite:///{other}", Code.FILE_INVALID if text else Code.DATA_INVALID)
     for source in ("sqlite://", "sqlite:///:memory:", f"{people}?mode=rw"):
-        refused(
-            source,
-            Code.FILE_INVALID,
-        )
+        refused(source, Code.FILE_INVALID)
     refused(f"sqlite:///{tmp_path}", Code.FILE_INVALID)
 
 
@@ -469,18 +445,12 @@ def test_other_databases_need_their_dialect_and_driver(monkeypatch: pytest.Monke
     text = refused(source, Code.FILE_INVALID)
     assert text.startswith("nosuch+db://ada:***@host/bank: ")
     monkeypatch.setitem(sys.modules, "pymysql", None)
-    text = refused(
-        "mysql+pymysql://ada:geheim@host/bank",
-        Code.CONFIG_INVALID,
-    )
+    text = refused("mysql+pymysql://ada:geheim@host/bank", Code.CONFIG_INVALID)
     assert "geheim" not in text
     text = refused("mysql://ada:geheim@host:port/bank", Code.FILE_INVALID)
     assert "geheim" not in text
     monkeypatch.setitem(sys.modules, "sqlalchemy", None)
-    refused(
-        "sqlite:///x.db",
-        Code.CONFIG_INVALID,
-    )
+    refused("sqlite:///x.db", Code.CONFIG_INVALID)
     monkeypatch.setitem(sys.modules, "adbc_driver_postgresql", None)
     refused("postgresql://host/x", Code.CONFIG_INVALID)
 
@@ -590,10 +560,7 @@ def test_types_that_arrow_does_not_have_become_those_of_a_table(server: Postgres
 )
 def test_other_types_are_refused_if_they_are_asked_for(server: Postgres, column: str) -> None:
     query = f"SELECT pid, {column} AS x FROM people"  # noqa: S608
-    refused(
-        server.url(),
-        query=query,
-    )
+    refused(server.url(), query=query)
     assert read(opened(server.url(), query), "pid").num_rows == 3
 
 
@@ -604,10 +571,7 @@ def test_other_types_are_refused_if_they_are_asked_for(server: Postgres, column:
 )
 def test_dates_that_are_none_elsewhere_are_refused(server: Postgres, value: str) -> None:
     query = f"SELECT '1' AS pid, {value} AS d"
-    refused(
-        server.url(),
-        query=query,
-    )
+    refused(server.url(), query=query)
     ends = (
         "SELECT '1' AS pid, date '0001-01-01' AS a, date '9999-12-31' AS b, timestamp "
         "'9999-12-31 23:59:59' AS c"
@@ -663,18 +627,9 @@ def test_postgresql_is_never_written(server: Postgres) -> None:
     refused(server.url(), query="DELETE FROM people")
     server.run("CREATE SEQUENCE counter")
     refused(server.url(), query="SELECT nextval('counter') AS pid")
-    refused(
-        server.url(),
-        query="WITH x AS (DELETE FROM people RETURNING 1) TABLE x",
-    )
-    refused(
-        server.url(),
-        query="SELECT 1 AS pid; DELETE FROM people",
-    )
-    refused(
-        server.url(),
-        query="SELECT 1) AS x; DELETE FROM people; SELECT * FROM (SELECT 1",
-    )
+    refused(server.url(), query="WITH x AS (DELETE FROM people RETURNING 1) TABLE x")
+    refused(server.url(), query="SELECT 1 AS pid; DELETE FROM people")
+    refused(server.url(), query="SELECT 1) AS x; DELETE FROM people; SELECT * FROM (SELECT 1")
     assert server.run("SELECT count(*) FROM people") == "3"
 
 

@@ -144,9 +144,7 @@ def test_the_format_of_a_cell_decides_only_what_a_number_means(
 
     source = save(tmp_path / "t.xlsx", ["id", "x"], ["a", value], change=shape)
     if text is None:
-        refused(
-            source,
-        )
+        refused(source)
         # Nobody asks for the formula.
         assert texts(source, ("id",)) == {"id": ["a"]}
     else:
@@ -205,9 +203,7 @@ def test_errors_name_the_cell_and_only_wanted_columns_are_looked_at(tmp_path: Pa
         tmp_path / "v.xlsx", '<row><c t="str"><v>id</v></c><c t="e"><v>#N/A</v></c></row>' + rows
     )
     refused(top)
-    refused(
-        raw(tmp_path / "w.xlsx", "<row><c><f>A2</f></c></row>" + rows),
-    )
+    refused(raw(tmp_path / "w.xlsx", "<row><c><f>A2</f></c></row>" + rows))
 
 
 @pytest.mark.parametrize(
@@ -267,15 +263,8 @@ def test_the_sheet_is_named_or_the_only_visible_one_that_is_not_empty(tmp_path: 
     assert_names("\n".join(stream.notes), "data.sheet")
     named = opened(source, sheet="lists")
     assert (named.names, named.notes) == (("town",), ())
-    refused(
-        source,
-        sheet="peopel",
-    )
-    refused(
-        source,
-        Code.FILE_INVALID,
-        sheet="empty",
-    )
+    refused(source, sheet="peopel")
+    refused(source, Code.FILE_INVALID, sheet="empty")
 
 
 def test_it_does_not_choose_between_two_sheets(tmp_path: Path) -> None:
@@ -295,11 +284,7 @@ def test_new_rows_for_a_trained_model_may_be_in_a_sheet_of_another_name(tmp_path
     refused(source, sheet="April")
     assert texts(source, sheet="April", as_trained=True)["id"] == ["a"]
     both = book_of(tmp_path / "u.xlsx", May=(rows, "visible"), June=(rows, "visible"))
-    refused(
-        both,
-        sheet="April",
-        as_trained=True,
-    )
+    refused(both, sheet="April", as_trained=True)
     assert texts(both, sheet="June", as_trained=True)["id"] == ["a"]
 
 
@@ -310,14 +295,9 @@ def test_rows_above_the_names_are_skipped_if_the_settings_say_so(tmp_path: Path)
     source = save(tmp_path / "t.xlsx", *TITLED, change=lambda sheet: sheet.merge_cells("A1:F1"))
     assert texts(source, skip_lines=3) == {"id": ["a", "b"], "x": [n(1), n(2)]}
     assert texts(source, skip_lines=2)["id"] == ["a", "b"]
-    refused(
-        source,
-        id=("id",),
-    )
+    refused(source, id=("id",))
     refused(source, skip_lines=1, id=("id",), label="x")
-    text = refused(
-        source,
-    )
+    text = refused(source)
     assert "Report" not in text
 
 
@@ -350,9 +330,7 @@ def test_a_text_that_begins_as_a_number_cell_does_is_refused(tmp_path: Path) -> 
 def test_a_column_with_values_needs_a_name(tmp_path: Path) -> None:
     source = save(tmp_path / "t.xlsx", ["id", None, "x", " "], ["a", None, 1], ["b", "note", 2])
     assert opened(source).names == ("id", "x")
-    text = refused(
-        source,
-    )
+    text = refused(source)
     assert "note" not in text
     beside = save(tmp_path / "u.xlsx", ["id"], ["a"], ["b", None, None, "sum"])
     refused(beside, id=("id",))
@@ -388,9 +366,7 @@ def test_empty_rows_and_columns_that_excel_keeps_are_ignored(tmp_path: Path) -> 
 
 def test_an_empty_row_in_the_middle_is_refused(tmp_path: Path) -> None:
     source = save(tmp_path / "t.xlsx", ["id", "x"], ["a", 1], [], [], ["sum", 1])
-    refused(
-        source,
-    )
+    refused(source)
     refused(save(tmp_path / "u.xlsx", ["id"], [], ["a"]))
 
 
@@ -554,10 +530,7 @@ def test_damaged_files_are_one_sentence(tmp_path: Path) -> None:
 )
 def test_a_sheet_that_no_program_writes_is_damaged(tmp_path: Path, rows: str) -> None:
     source = raw(tmp_path / "t.xlsx", header("id") + rows)
-    refused(
-        source,
-        Code.FILE_INVALID,
-    )
+    refused(source, Code.FILE_INVALID)
 
 
 def test_files_that_would_fill_the_memory_are_refused(tmp_path: Path) -> None:
@@ -567,17 +540,11 @@ def test_files_that_would_fill_the_memory_are_refused(tmp_path: Path) -> None:
         Code.FILE_INVALID,
     )
     long_tag = f'<row><c r="A2" note="{" " * (5 << 18)}"/></row>'
-    refused(
-        raw(tmp_path / "u.xlsx", header("id") + long_tag),
-        Code.FILE_INVALID,
-    )
+    refused(raw(tmp_path / "u.xlsx", header("id") + long_tag), Code.FILE_INVALID)
     bomb = raw(tmp_path / "v.xlsx", header("id"))
     with zipfile.ZipFile(bomb, "a", zipfile.ZIP_DEFLATED, compresslevel=1) as parts:
         parts.writestr("xl/sharedStrings.xml", b" " * (65 << 20))
-    text = refused(
-        bomb,
-        Code.FILE_INVALID,
-    )
+    text = refused(bomb, Code.FILE_INVALID)
     assert "sharedStrings" in text
 
 

@@ -238,21 +238,13 @@ REFUSED: dict[str, tuple[bytes | str, dict[str, Any], str]] = {
         {},
         "line 3 opens a quotation mark .*. Correct it",
     ),
-    "a cell too few": (
-        "id,a\n1,2\n2\n",
-        {},
-        "row 2 below the header must have 2 cells, .* .got 1",
-    ),
+    "a cell too few": ("id,a\n1,2\n2\n", {}, "row 2 below the header must have 2 cells, .* .got 1"),
     "a cell too many": (
         "id,a\n1,2\n2,3,4\n",
         {},
         "row 2 below the header must have 2 cells, .* .got 3",
     ),
-    "a long open cell": (
-        'id,a\n1,"x\n' + "2,y\n" * 50_000,
-        {},
-        "line 2 opens a quotation mark",
-    ),
+    "a long open cell": ('id,a\n1,"x\n' + "2,y\n" * 50_000, {}, "line 2 opens a quotation mark"),
     "text after a cell that is closed": (
         'id,a,b\n1,1,"B"ob\n2,2,Al\n',
         {},
@@ -427,19 +419,13 @@ GUESSED: dict[str, tuple[bytes | str, list[str]]] = {
         'id,a\n1,"2,5"\n',
         [f"numbers are read with a decimal comma, as in 'a'. {KEYS}"],
     ),
-    "dates": (
-        "id,a\n1,2024-01-31\n",
-        [f"column 'a' holds dates, read as {DAYS}"],
-    ),
+    "dates": ("id,a\n1,2024-01-31\n", [f"column 'a' holds dates, read as {DAYS}"]),
     "a code": (
         "id,a\n1,01234\n2,5\n",
         [f"numbers of 'a' begin with 0, as postcodes and codes do. {CODES}"],
     ),
     "a sign": ("id,a\n1,5%\n", ["% is dropped from the numbers of 'a'"]),
-    "no names": (
-        "id,1,2,3\n1,2,3,4\n",
-        [NAMES],
-    ),
+    "no names": ("id,1,2,3\n1,2,3,4\n", [NAMES]),
     "no name": (
         "id,a,\n1,2,\n",
         ["columns without a name are left out (number 3). Name them to use them."],

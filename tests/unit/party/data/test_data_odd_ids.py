@@ -105,9 +105,7 @@ def test_an_id_that_excel_has_cut_is_refused(tmp_path: Path) -> None:
     for row in (["id", "a"], [123456789012345, 1], [4111111111111110, 2]):
         book.active.append(row)
     book.save(tmp_path / "t.xlsx")
-    refused(
-        tmp_path / "t.xlsx",
-    )
+    refused(tmp_path / "t.xlsx")
     book.active["A3"] = "4111111111111111"
     book.save(tmp_path / "t.xlsx")
     table = load_table(settings(tmp_path / "t.xlsx"), with_label=False)
@@ -128,11 +126,7 @@ def test_an_id_that_a_database_keeps_as_a_decimal_number_is_seen_to_be_rounded(
         )
     base.close()
     source = f"sqlite:///{tmp_path}/t.db"
-    refused(
-        source,
-        query="SELECT * FROM t",
-        duplicates="first",
-    )
+    refused(source, query="SELECT * FROM t", duplicates="first")
     table = load_table(settings(source, query="SELECT * FROM t WHERE a > 2"), with_label=False)
     assert list(table.ids) == ["7"]
 

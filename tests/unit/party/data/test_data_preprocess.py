@@ -192,10 +192,7 @@ def test_new_files() -> None:
     )
     refused(preprocessor.transform, text)
     number = Table("y.csv", ("0",), np.ones((1, 3), np.float32), ("a", "b", "k0"))
-    refused(
-        preprocessor.transform,
-        number,
-    )
+    refused(preprocessor.transform, number)
     refused(preprocessor.transform, images([[[[1]]]]))
     on_images = fit(images([[[[1, 2]]]] * 3))
     refused(on_images.transform, rows)

@@ -23,11 +23,7 @@ def load(source: str, *, with_label: bool = False, **settings: Any) -> Table:
 
 
 def refused(
-    source: str,
-    code: Code = Code.DATA_INVALID,
-    *,
-    with_label: bool = False,
-    **more: Any,
+    source: str, code: Code = Code.DATA_INVALID, *, with_label: bool = False, **more: Any
 ) -> None:
     with raises(InputError, Code.DATA_INVALID, Code.FILE_INVALID) as caught:
         load(source, with_label=with_label, **more)
@@ -103,33 +99,19 @@ def test_npz_several_arrays_types_and_view(tmp_path: Path) -> None:
 def test_npz_bad_values(tmp_path: Path) -> None:
     source = npz(tmp_path / "x.npz", x=np.array([[1.0], [np.nan]]))
     refused(source)
-    refused(
-        npz(tmp_path / "x.npz", x=np.zeros((2, 1)), i=np.zeros(2)),
-        id="i",
-    )
-    refused(
-        npz(tmp_path / "x.npz", x=np.zeros((2, 1)), y=np.zeros(3)),
-        columns=("x", "y"),
-    )
+    refused(npz(tmp_path / "x.npz", x=np.zeros((2, 1)), i=np.zeros(2)), id="i")
+    refused(npz(tmp_path / "x.npz", x=np.zeros((2, 1)), y=np.zeros(3)), columns=("x", "y"))
     refused(npz(tmp_path / "x.npz", x=np.zeros((0, 1))))
     refused(npz(tmp_path / "x.npz", x=np.float64(1)))
     refused(npz(tmp_path / "x.npz", x=np.zeros(2, complex)))
     refused(npz(tmp_path / "x.npz", x=np.zeros((2, 2, 2, 2, 2))))
-    refused(
-        npz(tmp_path / "x.npz", x=np.zeros((2, 4, 4)), y=np.zeros(2)),
-        columns=("x", "y"),
-    )
+    refused(npz(tmp_path / "x.npz", x=np.zeros((2, 4, 4)), y=np.zeros(2)), columns=("x", "y"))
     bad_image = np.zeros((3, 2, 2))
     bad_image[1, 0, 0] = np.nan
-    refused(
-        npz(tmp_path / "x.npz", x=bad_image),
-    )
+    refused(npz(tmp_path / "x.npz", x=bad_image))
     pixels(load(str(tmp_path / "x.npz"), missing="mean"))
     bad_image[2, 0, 0] = np.inf
-    refused(
-        npz(tmp_path / "x.npz", x=bad_image),
-        missing="mean",
-    )
+    refused(npz(tmp_path / "x.npz", x=bad_image), missing="mean")
 
 
 def test_npz_bad_files(tmp_path: Path) -> None:
@@ -187,10 +169,7 @@ def test_npz_images_whose_channels_cannot_be_told(tmp_path: Path) -> None:
     refused(source)
     assert pixels(load(source, image_shape=(3, 5, 3))).shape == (2, 3, 5, 3)
     assert pixels(load(source, image_shape=(3, 3, 5))).shape == (2, 3, 3, 5)
-    refused(
-        npz(tmp_path / "x.npz", x=np.zeros((2, 8, 8))),
-        image_shape=(1, 4, 16),
-    )
+    refused(npz(tmp_path / "x.npz", x=np.zeros((2, 8, 8))), image_shape=(1, 4, 16))
     refused(str(tmp_path / "x.npz"), categorical=("x",))
 
 
@@ -235,15 +214,9 @@ def test_columns_of_an_image_set_are_its_pixels(tmp_path: Path) -> None:
     np.testing.assert_allclose(pixels(half)[0, 0, 0] * 255, [5, 6, 7, 8, 9], rtol=1e-6)
     refused(source, view=ViewSettings(scheme="columns", part=0, parts=11))
     thin = npz(tmp_path / "y.npz", x=np.zeros((1, 1, 4)))
-    refused(
-        thin,
-        view=ViewSettings(scheme="quadrants", part=0, parts=4),
-    )
+    refused(thin, view=ViewSettings(scheme="quadrants", part=0, parts=4))
     bad = npz(tmp_path / "z.npz", x=np.array([[[1.0, np.nan]]]))
-    refused(
-        bad,
-        view=ViewSettings(scheme="columns", part=1, parts=2),
-    )
+    refused(bad, view=ViewSettings(scheme="columns", part=1, parts=2))
 
 
 # --- folders of images
@@ -337,20 +310,11 @@ def test_bad_folders(tmp_path: Path) -> None:
     image = Image.new("L", (4, 3))
     source = str(tmp_path)
     refused(source, Code.FILE_INVALID)
-    refused(
-        source,
-        Code.FILE_INVALID,
-        columns=("x",),
-    )
+    refused(source, Code.FILE_INVALID, columns=("x",))
     refused(folder(tmp_path / "a", "name\nx\n"))
     refused(folder(tmp_path / "a", "file\n"))
-    refused(
-        folder(tmp_path / "a", "file\nx.png\n"),
-        Code.FILE_INVALID,
-    )
-    refused(
-        folder(tmp_path / "a", "file\nx.png\nx.png\n", x=image),
-    )
+    refused(folder(tmp_path / "a", "file\nx.png\n"), Code.FILE_INVALID)
+    refused(folder(tmp_path / "a", "file\nx.png\nx.png\n", x=image))
     refused(str(tmp_path / "a"), id="who")
     refused(str(tmp_path / "a"), with_label=True)
     refused(str(tmp_path / "a"), columns=("file",))
@@ -435,11 +399,7 @@ def test_torchvision_from_local_files(tmp_path: Path) -> None:
         own = load("torchvision:MNIST", with_label=with_label, split="part", **settings).splits
         assert own is not None
         assert own.tolist() == ["train"] * 3 + ["test"] * 2
-    refused(
-        "torchvision:MNIST",
-        split="own",
-        **settings,
-    )
+    refused("torchvision:MNIST", split="own", **settings)
     half = load(
         "torchvision:MNIST", view=ViewSettings(scheme="halves", part=1, parts=2), **settings
     )

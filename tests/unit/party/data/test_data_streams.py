@@ -305,18 +305,10 @@ def test_parquet_files_with_other_columns_are_named(tmp_path: Path) -> None:
         with raises(InputError, Code.FILE_INVALID, names=("a.parquet", "b.parquet")):
             open_parquet(settings_of(str(source)))
 
-    other(
-        table.drop(["b"]),
-    )
-    other(
-        table.append_column("c", table["b"]),
-    )
-    other(
-        table.set_column(2, "b", table["a"]),
-    )
-    other(
-        table.select(table.column_names[::-1]),
-    )
+    other(table.drop(["b"]))
+    other(table.append_column("c", table["b"]))
+    other(table.set_column(2, "b", table["a"]))
+    other(table.select(table.column_names[::-1]))
 
 
 def test_a_column_of_text_that_names_every_row_is_refused(

@@ -201,10 +201,7 @@ def test_columns_may_have_dates_of_several_forms(tmp_path: Path) -> None:
 
 def test_dates_that_fit_most_cells(tmp_path: Path) -> None:
     source = write(tmp_path, "id,d\n1,20240131\n2,0\n3,20240201\n")
-    refused(
-        source,
-        dates="%Y%m%d",
-    )
+    refused(source, dates="%Y%m%d")
     assert (
         numbers(write(tmp_path, "id,d\n1,20240131\n2,\n3,20240201\n"), dates="%Y%m%d")[0] == 19753
     )
@@ -236,10 +233,7 @@ def test_dashes_do_not_say_whether_the_day_comes_first(tmp_path: Path) -> None:
 
 def test_a_late_cell_that_is_no_date_as_the_settings_say_is_refused(tmp_path: Path) -> None:
     source = write(tmp_path, dated(*["31.01.24"] * 10_000, "2024-01-31"))
-    refused(
-        source,
-        dates="%d.%m.%y",
-    )
+    refused(source, dates="%d.%m.%y")
 
 
 @pytest.mark.parametrize(("first", "last"), [("31.01.2024", "soon"), ("5%", "0.5")])
@@ -276,10 +270,7 @@ def test_numbers_of_another_country_beside_decimal_commas_are_noted(tmp_path: Pa
 
 def test_dates_are_set_for_text_alone(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": ["1"], "d": [20240131]}), tmp_path / "t.parquet")
-    refused(
-        str(tmp_path / "t.parquet"),
-        dates="%Y%m%d",
-    )
+    refused(str(tmp_path / "t.parquet"), dates="%Y%m%d")
 
 
 # -- rows to predict are written as those of training

@@ -108,10 +108,7 @@ def test_a_connection_that_breaks_ends_the_process_and_not_the_run() -> None:
         "[/third_party/gloo/gloo/transport/tcp/pair.cc:545] Read error [127.0.0.1]:1: "
         "Connection reset by peer\nmore"
     )
-    with (
-        raises(RankLost, names=("pair.cc", "third_party")),
-        convert_rank_errors(),
-    ):
+    with raises(RankLost, names=("pair.cc", "third_party")), convert_rank_errors():
         raise RuntimeError(said)
     with raises(RankLost), convert_rank_errors():
         raise dist.DistBackendError("NCCL error")
@@ -148,14 +145,7 @@ def test_under_torchrun_each_process_has_the_gpu_of_its_number(
         resolve_device("cuda")
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"RANK": None},
-        {"WORLD_SIZE": "-3"},
-        {"RANK": "5"},
-    ],
-)
+@pytest.mark.parametrize("changed", [{"RANK": None}, {"WORLD_SIZE": "-3"}, {"RANK": "5"}])
 def test_variables_that_torchrun_would_not_set_are_refused(
     changed: dict[str, str | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

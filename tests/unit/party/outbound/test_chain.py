@@ -188,11 +188,7 @@ def test_what_a_recipe_asks_for_wrongly_is_one_sentence(
     given_ = recipe(**phase)
     layer = torch.nn.ModuleDict({"encoder": torch.nn.Linear(4, 8)})
     party = Party(
-        "p1",
-        Course(given_),
-        torch.device("cpu"),
-        dict(layer),
-        PartyData(divide_rows(given_, 100)),
+        "p1", Course(given_), torch.device("cpu"), dict(layer), PartyData(divide_rows(given_, 100))
     )
     with pytest.raises(InputError) as caught:
         party.course.build(party)

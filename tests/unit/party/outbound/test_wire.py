@@ -173,10 +173,7 @@ def test_a_recipe_without_tables_has_the_digest_that_it_had() -> None:
             ["table 1", "never applies"],
         ),
         ([{**BITS, "direction": "sideways"}], ["direction", "'up' or 'down'"]),
-        (
-            [{**BITS, "error_feedback": True}],
-            ["error_feedback", "that the server averages"],
-        ),
+        ([{**BITS, "error_feedback": True}], ["error_feedback", "that the server averages"]),
     ],
 )
 def test_a_wrong_table_is_one_sentence(wire: list[dict[str, Any]], words: list[str]) -> None:

@@ -22,10 +22,7 @@ from vfl_party.phases.method import Method
 REPO = Path(__file__).parents[4]
 # The recipe's own word for a phase that only measures: a summary does not count it as a method.
 # The trees of ``model.top`` have the word of the baseline's phase: both are boosted trees.
-SHARED_WORDS = {
-    ("vfl_common/text.py", "evaluate"),
-    ("vfl_common/config/models.py", "gbdt"),
-}
+SHARED_WORDS = {("vfl_common/text.py", "evaluate"), ("vfl_common/config/models.py", "gbdt")}
 
 
 def course(*phases: dict[str, Any], **more: Any) -> Course:
@@ -73,9 +70,7 @@ def test_settings_of_a_phase_that_runs_no_more_are_read_only_if_they_decide_the_
 @pytest.mark.parametrize(
     "given", [{"traffic": None}, {"late": None}, {"kept": False}, {"own": None}], ids=list
 )
-def test_the_former_way_of_making_a_method_is_refused_with_todays(
-    given: dict[str, Any],
-) -> None:
+def test_the_former_way_of_making_a_method_is_refused_with_todays(given: dict[str, Any]) -> None:
     like = load_method("head")
     with raises(TypeError):
         Method(like.settings, like.active, like.passive, **given)

@@ -14,14 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.harness.aligning import (
-    SERVER,
-    Parties,
-    Recorder,
-    in_common,
-    sets_of,
-    small_batches,
-)
+from tests.harness.aligning import SERVER, Parties, Recorder, in_common, sets_of, small_batches
 from tests.harness.errors import assert_names, raises
 from vfl_common import psi
 from vfl_common.bundle import Bundle, StepKey

@@ -637,14 +637,7 @@ def test_a_guess_costs_what_scrypt_costs(monkeypatch: pytest.MonkeyPatch) -> Non
 # ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("who", "most"),
-    [
-        ("p0", 41),
-        ("p1", 41),
-        ("p2", 39),
-    ],
-)
+@pytest.mark.parametrize(("who", "most"), [("p0", 41), ("p1", 41), ("p2", 39)])
 def test_a_party_with_more_rows_than_wanted_is_refused_before_anything_is_masked(
     who: str, most: int, tmp_path: Path
 ) -> None:

@@ -389,13 +389,7 @@ def test_early_stopping_by_a_metric_of_a_plug_in(
     assert metrics["test"]["mine"] == values[-1]
 
 
-@pytest.mark.parametrize(
-    "metric",
-    [
-        "loss",
-        "mein",
-    ],
-)
+@pytest.mark.parametrize("metric", ["loss", "mein"])
 def test_an_unknown_metric_is_refused_before_the_run(metric: str, installed: Installed) -> None:
     if metric == "mein":
         installed("vfl.metrics", Metric(lambda *_: 0.0))
