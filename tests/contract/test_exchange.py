@@ -564,7 +564,6 @@ def test_a_step_waits_for_as_many_parties_as_it_needs(transport: str) -> None:
 
 
 # -- several steps in flight
-# ----------------------------------------------------------------------
 
 
 def numbered(batch: int, size: int = 2) -> Bundle:

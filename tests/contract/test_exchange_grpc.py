@@ -114,7 +114,6 @@ def frames(step: StepKey, bundle: Bundle, **size: int) -> list[bytes]:
 
 
 # -- connections that break
-# ----------------------------------------------------------------------
 
 
 def delivered(found: GrpcExchange) -> int:
@@ -358,7 +357,6 @@ def test_both_ends_count_the_same_after_an_orderly_end(found: GrpcExchange) -> N
 
 
 # -- who may come in
-# ----------------------------------------------------------------------
 
 
 def test_a_certificate_of_the_federation_is_not_enough(
@@ -650,7 +648,6 @@ def test_another_protocol_is_refused(found: GrpcExchange) -> None:
 
 
 # -- what may be said
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

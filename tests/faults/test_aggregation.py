@@ -83,7 +83,6 @@ def failure_of(future: Future[Any]) -> VflError:
 
 
 # -- what parties declare
-# ----------------------------------------------------------------------
 
 
 def test_parties_that_would_aggregate_different_weights_are_told_which(members: Members) -> None:
@@ -127,7 +126,6 @@ def test_a_declaration_that_makes_no_sense_is_refused(
 
 
 # -- what they send
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -227,7 +225,6 @@ def test_a_party_that_is_lost_before_the_reply_sends_everyone_back(members: Memb
 
 
 # -- whole federations
-# ----------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

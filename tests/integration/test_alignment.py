@@ -217,7 +217,6 @@ def test_a_prediction_of_fewer_rows_than_a_party_answers_for(
 
 
 # -- what is kept
-# ----------------------------------------------------------------------
 
 
 def test_a_row_that_is_swapped_between_generations_stops_the_run_before_any_update(
@@ -283,7 +282,6 @@ def test_another_run_with_other_rows_is_told_so(
 
 
 # -- rows of one party alone
-# ----------------------------------------------------------------------
 
 
 def test_rows_that_are_not_common_are_learnt_from_alone(
@@ -321,7 +319,6 @@ def test_rows_that_are_not_common_are_learnt_from_alone(
 
 
 # -- bad input
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

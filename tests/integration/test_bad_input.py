@@ -154,7 +154,6 @@ def test_device_that_is_not_there(federation: Federation) -> None:
 
 
 # -- certificates
-# ----------------------------------------------------------------------
 
 
 def test_certificate_of_another_ca(federation: Federation) -> None:
@@ -226,7 +225,6 @@ def test_a_passive_party_is_warned_of_its_label(federation: Federation) -> None:
 
 
 # -- addresses
-# ----------------------------------------------------------------------
 
 
 def test_address_in_use(federation: Federation) -> None:
@@ -245,7 +243,6 @@ def test_server_that_does_not_answer(federation: Federation) -> None:
 
 
 # -- what only shows when the others are there
-# ----------------------------------------------------------------------
 
 
 def test_different_recipes_name_the_first_key(federation: Federation) -> None:
@@ -370,7 +367,6 @@ def test_hostile_embedding_ends_the_run(tmp_path: Path, what: str) -> None:
 
 
 # -- a machine that is not as the others think
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.slow

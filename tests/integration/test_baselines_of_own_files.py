@@ -232,7 +232,6 @@ def test_trees_take_the_recipe_s_own_phase_or_stop_early(here: Path) -> None:
 
 
 # -- what cannot be
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", BASELINES)
@@ -320,7 +319,6 @@ def test_a_party_file_gives_the_baseline_of_its_own_table(here: Path) -> None:
 
 
 # -- the library
-# ----------------------------------------------------------------------
 
 DATA = {
     "bank": vfl.Data(BANK, label="left", settings={"scale": "minmax"}),
@@ -428,7 +426,6 @@ def test_a_study_of_the_library_compares_baselines(combined: vfl.Run) -> None:
 
 
 # -- vfl study
-# ----------------------------------------------------------------------
 
 
 def study(folder: Path, **changes: Any) -> Path:

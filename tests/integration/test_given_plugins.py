@@ -319,7 +319,6 @@ def test_every_group_of_ours_may_be_given() -> None:
 
 
 # -- a script, whose objects no other process can import
-# ----------------------------------------------------------------------
 
 SCRIPT = """
 import json, sys

@@ -60,7 +60,6 @@ def once() -> vfl.Run:
 
 
 # -- importing
-# ----------------------------------------------------------------------
 
 
 def test_importing_costs_next_to_nothing_and_says_nothing() -> None:
@@ -94,7 +93,6 @@ def test_the_examples_in_docstrings_hold() -> None:
 
 
 # -- recipes
-# ----------------------------------------------------------------------
 
 
 def test_a_recipe_is_a_value(tmp_path: Path) -> None:
@@ -158,7 +156,6 @@ def test_an_encoder_is_given_as_a_class_and_kept_out_of_files(tmp_path: Path) ->
 
 
 # -- data
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["polars", "arrow", "indexed", "categories", "shuffled"])
@@ -285,7 +282,6 @@ def test_data_that_cannot_be_used_are_one_sentence(data: dict[str, Any]) -> None
 
 
 # -- runs
-# ----------------------------------------------------------------------
 
 
 def test_a_run_tells_the_bytes_at_which_a_metric_was_reached(once: vfl.Run) -> None:

@@ -45,7 +45,6 @@ def assembled(made: Table, name: str, data: Table) -> Assembled:
 
 
 # -- columns that only the active party reads
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -70,7 +69,6 @@ def test_one_file_of_all_has_the_keys_of_all(tmp_path: Path) -> None:
 
 
 # -- thresholds
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -116,7 +114,6 @@ def test_a_rule_without_validation_rows_is_refused_before_training(test: float) 
 
 
 # -- weights
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", [np.inf, np.nan])
@@ -152,7 +149,6 @@ def test_a_row_outside_training_does_not_weigh_without_end() -> None:
 
 
 # -- optimizers of parties that train nothing
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -180,7 +176,6 @@ def test_an_optimizer_of_a_party_that_trains_nothing(
 
 
 # -- survival
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["survival", "ranking"])
@@ -206,7 +201,6 @@ def test_a_survival_task_needs_to_know_what_happened(tmp_path: Path) -> None:
 
 
 # -- keys of augment
-# ----------------------------------------------------------------------
 
 SELF_SUPERVISED: dict[str, Table] = {
     "contrastive": {"kind": "contrastive", "rounds": 1, "batch_size": 16},

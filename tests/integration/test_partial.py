@@ -192,7 +192,6 @@ def test_a_forecast_is_what_crosses(kind: str, data: dict[str, Any], tmp_path: P
 
 
 # -- evaluation and prediction
-# ----------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -418,7 +417,6 @@ def test_an_active_party_with_labels_alone(
 
 
 # -- an active party that lies
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -442,7 +440,6 @@ def test_sizes_of_splits_that_cannot_be_are_refused(
 
 
 # -- what a passive party sends
-# ----------------------------------------------------------------------
 
 
 def test_a_party_sends_and_hears_of_its_own_rows_alone(
@@ -467,7 +464,6 @@ def test_a_party_sends_and_hears_of_its_own_rows_alone(
 
 
 # -- refusals
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

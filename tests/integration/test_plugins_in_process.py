@@ -19,7 +19,6 @@ from vfl_party.outbound.chain import Chain
 from vfl_party.outbound.declared import Use
 
 # --- methods, transforms and policies: a change of the example, in a package of its own
-# -------------------------------
 
 # Of shapes, that only the method knows, given at each step.
 WORDS = {

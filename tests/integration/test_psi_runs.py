@@ -166,7 +166,6 @@ def test_a_forecast_is_what_the_alignment_sends() -> None:
 
 
 # -- how often
-# ----------------------------------------------------------------------
 
 
 def test_a_table_is_aligned_so_often_a_day_and_not_more(tmp_path: Path) -> None:

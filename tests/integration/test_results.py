@@ -42,7 +42,6 @@ def settings(**keys: Any) -> DataSettings:
 
 
 # -- the ids
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -93,7 +92,6 @@ def test_an_id_of_several_columns_is_divided_again() -> None:
 
 
 # -- the numbers
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -126,7 +124,6 @@ def test_the_label_has_a_name_everywhere() -> None:
 
 
 # -- the rows
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

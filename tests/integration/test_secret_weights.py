@@ -90,7 +90,6 @@ FIRST = "split training with dropout"
 
 
 # -- what a peer could compute
-# ----------------------------------------------------------------------
 
 
 class FirstSent:
@@ -166,7 +165,6 @@ def test_a_party_file_asks_for_secret_weights_unless_it_says_otherwise() -> None
 
 
 # -- a run that is disturbed
-# ----------------------------------------------------------------------
 
 
 @dataclass
@@ -259,7 +257,6 @@ def test_a_run_goes_on_as_it_began_and_says_so(tmp_path: Path, plugin: dict[str,
 
 
 # -- what the folder keeps
-# ----------------------------------------------------------------------
 
 
 def folder(path: Path, *, checkpoints: int) -> RunFolder:

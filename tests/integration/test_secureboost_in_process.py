@@ -102,7 +102,6 @@ def refused(folder: Path, made: Recipe, name: str, *more: str, policy: Any = Non
 
 
 # -- people
-# ----------------------------------------------------------------------
 
 
 def test_a_party_whose_columns_are_all_constant_is_refused(tmp_path: Path) -> None:
@@ -309,7 +308,6 @@ def test_columns_that_offer_too_many_splits_are_refused_at_home(
 
 
 # -- peers
-# ----------------------------------------------------------------------
 
 
 def peer_fails(folder: Path, made: Recipe) -> str:
@@ -685,7 +683,6 @@ def test_sums_of_categories_that_leave_rows_out_are_refused(
 
 
 # -- what a party file asks for
-# ----------------------------------------------------------------------
 
 
 def asked(folder: Path, name: str, made: Recipe, **trees: Any) -> str:
@@ -722,7 +719,6 @@ def test_short_keys_are_for_trials(name: str, tmp_path: Path) -> None:
 
 
 # -- afterwards
-# ----------------------------------------------------------------------
 
 
 def test_trees_are_exported_with_the_partys_models(tmp_path: Path) -> None:
@@ -791,7 +787,6 @@ def test_check_says_what_a_prediction_sends(tmp_path: Path) -> None:
 
 
 # -- parts
-# ----------------------------------------------------------------------
 
 
 def test_cuts_are_halfway_and_at_most_one_fewer_than_bins() -> None:

@@ -158,7 +158,6 @@ def test_written_files_are_what_the_programs_read(tmp_path: Path) -> None:
 
 
 # --- progress
-# ----------------------------------------------------------------------
 
 
 def progress(round_: int, batch: int = 0, batches: int = 0, **facts: Any) -> dict[str, Any]:
@@ -258,7 +257,6 @@ def test_plain_lines_are_few_and_the_last_one_is_there() -> None:
 
 
 # --- processes
-# ----------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -33,7 +33,6 @@ from vfl_party.predict.forget import FileWithId, Trace, outputs, person, trace
 from vfl_party.predict.results import KEPT
 
 # -- on one machine
-# ----------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -274,7 +273,6 @@ def test_days_are_a_number(place: Path, option: str, days: str) -> None:
 
 
 # -- between processes
-# ----------------------------------------------------------------------
 
 
 def tables(folder: Path) -> dict[str, dict[str, Any]]:

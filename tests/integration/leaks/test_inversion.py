@@ -45,7 +45,6 @@ def digits(start: int, stop: int) -> Tensor:
 
 
 # -- the decoder
-# ----------------------------------------------------------------------
 
 CNN = CnnSettings(kind="cnn", channels=(8, 12, 16, 20))
 NETWORKS: list[EncoderSettings] = [
@@ -94,7 +93,6 @@ def test_the_bottleneck_is_undone_too() -> None:
 
 
 # -- the measures
-# ----------------------------------------------------------------------
 
 
 def by_hand(a: Tensor, b: Tensor, size: int) -> float:
@@ -141,7 +139,6 @@ def test_equal_images() -> None:
 
 
 # -- the attack
-# ----------------------------------------------------------------------
 
 
 def attacked(bottom: Callable[[Tensor], Tensor], **more: Any) -> Any:
@@ -203,7 +200,6 @@ def test_what_are_no_pairs() -> None:
 
 
 # -- the program
-# ----------------------------------------------------------------------
 
 NORTH = """
 source = "sklearn:digits"

@@ -88,7 +88,6 @@ def test_the_page_is_up_to_date() -> None:
 
 
 # -- a table of made data
-# ----------------------------------------------------------------------
 
 
 def split(lr: float, epochs: int = 12) -> list[dict[str, object]]:
@@ -341,7 +340,6 @@ def test_labels_may_be_a_share_of_the_training_rows() -> None:
 
 
 # -- rules
-# ----------------------------------------------------------------------
 
 ONE = dataclasses.replace(
     TINY,
@@ -415,7 +413,6 @@ def test_a_line_that_is_refused_without_a_reason_is_an_error(
 
 
 # -- the command
-# ----------------------------------------------------------------------
 
 
 def test_the_list_says_which_data_are_there(bars: Path) -> None:

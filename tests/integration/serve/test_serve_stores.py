@@ -578,7 +578,6 @@ def test_the_active_partys_own_features_may_be_asked_for(served: Served, tmp_pat
 
 
 # --- tables in memory
-# ----------------------------------------------------------------------
 
 
 def test_a_folder_of_parquet_is_renewed_when_it_is_whole(served: Served, tmp_path: Path) -> None:
@@ -650,7 +649,6 @@ def test_a_database_in_memory_is_read_again_if_that_is_asked_for(
 
 
 # --- programs
-# ----------------------------------------------------------------------
 
 
 def bytes_to(served: Served, party: str) -> int:

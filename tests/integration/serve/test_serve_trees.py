@@ -272,7 +272,6 @@ def test_what_does_not_lie_on_the_way_of_an_id_is_refused(run: vfl.Run) -> None:
 
 
 # -- the programs
-# ----------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -257,7 +257,6 @@ def test_a_whole_number_stands_for_any_other() -> None:
 
 
 # -- recipes of two releases
-# ----------------------------------------------------------------------
 
 ROSTER = [{"name": "a", "role": "active"}, {"name": "b", "role": "passive"}]
 PLAIN: dict[str, Any] = {

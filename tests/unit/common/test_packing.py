@@ -203,7 +203,6 @@ def test_what_is_not_finite_is_refused(bad: float, coder: Coder) -> None:
 
 
 # -- the largest
-# ----------------------------------------------------------------------
 
 
 @given(x_RW=TABLES, share=st.floats(0.01, 0.99))
@@ -255,7 +254,6 @@ def test_indices_of_a_stranger_are_checked(places: list[list[int]]) -> None:
 
 
 # -- coders
-# ----------------------------------------------------------------------
 
 CODERS: list[Coder] = [
     *(Bits(bits, stochastic) for bits in (8, 4, 2) for stochastic in (True, False)),

@@ -40,7 +40,6 @@ STEP = StepKey("train", 2, 7)
 
 
 # -- one list of names and numbers in each place
-# --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -71,7 +70,6 @@ def test_every_dtype_has_a_size() -> None:
 
 
 # -- frames
-# ----------------------------------------------------------------------
 
 names = st.text(max_size=12).filter(lambda name: name.isprintable() or "\n" in name)
 shapes = st.lists(st.integers(0, 4), max_size=4).map(tuple)

@@ -45,7 +45,6 @@ from vfl_common.rpc.messages import from_failure, to_failure
 ROSTER = ("north", "south", "west")
 
 # -- arrivals
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -134,7 +133,6 @@ def test_a_party_that_is_late_again_and_again_costs_the_others_a_tenth_of_their_
 
 
 # -- failures
-# ----------------------------------------------------------------------
 
 SECRET = "/home/hospital/patients.csv: id 4711 has column 'hiv'"
 
@@ -249,7 +247,6 @@ def test_a_failure_without_end_is_cut() -> None:
 
 
 # -- the kernel's counts
-# ----------------------------------------------------------------------
 
 
 @contextmanager
@@ -426,7 +423,6 @@ def test_callers_are_forgotten_once_their_connections_are_closed_and_their_sums_
 
 
 # -- limits
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -485,7 +481,6 @@ def test_threads_share_two_arenas(shared: bool) -> None:
 
 
 # -- addresses
-# ----------------------------------------------------------------------
 
 
 def test_an_address_in_use_is_said_so() -> None:

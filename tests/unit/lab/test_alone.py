@@ -204,7 +204,6 @@ def test_pretraining_is_shared_only_between_the_same_parties(tmp_path: Path) -> 
 
 
 # --- phases of a party that is alone
-# ----------------------------------------------------------------------
 
 
 def party_of(given: dict[str, Any], phases: list[dict[str, Any]]) -> Party:
@@ -244,7 +243,6 @@ def test_a_party_alone_needs_features() -> None:
 
 
 # --- boosted trees
-# ----------------------------------------------------------------------
 
 
 def test_trees_are_the_only_phase() -> None:

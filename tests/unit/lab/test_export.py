@@ -79,7 +79,6 @@ def places(rounds: Sequence[RoundLine]) -> list[tuple[int, str, int]]:
 
 
 # -- reading
-# ----------------------------------------------------------------------
 
 
 def test_a_round_that_was_run_again_counts_once(tmp_path: Path) -> None:
@@ -226,7 +225,6 @@ def test_following_a_run_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 # -- TensorBoard
-# ----------------------------------------------------------------------
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float, float]]]:
@@ -306,7 +304,6 @@ def test_while_a_run_goes_back_its_event_file_is_written_again(tmp_path: Path) -
 
 
 # -- MLflow
-# ----------------------------------------------------------------------
 
 READ_BACK = """
 import json, sys, warnings

@@ -96,7 +96,6 @@ def finish(folder: Path, run: PlannedRun, **facts: Any) -> None:
 
 
 # --- the plan
-# ----------------------------------------------------------------------
 
 
 def test_one_pretraining_is_shared_by_all_numbers_of_labels(tmp_path: Path) -> None:
@@ -226,7 +225,6 @@ def test_what_is_wrong_is_one_sentence(tmp_path: Path, changes: dict[str, Any]) 
 
 
 # --- going on
-# ----------------------------------------------------------------------
 
 
 def running(path: Path, folder: Path) -> StudyRunner:
@@ -338,7 +336,6 @@ def test_time_left_is_that_of_runs_alike(tmp_path: Path) -> None:
 
 
 # --- results
-# ----------------------------------------------------------------------
 
 
 def results() -> list[FineTuned]:

@@ -42,7 +42,6 @@ def values(bundle: Bundle) -> dict[str, npt.NDArray[np.float32]]:
 
 
 # -- the mean
-# ----------------------------------------------------------------------
 
 
 @given(st.integers(1, 6), st.lists(st.integers(0, 4), max_size=3), st.integers(0, 2**32 - 1))
@@ -142,7 +141,6 @@ def test_an_outlier_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
 
 
 # -- which rounds are left
-# ----------------------------------------------------------------------
 
 PHASES = ("first", "plain", "second")
 BOTH = [aggregation("second", 2, w=(1,)), aggregation("first", 3, w=(2,))]
@@ -186,7 +184,6 @@ def test_a_label_says_what_is_done(position: int, phase: str, done: int) -> None
 
 
 # -- what a party may declare
-# ----------------------------------------------------------------------
 
 
 def said(*entries: dict[str, Any]) -> control_pb2.Plan:

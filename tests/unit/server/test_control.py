@@ -63,7 +63,6 @@ from vfl_server.control.service import ControlService
 ROSTER = ("p0", "p1", "p2")
 
 # -- membership
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -177,7 +176,6 @@ def test_who_offers_less_than_it_must_have_is_refused(
 
 
 # -- run state
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("now", "to"), [*itertools.product(RunState, RunState)])
@@ -195,7 +193,6 @@ def test_what_is_done_stays_done() -> None:
 
 
 # -- the coordinator
-# ----------------------------------------------------------------------
 
 
 HEARTBEAT = control_pb2.PartyMessage(heartbeat=control_pb2.Heartbeat())
@@ -1925,7 +1922,6 @@ def test_a_partys_ledger_is_what_it_reported() -> None:
 
 
 # -- plans
-# ----------------------------------------------------------------------
 
 
 def test_the_aggregation_begins_once_all_have_said_what_they_plan() -> None:

@@ -71,7 +71,6 @@ def payloads(found: CountedForecast, phase: str) -> dict[tuple[str, str, str], i
 
 
 # -- what the methods state
-# ----------------------------------------------------------------------
 
 
 def test_split_training_and_evaluation_are_counted() -> None:
@@ -277,7 +276,6 @@ def test_sizes_are_those_of_the_batches(
 
 
 # -- time
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -508,7 +506,6 @@ def test_numbers_for_people() -> None:
 
 
 # -- against the ledger
-# ----------------------------------------------------------------------
 
 
 def counted(*links: LinkBytes) -> Bytes:

@@ -277,7 +277,6 @@ def test_a_column_that_tells_the_label_is_looked_at() -> None:
 
 
 # --- at a terminal
-# ----------------------------------------------------------------------
 
 
 def test_what_is_missing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,7 +324,6 @@ def test_an_unsure_id_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # --- refusals
-# ----------------------------------------------------------------------
 
 
 def test_without_a_label_the_columns_of_few_values_are_named() -> None:

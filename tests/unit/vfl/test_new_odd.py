@@ -26,7 +26,6 @@ def _tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # --- names
-# ----------------------------------------------------------------------
 
 
 def test_no_party_has_the_recipes_file() -> None:
@@ -66,7 +65,6 @@ def test_a_name_with_del_is_valid_toml() -> None:
 
 
 # --- what is said
-# ----------------------------------------------------------------------
 
 
 def test_columns_of_numbers_and_dates_that_are_read_as_text_are_called_so() -> None:
@@ -119,7 +117,6 @@ def test_help_says_what_is_read() -> None:
 
 
 # --- --set
-# ----------------------------------------------------------------------
 
 
 def test_a_query_of_a_database(tmp_path: Path) -> None:

@@ -40,7 +40,6 @@ def pair(tls: TlsSettings) -> tuple[bytes, bytes]:
 
 
 # -- replaced files
-# ----------------------------------------------------------------------
 
 
 def test_a_new_pair_is_used_next(
@@ -127,7 +126,6 @@ def test_a_pair_of_another_party_is_not_used(
 
 
 # -- expiry
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -268,7 +266,6 @@ def test_a_peer_whose_certificate_ends_soon_is_named_when_it_calls(
 
 
 # -- revocation
-# ----------------------------------------------------------------------
 
 
 def test_a_revoked_caller_is_refused_at_once(ca: Path, tls: TlsSettings) -> None:
@@ -392,7 +389,6 @@ def test_a_note_that_cannot_be_written_is_a_warning(
 
 
 # -- signed lists
-# ----------------------------------------------------------------------
 
 
 def test_a_signed_list(ca: Path, tls: TlsSettings) -> None:

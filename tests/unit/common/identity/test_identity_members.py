@@ -47,7 +47,6 @@ def refusal(
 
 
 # -- names
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -135,7 +134,6 @@ def test_names_that_differ_by_capitals_are_refused(ca: Path) -> None:
 
 
 # -- chains
-# ----------------------------------------------------------------------
 
 
 def test_an_intermediate_lies_behind_the_certificate(tmp_path: Path) -> None:
@@ -184,7 +182,6 @@ def test_a_party_signs_for_nobody(ca: Path) -> None:
 
 
 # -- keys
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["file", "variable"])
@@ -256,7 +253,6 @@ def test_what_the_certificate_is_for(ca: Path) -> None:
 
 
 # -- pins
-# ----------------------------------------------------------------------
 
 
 def test_a_pinned_key(ca: Path) -> None:

@@ -59,7 +59,6 @@ def refused(source: str, code: Code = Code.DATA_INVALID, **settings: Any) -> str
 
 
 # --- what is a database
-# ----------------------------------------------------------------------
 
 
 def test_sources_are_told_apart_by_their_spelling() -> None:
@@ -276,7 +275,6 @@ def test_cells_of_all_types_are_written_as_text() -> None:
 
 
 # --- SQLite
-# ----------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -456,7 +454,6 @@ def test_other_databases_need_their_dialect_and_driver(monkeypatch: pytest.Monke
 
 
 # --- PostgreSQL
-# ----------------------------------------------------------------------
 
 needs_server = pytest.mark.skipif(programs() is None, reason="no PostgreSQL server is installed")
 

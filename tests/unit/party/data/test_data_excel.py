@@ -91,7 +91,6 @@ def refused(source: str, code: Code = Code.DATA_INVALID, **settings: Any) -> str
 
 
 # --- cells
-# ----------------------------------------------------------------------
 
 
 def test_cells_are_written_as_in_a_csv_file(tmp_path: Path) -> None:
@@ -234,7 +233,6 @@ def test_a_number_that_is_no_date(tmp_path: Path) -> None:
 
 
 # --- sheets and headers
-# ----------------------------------------------------------------------
 
 
 def book_of(path: Path, **sheets: tuple[list[list[Any]], str]) -> str:
@@ -345,7 +343,6 @@ def test_equal_names_are_left_to_those_who_check_all_tables(tmp_path: Path) -> N
 
 
 # --- rows
-# ----------------------------------------------------------------------
 
 
 def test_empty_rows_and_columns_that_excel_keeps_are_ignored(tmp_path: Path) -> None:
@@ -441,7 +438,6 @@ def test_a_workbook_that_changes_is_told(tmp_path: Path) -> None:
 
 
 # --- merged cells
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -478,7 +474,6 @@ def test_merged_cells_are_found_across_pieces_and_with_a_prefix(tmp_path: Path) 
 
 
 # --- files that are no workbook
-# ----------------------------------------------------------------------
 
 
 def test_old_and_protected_files_say_what_to_do(tmp_path: Path) -> None:
@@ -549,7 +544,6 @@ def test_files_that_would_fill_the_memory_are_refused(tmp_path: Path) -> None:
 
 
 # --- settings
-# ----------------------------------------------------------------------
 
 
 def test_without_openpyxl_it_says_what_to_install(

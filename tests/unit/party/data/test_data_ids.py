@@ -93,7 +93,6 @@ def test_zeros_that_another_party_may_have_lost(
 
 
 # -- rules
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -173,7 +172,6 @@ def test_telephone_numbers_need_a_library(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 # -- columns and policies
-# ----------------------------------------------------------------------
 
 
 def test_an_id_of_several_columns_lacks_none_of_them() -> None:
@@ -303,7 +301,6 @@ def test_rows_are_counted_as_in_the_source_whatever_is_left_out(tmp_path: Path) 
 
 
 # -- every source
-# ----------------------------------------------------------------------
 
 PLACE, NUMBER, X = ["b ", "a", "a", None], [7, 10, 7, 1], [1.0, 2.0, 3.0, 4.0]
 IDS = (f"A{SEPARATOR}10", f"A{SEPARATOR}7", f"B{SEPARATOR}7")

@@ -119,7 +119,6 @@ def test_a_value_that_training_did_not_have_has_the_code_of_its_bucket(tmp_path:
 
 
 # --- Random rows
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ending", [".csv", ".parquet"])

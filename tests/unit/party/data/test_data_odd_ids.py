@@ -132,7 +132,6 @@ def test_an_id_that_a_database_keeps_as_a_decimal_number_is_seen_to_be_rounded(
 
 
 # --- rows that are none
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("again", ["id;a;w", " id; a ;w "])
@@ -162,7 +161,6 @@ def test_a_zero_byte_is_refused_wherever_it_is(row: int, tmp_path: Path) -> None
 
 
 # --- numbers
-# ----------------------------------------------------------------------
 
 
 def numbers(tmp_path: Path, *cells: object) -> Path:
@@ -251,7 +249,6 @@ def test_a_compressed_file_without_its_ending_is_told(tmp_path: Path) -> None:
 
 
 # --- titles
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("title", ["", "Report of May\n", "Report\n\nby X\nof May\n"])

@@ -165,7 +165,6 @@ def test_a_bomb_is_refused_before_it_is_in_memory(tmp_path: Path) -> None:
 
 
 # --- Without a header
-# ----------------------------------------------------------------------
 
 
 def test_names_are_given(tmp_path: Path) -> None:
@@ -217,7 +216,6 @@ def test_keys_that_do_not_fit(settings: dict[str, Any]) -> None:
 
 
 # --- Separators of several signs
-# ----------------------------------------------------------------------
 
 
 def test_separator_of_two_signs(tmp_path: Path) -> None:
@@ -266,7 +264,6 @@ def test_any_way_of_reading_gives_the_same_bytes(tmp_path: Path, size: int) -> N
 
 
 # --- The row's number as id
-# ----------------------------------------------------------------------
 
 NUMBERS = pa.table({"a": np.arange(12.0), "b": np.arange(12) % 3, "y": ["no", "yes"] * 6})
 

@@ -25,7 +25,6 @@ from vfl_party.data.sources import text as svmlight
 from vfl_party.data.sources.arrays import read_array
 
 # --- libsvm
-# ----------------------------------------------------------------------
 
 LINES = "+1 1:0.5 3:2 # a remark\n-1 2:-1e-3\n\n+1 \n"
 
@@ -120,7 +119,6 @@ def test_hostile_libsvm(tmp_path: Path) -> None:
 
 
 # --- IDX
-# ----------------------------------------------------------------------
 
 
 def idx(array: npt.NDArray[Any], kind: int) -> bytes:
@@ -180,7 +178,6 @@ def test_large_idx_files_lie_in_a_file(tmp_path: Path) -> None:
 
 
 # --- MAT
-# ----------------------------------------------------------------------
 
 
 def mat(path: Path, **arrays: Any) -> str:

@@ -49,7 +49,6 @@ def numbers(table: Table) -> npt.NDArray[np.float32]:
 
 
 # --- NPZ
-# ----------------------------------------------------------------------
 
 
 def test_npz_table_with_ids_and_labels(tmp_path: Path) -> None:
@@ -180,7 +179,6 @@ def test_npz_flat_bytes_become_images(tmp_path: Path) -> None:
 
 
 # --- views of images
-# ----------------------------------------------------------------------
 
 
 def test_quadrants_and_halves_tile_the_image(tmp_path: Path) -> None:
@@ -220,7 +218,6 @@ def test_columns_of_an_image_set_are_its_pixels(tmp_path: Path) -> None:
 
 
 # --- folders of images
-# ----------------------------------------------------------------------
 
 
 def folder(path: Path, index: str, **images: Image.Image) -> str:
@@ -328,7 +325,6 @@ def test_bad_folders(tmp_path: Path) -> None:
 
 
 # --- named sets
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

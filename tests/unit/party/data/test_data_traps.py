@@ -48,7 +48,6 @@ def refused(source: str, **settings: Any) -> None:
 
 
 # -- numbers
-# ----------------------------------------------------------------------
 
 
 def rows(*cells: str) -> str:
@@ -130,7 +129,6 @@ def test_signs_that_the_settings_name_hold_for_text_of_typed_tables(tmp_path: Pa
 
 
 # -- what is too long
-# ----------------------------------------------------------------------
 
 
 # In a program of its own: Arrow's reading threads end after an error is raised, and on CPython 3.11
@@ -173,7 +171,6 @@ def test_a_cell_that_no_table_has_is_refused_before_it_is_in_memory(tmp_path: Pa
 
 
 # -- dates
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cells", [("31.01.2024", "31.01.24"), ("31.01.24", "01.02.24")])
@@ -274,7 +271,6 @@ def test_dates_are_set_for_text_alone(tmp_path: Path) -> None:
 
 
 # -- rows to predict are written as those of training
-# ------------------------------------------------------------------
 
 
 def fitted(table: Table) -> Preprocessor:
@@ -313,7 +309,6 @@ def test_numbers_that_can_be_read_in_two_ways_are_read_as_in_training(tmp_path: 
 
 
 # -- rows that disappear
-# ----------------------------------------------------------------------
 
 
 def swallowing(rows_: int, end: str) -> str:
@@ -364,7 +359,6 @@ def test_a_folder_whose_files_say_otherwise_what_may_be_missing(tmp_path: Path) 
 
 
 # -- what is no file
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["p.csv", "p.parquet", "p.xlsx", "p.npz"])

@@ -64,7 +64,6 @@ def party(given_: dict[str, Any], name: str = "p0") -> Assembled:
 
 
 # -- estimates and terms
-# ----------------------------------------------------------------------
 
 
 def test_attention_weighs_values_by_the_keys() -> None:
@@ -107,7 +106,6 @@ def test_representations_that_do_not_overlap_have_finite_gradients(preset: Any) 
 
 
 # -- pseudo-labels
-# ----------------------------------------------------------------------
 
 
 def logits(*probabilities: float) -> Tensor:
@@ -157,7 +155,6 @@ def test_one_logit_names_a_class_as_two_would(p: list[float], threshold: float) 
 
 
 # -- batches
-# ----------------------------------------------------------------------
 
 
 def steps_of(name: str, **settings: Any) -> tuple[Party, list[list[CrossViewStep]]]:
@@ -208,7 +205,6 @@ def test_pseudo_labels_begin_after_the_warm_up(warmup: float, begins: int) -> No
 
 
 # -- what is refused
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -321,7 +317,6 @@ def test_a_passive_party_that_diverged_says_so_itself() -> None:
 
 
 # -- what crosses
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,6 @@ def test_a_cut_that_is_not_possible(settings: Any, cut: int) -> None:
 
 
 # -- rows of each party's own
-# ----------------------------------------------------------------------
 
 
 def own_rows(**changes: Any) -> dict[str, Any]:

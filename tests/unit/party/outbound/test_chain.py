@@ -47,7 +47,6 @@ def chains(role: str, exchange: Exchange = SWAP, policy: Any = None, **phase: An
 
 
 # -- declarations
-# ----------------------------------------------------------------------
 
 
 def test_words_of_shapes_stand_for_sizes() -> None:
@@ -69,7 +68,6 @@ def test_noise_of_nothing_is_no_transform() -> None:
 
 
 # -- the chain
-# ----------------------------------------------------------------------
 
 
 def test_a_chain_says_what_is_done_in_order() -> None:
@@ -218,7 +216,6 @@ def test_a_codec_of_a_phase_without_float32_is_refused() -> None:
 
 
 # -- codecs
-# ----------------------------------------------------------------------
 
 
 # The others: test_packing.py.
@@ -255,7 +252,6 @@ def test_a_number_that_a_codec_cannot_write_is_one_sentence() -> None:
 
 
 # -- policies
-# ----------------------------------------------------------------------
 
 
 class OnlyEmbeddings(Filter):

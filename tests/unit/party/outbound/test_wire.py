@@ -60,7 +60,6 @@ def chains(
 
 
 # -- which table holds
-# ----------------------------------------------------------------------
 
 
 def test_the_most_specific_table_holds() -> None:
@@ -123,7 +122,6 @@ def test_a_recipe_without_tables_has_the_digest_that_it_had() -> None:
 
 
 # -- what is refused
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -214,7 +212,6 @@ def test_what_the_server_cannot_read_is_refused(wire: dict[str, Any]) -> None:
 
 
 # -- what crosses
-# ----------------------------------------------------------------------
 
 
 def passing(codec: dict[str, Any], **more: Any) -> tuple[Any, Recipe]:
@@ -329,7 +326,6 @@ def test_a_filter_that_knows_only_apply_and_undo_is_one_still() -> None:
 
 
 # -- error feedback
-# ----------------------------------------------------------------------
 
 
 def test_error_feedback_sends_later_what_it_left_out_and_resumes() -> None:
@@ -367,7 +363,6 @@ def test_error_feedback_sends_later_what_it_left_out_and_resumes() -> None:
 
 
 # -- strangers
-# ----------------------------------------------------------------------
 
 
 def arriving(codec: dict[str, Any], **changed: Any) -> dict[str, torch.Tensor]:

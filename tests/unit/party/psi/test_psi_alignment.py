@@ -91,7 +91,6 @@ def test_processes_mask_as_threads_do(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 # -- too few rows
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("parties", [2, 3])
@@ -153,7 +152,6 @@ def test_an_earlier_alignment_with_fewer_rows_than_wanted_is_refused(tmp_path: P
 
 
 # -- what is kept
-# ----------------------------------------------------------------------
 
 
 def test_only_their_owner_may_read_what_is_kept_and_secrets_go_at_the_end(tmp_path: Path) -> None:
@@ -228,7 +226,6 @@ def test_an_earlier_alignment_of_other_rows_is_refused(tmp_path: Path) -> None:
 
 
 # -- who has left
-# ----------------------------------------------------------------------
 
 
 def test_the_others_do_without_a_party_that_has_left(tmp_path: Path) -> None:

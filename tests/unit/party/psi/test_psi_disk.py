@@ -169,7 +169,6 @@ def test_only_their_owner_may_read_the_files(tmp_path: Path) -> None:
 
 
 # -- comparing
-# ----------------------------------------------------------------------
 
 
 def test_parts_hold_all_tags_and_equal_ones_together(
@@ -201,7 +200,6 @@ def test_parts_hold_all_tags_and_equal_ones_together(
 
 
 # -- a disk that is full or damaged
-# ----------------------------------------------------------------------
 
 
 def first_error(parties: Parties) -> InputError:

@@ -140,7 +140,6 @@ def test_rows_to_predict_are_all_of_the_active_party(tmp_path: Path) -> None:
 
 
 # -- who is told what
-# ----------------------------------------------------------------------
 
 
 def told(record: Recorder, sender: str, receiver: str) -> list[tuple[StepKey, dict[str, bytes]]]:
@@ -212,7 +211,6 @@ def test_the_server_sees_no_place_and_no_key(tmp_path: Path) -> None:
 
 
 # -- lies
-# ----------------------------------------------------------------------
 
 
 def test_a_server_that_marks_other_rows_is_found(tmp_path: Path) -> None:
@@ -270,7 +268,6 @@ def test_a_party_without_training_rows_is_named(tmp_path: Path) -> None:
 
 
 # -- resuming
-# ----------------------------------------------------------------------
 
 
 def test_a_party_that_comes_back_has_its_rows(tmp_path: Path) -> None:

@@ -47,7 +47,6 @@ def refusal(introduction: bytes, credentials: Credentials, code: Code, context: 
 
 
 # -- introductions
-# ----------------------------------------------------------------------
 
 
 def test_a_public_key_with_its_holder(shop: Credentials, clinic: Credentials) -> None:
@@ -225,7 +224,6 @@ def test_a_certificate_with_a_negative_number(shop: Credentials, clinic: Credent
 
 
 # -- sealed messages
-# ----------------------------------------------------------------------
 
 
 @given(st.binary(max_size=500), st.binary(max_size=50))

@@ -77,7 +77,6 @@ def recipe(**more: Any) -> Recipe:
 
 
 # --- encoders
-# ----------------------------------------------------------------------
 
 
 class Wide(Section):
@@ -176,7 +175,6 @@ def test_a_faulty_encoder_is_one_sentence(export: Any, installed: Installed) -> 
 
 
 # --- top models
-# ----------------------------------------------------------------------
 
 
 def wide_top(settings: Wide, in_features: int, outputs: int) -> nn.Module:
@@ -231,7 +229,6 @@ def test_a_faulty_top_model_is_one_sentence(
 
 
 # --- data sources
-# ----------------------------------------------------------------------
 
 
 def load(source: str, *, with_label: bool = False, **settings: Any) -> Table:
@@ -302,7 +299,6 @@ def test_paths_start_at_the_party_file_and_other_sources_stay(
 
 
 # --- metrics
-# ----------------------------------------------------------------------
 
 
 def test_a_metric_gets_scores_and_targets_beside_ours(installed: Installed) -> None:
@@ -400,7 +396,6 @@ def test_an_unknown_metric_is_refused_before_the_run(metric: str, installed: Ins
 
 
 # --- versions
-# ----------------------------------------------------------------------
 
 
 def test_a_party_says_what_the_recipe_names_and_keeps_to_itself_what_is_its_own(
@@ -514,7 +509,6 @@ def test_a_run_needs_the_versions_with_which_it_began() -> None:
 
 
 # --- the pages of plug-ins
-# ----------------------------------------------------------------------
 
 
 def of_guide(module: str) -> dict[str, Any]:

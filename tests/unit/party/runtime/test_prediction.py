@@ -58,7 +58,6 @@ def test_a_folder_that_has_gone_is_one_sentence(tmp_path: Path) -> None:
 
 
 # -- the rows
-# ----------------------------------------------------------------------
 
 STATE = {"preprocessor": None}
 
@@ -239,7 +238,6 @@ def test_what_a_prediction_refuses_changes_the_digest_only_if_it_is_named() -> N
 
 
 # -- the trained run
-# ----------------------------------------------------------------------
 
 PARTY = """
 name = "p1"
