@@ -23,6 +23,7 @@ from tests.harness.aligning import Direct
 from tests.harness.errors import raises
 from tests.harness.memory import in_memory, in_process
 from tests.harness.online import Online
+from tests.harness.present import present
 from tests.integration.test_exact import ROUNDING, TOLERANCE, largest_deviation
 from tests.integration.test_resume import held, kill
 from vfl.library.run import Run
@@ -248,8 +249,7 @@ def test_evaluation_scores_a_row_with_its_holders(ran: Run, data: dict[str, Any]
         }
         for name, each in data.items()
     }
-    top = encoders["p0"].top
-    assert top is not None
+    top = present(encoders["p0"].top)
     looked = 0
     for id_, split, score in zip(kept["matched_id"], kept["split"], kept["score_1"], strict=True):
         if split != "test":
@@ -364,8 +364,7 @@ def test_trees_take_missing_numbers_for_rows_that_a_party_does_not_hold(
         columns.append(whole)
     x_NF = np.concatenate(columns, axis=1)
     assert np.isnan(x_NF).any()
-    top = found.model("p0").top
-    assert top is not None
+    top = present(found.model("p0").top)
     scores = top(torch.from_numpy(x_NF)).sigmoid()[:, 0]
     np.testing.assert_allclose(kept["score_1"], scores.numpy(), rtol=0, atol=1e-6)
     train, validation = (

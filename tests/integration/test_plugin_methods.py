@@ -16,6 +16,7 @@ from tests.harness.errors import raises
 from tests.harness.federation import Federation, Program
 from tests.harness.memory import parameters
 from tests.harness.plugins import environment, importing, place
+from tests.harness.present import present
 from tests.integration.test_resume import HANDSHAKE_BYTES, held, kill
 from vfl_common.errors import Code, InputError
 
@@ -125,14 +126,13 @@ def test_a_method_that_is_killed_goes_on_from_its_state(
 def test_a_method_spends_a_budget_that_is_planned(plugins: dict[str, Any]) -> None:
     recipe = tables(PRIVATE | {"dp": {"epsilon": 4.0}}, {"kind": "evaluate"})
     run = vfl.simulate(recipe, plugins=plugins, quiet=True)
-    privacy = run.summary.privacy
-    assert privacy is not None
+    privacy = present(run.summary.privacy)
     assert 3.9 < privacy.epsilon <= 4.0
     assert privacy.noise_multiplier > 0.5
     again = vfl.simulate(recipe, plugins=plugins, quiet=True)
     one, other = (each.model("p0").top for each in (run, again))
-    assert one is not None
-    assert other is not None
     # Its noise is nobody's to draw again.
-    assert not torch.equal(one.state_dict()["0.weight"], other.state_dict()["0.weight"])
+    assert not torch.equal(
+        present(one).state_dict()["0.weight"], present(other).state_dict()["0.weight"]
+    )
     assert "t" not in run.bytes.by_phase

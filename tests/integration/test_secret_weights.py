@@ -17,6 +17,7 @@ from torch import Tensor
 from tests.harness import cases, kills
 from tests.harness.errors import assert_names, raises
 from tests.harness.memory import in_process, parameters
+from tests.harness.present import present
 from tests.integration.test_exact import largest_deviation
 from vfl_common.config.party import PartyFile
 from vfl_common.config.recipe import Recipe
@@ -101,8 +102,7 @@ class FirstSent:
 
     def note_sent(self, at: Passage, meant: Tensors, sent: Tensors) -> None:
         if "z" not in self._found:
-            rows = self._of.rows_at("embedding", at.step)
-            assert rows is not None
+            rows = present(self._of.rows_at("embedding", at.step))
             self._found["x"] = self._party.need_features().inputs(rows)[0]
             self._found["z"] = sent["z"].clone()
 
@@ -303,8 +303,7 @@ def test_a_run_of_an_earlier_release_goes_on_with_the_recipe_s_seed(tmp_path: Pa
 def test_a_lost_secret_is_not_replaced(tmp_path: Path) -> None:
     run = folder(tmp_path / "run", checkpoints=0)
     generation.load_own_secret(run, "secret", b"1" * 32)
-    assert run.checkpoints is not None
-    run.checkpoints.save("000001.splitnn.1", {})
+    present(run.checkpoints).save("000001.splitnn.1", {})
     (run.path / generation.INIT_SECRET).unlink()
     with raises(InputError, Code.FILE_INVALID, names="--fresh"):
         generation.load_own_secret(run, "secret", b"2" * 32)

@@ -21,6 +21,7 @@ from tests.harness import cases, reference, reference_student
 from tests.harness.errors import raises
 from tests.harness.federation import Federation, refused
 from tests.harness.memory import run_here
+from tests.harness.present import present
 from tests.harness.waiting import wait_until
 from tests.integration.test_exact import ROUNDING, TOLERANCE, federated, largest_deviation
 from tests.integration.test_resume import assert_equal, parameters, server_events
@@ -200,14 +201,12 @@ def test_a_label_keeps_its_noise_when_another_run_aligns_its_row() -> None:
     ids = list(opened.table.ids)
 
     def noisy(common: list[str]) -> dict[str, int]:
-        targets = assemble(opened, AlignedRows(tuple(common))).party.data.targets
-        assert targets is not None
+        targets = present(assemble(opened, AlignedRows(tuple(common))).party.data.targets)
         rest = [one for one in ids if one not in set(common)]
         return dict(zip([*common, *rest], targets.tolist(), strict=True))
 
     want = noisy(ids)
-    assert opened.table.labels is not None
-    assert [want[one] for one in ids] != opened.table.labels.tolist()
+    assert [want[one] for one in ids] != present(opened.table.labels).tolist()
     for common in (ids[:60], ids[1:70]):
         assert noisy(common) == want
 

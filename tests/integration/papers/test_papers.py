@@ -44,6 +44,7 @@ from benchmarks.papers.plan import base_recipe, variants, without_data
 from benchmarks.papers.result import judged, load, markdown, result_of
 from benchmarks.papers.rules import Cells, Claim, along, below, best, better, close, ratio, within
 from benchmarks.papers.run import Filled, Runner
+from tests.harness.present import present
 from vfl_common.errors import Code, InputError
 from vfl_party.base.arithmetic import describe_arithmetic
 
@@ -176,8 +177,7 @@ def test_a_table_runs_and_resumes(bars: Path, tmp_path: Path) -> None:
 
     result = result_of("tests.tiny", "small", [1], again)
     result.save(tmp_path)
-    kept = load("tests.tiny", "small", tmp_path)
-    assert kept is not None
+    kept = present(load("tests.tiny", "small", tmp_path))
     assert kept.values.keys() == result.values.keys()
     assert kept.machine == result.machine == str(describe_arithmetic(torch.device("cpu")))
     text = markdown(TINY, kept)

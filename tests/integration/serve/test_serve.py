@@ -25,6 +25,7 @@ import pytest
 import torch
 
 from tests.harness.online import numbers, predicted, store_of
+from tests.harness.present import present
 from tests.harness.served import NAMES, ROWS, Served, trained
 from tests.harness.waiting import wait_until
 from vfl_common.pb.inference import open_inference_grpc_pb2 as pb
@@ -171,9 +172,7 @@ def test_own_columns_take_the_place_of_the_table(served: Served, want: dict[str,
 
 
 def worth(served: Served) -> Worth:
-    found = served.run.summary.worth
-    assert found is not None
-    return found
+    return present(served.run.summary.worth)
 
 
 def read(served: Served, name: str) -> Any:
@@ -353,8 +352,7 @@ def test_a_party_that_is_killed_is_named_and_comes_back(
     mean = read_means(served.run.folder / "p0")["p2"]
     people = {name: read(served, name) for name in NAMES}
     z = [served.run.model(name).embed(people[name]) for name in NAMES]
-    top = served.run.model("p0").top
-    assert top is not None
+    top = present(served.run.model("p0").top)
     with torch.no_grad():
         outputs = top(torch.cat([*z[:2], mean.expand_as(z[2])], dim=1))
     scores_N = outputs.double().sigmoid().float().flatten().tolist()
@@ -471,8 +469,7 @@ def test_numbers_that_are_too_large_for_the_model_are_in_no_score(
     served: Served, most: float
 ) -> None:
     """Training refuses such numbers; a row with them lacks the parties that gave them."""
-    top = served.run.model("p0").top
-    assert top is not None
+    top = present(served.run.model("p0").top)
     sign_ND = next(top.parameters())[0].detach().sign().reshape(len(NAMES), -1)
 
     def answer(name: str, ids: Sequence[str]) -> ServingAnswer:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.harness.errors import raises
+from tests.harness.present import present
 from vfl_common.bundle import (
     ITEM_BYTES,
     Buffer,
@@ -121,8 +122,7 @@ def test_what_is_encoded_is_assembled(step: StepKey, bundle: Bundle, frame_bytes
     assert {(frame.phase, frame.kind) for frame in encoded} == {(step.phase, bundle.kind.label)}
     first = parse_frame(encoded[0].data, party="north")
     assert get_step(first.envelope) == step
-    got = assemble([frame.data for frame in encoded], spec_of(bundle))
-    assert got is not None
+    got = present(assemble([frame.data for frame in encoded], spec_of(bundle)))
     assert got.kind is bundle.kind
     assert list(got.tensors) == list(bundle.tensors)
     for name, buffer in bundle.tensors.items():
@@ -186,8 +186,7 @@ def test_frames_of_any_length_are_what_the_generated_code_writes(nbytes: int, te
     )
     encoded = [frame.data for frame in encode(STEP, bundle)]
     assert encoded == generated(STEP, bundle, FRAME_BYTES)
-    got = assemble(encoded, spec_of(bundle))
-    assert got is not None
+    got = present(assemble(encoded, spec_of(bundle)))
     assert b"".join(buffer.data for buffer in got.tensors.values()) == data
 
 
@@ -196,8 +195,7 @@ def test_what_was_encoded_may_be_changed_afterwards() -> None:
     bundle = Bundle(Kind.WEIGHTS, {"w": Buffer(DType.UINT8, (6,), memoryview(memory))})
     encoded = [frame.data for frame in encode(STEP, bundle, 4)]
     memory[:] = b"after!"
-    got = assemble(encoded, spec_of(bundle))
-    assert got is not None
+    got = present(assemble(encoded, spec_of(bundle)))
     assert got.tensors["w"].data == b"before"
 
 

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from tests.contract.exchanges import credentials, keyring
 from tests.harness import cases
 from tests.harness.errors import assert_names, raises
+from tests.harness.present import present
 from tests.harness.releases import newer
 from tests.harness.waiting import wait_until
 from vfl_common.bundle import PROTOCOL, DType, Ledger
@@ -326,8 +327,7 @@ def told(member: Member) -> list[tuple[str, Any]]:
         if message is None:
             found.append(("end", None))
         else:
-            body = message.WhichOneof("body")
-            assert body is not None
+            body = present(message.WhichOneof("body"))
             found.append((body, getattr(message, body)))
 
 
@@ -1617,8 +1617,7 @@ def test_a_passive_party_may_say_that_it_misses_those_with_whom_it_exchanges(mis
     members = run.begin()
     lost = failure_pb2.Failure(code=Code.PARTY_LOST, message="p1 could not reach it", party=missed)  # type: ignore[arg-type]
     run.coordinator.handle(members["p1"], control_pb2.PartyMessage(abort=lost))
-    failure = run.coordinator.failure
-    assert failure is not None
+    failure = present(run.coordinator.failure)
     assert (failure.code, failure.party) == (Code.PARTY_LOST, "p1")
 
 
@@ -1628,8 +1627,7 @@ def test_an_abort_with_a_code_that_is_not_known(code: int) -> None:
     members = run.begin()
     abort = failure_pb2.Failure(code=code, message="x" * 10_000)  # type: ignore[arg-type]
     run.coordinator.handle(members["p1"], control_pb2.PartyMessage(abort=abort))
-    failure = run.coordinator.failure
-    assert failure is not None
+    failure = present(run.coordinator.failure)
     assert (failure.code, failure.party, len(failure.public)) == (Code.INTERNAL, "p1", 500)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.errors import assert_names, raises
+from tests.harness.present import present
 from tests.unit.vfl.test_new import BANK, ROWS, SHOP, refused, run, table, tables
 from vfl.certs.authority import create_authority, issue
 from vfl.new.commands import new
@@ -140,8 +141,7 @@ def test_a_query_of_a_database(tmp_path: Path) -> None:
     }
     Path("other").mkdir()
     run(*args, "--set", f"query={query}", "--out", "other")
-    found = load_party(Path("other/shop.toml")).data
-    assert found is not None
+    found = present(load_party(Path("other/shop.toml")).data)
     assert len(load_table(found, with_label=False)) == ROWS
     assert found.source == f"sqlite:///{tmp_path / 'shop.db'}"
 
@@ -161,8 +161,7 @@ def test_a_query_of_duckdb(tmp_path: Path) -> None:
     # DuckDB has worked in it.
     assert list(Path("in").iterdir()) == []
     for path in ("shop.toml", "other/shop.toml"):
-        found = load_party(Path(path)).data
-        assert found is not None
+        found = present(load_party(Path(path)).data)
         # Relative paths start at the folder in which the query was given.
         assert found.source.startswith(f"duckdb:SET file_search_path = '{tmp_path}'; SELECT")
         assert len(load_table(found, with_label=False)) == ROWS

@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from tests.harness.errors import raises
+from tests.harness.present import present
 from vfl_common.config.data import DataSettings, ViewSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.data import Table, load_table
@@ -38,14 +39,12 @@ def npz(path: Path, **arrays: Any) -> str:
 
 
 def pixels(table: Table) -> npt.NDArray[np.float32]:
-    assert table.images_NCHW is not None
-    assert table.images_NCHW.flags.c_contiguous
+    assert present(table.images_NCHW).flags.c_contiguous
     return table.pixels()
 
 
 def numbers(table: Table) -> npt.NDArray[np.float32]:
-    assert table.numeric_NF is not None
-    return table.numeric_NF
+    return present(table.numeric_NF)
 
 
 # --- NPZ
@@ -60,8 +59,7 @@ def test_npz_table_with_ids_and_labels(tmp_path: Path) -> None:
     assert table.ids == ("a", "b", "c")
     assert table.numeric_names == ("x.0", "x.1")
     np.testing.assert_array_equal(table.numeric_NF, x[[1, 2, 0]])
-    assert table.labels is not None
-    assert table.labels.tolist() == [0, 1, 2]
+    assert present(table.labels).tolist() == [0, 1, 2]
     assert load(source, id="who", label="y").labels is None
     refused(source, id="who")
     assert load(source, id="who", drop=("y",)).numeric_names == ("x.0", "x.1")
@@ -89,8 +87,7 @@ def test_npz_several_arrays_types_and_view(tmp_path: Path) -> None:
     assert table.ids == ("3", "5")
     assert table.numeric_names == ("a", "b.0")
     assert table.categorical_names == ("b.1", "t")
-    assert table.categorical is not None
-    assert table.categorical.texts().tolist() == [["1", "v"], ["0", "u"]]
+    assert present(table.categorical).texts().tolist() == [["1", "v"], ["0", "u"]]
     view = ViewSettings(scheme="columns", part=1, parts=2)
     assert load(source, id="i", columns=("a", "b", "t"), view=view).categorical_names == ("t",)
 
@@ -206,8 +203,7 @@ def test_columns_of_an_image_set_are_its_pixels(tmp_path: Path) -> None:
     assert [len(part.numeric_names) for part in parts] == [4, 3, 3]
     assert parts[1].numeric_names == ("pixel4", "pixel5", "pixel6")
     assert parts[1].images_NCHW is None
-    assert parts[1].numeric_NF is not None
-    np.testing.assert_allclose(parts[1].numeric_NF * 255, [[4, 5, 6]], rtol=1e-6)
+    np.testing.assert_allclose(present(parts[1].numeric_NF) * 255, [[4, 5, 6]], rtol=1e-6)
     half = load(source, view=ViewSettings(scheme="columns", part=1, parts=2), image_shape=(1, 1, 5))
     np.testing.assert_allclose(pixels(half)[0, 0, 0] * 255, [5, 6, 7, 8, 9], rtol=1e-6)
     refused(source, view=ViewSettings(scheme="columns", part=0, parts=11))
@@ -240,18 +236,15 @@ def test_folder_of_images(tmp_path: Path) -> None:
     refused(source)
     table = load(source, id="who", label="kind", with_label=True, channels=3)
     assert table.ids == ("a", "b")
-    assert table.labels is not None
-    assert table.labels.tolist() == ["y", "x"]
+    assert present(table.labels).tolist() == ["y", "x"]
     assert pixels(table).shape == (2, 3, 3, 4)
     np.testing.assert_allclose(pixels(table)[1, :, 0, 0], [1, 0, 0.2])
     np.testing.assert_allclose(pixels(table)[0, :, 0, 0], [0.4, 0.4, 0.4])
     assert load(source, channels=3).ids == ("grey.png", "red.png")
     assert load(source, limit=1).ids == ("red.png",)
-    splits = load(source, label="kind", split="part", with_label=True, channels=3).splits
-    assert splits is not None
+    splits = present(load(source, label="kind", split="part", with_label=True, channels=3).splits)
     assert splits.tolist() == ["test", "train"]
-    labels = load(source, label="age", with_label=True, channels=3).labels
-    assert labels is not None
+    labels = present(load(source, label="age", with_label=True, channels=3).labels)
     assert labels.tolist() == [2.0, 1.0]
 
 
@@ -332,11 +325,9 @@ def test_bad_folders(tmp_path: Path) -> None:
 )
 def test_sklearn_tables(name: str, n: int, f: int) -> None:
     table = load(f"sklearn:{name}", with_label=True)
-    assert table.numeric_NF is not None
-    assert table.numeric_NF.shape == (n, f)
+    assert present(table.numeric_NF).shape == (n, f)
     assert table.ids[:2] == ("000", "001")
-    assert table.labels is not None
-    assert len(set(table.labels.tolist())) in (2, 3)
+    assert len(set(present(table.labels).tolist())) in (2, 3)
     assert load(f"sklearn:{name}").labels is None
 
 
@@ -387,13 +378,13 @@ def test_torchvision_from_local_files(tmp_path: Path) -> None:
         write_idx(raw / f"{part}-labels-idx1-ubyte", np.array([1, 0, 2, 4, 3], np.uint8)[rows])
     table = load("torchvision:MNIST", with_label=True, **settings)
     assert table.ids == ("0", "1", "2", "3", "4")
-    assert table.labels is not None
-    assert table.labels.tolist() == [1, 0, 2, 4, 3]
+    assert present(table.labels).tolist() == [1, 0, 2, 4, 3]
     np.testing.assert_allclose(pixels(table)[:, 0] * 255, images, rtol=1e-6)
     assert load("torchvision:MNIST", limit=4, **settings).labels is None
     for with_label in (True, False):
-        own = load("torchvision:MNIST", with_label=with_label, split="part", **settings).splits
-        assert own is not None
+        own = present(
+            load("torchvision:MNIST", with_label=with_label, split="part", **settings).splits
+        )
         assert own.tolist() == ["train"] * 3 + ["test"] * 2
     refused("torchvision:MNIST", split="own", **settings)
     half = load(

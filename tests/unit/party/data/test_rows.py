@@ -18,6 +18,7 @@ from torch import nn
 
 from tests.harness import cases
 from tests.harness.errors import assert_names, raises
+from tests.harness.present import present
 from vfl_common.bundle import PROTOCOL, Hub, Kind, Link, StepKey
 from vfl_common.config.base import parse
 from vfl_common.config.models import CnnSettings, MlpSettings, NetworkSettings, TabularSettings
@@ -136,8 +137,7 @@ def test_every_stratified_split_has_its_share_of_each_class(
     drawn = split_rows(seed, n, validation=0.1, test=0.2, labelled=labelled)
     if len(drawn["train"]) < (labelled or 1):
         return
-    division = division_of(recipe, divided_table(labels))
-    assert division is not None
+    division = present(division_of(recipe, divided_table(labels)))
     splits = decode_division(division)
     assert {name: len(rows) for name, rows in splits.items()} == {
         name: len(rows) for name, rows in drawn.items()
@@ -218,8 +218,7 @@ def test_a_stratified_split_is_random_within_a_class() -> None:
 def test_a_column_divides_the_rows_and_the_seed_orders_the_training_rows() -> None:
     splits = ["train", "test", "train", "validation", "train"] * 20
     recipe = rows_recipe(split="column", labelled=7, aligned=0.5)
-    division = division_of(recipe, divided_table([0] * 100, splits))
-    assert division is not None
+    division = present(division_of(recipe, divided_table([0] * 100, splits)))
     found = decode_division(division)
     want = np.array(splits)
     for name in ("test", "validation"):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests.harness.aligning import SERVER, Parties, Recorder, changed, sets_of, small_batches
 from tests.harness.errors import assert_names
+from tests.harness.present import present
 from vfl_common.bundle import Bundle, StepKey
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.psi import PHASE
@@ -49,11 +50,9 @@ def check(parties: Parties, found: dict[str, AlignedRows], *, everything: bool =
         # In the order of all, of which the party knows its own places.
         assert list(found[name].ids) == [each for each in order if each in held]
         for party in (active, name):
-            by = found[party].held
-            assert by is not None
+            by = present(found[party].held)
             assert by.by[name].tolist() == [each in held for each in order]
-        at_passive = found[name].held
-        assert at_passive is not None
+        at_passive = present(found[name].held)
         assert list(at_passive.by) == [name]
 
 
@@ -91,15 +90,13 @@ def some(parties: int, rows: int = 60) -> dict[str, tuple[str, ...]]:
 def test_all_parties_divide_the_rows_alike(split: str, tmp_path: Path) -> None:
     rows = {"partial": True, "split": split, "validation": 0.2, "test": 0.3}
     found = Parties(tmp_path, some(3), rows=rows).align()
-    active = found["p0"].held
-    assert active is not None
+    active = present(found["p0"].held)
     n = len(found["p0"].ids)
     assert len(active.splits["test"]) == round(0.3 * n)
     splits = {name: active.splits[name] for name in ("train", "validation", "test")}
     assert sorted(np.concatenate([*splits.values()])) == list(range(n))
     for name in ("p1", "p2"):
-        held = found[name].held
-        assert held is not None
+        held = present(found[name].held)
         for split_name, places in splits.items():
             np.testing.assert_array_equal(held.splits[split_name], places)
         codes = np.frombuffer(found[name].division or b"", np.uint8)

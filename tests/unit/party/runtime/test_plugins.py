@@ -21,6 +21,7 @@ from tests.harness import cases
 from tests.harness.errors import raises
 from tests.harness.memory import in_process
 from tests.harness.plugins import metadata
+from tests.harness.present import present
 from vfl.simulation.inprocess import run_in_process
 from vfl_common.bundle import PROTOCOL
 from vfl_common.config.base import Section, parse
@@ -246,8 +247,7 @@ def test_a_source_of_a_plug_in_is_read_as_a_table(installed: Installed) -> None:
     table = load("mine:some:where", id="who", label="y", drop=("kind",), with_label=True)
     assert asked == ["some:where"]
     assert (table.ids, table.numeric_names, table.categorical_names) == (("a", "b"), ("x",), ())
-    assert table.labels is not None
-    assert table.labels.tolist() == [0.0, 1.0]
+    assert present(table.labels).tolist() == [0.0, 1.0]
     assert load("mine:", id="who", label="y", limit=1).ids == ("b",)
     # A passive party's.
     assert load("mine:", id="who", label="y").labels is None
@@ -292,8 +292,7 @@ def test_paths_start_at_the_party_file_and_other_sources_stay(
         '"b", key = "c" }\n'
         f"data = {{ source = '{source}' }}\n"
     )
-    data = load_party(path).data
-    assert data is not None
+    data = present(load_party(path).data)
     assert data.source == (source if kept else str(tmp_path / source))
     assert data.is_table is not source.startswith("sklearn")
 
