@@ -14,12 +14,10 @@ import torch
 
 from tests.harness import cases
 from tests.harness.errors import raises
-from tests.harness.memory import in_process
-from vfl_common.config.data import DataSettings
+from tests.harness.memory import assembled, in_process
 from vfl_common.config.recipe import Recipe
 from vfl_common.config.task import TaskSettings
 from vfl_common.errors import Code, InputError
-from vfl_party.assembly.party import Assembled, assemble, expect_rows, open_party
 from vfl_party.data.inputs.labels import Labels
 from vfl_party.data.inputs.weights import check_weights, row_weights
 from vfl_party.phases.course import Course
@@ -33,15 +31,6 @@ CNN: Table = {"embedding_size": 8, "encoder": {"kind": "cnn", "channels": [4]}}
 
 def tables(*phases: Table, **more: Any) -> Table:
     return cases.recipe(2) | {"phases": list(phases) or [SPLITNN]} | more
-
-
-def assembled(made: Table, name: str, data: Table) -> Assembled:
-    """Makes a party as ``vfl-party check`` does."""
-    recipe = Recipe.model_validate(made)
-    place = recipe.party(name)
-    encoder = (place.encoder if place is not None else None) or recipe.model.encoder
-    opened = open_party(recipe, name, DataSettings(**data), encoder)
-    return assemble(opened, expect_rows(opened))
 
 
 # -- columns that only the active party reads

@@ -19,8 +19,8 @@ from torch import Tensor
 import vfl
 from tests.harness import cases, reference, reference_student
 from tests.harness.errors import raises
-from tests.harness.federation import Federation, refused
-from tests.harness.memory import run_here
+from tests.harness.federation import Federation
+from tests.harness.memory import refused_here, run_here
 from tests.harness.present import present
 from tests.harness.waiting import wait_until
 from tests.integration.test_exact import ROUNDING, TOLERANCE, federated, largest_deviation
@@ -368,9 +368,7 @@ def test_the_active_party_predicts_by_itself(apart: Federation) -> None:
     ],
     ids=lambda each: ",".join(each) if isinstance(each, dict) else "",
 )
-def test_what_cannot_be_taught_is_one_sentence(
-    change: dict[str, Any], names: list[str], tmp_path: Path
-) -> None:
+def test_what_cannot_be_taught_is_one_sentence(change: dict[str, Any], names: list[str]) -> None:
     change = dict(change)
     tables, tables_of = recipe("binary"), data("binary")
     tables["task"] = change.pop("task", tables["task"])
@@ -389,9 +387,7 @@ def test_what_cannot_be_taught_is_one_sentence(
         tables_of["p0"]["group"] = "mean radius"
         tables["rows"]["split"] = "grouped"
     tables["phases"][-1] |= change
-    with Federation(tmp_path, tables, tables_of) as federation:
-        federation.start_server()
-        refused(federation.start_party("p0"), *names)
+    refused_here(tables, "p0", tables_of["p0"], *names)
 
 
 def test_only_the_active_party_of_a_run_with_a_student_predicts_alone(
