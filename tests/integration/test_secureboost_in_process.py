@@ -849,9 +849,8 @@ def test_a_forest_is_its_state() -> None:
     assert other.trees == forest.trees
     assert other.columns == forest.columns
     assert other.importance() == {"w": 2.5}
-    with pytest.raises(VflError) as caught:
+    with raises(VflError, Code.CHECKPOINT_INVALID):
         other.load_state_dict({"_extra_state": torch.zeros(3, dtype=torch.uint8)})
-    assert caught.value.code is Code.CHECKPOINT_INVALID
 
 
 @pytest.mark.parametrize("phase", [{}, None])

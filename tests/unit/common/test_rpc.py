@@ -486,9 +486,8 @@ def test_threads_share_two_arenas(shared: bool) -> None:
 def test_an_address_in_use_is_said_so() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        with raises(InputError, Code.ADDRESS_IN_USE, names="127.0.0.1") as caught:
+        with raises(InputError, Code.ADDRESS_IN_USE, names="127.0.0.1"):
             check_address(f"127.0.0.1:{port}")
-        assert caught.value.code is Code.ADDRESS_IN_USE
     check_address("127.0.0.1:0")
 
 

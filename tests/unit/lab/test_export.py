@@ -201,9 +201,8 @@ def test_a_party_s_own_folder_will_do(run: Path) -> None:
 def test_a_folder_without_rounds_is_told_so(tmp_path: Path, made: bool) -> None:
     if made:
         (tmp_path / "empty").mkdir()
-    with raises(InputError, Code.FILE_INVALID) as raised:
+    with raises(InputError, Code.FILE_INVALID):
         find_sources(tmp_path / "empty")
-    assert raised.value.code is Code.FILE_INVALID
 
 
 def test_following_a_run_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,9 +98,8 @@ def test_a_received_buffer_may_be_read_only() -> None:
 def test_what_is_not_finite_is_named(value: float) -> None:
     sick = np.zeros((2, 3), np.float32)
     sick[1, 2] = value
-    with pytest.raises(PeerError) as caught:
+    with raises(PeerError, Code.NON_FINITE, party="p1") as caught:
         compute_mean({"p0": weights(a=np.zeros((2, 3), np.float32)), "p1": weights(a=sick)}, STEP)
-    assert (caught.value.code, caught.value.party) == (Code.NON_FINITE, "p1")
     assert_names(caught.value.public, "p1")
 
 
@@ -108,9 +107,8 @@ def test_what_is_not_finite_is_named(value: float) -> None:
 def test_what_is_too_large_to_train_with_is_named(value: float) -> None:
     """Otherwise the party that trains on with the mean meets NaN, and is blamed."""
     large = np.array([1.0, value, 1.0], np.float32)
-    with pytest.raises(PeerError) as caught:
+    with raises(PeerError, Code.NON_FINITE, party="p1") as caught:
         compute_mean({"p0": weights(a=np.zeros(3, np.float32)), "p1": weights(a=large)}, STEP)
-    assert (caught.value.code, caught.value.party) == (Code.NON_FINITE, "p1")
     assert_names(caught.value.public, "p1", "18")
 
 
@@ -169,9 +167,8 @@ def test_a_run_goes_on_where_its_checkpoint_is(checkpoint: str, steps: str) -> N
     ["x", "1.first", "first.1", "000001..1", "000001.first.x", "000001.first.", "1.third.1"],
 )
 def test_what_is_no_label(label: str) -> None:
-    with pytest.raises(InputError) as caught:
+    with raises(InputError, Code.CHECKPOINT_INVALID):
         list(yield_remaining_steps(PHASES, label, BOTH))
-    assert caught.value.code is Code.CHECKPOINT_INVALID
 
 
 @given(
@@ -234,9 +231,8 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], Code]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_declaration_that_nobody_would_serve_is_refused(case: str) -> None:
     entries, code = REFUSED[case]
-    with pytest.raises(PeerError) as caught:
+    with raises(PeerError, code, party="p1") as caught:
         parse_declarations(said(*[dict(entry) for entry in entries]), PHASES, "p1")
-    assert (caught.value.code, caught.value.party) == (code, "p1")
     assert caught.value.public == str(caught.value)
     assert "p1" in caught.value.public
     assert len(caught.value.public) < 200

@@ -64,9 +64,8 @@ def test_the_server_checks_what_a_stranger_sends() -> None:
     tensors = to_tensors(sent_by("p1", torch.randn(9, 7)), CPU)
     tensors["w.scale"] = -tensors["w.scale"]
     bad = to_bundle(Kind.WEIGHTS, tensors)
-    with raises(PeerError, Code.MALFORMED_MESSAGE, names="p1") as caught:
+    with raises(PeerError, Code.MALFORMED_MESSAGE, names="p1", party="p1"):
         average({"p0": good, "p1": bad}, STEP, PLAN)
-    assert caught.value.party == "p1"
 
 
 DRAW = Draw(2, 3, 2**63 - 1)
@@ -131,6 +130,5 @@ def test_a_plan_carries_its_codecs() -> None:
 def test_a_plan_with_an_unknown_codec_is_refused(said: dict[str, Any]) -> None:
     message = make_plan_message([aggregation("first", 3, w=(2,))]).plan
     message.aggregations[0].up.CopyFrom(control_pb2.Coding(**said))
-    with raises(PeerError, Code.MALFORMED_MESSAGE, names="p1") as caught:
+    with raises(PeerError, Code.MALFORMED_MESSAGE, names="p1"):
         parse_declarations(message, PHASES, "p1")
-    assert caught.value.code is Code.MALFORMED_MESSAGE

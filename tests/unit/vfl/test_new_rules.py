@@ -65,9 +65,8 @@ def test_the_task_follows_the_values_of_the_label(labels: list[Any], task: Task)
     ],
 )
 def test_a_label_that_cannot_be_learnt_is_refused(labels: list[Any], name: str) -> None:
-    with raises(InputError, Code.DATA_INVALID, names="t.csv") as caught:
+    with raises(InputError, Code.DATA_INVALID, names="t.csv"):
         rules.choose_task(Counter(labels), f"t.csv: label column {name!r}", name)
-    assert caught.value.code is Code.DATA_INVALID
 
 
 @pytest.mark.parametrize(

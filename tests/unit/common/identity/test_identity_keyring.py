@@ -272,9 +272,8 @@ def test_a_revoked_caller_is_refused_at_once(ca: Path, tls: TlsSettings) -> None
     keyring, shop = Keyring(tls, "bank"), load_credentials(issue(ca, "shop"), name="shop")
     keyring.admit(shop.certificate_pem)
     revoke(ca, "shop")
-    with raises(PeerError, Code.CERTIFICATE_INVALID, names="shop") as caught:
+    with raises(PeerError, Code.CERTIFICATE_INVALID, names="shop", party="shop"):
         keyring.admit(shop.certificate_pem)
-    assert (caught.value.code, caught.value.party) == (Code.CERTIFICATE_INVALID, "shop")
     issue(ca, "shop", force=True)
     # Another certificate of the same party.
     keyring.admit((ca / "shop.pem").read_bytes())
@@ -317,9 +316,8 @@ def test_one_s_own_revoked_certificate(
     keyring.current()
     keyring.current()
     assert_names("\n".join(warnings(caplog)), "bank")
-    with raises(InputError, Code.CERTIFICATE_INVALID, names="bank") as caught:
+    with raises(InputError, Code.CERTIFICATE_INVALID, names="bank"):
         Keyring(tls, "bank")
-    assert caught.value.code is Code.CERTIFICATE_INVALID
 
 
 def test_who_was_revoked_once_stays_revoked(
@@ -440,9 +438,8 @@ def test_a_list_that_is_signed_by_somebody_else_or_damaged(
         "beside a plain one": b"cd\n" + content,
     }.get(harm, content)
     (ca / "revoked.crl").write_bytes(content)
-    with raises(InputError, Code.CERTIFICATE_INVALID, names="revoked.crl") as caught:
+    with raises(InputError, Code.CERTIFICATE_INVALID, names="revoked.crl"):
         load_credentials(tls, name="bank")
-    assert caught.value.code is Code.CERTIFICATE_INVALID
     assert keyring.current().revoked == frozenset()
     assert_names(warnings(caplog)[0], "revoked.crl")
 

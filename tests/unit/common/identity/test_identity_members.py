@@ -87,11 +87,10 @@ def test_a_caller_s_certificate_stands_for_one_member(
     ca: Path, names: Sequence[x509.GeneralName]
 ) -> None:
     certificate, _ = signer(ca).leaf(names, common_name="bank")
-    with raises(PeerError, Code.IDENTITY_MISMATCH) as caught:
+    with raises(PeerError, Code.IDENTITY_MISMATCH):
         Keyring(issue(ca, "server"), "server", MEMBERS).admit(
             certificate.public_bytes(Encoding.PEM)
         )
-    assert caught.value.code is Code.IDENTITY_MISMATCH
     assert not MEMBERS.stands_for(certificate, "bank")
 
 
@@ -106,11 +105,10 @@ def test_a_caller_s_only_name_is_what_it_is(ca: Path, name: str) -> None:
 
 
 def test_a_certificate_that_cannot_be_read_is_the_caller_s_fault(ca: Path) -> None:
-    with raises(PeerError, Code.CERTIFICATE_INVALID) as caught:
+    with raises(PeerError, Code.CERTIFICATE_INVALID):
         Keyring(issue(ca, "server"), "server", MEMBERS).admit(
             b"-----BEGIN CERTIFICATE-----\nAA==\n"
         )
-    assert caught.value.code is Code.CERTIFICATE_INVALID
 
 
 @pytest.mark.parametrize("names", [dns("bank", "shop"), dns("Bank"), [SPIFFE], []])
@@ -267,9 +265,8 @@ def test_a_pinned_key(ca: Path) -> None:
     renewed, _ = signer(ca).leaf(dns("shop"), key)
     assert keyring.admit(renewed.public_bytes(Encoding.PEM)) == "shop"
     forged, _ = signer(ca).leaf(dns("shop"))
-    with raises(PeerError, Code.IDENTITY_MISMATCH, names="shop") as caught:
+    with raises(PeerError, Code.IDENTITY_MISMATCH, names="shop", party="shop") as caught:
         keyring.admit(forged.public_bytes(Encoding.PEM))
-    assert caught.value.party == "shop"
     assert_names(caught.value.public, "shop")
 
 

@@ -244,9 +244,8 @@ def test_limit_cuts_in_the_middle_of_a_block(
 
 
 def refused(settings: DataSettings, code: Code = Code.FILE_INVALID) -> None:
-    with raises(InputError, Code.DATA_INVALID, Code.FILE_INVALID) as told:
+    with raises(InputError, code) as told:
         load_table(settings, with_label=True)
-    assert told.value.code == code
     assert "\n" not in str(told.value)
 
 

@@ -243,7 +243,6 @@ def test_a_number_that_a_codec_cannot_write_is_one_sentence() -> None:
     x = {"z": torch.tensor([1.0, 70000.0])}
     with raises(InputError, Code.NON_FINITE, names=("04", "65504")) as caught:
         codecs.make("float16", WHERE).apply(x)
-    assert caught.value.code is Code.NON_FINITE
     assert "70000" not in caught.value.public
     assert codecs.make("bfloat16", WHERE).apply(x)["z"].isfinite().all()
     nan = {"z": torch.tensor([float("nan"), float("inf")])}

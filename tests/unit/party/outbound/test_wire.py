@@ -302,9 +302,8 @@ def test_a_sender_says_that_a_number_is_not_finite(codec: dict[str, Any]) -> Non
     found, _ = passing(codec)
     z = torch.randn(4, 9)
     z[2, 3] = float("nan")
-    with raises(InputError, Code.NON_FINITE) as caught:
+    with raises(InputError, Code.NON_FINITE):
         found.up.apply({"z": z, "seen": torch.tensor([1])}, Passage(STEP, "p1", "p0"))
-    assert caught.value.code is Code.NON_FINITE
 
 
 def test_a_filter_that_knows_only_apply_and_undo_is_one_still() -> None:
@@ -402,9 +401,8 @@ TOP2 = {"codec": "topk", "keep": 2}
 def test_values_of_a_stranger_are_one_error(
     codec: dict[str, Any], changed: dict[str, Any], code: Code
 ) -> None:
-    with raises(PeerError, Code.MALFORMED_MESSAGE, Code.NON_FINITE, names="p1") as caught:
+    with raises(PeerError, code, names="p1", party="p1") as caught:
         arriving(codec, **changed)
-    assert (caught.value.code, caught.value.party) == (code, "p1")
     assert "\n" not in str(caught.value)
     arriving(codec)
 
