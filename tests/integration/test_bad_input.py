@@ -134,11 +134,6 @@ def test_model_of_another_embedding_size(tmp_path: Path, monkeypatch: pytest.Mon
     refused_here(tables, "p1", data, "p1", "5", "embedding_size", "8")
 
 
-def test_an_active_party_that_nobody_could_dial(federation: Federation) -> None:
-    federation.extra["p0"] = {"listen": "0.0.0.0:7001"}
-    refused(federation.start_party("p0"), "p0.toml: listen: ", "0.0.0.0:7001", "advertise")
-
-
 # -- certificates
 
 

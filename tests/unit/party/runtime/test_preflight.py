@@ -60,7 +60,7 @@ def said(folder: Path, about: str, **splits: Any) -> list[str]:
 def test_an_address_that_nobody_can_dial_is_not_relayed(tmp_path: Path, listen: str) -> None:
     path = federation(tmp_path) / "p0.toml"
     (found,) = [finding for finding in checked(path, listen=listen) if not finding.fine]
-    assert_names(found.text, "p0.toml", "p0.example.org")
+    assert_names(found.text, "p0.toml: listen: ", listen, "advertise", "p0.example.org")
     (found,) = [
         finding for finding in checked(path, listen=listen, advertise=listen) if not finding.fine
     ]
