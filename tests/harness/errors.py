@@ -20,7 +20,7 @@ def raises(
     names: str | tuple[str, ...] = (),
     party: str | None = None,
 ) -> Iterator[pytest.ExceptionInfo[E]]:
-    """Expects an error in the block.
+    """Expects an error in the block, whose text is one line if it is an error of ours.
 
     Args:
         kind: type of the error, or a base class of it.
@@ -33,6 +33,7 @@ def raises(
     error = caught.value
     if isinstance(error, VflError):
         assert error.code in codes, f"expected {codes!r} (got {error.code!r}): {error}"
+        assert "\n" not in str(error), f"more than one line: {error}"
         assert party is None or error.party == party, (
             f"expected {party} (got {error.party}): {error}"
         )

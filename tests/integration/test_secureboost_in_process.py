@@ -96,9 +96,7 @@ def refused(folder: Path, made: Recipe, name: str, *more: str, policy: Any = Non
     with raises(InputError, Code.CONFIG_INVALID, Code.DATA_INVALID, Code.REFUSED) as caught:
         opened = open_party(made, name, data(folder, *more)[name], made.model.encoder)
         assemble(opened, expect_rows(opened), policy=policy)
-    text = str(caught.value)
-    assert "\n" not in text
-    return text
+    return str(caught.value)
 
 
 # -- people
@@ -316,7 +314,6 @@ def peer_fails(folder: Path, made: Recipe) -> str:
         PeerError, Code.MALFORMED_MESSAGE, Code.TENSOR_MISMATCH, Code.TENSOR_TOO_LARGE
     ) as caught:
         run(folder, made)
-    assert "\n" not in str(caught.value)
     return str(caught.value)
 
 

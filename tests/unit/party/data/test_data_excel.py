@@ -85,7 +85,6 @@ def refused(source: str, code: Code = Code.DATA_INVALID, **settings: Any) -> str
     with raises(InputError, code) as caught:
         texts(source, **settings)
     assert str(caught.value).startswith(source)
-    assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
@@ -219,7 +218,6 @@ def test_a_damaged_cell_is_named(tmp_path: Path, cell: str) -> None:
     )
     with raises(InputError, Code.DATA_INVALID, names="t.xlsx") as caught:
         texts(source)
-    assert "\n" not in str(caught.value)
     assert "seven" not in str(caught.value)
 
 

