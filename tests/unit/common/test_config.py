@@ -76,12 +76,6 @@ def test_code_is_allowed_by_the_names_of_modules() -> None:
     told(PartyFile, PARTY | {"allow_code": ["mine.py", "a b"]})
 
 
-LEAST = (
-    "must be a number of rows, such as 1000, or a share of each party's rows between 0 and 1, "
-    "such as 0.8"
-)
-
-
 @pytest.mark.parametrize(
     ("model", "tables"),
     [

@@ -211,13 +211,7 @@ def test_a_request_is_signed_without_its_key(ca: Path, tmp_path: Path) -> None:
 def test_requests_for_other_or_more_names_are_refused(ca: Path, tmp_path: Path) -> None:
     bank, shop = x509.DNSName("bank"), x509.DNSName("shop")
     address = x509.UniformResourceIdentifier("bank")
-    for san, _text in (
-        ((shop,), "'shop'"),
-        ((bank, shop), "'bank', 'shop'"),
-        ((bank, bank), "'bank', 'bank'"),
-        ((address,), "UniformResourceIdentifier:bank"),
-        ((), "nobody"),
-    ):
+    for san in ((shop,), (bank, shop), (bank, bank), (address,), ()):
         with raises(InputError, Code.IDENTITY_MISMATCH, names=("bank", "bank.csr")):
             sign_request(request_with(tmp_path / "bank.csr", *san), ca, "bank")
     assert not (tmp_path / "bank.pem").exists()
