@@ -123,8 +123,7 @@ def test_bad_recipe(federation: Federation) -> None:
 
 def test_model_of_another_embedding_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "of_five.py").write_text(
-        "import torch\ndef make(spec, embedding_size):\n    return "
-        "torch.nn.Linear(spec.shape[0], 5)\n"
+        "import torch\ndef make(spec, embedding_size):\n    return torch.nn.Linear(spec.shape[0], 5)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     tables = recipe(2, task=BINARY)

@@ -68,9 +68,7 @@ def ranks(hosts: Hosts) -> list[Program]:
     return [
         hosts.start(
             host,
-            f"torchrun --nnodes 2 --nproc-per-node 2 "
-            f"{STATIC.format(rank=rank)} "
-            "--no-python -- vfl-party run p1.toml",
+            f"torchrun --nnodes 2 --nproc-per-node 2 {STATIC.format(rank=rank)} --no-python -- vfl-party run p1.toml",
         )
         for rank, host in enumerate(("first", "second"))
     ]

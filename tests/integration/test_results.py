@@ -259,10 +259,7 @@ def test_text_that_a_spreadsheet_computes_is_told_and_guarded_if_asked(tmp_path:
     odd = ["=1+1", "+A1", "-x", "@y", "\tz", "-17", "+49301234", "K=1", None]
     table = pa.table({"id": odd, "score_1": [-0.5] * 9, "class": ["a"] * 9})
     path = tmp_path / "a.csv"
-    text = (
-        f"{path}: 5 text cells begin with =, +, -, @ or a tab, which a spreadsheet treats as "
-        "formulas; add --spreadsheet"
-    )
+    text = f"{path}: 5 text cells begin with =, +, -, @ or a tab, which a spreadsheet treats as formulas; add --spreadsheet"
     assert Output(path).advice(table).startswith(text)
     assert Output(tmp_path / "a.parquet").advice(table) == ""
     guarded = Output(path, spreadsheet=True)

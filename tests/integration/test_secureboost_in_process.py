@@ -178,8 +178,7 @@ def test_early_stopping_needs_validation_rows(tmp_path: Path) -> None:
     [
         (
             {"phases": [{"kind": "evaluate"}, {"kind": "secureboost"}]},
-            "phases: evaluate: a phase of kind 'secureboost' evaluates its model itself. Remove "
-            "evaluate.",
+            "phases: evaluate: a phase of kind 'secureboost' evaluates its model itself. Remove evaluate.",
         ),
         (
             {

@@ -163,10 +163,7 @@ def test_columns_of_one_value_are_nothing_to_read() -> None:
 
 def test_when_the_decoder_learns_nothing_it_says_so() -> None:
     mean = play("columns", linear_scene(1e4))["p1: mean of columns R² 120 rows"]
-    wanted = (
-        "from embeddings of splitnn and from shuffled embeddings (chance) the decoder learned "
-        "nothing"
-    )
+    wanted = "from embeddings of splitnn and from shuffled embeddings (chance) the decoder learned nothing"
     assert mean.note.startswith(f"p1: {wanted}")
     assert_names(mean.note, "p1")
     assert mean.value == mean.chance

@@ -130,10 +130,7 @@ def test_when_sides_say_nothing_of_a_column_the_note_speaks_of_sides() -> None:
     columns = {"p1": EncoderInputs(("not",), torch.from_numpy(x[:, 1:]).float())}
     where = scene("active", quartiles(x[:, 0]), [0, 1] * (ROWS // 2), columns=columns)
     notes = [each.note for each in played("sides", where) if each.note]
-    wanted = (
-        "p1: from sides of trees the decoder learned nothing, and returns the mean of the known "
-        "rows"
-    )
+    wanted = "p1: from sides of trees the decoder learned nothing, and returns the mean of the known rows"
     assert notes == [wanted]
     assert "embedding" not in notes[0]
 

@@ -209,10 +209,7 @@ def test_rules_for_ids_change_the_digest_only_if_there_are_any() -> None:
 
 @pytest.mark.parametrize("rule", ["strip", "phone", "phone:de", "phone:49"])
 def test_an_unknown_rule_lists_the_known_ones(rule: str) -> None:
-    known = (
-        "'trim', 'casefold', 'nfkc', 'digits', 'zeros', 'email' or 'phone:CC', with a country "
-        "such as DE for CC"
-    )
+    known = "'trim', 'casefold', 'nfkc', 'digits', 'zeros', 'email' or 'phone:CC', with a country such as DE for CC"
     sentence = f"id_rules.1: '{rule}' cannot be used. Write {known}."
     assert told(Recipe, cases.recipe(2, rows={"id_rules": ["trim", rule]})) == f"rows.{sentence}"
     data = {"data": {"source": "a.csv", "id": "a", "id_rules": ["trim", rule]}}

@@ -41,8 +41,7 @@ DOCUMENTS = [
 ]
 SENT = Sent(Kind.EMBEDDING, {"z": f32("rows", "width")})
 NAMED_FILE = re.compile(
-    r"(?<![\w/.])((?:(?:tests/)?(?:contract|faults|integration|unit)|scripts)/[\w/.-]*\w)(?:::(\w+))?"
-    r"|(?<=`)::(\w+)"
+    r"(?<![\w/.])((?:(?:tests/)?(?:contract|faults|integration|unit)|scripts)/[\w/.-]*\w)(?:::(\w+))?|(?<=`)::(\w+)"
 )
 OF_PLUGINS = re.compile(r'"(plain|saturating|row_clip|residual|quadratic|embeddings_only)"')
 

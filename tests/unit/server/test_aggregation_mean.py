@@ -256,9 +256,7 @@ HINT = "give both the same top layers (model.encoder), or set aggregate = false"
 DIFFERENCES: dict[str, tuple[list[AggregationPlan], str]] = {
     "shape": (
         [aggregation("first", 3, **{"top.0.weight": (64, 196), "top.0.bias": (64,)})],
-        "top encoders differ: in phase first, tensor 'top.0.weight' is float32 [64, 392] "
-        "at bank and float32 "
-        f"[64, 196] at shop; {HINT}",
+        f"top encoders differ: in phase first, tensor 'top.0.weight' is float32 [64, 392] at bank and float32 [64, 196] at shop; {HINT}",
     ),
     "one more": (
         [
@@ -266,13 +264,13 @@ DIFFERENCES: dict[str, tuple[list[AggregationPlan], str]] = {
                 "first", 3, **{"top.0.weight": (64, 392), "top.0.bias": (64,), "top.2.bias": (1,)}
             )
         ],
-        "top encoders differ: in phase first, tensor 'top.2.bias' is nothing at bank and "
-        "float32 [1] at shop; " + HINT,
+        "top encoders differ: in phase first, tensor 'top.2.bias' is nothing at bank and float32 [1] at shop; "
+        + HINT,
     ),
     "one less": (
         [aggregation("first", 3, **{"top.0.weight": (64, 392)})],
-        "top encoders differ: in phase first, tensor 'top.0.bias' is float32 [64] at bank "
-        "and nothing at shop; " + HINT,
+        "top encoders differ: in phase first, tensor 'top.0.bias' is float32 [64] at bank and nothing at shop; "
+        + HINT,
     ),
     "rounds": (
         [aggregation("first", 4, **{"top.0.weight": (64, 392), "top.0.bias": (64,)})],
@@ -280,8 +278,7 @@ DIFFERENCES: dict[str, tuple[list[AggregationPlan], str]] = {
     ),
     "none": (
         [],
-        "aggregation differs: in phase first, bank aggregates its top layers and shop "
-        f"does not; {HINT}",
+        f"aggregation differs: in phase first, bank aggregates its top layers and shop does not; {HINT}",
     ),
 }
 

@@ -454,8 +454,8 @@ def test_parties_on_one_machine_share_its_cores() -> None:
         replace(own, cores=2, work={"splitnn": own.any_work}),
     )
     assert (
-        "Computation, measured here in one process, a step: splitnn 10 ms; all parties "
-        "share 2 cores." in said
+        "Computation, measured here in one process, a step: splitnn 10 ms; all parties share 2 cores."
+        in said
     )
     with raises(InputError, Code.CONFIG_INVALID, names=("--cores", "--measure")):
         cli.main(["forecast", "recipe.toml", "--cores", "2"], standalone_mode=False)

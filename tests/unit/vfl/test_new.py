@@ -197,10 +197,7 @@ def test_a_person_names_the_class_of_the_scores() -> None:
     table("bank.csv", "customer,age,paid", lambda n: f"K{n},{n % 50},{('ja', 'nein')[n % 2]}")
     args = [*BANK[:-1], "paid"]
     said = run(*args, "--positive", "ja")
-    line = (
-        "'paid' is binary; scores, AUC and f1 are of 'ja', as you say  (--positive, or "
-        "task.positive in recipe.toml)"
-    )
+    line = "'paid' is binary; scores, AUC and f1 are of 'ja', as you say  (--positive, or task.positive in recipe.toml)"
     assert f"label       {line}" in said
     assert load_recipe(Path("recipe.toml")).task.positive == "ja"
     refused(*args, "--positive", "Ja", "--force", code=Code.DATA_INVALID)
@@ -259,10 +256,7 @@ def test_a_column_that_tells_the_label_is_looked_at() -> None:
         "customer,age,reason,default",
         lambda n: f"K{n},{n % 50},{('', 'moved')[n % 2]},{n % 2}",
     )
-    told = (
-        "look at     column 'reason' alone determines 'default' in every row. If it is not known when "
-        "you predict,"
-    )
+    told = "look at     column 'reason' alone determines 'default' in every row. If it is not known when you predict,"
     said = run(*BANK)
     assert_names(said, "reason", "default")
     assert told in run(

@@ -310,10 +310,7 @@ def test_reads_a_query_of_sqlite_as_text(people: str) -> None:
 
 
 def test_rows_come_in_blocks_as_often_as_asked(people: str) -> None:
-    series = (
-        "WITH RECURSIVE s(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM s WHERE i < 10000) "
-        "SELECT i AS pid FROM s"
-    )
+    series = "WITH RECURSIVE s(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM s WHERE i < 10000) SELECT i AS pid FROM s"
     stream = opened(people, series)
     # A pass may end early.
     assert next(stream.blocks(("pid",))).num_rows == 4096
@@ -333,10 +330,7 @@ def test_all_passes_see_one_state_of_sqlite(people: str) -> None:
 
 
 def test_passes_that_differ_are_told(people: str) -> None:
-    series = (
-        "WITH RECURSIVE s(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM s WHERE i < 500) SELECT "
-        "i AS pid FROM s"
-    )
+    series = "WITH RECURSIVE s(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM s WHERE i < 500) SELECT i AS pid FROM s"
     mixed = opened(people, f"{series} ORDER BY random()")
     read(mixed)
     with raises(InputError, Code.FILE_INVALID, names="people.db"):
@@ -461,9 +455,7 @@ def server() -> Iterator[Postgres]:
     with postgres() as found:
         found.run(
             "CREATE TYPE mood AS ENUM ('well', 'ill')",
-            "CREATE TABLE people (pid text, age int, weight numeric(6, 2), town varchar, "
-            "sick bool, born date,"
-            " seen timestamptz)",
+            "CREATE TABLE people (pid text, age int, weight numeric(6, 2), town varchar, sick bool, born date, seen timestamptz)",
             "INSERT INTO people VALUES ('007', 40, 70.5, 'Oslo', true, '1984-01-31', "
             "'2024-01-31 10:00+02'),"
             " ('7', null, 80, 'Bonn', false, null, null), ('02', 50, 90.25, null, true, "
@@ -567,10 +559,7 @@ def test_other_types_are_refused_if_they_are_asked_for(server: Postgres, column:
 def test_dates_that_are_none_elsewhere_are_refused(server: Postgres, value: str) -> None:
     query = f"SELECT '1' AS pid, {value} AS d"
     refused(server.url(), query=query)
-    ends = (
-        "SELECT '1' AS pid, date '0001-01-01' AS a, date '9999-12-31' AS b, timestamp "
-        "'9999-12-31 23:59:59' AS c"
-    )
+    ends = "SELECT '1' AS pid, date '0001-01-01' AS a, date '9999-12-31' AS b, timestamp '9999-12-31 23:59:59' AS c"
     assert read(opened(server.url(), ends)).num_rows == 1
 
 
@@ -588,8 +577,7 @@ def test_all_passes_see_one_state_and_the_connection_ends_with_the_stream(server
 
     def connections() -> str:
         return server.run(
-            "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%growing%' AND pid <> "
-            "pg_backend_pid()"
+            "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%growing%' AND pid <> pg_backend_pid()"
         )
 
     wait_until(connections, "1".__eq__)
@@ -673,8 +661,7 @@ def test_connections_that_are_refused_say_what_to_correct(
 def test_ctrl_c_during_a_query_is_no_mistake_of_the_query(server: Postgres) -> None:
     def waiting() -> str:
         return server.run(
-            "SELECT count(*) FROM pg_stat_activity"
-            " WHERE query LIKE '%pg_sleep(60)%' AND state = 'active' AND pid <> pg_backend_pid()"
+            "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%pg_sleep(60)%' AND state = 'active' AND pid <> pg_backend_pid()"
         )
 
     def interrupt() -> None:
@@ -698,8 +685,7 @@ def test_what_breaks_off_says_after_how_many_rows_and_shows_no_value(server: Pos
     # Fmt: skip.
     text = refused(
         server.url(),
-        query="SELECT repeat('x', 99) AS x, CASE WHEN i = 900000 THEN ('Ada' || i)::int ELSE i "
-        f"END AS pid {series}",
+        query=f"SELECT repeat('x', 99) AS x, CASE WHEN i = 900000 THEN ('Ada' || i)::int ELSE i END AS pid {series}",
     )
     assert "Ada" not in text
     query = f"SELECT i AS pid, repeat('x', 200) AS x {series}"
@@ -708,8 +694,7 @@ def test_what_breaks_off_says_after_how_many_rows_and_shows_no_value(server: Pos
     first = next(blocks)
     assert first.nbytes < 64 << 20
     server.run(
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE '%200%' "
-        "AND pid <> pg_backend_pid()"
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE '%200%' AND pid <> pg_backend_pid()"
     )
     with raises(InputError, Code.FILE_INVALID):
         list(blocks)

@@ -43,10 +43,7 @@ def save(
 def raw(path: Path, rows: str, after: str = "", before: str = "") -> str:
     """Writes a workbook whose sheet has these rows in XML: what openpyxl does not write."""
     save(path.with_name("blank.xlsx"), ["id"])
-    sheet = (
-        f'<?xml version="1.0"?>{before}<worksheet '
-        f'xmlns="{MAIN}"><sheetData>{rows}</sheetData>{after}</worksheet>'
-    )
+    sheet = f'<?xml version="1.0"?>{before}<worksheet xmlns="{MAIN}"><sheetData>{rows}</sheetData>{after}</worksheet>'
     with (
         zipfile.ZipFile(path.with_name("blank.xlsx")) as blank,
         zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as new,

@@ -86,10 +86,7 @@ def test_shapes_show_that_another_party_writes_zeros() -> None:
 def test_zeros_that_another_party_may_have_lost(
     ids: list[str], rules: tuple[str, ...], suspect: bool
 ) -> None:
-    said = (
-        "numbers in the ids begin with 0. If the table of another party has lost these zeros, "
-        'add "zeros" to'
-    )
+    said = 'numbers in the ids begin with 0. If the table of another party has lost these zeros, add "zeros" to'
     assert about_zeros(ids, rules) == (f"{said} rows.id_rules." if suspect else "")
 
 
@@ -286,10 +283,7 @@ def test_a_table_without_ids_is_refused(tmp_path: Path) -> None:
     source.write_text("who,x\n,1\n-,2\n")
     with pytest.raises(InputError) as refused:
         load(str(source), id="who", id_rules=("digits",))
-    what = (
-        "2 of 2 rows are left out: 2 without an id. Correct data.id, data.id_rules or "
-        "data.duplicates."
-    )
+    what = "2 of 2 rows are left out: 2 without an id. Correct data.id, data.id_rules or data.duplicates."
     assert str(refused.value) == f"{source}: {what}"
 
 

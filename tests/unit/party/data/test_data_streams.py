@@ -107,8 +107,7 @@ def excel(folder: Path) -> str:
 def sqlite(folder: Path) -> str:
     with contextlib.closing(sqlite3.connect(folder / "x.db")) as base, base:
         base.execute(
-            "CREATE TABLE people (id TEXT, a REAL, b INTEGER, town TEXT, d TEXT, one REAL, "
-            "y TEXT, part TEXT)"
+            "CREATE TABLE people (id TEXT, a REAL, b INTEGER, town TEXT, d TEXT, one REAL, y TEXT, part TEXT)"
         )
         rows = [
             [str(cell) if isinstance(cell, date) else cell for cell in row.values()]

@@ -105,10 +105,7 @@ def test_the_others_dropout_follows_from_rank_0_s_generator_without_a_draw() -> 
 
 
 def test_a_connection_that_breaks_ends_the_process_and_not_the_run() -> None:
-    said = (
-        "[/third_party/gloo/gloo/transport/tcp/pair.cc:545] Read error [127.0.0.1]:1: "
-        "Connection reset by peer\nmore"
-    )
+    said = "[/third_party/gloo/gloo/transport/tcp/pair.cc:545] Read error [127.0.0.1]:1: Connection reset by peer\nmore"
     with raises(RankLost, names=("pair.cc", "third_party")), convert_rank_errors():
         raise RuntimeError(said)
     with raises(RankLost), convert_rank_errors():

@@ -381,10 +381,7 @@ def test_an_encoder_whose_embeddings_change_their_shape_is_named() -> None:
     for what in ("shape [3, 8]", "shape [4, 7]", "a list"):
         with pytest.raises(InputError) as caught:
             party.encode(torch.zeros(4, 8))
-        said = (
-            "the encoder of p1: must give a tensor of shape [4, 8] for 4 rows "
-            f"(got {what}). Correct the encoder."
-        )
+        said = f"the encoder of p1: must give a tensor of shape [4, 8] for 4 rows (got {what}). Correct the encoder."
         assert (str(caught.value), caught.value.code) == (said, Code.MODEL_INVALID)
 
 

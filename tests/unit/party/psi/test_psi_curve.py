@@ -208,10 +208,7 @@ def test_tags_are_the_beginnings() -> None:
 
 def test_imports_little() -> None:
     """Each core's worker would pay for it in memory."""
-    code = (
-        "import sys, vfl_party.psi.worker; print(*sys.modules.keys() & {'torch', 'grpc', "
-        "'numpy', 'pydantic'})"
-    )
+    code = "import sys, vfl_party.psi.worker; print(*sys.modules.keys() & {'torch', 'grpc', 'numpy', 'pydantic'})"
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout
         == b"\n"

@@ -82,10 +82,7 @@ def test_another_kind_of_key(
     key = ed25519.Ed25519PrivateKey.generate()
     with raises(InputError, Code.CERTIFICATE_INVALID, names=("shop", "2048")):
         with_key(ca, monkeypatch, key)
-    text = (
-        f"{shop.certificate_file}: the key of the certificate is neither ECDSA nor RSA. "
-        "Make another key, and have it signed."
-    )
+    text = f"{shop.certificate_file}: the key of the certificate is neither ECDSA nor RSA. Make another key, and have it signed."
     odd = replace(
         shop, key_pem=key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     )

@@ -238,10 +238,7 @@ def test_zeros_that_another_party_may_have_lost_are_a_note(tmp_path: Path) -> No
     (tmp_path / "bare.csv").write_text(
         "who,x\n" + "".join(f"{number},1\n" for number in range(1, 847))
     )
-    said = (
-        "numbers in the ids begin with 0. If the table of another party has lost these zeros, add "
-        '"zeros" to rows.id_rules.'
-    )
+    said = 'numbers in the ids begin with 0. If the table of another party has lost these zeros, add "zeros" to rows.id_rules.'
     for source, notes in (("own.csv", [said]), ("bare.csv", [])):
         found = checked(path, data={"source": source, "id": "who"})
         assert [
