@@ -34,13 +34,15 @@ from vfl_common.errors import (
     VflError,
 )
 from vfl_common.files import write_error
-from vfl_common.pb.vfl.v1 import failure_pb2
+from vfl_common.pb.vfl.v1 import control_pb2, failure_pb2
+from vfl_common.process.handover import Predecessor
 from vfl_common.rpc import counters as tcp
 from vfl_common.rpc.channel import check_address
 from vfl_common.rpc.counters import TcpMeter, normalise_address, parse_endpoint
 from vfl_common.rpc.exchange.hub import KeepWaiting, Patience, Proceed, TimedOut, decide
 from vfl_common.rpc.guard import compute_connection_limit
 from vfl_common.rpc.messages import from_failure, to_failure
+from vfl_common.rpc.uplink import check_start
 
 ROSTER = ("north", "south", "west")
 
@@ -508,3 +510,35 @@ def test_a_caller_of_this_link_alone_is_known_by_one_address() -> None:
         == normalise_address(("fe80::1", 7000, 0, 4))
         == ("fe80::1", 7000)
     )
+
+
+def test_a_process_whose_predecessor_is_killed_in_the_handover_says_so() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        # The word that this process has loaded goes out; then the other one is gone.
+        theirs.shutdown(socket.SHUT_WR)
+        with raises(InputError, Code.ADDRESS_IN_USE, names="ended without handing over"):
+            Predecessor(ours, {}).wait()
+        assert theirs.recv(16) == b"loaded"
+
+
+# -- what a server says when a generation begins: names of folders, and words for people
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"run_id": "../up"},
+        {"checkpoint": "a/b"},
+        {"left": ["p1\nerror: a line of its own"]},
+        {"shown": {"p1\x1b[31m": ""}},
+        {"shown": {"": ""}},
+    ],
+    ids=["run", "checkpoint", "left", "shown", "nobody"],
+)
+def test_a_server_may_not_give_any_name(said: dict[str, Any]) -> None:
+    good = control_pb2.Start(run_id="run", generation=1, left=["p2"], shown={"p1": "{"})
+    assert check_start(good, server="server", me="p1", oldest=1, newest=9).shown == {"p1": "{"}
+    start = control_pb2.Start(**{"run_id": "run", "generation": 1, **said})
+    with raises(PeerError, Code.MALFORMED_MESSAGE):
+        check_start(start, server="server", me="p1", oldest=1, newest=9)
