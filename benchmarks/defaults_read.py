@@ -34,14 +34,14 @@ CHOSEN = ("two classes", "five classes", "numbers", "mixed")
 NONE_SENT = ("labels", "both", "fedonce")
 # What the table of methods calls each, in its order.
 METHODS = {
-    "alone": "the active party alone",
+    "alone": "the active party alone (local-only baseline)",
     "none": "split training, `--protect none`",
     "labels": "`--protect labels`, the default of `vfl new` for classes",
     "columns": "`--protect columns`",
     "both": "`--protect both`",
     "trees": "trees (SecureBoost)",
     "fedonce": "one upload, a network on it (FedOnce, PCA)",
-    "combined": "all columns in one place",
+    "combined": "all columns in one place (centralized baseline)",
 }
 Tables = dict[str, Any]
 
@@ -64,10 +64,9 @@ def spread(values: Sequence[float]) -> str:
 
 def gaps() -> str:
     """Returns the table of the ten tables, and that of their means."""
-    names = ("before", "after", "trees")
-    ours = table(
-        ("table", "LightGBM", "before", "gap", "after", "gap", "trees, gap"), _rows(SHOWN, names)
-    )
+    names = ("after", "trees")
+    headings = ("table", "LightGBM", "split training", "gap", "trees, gap")
+    ours = table(headings, _rows(SHOWN, names))
     means = []
     for count, tables in (("ten", SHOWN), ("eight that were named beforehand", NAMED)):
         found = [[fmean(each) for each in _gaps(name, tables)] for name in names]
@@ -76,13 +75,13 @@ def gaps() -> str:
         means.append((f"gap, of the {count}", *(_mean(each, "+.2f") for each in whole)))
         behind = [[max(0.0, one) for one in each] for each in whole]
         means.append(("a gap below 0 counted as 0", *(_mean(each, ".2f") for each in behind)))
-    return f"{ours}\n{table(('mean', *names), means)}"
+    return f"{ours}\n{table(('mean', 'split training', 'trees'), means)}"
 
 
 def chosen() -> str:
     """Returns the table of the four by which defaults were chosen."""
-    headings = ("table", "LightGBM", "before", "gap", "after", "gap")
-    return table(headings, _rows(CHOSEN, ("before", "after")))
+    headings = ("table", "LightGBM", "split training", "gap")
+    return table(headings, _rows(CHOSEN, ("after",)))
 
 
 def _rows(tables: Sequence[str], names: Sequence[str]) -> list[list[str]]:
@@ -192,6 +191,17 @@ def columns_read(found: Tables) -> float | None:
     return None if line is None else fmean(line["value"])
 
 
+def labels_guessed(of: Tables) -> float:
+    """Returns the AUC with which labels are inferred without any message, on a table of two classes."""
+    return max(
+        float(value)
+        for found in of.values()
+        for each in found["lines"]
+        if each["of"] == "labels" and each["unit"] == "AUC" and "oracle" not in each["knows"]
+        for value in each["without"].values()
+    )
+
+
 def named(line: Tables | None, none: str) -> str:
     """Words what a line reads, and names its attack; ``none`` if there is no line."""
     if line is None:
@@ -252,7 +262,7 @@ def floors(kept: dict[str, Tables]) -> dict[str, float]:
 
 def markdown(kept: dict[str, Tables]) -> str:
     """Returns a table: what each preset reaches, gives away and sends, on each table."""
-    headings = ("table", "preset", "test", "labels read at least")
+    headings = ("table", "preset", "test", "labels inferred, at least")
     rows = []
     for name, of in kept.items():
         (alone,) = floors({name: of}).values()
@@ -267,7 +277,7 @@ def markdown(kept: dict[str, Tables]) -> str:
                 f"{(each['bytes'] or 0) / 1e6:.1f}",
             )
             rows.append(row)
-    return table((*headings, "columns read at least, R² (without a message)", "MB"), rows)
+    return table((*headings, "columns reconstructed, at least, R² (without a message)", "MB"), rows)
 
 
 def _labels(preset: str, read: float | None, unit: str) -> str:
@@ -302,22 +312,15 @@ def methods() -> str:
             read = [named(labels_line(of), no_label), named(columns_line(of), "–")]
             leaks = [*read, f"{of['bytes'] / 1e6:.1f}"]
         rows.append([words, f"{fmean(of['test']):.3f}", *leaks])
-    guessed = [
-        value
-        for found in kept["credit"].values()
-        for each in found["lines"]
-        if each["of"] == "labels" and each["unit"] == "AUC" and "oracle" not in each["knows"]
-        for value in each["without"].values()
-    ]
     (alone,) = floors({"credit": kept["credit"]}).values()
-    chance = f"{max(guessed):.2f} (own columns and some labels)"
+    chance = f"{labels_guessed(kept['credit']):.2f} (own columns and some labels)"
     rows.append(["what is known without a message", "", chance, f"{alone:.2f}", ""])
     return table(
         (
             "method",
             "test AUC",
-            "labels read by the other party at least, AUC",
-            "its columns read at least, R²",
+            "label inference, at least, AUC",
+            "feature reconstruction, at least, R²",
             "MB sent",
         ),
         rows,

@@ -3,7 +3,7 @@
     python -m benchmarks.search --data DIR --out runs/search
 
 ``DIR`` has FATE's two files, ``default_credit_hetero_guest.csv.gz`` and ``…_host.csv.gz``. Writes
-``benchmarks/results/search.csv`` and ``docs/results/search.md``.
+``benchmarks/results/search.csv`` and ``benchmarks/results/search.md``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pandas as pd
 import vfl
 
 RESULTS = Path(__file__).parent / "results" / "search.csv"
-PAGE = Path(__file__).parents[1] / "docs" / "results" / "search.md"
+PAGE = RESULTS.with_suffix(".md")
 RUNS, REPEATS = 30, 5
 WAYS = ("tpe", "random")
 SPACES: dict[str, Any] = {
@@ -106,8 +106,6 @@ def page(lines: list[dict[str, Any]]) -> str:
     won = sum(a > b for a, b in zip(*by_repeat.values(), strict=True))
     first = lines[0]
     return f"""# TPE against random search
-
-**For:** people who choose between `by="tpe"` and `by="random"` of [a search](../how-to/python/search.md).
 
 Default of credit cards, split between two parties as FATE does, the first {first["rows"]:,} rows, three
 epochs of split training. The learning rate, the batch, the width of embeddings and how they are

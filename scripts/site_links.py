@@ -1,8 +1,9 @@
 """A hook of mkdocs: links of a page to files of the repository, which are not part of the site.
 
 On GitHub such a link leads to the file. In the site it leads to the repository if ``repo_url``
-names one. If not, the path of the file stands behind the link's words. A picture outside docs/,
-such as a figure of benchmarks/results, is copied into the site.
+names one. If not, the path of the file follows the link's words. A picture outside docs/,
+such as a figure of benchmarks/results, is copied into the site. In searches, decisions and results
+come after the other pages.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any
 from mkdocs.structure.files import File
 
 PICTURE = re.compile(r"!\[([^\]]*)\]\((\.\.?/[^)\s]+)\)")
+LAST_IN_SEARCHES = ("contributing/", "results/", "reference/api", "reference/plugins")
+FIRST_IN_SEARCHES = ("reference/glossary.md", "tutorials/what-is-vertical-fl.md")
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((\.\.?/[^)\s]+)\)")
 
 
@@ -24,6 +27,10 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
     Raises:
         FileNotFoundError: The repository has no such file.
     """
+    if page.file.src_uri.startswith(LAST_IN_SEARCHES):
+        page.meta["search"] = {"boost": 0.3}
+    elif page.file.src_uri in FIRST_IN_SEARCHES:
+        page.meta["search"] = {"boost": 2}
     folder = posixpath.dirname(page.file.src_uri)
     root = Path(config.config_file_path).parent
 

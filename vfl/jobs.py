@@ -11,7 +11,7 @@ input, and writes the answer as a line to standard output. It ends when its stan
 closed, so it ends with its parent.
 
 The workers of this package are not loky's: they need no package, get nothing but lines of JSON, and
-end at once with the program that started them (docs/explanation/decisions/0045). They are not
+end at once with the program that started them (decision 45). They are not
 ``vfl_common.process.workers`` either, which repeats the request of a killed worker: a run that has
 exhausted the memory must not be repeated.
 """

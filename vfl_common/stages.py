@@ -35,7 +35,7 @@ class Draw:
     """Selects ``number`` parties that take part in a round. They are drawn again every ``rounds``
     rounds.
 
-    Every process with ``seed`` can compute the draw, so it need not be announced (decision 38).
+    Every process with ``seed`` can compute the draw, so it need not be announced (decision 15).
     """
 
     number: int

@@ -410,7 +410,7 @@ def study(
 
     STUDY is a TOML file. For a comparison, it names a recipe, seeds, label counts, and methods with
     their phases (docs/how-to/results/study.md). For a search, it names a recipe, and in the table
-    [search] the values to try (docs/how-to/python/search.md). Each run is a federation like those
+    [search] the values to try (docs/how-to/python/study.md). Each run is a federation like those
     of `vfl simulate`. One pretraining is used for all label counts. The same command resumes a
     study that was stopped or killed; it does not repeat finished runs. A failed run does not stop
     the other runs. With at least three seeds or folds, every method is compared with the first

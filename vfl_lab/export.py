@@ -52,7 +52,8 @@ class TensorBoard:
             raise InputError(
                 Code.CONFIG_INVALID,
                 "vfl export tensorboard: TensorBoard cannot be imported "
-                f"({str(error).splitlines()[0]}). Install it with `pip install tensorboard`.",
+                f"({str(error).splitlines()[0]}). Install it with `pip install '.[tensorboard]'` "
+                "in the clone of vfl.",
             ) from None
         self._events, self._summaries, self._writers = event_pb2, summary_pb2, event_file_writer
         self._folder = out / source.run_id / source.party

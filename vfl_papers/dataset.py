@@ -5,6 +5,7 @@ Features are read in blocks, to save memory.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -124,6 +125,13 @@ def require_classes(content: Content, task: Mapping[str, Any]) -> None:
             f"{int(wrong.sum()):,} rows have a label outside the classes 0 to {classes - 1} "
             f"(got {content.labels[row]} in row {row + 1:,}). Download the files again.",
         )
+
+
+def compute_md5(path: Path) -> str:
+    """Returns the MD5 digest of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        # MD5 only detects differences here, because the publishers give no other digest.
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -226,14 +226,9 @@ CNN0: Tables = {"kind": "cnn0", "hidden": [128]}
 
 
 # Without the last layer, the embedding is the pooled output of ResNet. RESNET18 is for images of 32
-# to 64 pixels per side, and the LARGE variants are for larger images.
+# to 64 pixels per side, and LARGE_RESNET18 is for larger images.
 RESNET18: Tables = {"kind": "resnet18", "last_layer": False}
-
-
 LARGE_RESNET18: Tables = RESNET18 | {"small_images": False}
-
-
-LARGE_RESNET50: Tables = LARGE_RESNET18 | {"kind": "resnet50"}
 
 
 def _adam(lr: float, decay: float) -> Tables:
@@ -303,19 +298,21 @@ def fedhssl(
     }
 
 
-def ssvfl(encoder: Mapping[str, Any], d: int) -> Tables:
+def ssvfl(network: str) -> Tables:
     """Returns the tables of SS-VFL-I: 200 epochs at each party alone, then 500 epochs of a linear
     layer (Castiglia et al. 2022, section 4). All rows are labelled unless ``rows.labelled`` is set.
+
+    ``network`` is ``resnet18`` or ``resnet50``, for large images.
     """
     return {
-        "model": {"embedding_size": d, "encoder": dict(encoder)},
+        "model": {"embedding_size": 128, "encoder": {"kind": network, "small_images": False}},
         "phases": [
             {
                 "kind": "contrastive",
-                "ssl": "moco",
+                "ssl": "simclr",
+                "projector": [],
                 "rounds": 200,
                 "batch_size": 512,
-                "queue": 4096,
             },
             {"kind": "head", "epochs": 500, "batch_size": 64},
             {"kind": "evaluate"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,7 @@ from vfl_papers.dataset import (
     Need,
     PaperUse,
     Request,
+    compute_md5,
     damage_error,
 )
 from vfl_papers.dividing import IMAGE_DIVISIONS, make_parts
@@ -55,7 +57,13 @@ _FEDONCE = dividing.fedonce(
 # -- Four IDX files: MNIST (LeCun et al. 1998), KMNIST (Clanuwat et al. 2018), and Fashion-MNIST
 # -- (Xiao et al. 2017)
 
-# Images and labels of training, then images and labels of testing.
+# {MD5 digest of the 10,000 test labels, without the header of their file: data set}. The digest of
+# KMNIST's labels is not known; its files are recognized by their published digests.
+_TEST_LABELS = {
+    "073c3904dfbd3e141ff8aa01cfde6b15": "MNIST",
+    "8dea97a4e78c1bd1b5a6e8efbb870b6e": "Fashion-MNIST",
+}
+# Images and labels for training, then images and labels for testing.
 _IDX_FILES = (
     "train-images-idx3-ubyte.gz",
     "train-labels-idx1-ubyte.gz",
@@ -88,7 +96,16 @@ def _idx_set(
     for name, (size, md5) in zip(_IDX_FILES, digests, strict=True):
         plain = name.removesuffix(".gz")
         needs.append(
-            Need(name, (plain, f"{folder}/raw/{name}", f"{folder}/raw/{plain}"), size, md5)
+            Need(
+                name,
+                (
+                    plain,
+                    *(f"{folder}/{file}" for file in (name, plain)),
+                    *(f"{folder}/raw/{file}" for file in (name, plain)),
+                ),
+                size,
+                md5,
+            )
         )
     silent = (
         "The paper does not say which of the training images are for validation; it tunes by five "
@@ -100,16 +117,40 @@ def _idx_set(
         holds=f"grey images of 28 × 28, {what}",
         rows=70_000,
         task={"kind": "multiclass", "classes": 10},
-        forms=(Form(tuple(needs), _read_idx_files, {TRAIN: 60_000, TEST: 10_000}), *other_forms),
+        forms=(
+            Form(tuple(needs), partial(_read_idx_files, title), {TRAIN: 60_000, TEST: 10_000}),
+            *other_forms,
+        ),
         divisions=IMAGE_DIVISIONS,
         uses=(PaperUse("FedOnce", where, "quadrants", 4, _FEDONCE, silent=silent),),
         memory="about 200 MB",
     )
 
 
-def _read_idx_files(files: Files, _: Request) -> Content:
+def _read_idx_files(title: str, files: Files, _: Request) -> Content:
+    """Reads four IDX files. Raises InputError if they belong to another data set than ``title``."""
     paths = [files[name] for name in _IDX_FILES]
-    return join_splits([read_idx_pair(*paths[:2]), read_idx_pair(*paths[2:])])
+    test = read_idx_pair(*paths[2:])
+    owner = _identify_labels(paths[3], test[1].tobytes())
+    if owner not in (None, title):
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{paths[3]}: holds the labels of {owner} (expected {title}). Give the folder with the "
+            f"files of {title}.",
+        )
+    return join_splits([read_idx_pair(*paths[:2]), test])
+
+
+def _identify_labels(path: Path, labels: bytes) -> str | None:
+    """Returns the data set of a file of test labels; None if it is unknown. MNIST, KMNIST and
+    Fashion-MNIST have the same file names.
+    """
+    digest = hashlib.md5(labels, usedforsecurity=False).hexdigest()
+    published = {
+        DATASETS[name].forms[0].needs[3].md5: DATASETS[name].title
+        for name in ("fashion_mnist", "kmnist", "mnist")
+    }
+    return _TEST_LABELS.get(digest) or published.get(compute_md5(path))
 
 
 # -- CIFAR-10 and CIFAR-100 (Krizhevsky 2009), and SVHN (Netzer et al. 2011)
@@ -543,9 +584,10 @@ DATASETS: Mapping[str, DataSet] = {
             "Table 1; Figs. 2, 3",
             "halves",
             2,
-            dividing.ssvfl(dividing.LARGE_RESNET50, 2048),
+            dividing.ssvfl("resnet50"),
             silent="The paper draws its classes at random and does not name them, and does not say "
-            "which half is whose, or how images are brought to one size.",
+            "which half is whose, how images are brought to one size, or how wide an embedding is: "
+            "128 numbers fit the bytes of Table 1.",
         ),
     ),
     "imagenet12": _imagenet(
@@ -603,8 +645,9 @@ DATASETS: Mapping[str, DataSet] = {
             "Table 1; Fig. 3",
             "views",
             12,
-            dividing.ssvfl(dividing.LARGE_RESNET18, 512),
-            silent="The paper does not give the size of a view, the renderer, or the batch size.",
+            dividing.ssvfl("resnet18"),
+            silent="The paper does not give the size of a view, the renderer, the batch size, or "
+            "the width of an embedding: 128 numbers fit the bytes of Table 1.",
         ),
     ),
     "modelnet40": _modelnet(

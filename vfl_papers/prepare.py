@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
 from collections import Counter
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from vfl_papers.dataset import (
     Form,
     Need,
     Rows,
+    compute_md5,
     default_ids,
     require_classes,
 )
@@ -229,15 +229,9 @@ def _compare_file(need: Need, path: Path) -> list[str]:
     size = path.stat().st_size
     if need.bytes is not None and size != need.bytes:
         return [f"{path.name} has {size:,} bytes (published: {need.bytes:,})."]
-    if need.md5 is not None and _compute_md5(path) != need.md5:
+    if need.md5 is not None and compute_md5(path) != need.md5:
         return [f"{path.name} differs from the published file (its MD5 differs)."]
     return []
-
-
-def _compute_md5(path: Path) -> str:
-    with path.open("rb") as file:
-        # MD5 only detects differences here, because the publishers give no other digest.
-        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
 # The golden ratio's fraction. The fractions of its multiples are evenly spread (Weyl's sequence).

@@ -16,11 +16,12 @@ import click
 from rich.console import Console
 from rich.markdown import Markdown
 
-from benchmarks.papers import page, shelf
+from benchmarks.papers import definition, page, shelf
 from benchmarks.papers.data import Sources
 from benchmarks.papers.describe import SCALES, Scale, resolved
+from benchmarks.papers.forecast import forecast
 from benchmarks.papers.listing import listing
-from benchmarks.papers.result import RESULTS, markdown, result_of
+from benchmarks.papers.result import Result, load, markdown, result_of
 from benchmarks.papers.run import Runner
 
 
@@ -57,12 +58,22 @@ from benchmarks.papers.run import Runner
 @click.option("--seeds", help="Seeds in place of the table's, with commas between.")
 @click.option(
     "--results",
-    default=RESULTS,
+    default="runs/papers/results",
+    show_default=True,
     type=click.Path(path_type=Path),
-    help="Folder of results. Default: the repository's.",
+    help="Folder of results.",
 )
 @click.option(
-    "--page", "only_page", is_flag=True, help="Write the pages docs/results/papers*.md again."
+    "--forecast",
+    "only_forecast",
+    is_flag=True,
+    help="Measure two short runs of each data set, and print how long the tables take.",
+)
+@click.option(
+    "--freeze", is_flag=True, help="Write today's date beside the claims that were changed."
+)
+@click.option(
+    "--page", "only_page", is_flag=True, help="Write the pages results/papers/PAPER.md again."
 )
 def main(
     tables: tuple[str, ...],
@@ -74,12 +85,17 @@ def main(
     out: Path,
     seeds: str | None,
     results: Path,
+    only_forecast: bool,
+    freeze: bool,
     only_page: bool,
 ) -> None:
     console, of_scale = Console(width=160), cast(Scale, scale)
     names = shelf.chosen(tables)
     if only_list:
         console.print(listing(names, of_scale, data, results))
+        return
+    if freeze:
+        console.print("changed: " + (", ".join(definition.freeze()) or "none"), highlight=False)
         return
     if only_page:
         page.write()
@@ -96,18 +112,37 @@ def main(
     )
     for name in names:
         table = shelf.load(name)
+        if only_forecast:
+            if table.compute is None:
+                for of, seconds in forecast(name, table, runner):
+                    console.print(f"{name}: {of}: {seconds / 3600:.1f} h", highlight=False)
+            continue
         wanted = (
             [int(each) for each in seeds.split(",")] if seeds else resolved(table.seeds, of_scale)
         )
         console.print(f"{name}: {table.place}, {table.title}", highlight=False)
-        found = result_of(name, of_scale, wanted, runner.fill(table.runs_of or name, table, wanted))
+        filled = runner.fill(table.runs_of or name, table, wanted)
+        found = result_of(name, table, of_scale, wanted, filled)
         for what, why in {**found.absent, **found.left_out}.items():
             console.print(f"not run: {what}: {why}", highlight=False, markup=False)
+        before = load(name, of_scale, results)
+        if before is not None and before.is_current(table) and not covers(found, before):
+            folder = results / "partial"
+            console.print(
+                f"{name}: some cells of {results} are missing from this run. It is kept in {folder}.",
+                highlight=False,
+            )
+        else:
+            folder = results
         if found.values:
-            text = markdown(table, found)
-            found.save(results)
-            (results / f"{name}-{scale}.md").write_text(page.section(name, table, found) + "\n")
-            console.print(Markdown(text))
+            found.save(folder)
+            (folder / f"{name}-{scale}.md").write_text(page.section(name, table, found) + "\n")
+            console.print(Markdown(markdown(table, found)))
+
+
+def covers(new: Result, old: Result) -> bool:
+    """Returns whether a result has every value of an older one, so that it may replace it."""
+    return all(len(new.values.get(place, ())) >= len(each) for place, each in old.values.items())
 
 
 if __name__ == "__main__":

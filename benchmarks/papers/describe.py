@@ -71,6 +71,8 @@ class Data:
         at: the scales that run it.
         stands_for: the paper's data sets in place of which this one is run; empty if the paper has
             it. It has no number in the paper.
+        untrained: the metric that a network without training has at most (at least, where less is
+            better), in the table's unit: cells at this level are not compared. May be an ``At``.
     """
 
     name: str
@@ -90,6 +92,7 @@ class Data:
     stands_for: str = ""
     needs: str = ""
     at: tuple[Scale, ...] = SCALES
+    untrained: At | float | None = None
 
     @property
     def lower(self) -> bool:
@@ -145,12 +148,15 @@ class Line:
 
 @dataclass(frozen=True)
 class Seen:
-    """A finished run, for a measure. ``folder``: of the fine-tuning run."""
+    """A finished run, for a measure. ``folder``: of the fine-tuning run; ``settings``: of the data
+    set.
+    """
 
     result: FineTuned
     folder: Path
     summary: Summary
     metric: str
+    settings: Tables = field(default_factory=dict)
 
 
 # What a cell shows of a run; None if the run has no such number.
@@ -196,8 +202,13 @@ class Column:
 
     @property
     def has_labels(self) -> bool:
-        """Whether the column says how many rows are labelled."""
+        """Whether the column sets how many rows are labelled."""
         return self.labels is not None or self.share is not None
+
+    @property
+    def measures_other(self) -> bool:
+        """Whether the cells show something else than the metric of the test rows."""
+        return self.measure is not of_test
 
 
 def labels_of(column: Column, data: Data, scale: Scale) -> int | None:
@@ -234,7 +245,8 @@ class Table:
         digits: behind the point, as the table shows numbers.
         compute: fills the cells in place of a study.
         needs: what the product lacks for the whole table.
-        runs_of: the name of the table whose runs this one has, in place of runs of its own.
+        runs_of: the name of the table whose runs this one has.
+        ours: whether the table is the project's own study and not one of the paper.
     """
 
     place: str
@@ -255,6 +267,7 @@ class Table:
     compute: Callable[[Work], Computed] | None = None
     needs: str = ""
     runs_of: str = ""
+    ours: bool = False
 
     def places(self) -> list[Place]:
         """Returns the cells that the table has."""

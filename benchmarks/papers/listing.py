@@ -9,7 +9,7 @@ from rich.table import Table as Shown
 
 from benchmarks.papers import result, shelf
 from benchmarks.papers.data import present
-from benchmarks.papers.describe import SCALES, Scale, Table, run_at
+from benchmarks.papers.describe import SCALES, Data, Scale, Table, Tables, resolved, run_at
 from benchmarks.papers.plan import work
 
 # Of a data set for which the scale says no number.
@@ -48,8 +48,12 @@ def _data(table: Table, folder: Path | None) -> list[str]:
 
 
 def _forecast(name: str, table: Table, scale: Scale, results: Path) -> float | None:
-    """Returns seconds: those measured at the other scale, by the rows that pass; else None."""
-    if table.compute is not None:
+    """Returns seconds: those measured at the other scale, by the rows that pass.
+
+    None without such a measurement, and if the scales differ in networks, images or data sets:
+    rows do not take the same time there. ``--forecast`` measures.
+    """
+    if table.compute is not None or not _costs_alike(table):
         return None
     for other in SCALES:
         known = result.load(name, other, results)
@@ -60,6 +64,17 @@ def _forecast(name: str, table: Table, scale: Scale, results: Path) -> float | N
                 / work(run_at(table, other), other, _ROWS)
             )
     return None
+
+
+def _costs_alike(table: Table) -> bool:
+    """Returns whether a row costs the same at both scales."""
+    paper, small = (run_at(table, scale) for scale in ("paper", "small"))
+    return [_costs(e, "paper") for e in paper.data] == [_costs(e, "small") for e in small.data]
+
+
+def _costs(data: Data, scale: Scale) -> Tables:
+    costs: Tables = resolved([data.name, data.model, data.reading, data.options], scale)
+    return costs
 
 
 def _time(seconds: float | None) -> str:

@@ -56,10 +56,11 @@ def _minutes(seen: Seen, of_split: Callable[[list[float]], float]) -> float:
 
 
 def megabytes(seen: Seen) -> float:
-    """Returns the message bytes of training, without those of validation and evaluation, in MB. Of
-    split training each gradient counts twice: an embedding is as large as its gradient.
+    """Returns the message bytes of training, without those of validation and evaluation, in MiB,
+    as SS-VFL's Table 1 counts them. Of split training each gradient counts twice: an embedding is
+    as large as its gradient.
     """
-    return sum(_training_bytes(each) for each in _summaries(seen)) / 1e6
+    return sum(_training_bytes(each) for each in _summaries(seen)) / 2**20
 
 
 def _training_bytes(summary: Summary) -> int:
@@ -72,23 +73,23 @@ def _training_bytes(summary: Summary) -> int:
 
 
 def megabytes_to(target: float) -> Measure:
-    """Returns a measure: the MB of training until the validation rows first have the metric; None
-    if they never have it.
+    """Returns a measure: the MiB of training until the validation rows first have the metric, or
+    that of the data set's setting ``target_metric``; None if they never have it.
 
     What is sent once counts whole. Of split training each step counts as embedding and gradient.
     """
 
     def measure(seen: Seen) -> float | None:
-        summary = seen.summary
+        summary, metric = seen.summary, seen.settings.get("target_metric", seen.metric)
         phases = {link.phase for link in summary.bytes.by_link if link.kind == "gradient"}
         if not phases:
-            reached = seen.result.metrics.get("validation", {}).get(seen.metric, 0.0) >= target
+            reached = seen.result.metrics.get("validation", {}).get(metric, 0.0) >= target
             return megabytes(seen) if reached else None
         (phase,) = phases
         active = next(party.name for party in summary.parties if party.role == "active")
-        a_step = studies.step_bytes(seen.folder, summary, phase, seen.metric, active)
-        curve = studies.curve(seen.folder, phase, seen.metric, active=active)
+        a_step = studies.step_bytes(seen.folder, summary, phase, metric, active)
+        curve = studies.curve(seen.folder, phase, metric, active=active)
         steps = next((steps for steps, value in curve if value >= target), None)
-        return None if steps is None else a_step * steps / 1e6
+        return None if steps is None else a_step * steps / 2**20
 
     return measure

@@ -1,4 +1,6 @@
-"""Makes ``docs/results/papers.md`` and a page for each paper from the study files and the results."""
+"""Makes a page for each paper, ``benchmarks/results/papers/PAPER.md``, and the table of
+``docs/results/papers.md``, from the study files and the results.
+"""
 
 from __future__ import annotations
 
@@ -9,47 +11,23 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from benchmarks.papers import shelf
+from benchmarks.papers.definition import frozen
 from benchmarks.papers.describe import SCALES, Table, run_at
-from benchmarks.papers.result import Result, judged, load, markdown
-from benchmarks.papers.rules import overall
+from benchmarks.papers.result import RESULTS, Result, judged, load, markdown, with_verdicts
+from benchmarks.papers.rules import Verdict, overall
 
-DOCS = Path(__file__).parents[2] / "docs" / "results"
-INDEX = DOCS / "papers.md"
+FOLDER = RESULTS
+_EXPLAINED = "../../../docs/results/papers.md"
 _COLUMNS = 100
 _DATA = "Data"
 _MADE = """This page is made by `python -m benchmarks.papers --page` from the study files in
 `benchmarks/papers` and from the results in `benchmarks/results/papers`. Do not edit it.
 """
-_HEAD = f"""# The papers' tables
-
-**For:** readers who ask what of the papers was run here, and whether it was found.
-
-{_MADE}
-`python -m benchmarks.papers TABLE --data DIR --scale paper|small` runs a table from the files of
-its data sets, which [`vfl prepare`](../reference/commands.md) reads; `--list` shows all tables. The
-scale `small` is a reduction that each table states: it shows that a table runs, and where an effect
-is large; it does not settle tenths of a point. A cell is *paper → **ours** ± standard deviation
-over the seeds*; of a data set that stands in place of the paper's there is no number of the paper.
-A paper's page shows the data sets, lines and columns that were run. The paper's other numbers, and
-the deviations of tables without results, are in the study files. Each claim was written down with
-its rule before the runs, unless a deviation says otherwise:
-
-- **holds**: found, and at least half as large as in the paper, or as near as the rule says.
-- **direction**: the sign is the paper's, but it is smaller, within the noise, or found for only
-  some of the data sets.
-- **not found**: otherwise.
-- **not run**: the data are not at hand, or the product lacks something.
-
-Not among them: tables that describe data sets and settings (FedHSSL I to III and VIII, FedOnce 1 to
-3, 5, 9 and 10), which the study files follow; diagrams; SS-VFL's Fig. 2, a picture of densities
-without numbers; and the tables of MocoSFL's main part, whose text was not at hand.
-"""
 
 
 def pages() -> dict[Path, str]:
-    """Returns the text of each page: the index, then those of each paper."""
-    made = {INDEX: "\n".join([_HEAD, *_coverage()])}
-    made |= {
+    """Returns the text of each page."""
+    made = {
         _path(key, part): "\n".join(_paper(key, part))
         for key, paper in shelf.PAPERS.items()
         for part in ("", *paper.apart)
@@ -58,17 +36,29 @@ def pages() -> dict[Path, str]:
 
 
 def write() -> None:
+    """Writes the pages, and the verdicts of current results into their files."""
+    for name in shelf.names():
+        if (result := kept(name)) is not None:
+            with_verdicts(shelf.load(name), result).save(RESULTS)
     for path, text in pages().items():
         path.write_text(text)
 
 
 def kept(name: str) -> Result | None:
-    """Returns the results of the larger scale that was run."""
-    return next((found for each in SCALES if (found := load(name, each)) is not None), None)
+    """Returns the current results of the larger scale that was run."""
+    table = shelf.load(name)
+    current = (found for e in SCALES if (found := load(name, e)) and found.is_current(table))
+    return next(current, None)
+
+
+def stale(name: str) -> Result | None:
+    """Returns results of another definition of a table that has none of its present one."""
+    found = (found for each in SCALES if (found := load(name, each)))
+    return None if kept(name) is not None else next(found, None)
 
 
 def _path(key: str, part: str = "") -> Path:
-    return DOCS / ("-".join(filter(None, ("papers", key, part))) + ".md")
+    return FOLDER / ("-".join(filter(None, (key, part))) + ".md")
 
 
 def _names(key: str) -> list[str]:
@@ -83,22 +73,36 @@ def _names_on(key: str, part: str) -> list[str]:
     return [each for each in _names(key) if not any(each in names for names in apart.values())]
 
 
-def _coverage() -> Iterator[str]:
-    yield "## Coverage\n"
-    yield "| paper | tables and figures | with results | claims | hold | direction | not found |"
-    yield "| --- " * 7 + "|"
+def coverage() -> str:
+    """Returns the table of docs/results/papers.md: the verdicts by paper."""
+    headings = (
+        "tables and figures",
+        "with current results",
+        "claims",
+        "hold",
+        "contradicted",
+        "undecided",
+        "not run",
+    )
+    rows = [_row("paper", *headings), _row(*["---"] * 8)]
     for key, paper in shelf.PAPERS.items():
-        results = {name: kept(name) for name in _names(key)}
-        verdicts = [
+        results = {name: kept(name) for name in _names(key) if not shelf.load(name).ours}
+        verdicts: list[Verdict] = [
             overall(findings)
             for name, result in results.items()
-            for _, findings in judged(shelf.load(name), result)
+            for claim, findings in judged(shelf.load(name), result)
+            if not claim.ours
         ]
-        counts = [verdicts.count(each) for each in ("holds", "direction", "not found")]
+        verdict_names: tuple[Verdict, ...] = ("holds", "contradicted", "undecided", "not run")
+        counts = [verdicts.count(each) for each in verdict_names]
         ran = sum(each is not None for each in results.values())
-        link = f"[{paper.name}]({_path(key).name}) ({paper.of})"
-        yield _row(link, len(results), ran, len(verdicts), *counts)
-    yield ""
+        folder = "../../benchmarks/results/papers"
+        links = ", ".join(
+            f"[{part or paper.name}]({folder}/{_path(key, part).name})"
+            for part in ("", *paper.apart)
+        )
+        rows.append(_row(f"{links} ({paper.of})", len(results), ran, len(verdicts), *counts))
+    return "".join(f"{row}\n" for row in rows)
 
 
 def _paper(key: str, part: str) -> Iterator[str]:
@@ -109,18 +113,24 @@ def _paper(key: str, part: str) -> Iterator[str]:
     tables = {name: shelf.load(name) for name in _names_on(key, part)}
     results = {name: found for name in tables if (found := kept(name)) is not None}
     yield f"# {paper.name}: tables and figures{f' of {part}' if part else ''}\n"
-    yield f"**For:** readers who ask what of {paper.name} ({paper.of}) was found here.\n"
+    yield f"The tables and figures of {paper.name} ({paper.of}) that were run here.\n"
     yield _MADE
-    yield "[The papers' tables](papers.md) says what the cells and the verdicts mean.\n"
+    yield f"[The papers' tables]({_EXPLAINED}) explains the cells and the verdicts.\n"
     others_at = {each: _path(key, each).name for each in ("", *paper.apart) if each != part}
     for what, name in others_at.items():
         yield f"[{paper.name}'s tables{f' of {what}' if what else ''}]({name}) have another page.\n"
     told = {name: _notes(tables[name], found) for name, found in results.items()}
     times = Counter(note for each in told.values() for note in each)
     common = [note for note, count in times.items() if count > 1]
-    for name, found in results.items():
-        notes = [note for note in told[name] if note not in common]
-        yield _section(name, tables[name], found, 2, notes, briefly=True) + "\n"
+    for ours in (False, True):
+        shown = [name for name in results if tables[name].ours == ours]
+        if ours and shown:
+            yield "## The project's own studies\n"
+            yield "Not in the paper. They are not among its claims.\n"
+        for name in shown:
+            notes = [note for note in told[name] if note not in common]
+            section_ = _section(name, tables[name], results[name], 2 + ours, notes, briefly=True)
+            yield section_ + "\n"
     if common:
         yield "## What several of these tables share\n"
         for note in common:
@@ -131,8 +141,14 @@ def _paper(key: str, part: str) -> Iterator[str]:
                 note = f"{where}: {note}"
             yield _item(note)
         yield ""
+    if old := {name: found for name in tables if (found := stale(name)) is not None}:
+        yield "## Results of another definition\n"
+        yield "These tables have changed since their last run. The files of the runs are kept, but"
+        yield "are not shown, because they are not results of the tables as they are.\n"
+        yield from (f"- `{name}`, scale `{e.scale}`, {e.day}" for name, e in old.items())
+        yield ""
     if others := [name for name in tables if name not in results]:
-        yield "## Without results\n"
+        yield "## Without current results\n"
         yield "| table | what | needs | claims, not run |"
         yield "| --- " * 4 + "|"
         for name in others:
@@ -212,9 +228,12 @@ def _run(table: Table, result: Result) -> str:
     if result.scale == "small":
         how += f" ({table.small})"
     seeds = f"{len(result.seeds)} seeds" if len(result.seeds) > 1 else "1 seed"
+    day = frozen().get(result.name, {}).get("day")
     return (
         f"{how}, {seeds}, {result.day}, {result.seconds / 60:.1f} minutes of runs on "
-        f"{result.cores} cores{f' ({result.machine})' if result.machine else ''}."
+        f"{result.cores} cores{f' ({result.machine})' if result.machine else ''}"
+        f"{f', commit {result.commit}' if result.commit else ''}."
+        f"{f' Claims and rules as of {day}.' if day else ''}"
     )
 
 

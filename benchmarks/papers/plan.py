@@ -24,6 +24,8 @@ from benchmarks.papers.describe import (
 )
 from benchmarks.studies import ACTIVE
 
+# Options of ``vfl prepare`` that say how rows or columns are divided.
+_DIVIDES = frozenset({"divide", "alpha", "deal"})
 # Letters of a study's name, which begins the ids of its runs.
 _MOST_NAME = 60
 
@@ -54,9 +56,12 @@ class Variant:
     @property
     def options(self) -> Tables:
         """Options of ``vfl.prepare``."""
-        whole = self.data.whole if self.whole else {}
-        found = {**self.data.options, **self.first.prepare, **whole}
-        return found if self.whole or self.first.host == 1 else found | {"active": self.first.host}
+        if self.whole:
+            # How the columns are divided does not matter to a party that has them all.
+            kept = {k: v for k, v in self.first.prepare.items() if k not in _DIVIDES}
+            return {**self.data.options, **kept, **self.data.whole}
+        found = {**self.data.options, **self.first.prepare}
+        return found if self.first.host == 1 else found | {"active": self.first.host}
 
     def name(self, table: str) -> str:
         return f"{slug(table)}-{slug(self.data.name)}-{self.number}"[-_MOST_NAME:].strip("-._")

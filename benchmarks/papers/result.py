@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from pathlib import Path
 from statistics import fmean, stdev
@@ -13,8 +14,19 @@ from typing import Any
 
 import torch
 
-from benchmarks.papers.describe import Column, Data, Line, Place, Scale, Table, digits_of, has
-from benchmarks.papers.rules import Cells, Claim, Finding, overall
+from benchmarks.papers.definition import runs_digest
+from benchmarks.papers.describe import (
+    Column,
+    Data,
+    Line,
+    Place,
+    Scale,
+    Table,
+    digits_of,
+    has,
+    resolved,
+)
+from benchmarks.papers.rules import Cells, Claim, Finding, judge_all, overall, resolve
 from benchmarks.papers.run import Filled
 from vfl_common.files import write_atomic
 from vfl_party.base.arithmetic import describe_arithmetic
@@ -24,8 +36,15 @@ RESULTS = Path(__file__).parents[1] / "results" / "papers"
 
 @dataclass(frozen=True)
 class Result:
-    """A table's results at a scale. ``seconds``: of all runs, one after the other. ``machine``: the
-    processor, instruction set and versions of the process that wrote them; "" in older files.
+    """A table's results at a scale.
+
+    Args:
+        seconds: of all runs, one after the other.
+        machine: the processor, instruction set, threads and versions of the process that wrote
+            them.
+        commit: the commit of the repository, with a "+" if files differed from it.
+        definition: the digest of what the table ran; "" in files without one.
+        claims: the tests of its claims, as plain data, with their verdicts.
     """
 
     name: str
@@ -40,6 +59,18 @@ class Result:
     day: str = ""
     cores: int = 0
     machine: str = ""
+    commit: str = ""
+    definition: str = ""
+    claims: Sequence[Mapping[str, Any]] = ()
+
+    def is_current(self, table: Table) -> bool:
+        """Returns whether the table still runs what gave these results, on their data sets."""
+        return self.definition == runs_digest(self.name, table, self.scale, self.data)
+
+    @property
+    def data(self) -> frozenset[str]:
+        """The names of the data sets that have results."""
+        return frozenset(name for name, _, _ in self.values)
 
     def save(self, folder: Path) -> Path:
         """Writes ``NAME-SCALE.json``."""
@@ -58,9 +89,12 @@ class Result:
             "day": self.day,
             "cores": self.cores,
             "machine": self.machine,
+            "commit": self.commit,
+            "definition": self.definition,
             "absent": dict(self.absent),
             "left_out": dict(self.left_out),
             "notes": dict(self.notes),
+            "claims": list(self.claims),
             "cells": cells,
         }
         folder.mkdir(parents=True, exist_ok=True)
@@ -68,9 +102,11 @@ class Result:
         return path
 
 
-def result_of(name: str, scale: Scale, seeds: Sequence[int], filled: Filled) -> Result:
+def result_of(
+    name: str, table: Table, scale: Scale, seeds: Sequence[int], filled: Filled
+) -> Result:
     """Returns the results of a table that was run today on this machine."""
-    return Result(
+    found = Result(
         name,
         scale,
         tuple(seeds),
@@ -83,7 +119,56 @@ def result_of(name: str, scale: Scale, seeds: Sequence[int], filled: Filled) -> 
         date.today().isoformat(),
         os.cpu_count() or 0,
         str(describe_arithmetic(torch.device("cpu"))),
+        commit(),
     )
+    definition = runs_digest(name, table, scale, found.data)
+    return with_verdicts(table, replace(found, definition=definition))
+
+
+def with_verdicts(table: Table, result: Result) -> Result:
+    """Returns a result with its tests and their verdicts, which another program can check."""
+    verdicts = {
+        (claim.says, each.data): each.verdict
+        for claim, findings in judged(table, result)
+        for each in findings
+    }
+    return replace(
+        result,
+        claims=[
+            {
+                "data": data,
+                "says": claim.says,
+                "runs": runs_of(table, result),
+                "test": None if test is None else asdict(test),
+                "verdict": verdicts[claim.says, data],
+            }
+            for claim, data, test in resolve(table, result.scale)
+        ],
+    )
+
+
+def runs_of(table: Table, result: Result) -> int:
+    """Returns how many values a whole cell has: one for each seed and fold."""
+    folds: int = resolved(table.folds, result.scale) or 1
+    return len(result.seeds) * folds
+
+
+def commit() -> str:
+    """Returns the commit of the repository, with a "+" if tracked files differ from it."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    try:
+        head = subprocess.run(
+            [*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True
+        )
+        changed = subprocess.run(
+            [*git, "status", "--porcelain", "-uno", "--", "../..", ":!../results"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
 
 
 def load(name: str, scale: Scale, folder: Path = RESULTS) -> Result | None:
@@ -106,13 +191,17 @@ def load(name: str, scale: Scale, folder: Path = RESULTS) -> Result | None:
         kept["day"],
         kept["cores"],
         kept.get("machine", ""),
+        kept.get("commit", ""),
+        kept.get("definition", ""),
+        kept.get("claims", ()),
     )
 
 
 def judged(table: Table, result: Result | None) -> list[tuple[Claim, list[Finding]]]:
     """Judges the claims of a table."""
-    cells = Cells(table, result.values if result is not None else {})
-    return [(claim, [*claim.findings(cells)]) for claim in table.claims]
+    if result is None:
+        return judge_all(Cells(table, {}))
+    return judge_all(Cells(table, result.values, result.scale, runs_of(table, result)))
 
 
 # -- Markdown
@@ -202,4 +291,5 @@ def _verdicts(table: Table, result: Result | None) -> Iterator[str]:
         told = "; ".join(
             f"{each.data}: {'' if alike else f'{each.verdict}, '}{each.found}" for each in seen
         )
-        yield f"- **{whole}**: {claim.says}{f' ({told})' if told else ''}"
+        own = " (our own claim)" if claim.ours and not table.ours else ""
+        yield f"- **{whole}**: {claim.says}{own}{f' ({told})' if told else ''}"

@@ -204,7 +204,13 @@ def _add(
         rate = pick(found, key=lambda each: _validated(found[each], metric))
     place = (variant.data.name, lines[0].line.name, column.name)
     seen = [
-        Seen(run, folder / run.finetune.run, load_summary(_summary(folder, run)), metric)
+        Seen(
+            run,
+            folder / run.finetune.run,
+            load_summary(_summary(folder, run)),
+            metric,
+            variant.data.settings,
+        )
         for run in found[rate]
     ]
     values = [column.measure(each) for each in seen]

@@ -1,4 +1,4 @@
-"""Writes the generated parts of the documentation: keys, commands, errors, exchanges, rooms, and the
+"""Writes the generated parts of the documentation: keys, commands, errors, exchanges, and the
 figures of benchmarks.
 
 A page is written by hand. Where it has ``<!-- keys vfl_party.privacy.plan:DpSettings -->``, the lines up to

@@ -1,4 +1,4 @@
-"""The names of ``vfl.api``: each with the first sentence of its docstring, and its room."""
+"""The names of ``vfl.api``: each with the first sentence of its docstring, and its module."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib.metadata import entry_points
 
 from vfl import api
 
-HEADINGS = ("name", "what", "room")
+HEADINGS = ("name", "what", "module")
 
 # What is no class and no function has no docstring of its own; the first sentence of others is about their members.
 _WORDS = {

@@ -12,7 +12,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 PAGES = DOCS / "reference"
 README = DOCS.parent / "README.md"
 _PART = re.compile(
-    r"<!-- (api|keys|commands|errors|exchanges|figures|rooms) ?(\S*) -->\n.*?<!-- /\1 -->",
+    r"<!-- (api|keys|commands|errors|exchanges|figures|packages|seams) ?(\S*) -->\n.*?<!-- /\1 -->",
     re.DOTALL,
 )
 
@@ -44,7 +44,7 @@ def parts(text: str) -> list[tuple[str, str]]:
 
 def made(kind: str, of: str) -> str:
     """Makes one part, which ends with a line break."""
-    from scripts.reference import api, commands, errors, exchanges, keys, rooms
+    from scripts.reference import api, commands, errors, exchanges, keys, tree
 
     if kind == "keys":
         return table(keys.HEADINGS, keys.rows(named(of)))
@@ -54,8 +54,10 @@ def made(kind: str, of: str) -> str:
     if kind == "figures":
         text: str = named(of)()
         return text
-    if kind == "rooms":
-        return table(rooms.HEADINGS, rooms.rows(of))
+    if kind == "packages":
+        return table(tree.PACKAGE_HEADINGS, tree.packages(of))
+    if kind == "seams":
+        return table(tree.SEAM_HEADINGS, tree.seams())
     if kind == "api":
         return table(api.HEADINGS, api.rows())
     if kind == "errors":

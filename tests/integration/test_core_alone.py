@@ -29,7 +29,7 @@ PACKAGES = ("vfl", "vfl_common", "vfl_party", "vfl_server")  # The core.
 # imported nothing of the leak meter.
 LOOK = """        self.models.train()
         import sys
-        ends = self.party.exchanges.values()
+        ends = self.party.exchanges.opened.values()
         kinds = {type(chain).__name__ for each in ends for chain in (each.chains.up, each.chains.down)}
         meter = [name for name in sys.modules if name.startswith("vfl_leaks")]
         if kinds != {"Chain"} or meter:

@@ -4,7 +4,6 @@ parties.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -62,16 +61,14 @@ def test_the_lines_of_python_in_the_readme_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (code,) = blocks(README.read_text(), "python")
-    assert len([line for line in code.splitlines() if line.strip()]) <= 10
+    assert len([line for line in code.splitlines() if line.strip()]) <= 6
     (tmp_path / "examples").symlink_to(REPO / "examples")
     monkeypatch.chdir(tmp_path)
     with one_launcher():
         exec(code, {})  # noqa: S102 - our own document
-    before, after, scores, states = capsys.readouterr().out.splitlines()
+    before, after = capsys.readouterr().out.splitlines()
     assert before.split()[0] == after.split()[0]
-    together, joined = (float(number) for number in re.findall(r"0\.\d+|1\.0", scores))
-    assert together == pytest.approx(joined, abs=0.02)
-    assert states == "['scored', 'scored', 'scored']"
+    assert float(after.split()[-1]) > 0.95
     assert (tmp_path / "curves.png").stat().st_size > 10_000
 
 

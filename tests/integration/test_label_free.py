@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 from tests.harness import cases
-from tests.harness.present import present
 from vfl.simulation.inprocess import run_in_process
 from vfl_common.config.base import parse
 from vfl_common.config.data import DataSettings
@@ -166,9 +165,9 @@ def twice(
         sent(folder / name, monkeypatch, made, data, permuted=name == "permuted")
         for name in ("as they are", "permuted")
     )
-    assert present(first.summary).metrics != present(second.summary).metrics, (
-        "the labels were not permuted"
-    )
+    assert first.summary is not None
+    assert second.summary is not None
+    assert first.summary.metrics != second.summary.metrics, "the labels were not permuted"
     return first, second
 
 
@@ -197,7 +196,8 @@ def assert_free(first: Sent, second: Sent) -> None:
     assert first.messages == second.messages
     assert first.control == second.control
     assert first.control
-    declared = of_active(present(first.summary))
+    assert first.summary is not None
+    declared = of_active(first.summary)
     assert set().union(*declared.values()) <= {"none"}
     assert set(declared) <= set(first.messages)
 
@@ -221,7 +221,8 @@ def test_what_is_declared_free_of_labels_is(
         made = recipe(TELLING[name], task={"kind": "binary"})
         data = cases.columns("sklearn:breast_cancer", 2, limit=100)
     first, second = twice(tmp_path, monkeypatch, made, data)
-    declared = of_active(present(first.summary))
+    assert first.summary is not None
+    declared = of_active(first.summary)
     telling = [phase for phase, words in declared.items() if "possible" in words]
     assert telling
     for phase in telling:
@@ -235,7 +236,8 @@ def test_rows_of_one_party_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     first, second = twice(tmp_path, monkeypatch, made, cases.own_rows(2))
     assert first.messages == second.messages
     assert first.control == second.control
-    assert set().union(*of_active(present(first.summary)).values()) == {"none"}
+    assert first.summary is not None
+    assert set().union(*of_active(first.summary).values()) == {"none"}
 
 
 def test_a_stratified_division_depends_on_labels(
@@ -243,7 +245,8 @@ def test_a_stratified_division_depends_on_labels(
 ) -> None:
     made = recipe([fedonce("pca"), HEAD], split="stratified")
     first, second = twice(tmp_path, monkeypatch, made, cases.digits(2))
-    assert of_active(present(first.summary))["open"] == {"possible"}
+    assert first.summary is not None
+    assert of_active(first.summary)["open"] == {"possible"}
     assert first.messages["open"] != second.messages["open"]
 
 
@@ -258,7 +261,9 @@ def test_messages_follow_from_noisy_labels_alone(
     made = recipe(TELLING[name], task=task | {"label_epsilon": 1.0}, **rows)
     active = made.active.name
     party = try_party(made, active, parse(DataSettings, data[active], "data"), made.model.encoder)
-    decoded = present(party.prepared.labels).decode(present(party.party.data.targets))
+    assert party.prepared.labels is not None
+    assert party.party.rows.data.targets is not None
+    decoded = party.prepared.labels.decode(party.party.rows.data.targets)
     noisy = dict(zip(party.prepared.table.ids, decoded, strict=True))
     first = sent(tmp_path / "noise", monkeypatch, made, data)
     plain = recipe(TELLING[name], task=task, **rows)
@@ -279,7 +284,8 @@ def test_a_recipe_that_spells_ids_in_another_way_draws_no_other_noise() -> None:
 
     def noisy(data: dict[str, Any]) -> list[float]:
         made_of = parse(DataSettings, data, "data")
-        targets = present(try_party(made, "p0", made_of, made.model.encoder).party.data.targets)
+        targets = try_party(made, "p0", made_of, made.model.encoder).party.rows.data.targets
+        assert targets is not None
         return [float(one) for one in targets.reshape(-1)]
 
     with pytest.raises(InputError, match="draws the noise of a label by its id") as refused:

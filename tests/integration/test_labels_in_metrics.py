@@ -1,6 +1,6 @@
 """What metrics of each epoch and the last round tell of labels, even when noise covers every gradient.
 
-The figures in docs/explanation/security.md are of these tables: ``pytest -s`` prints them.
+The figures in docs/security/who-learns-what.md are of these tables: ``pytest -s`` prints them.
 """
 
 from __future__ import annotations

@@ -539,7 +539,7 @@ def test_the_forecast_is_what_is_counted(more: dict[str, Any], tmp_path: Path) -
     data["p3"]["limit"] = 60
     made = with_data(tables, data)
     for each in try_parties(made, tmp_path).values():
-        assert each.party.data.holdings["p3"]["local"] == 16
+        assert each.party.rows.data.holdings["p3"]["local"] == 16
     said = forecast(outlook_of(made, tmp_path))
     summary = in_process(tmp_path / "run", tables, data)
     links = compare_with_ledger(said, summary.bytes)

@@ -15,8 +15,7 @@ from tests.harness import cases
 from tests.harness.errors import raises
 from tests.harness.federation import Federation, Program
 from tests.harness.memory import parameters
-from tests.harness.plugins import environment, importing, place
-from tests.harness.present import present
+from tests.harness.plugins import EXAMPLE, environment, importing, place
 from tests.integration.test_resume import HANDSHAKE_BYTES, held, kill
 from vfl_common.errors import Code, InputError
 
@@ -91,6 +90,11 @@ def test_a_method_validates_and_ends_early_as_ours_does(
     assert forecast.by_phase["t"].payload_bytes > run.bytes.by_phase["t"].payload_bytes
 
 
+def test_the_example_equals_its_reference_in_one_process() -> None:
+    with importing(EXAMPLE):
+        import_module("test_plain_split").test_a_run_has_the_parameters_of_one_process()
+
+
 def test_it_needs_validation_rows(plugins: dict[str, Any]) -> None:
     with raises(InputError, Code.CONFIG_INVALID, names="rows.validation"):
         vfl.simulate(tables(WATCHED, rows={"validation": 0.0}), plugins=plugins, quiet=True)
@@ -126,13 +130,14 @@ def test_a_method_that_is_killed_goes_on_from_its_state(
 def test_a_method_spends_a_budget_that_is_planned(plugins: dict[str, Any]) -> None:
     recipe = tables(PRIVATE | {"dp": {"epsilon": 4.0}}, {"kind": "evaluate"})
     run = vfl.simulate(recipe, plugins=plugins, quiet=True)
-    privacy = present(run.summary.privacy)
+    privacy = run.summary.privacy
+    assert privacy is not None
     assert 3.9 < privacy.epsilon <= 4.0
     assert privacy.noise_multiplier > 0.5
     again = vfl.simulate(recipe, plugins=plugins, quiet=True)
     one, other = (each.model("p0").top for each in (run, again))
+    assert one is not None
+    assert other is not None
     # Its noise is nobody's to draw again.
-    assert not torch.equal(
-        present(one).state_dict()["0.weight"], present(other).state_dict()["0.weight"]
-    )
+    assert not torch.equal(one.state_dict()["0.weight"], other.state_dict()["0.weight"])
     assert "t" not in run.bytes.by_phase

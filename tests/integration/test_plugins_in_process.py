@@ -24,7 +24,7 @@ from vfl_party.outbound.declared import Use
 # Of shapes, that only the method knows, given at each step.
 WORDS = {
     'f32("rows", "width")': 'f32("rows", "directions")',
-    "EMBEDDING, width=party.embedding_size)": "EMBEDDING)",
+    "EMBEDDING, width=exchanges.width)": "EMBEDDING)",
     'swap(step, {"z": z_BD}, rows, rows=len(rows))': (
         'swap(step, {"z": z_BD}, rows, rows=len(rows), directions=8)'
     ),

@@ -123,7 +123,7 @@ def test_a_release_is_a_commit_a_tag_a_wheel_and_an_sdist(repository: Path) -> N
 def test_the_page_of_images_installs_locks_as_pip_takes_them() -> None:
     """A lock has hashes of libraries alone, so pip refuses it as constraints (``-c``)."""
     root = Path(__file__).parents[2]
-    page = (root / "docs/how-to/operate/image.md").read_text()
+    page = (root / "docs/how-to/operate/kubernetes.md").read_text()
     for name in ("server", "cuda", "cpu"):
         lock = root / f"deploy/locks/requirements-{name}.txt"
         command = f"pip install --no-deps --require-hashes -r {lock.name}"

@@ -17,7 +17,6 @@ from torch import Tensor
 from tests.harness import cases, kills
 from tests.harness.errors import assert_names, raises
 from tests.harness.memory import in_process, parameters
-from tests.harness.present import present
 from tests.integration.test_exact import largest_deviation
 from vfl_common.config.party import PartyFile
 from vfl_common.config.recipe import Recipe
@@ -91,6 +90,7 @@ FIRST = "split training with dropout"
 
 
 # -- what a peer could compute
+# ----------------------------------------------------------------------
 
 
 class FirstSent:
@@ -102,8 +102,9 @@ class FirstSent:
 
     def note_sent(self, at: Passage, meant: Tensors, sent: Tensors) -> None:
         if "z" not in self._found:
-            rows = present(self._of.rows_at("embedding", at.step))
-            self._found["x"] = self._party.need_features().inputs(rows)[0]
+            rows = self._of.rows_at("embedding", at.step)
+            assert rows is not None
+            self._found["x"] = self._party.rows.need_features().inputs(rows)[0]
             self._found["z"] = sent["z"].clone()
 
     def note_received(self, at: Passage, tensors: Tensors, payload_bytes: int) -> None:
@@ -121,7 +122,9 @@ def first_message(folder: Path, secrets: dict[str, bytes] | None) -> tuple[Tenso
         if name != "p1":
             return
         (opened,) = [
-            each for (_, exchange), each in party.party.exchanges.items() if exchange == "embedding"
+            each
+            for (_, exchange), each in party.party.exchanges.opened.items()
+            if exchange == "embedding"
         ]
         observe(opened, lambda _chains: FirstSent(party, found))
 
@@ -165,6 +168,7 @@ def test_a_party_file_asks_for_secret_weights_unless_it_says_otherwise() -> None
 
 
 # -- a run that is disturbed
+# ----------------------------------------------------------------------
 
 
 @dataclass
@@ -257,6 +261,7 @@ def test_a_run_goes_on_as_it_began_and_says_so(tmp_path: Path, plugin: dict[str,
 
 
 # -- what the folder keeps
+# ----------------------------------------------------------------------
 
 
 def folder(path: Path, *, checkpoints: int) -> RunFolder:
@@ -303,7 +308,8 @@ def test_a_run_of_an_earlier_release_goes_on_with_the_recipe_s_seed(tmp_path: Pa
 def test_a_lost_secret_is_not_replaced(tmp_path: Path) -> None:
     run = folder(tmp_path / "run", checkpoints=0)
     generation.load_own_secret(run, "secret", b"1" * 32)
-    present(run.checkpoints).save("000001.splitnn.1", {})
+    assert run.checkpoints is not None
+    run.checkpoints.save("000001.splitnn.1", {})
     (run.path / generation.INIT_SECRET).unlink()
     with raises(InputError, Code.FILE_INVALID, names="--fresh"):
         generation.load_own_secret(run, "secret", b"2" * 32)

@@ -14,11 +14,11 @@ import pytest
 
 REPO = Path(__file__).parents[2]
 DOCS = REPO / "docs"
-PAGES = sorted(DOCS.rglob("*.md"))
+DECISIONS = DOCS / "contributing" / "decisions"
+PAGES = sorted(set(DOCS.rglob("*.md")) - set(DECISIONS.glob("archive/*")))
 HOW_TO = [page for page in PAGES if page.is_relative_to(DOCS / "how-to")]
 NOT_REFERENCE = [page for page in PAGES if not page.is_relative_to(DOCS / "reference")]
-DECISIONS = DOCS / "explanation" / "decisions"
-MOST_WORDS_OF_A_TASK, MOST_WORDS, MOST_COLUMNS, MOST_FILES = 800, 3_000, 125, 15
+MOST_WORDS_OF_A_TASK, MOST_WORDS, MOST_COLUMNS, MOST_FILES = 1_700, 2_500, 125, 15
 BUILD_S = 300
 ELSEWHERE = re.compile(r"(?:https?:)?//", re.IGNORECASE)
 LOADS = {
@@ -105,22 +105,13 @@ def test_a_figure_of_a_result_is_shown(site: Path) -> None:
 
 
 @pytest.mark.parametrize("page", HOW_TO, ids=named)
-def test_a_how_to_page_is_one_short_task(page: Path) -> None:
+def test_a_guide_is_one_task(page: Path) -> None:
     assert len(page.read_text().split()) < MOST_WORDS_OF_A_TASK
 
 
 @pytest.mark.parametrize("page", NOT_REFERENCE, ids=named)
 def test_no_page_is_long(page: Path) -> None:
     assert len(page.read_text().split()) <= MOST_WORDS
-
-
-@pytest.mark.parametrize("page", [page for page in PAGES if page.parent != DECISIONS], ids=named)
-def test_a_page_says_for_whom_it_is(page: Path) -> None:
-    title, whom, *_ = (
-        part for part in page.read_text().split("\n\n") if not part.startswith("<!--")
-    )
-    assert title.startswith("# ")
-    assert re.match(r"\*\*For:\*\* \w.+\.", whom, re.DOTALL), whom
 
 
 @pytest.mark.parametrize(

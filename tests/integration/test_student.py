@@ -19,9 +19,8 @@ from torch import Tensor
 import vfl
 from tests.harness import cases, reference, reference_student
 from tests.harness.errors import raises
-from tests.harness.federation import Federation
-from tests.harness.memory import refused_here, run_here
-from tests.harness.present import present
+from tests.harness.federation import Federation, refused
+from tests.harness.memory import run_here
 from tests.harness.waiting import wait_until
 from tests.integration.test_exact import ROUNDING, TOLERANCE, federated, largest_deviation
 from tests.integration.test_resume import assert_equal, parameters, server_events
@@ -185,11 +184,13 @@ def test_rows_that_the_others_lack_count_with_their_labels_under_psi(tmp_path: P
     )
     common = tuple(row for row in opened.table.ids if int(row[1:]) % 3)
     party = assemble(opened, AlignedRows(common)).party
-    assert len(party.rows("own")) == 30
-    _, targets = party.need_labels()
+    assert len(party.rows.get("own")) == 30
+    _, targets = party.rows.need_labels()
     lacking = [n for n in range(90) if n % 3 == 0]
     want = [float(x_NF[n].sum() > 0) for n in sorted(lacking, key=lambda n: f"r{n}")]
-    assert sorted(party.take(targets, party.rows("own")).reshape(-1).tolist()) == sorted(want)
+    assert sorted(party.rows.take(targets, party.rows.get("own")).reshape(-1).tolist()) == sorted(
+        want
+    )
 
 
 def test_a_label_keeps_its_noise_when_another_run_aligns_its_row() -> None:
@@ -201,12 +202,14 @@ def test_a_label_keeps_its_noise_when_another_run_aligns_its_row() -> None:
     ids = list(opened.table.ids)
 
     def noisy(common: list[str]) -> dict[str, int]:
-        targets = present(assemble(opened, AlignedRows(tuple(common))).party.data.targets)
+        targets = assemble(opened, AlignedRows(tuple(common))).party.rows.data.targets
+        assert targets is not None
         rest = [one for one in ids if one not in set(common)]
         return dict(zip([*common, *rest], targets.tolist(), strict=True))
 
     want = noisy(ids)
-    assert [want[one] for one in ids] != present(opened.table.labels).tolist()
+    assert opened.table.labels is not None
+    assert [want[one] for one in ids] != opened.table.labels.tolist()
     for common in (ids[:60], ids[1:70]):
         assert noisy(common) == want
 
@@ -368,7 +371,9 @@ def test_the_active_party_predicts_by_itself(apart: Federation) -> None:
     ],
     ids=lambda each: ",".join(each) if isinstance(each, dict) else "",
 )
-def test_what_cannot_be_taught_is_one_sentence(change: dict[str, Any], names: list[str]) -> None:
+def test_what_cannot_be_taught_is_one_sentence(
+    change: dict[str, Any], names: list[str], tmp_path: Path
+) -> None:
     change = dict(change)
     tables, tables_of = recipe("binary"), data("binary")
     tables["task"] = change.pop("task", tables["task"])
@@ -387,7 +392,9 @@ def test_what_cannot_be_taught_is_one_sentence(change: dict[str, Any], names: li
         tables_of["p0"]["group"] = "mean radius"
         tables["rows"]["split"] = "grouped"
     tables["phases"][-1] |= change
-    refused_here(tables, "p0", tables_of["p0"], *names)
+    with Federation(tmp_path, tables, tables_of) as federation:
+        federation.start_server()
+        refused(federation.start_party("p0"), *names)
 
 
 def test_only_the_active_party_of_a_run_with_a_student_predicts_alone(

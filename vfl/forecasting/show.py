@@ -347,7 +347,7 @@ def measure_computation(outlook: Outlook, network: Network) -> Network:
         raise InputError(
             Code.CONFIG_INVALID,
             "--measure: needs a recipe with [simulate.parties.NAME], the data of each party "
-            "(docs/how-to/recipes/simulate.md). Add it, or give --step-time instead.",
+            "(docs/how-to/recipes/write-a-recipe.md). Add it, or give --step-time instead.",
         )
     recipe = shorten_phases(outlook.recipe)
     steps_by_phase = {

@@ -311,7 +311,7 @@ def _run_child(
         requests.close()
         # The children stay in the launcher's session, which Ctrl-C at the terminal does not reach.
         # Linux schedules a session as one group. In separate sessions, the parties would interrupt
-        # each other more often (docs/explanation/decisions/0001).
+        # each other more often (docs/contributing/decisions/0001).
         os.setpgid(0, 0)
         libc = ctypes.CDLL(None)
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

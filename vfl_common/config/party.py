@@ -174,7 +174,7 @@ class ServeSettings(Section):
             if isinstance(value, dict) and key in value:
                 raise ValueError(
                     f"the key {key!r} was removed. Remove it, and put a reverse proxy (for example "
-                    "Envoy) before two serving parties: docs/how-to/production/serve-models.md."
+                    "Envoy) before two serving parties: docs/how-to/production/promote.md."
                 )
         return value
 

@@ -12,7 +12,7 @@ import os
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 # The older poller passes a message from the socket to Python through one thread fewer, which gives
-# a few per cent more steps per second (docs/explanation/decisions/0001).
+# a few per cent more steps per second (docs/contributing/decisions/0001).
 os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
 
 # With poll, each channel's thread waits only for its own sockets. With epoll, one thread waits for

@@ -14,7 +14,7 @@ Each owner shuffles its rows once, and nobody changes that order. The server com
 reports to each owner which of its rows are common. No party ever sees two sets under the same keys,
 so no party can compare sets. The server sees all sets, masked by all keys. It learns the sizes of
 the sets and of their overlaps, but no id. Messages from B to C pass through A, so they are sealed
-for C (``vfl_party.psi.sealed``). ``docs/explanation/private-alignment.md`` says who learns what.
+for C (``vfl_party.psi.sealed``). ``docs/security/private-alignment.md`` says who learns what.
 
 With ``rows.partial`` the server reports to a passive party which of its rows the active party
 holds, and to the active party which of its rows each passive party holds.

@@ -17,7 +17,7 @@ from torch import Tensor
 import vfl
 from benchmarks.papers.compute import Work
 from benchmarks.papers.describe import EVALUATE, Column, Data, Tables, resolved
-from benchmarks.papers.fedhssl.common import LOCAL, fine, pretrained
+from benchmarks.papers.fedhssl.common import LOCAL, RATE, fine, pretrained
 from vfl_leaks.attacks import completion
 from vfl_leaks.rehearsal import Rehearsal, rehearse
 from vfl_leaks.scene import Scene
@@ -29,6 +29,7 @@ SPLITNN, LOCAL_NAME, HYBRID = "FedSplitNN", "FedLocalSimSiam", "FedHSSL-SimSiam"
 # Rounds: messages are not attacked, so only the first is recorded.
 _NEVER = 10**6
 NOTES = (
+    RATE,
     "of three ways to complete the model, the one that recovers most counts",
     "gradients are clipped to norm 1 in fine-tuning, since it diverges with λf = 25",
 )
@@ -44,9 +45,8 @@ def attacked(
 ) -> dict[str, float]:
     """Pretrains, attacks, fine-tunes with each λf and attacks again.
 
-    ``iso``: λp. Returns ``recovered``, of the pretrained encoder, ``alone``, of one that the
-    attacker has trained by itself; ``main λ`` and ``recovered λ``, after fine-tuning with λf = 0
-    and each of LAMBDAS.
+    ``iso``: λp. Returns ``recovered``, of the pretrained encoder; ``main λ`` and ``recovered λ``,
+    after fine-tuning with λf = 0 and each of LAMBDAS.
     """
     shared = replace(work, folder=work.folder.parent / f"fedhssl-attack-{work.scale}")
     key = f"{data.name}, {method}, seed {seed}, {aligned:g} aligned, λp {iso:g}"
@@ -69,12 +69,6 @@ def _attacked(
             _, scene = _run(recipe.replace({"phases": phases}), folder, seed)
             truth = scene.labels[scene.rows["test"]]
             found["recovered"] = _most(completion.recover_labels(scene), truth)
-            own = {
-                k: v
-                for k, v in completion.compute_baselines(scene).items()
-                if k.startswith("own SSL")
-            }
-            found["alone"] = _most(own, truth)
             (run,) = Path(folder).iterdir()
             start = {"start": {"run": run.name, "phases": phases}}
         for strength in (0.0, *LAMBDAS):

@@ -11,6 +11,7 @@ from benchmarks.papers.fedhssl.common import (
     fine,
     guided,
     hybrid,
+    schedule,
     starred,
 )
 from benchmarks.papers.rules import Claim, along, better
@@ -27,7 +28,7 @@ TABLE = Table(
             f"γ = {gamma:g}",
             labels=200,
             changes=TWENTY,
-            phases={"fedhssl": {"gamma": gamma}},
+            phases={"fedhssl": {"gamma": gamma, "optimizer": schedule(gamma)}},
             at=("paper", "small") if gamma in _SMALL else ("paper",),
         )
         for gamma in (0.0, 0.1, 0.5, 1.0, 1.5, 2.0)

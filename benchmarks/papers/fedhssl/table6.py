@@ -6,10 +6,12 @@ from collections.abc import Iterator
 
 from benchmarks.papers.compute import Work
 from benchmarks.papers.describe import Column, Line, Place, Table
-from benchmarks.papers.fedhssl.attack import HYBRID, NOTES, attacked, lambda_p
+from benchmarks.papers.fedhssl.attack import HYBRID, LOCAL_NAME, NOTES, attacked, lambda_p
 from benchmarks.papers.fedhssl.common import DIGITS, PAPER, SMALL
-from benchmarks.papers.rules import Claim, along
+from benchmarks.papers.rules import Claim, along, near
 
+# The paper's three of four data sets on which noise suffices.
+_GUARDED = ("Avazu", "BHI", "Modelnet", DIGITS.name)
 _COLUMNS = ("A_SimSiam", "A_FedHSSL", "main", "A_FedHSSL, ISO", "main, ISO")
 
 
@@ -19,8 +21,10 @@ def compute(work: Work) -> Iterator[tuple[Place, list[float]]]:
             [attacked(work, data, HYBRID, seed, iso=iso) for seed in work.seeds]
             for iso in (0.0, lambda_p(data, 0.2))
         )
+        # The paper's A_SimSiam attacks an encoder that the attacker pretrained by normal SimSiam.
+        alone = [attacked(work, data, LOCAL_NAME, seed) for seed in work.seeds]
         cells = {
-            "A_SimSiam": [each["alone"] for each in plain],
+            "A_SimSiam": [each["recovered"] for each in alone],
             "A_FedHSSL": [each["recovered"] for each in plain],
             "main": [each["main 0"] for each in plain],
             "A_FedHSSL, ISO": [each["recovered"] for each in noisy],
@@ -45,7 +49,19 @@ TABLE = Table(
     source="section VI-B, Table VI",
     claims=(
         Claim("noise makes the attack weaker", along(HYBRID, "A_FedHSSL", "A_FedHSSL, ISO")),
-        Claim("FedHSSL tells more than local training", along(HYBRID, "A_FedHSSL", "A_SimSiam")),
+        Claim(
+            "FedHSSL reveals more than local pretraining", along(HYBRID, "A_FedHSSL", "A_SimSiam")
+        ),
+        Claim(
+            "with noise FedHSSL reveals less than local pretraining",
+            along(HYBRID, "A_SimSiam", "A_FedHSSL, ISO"),
+            on=_GUARDED,
+        ),
+        Claim(
+            "that noise costs the main task at most 0.02",
+            near([((HYBRID, "main, ISO"), (HYBRID, "main"))], 0.02, one_sided=True),
+            on=_GUARDED,
+        ),
     ),
     small=SMALL,
     notes=NOTES,

@@ -9,6 +9,7 @@ from benchmarks.papers.describe import EVALUATE, Column, Data, Figures, Line, Ta
 from benchmarks.papers.fedonce.common import (
     COVTYPE,
     GISETTE,
+    HOST,
     MNIST,
     PHISHING,
     SUPERCONDUCT,
@@ -231,7 +232,8 @@ TABLE = Table(
         Claim(
             "ε = 8 is close to no noise",
             close(name(L1, 8), name(L1, None), 3.0),
-            on=("gisette", "covtype", "phishing", "MNIST"),
+            # "In most datasets": the paper's own numbers of gisette differ by 3.7.
+            on=("covtype", "phishing", "MNIST"),
         ),
     ),
     small="3,000 rows, ε of 2 and 8, and P1 as the host; the fewer rows, the more noise",
@@ -239,6 +241,7 @@ TABLE = Table(
         "targets are fixed and batches are Poisson samples, without which there is no guarantee",
         "Table 10 has no line of covtype: it has those of phishing",
         "d of gisette and covtype is 3, of MNIST 8",
+        HOST,
     ),
     percent=True,
     digits=2,

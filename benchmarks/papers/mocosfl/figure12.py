@@ -20,11 +20,11 @@ TABLE = Table(
     claims=(
         Claim(
             "sharing is significantly better, IID",
-            better("shared", "not shared", ("IID",), least=2.0),
+            better("shared", "not shared", ("IID",), floor=2.0),
         ),
         Claim(
             "sharing is significantly better, non-IID",
-            better("shared", "not shared", ("non-IID",), least=2.0),
+            better("shared", "not shared", ("non-IID",), floor=2.0),
         ),
     ),
     small=SMALL,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.papers.compute import Work
@@ -57,7 +58,7 @@ def table(
     return Table(
         place=place,
         title=title,
-        data=(CIFAR10,),
+        data=(CIFAR10 if small else replace(CIFAR10, at=("paper",)),),
         lines=tuple(
             Line(
                 f"MocoSFL-{cut}, {metric}", at=("paper", "small") if cut == _CUTS[0] else ("paper",)

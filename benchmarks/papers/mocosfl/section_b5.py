@@ -10,7 +10,7 @@ TABLE = table(
     "how well images are inverted: MSE, SSIM and PSNR, with CIFAR-100 as the source",
     "appendix B.5, the table without a number (for Table 4 of the main part)",
     SHARES,
-    small=("1.0%",),
+    small=(),
     metrics={"MSE": "mse", "SSIM": "ssim", "PSNR": "psnr"},
     figures={
         "MocoSFL-3, MSE": (0.039, 0.033, 0.039),
@@ -21,7 +21,7 @@ TABLE = table(
         "MocoSFL-1, PSNR": (14.43, 16.32, 14.74),
     },
     claims=(
-        Claim("the SSIM of MocoSFL-3 is below 0.6", below("MocoSFL-3, SSIM", 0.6)),
-        Claim("the SSIM of MocoSFL-1 is below 0.6", below("MocoSFL-1, SSIM", 0.6)),
+        Claim("the SSIM of MocoSFL-3 is below 0.6", below("MocoSFL-3, SSIM", 0.6), ours=True),
+        Claim("the SSIM of MocoSFL-1 is below 0.6", below("MocoSFL-1, SSIM", 0.6), ours=True),
     ),
 )

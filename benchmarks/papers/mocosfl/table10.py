@@ -5,6 +5,8 @@ from __future__ import annotations
 from benchmarks.papers.mocosfl.resistance import ATTACKED, table
 from benchmarks.papers.rules import Claim, pair
 
+# A twentieth of the paper's errors.
+_FLOOR = 0.002
 TABLE = table(
     "Table 10",
     "TAResSFL with narrow and wide bottlenecks",
@@ -25,11 +27,17 @@ TABLE = table(
     claims=(
         Claim(
             "C4S2 resists more than C8S2 (MocoSFL-1)",
-            pair([(("MocoSFL-1, attack MSE", "C4S2"), ("MocoSFL-1, attack MSE", "C8S2"))]),
+            pair(
+                [(("MocoSFL-1, attack MSE", "C4S2"), ("MocoSFL-1, attack MSE", "C8S2"))],
+                floor=_FLOOR,
+            ),
         ),
         Claim(
             "C4S2 resists more than C8S2 (MocoSFL-3)",
-            pair([(("MocoSFL-3, attack MSE", "C4S2"), ("MocoSFL-3, attack MSE", "C8S2"))]),
+            pair(
+                [(("MocoSFL-3, attack MSE", "C4S2"), ("MocoSFL-3, attack MSE", "C8S2"))],
+                floor=_FLOOR,
+            ),
         ),
     ),
 )

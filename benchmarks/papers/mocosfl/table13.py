@@ -12,7 +12,6 @@ from benchmarks.papers.rules import Claim, along, near
 
 _TWO = tuple(NETWORKS)[:2]
 _NAMES = tuple(f"MocoSFL-{cut} ({each})" for each in _TWO for cut in (1, 3))
-_DEAL = {"deal": "classes:2"}
 _LINEAR = tuple(
     replace(
         linear(cut, network, PROBE), name=f"MocoSFL-{cut} ({network}), linear", only=("linear",)
@@ -48,14 +47,15 @@ def _of(rows: tuple[tuple[float, float, float], ...]) -> dict[str, tuple[float |
 TABLE = Table(
     place="Table 13",
     title="CIFAR-10 and CIFAR-100 by a linear probe and with few labels, 5 clients",
-    data=(CIFAR10, CIFAR100),
+    data=(
+        replace(CIFAR10, options={**CIFAR10.options, "deal": "classes:2"}),
+        # A fifth of the classes, as of CIFAR-10: five clients with two would leave 90 to nobody.
+        replace(CIFAR100, options={**CIFAR100.options, "deal": "classes:20"}),
+    ),
     lines=(*_LINEAR, *_HEADS),
     columns=(
-        Column("linear", prepare=_DEAL),
-        *(
-            Column(name, prepare=_DEAL, phases={"probe": {"labelled": share}})
-            for name, share in SHARES.items()
-        ),
+        Column("linear"),
+        *(Column(name, phases={"probe": {"labelled": share}}) for name, share in SHARES.items()),
     ),
     figures={data: _of(rows) for data, rows in _FIGURES.items()},
     source="appendix B.7, Table 13 (non-IID)",
@@ -63,6 +63,8 @@ TABLE = Table(
         Claim(
             "MocoSFL-3 is within a point of MocoSFL-1 by a linear probe",
             near([((f"{_NAMES[1]}, linear", "linear"), (f"{_NAMES[0]}, linear", "linear"))], 1.0),
+            # Of CIFAR-100 the paper's own numbers differ by 1.08.
+            on=(CIFAR10.name,),
         ),
         Claim("10 % of the labels are better than 1 %", along(_NAMES[0], "1%", "10%")),
     ),

@@ -41,17 +41,23 @@ TABLE = Table(
         Claim("twice an epoch is above once", along("MocoSFL-3", _NAMES[0], _NAMES[1])),
         Claim(
             "five times an epoch is no better than twice",
-            near([(("MocoSFL-3", _NAMES[1]), ("MocoSFL-3", _NAMES[3]))], 0.5),
+            near([(("MocoSFL-3", _NAMES[1]), ("MocoSFL-3", _NAMES[3]))], 0.5, one_sided=True),
         ),
         Claim(
             "with 50 clients, five times an epoch is as good as once",
             near(
                 [(("MocoSFL-3", "1/epoch, 50 clients"), ("MocoSFL-3", "5/epoch, 50 clients"))], 2.0
             ),
+            ours=True,
         ),
     ),
     small=SMALL + "; 50 clients in place of 1,000",
-    notes=(*NOTES, "1,000 clients: the appendix says only that the number is large"),
+    notes=(
+        *NOTES,
+        "1,000 clients: the appendix says only that the number is large",
+        "`auto_adjust` has one average an epoch with 1,000 clients, as the released code; A.1 has "
+        "two: each column sets its own number",
+    ),
     percent=True,
     digits=2,
 )

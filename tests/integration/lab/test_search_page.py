@@ -12,8 +12,8 @@ import vfl
 
 pytest.importorskip("optuna")
 REPO = Path(__file__).parents[3]
-PAGE = REPO / "docs" / "how-to" / "python" / "search.md"
-SEARCH, COMPARE = re.findall(r"^```py\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+PAGE = REPO / "docs" / "how-to" / "python" / "study.md"
+SEARCH, COMPARE, *_ = re.findall(r"^```py\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ import pytest
 import vfl
 
 REPO = Path(__file__).parents[3]
-PAGE = REPO / "docs" / "how-to" / "python" / "trackers.md"
+PAGE = REPO / "docs" / "how-to" / "python" / "results.md"
 WANDB, AIM = re.findall(r"^```py\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 
 

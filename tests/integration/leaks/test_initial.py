@@ -106,7 +106,7 @@ def test_with_the_true_rows_the_replay_gives_the_weights_of_the_training(tmp_pat
     )
     assert len(epochs) == 3
     rows = scene.rows["train"]
-    features = rehearsal.parties["p1"].party.need_features()
+    features = rehearsal.parties["p1"].party.rows.need_features()
     (x_NF,) = features.inputs(rows)
     batches = _add_gradients(epochs, beginning, rows)
     course = ReplayCourse(beginning.optimizer, beginning.epochs)

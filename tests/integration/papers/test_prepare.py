@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,10 @@ from typing import Any
 import pytest
 
 import vfl
+from tests.harness.errors import raises
 from tests.unit.papers import made
+from vfl_common.errors import Code, InputError
+from vfl_papers import images
 
 Write = Callable[[Path], object]
 
@@ -66,6 +70,24 @@ def test_a_recipe_trains_on_what_was_prepared(tmp_path: Path, name: str) -> None
     assert any(note.endswith("there are fewer training rows.") for note in found.notes)
     run = vfl.simulate(vfl.Recipe.load(found.recipe).replace(SMALL | short), quiet=True)
     assert "test" in run.metrics
+
+
+@pytest.mark.parametrize("case", ["mnist, Fashion-MNIST", "kmnist, Fashion-MNIST", "mnist, KMNIST"])
+def test_sets_with_the_same_file_names_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    asked, there = case.split(", ")
+    for folder in ("MNIST", "KMNIST"):
+        (tmp_path / folder).mkdir()
+        made.write_mnist(tmp_path / folder)
+    # Without its labels at hand, KMNIST is known by its published files.
+    labels = made.MNIST["test"][1].astype("uint8").tobytes()
+    digest = hashlib.md5(labels, usedforsecurity=False).hexdigest()
+    monkeypatch.setattr(images, "_TEST_LABELS", {digest: there} if there != "KMNIST" else {})
+    published = images.DATASETS["kmnist"].forms[0].needs[3].md5
+    monkeypatch.setattr(images, "compute_md5", lambda _path: published)
+    with raises(InputError, Code.FILE_INVALID, names=f"holds the labels of {there}"):
+        vfl.prepare(asked, tmp_path, tmp_path / "out")
 
 
 def test_clients_keep_the_official_split_of_a_torchvision_set(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_addresses_that_are_some() -> None:
 
 @pytest.mark.parametrize("removed", [{"shadow": ["run"]}, {"weights": {"run": 0.1}}])
 def test_a_removed_key_names_what_takes_its_place(removed: dict[str, Any]) -> None:
-    with raises(InputError, Code.CONFIG_INVALID, names=(*removed, "Envoy", "serve-models.md")):
+    with raises(InputError, Code.CONFIG_INVALID, names=(*removed, "Envoy", "promote.md")):
         parse(PartyFile, PARTY | {"serve": removed}, "x.toml")
 
 

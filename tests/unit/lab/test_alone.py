@@ -24,8 +24,9 @@ from vfl_lab.studies.plan import load_study
 from vfl_party.assembly.models import encoder_settings
 from vfl_party.data import load_table
 from vfl_party.data.rows import Prepared, prepare
-from vfl_party.phases.context import Party, PartyData
+from vfl_party.phases.context import Party
 from vfl_party.phases.course import Course
+from vfl_party.phases.rows import PartyData
 
 HERE = Path("/")
 TABLE = {"source": "sklearn:breast_cancer", "label": "target", "limit": 100}

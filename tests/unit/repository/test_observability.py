@@ -14,7 +14,7 @@ import yaml
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "deploy" / "observability"
-PAGE = ROOT / "docs" / "how-to" / "watch" / "alerts.md"
+PAGE = ROOT / "docs" / "how-to" / "operate" / "monitor.md"
 RULES: list[dict[str, Any]] = yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"][0][
     "rules"
 ]

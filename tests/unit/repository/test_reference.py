@@ -14,7 +14,7 @@ import pytest
 from pydantic import BaseModel
 
 import vfl
-from scripts.reference import exchanges, keys
+from scripts.reference import exchanges, figures, keys
 from scripts.reference.errors import REMEDY
 from scripts.reference.pages import DOCS, PAGES, filled, named, pages, parts
 from vfl import api
@@ -64,8 +64,16 @@ def test_pages_of_all_sorts_are_generated() -> None:
         "errors",
         "exchanges",
         "figures",
-        "rooms",
+        "packages",
+        "seams",
     }
+
+
+@pytest.mark.parametrize("figure", figures.load(), ids=lambda figure: figure["id"])
+def test_a_canonical_figure_is_on_its_page(figure: dict[str, str]) -> None:
+    page = (DOCS / "results" / figure["page"].partition("#")[0]).read_text()
+    for number in re.findall(r"[+−]?\d[\d,.]*\d|\d", figure["value"]):
+        assert number in page, number
 
 
 def test_every_key_has_a_description() -> None:
@@ -213,7 +221,7 @@ def test_the_page_of_plug_ins_names_things_that_exist() -> None:
 
 @pytest.mark.parametrize("page", ["architecture.md", "walks.md"])
 def test_a_page_about_the_code_names_files_that_exist(page: str) -> None:
-    text = (DOCS / "explanation" / page).read_text()
+    text = (DOCS / "contributing" / page).read_text()
     files = [path.relative_to(REPO).as_posix() for path in REPO.glob("[bstv]*/**/*.py")]
     named_files = set(re.findall(r"`([\w/]+\.py)`", text))
     assert len(named_files) > 10

@@ -42,9 +42,10 @@ from vfl_party.forecast.count import forecast, forecast_of, lone_party, outlook_
 from vfl_party.forecast.result import CountedForecast, StepRun, compare_with_ledger
 from vfl_party.methods.splitnn.batches import Batches
 from vfl_party.methods.splitnn.settings import SplitNNSettings
-from vfl_party.phases.context import Party, PartyData
+from vfl_party.phases.context import Party
 from vfl_party.phases.course import Course, load_method
 from vfl_party.phases.method import Method
+from vfl_party.phases.rows import PartyData
 
 HERE = Path(__file__).parent
 

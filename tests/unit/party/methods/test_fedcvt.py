@@ -177,9 +177,11 @@ def test_both_parties_take_the_same_aligned_rows_and_own_rows_of_their_own() -> 
         assert each.unlabelled.tolist() == other.unlabelled.tolist()
         assert each.own.tolist() != other.own.tolist()
         for step, made in ((each, ours[0]), (other, theirs[0])):
-            assert set(step.labelled) <= set(made.rows("train"))
-            assert set(step.unlabelled) <= set(made.rows("aligned")) - set(made.rows("train"))
-            assert set(step.own) <= set(made.rows("local")) - set(made.rows("aligned"))
+            assert set(step.labelled) <= set(made.rows.get("train"))
+            assert set(step.unlabelled) <= set(made.rows.get("aligned")) - set(
+                made.rows.get("train")
+            )
+            assert set(step.own) <= set(made.rows.get("local")) - set(made.rows.get("aligned"))
             assert (len(step.unlabelled), len(step.own)) == (8, 10)
 
 
@@ -191,7 +193,7 @@ def test_an_epoch_has_every_labelled_row_once_and_the_others_go_round() -> None:
     assert [each.last for each in steps] == [False, True] * 12
     for at in range(0, 24, 2):
         assert sorted(np.concatenate([each.labelled for each in steps[at : at + 2]])) == sorted(
-            made.rows("train")
+            made.rows.get("train")
         )
     # 32 own rows are three batches of 10.
     for at in range(0, 24, 3):
@@ -330,10 +332,13 @@ def test_the_passive_party_declares_what_it_sends(
     settings: dict[str, Any], names: list[str]
 ) -> None:
     made = party(tables(**settings), "p1")
-    swap = made.party.exchanges["fedcvt", "representations"].exchange
+    swap = made.party.exchanges.opened["fedcvt", "representations"].exchange
     assert list(swap.up.tensors) == names
     assert list(swap.down.tensors) == [f"d_{name}" for name in names]
-    assert set(made.party.exchanges) == {("fedcvt", "representations"), ("fedcvt", "validation")}
+    assert set(made.party.exchanges.opened) == {
+        ("fedcvt", "representations"),
+        ("fedcvt", "validation"),
+    }
 
 
 def test_a_forecast_without_data_counts_rows() -> None:

@@ -19,8 +19,9 @@ from vfl_party.methods.fedonce.phase import (
     principal_components,
 )
 from vfl_party.methods.fedonce.settings import FedOnceSettings
-from vfl_party.phases.context import Party, PartyData
+from vfl_party.phases.context import Party
 from vfl_party.phases.course import Course
+from vfl_party.phases.rows import PartyData
 
 ROWS, WIDTH, BATCH = 300, 3, 100
 

@@ -79,7 +79,7 @@ class Answers:
 def test_one_id_for_several_rows_is_refused(tmp_path: Path) -> None:
     probe = probe_of(tmp_path)
     party = probe._party
-    every = compute_digests(party.recipe, party.data.ids)
+    every = compute_digests(party.recipe, party.rows.data.ids)
     probe._latents._latents = Answers({"p1": every[:1].expand(60, -1), "p2": every})  # type: ignore[assignment]
     with raises(PeerError, Code.MALFORMED_MESSAGE, names="p1", party="p1"):
         probe._collect(0)

@@ -27,8 +27,9 @@ from vfl_party.outbound.declared import NOTHING, Exchange, Sent, f32, i64, noise
 from vfl_party.outbound.exchange import Answering
 from vfl_party.outbound.filter import BuiltIns, Filter, Tensors
 from vfl_party.outbound.policies import AllowAll
-from vfl_party.phases.context import Party, PartyData
+from vfl_party.phases.context import Party
 from vfl_party.phases.course import Course
+from vfl_party.phases.rows import PartyData
 
 WHERE = "recipe"
 UP = Sent(

@@ -27,8 +27,9 @@ from vfl_party.outbound.declared import Exchange, Sent, f32, i64, u8
 from vfl_party.outbound.exchange import Answering, Asking, to_bundle, to_tensors
 from vfl_party.outbound.filter import Filter, Passage, Tensors
 from vfl_party.outbound.policies import AllowAll
-from vfl_party.phases.context import Party, PartyData
+from vfl_party.phases.context import Party
 from vfl_party.phases.course import Course
+from vfl_party.phases.rows import PartyData
 
 CPU = torch.device("cpu")
 STEP = StepKey("splitnn", 2, 5)

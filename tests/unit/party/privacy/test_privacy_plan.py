@@ -20,8 +20,9 @@ from vfl_party.base.checkpoint import pack, unpack
 from vfl_party.data import Features
 from vfl_party.methods.fedonce.phase import Nat
 from vfl_party.methods.fedonce.settings import FedOnceSettings
-from vfl_party.phases.context import Party, PartyData
+from vfl_party.phases.context import Party
 from vfl_party.phases.course import Course
+from vfl_party.phases.rows import PartyData
 from vfl_party.privacy import accountant
 from vfl_party.privacy.accountant import Spending
 from vfl_party.privacy.plan import DpSettings, PrivacyPlan, make_plan
