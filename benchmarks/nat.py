@@ -21,8 +21,9 @@ from vfl_party.data import Features
 from vfl_party.methods.fedonce.phase import Nat, make_learnt_encoder
 from vfl_party.methods.fedonce.settings import FedOnceSettings
 from vfl_party.models import InputSpec
-from vfl_party.phases.context import MakeEncoder, Party, PartyData
+from vfl_party.phases.context import MakeEncoder, Party
 from vfl_party.phases.course import Course
+from vfl_party.phases.rows import PartyData
 
 
 def learner(rows: int, columns: int, d: int, settings: FedOnceSettings) -> Nat:

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from vfl_party.outbound.transforms import Transform
     from vfl_party.phases.absence import LatePolicy
     from vfl_party.phases.context import MakeEncoder, Party
-    from vfl_party.phases.method import Method
+    from vfl_party.phases.method import Method, MethodFacts
     from vfl_party.phases.scoring import Scored, Scorer, SplitScorer, scoring, scoring_traffic
     from vfl_party.privacy.dpsgd import PrivateSteps
     from vfl_party.privacy.plan import DpSettings, PrivatePhase
@@ -85,6 +85,7 @@ __all__ = [
     "MakeEncoder",
     "Mechanism",
     "Method",
+    "MethodFacts",
     "Metric",
     "NoisyFilter",
     "Occurrence",
@@ -145,7 +146,7 @@ FROM = {
         "vfl_party.outbound.transforms": "Transform",
         "vfl_party.phases.absence": "LatePolicy",
         "vfl_party.phases.context": "MakeEncoder Party",
-        "vfl_party.phases.method": "Method",
+        "vfl_party.phases.method": "Method MethodFacts",
         "vfl_party.phases.scoring": "Scored Scorer SplitScorer scoring scoring_traffic",
         "vfl_party.privacy.dpsgd": "PrivateSteps",
         "vfl_party.privacy.plan": "DpSettings PrivatePhase",

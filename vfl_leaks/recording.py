@@ -243,7 +243,7 @@ class _EvaluateFacts(_PhaseFacts):
         _ = exchange
         splits = self._settings.splits
         chunks_ = [
-            chunk for split in splits for chunk in split_into_chunks(self._party.rows(split))
+            chunk for split in splits for chunk in split_into_chunks(self._party.rows.get(split))
         ]
         # Later messages, such as means, have no rows.
         return chunks_[step.batch] if step.batch < len(chunks_) else None
@@ -254,7 +254,7 @@ class _HeadFacts(_PhaseFacts):
         if exchange != "upload" or step.round != UPLOAD:
             return None
         splits = get_upload_splits(self._party.recipe)
-        return np.concatenate([self._party.rows(split) for split in splits])
+        return np.concatenate([self._party.rows.get(split) for split in splits])
 
 
 class _SplitNNFacts(_PhaseFacts):
@@ -267,7 +267,7 @@ class _SplitNNFacts(_PhaseFacts):
         if exchange == "embedding":
             return batches[step.batch]
         if exchange == "validation":
-            return split_into_chunks(self._party.rows("validation"))[step.batch - len(batches)]
+            return split_into_chunks(self._party.rows.get("validation"))[step.batch - len(batches)]
         return None
 
 
@@ -339,7 +339,7 @@ class Recording:
         party = assembled.party
         self.parties[name] = assembled
         self.phases[name] = {phase.name: find_facts(party, phase) for phase in assembled.phases}
-        for end in party.exchanges.values():
+        for end in party.exchanges.opened.values():
             observe(end, partial(_Listener, self, name, party.role, end.exchange))
 
     def messages_of(self, attacker: str) -> Iterator[Heard]:
@@ -362,7 +362,7 @@ class Recording:
         party = self.parties[receiver]
         phases = self.phases[receiver]
         for key, tensor in self.rows.messages(sender=sender, receiver=receiver):
-            exchange = party.party.exchanges[key.phase, key.exchange].exchange
+            exchange = party.party.exchanges.opened[key.phase, key.exchange].exchange
             asks = exchange.asks == "active" and self.parties[sender].party.role == "passive"
             if (
                 exchange.up if asks else exchange.down

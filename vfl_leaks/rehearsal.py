@@ -194,7 +194,7 @@ class Rehearsal:
         shared = [
             key
             for party in self.parties.values()
-            for key, opened in party.party.exchanges.items()
+            for key, opened in party.party.exchanges.opened.items()
             if _shares_weights(opened)
         ]
         return (
@@ -227,7 +227,7 @@ class Rehearsal:
         }
         for party in self.parties.values():
             receiver = party.party
-            for (phase, _), opened in receiver.exchanges.items():
+            for (phase, _), opened in receiver.exchanges.opened.items():
                 bundle = opened.exchange.down if receiver.role == "passive" else opened.exchange.up
                 if (
                     opened.exchange.asks == "active"
@@ -248,7 +248,7 @@ class Rehearsal:
             if self.recording.rows_of(key) is not None:
                 role, exchange = (
                     party.party.role,
-                    party.party.exchanges[key.phase, key.exchange].exchange,
+                    party.party.exchanges.opened[key.phase, key.exchange].exchange,
                 )
                 kind = (exchange.down if role == "passive" else exchange.up).kind.label
                 readable_by_kind.setdefault(
@@ -347,14 +347,14 @@ class Scenes:
             )
         own = self._parties[attacker].party
         senders = [name for name in self._parties if name != attacker]
-        features = own.features
+        features = own.rows.features
         return Scene(
             attacker=attacker,
             role=own.role,
             task=own.recipe.task,
             labels=_get_classes(targets, own.recipe.task.kind),
             targets=_get_numbers(targets, own.recipe.task.kind),
-            rows=own.data.splits,
+            rows=own.rows.data.splits,
             seed=derive_seed(seed, "attack", attacker),
             gradients=partial(self._recording.batches, active.name, attacker, "gradient"),
             embeddings={
@@ -418,17 +418,19 @@ class Scenes:
             recipe.seed,
             sender_party.own_seed,
             settings.optimizers.get(name, settings.optimizer),
-            settings.epochs_over(len(sender_party.data.splits["train"])),
+            settings.epochs_over(len(sender_party.rows.data.splits["train"])),
             settings.plain,
             partial(self._recording.batches, attacker, name, "gradient"),
         )
 
     def _make_owner(self, name: str) -> Owner | None:
         party = self._parties[name].party
-        if party.features is None or "encoder" not in party.models:
+        if party.rows.features is None or "encoder" not in party.models:
             return None
         return Owner(
-            deterministic(party.models["encoder"].eval()), party.features.inputs, party.data.splits
+            deterministic(party.models["encoder"].eval()),
+            party.rows.features.inputs,
+            party.rows.data.splits,
         )
 
 
@@ -458,7 +460,7 @@ _MIN_SIDE = 2
 
 def make_inputs_table(assembled: Assembled) -> EncoderInputs | None:
     """Returns a party's encoder inputs as a table; None if it has no features."""
-    features, preprocessor = assembled.party.features, assembled.prepared.preprocessor
+    features, preprocessor = assembled.party.rows.features, assembled.prepared.preprocessor
     if features is None or preprocessor is None:
         return None
     values = features.x.flatten(1)
@@ -499,7 +501,7 @@ def find_gaps(parties: Iterable[Party]) -> list[str]:
     for party in parties:
         # {kind of tensors: {phase and exchange: transforms}}
         of_kind: dict[str, dict[str, set[str]]] = {}
-        for (phase, name), opened in party.exchanges.items():
+        for (phase, name), opened in party.exchanges.opened.items():
             passive = party.role == "passive"
             sent = opened.exchange.up if passive else opened.exchange.down
             if opened.exchange.asks == "active" and sent.kind in ROW_TENSORS:

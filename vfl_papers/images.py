@@ -131,11 +131,11 @@ def _read_idx_files(title: str, files: Files, _: Request) -> Content:
     """Reads four IDX files. Raises InputError if they belong to another data set than ``title``."""
     paths = [files[name] for name in _IDX_FILES]
     test = read_idx_pair(*paths[2:])
-    found = _identify_labels(paths[3], test[1].tobytes())
-    if found not in (None, title):
+    owner = _identify_labels(paths[3], test[1].tobytes())
+    if owner not in (None, title):
         raise InputError(
             Code.FILE_INVALID,
-            f"{paths[3]}: holds the labels of {found} (expected {title}). Give the folder with the "
+            f"{paths[3]}: holds the labels of {owner} (expected {title}). Give the folder with the "
             f"files of {title}.",
         )
     return join_splits([read_idx_pair(*paths[:2]), test])

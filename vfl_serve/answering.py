@@ -369,7 +369,7 @@ class Answers:
     def _chains_for(self, held: Held) -> Chains:
         if self._chains is None or held is not self._held:
             self._held = held
-            self._chains = held.party.chains(PHASE, declare_embeddings(held.party))
+            self._chains = held.party.exchanges.make_chains(PHASE, declare_embeddings(held.party))
         return self._chains
 
     def __call__(

@@ -104,13 +104,13 @@ class _ModelSide:
     def __init__(self, held: Held) -> None:
         self.held = held
         self.online = get_online(held)
-        self.chains: Chains = held.party.chains(PHASE, self.online.exchange)
-        self.has_features = held.party.features is not None
+        self.chains: Chains = held.party.exchanges.make_chains(PHASE, self.online.exchange)
+        self.has_features = held.party.rows.features is not None
 
 
 def get_online(held: Held) -> Online:
     """Returns the party's side of the model. Raises InternalError if its method has none."""
-    online = held.party.course.online(held.party)
+    online: Online | None = held.party.course.online(held.party)
     if online is None:
         raise InternalError(f"{held.party.name}: the model does not score in steps")
     return online
@@ -187,7 +187,7 @@ class StepScorer:
             lost_N[known_rows] = np.any(
                 [*scored.lost.values(), np.zeros(len(known_rows), bool)], axis=0
             )
-            for name in party.widths:
+            for name in party.exchanges.widths:
                 why_NK[known_rows, names.index(name)] = asking.why(name, scored.lost[name])
         failed_N = ~outputs.isfinite().all(dim=1)
         outputs[failed_N] = 0.0
@@ -553,7 +553,7 @@ def describe_questions(store: FeatureLookup) -> tuple[str, ...]:
         # A question contains ids and no numbers, so no chain applies.
         return "question", "down", "ids", "unchanged"
     exchange = get_online(store.held).exchange
-    return way_of(exchange, store.held.party.chains(PHASE, exchange), 1, up=False)
+    return way_of(exchange, store.held.party.exchanges.make_chains(PHASE, exchange), 1, up=False)
 
 
 def make_answers(

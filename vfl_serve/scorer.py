@@ -299,9 +299,9 @@ class OnlineScorer:
         with record_stage(PARTIES):
             answers = pending.wait()
         embedded_N, why, z = self._collect(held, len(ids), answers)
-        if party.features is not None:
+        if party.rows.features is not None:
             why[party.name] = own_why
-        embedded = RequestEmbeddings(own_ND if party.features is not None else None, z)
+        embedded = RequestEmbeddings(own_ND if party.rows.features is not None else None, z)
         outputs = torch.zeros(len(ids), party.recipe.task.outputs, device=party.device)
         names = [member.name for member in party.recipe.parties]
         present_NK = np.stack(
@@ -330,7 +330,7 @@ class OnlineScorer:
         return ServedScores(make_result_columns(held, outputs), state.tolist(), parts, number_N)
 
     def _choose_state(self, party: Party, part: RequestPart, min_quality: float | None) -> State:
-        if not part.parties or (party.features is not None and party.name not in part.parties):
+        if not part.parties or (party.rows.features is not None and party.name not in part.parties):
             return choose_unscored_state(part.missing.get(party.name, "unknown id"))
         state = choose_state(part, self._quality, min_quality)
         # Such a score looks valid and may be far off, so the row reports no score.
@@ -349,8 +349,9 @@ class OnlineScorer:
             for name, z_ND in embedded.others.items()
         }
         rule, stand_ins = party.recipe.model.combine, learnt_stand_ins(party.models)
+        widths = party.exchanges.widths
         embeddings = fill_missing(
-            party.course.without, rule, own_embeddings, other_embeddings, party.widths, stand_ins
+            party.course.without, rule, own_embeddings, other_embeddings, widths, stand_ins
         )
         return compute_outputs(party, combine(rule, embeddings))
 
@@ -381,8 +382,8 @@ class OnlineScorer:
                 return None if solo is None else solo[torch.from_numpy(at)]
 
             return np.ones(n, bool), "failed", held.embed_given(columns, n), solo_given
-        z_ND, none_N = torch.zeros(len(ids), held.party.embedding_size), np.zeros(len(ids), bool)
-        if held.party.features is None:
+        z_ND, none_N = torch.zeros(len(ids), held.party.exchanges.width), np.zeros(len(ids), bool)
+        if held.party.rows.features is None:
             return none_N, "unknown id", z_ND, lambda _rows: None
         result = look_up_own_rows(held, ids, until_s)
         if not isinstance(result, LookupResult):
@@ -445,7 +446,7 @@ class OnlineScorer:
         parties = tuple(name for name, is_present in zip(names, mask, strict=True) if is_present)
         missing: dict[str, Why] = {}
         for name in names:
-            if name in parties or (name == party.name and party.features is None):
+            if name in parties or (name == party.name and party.rows.features is None):
                 continue
             reason = why.get(name, "unknown id")
             if isinstance(reason, np.ndarray):
@@ -512,9 +513,9 @@ def make_result_columns(held: Held, outputs: Tensor) -> dict[str, npt.NDArray[An
     Raises InternalError if the run has no labels.
     """
     party = held.party
-    if party.data.labels is None:
+    if party.rows.data.labels is None:
         raise InternalError(f"{party.name}: the trained run has no classes")
-    result = result_columns(party.recipe, party.data.labels, outputs, get_threshold(party))
+    result = result_columns(party.recipe, party.rows.data.labels, outputs, get_threshold(party))
     return {name: np.asarray(values) for name, values in result.items()}
 
 

@@ -115,7 +115,7 @@ class Held:
         """
         party = self.party
         if not party.recipe.own_rows:
-            return party.widths
+            return party.exchanges.widths
         return dict.fromkeys((passive.name for passive in party.recipe.passives), self._latents)
 
     @cached_property
@@ -188,7 +188,7 @@ class Held:
         parts = [
             in_blocks(encode, blocks, *result.inputs(chunk)) for chunk in split_into_chunks(rows)
         ]
-        empty = torch.empty(0, self._latents if parties_hold_own_rows else party.embedding_size)
+        empty = torch.empty(0, self._latents if parties_hold_own_rows else party.exchanges.width)
         embeddings = torch.cat(parts).cpu() if parts else empty
         return embeddings.flatten(1) if parties_hold_own_rows else embeddings
 
@@ -286,7 +286,7 @@ def _make_input_function(party: Party) -> Callable[[Rows], tuple[Tensor, ...]]:
 
     For a model that takes cells it returns cells; without features it returns nothing.
     """
-    features, columns = party.features, party.data.columns
+    features, columns = party.rows.features, party.rows.data.columns
     if features is None or columns is None:
         return lambda _rows: ()
     if party.course.lone_phase is None:

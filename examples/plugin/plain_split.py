@@ -49,7 +49,7 @@ def steps(
     """Returns a round's steps with their rows: drawn from the seed, so they are the same on all
     sides.
     """
-    epoch = batches(party.recipe.seed, name, round_, party.rows("train"), settings.batch_size)
+    epoch = batches(party.recipe.seed, name, round_, party.rows.get("train"), settings.batch_size)
     return [(StepKey(name, round_, batch), rows) for batch, rows in enumerate(epoch)]
 
 
@@ -80,14 +80,15 @@ class Side(Phase):
 class Passive(Side):
     def __init__(self, party: Party, name: str, settings: PlainSettings) -> None:
         super().__init__(party, name, settings)
-        self.embedding = party.asking(name, EMBEDDING, width=party.embedding_size)
+        exchanges = party.exchanges
+        self.embedding = exchanges.open_asking(name, EMBEDDING, width=exchanges.width)
 
     def run_round(self, round_: int) -> RoundReport:
         self.models.train()
         todo = steps(self.party, self.name, round_, self.settings)
-        tick = self.party.ticker(self.name, round_, self.rounds, len(todo))
+        tick = self.party.hooks.make_ticker(self.name, round_, self.rounds, len(todo))
         for step, rows in todo:
-            z_BD = self.party.encode(*self.party.need_features().inputs(rows))
+            z_BD = self.party.encode(*self.party.rows.need_features().inputs(rows))
             dz_BD = self.embedding.swap(step, {"z": z_BD}, rows, rows=len(rows))["dz"]
             self.optimizer.zero_grad()
             z_BD.backward(dz_BD)
@@ -99,19 +100,20 @@ class Passive(Side):
 class Active(Side):
     def __init__(self, party: Party, name: str, settings: PlainSettings) -> None:
         super().__init__(party, name, settings)
-        self.embedding = party.answering(name, EMBEDDING, width=party.embedding_size)
+        exchanges = party.exchanges
+        self.embedding = exchanges.open_answering(name, EMBEDDING, width=exchanges.width)
 
     def run_round(self, round_: int) -> RoundReport:
         self.models.train()
         party, total, todo = self.party, 0.0, steps(self.party, self.name, round_, self.settings)
-        (_, targets), loss_of = party.need_labels(), loss_fn(party.recipe.task)
-        tick = party.ticker(self.name, round_, self.rounds, len(todo))
+        (_, targets), loss_of = party.rows.need_labels(), loss_fn(party.recipe.task)
+        tick = party.hooks.make_ticker(self.name, round_, self.rounds, len(todo))
         for step, rows in todo:
-            own = [party.encode(*party.features.inputs(rows))] if party.features is not None else []
+            own = party.rows.embed(rows)
             received = self.embedding.collect(step, rows=len(rows))
             z_BD = {name: tensors["z"].requires_grad_() for name, tensors in received.items()}
             combined = combine(party.recipe.model.combine, [*own, *z_BD.values()])
-            loss = loss_of(party.outputs(combined), party.take(targets, rows))
+            loss = loss_of(party.outputs(combined), party.rows.take(targets, rows))
             self.optimizer.zero_grad()
             loss.backward()
             replies = {name: {"dz": z.grad} for name, z in z_BD.items()}
@@ -127,11 +129,12 @@ class Plain(Method[PlainSettings]):
 
     def traffic(self, party: Party, phase: str, settings: PlainSettings) -> Traffic:
         """Returns what `vfl forecast` counts; the party has rows, but perhaps no features."""
+        width = party.exchanges.width
 
         def occurrences() -> Iterator[Occurrence]:
             for round_ in range(settings.epochs):
                 for step, rows in steps(party, phase, round_, settings):
-                    yield Occurrence.of(EMBEDDING, step, rows=len(rows), width=party.embedding_size)
+                    yield Occurrence.of(EMBEDDING, step, rows=len(rows), width=width)
 
         return Traffic(occurrences())
 

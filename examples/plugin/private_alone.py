@@ -49,18 +49,18 @@ class Trains(Phase):
             party.name,
             self.models,
             optimizer,
-            party.rows("train"),
+            party.rows.get("train"),
             settings.batch_size,
             settings.dp.max_grad_norm,
         )
 
     def loss(self, rows: Rows) -> torch.Tensor:
-        party, (_, targets) = self.party, self.party.need_labels()
-        z_BD = self.models["encoder"](*party.need_features().inputs(rows))
+        party, (_, targets) = self.party, self.party.rows.need_labels()
+        z_BD = self.models["encoder"](*party.rows.need_features().inputs(rows))
         # What the absent parties would send counts as zero.
         nothing = [torch.zeros_like(z_BD)] * len(party.recipe.passives)
         outputs = self.models["top"](combine(party.recipe.model.combine, [z_BD, *nothing]))
-        return loss_fn(party.recipe.task)(outputs, party.take(targets, rows))
+        return loss_fn(party.recipe.task)(outputs, party.rows.take(targets, rows))
 
     def run_round(self, round_: int) -> RoundReport:
         self.models.train()

@@ -67,11 +67,11 @@ class WatchedPassive(Watching, Passive):
     def __init__(self, party: Party, name: str, settings: WatchedSettings) -> None:
         super().__init__(party, name, settings)
         self.scorer = SplitScorer(party, name, VALIDATION)
-        self.verdict = party.asking(name, VERDICT)
+        self.verdict = party.exchanges.open_asking(name, VERDICT)
 
     def run_round(self, round_: int) -> RoundReport:
         report = super().run_round(round_)
-        rows, first = self.party.rows("validation"), StepKey(self.name, round_, report.steps)
+        rows, first = self.party.rows.get("validation"), StepKey(self.name, round_, report.steps)
         answered = self.scorer.answer(rows, first)
         step = StepKey(self.name, round_, report.steps + answered)
         best, last = self.verdict.swap(step, {})["verdict"].tolist()
@@ -83,21 +83,21 @@ class WatchedPassive(Watching, Passive):
 class WatchedActive(Watching, Active):
     def __init__(self, party: Party, name: str, settings: WatchedSettings) -> None:
         super().__init__(party, name, settings)
-        if not len(party.rows("validation")):
+        if not len(party.rows.get("validation")):
             text = f"phases: {name}: there are no validation rows; set rows.validation"
             raise InputError(Code.CONFIG_INVALID, text)
         self.patience = settings.patience
         self.scorer = SplitScorer(party, name, VALIDATION)
-        self.verdict = party.answering(name, VERDICT)
+        self.verdict = party.exchanges.open_answering(name, VERDICT)
         # Rounds since the best one, and its metrics.
         self.since, self.found = 0, dict[str, dict[str, float]]()
 
     def run_round(self, round_: int) -> RoundReport:
         report = super().run_round(round_)
         party, first = self.party, StepKey(self.name, round_, report.steps)
-        scored = self.scorer.score(party.rows("validation"), first)
-        labels, targets = party.need_labels()
-        y_N = party.take(targets, party.rows("validation"))
+        scored = self.scorer.score(party.rows.get("validation"), first)
+        labels, targets = party.rows.need_labels()
+        y_N = party.rows.take(targets, party.rows.get("validation"))
         found = evaluate(party.recipe.task, scored.outputs, y_N, labels.unscale)
         metrics = {**report.metrics, "validation": found}
         best = not self.found or found["loss"] < self.found["validation"]["loss"]
@@ -125,7 +125,7 @@ class Watched(Plain):
     """Adds validation and verdict to what a forecast counts."""
 
     def traffic(self, party: Party, phase: str, settings: PlainSettings) -> Traffic:
-        trained, rows = super().traffic(party, phase, settings), party.rows("validation")
+        trained, rows = super().traffic(party, phase, settings), party.rows.get("validation")
 
         def occurrences() -> Iterator[Occurrence]:
             training = list(trained.occurrences)

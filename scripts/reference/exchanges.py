@@ -107,7 +107,7 @@ def _predicting(party: Assembled) -> list[Row]:
             party.party.recipe,
             PHASE,
             exchange,
-            party.party.chains(PHASE, exchange),
+            party.party.exchanges.make_chains(PHASE, exchange),
             after_labels=True,
         ),
     )

@@ -46,7 +46,9 @@ class Averaging(Phase):
             Kind.WEIGHTS,
             {key: (each.dtype, tuple(each.shape)) for key, each in self._weights.items()},
         )
-        self._mean = party.asking(name, Exchange("weights", sent, sent, asks="server"))
+        self._mean = party.exchanges.open_asking(
+            name, Exchange("weights", sent, sent, asks="server")
+        )
 
     @torch.no_grad()
     def run_round(self, round_: int) -> RoundReport:

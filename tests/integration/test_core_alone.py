@@ -29,7 +29,7 @@ PACKAGES = ("vfl", "vfl_common", "vfl_party", "vfl_server")  # The core.
 # imported nothing of the leak meter.
 LOOK = """        self.models.train()
         import sys
-        ends = self.party.exchanges.values()
+        ends = self.party.exchanges.opened.values()
         kinds = {type(chain).__name__ for each in ends for chain in (each.chains.up, each.chains.down)}
         meter = [name for name in sys.modules if name.startswith("vfl_leaks")]
         if kinds != {"Chain"} or meter:
@@ -66,9 +66,7 @@ def test_a_real_party_has_no_observer_and_imports_nothing_of_the_leak_meter(
         assert federation.finish()["steps"] > 0
 
 
-def test_the_same_phase_sees_the_observer_of_a_rehearsal(
-    looking: Path,
-) -> None:
+def test_the_same_phase_sees_the_observer_of_a_rehearsal(looking: Path) -> None:
     with importing(looking), pytest.raises(VflError, match="ObservedChain"):
         vfl.leaks(
             tables() | {"simulate": {"parties": cases.digits(2)}}, attacks=["norm"], quiet=True

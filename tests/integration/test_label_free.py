@@ -262,8 +262,8 @@ def test_messages_follow_from_noisy_labels_alone(
     active = made.active.name
     party = try_party(made, active, parse(DataSettings, data[active], "data"), made.model.encoder)
     assert party.prepared.labels is not None
-    assert party.party.data.targets is not None
-    decoded = party.prepared.labels.decode(party.party.data.targets)
+    assert party.party.rows.data.targets is not None
+    decoded = party.prepared.labels.decode(party.party.rows.data.targets)
     noisy = dict(zip(party.prepared.table.ids, decoded, strict=True))
     first = sent(tmp_path / "noise", monkeypatch, made, data)
     plain = recipe(TELLING[name], task=task, **rows)
@@ -284,7 +284,7 @@ def test_a_recipe_that_spells_ids_in_another_way_draws_no_other_noise() -> None:
 
     def noisy(data: dict[str, Any]) -> list[float]:
         made_of = parse(DataSettings, data, "data")
-        targets = try_party(made, "p0", made_of, made.model.encoder).party.data.targets
+        targets = try_party(made, "p0", made_of, made.model.encoder).party.rows.data.targets
         assert targets is not None
         return [float(one) for one in targets.reshape(-1)]
 

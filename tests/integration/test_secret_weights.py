@@ -104,7 +104,7 @@ class FirstSent:
         if "z" not in self._found:
             rows = self._of.rows_at("embedding", at.step)
             assert rows is not None
-            self._found["x"] = self._party.need_features().inputs(rows)[0]
+            self._found["x"] = self._party.rows.need_features().inputs(rows)[0]
             self._found["z"] = sent["z"].clone()
 
     def note_received(self, at: Passage, tensors: Tensors, payload_bytes: int) -> None:
@@ -122,7 +122,9 @@ def first_message(folder: Path, secrets: dict[str, bytes] | None) -> tuple[Tenso
         if name != "p1":
             return
         (opened,) = [
-            each for (_, exchange), each in party.party.exchanges.items() if exchange == "embedding"
+            each
+            for (_, exchange), each in party.party.exchanges.opened.items()
+            if exchange == "embedding"
         ]
         observe(opened, lambda _chains: FirstSent(party, found))
 

@@ -184,11 +184,13 @@ def test_rows_that_the_others_lack_count_with_their_labels_under_psi(tmp_path: P
     )
     common = tuple(row for row in opened.table.ids if int(row[1:]) % 3)
     party = assemble(opened, AlignedRows(common)).party
-    assert len(party.rows("own")) == 30
-    _, targets = party.need_labels()
+    assert len(party.rows.get("own")) == 30
+    _, targets = party.rows.need_labels()
     lacking = [n for n in range(90) if n % 3 == 0]
     want = [float(x_NF[n].sum() > 0) for n in sorted(lacking, key=lambda n: f"r{n}")]
-    assert sorted(party.take(targets, party.rows("own")).reshape(-1).tolist()) == sorted(want)
+    assert sorted(party.rows.take(targets, party.rows.get("own")).reshape(-1).tolist()) == sorted(
+        want
+    )
 
 
 def test_a_label_keeps_its_noise_when_another_run_aligns_its_row() -> None:
@@ -200,7 +202,7 @@ def test_a_label_keeps_its_noise_when_another_run_aligns_its_row() -> None:
     ids = list(opened.table.ids)
 
     def noisy(common: list[str]) -> dict[str, int]:
-        targets = assemble(opened, AlignedRows(tuple(common))).party.data.targets
+        targets = assemble(opened, AlignedRows(tuple(common))).party.rows.data.targets
         assert targets is not None
         rest = [one for one in ids if one not in set(common)]
         return dict(zip([*common, *rest], targets.tolist(), strict=True))

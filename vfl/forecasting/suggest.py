@@ -169,6 +169,7 @@ def make_suggestions(
     codecs or steps in flight.
     """
     from vfl_party.forecast.count import forecast_of
+    from vfl_party.phases.context import with_course
     from vfl_party.phases.course import Course
 
     scope, recipe = _find_scope(party), party.recipe
@@ -195,9 +196,7 @@ def make_suggestions(
         for in_flight in allowed_flights:
             try:
                 changed = change_settings(recipe, scope, bits, in_flight)
-                counted = counted or forecast_of(
-                    replace(party, course=Course(changed), exchanges={}), rows, ended
-                )
+                counted = counted or forecast_of(with_course(party, Course(changed)), rows, ended)
             except InputError as error:
                 refused[str(error)] = None
                 continue

@@ -413,7 +413,7 @@ class _Federation:
         from vfl_party.policy.guards import guards_of_trial, trees_of_trial
         from vfl_party.runtime import versions
         from vfl_party.runtime.folders import Folders
-        from vfl_party.runtime.generation import Preparation
+        from vfl_party.runtime.generation import Preparation, Processes
         from vfl_party.runtime.progress import Progress
         from vfl_party.runtime.run import PartyRun
 
@@ -442,9 +442,8 @@ class _Federation:
 
         prepared = Preparation(
             opened,
-            make,
+            Processes(self._devices[name], make),
             plugins,
-            self._devices[name],
             policy=policy,
             secret=self.secrets[name] if self.secrets is not None else None,
             guards=guards_of_trial(recipe, name),

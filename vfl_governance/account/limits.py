@@ -34,7 +34,7 @@ from vfl_party.assembly.party import OpenedParty
 from vfl_party.base.mechanism import Mechanism
 from vfl_party.outbound.chain import Chain, Chains
 from vfl_party.outbound.declared import Exchange, Occurrence, Sent
-from vfl_party.phases.context import Party
+from vfl_party.phases.context import Party, find_privacy
 from vfl_party.policy.guards import InstalledGuard, ServingGuard
 from vfl_party.policy.meeting import MAX_STEPS, ProposedRun, get_sent, occurrences, receivers
 from vfl_party.predict.prediction import exchanges_of
@@ -466,12 +466,13 @@ def plan_disclosures(party: Party, rows: int, job: str) -> dict[str, PlannedDisc
         job: ``train`` or ``predict``.
     """
     plans: dict[str, PlannedDisclosure] = defaultdict(PlannedDisclosure)
-    if party.awaits_sizes:
+    if party.rows.awaits_sizes:
         # The number of rows at the other parties is only known after all have joined.
         return None
     if job != "train":
         sides = [
-            (occurrence.exchange, occurrence.chains) for occurrence in party.exchanges.values()
+            (occurrence.exchange, occurrence.chains)
+            for occurrence in party.exchanges.opened.values()
         ]
         return of_prediction(party, sides, rows)
     people = _AmountCounter(party, rows, plans)
@@ -489,11 +490,11 @@ def plan_disclosures(party: Party, rows: int, job: str) -> dict[str, PlannedDisc
 
 def _add_private_training(party: Party, plans: dict[str, PlannedDisclosure]) -> None:
     """Adds the costs of this party's differentially private training for all other parties."""
-    plan, name = party.privacy, party.name
+    plan, name = find_privacy(party), party.name
     other_parties = [other.name for other in party.recipe.parties if other.name != name]
-    if party.data.label_noise is not None:
+    if party.rows.data.label_noise is not None:
         for other in other_parties:
-            plans[other].costs[party.data.label_noise] += 1
+            plans[other].costs[party.rows.data.label_noise] += 1
     if plan is None:
         return
     for share in (share for share in plan.shares if share.party == name):
@@ -519,7 +520,7 @@ def of_prediction(
             amounts = plans[peer].amounts
             amounts["predictions"], amounts["predictions_of_a_person"] = rows, 1
             if sent.about_rows:
-                width = {"rows": 1, "width": party.embedding_size}
+                width = {"rows": 1, "width": party.exchanges.width}
                 numbers, payload = _compute_size(exchange, sent, chain, tuple(width.items()))
                 amounts["numbers_of_a_person"] += numbers
                 amounts["bytes_of_a_person"] += payload
@@ -535,11 +536,11 @@ class _AmountCounter:
 
     def __init__(self, party: Party, rows: int, plans: dict[str, PlannedDisclosure]) -> None:
         self._party, self._plans = party, plans
-        splits = {name: len(of) for name, of in party.data.splits.items() if name in _APART}
+        splits = {name: len(of) for name, of in party.rows.data.splits.items() if name in _APART}
         self._splits = {name: count for name, count in splits.items() if count} or {"": rows}
         # {(peer, phase, exchange, round): {cost of a row: number of rows}}.
         self._rounds: dict[tuple[str, str, str, int], Counter[_RowCost]] = defaultdict(Counter)
-        self._chains = cache(self._party.chains)
+        self._chains = cache(self._party.exchanges.make_chains)
         # The current level of a tree. Each level has all rows once.
         self._level = 0
 

@@ -25,6 +25,7 @@ from vfl_party.assembly.party import Assembled, OpenedParty, assemble, expect_ro
 from vfl_party.forecast.count import forecast_of
 from vfl_party.forecast.result import CountedForecast
 from vfl_party.outbound.chains import PASSIVES
+from vfl_party.phases.context import find_privacy
 from vfl_party.policy.meeting import plan_sent
 from vfl_party.predict.prediction import PHASE as PREDICT
 from vfl_party.predict.prediction import plan_exchanges
@@ -127,7 +128,7 @@ def look(
     plan = (
         plan_sent(assembled.party, len(assembled.prepared.table)) if counted is not None else None
     )
-    private = assembled.party.privacy
+    private = find_privacy(assembled.party)
     leaves = tuple(_list_leaving(files, assembled, counted))
     of_prediction = tuple(
         _describe_uncounted(files, item, len(opened.table), PREDICT)

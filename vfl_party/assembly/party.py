@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -41,8 +41,9 @@ from vfl_party.outbound.chains import PASSIVES, coding_of, summarize_exchanges
 from vfl_party.outbound.exchange import Connections
 from vfl_party.outbound.policies import AllowAll, Policy
 from vfl_party.phases.advice import check_roles, check_spelling, warn_label_taken
-from vfl_party.phases.context import Hooks, MakeEncoder, Party, PartyData
+from vfl_party.phases.context import Hooks, MakeEncoder, Party, PartyTerms, find_privacy
 from vfl_party.phases.course import Course
+from vfl_party.phases.rows import PartyData
 from vfl_party.privacy.label_noise import build_mechanism, randomise
 from vfl_party.ranks import SpreadEncoder, TablePart, check_spread
 
@@ -273,7 +274,7 @@ class Assembled:
         """The aggregations of weights by the server in the phases."""
         rounds = {phase.name: phase.rounds for phase in self.phases}
         recipe, plans = self.party.recipe, []
-        for (phase, _), opened in self.party.exchanges.items():
+        for (phase, _), opened in self.party.exchanges.opened.items():
             if opened.exchange.asks == "server":
                 up, down = (
                     coding_of(recipe, phase, opened.exchange, direction)
@@ -289,7 +290,7 @@ class Assembled:
     @property
     def privacy_json(self) -> str:
         """The active party's JSON about differential privacy for the summary, or ''."""
-        private = self.party.privacy if self.party.role == "active" else None
+        private = find_privacy(self.party) if self.party.role == "active" else None
         return private.report().model_dump_json() if private is not None else ""
 
     @property
@@ -306,13 +307,13 @@ class Assembled:
             (
                 occurrence.step.phase,
                 occurrence.exchange,
-                party.chains(occurrence.step.phase, occurrence.exchange),
+                party.exchanges.make_chains(occurrence.step.phase, occurrence.exchange),
             )
             for occurrence in occurrences
         ]
         phase_exchanges = [
             (phase, open_exchange.exchange, open_exchange.chains)
-            for (phase, _), open_exchange in party.exchanges.items()
+            for (phase, _), open_exchange in party.exchanges.opened.items()
         ]
         summaries = [
             summarize_exchanges(
@@ -337,7 +338,12 @@ class Assembled:
 
         The generators get the states that they had after the phases were built.
         """
-        self.party.connect(connections, hooks)
+        party, record = self.party, connections.record if connections is not None else None
+        party.hooks = hooks
+        party.exchanges.connections.connect(connections)
+        if record is not None and (label_noise := party.rows.data.label_noise) is not None:
+            receivers = [other.name for other in party.recipe.parties if other.name != party.name]
+            record.spends(party.course.phases[0].name, label_noise.text, 1, "labels", receivers)
         set_random_states(self.generators, self.party.device)
 
     def state(self) -> Tree:
@@ -346,7 +352,7 @@ class Assembled:
         It has models, preprocessing, generators and the states of chains.
         """
         party, prepared = self.party, self.prepared
-        chains = {key: opened.chains.state() for key, opened in party.exchanges.items()}
+        chains = {key: opened.chains.state() for key, opened in party.exchanges.opened.items()}
         return {
             "models": {name: dict(model.state_dict()) for name, model in party.models.items()},
             "generators": get_random_states(party.device),
@@ -381,7 +387,7 @@ class Assembled:
         set_random_states(tree["generators"], party.device)
         for key, state in tree["chains"].items():
             phase, _, name = key.partition("/")
-            party.exchanges[phase, name].chains.load_state(state)
+            party.exchanges.opened[phase, name].chains.load_state(state)
 
 
 def assemble(
@@ -427,12 +433,12 @@ def assemble(
     models = build_models(course, name, make_encoder, secret)
     work.begin(models)
     models = {key: model.to(device) for key, model in models.items()}
-    encode_argument: dict[str, Any] = {}
+    encode: SpreadEncoder | None = None
     if spread is not None and features is not None and "encoder" in models:
         batch_log = BatchLog()
         features = replace(features, noted=batch_log)
         parts = parts_of(opened, aligned)
-        encode_argument["encode"] = spread(models["encoder"], prepared, parts, batch_log)
+        encode = spread(models["encoder"], prepared, parts, batch_log)
     targets, noise = _make_targets(opened, prepared, aligned, label_seed)
     party = Party(
         name=name,
@@ -451,12 +457,11 @@ def assemble(
             weights=prepared.weights,
             label_noise=noise,
         ),
-        policy=policy if policy is not None else AllowAll(),
-        sent=opened.sent,
-        trees=trees,
-        secret=secret,
+        terms=PartyTerms(
+            policy if policy is not None else AllowAll(), opened.sent, trees=trees, secret=secret
+        ),
         make_encoder=make_encoder,
-        **encode_argument,
+        encode=encode,
     )
     phases = work.phases(party, prepared)
     return Assembled(opened, prepared, party, phases, get_random_states(device))
@@ -498,12 +503,12 @@ def parts_of(opened: OpenedParty, aligned: AlignedRows) -> list[TablePart]:
 def check_ranks(party: Party, *, trains: bool) -> None:
     """Raises InputError if a phase or the encoder can run in only one process of a party."""
     for phase in party.course.phases if trains else ():
-        why = phase.method.one_process(phase.settings)
+        why = phase.facts.one_process
         if why:
             raise InputError(
                 Code.CONFIG_INVALID,
                 f"recipe: phases: {phase.name}: a phase of kind {phase.kind!r} {why}, and needs "
                 f"one process per party. Start {party.name} without torchrun.",
             )
-    spec = party.features.spec if party.features is not None else None
+    spec = party.rows.features.spec if party.rows.features is not None else None
     check_spread(party.models.get("encoder"), spec, party.device, party.name)

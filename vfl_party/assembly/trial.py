@@ -136,8 +136,8 @@ def _check_tested(party: Assembled) -> None:
             "'evaluate'.",
         )
     # ``holdings`` is empty unless the parties have different rows.
-    held = party.party.data.holdings.values()
-    if not (any(rows["test"] for rows in held) if held else len(party.party.rows("test"))):
+    held = party.party.rows.data.holdings.values()
+    if not (any(rows["test"] for rows in held) if held else len(party.party.rows.get("test"))):
         raise InputError(
             Code.CONFIG_INVALID,
             "recipe: rows.test: no test rows to evaluate. Set a share of the rows.",

@@ -36,8 +36,9 @@ from vfl_party.outbound.chains import summarize_exchanges
 from vfl_party.outbound.declared import NOTHING, Occurrence, Traffic
 from vfl_party.outbound.policies import AllowAll, Policy, load_trial_policy
 from vfl_party.outbound.policies import load as load_policy
-from vfl_party.phases.context import Party, PartyData
+from vfl_party.phases.context import Party, PartyTerms
 from vfl_party.phases.course import Course
+from vfl_party.phases.rows import PartyData
 
 # The maximum number of steps in a phase. Counting them takes about half a minute.
 MAX_STEPS = 1_000_000
@@ -140,7 +141,7 @@ def lone_party(outlook: Outlook, rows: int | None) -> tuple[Party, int]:
                     holder: {key: len(rows_) for key, rows_ in splits.items()} for holder in holders
                 },
             ),
-            policy=outlook.policy,
+            terms=PartyTerms(outlook.policy),
         )
         return party, rows
     if (
@@ -166,7 +167,8 @@ def lone_party(outlook: Outlook, rows: int | None) -> tuple[Party, int]:
         other_parties = {
             other: trial.party for other, trial in assembled_parties.items() if other != name
         }
-        party = replace(assembled_parties[name].party, others=other_parties)
+        party = assembled_parties[name].party
+        party.exchanges.others = other_parties
         # With rows.partial, the active party's table has all rows.
         name_with_all_rows = recipe.active.name if recipe.rows.partial else name
         return party, len(assembled_parties[name_with_all_rows].prepared.table)
@@ -314,7 +316,9 @@ class _ExchangeCounter:
                 asking = (only,) if isinstance(only, str) else only
             runs.begin(occurrence, peer)
             if id(exchange) not in chains:
-                chains[id(exchange)] = exchange_chains = party.chains(phase, exchange)
+                chains[id(exchange)] = exchange_chains = party.exchanges.make_chains(
+                    phase, exchange
+                )
                 after_labels = party.course.after_labels(phase)
                 self.exchanges += summarize_exchanges(
                     recipe, phase, exchange, exchange_chains, after_labels=after_labels
@@ -365,15 +369,17 @@ def encoder_loads(party: Party) -> Iterator[EncoderLoad]:
 
     The parties are in the order of the recipe.
     """
-    parties = {party.name: party, **party.others}
+    parties = {party.name: party, **party.exchanges.others}
     for name in (party_.name for party_ in party.recipe.parties):
         party_here = parties.get(name)
         if (
             party_here is not None
-            and party_here.features is not None
+            and party_here.rows.features is not None
             and "encoder" in party_here.models
         ):
-            yield _measure_load(party_here, party_here.models["encoder"], party_here.features.spec)
+            yield _measure_load(
+                party_here, party_here.models["encoder"], party_here.rows.features.spec
+            )
 
 
 def _measure_load(party: Party, encoder: nn.Module, spec: InputSpec) -> EncoderLoad:
@@ -386,7 +392,7 @@ def _measure_load(party: Party, encoder: nn.Module, spec: InputSpec) -> EncoderL
     with torch.random.fork_rng(devices=[]):
         return EncoderLoad(
             party=party.name,
-            rows=len(party.rows("local")),
+            rows=len(party.rows.get("local")),
             weights=sum(weight.numel() for weight in weights),
             weight_bytes=sum(weight.nbytes for weight in weights),
             flops_a_row=flops(encoder, inputs) // _ROWS,

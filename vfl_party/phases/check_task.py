@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from vfl_common.config.recipe import Recipe
 from vfl_common.config.task import TaskSettings, ThresholdRule
 from vfl_common.errors import Code, InputError
 from vfl_party.models.training import OwnOptimizers
+from vfl_party.phases.context import PlannedPhase
+from vfl_party.phases.method import list_idle
 
-if TYPE_CHECKING:
-    from vfl_party.phases.course import NamedPhase
 
-
-def check_task(task: TaskSettings, phases: Sequence[NamedPhase]) -> None:
+def check_task(task: TaskSettings, phases: Sequence[PlannedPhase]) -> None:
     """Raises InputError if a phase does not support a setting of the recipe's task."""
     for key in sorted(task.shaped):
         check_follows(phases, key, f"task.{key}")
@@ -26,12 +24,12 @@ def check_task(task: TaskSettings, phases: Sequence[NamedPhase]) -> None:
         _check_rule(phases)
 
 
-def check_follows(phases: Sequence[NamedPhase], key: str, text: str) -> None:
+def check_follows(phases: Sequence[PlannedPhase], key: str, text: str) -> None:
     """Raises InputError if the loss of a phase ignores ``key``. ``text``: The key and its value for
     the message.
     """
     for phase in phases:
-        follows = phase.method.follows(phase.settings)
+        follows = phase.facts.follows
         if follows is not None and key not in follows:
             raise InputError(
                 Code.CONFIG_INVALID,
@@ -52,12 +50,12 @@ def check_chooses(task: TaskSettings, rows: int) -> None:
         )
 
 
-def check_idle(recipe: Recipe, phases: Sequence[NamedPhase]) -> None:
+def check_idle(recipe: Recipe, phases: Sequence[PlannedPhase]) -> None:
     """Raises InputError if a phase gives an optimizer to a party that trains nothing in it."""
     for phase in phases:
         if not isinstance(phase.settings, OwnOptimizers):
             continue
-        idle = phase.method.idle(phase.settings, recipe)
+        idle = list_idle(phase.facts, recipe)
         name = next((party for party in phase.settings.optimizers if party in idle), None)
         if name is not None:
             raise InputError(
@@ -67,15 +65,12 @@ def check_idle(recipe: Recipe, phases: Sequence[NamedPhase]) -> None:
             )
 
 
-def _check_pairs(kind: str, phases: Sequence[NamedPhase]) -> None:
+def _check_pairs(kind: str, phases: Sequence[PlannedPhase]) -> None:
     """Raises InputError if a phase has batches of one row, in which the loss has no rows to
     compare.
     """
     for phase in phases:
-        if (
-            phase.method.follows(phase.settings) is not None
-            and getattr(phase.settings, "batch_size", None) == 1
-        ):
+        if phase.facts.follows is not None and getattr(phase.settings, "batch_size", None) == 1:
             raise InputError(
                 Code.CONFIG_INVALID,
                 f"recipe: phases: {phase.name}: batch_size: must be at least 2, because the loss "
@@ -83,7 +78,7 @@ def _check_pairs(kind: str, phases: Sequence[NamedPhase]) -> None:
             )
 
 
-def _check_rule(phases: Sequence[NamedPhase]) -> None:
+def _check_rule(phases: Sequence[PlannedPhase]) -> None:
     """Raises InputError if no phase evaluates the validation rows, with which a rule chooses the
     threshold, or if a phase trains after the last evaluation.
     """

@@ -6,50 +6,110 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from vfl_common.bundle import PROTOCOL, Hub, Link, StepKey
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.party import TreeLimits
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, InternalError, VflError
-from vfl_party.base.devices import copy_index
-from vfl_party.base.mechanism import Mechanism
-from vfl_party.base.phase import RoundReport
+from vfl_party.base.phase import Phase, RoundReport
 from vfl_party.base.plugins import describe_failure
-from vfl_party.base.seeds import HeldRows, Rows, derive_seed
-from vfl_party.base.step_timing import Clock
-from vfl_party.data import Features, Labels
-from vfl_party.data.inputs.weights import row_weights
+from vfl_party.base.seeds import derive_seed
 from vfl_party.models import InputSpec, build_checked_encoder, forward, seed_torch, width_of
 from vfl_party.models.row_blocks import Blocks
 from vfl_party.models.training import Precision
-from vfl_party.outbound.chain import Chains, SentDigests
-from vfl_party.outbound.chains import make_chains
-from vfl_party.outbound.declared import Exchange, Occurrence, Role
-from vfl_party.outbound.exchange import Answering, Asking, Connections
+from vfl_party.outbound.chain import SentDigests
+from vfl_party.outbound.declared import Role
 from vfl_party.outbound.policies import AllowAll, Policy
+from vfl_party.phases.absence import LatePolicy
+from vfl_party.phases.exchanges import PartyExchanges
+from vfl_party.phases.rows import PartyData, PartyRows
 from vfl_party.privacy.accountant import Spending
 from vfl_party.privacy.plan import PrivacyPlan
-from vfl_party.record.recorder import Recorder
 
-if TYPE_CHECKING:
-    from vfl_party.phases.course import Course
 
-# The columns of a table: numbers [N, F], codes of categories [N, K], and the names of all columns.
-Columns = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], tuple[str, ...]]
+class PlannedPhase(Protocol):
+    """A phase of the recipe with its method and settings; see ``NamedPhase``."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def method(self) -> Any: ...
+
+    @property
+    def settings(self) -> Any: ...
+
+    @property
+    def facts(self) -> Any: ...
+
+    @property
+    def evaluates(self) -> tuple[str, ...]: ...
+
+
+class PlannedCourse(Protocol):
+    """What a party and its phases use of ``Course``, whose module imports this one."""
+
+    @property
+    def recipe(self) -> Recipe: ...
+
+    @property
+    def phases(self) -> Sequence[PlannedPhase]: ...
+
+    @property
+    def lone_phase(self) -> PlannedPhase | None: ...
+
+    @property
+    def keeps_nothing(self) -> str | None: ...
+
+    @property
+    def sent_noise(self) -> float: ...
+
+    @property
+    def protected(self) -> str: ...
+
+    @property
+    def scores_own_rows(self) -> bool: ...
+
+    @property
+    def learns(self) -> str: ...
+
+    @property
+    def copes(self) -> bool: ...
+
+    @property
+    def without(self) -> LatePolicy: ...
+
+    @property
+    def evaluated(self) -> frozenset[str]: ...
+
+    @property
+    def follows_preset(self) -> bool: ...
+
+    def after_labels(self, phase: str) -> bool: ...
+
+    def encoder(self, make: MakeEncoder) -> nn.Module: ...
+
+    def scores(self, party: Party, phase: str) -> Any: ...
+
+    def online(self, party: Party) -> Any: ...
+
+    def privacy(self, rows: int) -> PrivacyPlan | None: ...
+
+    def build(self, party: Party) -> list[Phase]: ...
 
 
 @dataclass(frozen=True)
 class MakeEncoder:
     """Makes encoders of a party's kind for its inputs, on the CPU.
 
-    ``secret``: See ``Party``.
+    ``secret``: See ``PartyTerms``.
     """
 
     recipe: Recipe
@@ -77,19 +137,26 @@ class MakeEncoder:
             )
 
 
-@runtime_checkable
-class OnSeveral(Protocol):
-    """An encoder that runs in several processes of a party; see ``Party.through``."""
+class Encode(Protocol):
+    """Passes batches through a party's encoder, float32 [B, D] for each, in the recipe's precision
+    and on all of the party's GPUs. ``on_one_device``: Whether the party's encoder runs on one
+    device, without other processes.
+    """
 
-    def through(self, encoder: nn.Module, *batches: tuple[Tensor, ...]) -> list[Tensor]:
-        """Passes batches through the encoder. Returns the embeddings [B, D] of each batch."""
+    @property
+    def on_one_device(self) -> bool: ...
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        """Passes a batch through the party's encoder. Raises InputError if it fails."""
         ...
 
-
-def _raise_no_encoder(*_inputs: Tensor) -> Tensor:
-    raise InputError(
-        Code.DATA_INVALID, "a party without features has no encoder. Give it features."
-    )
+    def through(self, encoder: nn.Module, *batches: tuple[Tensor, ...]) -> list[Tensor]:
+        """Passes batches of the same size through an encoder of the party's kind. The encoder may
+        be an additional one that a phase trains. Returns the embeddings of each batch.
+        ``batches``: The encoder's arguments, which must come from the party's features or an
+        augmentation.
+        """
+        ...
 
 
 def _ignore_tick(_phase: str, _round: int, _rounds: int, _batch: int, _batches: int) -> None:
@@ -113,38 +180,12 @@ class Hooks:
     show: Callable[..., None] = field(default=lambda _event, **_facts: None)
     settled: Callable[[RoundReport], None] = field(default=lambda _report: None)
 
-
-@dataclass(frozen=True)
-class PartyData:
-    """The rows of a party, prepared for phases. Row numbers are positions in the canonical order of
-    the aligned ids.
-
-    Args:
-        splits: {name: row numbers}, see ``vfl_party.base.seeds.split_rows``. ``local`` may end with
-            rows that only this party has. If a phase learns from such rows, ``own`` contains the
-            labelled ones.
-        features: The encoders' inputs; None at an active party with labels only.
-        labels: The classes, or the scale of a regression; None at a passive party.
-        targets: The encoded labels of all rows, at the active party in training.
-        ids: The ids of the aligned rows in ``splits``.
-        holdings: {passive party: {split: number of rows}} if each party has other rows
-            (``rows.align = "none"``); empty otherwise.
-        columns: Returns the aligned rows' cells as in the table, see ``Prepared.cells``; None
-            without features.
-        weights: The column of ``data.weight`` at the active party, [N], as in the table.
-        label_noise: The privacy cost of the noisy labels; None without ``task.label_epsilon``.
-    """
-
-    splits: Mapping[str, Rows]
-    features: Features | None = None
-    labels: Labels | None = None
-    targets: Tensor | None = None
-    ids: Sequence[str] = ()
-    holdings: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    held: HeldRows | None = None
-    columns: Callable[[], Columns] | None = None
-    weights: Tensor | None = None
-    label_noise: Mechanism | None = None
+    def make_ticker(self, phase: str, round_: int, rounds: int, batches: int) -> Callable[[], None]:
+        """Returns a function that the phase must call after each of the ``batches`` batches of a
+        round.
+        """
+        counter = itertools.count(1)
+        return lambda: self.tick(phase, round_, rounds, next(counter), batches)
 
 
 def _forward(model: nn.Module, precision: Precision, *inputs: Tensor) -> Tensor:
@@ -156,17 +197,26 @@ def _forward(model: nn.Module, precision: Precision, *inputs: Tensor) -> Tensor:
 
 
 class _CheckedEncoder:
-    """A party's encoder on one device. Checks the encoder's output, because the encoder may be a
-    plug-in.
+    """A party's encoder on one device, or None. Checks the encoder's output, because the encoder
+    may be a plug-in.
     """
 
-    def __init__(self, encoder: nn.Module, precision: Precision, party: str) -> None:
+    def __init__(self, encoder: nn.Module | None, precision: Precision, party: str) -> None:
         self._encoder, self._precision, self._party = encoder, precision, party
+        self.on_one_device = encoder is not None
         # The shape of one embedding, once the first embeddings are known.
         self._width: tuple[int, ...] = ()
 
+    def through(self, encoder: nn.Module, *batches: tuple[Tensor, ...]) -> list[Tensor]:
+        """Passes batches through an encoder."""
+        return [encoder(*inputs) for inputs in batches]
+
     def __call__(self, *inputs: Tensor) -> Tensor:
-        """Passes inputs through the encoder. Raises InputError if it fails."""
+        """Passes inputs through the encoder. Raises InputError if it fails or there is none."""
+        if self._encoder is None:
+            raise InputError(
+                Code.DATA_INVALID, "a party without features has no encoder. Give it features."
+            )
         try:
             z = _forward(self._encoder, self._precision, *inputs)
         except VflError:
@@ -203,10 +253,27 @@ class Scores:
     blocks: Mapping[str, Blocks] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(frozen=True)
+class PartyTerms:
+    """What a party decides or knows alone.
+
+    Args:
+        policy: Decides what this party may send.
+        sent: Digests of the values that were sent in earlier generations.
+        trees: The party file's limits for trees; None for no limits.
+        secret: The root of the seeds that only this party can derive. None to derive all seeds from
+            the recipe's seed.
+    """
+
+    policy: Policy = field(default_factory=AllowAll)
+    sent: SentDigests = field(default_factory=SentDigests)
+    trees: TreeLimits | None = None
+    secret: int | None = None
+
+
 class Party:
     """A party in one generation of a run: the object through which phases use its models, rows and
-    connections.
+    exchanges.
 
     Args:
         name: The party's name in the recipe.
@@ -215,102 +282,47 @@ class Party:
         models: {name: model}: ``encoder`` (if the party has features), and at the active party
             ``top`` and the models of ``Method.upper``. Or the models of ``Method.own_models``.
         data: The party's rows.
-        policy: Decides what this party may send.
-        sent: Digests of the values that were sent in earlier generations.
-        trees: The party file's limits for trees; None for no limits.
-        secret: The root of the seeds that only this party can derive. None to derive all seeds from
-            the recipe's seed.
+        terms: What the party decides or knows alone. Default: no limits and no secret.
         make_encoder: Makes encoders, for methods that train more than one encoder; None without
             features.
-        encode: Called with the inputs of a batch, returns the encoder's embeddings, float32 [B, D],
-            in the recipe's precision and computed on all of the party's GPUs. By default, runs
-            ``models["encoder"]`` on one device.
-        others: {other party: its ``Party``} in a forecast that has all parties' data; empty
-            otherwise.
-        exchanges: {(phase, exchange's name): this party's side}, for the exchanges that the phases
-            have opened.
+        encode: Passes batches through the encoder. By default, runs ``models["encoder"]`` on one
+            device.
 
-    ``connections``: The links and the hub of this generation; None before ``connect``. ``hooks``:
-    The callbacks while a phase runs. ``scores``: The settings with which the party computes scores.
+    ``rows``: The party's rows. ``exchanges``: The exchanges that the phases open. ``hooks``: The
+    callbacks while a phase runs. ``scores``: The settings with which the party computes scores.
     """
 
-    name: str
-    course: Course
-    device: torch.device
-    models: dict[str, nn.Module]
-    data: PartyData
-    policy: Policy = field(default_factory=AllowAll)
-    sent: SentDigests = field(default_factory=SentDigests)
-    trees: TreeLimits | None = None
-    secret: int | None = None
-    make_encoder: MakeEncoder | None = None
-    encode: Callable[..., Tensor] = field(default=_raise_no_encoder)
-    others: Mapping[str, Party] = field(default_factory=dict)
-    exchanges: dict[tuple[str, str], Asking | Answering] = field(default_factory=dict)
-    connections: Connections | None = field(default=None, init=False)
-    hooks: Hooks = field(default_factory=Hooks, init=False)
-    scores: Scores = field(default_factory=Scores, init=False)
-
-    def __post_init__(self) -> None:
-        if self.encode is _raise_no_encoder and "encoder" in self.models:
-            precision = self.recipe.model.precision
-            self.encode = _CheckedEncoder(self.models["encoder"], precision, self.name)
-
-    # -- the run
-    # ----------------------------------------------------------------------
-
-    def connect(self, connections: Connections | None, hooks: Hooks) -> None:
-        """Connects the phases to the other parties and to the program that runs the phases."""
-        self.connections, self.hooks = connections, hooks
-        if self.record is not None and (label_noise := self.data.label_noise) is not None:
-            receivers = [party.name for party in self.recipe.parties if party.name != self.name]
-            self.record.spends(self.course.phases[0].name, label_noise.text, 1, "labels", receivers)
+    def __init__(
+        self,
+        name: str,
+        course: PlannedCourse,
+        device: torch.device,
+        models: dict[str, nn.Module],
+        data: PartyData,
+        terms: PartyTerms | None = None,
+        make_encoder: MakeEncoder | None = None,
+        encode: Encode | None = None,
+    ) -> None:
+        self.name, self.course, self.device, self.models = name, course, device, models
+        self.terms = PartyTerms() if terms is None else terms
+        self.make_encoder = make_encoder
+        self.encode: Encode = (
+            _CheckedEncoder(models.get("encoder"), self.recipe.model.precision, name)
+            if encode is None
+            else encode
+        )
+        recipe = self.recipe
+        self.rows = PartyRows(data, name, recipe, device, self.encode)
+        policy, sent = self.terms.policy, self.terms.sent
+        self.exchanges = PartyExchanges[Party](
+            name, recipe, device, self.rows, policy, sent, self._get_width
+        )
+        self.hooks, self.scores = Hooks(), Scores()
 
     @property
     def recipe(self) -> Recipe:
         """The run's recipe."""
         return self.course.recipe
-
-    def tick(self, phase: str, round_: int, rounds: int, batch: int, batches: int) -> None:
-        """See ``Hooks``."""
-        self.hooks.tick(phase, round_, rounds, batch, batches)
-
-    def lenient(self, on: bool) -> None:
-        """See ``Hooks``."""
-        self.hooks.lenient(on)
-
-    def settled(self, report: RoundReport) -> None:
-        """See ``Hooks``."""
-        self.hooks.settled(report)
-
-    def show(self, event: str, **facts: Any) -> None:
-        """See ``Hooks``."""
-        self.hooks.show(event, **facts)
-
-    # -- what the phases exchange
-    # ----------------------------------------------------------------------
-
-    @property
-    def encodes_here(self) -> bool:
-        """Whether ``encode`` runs the encoder on one device, without other processes."""
-        return isinstance(self.encode, _CheckedEncoder)
-
-    def through(self, encoder: nn.Module, *batches: tuple[Tensor, ...]) -> list[Tensor]:
-        """Passes batches of the same size through an encoder of the party's kind, on all of the
-        party's GPUs. The encoder may be an additional one that a phase trains. Returns the
-        embeddings of each batch, float32 [B, D]. ``batches``: The encoder's arguments, which must
-        come from the party's features or an augmentation.
-        """
-        if isinstance(self.encode, OnSeveral):
-            return self.encode.through(encoder, *batches)
-        return [encoder(*inputs) for inputs in batches]
-
-    @property
-    def own_seed(self) -> int:
-        """The root of the seeds for all random values that only this party draws: weights, targets,
-        orders, views. It may be secret.
-        """
-        return self.recipe.seed if self.secret is None else self.secret
 
     @property
     def role(self) -> Role:
@@ -318,134 +330,11 @@ class Party:
         return "active" if self.name == self.recipe.active.name else "passive"
 
     @property
-    def link(self) -> Link | None:
-        """See ``Connections``."""
-        return self.connections.link if self.connections is not None else None
-
-    @property
-    def hub(self) -> Hub | None:
-        """See ``Connections``."""
-        return self.connections.hub if self.connections is not None else None
-
-    @property
-    def server(self) -> Link | None:
-        """See ``Connections``."""
-        return self.connections.server if self.connections is not None else None
-
-    @property
-    def clock(self) -> Clock:
-        """See ``Connections``."""
-        return self.connections.clock if self.connections is not None else Clock()
-
-    @property
-    def protocol(self) -> int:
-        """See ``Connections``."""
-        return self.connections.protocol if self.connections is not None else PROTOCOL
-
-    @property
-    def record(self) -> Recorder | None:
-        """See ``Connections``."""
-        return self.connections.record if self.connections is not None else None
-
-    def chains(self, phase: str, exchange: Exchange) -> Chains:
-        """Makes the chains of an exchange of ``phase``: transforms, this party's policy, the
-        phase's codec.
-
-        Raises InputError if the recipe names an unknown transform or codec, or if the policy
-        refuses.
+    def own_seed(self) -> int:
+        """The root of the seeds for all random values that only this party draws: weights, targets,
+        orders, views. It may be secret.
         """
-        return make_chains(
-            self.recipe, phase, exchange, self.role, self.policy, self.name, self.sent
-        )
-
-    def asking(self, phase: str, exchange: Exchange, **sizes: int) -> Asking:
-        """Opens this party's asking side of an exchange. ``sizes``: The sizes that are the same at
-        every step.
-
-        Raises as ``chains``.
-        """
-        peer = self.recipe.server if exchange.asks == "server" else self.recipe.active.name
-        asking = Asking(
-            exchange, phase, self.chains(phase, exchange), self, peer, self.device, sizes
-        )
-        self.exchanges[phase, exchange.name] = asking
-        return asking
-
-    def answering(
-        self, phase: str, exchange: Exchange, **sizes: int | Mapping[str, int]
-    ) -> Answering:
-        """Opens the active party's answering side of an exchange; see ``asking``. A size that may
-        differ between passive parties is a dict {passive party: its size}.
-        """
-        answering = Answering(
-            exchange, phase, self.chains(phase, exchange), self, self.device, sizes
-        )
-        self.exchanges[phase, exchange.name] = answering
-        return answering
-
-    def occurrences(self, exchange: Exchange, step: StepKey, **sizes: int) -> list[Occurrence]:
-        """Returns the occurrences of an exchange of embeddings at ``step``, for a forecast: one for
-        all passive parties, or one for each if their ``widths`` differ.
-        """
-        if len(set(self.widths.values())) < 2:
-            width = next(iter(self.widths.values()), self.embedding_size)
-            return [Occurrence.of(exchange, step, **sizes, width=width)]
-        return [
-            replace(Occurrence.of(exchange, step, **sizes, width=width), party=name)
-            for name, width in self.widths.items()
-        ]
-
-    def joint_occurrences(self, exchange: Exchange, step: StepKey, rows: Rows) -> list[Occurrence]:
-        """Returns the occurrences of an exchange of embeddings of ``rows``, one for each passive
-        party that has some of the rows. ``rows``: Row numbers that are common to all parties.
-        """
-        sizes = self.sizes_of(rows)
-        if sizes is None:
-            return self.occurrences(exchange, step, rows=len(rows))
-        return [
-            replace(
-                Occurrence.of(exchange, step, **party_sizes, width=self.widths[name]), party=name
-            )
-            for name, party_sizes in sizes.items()
-        ]
-
-    @property
-    def bound(self) -> str:
-        """The reason why a forecast's sizes are upper bounds; '' if they are exact."""
-        unknown = self.recipe.rows.partial and self.data.held is None
-        return (
-            "it is not known which party has which rows, so the bytes are for all parties with "
-            "all rows" * unknown
-        )
-
-    def unhurried(self) -> None:
-        """Lets the next exchange wait as long as the peers are connected, because they may still be
-        computing alone.
-        """
-        for connection in (self.link, self.hub):
-            if connection is not None:
-                connection.unhurried()
-
-    # -- models and rows
-    # ----------------------------------------------------------------------
-
-    @property
-    def joint(self) -> dict[str, nn.Module]:
-        """The models that are used together with the other parties' models: all but ``solo``."""
-        return {name: model for name, model in self.models.items() if name != "solo"}
-
-    @property
-    def embedding_size(self) -> int:
-        """The width of this party's embeddings."""
-        make = self.make_encoder
-        return self.recipe.embedding_size(self.name) if make is None else make.width
-
-    @cached_property
-    def widths(self) -> dict[str, int]:
-        """{passive party: the width of its embeddings}."""
-        return {
-            party.name: self.recipe.embedding_size(party.name) for party in self.recipe.passives
-        }
+        return self.recipe.seed if self.terms.secret is None else self.terms.secret
 
     def outputs(self, z_BD: Tensor) -> Tensor:
         """Returns the top model's outputs for combined embeddings, float32 [B, O], in the recipe's
@@ -462,117 +351,46 @@ class Party:
                 "Correct the model.",
             ) from error
 
-    @cached_property
-    def privacy(self) -> PrivacyPlan | None:
-        """The privacy budget of the phases with ``dp``; None if no phase has ``dp``. Raises
-        InputError if the phases do not fit together.
-        """
-        train = self.data.splits.get("train")
-        return self.course.privacy(len(train)) if train is not None else None
-
     def need_privacy(self) -> PrivacyPlan:
         """Returns the privacy budget of the phases with ``dp``. Raises InternalError if there is
-        none.
+        none, and InputError if the phases do not fit together.
         """
-        if self.privacy is None:
+        if self._privacy is None:
             raise InternalError(
                 f"{self.name}: a phase with dp was made without a plan of its budget"
             )
-        return replace(self.privacy, spends=self._record_spending)
+        return replace(self._privacy, spends=self._record_spending)
+
+    @cached_property
+    def _privacy(self) -> PrivacyPlan | None:
+        return find_privacy(self)
 
     def _record_spending(self, phase: str, spending: Spending, source: str) -> None:
         """Writes the privacy cost of a private step into the record, for all other parties, because
         they all receive results of the model.
         """
-        if self.record is not None:
+        record = self.exchanges.connections.record
+        if record is not None:
             cost = self.need_privacy().cost(spending).text
             receivers = [party.name for party in self.recipe.parties if party.name != self.name]
-            self.record.spends(phase, cost, spending.steps, source, receivers)
+            record.spends(phase, cost, spending.steps, source, receivers)
 
-    @property
-    def features(self) -> Features | None:
-        """The party's features; None if it has none."""
-        return self.data.features
+    def _get_width(self) -> int:
+        make = self.make_encoder
+        return self.recipe.embedding_size(self.name) if make is None else make.width
 
-    def need_features(self) -> Features:
-        """Returns the party's features. Raises InputError if it has none."""
-        if self.features is None:
-            raise InputError(
-                Code.DATA_INVALID,
-                f"{self.name} has no features. Add a [data] table to its party file.",
-            )
-        return self.features
 
-    def own_embeddings(self, rows: Rows) -> list[Tensor]:
-        """Returns a list with this party's embeddings of ``rows``, [B, D]; an empty list without
-        features.
-        """
-        if self.features is None:
-            return []
-        return [self.encode(*self.features.inputs(rows))]
+def with_course(party: Party, course: PlannedCourse) -> Party:
+    """Returns the party in a run with another course. It has opened no exchanges."""
+    own = party.device, party.models, party.rows.data, party.terms, party.make_encoder, party.encode
+    changed_party = Party(party.name, course, *own)
+    changed_party.exchanges.others = party.exchanges.others
+    return changed_party
 
-    def need_labels(self) -> tuple[Labels, Tensor]:
-        """Returns the label encoder and the encoded labels of all rows. Raises InputError if the
-        party has no labels.
-        """
-        labels, targets = self.data.labels, self.data.targets
-        if labels is None or targets is None:
-            raise InputError(
-                Code.DATA_INVALID, f"{self.name} has no labels. Set data.label in its party file."
-            )
-        return labels, targets
 
-    def row_weights(self, rows: Rows) -> Tensor | None:
-        """Returns the weight of each row in the loss, float32 [N], with mean 1 over the training
-        rows ``rows``. Returns None if all rows have the same weight.
-
-        Raises InputError.
-        """
-        labels, targets = self.need_labels()
-        weights = row_weights(self.recipe.task, labels, targets, self.data.weights, rows)
-        return weights.to(self.device) if weights is not None else None
-
-    def rows(self, split: str) -> Rows:
-        """Returns a split of this party's own rows, ascending: ``train``, ``aligned``, ``local``,
-        ``validation``, ``test``, or ``all``.
-        """
-        return self.data.splits[split]
-
-    @property
-    def awaits_sizes(self) -> bool:
-        """Whether this party does not know yet how many rows each passive party has."""
-        return self.role == "active" and self.recipe.own_rows and not self.data.holdings
-
-    def joint_rows(self, split: str) -> Rows:
-        """Returns the rows of a split, in row numbers that are common to all parties; see
-        ``own_rows``.
-        """
-        held = self.data.held
-        return self.data.splits[split] if held is None else held.splits[split]
-
-    def own_rows(self, rows: Rows) -> Rows:
-        """Returns the row numbers, at this party, of those ``rows`` that this party has. ``rows``:
-        Row numbers that are common to all parties.
-        """
-        held = self.data.held
-        return rows if held is None or self.role == "active" else held.own(self.name, rows)
-
-    def sizes_of(self, rows: Rows) -> dict[str, dict[str, int]] | None:
-        """Returns {passive party: {"rows": the number of ``rows`` that it has}} as sizes for an
-        exchange, without parties that have none. Returns None if all parties have all rows.
-        """
-        held = self.data.held
-        if held is None:
-            return None
-        return {name: {"rows": count} for name, count in held.counts(rows).items()}
-
-    def ticker(self, phase: str, round_: int, rounds: int, batches: int) -> Callable[[], None]:
-        """Returns a function that the phase must call after each of the ``batches`` batches of a
-        round.
-        """
-        counter = itertools.count(1)
-        return lambda: self.tick(phase, round_, rounds, next(counter), batches)
-
-    def take(self, values: Tensor, rows: Rows) -> Tensor:
-        """Returns ``values[rows]`` on the device of ``values``."""
-        return values.index_select(0, copy_index(torch.from_numpy(rows), values.device))
+def find_privacy(party: Party) -> PrivacyPlan | None:
+    """Returns the privacy budget of the phases with ``dp``; None if no phase has ``dp``. Raises
+    InputError if the phases do not fit together.
+    """
+    train = party.rows.data.splits.get("train")
+    return party.course.privacy(len(train)) if train is not None else None

@@ -30,7 +30,7 @@ from vfl_party.outbound.declared import PREDICTION, Exchange
 from vfl_party.phases.absence import LatePolicy
 from vfl_party.phases.check_task import check_chooses, check_follows, check_idle, check_task
 from vfl_party.phases.context import MakeEncoder, Party
-from vfl_party.phases.method import Method
+from vfl_party.phases.method import Method, MethodFacts, get_facts
 from vfl_party.phases.online import Online
 from vfl_party.phases.scoring import Scorer, scoring
 from vfl_party.phases.sets import Learnt
@@ -86,6 +86,12 @@ class NamedPhase:
             self.method.settings, self.written.settings, f"recipe: phases: {self.written.name}"
         )
 
+    @cached_property
+    @name_plugin_errors()
+    def facts(self) -> MethodFacts:
+        """What the settings imply for the run."""
+        return get_facts(self.method, self.settings)
+
     @property
     def evaluates(self) -> tuple[str, ...]:
         """The splits on which the phase reports metrics, if they have rows."""
@@ -123,7 +129,7 @@ class Course:
             return self.recipe.rows.split == "stratified"
         earlier = self.phases[: names.index(phase)]
         return self.recipe.start is not None or any(
-            named.method.follows(named.settings) is not None for named in earlier
+            named.facts.follows is not None for named in earlier
         )
 
     @name_plugin_errors()
@@ -214,16 +220,16 @@ class Course:
         """The standard deviation of the noise on a passive party's embeddings in evaluation and
         prediction: the maximum over the phases.
         """
-        return max(0.0, *(phase.method.noise(phase.settings) for phase in self.phases))
+        return max(0.0, *(phase.facts.noise for phase in self.phases))
 
     @cached_property
     @name_plugin_errors()
     def protected(self) -> str:
         """A phrase that says how the phases' encoders protect the embeddings; '' if they do not."""
         reasons = [
-            phase.method.protects(phase.settings)
+            phase.facts.protects
             for phase in (*self.before, *self.phases)
-            if phase.says("protects")
+            if phase in self.phases or phase.says("encoder")
         ]
         return next((reason for reason in reasons if reason), "")
 
@@ -231,13 +237,13 @@ class Course:
     @name_plugin_errors()
     def in_flight(self) -> int:
         """The maximum number of concurrent exchanges of one passive party, over all phases."""
-        return max(phase.method.in_flight(phase.settings) for phase in self.phases)
+        return max(phase.facts.in_flight for phase in self.phases)
 
     @cached_property
     @name_plugin_errors()
     def scores_own_rows(self) -> bool:
         """Whether the phases train a head that scores rows of different parties."""
-        return any(phase.method.scores_own_rows(phase.settings) for phase in self.phases)
+        return any(phase.facts.scores_own_rows for phase in self.phases)
 
     @name_plugin_errors()
     def scores(self, party: Party, phase: str) -> Scorer | None:
@@ -275,7 +281,7 @@ class Course:
         """The late policy of the first phase that continues without a party; ``wait`` if all phases
         wait.
         """
-        policies = (phase.method.late_policy(phase.settings) for phase in self.phases)
+        policies = (phase.facts.late_policy for phase in self.phases)
         return next((policy for policy in policies if policy != "wait"), "wait")
 
     @cached_property
@@ -284,7 +290,7 @@ class Course:
         """How the phases train the model for missing parties; '' if they do not. Raises InputError
         if two phases do it in different ways.
         """
-        kinds_of_training = [phase.method.learns(phase.settings) for phase in self.phases]
+        kinds_of_training = [phase.facts.learns for phase in self.phases]
         if "subsets" in kinds_of_training and "party_dropout" in kinds_of_training:
             raise InputError(
                 Code.CONFIG_INVALID,
@@ -406,7 +412,7 @@ class Course:
             (party for party in self.recipe.parties if party.embedding_size is not None), None
         )
         for phase in self.phases if sized_party is not None else ():
-            if sized_party is not None and not phase.method.own_sizes(phase.settings):
+            if sized_party is not None and not phase.facts.own_sizes:
                 raise InputError(
                     Code.CONFIG_INVALID,
                     f"recipe: phases: {phase.name}: a phase of kind {phase.kind!r} gives all "
@@ -475,7 +481,7 @@ class Course:
         """Raises InputError if a phase cannot train on rows that some parties do not have."""
         where = "recipe: rows.partial"
         for phase in self.phases:
-            reason = phase.method.no_partial(phase.settings)
+            reason = phase.facts.no_partial
             if reason:
                 raise InputError(
                     Code.CONFIG_INVALID,
@@ -518,18 +524,18 @@ class Course:
     @name_plugin_errors()
     def build(self, party: Party) -> list[Phase]:
         """Makes this party's side of every phase. Raises InputError."""
-        self.check(len(party.rows("train")))
+        self.check(len(party.rows.get("train")))
         if party.role == "active":
             for metric in self.recipe.task.plugin_metrics:
                 load_metric(metric)
             # This call loads a plug-in's loss function, so that a wrong name fails here.
             loss_fn(self.recipe.task)
             if self.recipe.rows.align != "none":
-                check_chooses(self.recipe.task, len(party.rows("validation")))
-            if party.data.weights is not None:
+                check_chooses(self.recipe.task, len(party.rows.get("validation")))
+            if party.rows.data.weights is not None:
                 check_follows(self.phases, "weight", "data.weight")
         phases = [_make_side(phase, party) for phase in self.phases]
-        exchanges = {key: exchange.exchange for key, exchange in party.exchanges.items()}
+        exchanges = {key: exchange.exchange for key, exchange in party.exchanges.opened.items()}
         check_transforms(self.recipe, exchanges, self._prediction)
         check_wire(self.recipe, exchanges)
         rounds = sum(phase.rounds for phase in phases)

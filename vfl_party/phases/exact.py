@@ -50,7 +50,7 @@ def blocks_of(party: Party) -> dict[str, Blocks]:
     with torch.random.fork_rng(devices=[]):
         models = _yield_models(party)
         blocks = {name: find_blocks(compute, samples) for name, compute, samples in models}
-    if not party.encodes_here and "encoder" in blocks:
+    if not party.encode.on_one_device and "encoder" in blocks:
         why = "several processes compute embeddings, so rows are not checked"
         blocks["encoder"] = replace(blocks["encoder"], why=why)
     sizes = {name: [model_blocks.rows, model_blocks.most] for name, model_blocks in blocks.items()}
@@ -77,8 +77,8 @@ def _yield_models(party: Party) -> Iterator[tuple[str, Compute, list[Inputs]]]:
         return torch.from_numpy(sample).to(party.device, get_real_dtype())
 
     tail, precision = models.get("tail"), recipe.model.precision
-    if party.features is not None and "encoder" in models:
-        spec = party.features.spec
+    if party.rows.features is not None and "encoder" in models:
+        spec = party.rows.features.spec
         inputs = [normal(*spec.shape)]
         if spec.cardinalities:
             codes = random.integers(

@@ -33,7 +33,7 @@ def compute_metrics(
 
     Raises InputError if a rule chooses the threshold and there were no validation rows.
     """
-    task, (labels, targets) = party.recipe.task, party.need_labels()
+    task, (labels, targets) = party.recipe.task, party.rows.need_labels()
     nonempty = {
         name: rows_and_outputs
         for name, rows_and_outputs in outputs.items()
@@ -42,21 +42,21 @@ def compute_metrics(
     if isinstance(task.threshold, ThresholdRule) and CHOOSES in nonempty:
         rows, outputs_NO = nonempty[CHOOSES]
         party.scores.threshold = choose_threshold(
-            task.threshold, outputs_NO, party.take(targets, rows)
+            task.threshold, outputs_NO, party.rows.take(targets, rows)
         )
     threshold = get_threshold(party)
     if threshold is None and nonempty:
         # Recipes without common rows are not checked earlier.
         check_chooses(task, 0)
-    weights = party.row_weights(party.rows("train") if trained is None else trained)
+    weights = party.rows.compute_weights(party.rows.get("train") if trained is None else trained)
     threshold_metric = {"threshold": threshold} if threshold is not None else {}
     return {
         name: evaluate(
             task,
             labels.select_known(outputs_NO),
-            party.take(targets, rows),
+            party.rows.take(targets, rows),
             labels.unscale,
-            weights_N=None if weights is None else party.take(weights, rows),
+            weights_N=None if weights is None else party.rows.take(weights, rows),
             threshold=threshold,
         )
         | threshold_metric

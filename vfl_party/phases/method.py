@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Generic, Literal, TypeVar
 
 from torch import nn
@@ -23,10 +23,53 @@ from vfl_party.phases.sets import Learnt
 from vfl_party.privacy.plan import PrivatePhase
 
 S = TypeVar("S", bound=Section)
-# All settings that a loss can support; see ``Method.follows``.
+# All settings that a loss can support; see ``MethodFacts.follows``.
 WHOLE_TASK = frozenset(
     {"loss", "label_smoothing", "class_weight", "weight", "multilabel", "survival", "ranking"}
 )
+
+
+@dataclass(frozen=True)
+class MethodFacts:
+    """What the settings of a phase imply for the run, the same at every party.
+
+    Args:
+        own_sizes: Whether the phase supports parties with embeddings of different widths.
+        scores_own_rows: Whether the phase trains a head that scores rows of different parties, if
+            ``rows`` is ``own``. Then ``Method.scores`` makes each party's side.
+        noise: The standard deviation of the noise on the embeddings that a passive party sends for
+            evaluation and prediction.
+        protects: A phrase that says how the method's encoders protect their embeddings; '' if they
+            do not.
+        in_flight: The maximum number of concurrent exchanges of one passive party.
+        follows: The settings of the recipe that the phase's loss supports: ``loss``,
+            ``label_smoothing`` and ``class_weight`` of ``[task]``, ``weight`` of ``[data]``, and
+            ``multilabel``, ``survival`` and ``ranking`` tasks. A recipe with another of these
+            settings is refused. None if the phase does not train on labels.
+        idle: The role that trains nothing in the phase; '' for none. In a phase without labels,
+            parties without features train nothing either.
+        late_policy: The policy for the embeddings of a passive party that is late or away. With
+            ``wait``, the phase waits for the party.
+        no_partial: The reason why the phase needs rows that all parties have; '' if it supports
+            rows that only some parties have (``rows.partial``).
+        one_process: The reason why a party must be a single process in the phase; '' if it may be
+            several processes. It may be several if all passes through encoders are calls of
+            ``Party.encode`` and ``encode.through`` with batches from the features or an
+            augmentation. None for a reason that follows from ``Method.encodes``.
+        learns: How the phase trains the model for missing parties; '' if it does not.
+    """
+
+    own_sizes: bool = False
+    scores_own_rows: bool = False
+    noise: float = 0.0
+    protects: str = ""
+    in_flight: int = 1
+    follows: frozenset[str] | None = frozenset()
+    idle: Literal["", "active", "passive"] = ""
+    late_policy: LatePolicy = "wait"
+    no_partial: str = "its kind needs rows that all parties have"
+    one_process: str | None = None
+    learns: Learnt = ""
 
 
 @dataclass(frozen=True)
@@ -49,8 +92,8 @@ class Method(Generic[S]):
             only phase.
         trains: Whether the phase changes the models.
         encodes: Whether all its forward passes are calls of ``Party.encode`` and ``Party.outputs``.
-            These apply the recipe's precision and use all of a party's GPUs. ``Party.through`` also
-            uses all GPUs, but does not apply the precision.
+            These apply the recipe's precision and use all of a party's GPUs. ``encode.through``
+            also uses all GPUs, but does not apply the precision.
         protocol: The oldest protocol version (``PROTOCOL``) with which it can run,
             in training and prediction.
     """
@@ -65,21 +108,10 @@ class Method(Generic[S]):
     encodes: bool = False
     protocol: int = OLDEST
 
-    def __new__(cls, *args: Any, **named: Any) -> Method[S]:
-        """Makes the instance. Raises TypeError for an argument that a subclass must override as a
-        method instead.
-        """
-        if len(args) > len(_POSITIONAL):
-            raise TypeError(
-                f"{cls.__name__} takes {', '.join(_POSITIONAL)} as positional arguments, and "
-                "the others by name; "
-                "override methods in a subclass"
-            )
-        moved = [name for name in named if name in _FORMER or callable(getattr(cls, name, None))]
-        if moved:
-            name = _FORMER.get(moved[0], f"override {moved[0]}() in a subclass of Method")
-            raise TypeError(f"{cls.__name__} no longer takes {moved[0]!r}; {name}")
-        return super().__new__(cls)
+    def facts(self, settings: S) -> MethodFacts:
+        """Returns what the phase's settings imply for the run."""
+        _ = settings
+        return MethodFacts()
 
     def encoder(self, settings: S, make: MakeEncoder) -> nn.Module | None:
         """Makes the encoder that the phase trains and later phases use. Returns None to leave the
@@ -133,11 +165,6 @@ class Method(Generic[S]):
         """Makes the models of a party, {name: model}, if ``model`` is ``own``."""
         return {}
 
-    def own_sizes(self, settings: S) -> bool:
-        """Returns whether the phase supports parties with embeddings of different widths."""
-        _ = settings
-        return False
-
     # -- what crosses
     # ----------------------------------------------------------------------
 
@@ -150,13 +177,6 @@ class Method(Generic[S]):
         _ = party, phase, settings
         return None
 
-    def scores_own_rows(self, settings: S) -> bool:
-        """Returns whether the phase trains a head that scores rows of different parties, if
-        ``rows`` is ``own``. Then ``scores`` makes each party's side.
-        """
-        _ = settings
-        return False
-
     def online(self, party: Party, settings: S) -> Online | None:
         """Makes a party's side of scoring by id, for serving a model of ``own_models``. Returns
         None for the default, in which the parties embed and the active party scores, or if the
@@ -164,20 +184,6 @@ class Method(Generic[S]):
         """
         _ = party, settings
         return None
-
-    def noise(self, settings: S) -> float:
-        """Returns the standard deviation of the noise on the embeddings that a passive party sends
-        for evaluation and prediction.
-        """
-        _ = settings
-        return 0.0
-
-    def protects(self, settings: S) -> str:
-        """Returns a phrase that says how the method's encoders protect their embeddings; '' if they
-        do not.
-        """
-        _ = settings
-        return ""
 
     def traffic(self, party: Party, phase: str, settings: S) -> Traffic | None:
         """Returns the exchanges of the phase, for a forecast. Returns None if they are not known.
@@ -187,44 +193,25 @@ class Method(Generic[S]):
         _ = party, phase, settings
         return None
 
-    def in_flight(self, settings: S) -> int:
-        """Returns the maximum number of concurrent exchanges of one passive party."""
-        _ = settings
-        return 1
-
     # -- how it trains
     # ----------------------------------------------------------------------
-
-    def follows(self, settings: S) -> frozenset[str] | None:
-        """Returns the settings of the recipe that the phase's loss supports: ``loss``,
-        ``label_smoothing`` and ``class_weight`` of ``[task]``, ``weight`` of ``[data]``, and
-        ``multilabel``, ``survival`` and ``ranking`` tasks.
-
-        A recipe with another of these settings is refused. Returns None if the phase does not train
-        on labels.
-        """
-        _ = settings
-        return frozenset()
 
     def check_top(self, phase: str, settings: S, recipe: Recipe) -> None:
         """Raises InputError if the phase cannot train the recipe's top model. By default, phases
         that learn from labels cannot train trees.
         """
-        learns = self.trains and self.model == "shared" and self.follows(settings) is not None
-        if learns and isinstance(recipe.model.top, GbdtTop):
+        learns = get_facts(self, settings).follows is not None
+        if (
+            learns
+            and self.trains
+            and self.model == "shared"
+            and isinstance(recipe.model.top, GbdtTop)
+        ):
             raise InputError(
                 Code.CONFIG_INVALID,
                 f"recipe: phases: {phase}: this kind of phase cannot train trees (got "
                 'model.top.kind = "gbdt"). Use a phase of kind "head", or another top.',
             )
-
-    def idle(self, settings: S, recipe: Recipe) -> frozenset[str]:
-        """Returns the parties that train nothing in the phase. By default, these are the parties
-        without features if the phase trains without labels, and no parties otherwise.
-        """
-        if self.follows(settings) is not None:
-            return frozenset()
-        return frozenset(party.name for party in recipe.parties if not party.features)
 
     def private(self, phase: str, settings: S, recipe: Recipe, rows: int) -> PrivatePhase | None:
         """Returns the phase's privacy budget over ``rows`` training rows. Returns None if its
@@ -232,33 +219,6 @@ class Method(Generic[S]):
         """
         _ = phase, settings, recipe, rows
         return None
-
-    def late_policy(self, settings: S) -> LatePolicy:
-        """Returns the policy for the embeddings of a passive party that is late or away. With
-        ``wait``, the phase waits for the party.
-        """
-        _ = settings
-        return "wait"
-
-    def no_partial(self, settings: S) -> str:
-        """Returns the reason why the phase needs rows that all parties have; '' if it supports rows
-        that only some parties have (``rows.partial``).
-        """
-        _ = settings
-        return "its kind needs rows that all parties have"
-
-    def one_process(self, settings: S) -> str:
-        """Returns the reason why a party must be a single process in the phase; '' if it may be
-        several processes. It may be several if all passes through encoders are calls of
-        ``Party.encode`` and ``Party.through`` with batches from the features or an augmentation.
-        """
-        _ = settings
-        return "" if self.encodes else "has its own forward passes"
-
-    def learns(self, settings: S) -> Learnt:
-        """Returns how the phase trains the model for missing parties; '' if it does not."""
-        _ = settings
-        return ""
 
     def follows_preset(self, written: Mapping[str, Any]) -> bool:
         """Returns whether the recipe's ``preset`` affects the phase. ``written``: The phase's keys
@@ -268,21 +228,30 @@ class Method(Generic[S]):
         return False
 
 
-_POSITIONAL = ("settings", "active", "passive")
-# Former arguments of the constructor, besides the names of today's methods, with their
-# replacements.
-_FORMER = {
-    "own": 'give model = "own", and override own_models() in a subclass of Method',
-    "late": "override late_policy() in a subclass of Method",
-    "kept": 'give model = "none" instead of kept = False',
-}
+def get_facts(method: Method[S], settings: S) -> MethodFacts:
+    """Returns the facts of a method with ``one_process`` filled in."""
+    facts = method.facts(settings)
+    if facts.one_process is not None:
+        return facts
+    return replace(facts, one_process="" if method.encodes else "has its own forward passes")
+
+
+def list_idle(facts: MethodFacts, recipe: Recipe) -> frozenset[str]:
+    """Returns the parties that train nothing in a phase; see ``MethodFacts.idle``."""
+    without_labels = facts.follows is None
+    return frozenset(
+        party.name
+        for party in recipe.parties
+        if (without_labels and not party.features)
+        or facts.idle == ("active" if party.name == recipe.active.name else "passive")
+    )
 
 
 def need_data(party: Party, phase: str, what: str) -> None:
     """Raises InputError if a forecast knows only the number of rows, because the sizes of ``what``
     depend on the columns.
     """
-    if party.features is None:
+    if party.rows.features is None:
         raise InputError(
             Code.CONFIG_INVALID,
             f"phase {phase}: the sizes of {what} depend on the parties' columns. Leave out --rows, "

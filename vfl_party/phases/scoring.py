@@ -149,11 +149,11 @@ class SplitScorer:
         self._party, self._policy, self._following = party, policy, following
         self._side: Answering | Asking
         if party.role == "active":
-            self._side = party.answering(
-                phase, exchange, width=party.widths or party.embedding_size
+            self._side = party.exchanges.open_answering(
+                phase, exchange, width=party.exchanges.widths or party.exchanges.width
             )
         else:
-            self._side = party.asking(phase, exchange, width=party.embedding_size)
+            self._side = party.exchanges.open_asking(phase, exchange, width=party.exchanges.width)
         if isinstance(self._side, Asking):
             self._side.lenient = following is not None
 
@@ -190,11 +190,11 @@ class SplitScorer:
         self, side: Answering, rows: Rows, first: StepKey, lenience: Lenience | None
     ) -> Iterator[Chunk]:
         party = self._party
-        if party.features is not None:
+        if party.rows.features is not None:
             party.models["encoder"].eval()
         for step, chunk in _divide_into_steps(rows, first):
-            own_embeddings = [embed_rows(party, chunk)] if party.features is not None else []
-            sizes, held = party.sizes_of(chunk), party.data.held
+            own_embeddings = [embed_rows(party, chunk)] if party.rows.features is not None else []
+            sizes, held = party.rows.get_sizes(chunk), party.rows.data.held
             received: dict[str, dict[str, Tensor]] = {}
             # If no other party has any of the rows, they are scored without an exchange.
             if sizes is None or sizes:
@@ -229,7 +229,7 @@ class SplitScorer:
                 without.update({name: block.rows for name, z in block.others.items() if z is None})
             outputs_BO = parts[0] if len(parts) == 1 else torch.cat(parts)
             if len(parts) > 1:
-                outputs_BO = party.take(outputs_BO, np.argsort(np.concatenate(places)))
+                outputs_BO = party.rows.take(outputs_BO, np.argsort(np.concatenate(places)))
             outputs.append(outputs_BO)
         empty = torch.empty(0, party.recipe.task.outputs, device=party.device)
         return Scored(torch.cat(outputs) if outputs else empty, without, len(outputs))
@@ -238,10 +238,10 @@ class SplitScorer:
     def answer(self, rows: Rows, first: StepKey) -> int:
         """Embeds ``rows`` and sends them; see ``Scorer.answer``."""
         party, side, following = self._party, self.asking, self._following
-        party.need_features()
+        party.rows.need_features()
         party.models["encoder"].eval()
         for step, joint in _divide_into_steps(rows, first):
-            chunk = party.own_rows(joint)
+            chunk = party.rows.select_own(joint)
             if not len(chunk) or (following is not None and following.is_over(step)):
                 continue
             z_BD = embed_rows(party, chunk)
@@ -266,7 +266,7 @@ class SoloScorer:
     @torch.no_grad()
     def outputs(self, rows: Rows) -> Tensor:
         """Returns the model's outputs for ``rows``, [N, O]."""
-        party, features = self._party, self._party.need_features()
+        party, features = self._party, self._party.rows.need_features()
         self._model.eval()
         model = partial(forward, self._model, precision=party.recipe.model.precision)
         outputs = [
@@ -310,7 +310,7 @@ def scoring_traffic(
     return [
         occurrence
         for step, chunk in _divide_into_steps(rows, StepKey(phase, round_, first_batch))
-        for occurrence in party.joint_occurrences(exchange, step, chunk)
+        for occurrence in party.exchanges.list_joint_occurrences(exchange, step, chunk)
     ]
 
 
@@ -318,8 +318,8 @@ def embed_rows(party: Party, rows: Rows) -> Tensor:
     """Returns the party's embeddings [B, D] of its own rows, computed in blocks; see
     ``vfl_party.models.row_blocks``.
     """
-    features = party.need_features()
-    if party.encodes_here:
+    features = party.rows.need_features()
+    if party.encode.on_one_device:
         return in_blocks(party.encode, party.scores.blocks.get("encoder"), *features.inputs(rows))
     # The party's other processes make their inputs from row numbers. So row numbers, not inputs,
     # are repeated to fill a block.
@@ -342,10 +342,10 @@ def split_into_chunks(rows: Rows) -> list[Rows]:
 @torch.no_grad()
 def embed(party: Party, rows: Rows) -> Tensor:
     """Returns the party's embeddings of its own ``rows`` in eval mode, [N, D]."""
-    features = party.need_features()
+    features = party.rows.need_features()
     party.models["encoder"].eval()
     parts = [embed_rows(party, chunk) for chunk in features.expecting(split_into_chunks(rows))]
-    return torch.cat(parts) if parts else torch.empty(0, party.embedding_size, device=party.device)
+    return torch.cat(parts) if parts else torch.empty(0, party.exchanges.width, device=party.device)
 
 
 def _divide_into_steps(rows: Rows, first: StepKey) -> list[tuple[StepKey, Rows]]:

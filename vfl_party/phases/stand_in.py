@@ -43,9 +43,9 @@ def mean_embedding(party: Party, rows: Rows) -> Tensor:
             f"{party.name}: no training rows whose mean could stand in for a party. Set "
             'absent = "zero".',
         )
-    features = party.need_features()
+    features = party.rows.need_features()
     party.models["encoder"].eval()
-    total_D = torch.zeros(party.embedding_size, dtype=torch.float64, device=party.device)
+    total_D = torch.zeros(party.exchanges.width, dtype=torch.float64, device=party.device)
     for chunk in features.expecting(split_into_chunks(rows)):
         total_D += party.encode(*features.inputs(chunk)).double().sum(dim=0)
     return (total_D / len(rows)).to(get_real_dtype())[None]
@@ -61,7 +61,7 @@ def give(side: Asking, party: Party, kind: StandIn, step: StepKey) -> None:
     ``Asking.swap``.
     """
     if kind == "mean":
-        side.swap(step, {"z": mean_embedding(party, party.rows("train"))}, TOGETHER)
+        side.swap(step, {"z": mean_embedding(party, party.rows.get("train"))}, TOGETHER)
 
 
 def collect(side: Answering, party: Party, kind: StandIn, step: StepKey) -> dict[str, Tensor]:
@@ -70,13 +70,14 @@ def collect(side: Answering, party: Party, kind: StandIn, step: StepKey) -> dict
     """
     own: dict[str, Tensor] = {}
     if kind == "zero":
-        if party.features is not None:
-            own[party.name] = torch.zeros(1, party.embedding_size, device=party.device)
+        if party.rows.features is not None:
+            own[party.name] = torch.zeros(1, party.exchanges.width, device=party.device)
         return own | {
-            name: torch.zeros(1, width, device=party.device) for name, width in party.widths.items()
+            name: torch.zeros(1, width, device=party.device)
+            for name, width in party.exchanges.widths.items()
         }
-    if party.features is not None:
-        own[party.name] = mean_embedding(party, party.rows("train"))
+    if party.rows.features is not None:
+        own[party.name] = mean_embedding(party, party.rows.get("train"))
     received = side.collect(step, rows=1)
     side.acknowledge(step, received)
     return own | {name: tensors["z"] for name, tensors in received.items()}
@@ -109,7 +110,7 @@ def read_means(folder: Path) -> dict[str, Tensor]:
 
 def traffic(party: Party, exchange: Exchange, kind: StandIn, step: StepKey) -> Iterable[Occurrence]:
     """Returns the exchanges of ``give`` and ``collect``, for a forecast."""
-    return party.occurrences(exchange, step, rows=1) if kind == "mean" else []
+    return party.exchanges.list_occurrences(exchange, step, rows=1) if kind == "mean" else []
 
 
 def replace_missing(

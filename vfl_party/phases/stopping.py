@@ -21,7 +21,7 @@ def check_stopping(party: Party, phase: str, rule: EarlyStopping) -> None:
             f"{rule.metric}. Choose one of {', '.join(task.all_metrics)}, or add it to "
             "task.metrics.",
         )
-    if len(party.rows("validation")) == 0:
+    if len(party.rows.get("validation")) == 0:
         raise InputError(
             Code.CONFIG_INVALID,
             f"phases: {phase}: early_stopping needs validation rows (got 0). Set rows.validation, "

@@ -166,9 +166,9 @@ def plan_sent(party: Party, rows: int) -> SendingPlan | None:
         party: The party before it joins.
         rows: The number of rows in its table.
     """
-    if party.awaits_sizes:
+    if party.rows.awaits_sizes:
         return None
-    plan, chains = SendingPlan(), cache(party.chains)
+    plan, chains = SendingPlan(), cache(party.exchanges.make_chains)
     phases = {entry.name for entry in party.course.phases}
     # {(peer, phase, exchange, round): (numbers about a row, rows)}.
     rounds: dict[tuple[str, str, str, int], tuple[int, int]] = {}
@@ -206,7 +206,7 @@ def _add_people(
 
     It assumes that the rows of a round are those of the smallest split that is large enough.
     """
-    splits = sorted({len(party.data.splits.get(name, ())) for name in _APART} - {0})
+    splits = sorted({len(party.rows.data.splits.get(name, ())) for name in _APART} - {0})
     # {(peer, rows of the split or None for all rows): count of numbers about one person}.
     sums: Counter[tuple[str, int | None]] = Counter()
     for (peer, *_), (width, row_count) in rounds.items():

@@ -114,14 +114,18 @@ def exchanges_of(party: Party) -> list[tuple[Exchange, Chains]]:
         return []
     if party.recipe.own_rows and not course.scores_own_rows:
         return []
-    before = set(party.exchanges)
+    before = set(party.exchanges.opened)
     if course.scores(party, PHASE) is not None:
-        new = [party.exchanges.pop(key) for key in [*party.exchanges] if key not in before]
+        new = [
+            party.exchanges.opened.pop(key)
+            for key in [*party.exchanges.opened]
+            if key not in before
+        ]
         return [(exchange_.exchange, exchange_.chains) for exchange_ in new]
     if party.role == "active":
         return []
     exchange = embeddings(party)
-    return [(exchange, party.chains(PHASE, exchange))]
+    return [(exchange, party.exchanges.make_chains(PHASE, exchange))]
 
 
 class PassivePredict(Phase):
@@ -132,7 +136,7 @@ class PassivePredict(Phase):
         self._scorer = scorer(party)
 
     def run_round(self, round_: int) -> RoundReport:
-        self._scorer.answer(self._party.joint_rows("all"), StepKey(PHASE, round_, 0))
+        self._scorer.answer(self._party.rows.get_joint("all"), StepKey(PHASE, round_, 0))
         return RoundReport(0)
 
 
@@ -149,22 +153,24 @@ class ActivePredict(Phase):
 
     def run_round(self, round_: int) -> RoundReport:
         party = self._party
-        scored = self._scorer.score(party.rows("all"), StepKey(PHASE, round_, 0))
+        scored = self._scorer.score(party.rows.get("all"), StepKey(PHASE, round_, 0))
         outputs, table, held_rows = scored.outputs, self._table, scored.by
-        holders = party.data.held if held_rows is None else HeldRows({}, held_rows)
-        rows, reason = party.rows("all"), ELSEWHERE
+        holders = party.rows.data.held if held_rows is None else HeldRows({}, held_rows)
+        rows, reason = party.rows.get("all"), ELSEWHERE
         if held_rows is not None:
             rows, reason = np.flatnonzero(np.logical_or.reduce([*held_rows.values()])), NOBODY
-            outputs, table = party.take(outputs, rows), table.select(rows)
+            outputs, table = party.rows.take(outputs, rows), table.select(rows)
             self._work.tell(
                 party, len(rows), describe_own_rows(held_rows, scored.unlisted, party.name)
             )
-        if party.data.labels is None:
+        if party.rows.data.labels is None:
             raise InputError(
                 Code.CHECKPOINT_INVALID,
                 f"the trained run of {party.name} has no classes. Restore it, or train again.",
             )
-        columns = result_columns(party.recipe, party.data.labels, outputs, get_threshold(party))
+        columns = result_columns(
+            party.recipe, party.rows.data.labels, outputs, get_threshold(party)
+        )
         if self._work.says_parties:
             columns = {
                 **self._make_participation_columns(rows, holders, one=held_rows is not None),
@@ -174,7 +180,7 @@ class ActivePredict(Phase):
         for output in self._work.outputs:
             output.write(result, self._table.own)
             self._work.written.append(output)
-            advise(party.show, output.advice(result))
+            advise(party.hooks.show, output.advice(result))
         return RoundReport(0)
 
     def _make_participation_columns(
@@ -203,7 +209,7 @@ class ActivePredict(Phase):
                 expected[indices] = value
                 if participants == [party.name] and not one:
                     out = self._work.trained.path.parent.parent
-                    advise(party.show, better_alone(value, quality, party.recipe, out))
+                    advise(party.hooks.show, better_alone(value, quality, party.recipe, out))
         metric_column = {f"{EXPECTED}{metric}": pa.array(expected, pa.float64())} if metric else {}
         return {PARTIES: parties.tolist(), **metric_column}
 
@@ -275,7 +281,7 @@ class Prediction:
         self.scored.append(scored)
         self.said.extend(sentences)
         for sentence in sentences:
-            advise(party.show, sentence)
+            advise(party.hooks.show, sentence)
 
     def count_rows(self, table: Table, common: int) -> Predicted:
         """Counts the predicted rows of a party's table.

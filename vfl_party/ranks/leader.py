@@ -36,6 +36,8 @@ class SpreadEncoder:
         noted: The log of how the batches of the party's features were made.
     """
 
+    on_one_device = False
+
     def __init__(
         self,
         ranks: Ranks,

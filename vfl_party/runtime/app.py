@@ -54,7 +54,7 @@ from vfl_party.record.book import RecordBook, folder_of
 from vfl_party.record.heads import HeadExchange, HeadRelay
 from vfl_party.runtime import versions
 from vfl_party.runtime.folders import Folders, make_store
-from vfl_party.runtime.generation import Preparation, new_secret
+from vfl_party.runtime.generation import AlignmentCalls, Preparation, Processes, new_secret
 from vfl_party.runtime.joining import joining_of, prepare_training
 from vfl_party.runtime.lending import list_shared_settings, make_spread
 from vfl_party.runtime.outcome import RunOutcome
@@ -277,21 +277,22 @@ class PartyApp:
         relay = HeadRelay(heads, files.name, recipe.active.name, files.keyring.current)
         guards = [words_of(files.file, recipe), *installed, relay]
         trains, plugins = opened.work.job == "train", versions.get_shared_versions(opened)
+        processes = Processes(files.device, make)
+        if self.ranks is not None:
+            spread = partial(self._assemble_on_ranks, make, self.ranks)
+            compare = partial(self._compare_ranks, self.ranks)
+            processes = Processes(files.device, make, self.ranks.size, spread, compare)
         prepared = Preparation(
             opened,
-            make,
+            processes,
             plugins,
-            files.device,
             policy=policy,
-            ranks=self.ranks.size if self.ranks is not None else 1,
-            spread=partial(self._assemble_on_ranks, make, self.ranks)
-            if self.ranks is not None
-            else None,
-            compare=self._compare_ranks,
             resume=folders.resume,
             secret=new_secret() if trains and files.file.init == "secret" else None,
-            complete=partial(self._complete_context, opened.work.job),
-            when_aligned=partial(_count_use, installed),
+            calls=AlignmentCalls(
+                complete=partial(self._complete_context, opened.work.job),
+                when_aligned=partial(_count_use, installed),
+            ),
             guards=guards,
         )
         ledger, meter = Ledger(), TcpMeter()
@@ -381,17 +382,12 @@ class PartyApp:
         assembled.phases = [RankGuardedPhase(phase) for phase in assembled.phases]
         return assembled
 
-    def _compare_ranks(self, aligned: AlignedRows, tried: Assembled) -> None:
+    def _compare_ranks(self, ranks: Ranks, aligned: AlignedRows, tried: Assembled) -> None:
         """Makes the other processes read the table. Raises InputError if a process has a different
         table.
         """
-        if self.ranks is not None:
-            begin_ranks(
-                self.ranks,
-                list_shared_settings(self.files),
-                parts_of(tried.opened, aligned),
-                tried.prepared,
-            )
+        parts = parts_of(tried.opened, aligned)
+        begin_ranks(ranks, list_shared_settings(self.files), parts, tried.prepared)
 
     def _metrics_address(self) -> str:
         """Returns host:port for Prometheus, '' for none. Raises InputError if this machine cannot

@@ -10,6 +10,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -103,54 +104,46 @@ class Statement:
     follows_preset: bool = False
 
 
+@dataclass(frozen=True)
+class AlignmentCalls:
+    """What a party's program does when rows are aligned.
+
+    Args:
+        complete: Adds facts that only the program knows to the context of an alignment.
+        when_aligned: Called with the ids of the common rows before any data of these rows are sent.
+            It may raise VflError.
+    """
+
+    complete: Callable[[AlignmentContext], AlignmentContext] = lambda at: at
+    when_aligned: Callable[[Sequence[str]], None] = lambda _ids: None
+
+
 class Generation:
     """Holds a party's models, phases and connections in one generation of a run.
 
     Args:
         opened: The party's data.
         alignment: Finds the rows that the parties have in common.
-        assemble: Assembles the party from the aligned rows and its secret seed.
+        assemble: Assembles the party from the aligned rows.
         folder: The run's folder.
         transport: The connections to the peers in this generation.
-        init: The source of the party's own seeds, if the run's folder does not record it.
-        fresh: A secret for a new run.
         hooks: The callbacks for phases.
-        complete: Adds facts that only the party's program knows to the context of an alignment.
-        when_aligned: Called with the ids of the common rows before any data of these rows are sent.
-            It may raise VflError.
-        ready: The expected rows, and the party that was assembled from them before joining. None if
-            an earlier generation has used that party.
+        calls: What the party's program does when rows are aligned.
     """
 
     def __init__(
         self,
         opened: OpenedParty,
         alignment: Alignment,
-        assemble: Assemble,
+        assemble: Callable[[AlignedRows], Assembled],
         folder: RunFolder,
         transport: Transport,
-        *,
-        init: Init,
-        fresh: bytes,
         hooks: Hooks,
-        complete: Callable[[AlignmentContext], AlignmentContext],
-        when_aligned: Callable[[Sequence[str]], None] = lambda _ids: None,
-        ready: tuple[AlignedRows, Assembled] | None = None,
+        calls: AlignmentCalls,
     ) -> None:
-        self._opened, self._alignment, self._assemble, self._ready = (
-            opened,
-            alignment,
-            assemble,
-            ready,
-        )
-        self._folder, self._transport, self._hooks, self._complete = (
-            folder,
-            transport,
-            hooks,
-            complete,
-        )
-        self._init, self._fresh = init, fresh
-        self._when_aligned = when_aligned
+        self._opened, self._alignment, self._assemble = opened, alignment, assemble
+        self._folder, self._transport, self._hooks = folder, transport, hooks
+        self._calls = calls
         self._aligned: AlignedRows | None = None
         self._assembled: Assembled | None = None
 
@@ -172,7 +165,6 @@ class Generation:
         the rows that it had before.
         """
         opened, transport = self._opened, self._transport
-        (expected, assembled), self._ready = self._ready or (None, None), None
         context, record = self._alignment_context, transport.record
         # The heads of the records are exchanged before any data are sent.
         transport.confer()
@@ -181,20 +173,14 @@ class Generation:
         if returning:
             aligned = self._alignment.get_agreed(context)
         else:
-            aligned = self._alignment.align(self._complete(context))
+            aligned = self._alignment.align(self._calls.complete(context))
             if opened.name != opened.recipe.active.name:
                 aligned.save(self._folder.path)
         self._aligned = aligned
-        self._when_aligned(aligned.ids)
+        self._calls.when_aligned(aligned.ids)
         if record is not None:
             record.people(self._yield_ids(aligned), "aligned")
-        secret = load_own_secret(self._folder, self._init, self._fresh)
-        is_usable = (
-            assembled is not None and aligned == expected and assembled.party.secret == secret
-        )
-        self._assembled = (
-            assembled if assembled is not None and is_usable else self._assemble(aligned, secret)
-        )
+        self._assembled = self._assemble(aligned)
         if not returning:
             self._report_common_rows()
         encoder = self._assembled.party.models.get("encoder")
@@ -288,7 +274,7 @@ class Generation:
         """Lets the next exchange wait as long as the peers are connected, because they may still be
         computing alone.
         """
-        self.assembled.party.unhurried()
+        self.assembled.party.exchanges.connections.unhurried()
 
     def settle(self) -> None:
         """Waits until the parties that were away in the last phase know that the phase is over. See
@@ -391,6 +377,26 @@ def load_own_secret(folder: RunFolder, init: Init, fresh: bytes) -> int | None:
     return secret
 
 
+@dataclass(frozen=True)
+class Processes:
+    """The processes in which a party computes.
+
+    Args:
+        device: The device on which this process computes.
+        assemble: Assembles the party from aligned rows and its secret seed, in this process alone.
+        count: The number of processes.
+        spread: Assembles the party over all of its processes; None if it has one process.
+        compare: Makes the other processes read the party's table and compares the tables. May raise
+            InputError.
+    """
+
+    device: torch.device
+    assemble: Assemble
+    count: int = 1
+    spread: Assemble | None = None
+    compare: Callable[[AlignedRows, Assembled], None] = lambda _aligned, _assembled: None
+
+
 class Preparation:
     """Prepares a party before it joins, and makes each of its generations.
 
@@ -401,44 +407,32 @@ class Preparation:
 
     Args:
         opened: The party's data.
-        assemble: Assembles the party from aligned rows and its secret seed, in this process alone.
+        processes: The processes in which the party computes.
         plugins: {name: version} of this party's plug-ins that other parties need too; see
             ``vfl_party.runtime.versions``.
-        device: The device on which this party computes.
         policy: Decides what the party may send.
-        ranks: The number of the party's processes.
-        spread: Assembles the party over all of its processes; None if it has one process.
-        compare: Makes the other processes read the party's table and compares the tables. May raise
-            InputError.
         resume: The folder of the run to resume. It contains the run's secret and perhaps the
             division of this party's rows.
         secret: The secret from which the party's own seeds are derived in a new run, see
             ``new_secret``. None to derive them from the recipe's seed.
-        complete: See ``Generation``.
-        when_aligned: See ``Generation``.
+        calls: What the party's program does when rows are aligned.
         guards: Check the run before the party joins, and again when all parties have joined.
     """
 
     def __init__(
         self,
         opened: OpenedParty,
-        assemble: Assemble,
+        processes: Processes,
         plugins: Mapping[str, str],
-        device: torch.device,
         *,
         policy: Policy | None = None,
-        ranks: int = 1,
-        spread: Assemble | None = None,
-        compare: Callable[[AlignedRows, Assembled], None] = lambda _aligned, _assembled: None,
         resume: RunFolder | None = None,
         secret: bytes | None = None,
-        complete: Callable[[AlignmentContext], AlignmentContext] = lambda at: at,
-        when_aligned: Callable[[Sequence[str]], None] = lambda _ids: None,
+        calls: AlignmentCalls | None = None,
         guards: Sequence[RunGuard] = (),
     ) -> None:
-        self.device, self._when_aligned, self._guards = device, when_aligned, guards
-        self._opened, self._assemble, self._complete = opened, spread or assemble, complete
-        self._plugins, self._ranks = plugins, ranks
+        self.device, self._calls, self._guards = processes.device, calls, guards
+        self._opened, self._processes, self._plugins = opened, processes, plugins
         self._fresh = secret or new_secret()
         self._init: Init = "recipe" if secret is None else "secret"
         self._alignment = make_alignment(opened.recipe, policy, divides=opened.divides)
@@ -446,20 +440,20 @@ class Preparation:
         if aligned.division is None and resume is not None:
             aligned = aligned.with_saved_division(resume.path)
         seed = secret_seed(secret) if secret is not None else None
-        tried = assemble(
+        tried = processes.assemble(
             aligned,
             load_own_secret(resume, self._init, self._fresh) if resume is not None else seed,
         )
-        if spread is not None:
+        if processes.spread is not None:
             check_ranks(tried.party, trains=opened.work.job == "train")
-            compare(aligned, tried)
+            processes.compare(aligned, tried)
         # Reading the exchanges makes the policy check them before the party joins.
         _ = tried.exchanges
         self.plan: Sequence[Planned] = tried.plan
         check_before(guards, tried)
-        self._ready: tuple[AlignedRows, Assembled] | None = (aligned, tried)
+        self._ready = [(aligned, tried)]
         # An assembled party that cannot be reused is dropped, which frees memory for the alignment.
-        self._usable = spread is None and self._alignment.certain
+        self._usable = processes.spread is None and self._alignment.certain
 
     def joining(self, address: str) -> Joining:
         """Returns the contents of this party's Join message. ``address``: The address at which
@@ -468,7 +462,8 @@ class Preparation:
         opened = self._opened
         place = opened.recipe.party(opened.name)
         assert place is not None  # noqa: S101 - the party's data were opened by its place in the recipe
-        device = str(self.device) if self._ranks == 1 else f"{self._ranks} x {self.device.type}"
+        count = self._processes.count
+        device = str(self.device) if count == 1 else f"{count} x {self.device.type}"
         return replace(
             joining_of(opened.course, place.role, self._plugins),
             job=opened.work.job,
@@ -486,29 +481,38 @@ class Preparation:
         """
         return check_tables(self._guards, start.run_id, start.shown)
 
-    def _assemble_checked(self, aligned: AlignedRows, secret: int | None) -> Assembled:
-        """Assembles the party from the aligned rows. Raises InputError (REFUSED) if training on
-        these rows takes more epochs than the policy allows.
+    def _assemble(
+        self,
+        folder: RunFolder,
+        fresh: bytes,
+        ready: list[tuple[AlignedRows, Assembled]],
+        aligned: AlignedRows,
+    ) -> Assembled:
+        """Assembles the party from the aligned rows, or takes the party of ``ready`` if it is the
+        same. Raises InputError (REFUSED) if training on these rows takes more epochs than the
+        policy allows.
         """
-        assembled = self._assemble(aligned, secret)
+        secret = load_own_secret(folder, self._init, fresh)
+        expected, tried = ready.pop() if ready else (None, None)
+        if tried is not None and aligned == expected and tried.party.terms.secret == secret:
+            return tried
+        assemble = self._processes.spread or self._processes.assemble
+        assembled = assemble(aligned, secret)
         check_epochs(self._guards, assembled)
         return assembled
 
     def generation(self, folder: RunFolder, transport: Transport, hooks: Hooks) -> Generation:
         """Makes the next generation."""
-        ready, self._ready = self._ready if self._usable else None, None
+        ready, self._ready = self._ready if self._usable else [], []
         # The next run gets a new secret.
         fresh, self._fresh = self._fresh, new_secret()
+        assemble, calls = partial(self._assemble, folder, fresh, ready), self._calls
         return Generation(
             self._opened,
             self._alignment,
-            self._assemble_checked,
+            assemble,
             folder,
             transport,
-            init=self._init,
-            fresh=fresh,
-            hooks=hooks,
-            complete=self._complete,
-            when_aligned=self._when_aligned,
-            ready=ready,
+            hooks,
+            calls if calls is not None else AlignmentCalls(),
         )

@@ -444,7 +444,7 @@ class BatchViews:
                 f"{where}.parties: {unknown!r} is not a party with features. Choose from "
                 f"{', '.join(with_features)}.",
             )
-        features = party.features
+        features = party.rows.features
         if features is None or party.name not in (settings.parties or with_features):
             return
         check_keys(party, phase, settings)
@@ -458,14 +458,14 @@ class BatchViews:
                 else f"{where}: crops and colours do not apply to the columns of {party.name}. "
                 "Name the parties whose rows are changed in augment.parties.",
             )
-        self._augment = make_augment(settings.view(), features, party.rows("train"))
+        self._augment = make_augment(settings.view(), features, party.rows.get("train"))
 
     def inputs(self, rows: Rows, *place: int) -> Inputs:
         """Returns the encoder's arguments for a batch, [B, …]. ``place``: Numbers that identify the
         batch in the phase.
         """
         party = self._party
-        inputs = party.need_features().inputs(rows)
+        inputs = party.rows.need_features().inputs(rows)
         if self._augment is None:
             return inputs
         seed = derive_seed(party.own_seed, "augment", self._phase, party.name, *place)
@@ -486,8 +486,8 @@ def check_keys(party: Party, phase: str, settings: AugmentSettings | SupervisedA
     for member in party.recipe.parties:
         if not member.features or (names and member.name not in names):
             continue
-        if member.name == party.name and party.features is not None:
-            kinds.add(len(party.features.spec.shape) == 3)
+        if member.name == party.name and party.rows.features is not None:
+            kinds.add(len(party.rows.features.spec.shape) == 3)
         else:
             encoder = member.encoder or party.recipe.model.encoder
             kinds |= _INPUT_KINDS.get(encoder.kind, {True, False})

@@ -49,7 +49,7 @@ class Tower(nn.Module):
         """Returns the projections z [B, P] for each batch of the encoder's inputs. ``party``: The
         encoder's party.
         """
-        return [self.projector(h_BE) for h_BE in party.through(self.encoder, *batches)]
+        return [self.projector(h_BE) for h_BE in party.encode.through(self.encoder, *batches)]
 
     def predict(self, z_BP: Tensor) -> Tensor:
         """Returns the predictions p [B, P]."""
@@ -73,10 +73,10 @@ def build_tower(
 
 def encoder_width(encoder: nn.Module, party: Party) -> int:
     """Returns the width of the encoder's output, found with one row of zeros."""
-    features, mode = party.need_features(), encoder.training
+    features, mode = party.rows.need_features(), encoder.training
     encoder.eval()
     with torch.no_grad():
-        inputs = features.inputs(party.rows("local")[:1])
+        inputs = features.inputs(party.rows.get("local")[:1])
         width = int(encoder(*inputs).shape[1])
     encoder.train(mode)
     return width
@@ -232,7 +232,7 @@ class LocalSelfSup:
             make_queue(party, phase, "guide", plan, **sizes) if needs_guide_queue else None
         )
         check_keys(party, phase, plan.augment)
-        self._augment = make_augment(plan.augment, party.need_features(), self._rows)
+        self._augment = make_augment(plan.augment, party.rows.need_features(), self._rows)
 
     def _batches(self, epoch: int) -> list[Rows]:
         """Returns the batches of an epoch, in an order that only this party draws. ``epoch``: The
@@ -263,7 +263,7 @@ class LocalSelfSup:
     def _run_epoch(self, epoch: int, tick: Callable[[], None]) -> Epochs:
         """Trains one epoch. ``epoch``: The number of the epoch in the phase."""
         party = self._party
-        features = party.need_features()
+        features = party.rows.need_features()
         random = generator(derive_seed(party.own_seed, "augment", self._phase, party.name, epoch))
         self.tower.train()
         if self._guide is not None:
@@ -362,7 +362,7 @@ def require_rows(party: Party, phase: str, split: str, batch_size: int) -> Rows:
     """Returns the rows of a split. Raises InputError if the split is empty or smaller than one
     batch.
     """
-    rows = party.rows(split)
+    rows = party.rows.get(split)
     kind = {"local": "training", "aligned": "aligned training", "train": "labelled training"}[split]
     if len(rows) == 0:
         raise InputError(

@@ -41,7 +41,7 @@ def test_what_is_overheard_is_what_the_trees_are(tmp_path: Path) -> None:
     rehearsal = Rehearsal(tmp_path / "record")
     rehearse(vfl.Recipe.from_dict(tables()), {}, tmp_path / "runs", rehearsal.attach, quiet=True)
     active, owner = (rehearsal.parties[name].party for name in ("p0", "p1"))
-    rows = np.concatenate([active.rows("train"), active.rows("validation")])
+    rows = np.concatenate([active.rows.get("train"), active.rows.get("validation")])
     forest = forest_of(owner)
     codes_NF = encode_rows(owner, forest.columns)[rows]
     trees = [tree for tree in yield_trees(rehearsal.scene("p0", 1)) if tree.passive == "p1"]

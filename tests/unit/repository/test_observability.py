@@ -183,8 +183,7 @@ def promtool(*args: str, cwd: Path = FOLDER) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
-    ["check rules alerts.yml", "test rules alerts-test.yml", "check config prometheus.yml"],
+    "words", ["check rules alerts.yml", "test rules alerts-test.yml", "check config prometheus.yml"]
 )
 def test_prometheus_takes_the_files(words: str) -> None:
     promtool(*words.split())

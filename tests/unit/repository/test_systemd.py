@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 import pytest
 
+from tests.harness.present import present
 from vfl_common.config.party import load_party
 from vfl_common.config.recipe_tables import RunSettings
 from vfl_common.errors import CATALOGUE, Code, UnwritableError
@@ -110,8 +111,7 @@ def test_one_party_file_gives_serving_a_port_of_its_own(tmp_path: Path) -> None:
     assert bank.serve.listen != bank.listen
     # In a training the passive party dials what the server passes on.
     assert shop.active is None
-    assert shop.serve.active is not None
-    assert shop.serve.active.rpartition(":")[2] == bank.serve.listen.rpartition(":")[2]
+    assert present(shop.serve.active).rpartition(":")[2] == bank.serve.listen.rpartition(":")[2]
 
 
 @pytest.mark.parametrize("name", TIMERS)
@@ -137,8 +137,7 @@ def test_the_command_and_its_options_exist(name: str) -> None:
     words = shlex.split(one(name, "ExecStart"))
     program = words[0].removeprefix(BIN)
     assert words[0].startswith(BIN)
-    command = PROGRAMS[program].get_command(click.Context(PROGRAMS[program]), words[1])
-    assert command is not None
+    command = present(PROGRAMS[program].get_command(click.Context(PROGRAMS[program]), words[1]))
     assert words.pop() == "$OPTIONS"
     # Fails where one is unknown.
     with command.make_context(program, words[2:], resilient_parsing=False) as context:

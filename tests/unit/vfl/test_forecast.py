@@ -42,9 +42,10 @@ from vfl_party.forecast.count import forecast, forecast_of, lone_party, outlook_
 from vfl_party.forecast.result import CountedForecast, StepRun, compare_with_ledger
 from vfl_party.methods.splitnn.batches import Batches
 from vfl_party.methods.splitnn.settings import SplitNNSettings
-from vfl_party.phases.context import Party, PartyData
+from vfl_party.phases.context import Party
 from vfl_party.phases.course import Course, load_method
 from vfl_party.phases.method import Method
+from vfl_party.phases.rows import PartyData
 
 HERE = Path(__file__).parent
 
@@ -71,7 +72,6 @@ def payloads(found: CountedForecast, phase: str) -> dict[tuple[str, str, str], i
 
 
 # -- what the methods state
-# ----------------------------------------------------------------------
 
 
 def test_split_training_and_evaluation_are_counted() -> None:
@@ -277,7 +277,6 @@ def test_sizes_are_those_of_the_batches(
 
 
 # -- time
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -456,8 +455,8 @@ def test_parties_on_one_machine_share_its_cores() -> None:
         replace(own, cores=2, work={"splitnn": own.any_work}),
     )
     assert (
-        "Computation, measured here in one process, a step: splitnn 10 ms; all parties "
-        "share 2 cores." in said
+        "Computation, measured here in one process, a step: splitnn 10 ms; all parties share 2 cores."
+        in said
     )
     with raises(InputError, Code.CONFIG_INVALID, names=("--cores", "--measure")):
         cli.main(["forecast", "recipe.toml", "--cores", "2"], standalone_mode=False)
@@ -508,7 +507,6 @@ def test_numbers_for_people() -> None:
 
 
 # -- against the ledger
-# ----------------------------------------------------------------------
 
 
 def counted(*links: LinkBytes) -> Bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.summary import PartySummary, PhaseTimes, Summary
 from vfl_party.forecast.count import forecast_of, lone_party, outlook_of, read_outlook
+from vfl_party.phases.context import with_course
 from vfl_party.phases.course import Course
 
 HERE = Path(__file__).parent
@@ -189,7 +189,7 @@ def test_trees_can_be_suggested_nothing() -> None:
     outlook = read_outlook(HERE.parents[2] / "examples" / "secureboost-breast-cancer.toml")
     party, rows = lone_party(outlook, None)
     first = party.recipe.model_copy(update={"phases": party.recipe.phases[:1]})
-    party = replace(party, course=Course(first))
+    party = with_course(party, Course(first))
     with raises(InputError, Code.CONFIG_INVALID, names="--suggest"):
         make_suggestions(party, rows, Network(1e7, 0.025))
 
@@ -208,7 +208,6 @@ def test_what_is_refused_is_said(
 
 
 # -- measured
-# ----------------------------------------------------------------------
 
 
 def test_a_recipe_is_shortened_and_does_not_stop_early() -> None:

@@ -17,7 +17,7 @@ from vfl_party.base.phase import Phase, RoundReport, Tree
 from vfl_party.models.training import own_optimizer
 from vfl_party.outbound.declared import Traffic
 from vfl_party.phases.context import Party
-from vfl_party.phases.method import Method
+from vfl_party.phases.method import Method, MethodFacts
 from vfl_party.selfsup.settings import SelfSupSettings, make_plan
 from vfl_party.selfsup.towers import LocalSelfSup, build_tower, report
 
@@ -51,7 +51,7 @@ class Contrastive(Phase):
         self._party, self._local = party, None
         self._warned: set[str] = set()
         party_optimizer = own_optimizer(party.recipe, name, party.name, settings.optimizers)
-        if party.features is not None:
+        if party.rows.features is not None:
             plan = make_plan(settings, party.recipe.preset, own=party_optimizer)
             tower = build_tower(party, name, "local", party.models["encoder"], plan, shared=False)
             self._local = LocalSelfSup(party, name, plan, tower, epochs=settings.rounds)
@@ -59,7 +59,7 @@ class Contrastive(Phase):
     def run_round(self, round_: int) -> RoundReport:
         if self._local is None:
             return RoundReport(0)
-        tick = self._party.ticker(self.name, round_, self.rounds, self._local.steps(1))
+        tick = self._party.hooks.make_ticker(self.name, round_, self.rounds, self._local.steps(1))
         return report(self._party.name, {"local": self._local.run(round_, 1, tick)}, self._warned)
 
     def state(self) -> Tree:
@@ -73,25 +73,13 @@ class Contrastive(Phase):
 class ContrastiveLearning(Method[ContrastiveSettings]):
     """SS-VFL pretraining: every party trains alone. The preset decides the augmentations."""
 
-    def follows(self, settings: ContrastiveSettings) -> frozenset[str] | None:
+    def facts(self, settings: ContrastiveSettings) -> MethodFacts:
         _ = settings
-        return None
-
-    def own_sizes(self, settings: ContrastiveSettings) -> bool:
-        _ = settings
-        return True
-
-    def one_process(self, settings: ContrastiveSettings) -> str:
-        _ = settings
-        return ""
+        return MethodFacts(own_sizes=True, follows=None, no_partial="", one_process="")
 
     def traffic(self, party: Party, phase: str, settings: ContrastiveSettings) -> Traffic:
         _ = party, phase, settings
         return Traffic()
-
-    def no_partial(self, settings: ContrastiveSettings) -> str:
-        _ = settings
-        return ""
 
     def follows_preset(self, written: Mapping[str, Any]) -> bool:
         _ = written

@@ -8,7 +8,7 @@ from vfl_party.methods.evaluate.phase import ActiveEvaluate, PassiveEvaluate, tr
 from vfl_party.methods.evaluate.settings import EvaluateSettings
 from vfl_party.outbound.declared import Traffic
 from vfl_party.phases.context import Party
-from vfl_party.phases.method import Method
+from vfl_party.phases.method import Method, MethodFacts
 
 
 class Evaluate(Method[EvaluateSettings]):
@@ -16,16 +16,10 @@ class Evaluate(Method[EvaluateSettings]):
     outputs.
     """
 
-    def follows(self, settings: EvaluateSettings) -> frozenset[str] | None:
-        _ = settings
-        return None
-
-    def own_sizes(self, settings: EvaluateSettings) -> bool:
-        _ = settings
-        return True
-
-    def no_partial(self, settings: EvaluateSettings) -> str:
-        return "importance needs rows that all parties hold" if settings.importance else ""
+    def facts(self, settings: EvaluateSettings) -> MethodFacts:
+        importance = "importance needs rows that all parties hold"
+        no_partial = importance if settings.importance else ""
+        return MethodFacts(own_sizes=True, follows=None, no_partial=no_partial)
 
     def traffic(self, party: Party, phase: str, settings: EvaluateSettings) -> Traffic:
         return traffic(party, phase, settings)

@@ -58,7 +58,7 @@ CHANGES = Exchange(
 
 def get_column_names(party: Party) -> list[str]:
     """Returns the names of a party's columns; one name for images."""
-    return list(party.need_features().columns) or [_IMAGE]
+    return list(party.rows.need_features().columns) or [_IMAGE]
 
 
 @torch.no_grad()
@@ -68,7 +68,7 @@ def permute_columns(
     """Yields, for each column and repeat, the column's name and this party's embeddings of the
     validation rows with the column permuted, one chunk at a time.
     """
-    features, rows = party.need_features(), party.rows("validation")
+    features, rows = party.rows.need_features(), party.rows.get("validation")
     party.models["encoder"].eval()
     for place, name in enumerate(get_column_names(party)):
         column = name if features.columns else None
@@ -98,8 +98,8 @@ class PassiveImportance:
     ) -> None:
         self._party, self._phase, self._settings = party, phase, settings
         self._embeddings = asking
-        self._count = party.asking(phase, COUNT)
-        self._changes = party.asking(phase, CHANGES)
+        self._count = party.exchanges.open_asking(phase, COUNT)
+        self._changes = party.exchanges.open_asking(phase, CHANGES)
 
     def run(self, first: StepKey) -> dict[str, Any]:
         """Runs the exchanges, starting at the step ``first``. Returns the importance of this
@@ -111,7 +111,7 @@ class PassiveImportance:
             for z_BD in embeddings:
                 batch += 1
                 step = first._replace(batch=batch)
-                self._embeddings.swap(step, {"z": z_BD}, self._party.rows("validation"))
+                self._embeddings.swap(step, {"z": z_BD}, self._party.rows.get("validation"))
         answer = self._changes.take(first._replace(batch=batch + 1), columns=len(names))
         return rank_columns(names, answer["changes"].cpu().view(torch.float64))
 
@@ -130,9 +130,9 @@ class ActiveImportance:
     ) -> None:
         self._party, self._phase, self._settings = party, phase, settings
         self._embeddings = answering
-        self._count = party.answering(phase, COUNT)
-        self._changes = party.answering(phase, CHANGES)
-        if not len(party.rows("validation")):
+        self._count = party.exchanges.open_answering(phase, COUNT)
+        self._changes = party.exchanges.open_answering(phase, CHANGES)
+        if not len(party.rows.get("validation")):
             raise InputError(
                 Code.CONFIG_INVALID,
                 f"recipe: phases: {phase}: importance needs validation rows (got none). Set "
@@ -158,7 +158,7 @@ class ActiveImportance:
         if passives:
             columns = self._collect_counts(first)
             self._answer(first, columns, chunks, change)
-        if party.features is None:
+        if party.rows.features is None:
             return None
         losses = [
             change(
@@ -291,10 +291,10 @@ def traffic(
     """
     columns_by_party = {
         member.name: len(get_column_names(member))
-        for member in (party, *party.others.values())
-        if member.role == "passive" and member.features is not None
+        for member in (party, *party.exchanges.others.values())
+        if member.role == "passive" and member.rows.features is not None
     }
-    row_chunks, repeats = split_into_chunks(party.rows("validation")), settings.repeats
+    row_chunks, repeats = split_into_chunks(party.rows.get("validation")), settings.repeats
     num_messages = {
         name: count * repeats * len(row_chunks) for name, count in columns_by_party.items()
     }
@@ -308,7 +308,7 @@ def traffic(
         make = partial(Occurrence.of, exchange, step, rows=rows)
         for name, total in num_messages.items():
             if done < total:
-                occurrences.append(replace(make(width=party.widths[name]), party=name))
+                occurrences.append(replace(make(width=party.exchanges.widths[name]), party=name))
             elif done == total:
                 answer = Occurrence.of(CHANGES, step, columns=columns_by_party[name])
                 occurrences.append(replace(answer, party=name))

@@ -71,7 +71,9 @@ class MetricsSender:
         exchange = metrics_exchange(party)
         self._side = None
         if exchange is not None:
-            self._side = party.answering(phase, exchange, **_get_sizes(party, splits))
+            self._side = party.exchanges.open_answering(
+                phase, exchange, **_get_sizes(party, splits)
+            )
 
     def send(self, step: StepKey, metrics: Mapping[str, Mapping[str, float]]) -> None:
         """Sends the metrics to all passive parties, if the recipe enables this."""
@@ -95,7 +97,7 @@ class MetricsReceiver:
         exchange = metrics_exchange(party)
         self._side = None
         if exchange is not None:
-            self._side = party.asking(phase, exchange, **_get_sizes(party, splits))
+            self._side = party.exchanges.open_asking(phase, exchange, **_get_sizes(party, splits))
 
     def keep(self, folder: Path) -> None:
         """Sets the party's run folder."""
@@ -140,7 +142,7 @@ def traffic(party: Party, phase: str, settings: EvaluateSettings) -> Traffic:
     occurrences: list[Occurrence] = []
     exchange, batch = embeddings(party, settings), 0
     for split in settings.splits:
-        rows = party.joint_rows(split)
+        rows = party.rows.get_joint(split)
         occurrences += scoring_traffic(party, phase, exchange, 0, batch, rows)
         batch += len(split_into_chunks(rows))
     occurrences += metrics_traffic(party, StepKey(phase, 0, batch), settings.splits)
@@ -150,7 +152,7 @@ def traffic(party: Party, phase: str, settings: EvaluateSettings) -> Traffic:
         occurrences += means
         batch += stand_in.count_steps(settings.absent)
     if not settings.importance:
-        return Traffic(occurrences, bound=party.bound)
+        return Traffic(occurrences, bound=party.exchanges.bound)
     permuted, uncounted = importance.traffic(party, exchange, settings, StepKey(phase, 0, batch))
     bound = (
         f"the permuted columns of {', '.join(uncounted)} are not counted, because this party does "
@@ -188,7 +190,7 @@ class ActiveEvaluate(Phase):
         party, batch = self._party, 0
         embedded: dict[str, tuple[Rows, list[Chunk]]] = {}
         for split in self._settings.splits:
-            rows = party.rows(split)
+            rows = party.rows.get(split)
             chunks = [*self._scorer.embeddings(rows, StepKey(self.name, round_, batch))]
             batch += len(chunks)
             if len(rows):
@@ -249,10 +251,12 @@ class ActiveEvaluate(Phase):
         party = self._party
         # If training may continue without a party, the report also contains the quality without
         # that party.
-        can_leave_out = party.features is not None or len(party.recipe.passives) > 1
+        can_leave_out = party.rows.features is not None or len(party.recipe.passives) > 1
         # With partial rows, only one party may hold a row, and the row cannot be scored without
         # that party.
-        can_leave_out = can_leave_out and (party.features is not None or party.data.held is None)
+        can_leave_out = can_leave_out and (
+            party.rows.features is not None or party.rows.data.held is None
+        )
         left_out = (
             [passive.name for passive in party.recipe.passives]
             if party.course.without != "wait" and can_leave_out
@@ -282,12 +286,12 @@ def divide_by_holders(
 
     A group's name lists the parties that hold its rows and have features.
     """
-    held_rows = party.data.held
+    held_rows = party.rows.data.held
     if held_rows is None:
         return {}
-    own_name = () if party.features is None else (party.name,)
+    own_name = () if party.rows.features is None else (party.name,)
     return {
-        name_holders(split, (*own_name, *names)): (rows[places], party.take(outputs, places))
+        name_holders(split, (*own_name, *names)): (rows[places], party.rows.take(outputs, places))
         for names, places in held_rows.by_holders(rows)
     }
 
@@ -314,7 +318,7 @@ def add_row_counts(
     """Adds the number of rows to the metrics of each split and group of rows, unless all parties
     hold all rows.
     """
-    if party.data.held is None:
+    if party.rows.data.held is None:
         return metrics
     return {
         name: {**values, ROWS: float(len(predictions[name][0]))} for name, values in metrics.items()
@@ -347,7 +351,7 @@ class PassiveEvaluate(Phase):
         party, settings, batch = self._party, self._settings, 0
         for split in settings.splits:
             first = StepKey(self.name, round_, batch)
-            batch += self._scorer.answer(party.joint_rows(split), first)
+            batch += self._scorer.answer(party.rows.get_joint(split), first)
         self._receiver.receive(StepKey(self.name, round_, batch))
         batch += count_metrics_steps(party)
         if settings.subsets:

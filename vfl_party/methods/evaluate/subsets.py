@@ -107,11 +107,11 @@ class MetricJudge:
         self, party: Party, metric: str, rows: Rows, *, draws: int = 0, seed: int = 0
     ) -> None:
         self._task, self._metric = party.recipe.task, metric
-        labels, targets = party.need_labels()
+        labels, targets = party.rows.need_labels()
         self._labels, self._threshold = labels, get_threshold(party)
-        self._targets = party.take(targets, rows).cpu()
-        weights = party.row_weights(party.rows("train"))
-        self._weights = None if weights is None else party.take(weights, rows).cpu()
+        self._targets = party.rows.take(targets, rows).cpu()
+        weights = party.rows.compute_weights(party.rows.get("train"))
+        self._weights = None if weights is None else party.rows.take(weights, rows).cpu()
         random = np.random.Generator(np.random.Philox(key=seed))
         self._samples = [self._draw_sample(random) for _ in range(draws)]
 
@@ -198,7 +198,7 @@ class Subsets:
         self.splits = [
             split
             for split in _SHAPLEY_SPLITS
-            if split in settings.splits and len(party.rows(split))
+            if split in settings.splits and len(party.rows.get(split))
         ]
         if not self.splits:
             raise InputError(
@@ -256,7 +256,7 @@ class Subsets:
                 value = measured.by_split[split][members] = judge.measure(outputs)
                 if resampled:
                     measured.drawn[members] = np.array([value, *judge.resample(outputs)])
-                    self._party.tick(self._phase, 0, 1, number, len(sets))
+                    self._party.hooks.tick(self._phase, 0, 1, number, len(sets))
         return measured
 
     def _make_scoring(

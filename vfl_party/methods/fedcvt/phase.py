@@ -50,8 +50,10 @@ class ActiveFedCVT(Phase):
         self.name, self.rounds = name, self._training.batches.rounds
         self.epochs = self._training.batches.epochs
         self._passive_own_rows = settings.get_own_batch_size("passive")
-        sizes = {"width": party.embedding_size, "own": self._passive_own_rows}
-        self._representations = party.answering(name, declare_representations(settings), **sizes)
+        sizes = {"width": party.exchanges.width, "own": self._passive_own_rows}
+        self._representations = party.exchanges.open_answering(
+            name, declare_representations(settings), **sizes
+        )
         self._validation = SplitScorer(party, name, VALIDATION)
         recipe, precision = party.recipe, party.recipe.model.precision
         self._objective = Objective(
@@ -64,11 +66,11 @@ class ActiveFedCVT(Phase):
         )
 
     def run_round(self, round_: int) -> RoundReport:
-        party, training, features = self._party, self._training, self._party.need_features()
-        _, targets = party.need_labels()
+        party, training, features = self._party, self._training, self._party.rows.need_features()
+        _, targets = party.rows.need_labels()
         steps = training.steps(round_)
         training.train_mode()
-        tick = party.ticker(self.name, round_, self.rounds, len(steps))
+        tick = party.hooks.make_ticker(self.name, round_, self.rounds, len(steps))
         loss, terms = (
             torch.zeros((), device=party.device),
             torch.zeros(len(TERMS), device=party.device),
@@ -77,7 +79,7 @@ class ActiveFedCVT(Phase):
         for batch, rows in enumerate(steps):
             step = StepKey(self.name, round_, batch)
             training.zero_grad()
-            y_L = party.take(targets, rows.labelled)
+            y_L = party.rows.take(targets, rows.labelled)
             r_BD = party.encode(*features.inputs(rows.rows))
             ((passive, received),) = self._representations.collect(step, rows=rows.aligned).items()
             for tensor in received.values():
@@ -112,7 +114,7 @@ class ActiveFedCVT(Phase):
         return RoundReport(len(steps), metrics)
 
     def _validate(self, round_: int, batch: int, metrics: dict[str, dict[str, float]]) -> None:
-        party, rows = self._party, self._party.rows("validation")
+        party, rows = self._party, self._party.rows.get("validation")
         outputs = self._validation.score(rows, StepKey(self.name, round_, batch)).outputs
         if len(rows):
             metrics.update(compute_metrics(party, {"validation": (rows, outputs)}))
@@ -127,7 +129,7 @@ class ActiveFedCVT(Phase):
 def _make_head(party: Party, phase: str, view: str) -> nn.Module:
     """Makes the linear classifier of one party's view, with its initial weights."""
     with seed_torch(derive_seed(party.own_seed, "init", party.name, phase, view)):
-        head = nn.Linear(party.embedding_size, party.recipe.task.outputs)
+        head = nn.Linear(party.exchanges.width, party.recipe.task.outputs)
     return head.to(party.device)
 
 
@@ -258,15 +260,17 @@ class PassiveFedCVT(Phase):
         self._training = FedCVTTraining(party, name, settings)
         self.name, self.rounds = name, self._training.batches.rounds
         self.epochs = self._training.batches.epochs
-        sizes = {"width": party.embedding_size, "own": settings.get_own_batch_size("passive")}
-        self._representations = party.asking(name, declare_representations(settings), **sizes)
+        sizes = {"width": party.exchanges.width, "own": settings.get_own_batch_size("passive")}
+        self._representations = party.exchanges.open_asking(
+            name, declare_representations(settings), **sizes
+        )
         self._validation = SplitScorer(party, name, VALIDATION)
 
     def run_round(self, round_: int) -> RoundReport:
-        party, training, features = self._party, self._training, self._party.need_features()
+        party, training, features = self._party, self._training, self._party.rows.need_features()
         training.train_mode()
         steps = training.steps(round_)
-        tick = party.ticker(self.name, round_, self.rounds, len(steps))
+        tick = party.hooks.make_ticker(self.name, round_, self.rounds, len(steps))
         for batch, rows in enumerate(steps):
             step = StepKey(self.name, round_, batch)
             r_BD = party.encode(*features.inputs(rows.rows))
@@ -283,7 +287,9 @@ class PassiveFedCVT(Phase):
             training.step(last=rows.last)
             tick()
         training.check(StepKey(self.name, round_, len(steps)))
-        self._validation.answer(party.rows("validation"), StepKey(self.name, round_, len(steps)))
+        self._validation.answer(
+            party.rows.get("validation"), StepKey(self.name, round_, len(steps))
+        )
         return RoundReport(len(steps))
 
     def state(self) -> Tree:

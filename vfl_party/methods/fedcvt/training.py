@@ -117,7 +117,7 @@ class FedCVTBatches:
 
     def __init__(self, party: Party, phase: str, settings: FedCVTSettings) -> None:
         self._seed, self._phase, self._settings = party.recipe.seed, phase, settings
-        self._labelled = party.rows("train")
+        self._labelled = party.rows.get("train")
         if len(self._labelled) == 0:
             raise InputError(
                 Code.CONFIG_INVALID,
@@ -125,7 +125,7 @@ class FedCVTBatches:
                 "labels to the training split.",
             )
         unlabelled, size = (
-            np.setdiff1d(party.rows("aligned"), self._labelled),
+            np.setdiff1d(party.rows.get("aligned"), self._labelled),
             settings.unlabelled_batch_size,
         )
         if size > len(unlabelled):
@@ -190,7 +190,7 @@ def make_own_cycle(party: Party, phase: str, settings: FedCVTSettings) -> BatchC
     Raises InputError if there are fewer rows than a batch needs. With ``rows.align = "psi"`` these
     rows are unknown until the parties have joined, so the check comes in the first round.
     """
-    rows = np.setdiff1d(party.rows("local"), party.rows("aligned"))
+    rows = np.setdiff1d(party.rows.get("local"), party.rows.get("aligned"))
     seed, size = derive_seed(party.own_seed, party.name), settings.get_own_batch_size(party.role)
     cycle = BatchCycle(seed, f"{phase} own", rows, size)
     if cycle.is_too_short and party.recipe.rows.align != "psi":
@@ -220,14 +220,14 @@ def _yield_occurrences(
 ) -> Iterator[Occurrence]:
     exchange, sizes = (
         declare_representations(settings),
-        {"width": party.embedding_size, "own": settings.get_own_batch_size("passive")},
+        {"width": party.exchanges.width, "own": settings.get_own_batch_size("passive")},
     )
     for round_ in range(batches.rounds):
         step_sizes = batches.get_step_sizes(round_)
         for batch, rows in enumerate(step_sizes):
             yield Occurrence.of(exchange, StepKey(name, round_, batch), rows=rows, **sizes)
         yield from scoring_traffic(
-            party, name, VALIDATION, round_, len(step_sizes), party.rows("validation")
+            party, name, VALIDATION, round_, len(step_sizes), party.rows.get("validation")
         )
 
 

@@ -19,25 +19,21 @@ from vfl_party.methods.fedhssl.phase import (
 from vfl_party.methods.fedhssl.settings import FedHSSLSettings
 from vfl_party.outbound.declared import Traffic
 from vfl_party.phases.context import MakeEncoder, Party
-from vfl_party.phases.method import Method
+from vfl_party.phases.method import Method, MethodFacts
 
 
 class FedHSSLMethod(Method[FedHSSLSettings]):
     """FedHSSL: each party trains a cross-party and a local encoder, and keeps one or both."""
 
-    def follows(self, settings: FedHSSLSettings) -> frozenset[str] | None:
+    def facts(self, settings: FedHSSLSettings) -> MethodFacts:
         _ = settings
-        return None
+        return MethodFacts(follows=None, one_process="")
 
     def encoder(self, settings: FedHSSLSettings, make: MakeEncoder) -> nn.Module:
         return make_kept_encoder(settings, make)
 
     def part(self, encoder: nn.Module, name: str) -> nn.Module:
         return select_encoder(encoder, name)
-
-    def one_process(self, settings: FedHSSLSettings) -> str:
-        _ = settings
-        return ""
 
     def traffic(self, party: Party, phase: str, settings: FedHSSLSettings) -> Traffic:
         return traffic(party, phase, settings)

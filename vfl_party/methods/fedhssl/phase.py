@@ -177,7 +177,7 @@ class CrossStep:
     def run(self, round_: int, tick: Callable[[], None]) -> Epochs:
         """Runs the cross-party epochs of one round and calls ``tick`` after each step."""
         party, epochs = self._party, self._settings.cross_epochs
-        features = party.need_features()
+        features = party.rows.need_features()
         self.tower.train()
         total, variance = torch.zeros((), device=party.device), torch.zeros((), device=party.device)
         batch = 0
@@ -254,7 +254,7 @@ class ActiveCross(CrossStep):
     """
 
     def _open(self, exchange: Exchange, **sizes: int) -> None:
-        self._projection = self._party.answering(self._phase, exchange, **sizes)
+        self._projection = self._party.exchanges.open_answering(self._phase, exchange, **sizes)
 
     def _run_step(self, step: StepKey, inputs: Inputs, rows: Rows) -> tuple[Tensor, Tensor]:
         # Alg. 1, line 6: own projections.
@@ -272,7 +272,7 @@ class PassiveCross(CrossStep):
     """A passive party's side, which receives only the projections of the active party."""
 
     def _open(self, exchange: Exchange, **sizes: int) -> None:
-        self._projection = self._party.asking(self._phase, exchange, **sizes)
+        self._projection = self._party.exchanges.open_asking(self._phase, exchange, **sizes)
 
     def _run_step(self, step: StepKey, inputs: Inputs, rows: Rows) -> tuple[Tensor, Tensor]:
         # Alg. 1, line 6: own projections.
@@ -295,7 +295,7 @@ class FedHSSL(Phase):
         self.name, self.rounds = name, settings.rounds
         self._party, self._settings = party, settings
         self._warned: set[str] = set()
-        if party.features is None:
+        if party.rows.features is None:
             raise InputError(
                 Code.CONFIG_INVALID,
                 f"recipe: phases: {name}: {party.name} has no features, but the encoder of every "
@@ -350,14 +350,14 @@ class FedHSSL(Phase):
         if self._aggregation is not None:
             self._aggregation.run(round_)
         elif self._local is not None:
-            self._party.unhurried()
+            self._party.exchanges.connections.unhurried()
         return report(self._party.name, epochs_by_step, self._warned)
 
     def _ticker(self, round_: int, local_epochs: int) -> Callable[[], None]:
         """Returns a function that counts the steps of the round for the progress display."""
         steps = self._cross.steps if self._cross is not None else 0
         steps += self._local.steps(local_epochs) if self._local is not None else 0
-        return self._party.ticker(self.name, round_, self.rounds, steps)
+        return self._party.hooks.make_ticker(self.name, round_, self.rounds, steps)
 
     def state(self) -> Tree:
         trainers = {"cross": self._cross, "local": self._local}
@@ -399,7 +399,9 @@ class AggregationStep:
 
     def __init__(self, party: Party, phase: str, tower: Tower, settings: FedHSSLSettings) -> None:
         self._party, self._phase, self._tower = party, phase, tower
-        self._weights = party.asking(phase, declare_weights(settings, get_shared_state(tower)))
+        self._weights = party.exchanges.open_asking(
+            phase, declare_weights(settings, get_shared_state(tower))
+        )
 
     @torch.no_grad()
     def run(self, round_: int) -> None:
@@ -424,10 +426,10 @@ def traffic(party: Party, name: str, settings: FedHSSLSettings) -> Traffic:
     weights = None
     if settings.aggregate:
         need_data(party, name, "the weights that the server averages")
-        if (name, "weights") not in party.exchanges:
+        if (name, "weights") not in party.exchanges.opened:
             # Making the phase opens the exchange, whose shapes are taken from the models.
             PassiveFedHSSL(party, name, settings)
-        weights = party.exchanges[name, "weights"].exchange
+        weights = party.exchanges.opened[name, "weights"].exchange
     return Traffic(_yield_occurrences(party, name, settings, weights))
 
 
@@ -440,7 +442,7 @@ def _yield_occurrences(
         0,
     )
     # With keep = "concat", each of the two encoders computes half of the embedding.
-    width = plan.width(party.embedding_size // (2 if settings.keep_rule == "concat" else 1))
+    width = plan.width(party.exchanges.width // (2 if settings.keep_rule == "concat" else 1))
     if settings.cross:
         steps = settings.cross_epochs * (
             len(require_rows(party, name, "aligned", plan.batch_size)) // plan.batch_size

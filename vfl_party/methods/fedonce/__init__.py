@@ -18,30 +18,25 @@ from vfl_party.methods.fedonce.phase import FedOnce, make_learnt_encoder
 from vfl_party.methods.fedonce.settings import FedOnceSettings
 from vfl_party.outbound.declared import Traffic
 from vfl_party.phases.context import MakeEncoder, Party
-from vfl_party.phases.method import Method
+from vfl_party.phases.method import Method, MethodFacts
 from vfl_party.privacy.plan import PrivatePhase
 
 
 class FedOnceMethod(Method[FedOnceSettings]):
     """FedOnce: every party trains its encoder alone."""
 
-    def follows(self, settings: FedOnceSettings) -> frozenset[str] | None:
-        _ = settings
-        return None
-
-    def idle(self, settings: FedOnceSettings, recipe: Recipe) -> frozenset[str]:
-        parties = super().idle(settings, recipe)
-        return parties if settings.active else parties | {recipe.active.name}
-
-    def own_sizes(self, settings: FedOnceSettings) -> bool:
-        _ = settings
-        return True
+    def facts(self, settings: FedOnceSettings) -> MethodFacts:
+        dp = "with dp clips the gradient of each row separately"
+        return MethodFacts(
+            own_sizes=True,
+            follows=None,
+            idle="" if settings.active else "active",
+            no_partial="",
+            one_process="" if settings.dp is None else dp,
+        )
 
     def encoder(self, settings: FedOnceSettings, make: MakeEncoder) -> nn.Module | None:
         return make_learnt_encoder(settings, make)
-
-    def one_process(self, settings: FedOnceSettings) -> str:
-        return "" if settings.dp is None else "with dp clips the gradient of each row separately"
 
     def traffic(self, party: Party, phase: str, settings: FedOnceSettings) -> Traffic:
         _ = party, phase, settings
@@ -59,10 +54,6 @@ class FedOnceMethod(Method[FedOnceSettings]):
         return PrivatePhase(
             phase, settings.dp, tuple(learners), settings.batch_size, settings.epochs
         )
-
-    def no_partial(self, settings: FedOnceSettings) -> str:
-        _ = settings
-        return ""
 
     def follows_preset(self, written: Mapping[str, Any]) -> bool:
         # Only the contrastive objective draws views, whose augmentations depend on the preset.

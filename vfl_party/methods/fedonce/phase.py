@@ -76,7 +76,7 @@ def _make_linear(make: MakeEncoder) -> nn.Module:
 
 def get_training_rows(party: Party, phase: str, split: str) -> Rows:
     """Returns the rows of a split. Raises InputError if the split has fewer than two rows."""
-    rows = party.rows(split)
+    rows = party.rows.get(split)
     if len(rows) < 2:
         raise InputError(
             Code.CONFIG_INVALID,
@@ -168,7 +168,7 @@ class LocalTraining:
             if batch_loss is not None:
                 total += batch_loss
                 num_losses += 1
-            party.tick(self._phase, epoch, settings.epochs, steps, count)
+            party.hooks.tick(self._phase, epoch, settings.epochs, steps, count)
         if steps:
             self._schedule.step()
         metrics = (
@@ -221,10 +221,10 @@ class Reconstruction:
         self._party = party
         self._rows = get_training_rows(party, phase, settings.rows)
         self._encoder = party.models["encoder"]
-        self._cardinalities = party.need_features().spec.cardinalities
-        width = self._collect_targets(party.need_features().inputs(self._rows[:1])).shape[1]
+        self._cardinalities = party.rows.need_features().spec.cardinalities
+        width = self._collect_targets(party.rows.need_features().inputs(self._rows[:1])).shape[1]
         with seed_torch(derive_seed(party.own_seed, "init", phase, party.name, "decoder")):
-            decoder = build_top(TopSettings(hidden=settings.decoder), party.embedding_size, width)
+            decoder = build_top(TopSettings(hidden=settings.decoder), party.exchanges.width, width)
         self._decoder = decoder.to(party.device)
         autoencoder = nn.ModuleDict({"encoder": self._encoder, "decoder": self._decoder})
         self._training = LocalTraining(party, phase, settings, autoencoder, len(self._rows))
@@ -240,11 +240,11 @@ class Reconstruction:
 
     def run_round(self, epoch: int) -> RoundReport:
         """Runs one epoch and reports the mean squared error."""
-        features = self._party.need_features()
+        features = self._party.rows.need_features()
 
         def loss(batch: Rows) -> Tensor:
             inputs = features.inputs(self._rows[batch])
-            (z_BD,) = self._party.through(self._encoder, inputs)
+            (z_BD,) = self._party.encode.through(self._encoder, inputs)
             return F.mse_loss(self._decoder(z_BD), self._collect_targets(inputs))
 
         return self._training.run_epoch(epoch, loss)
@@ -295,7 +295,7 @@ class Pca:
     def __init__(self, party: Party, phase: str, settings: FedOnceSettings) -> None:
         self._party, self._rows = party, get_training_rows(party, phase, settings.rows)
         linear = list(party.models["encoder"].modules())[-1]
-        d = party.embedding_size
+        d = party.exchanges.width
         if (
             not isinstance(linear, nn.Linear)
             or len(list(party.models["encoder"].parameters())) != 2
@@ -329,7 +329,7 @@ class Pca:
     @torch.no_grad()
     def run_round(self, _round: int) -> RoundReport:
         """Fits the components and reports the share of the variance that they explain."""
-        (x,) = self._party.need_features().inputs(self._rows)
+        (x,) = self._party.rows.need_features().inputs(self._rows)
         d = min(self._linear.out_features, self._max_components)
         mean_F, axes_DF, share = principal_components(x.flatten(1), d)
         self._linear.weight.zero_()[:d] = axes_DF
@@ -391,25 +391,25 @@ class Nat:
         self._training = LocalTraining(party, phase, settings, self._encoder, len(self._rows))
         seed = derive_seed(party.own_seed, phase, party.name, "targets")
         # Alg. 1, line 3: random targets.
-        self.targets = draw_targets(len(self._rows), party.embedding_size, seed).to(party.device)
+        self.targets = draw_targets(len(self._rows), party.exchanges.width, seed).to(party.device)
 
     def run_round(self, epoch: int) -> RoundReport:
         """Runs one epoch (Alg. 1, line 4). Reports the mean loss, and the share of rows whose
         target has changed.
         """
-        party, settings, features = self._party, self._settings, self._party.need_features()
+        party, settings, features = self._party, self._settings, self._party.rows.need_features()
         matching = settings.matches and epoch % settings.match_every == 0
         moved = 0
 
         def loss(batch: Rows) -> Tensor:
             nonlocal moved
-            (z_BD,) = party.through(self._encoder, features.inputs(self._rows[batch]))
-            c_BD = party.take(self.targets, batch)
+            (z_BD,) = party.encode.through(self._encoder, features.inputs(self._rows[batch]))
+            c_BD = party.rows.take(self.targets, batch)
             if matching:
                 # Alg. 1, line 5: match the targets to the embeddings.
                 order = self._match(z_BD, c_BD)
                 moved += int((order != np.arange(len(order))).sum())
-                c_BD = party.take(c_BD, order)
+                c_BD = party.rows.take(c_BD, order)
                 self.targets[torch.from_numpy(batch).to(party.device)] = c_BD
             # Alg. 1, line 6: the loss.
             return nat_loss(z_BD, c_BD)
@@ -477,7 +477,9 @@ class ContrastiveLearner:
 
     def run_round(self, round_: int) -> RoundReport:
         """Trains for one round."""
-        tick = self._party.ticker(self._phase, round_, self._rounds, self._local.steps(1))
+        tick = self._party.hooks.make_ticker(
+            self._phase, round_, self._rounds, self._local.steps(1)
+        )
         return report(self._party.name, {"local": self._local.run(round_, 1, tick)}, self._warned)
 
     def close(self) -> None:
@@ -512,7 +514,7 @@ class FedOnce(Phase):
         self.rounds = self.epochs = 1 if settings.objective == "pca" else settings.epochs
         learns = party.name != party.recipe.active.name or settings.active
         self._learner: EncoderLearner | None = None
-        if learns and party.features is not None:
+        if learns and party.rows.features is not None:
             self._learner = _LEARNERS[settings.objective](party, name, settings)
 
     def run_round(self, round_: int) -> RoundReport:

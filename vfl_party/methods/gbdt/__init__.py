@@ -23,7 +23,7 @@ from vfl_party.models.trees import check_loss, lightgbm, objective
 from vfl_party.outbound.declared import Traffic
 from vfl_party.phases.context import Party
 from vfl_party.phases.measure import compute_metrics
-from vfl_party.phases.method import Method
+from vfl_party.phases.method import Method, MethodFacts
 
 
 class GbdtSettings(Section):
@@ -60,19 +60,19 @@ class ActiveGbdt(Phase):
         where = f"recipe: phases: {name}"
         check_loss(party.recipe.task, "lightgbm", where)
         self._lightgbm = lightgbm(where)
-        if party.features is None:
+        if party.rows.features is None:
             raise InputError(
                 Code.CONFIG_INVALID,
                 f"{where}: {party.name} has no features to grow trees on. Give it features, or "
                 "remove the phase.",
             )
-        if len(party.rows("train")) == 0:
+        if len(party.rows.get("train")) == 0:
             raise InputError(
                 Code.CONFIG_INVALID,
                 f"{where}: there are no labelled training rows. Add rows with labels to the "
                 "training split.",
             )
-        if settings.early_stopping is not None and len(party.rows("validation")) == 0:
+        if settings.early_stopping is not None and len(party.rows.get("validation")) == 0:
             raise InputError(
                 Code.CONFIG_INVALID,
                 f"{where}: early_stopping needs validation rows (got none). Set rows.validation "
@@ -82,8 +82,8 @@ class ActiveGbdt(Phase):
     def run_round(self, _round: int) -> RoundReport:
         party, settings, lgb = self._party, self._settings, self._lightgbm
         x_NF, categorical = self._collect_columns()
-        _, targets = party.need_labels()
-        weights = party.row_weights(party.rows("train"))
+        _, targets = party.rows.need_labels()
+        weights = party.rows.compute_weights(party.rows.get("train"))
         w_N = None if weights is None else weights.cpu().numpy()
         y_N = targets.reshape(-1).cpu().numpy()
 
@@ -97,17 +97,17 @@ class ActiveGbdt(Phase):
                 categorical_feature=categorical,
             )
 
-        train = make_dataset(party.rows("train"))
+        train = make_dataset(party.rows.get("train"))
         callbacks, validation_sets = [self._tick], []
         if settings.early_stopping is not None:
-            validation_sets = [make_dataset(party.rows("validation"), train)]
+            validation_sets = [make_dataset(party.rows.get("validation"), train)]
             callbacks.append(lgb.early_stopping(settings.early_stopping, verbose=False))
         trees = lgb.train(
             self._get_parameters(), train, settings.trees, validation_sets, callbacks=callbacks
         )
         predictions: dict[str, tuple[Rows, Tensor]] = {}
         for split in settings.splits:
-            rows = party.rows(split)
+            rows = party.rows.get(split)
             if len(rows):
                 predictions[split] = rows, self._compute_outputs(trees, x_NF[rows])
         rounds = (
@@ -141,7 +141,7 @@ class ActiveGbdt(Phase):
         """Returns all rows as the encoder gets them, [N, F], with images as rows of pixels, and the
         positions of the categorical columns.
         """
-        features = self._party.need_features()
+        features = self._party.rows.need_features()
         x_NF = features.x.flatten(1).cpu().numpy()
         if features.categories is None:
             return x_NF, []
@@ -157,7 +157,7 @@ class ActiveGbdt(Phase):
         return torch.from_numpy(np.asarray(raw)).reshape(len(x_NF), -1)
 
     def _tick(self, state: Any) -> None:
-        self._party.tick(self.name, 0, 1, state.iteration + 1, state.end_iteration)
+        self._party.hooks.tick(self.name, 0, 1, state.iteration + 1, state.end_iteration)
 
 
 class PassiveGbdt(Phase):
@@ -175,9 +175,9 @@ class PassiveGbdt(Phase):
 class Gbdt(Method[GbdtSettings]):
     """Boosted trees: only the active party trains."""
 
-    def follows(self, settings: GbdtSettings) -> frozenset[str]:
+    def facts(self, settings: GbdtSettings) -> MethodFacts:
         _ = settings
-        return frozenset({"loss", "class_weight", "weight"})
+        return MethodFacts(follows=frozenset({"loss", "class_weight", "weight"}))
 
     def traffic(self, party: Party, phase: str, settings: GbdtSettings) -> Traffic:
         _ = party, phase, settings

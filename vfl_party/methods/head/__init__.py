@@ -19,17 +19,24 @@ from vfl_party.methods.head.settings import TREE_KEYS, HeadSettings
 from vfl_party.methods.head.upload import PassiveHead, traffic
 from vfl_party.outbound.declared import Traffic
 from vfl_party.phases.context import Party
-from vfl_party.phases.method import WHOLE_TASK, Method
-from vfl_party.phases.sets import Learnt
+from vfl_party.phases.method import WHOLE_TASK, Method, MethodFacts
 from vfl_party.privacy.plan import PrivatePhase
 
 
 class HeadMethod(Method[HeadSettings]):
     """Head: one upload by each passive party, followed by training at the active party."""
 
-    def follows(self, settings: HeadSettings) -> frozenset[str]:
-        _ = settings
-        return WHOLE_TASK
+    def facts(self, settings: HeadSettings) -> MethodFacts:
+        no_partial = "dp needs rows that all parties hold" if settings.dp is not None else ""
+        if settings.deadline_s is not None:
+            no_partial = "deadline_s needs parties that hold all rows"
+        return MethodFacts(
+            own_sizes=True,
+            noise=settings.noise,
+            follows=WHOLE_TASK,
+            no_partial=no_partial,
+            learns=settings.learns,
+        )
 
     def check_top(self, phase: str, settings: HeadSettings, recipe: Recipe) -> None:
         where, task, top = f"recipe: phases: {phase}", recipe.task, recipe.model.top
@@ -64,21 +71,6 @@ class HeadMethod(Method[HeadSettings]):
                 f'without label_smoothing (got {got}). Use a top model of kind "mlp", or a phase '
                 'of kind "splitnn".',
             )
-
-    def own_sizes(self, settings: HeadSettings) -> bool:
-        _ = settings
-        return True
-
-    def learns(self, settings: HeadSettings) -> Learnt:
-        return settings.learns
-
-    def no_partial(self, settings: HeadSettings) -> str:
-        if settings.deadline_s is not None:
-            return "deadline_s needs parties that hold all rows"
-        return "dp needs rows that all parties hold" if settings.dp is not None else ""
-
-    def noise(self, settings: HeadSettings) -> float:
-        return settings.noise
 
     def traffic(self, party: Party, phase: str, settings: HeadSettings) -> Traffic:
         return traffic(party, phase, settings)

@@ -43,8 +43,8 @@ class ActiveHead(Phase):
         self._party, self._settings = party, settings
         self._loss, self._sets = loss_fn(party.recipe.task), Sets(party, name, settings)
         self._stand_ins = learnt_stand_ins(party.models)
-        self._rows = party.rows("train")
-        self._weights = party.row_weights(self._rows) if len(self._rows) else None
+        self._rows = party.rows.get("train")
+        self._weights = party.rows.compute_weights(self._rows) if len(self._rows) else None
         where = f"recipe: phases: {name}"
         if len(self._rows) == 0:
             raise InputError(
@@ -67,7 +67,7 @@ class ActiveHead(Phase):
                 "deadline_s.",
             )
         self._trains_encoder = settings.own_encoder == "trained"
-        if self._trains_encoder and party.features is None:
+        if self._trains_encoder and party.rows.features is None:
             raise InputError(
                 Code.CONFIG_INVALID,
                 f"{where}: own_encoder = 'trained' needs features, but {party.name} has none. "
@@ -136,19 +136,19 @@ class ActiveHead(Phase):
             self._party.recipe.model.combine,
             self._models["top"],
         )
-        _, targets = party.need_labels()
-        y_N = party.take(targets, self._rows)
+        _, targets = party.rows.need_labels()
+        y_N = party.rows.take(targets, self._rows)
         r_ND = {
             passive.name: self._uploads.by_party[passive.name] for passive in party.recipe.passives
         }
-        w_N = None if self._weights is None else party.take(self._weights, self._rows)
+        w_N = None if self._weights is None else party.rows.take(self._weights, self._rows)
         own_ND = self._embed_frozen()
-        epochs, held_rows = self._epochs, party.data.held
+        epochs, held_rows = self._epochs, party.rows.data.held
 
         def loss(batch: Rows) -> Tensor:
             own_BD = self._embed_own(own_ND, batch, steps)
-            y_B = party.take(y_N, batch)
-            weights_B = None if w_N is None else party.take(w_N, batch)
+            y_B = party.rows.take(y_N, batch)
+            weights_B = None if w_N is None else party.rows.take(w_N, batch)
             if held_rows is not None:
                 groups = make_passes(
                     combine_rule, self._sets, self._make_held_batch(held_rows, batch, own_BD, steps)
@@ -157,7 +157,7 @@ class ActiveHead(Phase):
                 return sum_losses(
                     compute_losses(self._loss, outputs, y_B, weights_B, groups), groups
                 )
-            r_BD = {name: party.take(rows_ND, batch) for name, rows_ND in r_ND.items()}
+            r_BD = {name: party.rows.take(rows_ND, batch) for name, rows_ND in r_ND.items()}
             sets = self._sets.draw(r_BD, steps)
             combined = self._sets.embeddings(sets, own_BD, r_BD) or [[*own_BD, *r_BD.values()]]
             outputs = [top(combine(combine_rule, embeddings)) for embeddings in combined]
@@ -183,7 +183,7 @@ class ActiveHead(Phase):
                 break
             mean_loss = total.item() / num_losses if num_losses else mean_loss
             self._schedule.step()
-            party.tick(self.name, round_, self.rounds, epoch + 1, epochs)
+            party.hooks.tick(self.name, round_, self.rounds, epoch + 1, epochs)
         zero_late_weights(self._models["top"], party.recipe, self._uploads.late)
         metrics = {"loss": mean_loss}
         if self._private is not None:
@@ -208,8 +208,8 @@ class ActiveHead(Phase):
             # Positions among the training rows that this party holds, which it has sent in the
             # common order.
             sent_positions = np.searchsorted(held.of(name, self._rows), batch[party_places])
-            r_RD[name] = party.take(uploads[name], sent_positions)
-        return HeldBatch(len(rows), own_BD, r_RD, places_by_party, (step,), party.widths)
+            r_RD[name] = party.rows.take(uploads[name], sent_positions)
+        return HeldBatch(len(rows), own_BD, r_RD, places_by_party, (step,), party.exchanges.widths)
 
     def _batches(self, epoch: int) -> Iterable[Rows]:
         """Returns the batches of an epoch, as positions in the training rows."""
@@ -232,7 +232,7 @@ class ActiveHead(Phase):
         """Returns the active party's representations of the training rows, [N, D]; an empty list if
         the party has no features or trains its encoder.
         """
-        if self._party.features is None or self._trains_encoder:
+        if self._party.rows.features is None or self._trains_encoder:
             return []
         return [embed(self._party, self._rows)]
 
@@ -242,9 +242,9 @@ class ActiveHead(Phase):
         the phase.
         """
         if not self._trains_encoder:
-            return [self._party.take(rows_ND, batch) for rows_ND in frozen_ND]
+            return [self._party.rows.take(rows_ND, batch) for rows_ND in frozen_ND]
         rows, views = self._rows[batch], self._views
-        features = self._party.need_features()
+        features = self._party.rows.need_features()
         inputs = features.inputs(rows) if views is None else views.inputs(rows, step)
         return [self._models["encoder"](*inputs)]
 
@@ -283,13 +283,13 @@ class TreesHead(Phase):
         check_loss(party.recipe.task, top.library, where)
         if top.library == "lightgbm":
             lightgbm("recipe: model.top")
-        if not len(party.rows("train")):
+        if not len(party.rows.get("train")):
             raise InputError(
                 Code.CONFIG_INVALID,
                 f"{where}: there are no labelled training rows. Add rows with labels to the "
                 "training split.",
             )
-        if top.early_stopping is not None and not len(party.rows("validation")):
+        if top.early_stopping is not None and not len(party.rows.get("validation")):
             raise InputError(
                 Code.CONFIG_INVALID,
                 "recipe: model.top: early_stopping needs validation rows (got none). Set "
@@ -340,7 +340,7 @@ class TreesHead(Phase):
             return shares
         own_shares = {
             f"{party.name}.{name}": float(gain_F[column.numbers].sum())
-            for name, column in party.need_features().columns.items()
+            for name, column in party.rows.need_features().columns.items()
         }
         largest = sorted(own_shares.items(), key=lambda item: -item[1])[:_SHOWN]
         return shares | {name: share for name, share in largest if share}
@@ -348,29 +348,29 @@ class TreesHead(Phase):
     def _count_columns(self) -> dict[str, int]:
         """Returns {party: the number of its columns in the matrix}, in the matrix's order."""
         party = self._party
-        own = {party.name: party.embedding_size} if party.features is not None else {}
-        return own | party.widths
+        own = {party.name: party.exchanges.width} if party.rows.features is not None else {}
+        return own | party.exchanges.widths
 
     def _make_matrix(self, split: str) -> Matrix:
         """Returns the matrix of a split: this party's own columns, then the passive parties'
         representations in the recipe's order. Values are missing where a party does not hold a row.
         """
-        party, rows = self._party, self._party.rows(split)
-        own = [embed(party, rows)] if party.features is not None else []
+        party, rows = self._party, self._party.rows.get(split)
+        own = [embed(party, rows)] if party.rows.features is not None else []
         others = [self._get_received(passive.name, split) for passive in party.recipe.passives]
-        _, targets = party.need_labels()
-        weights = party.row_weights(party.rows("train"))
+        _, targets = party.rows.need_labels()
+        weights = party.rows.compute_weights(party.rows.get("train"))
         return Matrix(
             torch.cat([*own, *others], dim=1).double().cpu().numpy(),
-            party.take(targets, rows).reshape(-1).double().cpu().numpy(),
-            None if weights is None else party.take(weights, rows).double().cpu().numpy(),
+            party.rows.take(targets, rows).reshape(-1).double().cpu().numpy(),
+            None if weights is None else party.rows.take(weights, rows).double().cpu().numpy(),
         )
 
     def _get_received(self, name: str, split: str) -> Tensor:
         """Returns a party's representations of the rows of a split, [N, D]."""
-        party, held_rows, start = self._party, self._party.data.held, 0
+        party, held_rows, start = self._party, self._party.rows.data.held, 0
         for uploaded_split in get_upload_splits(party.recipe):
-            rows = party.rows(uploaded_split)
+            rows = party.rows.get(uploaded_split)
             places = np.arange(len(rows)) if held_rows is None else held_rows.of(name, rows)
             if uploaded_split == split:
                 break
@@ -393,16 +393,18 @@ class TreesHead(Phase):
     @torch.no_grad()
     def _compute_loss(self, train: Matrix) -> float:
         """Returns the task's loss on the training rows, as all top models report it."""
-        party, rows = self._party, self._party.rows("train")
+        party, rows = self._party, self._party.rows.get("train")
         x_NF = torch.from_numpy(train.x).float().to(party.device)
         parts = [
-            compute_outputs(party, party.take(x_NF, at))
+            compute_outputs(party, party.rows.take(x_NF, at))
             for at in split_into_chunks(np.arange(len(rows)))
         ]
-        _, targets = party.need_labels()
-        weights = party.row_weights(rows)
-        w_N = None if weights is None else party.take(weights, rows)
-        return loss_fn(party.recipe.task)(torch.cat(parts), party.take(targets, rows), w_N).item()
+        _, targets = party.rows.need_labels()
+        weights = party.rows.compute_weights(rows)
+        w_N = None if weights is None else party.rows.take(weights, rows)
+        return loss_fn(party.recipe.task)(
+            torch.cat(parts), party.rows.take(targets, rows), w_N
+        ).item()
 
     def state(self) -> Tree:
         return self._uploads.state()

@@ -51,8 +51,12 @@ def get_upload_splits(recipe: Recipe) -> tuple[str, ...]:
 def traffic(party: Party, name: str, settings: HeadSettings) -> Traffic:
     """Returns the exchanges of the phase; see ``Method.traffic``."""
     exchange, step = declare_upload(settings, party.course.protected), StepKey(name, UPLOAD, 0)
-    rows = np.concatenate([party.joint_rows(split) for split in get_upload_splits(party.recipe)])
-    return Traffic(party.joint_occurrences(exchange, step, rows), bound=party.bound)
+    rows = np.concatenate(
+        [party.rows.get_joint(split) for split in get_upload_splits(party.recipe)]
+    )
+    return Traffic(
+        party.exchanges.list_joint_occurrences(exchange, step, rows), bound=party.exchanges.bound
+    )
 
 
 @torch.no_grad()
@@ -74,7 +78,7 @@ def zero_late_weights(top: nn.Module, recipe: Recipe, late: Sequence[str]) -> No
 
 def make_zeros(late: Sequence[str], n: int, party: Party) -> dict[str, Tensor]:
     """Returns {late party: zeros [n, D]} on the device of ``party``."""
-    widths = party.widths
+    widths = party.exchanges.widths
     return {name: torch.zeros(n, widths[name], device=party.device) for name in late}
 
 
@@ -90,10 +94,10 @@ class Uploads:
         self.by_party: dict[str, Tensor] = {}
         self.late: list[str] = []
         self._party, self._phase, self._deadline_s = party, name, settings.deadline_s
-        self._side = party.answering(
+        self._side = party.exchanges.open_answering(
             name,
             declare_upload(settings, party.course.protected),
-            width=party.widths or party.embedding_size,
+            width=party.exchanges.widths or party.exchanges.width,
         )
         # Whether the acknowledgement has not been sent yet.
         self._owes_acknowledgement = False
@@ -101,11 +105,11 @@ class Uploads:
     def collect(self) -> RoundReport:
         """Collects one upload from each passive party (FedOnce, Alg. 1, line 19)."""
         party, deadline_s = self._party, self._deadline_s
-        rows = np.concatenate([party.rows(split) for split in get_upload_splits(party.recipe)])
+        rows = np.concatenate([party.rows.get(split) for split in get_upload_splits(party.recipe)])
         received = self._side.collect(
             StepKey(self._phase, UPLOAD, 0),
             rows=len(rows),
-            each=party.sizes_of(rows),
+            each=party.rows.get_sizes(rows),
             deadline_s=math.inf if deadline_s is None else deadline_s,
         )
         self.late = [
@@ -158,17 +162,17 @@ class PassiveHead(Phase):
 
     def __init__(self, party: Party, name: str, settings: HeadSettings) -> None:
         self.name, self.rounds, self._party = name, 2, party
-        self.epochs = settings.epochs_over(len(party.joint_rows("train")))
+        self.epochs = settings.epochs_over(len(party.rows.get_joint("train")))
         check_sets(party, name, settings)
-        self._upload = party.asking(
-            name, declare_upload(settings, party.course.protected), width=party.embedding_size
+        self._upload = party.exchanges.open_asking(
+            name, declare_upload(settings, party.course.protected), width=party.exchanges.width
         )
 
     def run_round(self, round_: int) -> RoundReport:
         if round_ != UPLOAD:
             return RoundReport(0)
         party = self._party
-        rows = np.concatenate([party.rows(split) for split in get_upload_splits(party.recipe)])
+        rows = np.concatenate([party.rows.get(split) for split in get_upload_splits(party.recipe)])
         reply = self._upload.swap(StepKey(self.name, round_, 0), {"z": embed(party, rows)}, rows)
         used = all(bool(flag) for flag in reply.values())
         note = "" if used else "our upload came after deadline_s: the model is trained without it"

@@ -20,7 +20,7 @@ from vfl_party.methods.mocosfl.settings import MocoSFLSettings, other_encoder_er
 from vfl_party.methods.mocosfl.steps import build_bottom, sends_initial_bottom, tail, traffic
 from vfl_party.outbound.declared import Traffic
 from vfl_party.phases.context import MakeEncoder, Party
-from vfl_party.phases.method import Method
+from vfl_party.phases.method import Method, MethodFacts
 
 
 def _make_active(party: Party, name: str, settings: MocoSFLSettings) -> Phase:
@@ -39,9 +39,9 @@ class MocoSFL(Method[MocoSFLSettings]):
     has.
     """
 
-    def follows(self, settings: MocoSFLSettings) -> frozenset[str] | None:
+    def facts(self, settings: MocoSFLSettings) -> MethodFacts:
         _ = settings
-        return None
+        return MethodFacts(follows=None)
 
     def encoder(self, settings: MocoSFLSettings, make: MakeEncoder) -> nn.Module:
         if make.settings != make.recipe.model.encoder:

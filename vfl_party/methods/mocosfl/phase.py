@@ -52,11 +52,11 @@ class ActiveMocoSFL(Phase):
         self._tail = TrainedTail(party, name, settings)
         channels, height, width = build_halves(party.recipe, settings).latent
         sizes = {"channels": channels, "height": height, "width": width}
-        self._latents = party.answering(
+        self._latents = party.exchanges.open_answering(
             name, declare_latents(settings), rows=settings.batch_size, **sizes
         )
         self._handout = (
-            party.answering(name, declare_handout(party.models["bottom"]))
+            party.exchanges.open_answering(name, declare_handout(party.models["bottom"]))
             if self._plan.hands_out
             else None
         )
@@ -67,7 +67,7 @@ class ActiveMocoSFL(Phase):
             shared = get_averaged_parameters(
                 bottom, None if party.recipe.preset == "released" else bottom
             )
-            party.asking(name, declare_bottoms(shared, self._plan.draw))
+            party.exchanges.open_asking(name, declare_bottoms(shared, self._plan.draw))
 
     def run_round(self, round_: int) -> RoundReport:
         party, steps = self._party, len(self._plan.numbers(round_))
@@ -82,7 +82,7 @@ class ActiveMocoSFL(Phase):
         drawn = self._plan.participants(round_) if self._plan.draw is not None else None
         for num_done, (step, _) in enumerate(self._plan.steps(round_), 1):
             total += self._run_step(step, drawn)
-            party.tick(self.name, round_, self.rounds, num_done, steps)
+            party.hooks.tick(self.name, round_, self.rounds, num_done, steps)
         if self._plan.ends_epoch(round_):
             self._tail.end_epoch()
         note = self._plan.note if round_ == 0 else ""
@@ -130,7 +130,7 @@ class AugmentedViews:
 
     def __init__(self, party: Party, phase: str, settings: MocoSFLSettings) -> None:
         self._party, self._phase, self._size = party, phase, settings.batch_size
-        self._features = party.need_features()
+        self._features = party.rows.need_features()
         if self._features.spec.shape != settings.image:
             raise InputError(
                 Code.CONFIG_INVALID,
@@ -192,16 +192,18 @@ class PassiveMocoSFL(Phase):
         self._averaged = get_averaged_parameters(self._bottom, None if released else self._momentum)
         channels, height, width = build_halves(party.recipe, settings).latent
         self._sizes = {"channels": channels, "height": height, "width": width}
-        self._latents = party.asking(
+        self._latents = party.exchanges.open_asking(
             name, declare_latents(settings), rows=settings.batch_size, **self._sizes
         )
         self._handout = (
-            party.asking(name, declare_handout(self._bottom)) if self._plan.hands_out else None
+            party.exchanges.open_asking(name, declare_handout(self._bottom))
+            if self._plan.hands_out
+            else None
         )
         self._bottoms = (
             None
             if settings.frozen
-            else party.asking(name, declare_bottoms(self._averaged, self._plan.draw))
+            else party.exchanges.open_asking(name, declare_bottoms(self._averaged, self._plan.draw))
         )
         self.skippable = self._plan.idle(party.name)
 
@@ -213,7 +215,7 @@ class PassiveMocoSFL(Phase):
             if self._handout is not None:
                 self._bottom.load_state_dict(self._handout.swap(StepKey(self.name, 0, 0), {}))
             self._momentum.load_state_dict(self._bottom.state_dict())
-            advise(self._party.show, plan.warn_of_long_epoch(self._party.name))
+            advise(self._party.hooks.show, plan.warn_of_long_epoch(self._party.name))
         if is_drawn:
             if not self._settings.frozen:
                 self._half.catch_up(round_ // self._settings.averages_per_epoch)
@@ -233,7 +235,7 @@ class PassiveMocoSFL(Phase):
                 self._latents.swap(step, views_latents, rows)
             else:
                 self._train(step, rows, v1, v2)
-            party.tick(self.name, round_, self.rounds, num_done, steps)
+            party.hooks.tick(self.name, round_, self.rounds, num_done, steps)
 
     def _train(self, step: StepKey, rows: Rows, v1: Inputs, v2: Inputs) -> None:
         with torch.no_grad():
@@ -260,7 +262,7 @@ class PassiveMocoSFL(Phase):
         if gives and not receives:
             # The other parties need nothing more from this party, and may be far ahead when it
             # returns.
-            weights.give(step, self._averaged, partial(self._party.settled, report))
+            weights.give(step, self._averaged, partial(self._party.hooks.settled, report))
         if not receives:
             return
         mean = weights.swap(step, self._averaged) if gives else weights.take(step)
@@ -333,7 +335,7 @@ class SinglePartyMocoSFL(Phase):
             self._half.step()
             self._tail.step()
             total += loss.detach()
-            party.tick(self.name, round_, self.rounds, batch + 1, batches_per_epoch)
+            party.hooks.tick(self.name, round_, self.rounds, batch + 1, batches_per_epoch)
         self._half.end_epoch()
         self._tail.end_epoch()
         metrics = {"loss": self._tail.compute_mean(total, batches_per_epoch)}
@@ -390,12 +392,12 @@ def _check_single_party(party: Party, phase: str, settings: MocoSFLSettings) -> 
 
 def _has_unit_pixels(party: Party) -> bool:
     """Whether all pixels that the bottom model gets are from 0 to 1."""
-    rows = party.rows("local")
+    rows = party.rows.get("local")
     # Other rows come from data.unaligned and are scaled in the same way.
-    rows = rows[rows < len(party.data.ids)]
+    rows = rows[rows < len(party.rows.data.ids)]
     for start in range(0, len(rows), _CHECKED_ROWS):
         low, high = torch.aminmax(
-            party.need_features().inputs(rows[start : start + _CHECKED_ROWS])[0]
+            party.rows.need_features().inputs(rows[start : start + _CHECKED_ROWS])[0]
         )
         if low.item() < -_ROUNDING or high.item() > 1.0 + _ROUNDING:
             return False

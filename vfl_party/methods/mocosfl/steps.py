@@ -159,7 +159,7 @@ class StepPlan:
                 f"recipe: phases: {phase}: resist is for a party that trains both halves alone, "
                 "before other parties get its bottom model. Remove resist.",
             )
-        for name, rows in party.data.holdings.items():
+        for name, rows in party.rows.data.holdings.items():
             if rows["local"] < settings.batch_size:
                 raise InputError(
                     Code.CONFIG_INVALID,
@@ -173,12 +173,12 @@ class StepPlan:
         plan = cls(
             phase,
             settings,
-            party.data.holdings,
+            party.rows.data.holdings,
             sends_bottom,
             is_first and party.recipe.start is None,
             _make_draw(party.recipe, phase, settings),
         )
-        if party.data.holdings and settings.averages_per_epoch > plan.steps_per_epoch:
+        if party.rows.data.holdings and settings.averages_per_epoch > plan.steps_per_epoch:
             raise InputError(
                 Code.CONFIG_INVALID,
                 f"recipe: phases: {phase}: averages_per_epoch must be at most "

@@ -36,7 +36,7 @@ def get_latent_shape(party: Party) -> tuple[int, ...]:
         return tail.latent
     bottom = party.models["encoder"]
     with torch.no_grad():
-        z = bottom(torch.zeros(1, *party.need_features().spec.shape, device=party.device))
+        z = bottom(torch.zeros(1, *party.rows.need_features().spec.shape, device=party.device))
     return tuple(z.shape[1:])
 
 
@@ -46,7 +46,7 @@ def compute_latents(party: Party, rows: Rows) -> Tensor:
     bottom = party.models["encoder"]
     bottom.eval()
     return in_blocks(
-        bottom, party.scores.blocks.get("encoder"), *party.need_features().inputs(rows)
+        bottom, party.scores.blocks.get("encoder"), *party.rows.need_features().inputs(rows)
     )
 
 
@@ -166,7 +166,7 @@ def traffic(party: Party, name: str, settings: ProbeSettings) -> Traffic:
     )
     occurrences = [
         replace(Occurrence.of(LATENTS, step, rows=rows, **sizes), party=sender)
-        for split, step, part in yield_steps(name, splits, party.data.holdings, size)
-        for sender, rows in list_senders(party.data.holdings, split, part, size).items()
+        for split, step, part in yield_steps(name, splits, party.rows.data.holdings, size)
+        for sender, rows in list_senders(party.rows.data.holdings, split, part, size).items()
     ]
     return Traffic(occurrences)

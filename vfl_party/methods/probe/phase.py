@@ -65,7 +65,7 @@ def select_labelled(
     """
     selected, share = known, settings.labelled
     if share < 1.0:
-        targets = party.need_labels()[1][torch.from_numpy(known.rows)].cpu()
+        targets = party.rows.need_labels()[1][torch.from_numpy(known.rows)].cpu()
         order = stratify_order(party.recipe.seed, targets.long().reshape(-1).numpy())
         positions = np.sort(order[: round(share * len(known.rows))])
         selected = KnownRows(
@@ -92,7 +92,7 @@ class ProbeHead:
         if settings.hidden:
             with seed_torch(derive_seed(party.own_seed, "init", party.name, phase)):
                 head_layers = build_layers(
-                    party.embedding_size,
+                    party.exchanges.width,
                     settings.hidden,
                     party.recipe.task.outputs,
                     batch_norm=True,
@@ -121,8 +121,8 @@ class ProbeHead:
         steps_per_epoch = len(batches(party.own_seed, phase, 0, positions, settings.batch_size))
         epochs = max(settings.epochs, -(-settings.least_steps // steps_per_epoch))
         schedule = build_schedule(settings.optimizer, optimizer, epochs)
-        weights = party.row_weights(train.rows)
-        w_N = None if weights is None else party.take(weights, train.rows)
+        weights = party.rows.compute_weights(train.rows)
+        w_N = None if weights is None else party.rows.take(weights, train.rows)
         loss_function = loss_fn(party.recipe.task)
         steps, mean_loss = 0, 0.0
         model.train()
@@ -131,9 +131,9 @@ class ProbeHead:
             epoch_batches = batches(party.own_seed, phase, epoch, positions, settings.batch_size)
             for rows in epoch_batches:
                 loss = loss_function(
-                    self._compute_logits(party.take(train.features, rows)),
-                    party.take(y_N, rows),
-                    None if w_N is None else party.take(w_N, rows),
+                    self._compute_logits(party.rows.take(train.features, rows)),
+                    party.rows.take(y_N, rows),
+                    None if w_N is None else party.rows.take(w_N, rows),
                 )
                 optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -166,18 +166,22 @@ class LatentCollector:
     def __init__(self, party: Party, tail: Tail, phase: str) -> None:
         self._party, self._tail, self._phase = party, tail, phase
         self._size = compute_message_rows(tail.latent)
-        self._latents = party.answering(phase, LATENTS, **get_latent_sizes(tail.latent))
+        self._latents = party.exchanges.open_answering(
+            phase, LATENTS, **get_latent_sizes(tail.latent)
+        )
 
     def count(self, splits: Sequence[str]) -> int:
         """Returns the number of steps for the rows of ``splits``."""
-        return sum(count_parts(split, self._party.data.holdings, self._size) for split in splits)
+        return sum(
+            count_parts(split, self._party.rows.data.holdings, self._size) for split in splits
+        )
 
     def collect(self, splits: Sequence[str]) -> Iterator[CollectedStep]:
         """Yields the rows of each step. Raises PeerError if a party sends one id for several
         rows.
         """
-        party, holdings = self._party, self._party.data.holdings
-        ids = party.data.ids
+        party, holdings = self._party, self._party.rows.data.holdings
+        ids = party.rows.data.ids
         row_by_digest = {
             bytes(digest): row
             for row, digest in enumerate(compute_digests(party.recipe, ids).numpy())
@@ -218,21 +222,23 @@ class LatentSender:
         self._party, self._phase = party, phase
         latent = get_latent_shape(party)
         self._size = compute_message_rows(latent)
-        self._latents = party.asking(phase, LATENTS, **get_latent_sizes(latent))
+        self._latents = party.exchanges.open_asking(phase, LATENTS, **get_latent_sizes(latent))
 
     def count(self, splits: Sequence[str]) -> int:
         """Returns the number of steps for all parties' rows of ``splits``."""
-        return sum(count_parts(split, self._party.data.holdings, self._size) for split in splits)
+        return sum(
+            count_parts(split, self._party.rows.data.holdings, self._size) for split in splits
+        )
 
     def send(self, splits: Mapping[str, Rows]) -> Iterator[None]:
         """Sends the rows of each split, and yields after each step."""
         party = self._party
-        plan = yield_steps(self._phase, [*splits], party.data.holdings, self._size)
+        plan = yield_steps(self._phase, [*splits], party.rows.data.holdings, self._size)
         for split, step, part in plan:
             rows = splits[split][part * self._size : (part + 1) * self._size]
             if len(rows):
                 z = compute_latents(party, rows)
-                ids = compute_digests(party.recipe, [party.data.ids[row] for row in rows])
+                ids = compute_digests(party.recipe, [party.rows.data.ids[row] for row in rows])
                 self._latents.swap(step, {"z": z, "ids": ids}, rows)
             yield
 
@@ -270,7 +276,7 @@ class ActiveProbe(Phase):
         self._latents = LatentCollector(party, tail, name)
 
     def run_round(self, round_: int) -> RoundReport:
-        party, (_, targets) = self._party, self._party.need_labels()
+        party, (_, targets) = self._party, self._party.rows.need_labels()
         rows_by_split = self._collect(round_)
         train = rows_by_split[TRAINING]
         if not len(train.rows):
@@ -281,7 +287,7 @@ class ActiveProbe(Phase):
                 "models are kept.",
             )
         train = select_labelled(party, self.name, train, self._settings)
-        y_N = party.take(targets, train.rows)
+        y_N = party.rows.take(targets, train.rows)
         num_steps, loss = self._head.train(train, y_N)
         predictions: dict[str, tuple[Rows, Tensor]] = {}
         scored: dict[str, tuple[Rows, Tensor]] = {}
@@ -302,7 +308,7 @@ class ActiveProbe(Phase):
         )
         repeated = _note_repeated(rows_by_split)
         if repeated:
-            advise(party.show, f"phase {self.name}: {repeated}")
+            advise(party.hooks.show, f"phase {self.name}: {repeated}")
         num_used = len(train.rows)
         sample_note = (
             f"trained on {num_used:,} of them"
@@ -326,9 +332,9 @@ class ActiveProbe(Phase):
         for number, collected in zip(plan, self._latents.collect(self._splits), strict=True):
             for known_rows in collected.parts.values():
                 received.setdefault(collected.split, []).append(known_rows)
-            party.tick(self.name, round_, self.rounds, number + 1, len(plan))
+            party.hooks.tick(self.name, round_, self.rounds, number + 1, len(plan))
         nothing = KnownRows(
-            np.empty(0, np.int64), torch.empty(0, party.embedding_size, device=party.device)
+            np.empty(0, np.int64), torch.empty(0, party.exchanges.width, device=party.device)
         )
         return {split: _concatenate(received.get(split, [nothing])) for split in self._splits}
 
@@ -336,17 +342,17 @@ class ActiveProbe(Phase):
     def _compute_own(self, split: str) -> KnownRows:
         """Returns the rows of a split and their features, if this party is the only party."""
         party = self._party
-        rows, bottom = party.rows(split), party.models["encoder"]
+        rows, bottom = party.rows.get(split), party.models["encoder"]
         bottom.eval()
         parts = [
-            self._tail.features(bottom(*party.need_features().inputs(part)))
+            self._tail.features(bottom(*party.rows.need_features().inputs(part)))
             for part in divide_rows(rows, compute_message_rows(self._tail.latent))
         ]
         return KnownRows(
             rows,
             torch.cat(parts)
             if parts
-            else torch.empty(0, party.embedding_size, device=party.device),
+            else torch.empty(0, party.exchanges.width, device=party.device),
         )
 
     @torch.no_grad()
@@ -437,7 +443,7 @@ class ProbeScorer:
         steps = 0
         outputs: dict[str, torch.Tensor] = {}
         # Parties are in the recipe's order.
-        rows_by_party = {holder: np.zeros(len(rows), bool) for holder in party.data.holdings}
+        rows_by_party = {holder: np.zeros(len(rows), bool) for holder in party.rows.data.holdings}
         unlisted = dict.fromkeys(rows_by_party, 0)
         for collected in self._collector.collect([TRAINING]):
             steps += 1
@@ -483,7 +489,7 @@ class PassiveProbe(Phase):
     def run_round(self, round_: int) -> RoundReport:
         party, splits = self._party, (TRAINING, *self._settings.splits)
         plan = range(self._latents.count(splits))
-        rows = {split: party.rows(split) for split in splits}
+        rows = {split: party.rows.get(split) for split in splits}
         for number, _ in zip(plan, self._latents.send(rows), strict=True):
-            party.tick(self.name, round_, self.rounds, number + 1, len(plan))
+            party.hooks.tick(self.name, round_, self.rounds, number + 1, len(plan))
         return RoundReport(0)

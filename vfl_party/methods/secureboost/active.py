@@ -86,24 +86,24 @@ class ActiveSecureBoost(Phase):
         self._party, self._settings, self._forest = party, settings, forest_of(party)
         check_phase(party, name, settings)
         where = f"recipe: phases: {name}"
-        if party.data.columns is None and settings.first_tree_own:
+        if party.rows.data.columns is None and settings.first_tree_own:
             raise InputError(
                 Code.CONFIG_INVALID,
                 f"{where}: first_tree_own needs columns, but {party.name} has none. Remove "
                 "first_tree_own.",
             )
-        self._train, self._routed = party.rows("train"), get_routed_rows(party, settings)
+        self._train, self._routed = party.rows.get("train"), get_routed_rows(party, settings)
         self._y_N = self._get_targets()
         self._columns = (
             learn_columns(party, settings.bins, self._train)
-            if party.data.columns is not None
+            if party.rows.data.columns is not None
             else list[Column]()
         )
         log_constant_columns(party, name, self._columns)
         self._codes_NF: Codes = np.empty((len(self._routed), 0), np.int8)
         if self._columns:
             self._codes_NF = encode_rows(party, self._columns)[self._routed]
-        self._swaps = open_exchanges(party.answering, name, settings)
+        self._swaps = open_exchanges(party.exchanges.open_answering, name, settings)
         self._walk = Walk(party, name, settings, "after the last tree")
         self._passives = [passive.name for passive in party.recipe.passives]
         self._keys: Keys | None = None
@@ -118,7 +118,7 @@ class ActiveSecureBoost(Phase):
         """
         party = self._party
         y_N = (
-            party.take(party.need_labels()[1], self._routed)
+            party.rows.take(party.rows.need_labels()[1], self._routed)
             .reshape(-1)
             .cpu()
             .numpy()
@@ -158,7 +158,7 @@ class ActiveSecureBoost(Phase):
             self._grow_tree(growing, round_)
             self._forest.trees.append(growing.tree)
             self._scores_NK[:, k] += growing.values
-            party.tick(self.name, round_, self.rounds, k + 1, outputs)
+            party.hooks.tick(self.name, round_, self.rounds, k + 1, outputs)
         metrics, done = self._compute_losses(round_)
         if not done and round_ + 1 < self.rounds:
             return RoundReport(outputs, metrics)
@@ -199,7 +199,7 @@ class ActiveSecureBoost(Phase):
             del self._forest.trees[self._best * outputs :]
         predictions: dict[str, tuple[Rows, Tensor]] = {}
         for split in settings.splits:
-            rows = party.rows(split)
+            rows = party.rows.get(split)
             scored = self._walk.score(rows, StepKey(self.name, round_, self._batch))
             self._batch += scored.steps
             if len(rows):

@@ -69,12 +69,12 @@ def cells(party: Party) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64],
     """Returns the party's numbers [N, F], with NaN for missing ones, the preprocessing codes of its
     categories [N, K], and all column names. Raises InputError without columns.
     """
-    if party.data.columns is None:
+    if party.rows.data.columns is None:
         raise InputError(
             Code.DATA_INVALID,
             f"{party.name}: has no features. Add a [data] table to the party file.",
         )
-    return party.data.columns()
+    return party.rows.data.columns()
 
 
 def learn_columns(party: Party, bins: int, rows: Rows) -> list[Column]:

@@ -54,9 +54,9 @@ def get_routed_rows(party: Party, settings: SecureBoostSettings) -> Rows:
     """Returns the rows that pass through the growing trees: the training rows, then the validation
     rows if early stopping needs them.
     """
-    rows_by_split = [party.rows("train")]
+    rows_by_split = [party.rows.get("train")]
     if settings.early_stopping is not None:
-        rows_by_split.append(party.rows("validation"))
+        rows_by_split.append(party.rows.get("validation"))
     return np.concatenate(rows_by_split)
 
 
@@ -66,13 +66,13 @@ def check_phase(party: Party, phase: str, settings: SecureBoostSettings) -> None
     """
     where = f"recipe: phases: {phase}"
     check(settings.encryption, where)
-    if len(party.rows("train")) < 2:
+    if len(party.rows.get("train")) < 2:
         raise InputError(
             Code.CONFIG_INVALID,
             f"{where}: at least 2 labelled training rows are needed (got "
-            f"{len(party.rows('train'))}). Add rows with labels to the training split.",
+            f"{len(party.rows.get('train'))}). Add rows with labels to the training split.",
         )
-    if settings.early_stopping is not None and len(party.rows("validation")) == 0:
+    if settings.early_stopping is not None and len(party.rows.get("validation")) == 0:
         raise InputError(
             Code.CONFIG_INVALID,
             f"{where}: early_stopping needs validation rows (got none). Set rows.validation or "
@@ -105,7 +105,7 @@ class OpenExchanges(Generic[T]):
 def open_exchanges(
     open_: Callable[..., T], phase: str, settings: SecureBoostSettings
 ) -> OpenExchanges[T]:
-    """Opens the exchanges with ``party.asking`` or ``party.answering``, in the same order on both
+    """Opens the exchanges with ``open_asking`` or ``open_answering``, in the same order on both
     sides.
     """
     width, room = (
@@ -195,9 +195,9 @@ def traffic(party: Party, name: str, settings: SecureBoostSettings) -> Traffic:
     ``bound`` says so, if its columns are unknown here.
     """
     columns_by_party = {
-        holder.name: learn_columns(holder, settings.bins, holder.rows("train"))
-        for holder in (party, *party.others.values())
-        if holder.role == "passive" and holder.data.columns is not None
+        holder.name: learn_columns(holder, settings.bins, holder.rows.get("train"))
+        for holder in (party, *party.exchanges.others.values())
+        if holder.role == "passive" and holder.rows.data.columns is not None
     }
     unknown = [
         passive.name for passive in party.recipe.passives if passive.name not in columns_by_party
@@ -271,7 +271,7 @@ class Growth:
     def _yield_trees(self, round_: int) -> Iterator[Occurrence]:
         """Yields the exchanges of the trees of one round."""
         settings, count = self.settings, self._num_routed
-        train = len(self.party.rows("train"))
+        train = len(self.party.rows.get("train"))
         rows = count_drawn(train, settings)
         if settings.goss is not None:
             yield self._make_next(SAMPLE, packed=bytes_for_bits(train))
@@ -323,7 +323,7 @@ class Growth:
         self._next_step_key = StepKey(self.name, ended - 1, self._count_steps(ended - 1))
         chunk = rows_at_once(trees)
         for split in settings.splits:
-            count = len(self.party.rows(split))
+            count = len(self.party.rows.get(split))
             for start in range(0, count, chunk):
                 rows = min(chunk, count - start)
                 for level in range(settings.depth + 1):

@@ -73,7 +73,7 @@ def check_limits(party: Party, phase: str, settings: SecureBoostSettings) -> Non
     """Raises InputError if the recipe does not meet the limits in the party file. A simulation has
     no limits.
     """
-    limits, task = party.trees, party.recipe.task
+    limits, task = party.terms.trees, party.recipe.task
     if limits is None:
         return
     where, limits_place = f"recipe: phases: {phase}", f"in the party file of {party.name}"
@@ -86,7 +86,7 @@ def check_limits(party: Party, phase: str, settings: SecureBoostSettings) -> Non
         )
     if party.role == "active":
         return
-    train = len(party.rows("train"))
+    train = len(party.rows.get("train"))
     min_side_rows, bits = min_rows(task, settings, train), compute_max_bits(task, settings)
     if min_side_rows < limits.least_rows:
         weight = _compute_max_h(task, settings, train) * limits.least_rows

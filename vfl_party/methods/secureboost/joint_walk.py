@@ -76,9 +76,9 @@ class Walk:
         exchange = walk(when)
         self._forest = forest_of(party)
         if party.role == "active":
-            self._answering = party.answering(phase, exchange)
+            self._answering = party.exchanges.open_answering(phase, exchange)
         else:
-            self._asking = party.asking(phase, exchange)
+            self._asking = party.exchanges.open_asking(phase, exchange)
 
     def _chunks(self, rows: Rows) -> Iterator[Rows]:
         size = rows_at_once(len(self._forest.trees))
@@ -88,7 +88,7 @@ class Walk:
         """Returns the codes of all rows of the party; an empty array if the party has no
         features.
         """
-        if self._party.data.columns is None:
+        if self._party.rows.data.columns is None:
             return np.empty((0, 0), np.int8)
         return encode_rows(self._party, self._forest.columns)
 

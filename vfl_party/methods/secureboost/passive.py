@@ -87,12 +87,12 @@ class PassiveSecureBoost(Phase):
         self.name, self.rounds = name, settings.trees
         self._party, self._settings, self._forest = party, settings, forest_of(party)
         check_phase(party, name, settings)
-        self._train, self._routed = party.rows("train"), get_routed_rows(party, settings)
+        self._train, self._routed = party.rows.get("train"), get_routed_rows(party, settings)
         self._columns = learn_columns(party, settings.bins, self._train)
         check_num_splits(party, name, settings, self._columns)
         log_constant_columns(party, name, self._columns)
         self._codes_NF = encode_rows(party, self._columns)[self._routed]
-        self._swaps = open_exchanges(party.asking, name, settings)
+        self._swaps = open_exchanges(party.exchanges.open_asking, name, settings)
         self._answered = AnswerLog()
         self._walk = Walk(party, name, settings, "after the last tree", self._answered)
         task, train = party.recipe.task, len(self._train)
@@ -126,14 +126,14 @@ class PassiveSecureBoost(Phase):
             if with_passives:
                 self._grow_tree(tree, adder_, ShuffledEntries(layout, self._columns), rows, round_)
             self._forest.trees.append(tree)
-            party.tick(self.name, round_, self.rounds, number + 1, outputs)
+            party.hooks.tick(self.name, round_, self.rounds, number + 1, outputs)
         done = self._ask_verdict(round_)
         if done or round_ + 1 == self.rounds:
             if settings.early_stopping is not None:
                 del self._forest.trees[self._best * outputs :]
             for split in settings.splits:
                 first = StepKey(self.name, round_, self._batch)
-                self._batch += self._walk.answer(party.rows(split), first)
+                self._batch += self._walk.answer(party.rows.get(split), first)
             log_importance(party, self.name, self._forest.importance(), "number of splits")
             self._log_disclosed_bits()
         return RoundReport(outputs, done=done)

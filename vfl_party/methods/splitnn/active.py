@@ -57,18 +57,19 @@ class AbsentParties:
             party.recipe.model.combine,
         )
         self._names = [passive.name for passive in party.recipe.passives]
-        self._widths, self._stand_ins = party.widths, learnt_stand_ins(party.models)
+        self._widths, self._stand_ins = party.exchanges.widths, learnt_stand_ins(party.models)
         # An active party without features needs the embeddings of at least one passive party.
         self._allowed = Lenience(
-            settings.deadline_s or 0.0, at_least=0 if party.features is not None else 1
+            settings.deadline_s or 0.0, at_least=0 if party.rows.features is not None else 1
         )
         self.lenience: Lenience | None = None
         self._cache: Cache | None = None
         if self._policy == "cached" and self._names:
             n = 1 + max(
-                (int(rows.max()) for rows in party.data.splits.values() if len(rows)), default=0
+                (int(rows.max()) for rows in party.rows.data.splits.values() if len(rows)),
+                default=0,
             )
-            self._cache = Cache(party.widths, n, party.device)
+            self._cache = Cache(party.exchanges.widths, n, party.device)
         self._absences = Absences(phase)
         self._shows = Rate(_MIN_INTERVAL_S, _NUM_UNLIMITED)
         # {party: the number of steps that it has missed in the current round}.
@@ -86,7 +87,7 @@ class AbsentParties:
         """
         if self.lenience is None:
             self.lenience = self._allowed
-            self._party.lenient(True)
+            self._party.hooks.lenient(True)
         embeddings: dict[str, Tensor | None] = {name: z_BD.get(name) for name in self._names}
         missing = [name for name, z in embeddings.items() if z is None]
         self._missed.update(missing)
@@ -116,7 +117,7 @@ class AbsentParties:
     def _show(self, event: str, name: str, step: StepKey) -> None:
         """Shows that a party has left or returned, with a limited rate for each party."""
         if self._shows.passes(name, time.monotonic()) is not None:
-            self._party.show(event, party=name, at=_describe_step(step))
+            self._party.hooks.show(event, party=name, at=_describe_step(step))
 
     def describe_round(self, round_: int, steps: int) -> str:
         """Returns a sentence about the parties that were absent in the round that has ended; '' if
@@ -167,15 +168,15 @@ class ActiveSplitNN(Phase):
         self._training = OwnTraining(party, name, settings)
         self.name, self.rounds = name, self._training.batches.rounds
         self.epochs = self._training.batches.epochs
-        self._embedding = party.answering(
-            name, embedding(settings), width=party.widths or party.embedding_size
+        self._embedding = party.exchanges.open_answering(
+            name, embedding(settings), width=party.exchanges.widths or party.exchanges.width
         )
-        is_partial = party.data.held is not None
+        is_partial = party.rows.data.held is not None
         policy = None if settings.learns or is_partial else settings.late_policy
         self._scorer = SplitScorer(party, name, validation(settings), policy=policy)
         self._sets = Sets(party, name, settings)
         self._loss = loss_fn(party.recipe.task)
-        self._weights = party.row_weights(party.rows("train"))
+        self._weights = party.rows.compute_weights(party.rows.get("train"))
         kind = party.recipe.task.kind
         if kind == "ranking" and settings.dcor:
             raise InputError(
@@ -211,7 +212,7 @@ class ActiveSplitNN(Phase):
         # With ``mid``, embeddings of the same row always differ, so their distance has no meaning.
         self._drift = Drift(party.name, compares=not settings.mid)
         # Without validation rows, the drift of embeddings is measured in training steps.
-        validates = len(party.rows("validation")) > 0
+        validates = len(party.rows.get("validation")) > 0
         self._training_drift = None if validates or settings.mid else self._drift
 
     def run_round(self, round_: int) -> RoundReport:
@@ -236,7 +237,7 @@ class ActiveSplitNN(Phase):
                 self._local.update(batch.rows, exchanged_parts)
             if batch.last:
                 training.end_epoch()
-            party.tick(self.name, round_, self.rounds, number, len(batches))
+            party.hooks.tick(self.name, round_, self.rounds, number, len(batches))
         metrics = {"train": {"loss": loss.item() / max(1, len(batches))}}
         return self._report(StepKey(self.name, round_, num_exchanges), len(batches), metrics)
 
@@ -250,13 +251,13 @@ class ActiveSplitNN(Phase):
         and the exchanged tensors.
         """
         party = self._party
-        _, targets = party.need_labels()
-        y_B = party.take(targets, rows)
+        _, targets = party.rows.need_labels()
+        y_B = party.rows.take(targets, rows)
         own_embeddings = []
-        if party.features is not None:
+        if party.rows.features is not None:
             own_embeddings = [party.encode(*self._training.inputs(rows, step.round, step.batch))]
         lenience = self._absent.lenience if self._absent is not None else None
-        sizes, held_rows = party.sizes_of(rows), party.data.held
+        sizes, held_rows = party.rows.get_sizes(rows), party.rows.data.held
         received = self._embedding.collect(step, lenience=lenience, each=sizes, rows=len(rows))
         z_BD = {name: tensors["z"] for name, tensors in received.items()}
         filled_BD = z_BD
@@ -273,7 +274,9 @@ class ActiveSplitNN(Phase):
             for z in z_BD.values():
                 z.requires_grad_()
             places_by_party = {name: held_rows.of(name, rows) for name in z_BD}
-            batch = HeldBatch(len(rows), own_embeddings, z_BD, places_by_party, place, party.widths)
+            batch = HeldBatch(
+                len(rows), own_embeddings, z_BD, places_by_party, place, party.exchanges.widths
+            )
             sets = parts = make_passes(combine_rule, self._sets, batch)
             embeddings = [part.embeddings for part in parts]
         combined = CombinedEmbeddings(
@@ -288,7 +291,9 @@ class ActiveSplitNN(Phase):
         if self._passes_labels:
             labels = {
                 name: {
-                    LABELS: y_B if held_rows is None else party.take(y_B, held_rows.of(name, rows))
+                    LABELS: y_B
+                    if held_rows is None
+                    else party.rows.take(y_B, held_rows.of(name, rows))
                 }
                 for name in z_BD
             }
@@ -308,7 +313,7 @@ class ActiveSplitNN(Phase):
         return loss.detach(), ExchangedBatch(rows, z_BD, dz_BD, place)
 
     def _take_weights(self, rows: Rows) -> Tensor | None:
-        return None if self._weights is None else self._party.take(self._weights, rows)
+        return None if self._weights is None else self._party.rows.take(self._weights, rows)
 
     def _report(
         self, step: StepKey, steps: int, metrics: dict[str, dict[str, float]]
@@ -332,7 +337,7 @@ class ActiveSplitNN(Phase):
         """Adds the metrics of the validation rows, if there are any, to ``metrics``. Returns the
         next step.
         """
-        party, rows = self._party, self._party.rows("validation")
+        party, rows = self._party, self._party.rows.get("validation")
         lenience = self._absent.lenience if self._absent is not None else None
         embedded = self._drift.chunks(self._scorer.embeddings(rows, first, lenience))
         scored = self._scorer.scored(embedded)

@@ -38,7 +38,7 @@ class Batches:
 
     def __init__(self, party: Party, phase: str, settings: SplitNNSettings) -> None:
         self._party, self._phase, self._settings = party, phase, settings
-        rows = len(party.joint_rows("train"))
+        rows = len(party.rows.get_joint("train"))
         if rows == 0:
             raise InputError(
                 Code.CONFIG_INVALID,
@@ -58,10 +58,10 @@ class Batches:
                 "in_flight, micro_batches, local_updates and cache, or add a passive party.",
             )
         exchange = embedding(settings)
-        chains = party.chains(phase, exchange)
+        chains = party.exchanges.make_chains(phase, exchange)
         wire_specs = [
             chain.wire_spec(sent.spec(rows=1, width=width))
-            for width in party.widths.values()
+            for width in party.exchanges.widths.values()
             for chain, sent in ((chains.up, exchange.up), (chains.down, exchange.down))
         ]
         row_bytes = sum(spec.payload_bytes for spec in wire_specs)
@@ -88,7 +88,9 @@ class Batches:
         """Returns the batches of a round in order, as this party's row numbers, each with whether
         it is the last of its epoch. With ``rows.partial`` a party may hold no row of a batch.
         """
-        return [(self._party.own_rows(rows), last) for rows, last in self._make_round(round_)]
+        return [
+            (self._party.rows.select_own(rows), last) for rows, last in self._make_round(round_)
+        ]
 
     def _make_round(self, round_: int) -> list[tuple[Rows, bool]]:
         """Returns the batches of a round, as the row numbers that all parties share."""
@@ -111,7 +113,7 @@ class Batches:
         larger parts first.
         """
         batches, first_exchange = [], 0
-        to_own_rows = self._party.own_rows
+        to_own_rows = self._party.rows.select_own
         for rows, last in self._make_round(round_):
             parts = self._split_batch(rows)
             batches.append(
@@ -210,5 +212,5 @@ class Batches:
         )
 
     def _make_epoch(self, epoch: int) -> list[Rows]:
-        rows = self._party.joint_rows("train")
+        rows = self._party.rows.get_joint("train")
         return batches(self._party.recipe.seed, self._phase, epoch, rows, self._settings.batch_size)

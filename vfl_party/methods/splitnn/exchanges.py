@@ -44,7 +44,7 @@ def make_stochastic_encoder(settings: SplitNNSettings, make: MakeEncoder) -> nn.
 
 
 def describe_protection(settings: SplitNNSettings) -> str:
-    """Returns a text about how embeddings are protected; see ``Method.protects``."""
+    """Returns a text about how embeddings are protected; see ``MethodFacts.protects``."""
     return f"drawn by MID, λ = {settings.mid:g}" if settings.mid else ""
 
 

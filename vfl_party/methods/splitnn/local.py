@@ -147,7 +147,7 @@ class PassiveLocalUpdates(LocalUpdates):
     """
 
     def _add_gradient(self, exchanged: ExchangedBatch, threshold: float | None) -> None:
-        z_BD = self._party.encode(*self._party.need_features().inputs(exchanged.rows))
+        z_BD = self._party.encode(*self._party.rows.need_features().inputs(exchanged.rows))
         (dz_BD,) = exchanged.dz.values()
         if threshold is not None:
             (stale_BD,) = exchanged.z.values()
@@ -164,12 +164,12 @@ class ActiveLocalUpdates(LocalUpdates):
         self, party: Party, settings: SplitNNSettings, training: OwnTraining, sets: Sets
     ) -> None:
         super().__init__(party, settings, training)
-        self._weights, self._sets = party.row_weights(party.rows("train")), sets
+        self._weights, self._sets = party.rows.compute_weights(party.rows.get("train")), sets
 
     def _add_gradient(self, exchanged: ExchangedBatch, threshold: float | None) -> None:
         party = self._party
-        y_B = party.take(party.need_labels()[1], exchanged.rows)
-        own_embeddings = party.own_embeddings(exchanged.rows)
+        y_B = party.rows.take(party.rows.need_labels()[1], exchanged.rows)
+        own_embeddings = party.rows.embed(exchanged.rows)
         stored_BD = {name: z.detach() for name, z in exchanged.z.items()}
         sets = self._sets.draw(stored_BD, *exchanged.place)
         rule, z_BD = party.recipe.model.combine, [*stored_BD.values()]
@@ -183,7 +183,7 @@ class ActiveLocalUpdates(LocalUpdates):
         ]
         outputs = [party.outputs(value) for value in combined]
         loss_function = loss_fn(party.recipe.task)
-        weights = None if self._weights is None else party.take(self._weights, exchanged.rows)
+        weights = None if self._weights is None else party.rows.take(self._weights, exchanged.rows)
         loss = sum_losses([loss_function(output, y_B, weights) for output in outputs], sets)
         if threshold is None:
             loss.backward()  # type: ignore[no-untyped-call]
@@ -369,7 +369,7 @@ class Pipe:
             self._update(round_, under_way.popleft())
             if planned.last:
                 training.end_epoch()
-            party.tick(self._name, round_, rounds, batch + 1, len(batches))
+            party.hooks.tick(self._name, round_, rounds, batch + 1, len(batches))
         return len(batches), sum(len(planned_batch.parts) for planned_batch in batches)
 
     def _send(self, round_: int, batch: Batch, ahead: int) -> _BatchInFlight:

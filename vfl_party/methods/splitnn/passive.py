@@ -41,7 +41,9 @@ class PassiveSplitNN(Phase):
         self._training = OwnTraining(party, name, settings)
         self.name, self.rounds = name, self._training.batches.rounds
         self.epochs = self._training.batches.epochs
-        self._embedding = party.asking(name, embedding(settings), width=party.embedding_size)
+        self._embedding = party.exchanges.open_asking(
+            name, embedding(settings), width=party.exchanges.width
+        )
         # With a late policy, the other parties may continue without this party.
         self.lenient = self._embedding.lenient = settings.late_policy != "wait"
         order = [phase.name for phase in party.recipe.phases]
@@ -74,7 +76,7 @@ class PassiveSplitNN(Phase):
                 num_steps += self._step(StepKey(self.name, round_, number), rows, following)
             if last:
                 training.end_epoch()
-            party.tick(self.name, round_, self.rounds, number + 1, len(batches))
+            party.hooks.tick(self.name, round_, self.rounds, number + 1, len(batches))
         num_own_batches = sum(len(rows) > 0 for rows, _ in batches)
         report = RoundReport(num_steps, passed=num_own_batches - num_steps)
         return self._report(StepKey(self.name, round_, len(batches)), report)
@@ -113,7 +115,7 @@ class PassiveSplitNN(Phase):
         """Ends a round, with validation if it is due. ``step``: the next step."""
         if not self._training.batches.validates(step.round):
             return report
-        steps = self._scorer.answer(self._party.joint_rows("validation"), step)
+        steps = self._scorer.answer(self._party.rows.get_joint("validation"), step)
         if self._verdicts is None:
             return report
         is_last = self._verdicts.receive_verdict(

@@ -108,7 +108,7 @@ class SplitNNSettings(TrainingSettings, OwnOptimizers, SetSettings):
 
     @property
     def no_partial(self) -> str:
-        """The reason why the phase does not support ``rows.partial``; see ``Method.no_partial``."""
+        """The reason why the phase does not support ``rows.partial``; see ``MethodFacts``."""
         if self.late_policy != "wait":
             return "late_policy needs parties that hold all rows"
         if self.max_bytes is not None:

@@ -54,9 +54,11 @@ class OwnTraining:
                 f"{settings.deadline_s:g}). Lower deadline_s, or raise run.step_timeout_s.",
             )
         self.batches, batch_size = Batches(party, phase, settings), settings.batch_size
-        self._models, self._validation = nn.ModuleDict(party.joint), party.rows("validation")
+        # The other parties' models are not used together with ``solo``.
+        joint_models = {name: model for name, model in party.models.items() if name != "solo"}
+        self._models, self._validation = nn.ModuleDict(joint_models), party.rows.get("validation")
         norms = any(isinstance(module, _BatchNorm) for module in self._models.modules())
-        if norms and min(batch_size, len(party.rows("train"))) < 2:
+        if norms and min(batch_size, len(party.rows.get("train"))) < 2:
             raise InputError(
                 Code.CONFIG_INVALID,
                 f"party {party.name}: batch normalization needs batches of at least 2 rows. Add "
@@ -90,7 +92,7 @@ class OwnTraining:
                 "whose statistics need the whole batch. Set micro_batches = 1, or choose an "
                 "encoder without it.",
             )
-        has_processes = party.features is not None and not party.encodes_here
+        has_processes = party.rows.features is not None and not party.encode.on_one_device
         if settings.under_way > 1 and party.role == "passive" and has_processes:
             raise InputError(
                 Code.CONFIG_INVALID,
@@ -114,13 +116,13 @@ class OwnTraining:
         """
         if self._views is not None:
             return self._views.inputs(rows, *place)
-        return self._party.need_features().inputs(rows)
+        return self._party.rows.need_features().inputs(rows)
 
     def expect(self, batches: Sequence[Batch], number: int) -> None:
         """Prefetches this party's rows of batch ``number``, if the batch exists and has only one
         part.
         """
-        features = self._party.features
+        features = self._party.rows.features
         if features is not None and number < len(batches) and len(batches[number].parts) == 1:
             features.expect(batches[number].rows)
 
@@ -216,7 +218,7 @@ class StoppingJudge:
         # The monitored value, number and metrics of the best round.
         self.best: dict[str, Any] | None = None
         check_stopping(party, phase, rule)
-        self._verdicts = party.answering(phase, VERDICT)
+        self._verdicts = party.exchanges.open_answering(phase, VERDICT)
 
     def judge(self, report: RoundReport, step: StepKey, rounds: int) -> RoundReport:
         """Decides after a round with validation whether the phase ends, and sends the verdict to
@@ -250,7 +252,7 @@ class VerdictReceiver:
     """A passive party's side, which receives the verdicts."""
 
     def __init__(self, party: Party, phase: str, training: OwnTraining) -> None:
-        self._training, self._verdicts = training, party.asking(phase, VERDICT)
+        self._training, self._verdicts = training, party.exchanges.open_asking(phase, VERDICT)
 
     def receive_verdict(self, step: StepKey) -> bool:
         """Receives the verdict at ``step``. Returns whether the phase ends with this round."""
@@ -273,7 +275,7 @@ def traffic(party: Party, name: str, settings: SplitNNSettings) -> Traffic:
         may_end_early=may_end_early,
         in_flight=settings.in_flight * parts,
         parts=parts,
-        bound=party.bound,
+        bound=party.exchanges.bound,
     )
 
 
@@ -283,18 +285,22 @@ def _yield_occurrences(
     exchange, validation_exchange = embedding(settings), validation(settings)
     for round_ in range(batches.rounds):
         sizes = batches.sizes(round_)
-        if party.data.held is None:
+        if party.rows.data.held is None:
             for batch, rows in enumerate(sizes):
-                yield from party.occurrences(exchange, StepKey(name, round_, batch), rows=rows)
+                yield from party.exchanges.list_occurrences(
+                    exchange, StepKey(name, round_, batch), rows=rows
+                )
         else:
             for batch, part in enumerate(batches.exchange_rows(round_)):
-                yield from party.joint_occurrences(exchange, StepKey(name, round_, batch), part)
+                yield from party.exchanges.list_joint_occurrences(
+                    exchange, StepKey(name, round_, batch), part
+                )
         if not batches.validates(round_):
             continue
         validation_occurrences = scoring_traffic(
-            party, name, validation_exchange, round_, len(sizes), party.joint_rows("validation")
+            party, name, validation_exchange, round_, len(sizes), party.rows.get_joint("validation")
         )
         yield from validation_occurrences
-        steps = len(sizes) + len(split_into_chunks(party.joint_rows("validation")))
+        steps = len(sizes) + len(split_into_chunks(party.rows.get_joint("validation")))
         if settings.early_stopping is not None:
             yield Occurrence.of(VERDICT, StepKey(name, round_, steps))

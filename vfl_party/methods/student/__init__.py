@@ -15,21 +15,17 @@ from vfl_party.methods.student.settings import StudentSettings
 from vfl_party.methods.student.training import build_student
 from vfl_party.outbound.declared import Traffic
 from vfl_party.phases.context import MakeEncoder, Party
-from vfl_party.phases.method import WHOLE_TASK, Method
+from vfl_party.phases.method import WHOLE_TASK, Method, MethodFacts
 
 
 class SoloStudent(Method[StudentSettings]):
     """Student: the passive parties send embeddings once, then the active party trains alone."""
 
-    def follows(self, settings: StudentSettings) -> frozenset[str]:
+    def facts(self, settings: StudentSettings) -> MethodFacts:
         _ = settings
         # The losses of survival and ranking tasks compare rows, but a teacher's output is for a
         # single row.
-        return WHOLE_TASK - {"survival", "ranking"}
-
-    def own_sizes(self, settings: StudentSettings) -> bool:
-        _ = settings
-        return True
+        return MethodFacts(own_sizes=True, follows=WHOLE_TASK - {"survival", "ranking"})
 
     def solo(self, settings: StudentSettings, make: MakeEncoder) -> nn.Module:
         return build_student(settings, make)

@@ -56,7 +56,7 @@ def get_asked_rows(party: Party, settings: StudentSettings) -> dict[str, Rows]:
     and, if ``together`` is set, the rows of the splits.
     """
     more = settings.splits if settings.together else ()
-    return {"aligned": party.rows("aligned")} | {split: party.rows(split) for split in more}
+    return {"aligned": party.rows.get("aligned")} | {split: party.rows.get(split) for split in more}
 
 
 def get_kept_step(party: Party, phase: str, settings: StudentSettings) -> StepKey:
@@ -92,18 +92,18 @@ class ActiveStudent(Phase):
         self.epochs = count_epochs(party, settings)
         self._party, self._settings = party, settings
         self._scorer = SplitScorer(party, name, embeddings(party))
-        self._kept = party.answering(name, KEPT)
+        self._kept = party.exchanges.open_answering(name, KEPT)
         # Whether the passive parties still wait for the message that a checkpoint contains the
         # outputs.
         self._owes_acknowledgement = False
         self._answers: TeacherAnswers | None = None
         # {split: the joint model's outputs [N, O]}.
         self._joint_outputs: dict[str, Tensor] = {}
-        own_rows = party.data.splits.get("own", np.empty(0, np.int64))
-        labelled = np.union1d(party.rows("train"), own_rows)
+        own_rows = party.rows.data.splits.get("own", np.empty(0, np.int64))
+        labelled = np.union1d(party.rows.get("train"), own_rows)
         student = party.models[SOLO]
         assert isinstance(student, Student)  # noqa: S101 - the method has made it
-        rows = np.union1d(party.rows("aligned"), own_rows)
+        rows = np.union1d(party.rows.get("aligned"), own_rows)
         self._learners = {STUDENT: Learner(party, name, settings, student, rows, labelled)}
         if settings.alone:
             model, passes = copy.deepcopy(student), -(-len(rows) // len(labelled))
@@ -118,7 +118,9 @@ class ActiveStudent(Phase):
         metrics: dict[str, dict[str, float]] = {}
         steps, tick = (
             0,
-            self._party.ticker(self.name, round_, self.rounds, self._count_epochs_left()),
+            self._party.hooks.make_ticker(
+                self.name, round_, self.rounds, self._count_epochs_left()
+            ),
         )
         for name, learner in self._learners.items():
             if learner.has_ended:
@@ -197,7 +199,7 @@ class ActiveStudent(Phase):
         )
         if self._settings.together:
             outputs_by_model[TOGETHER] = {
-                split: (self._party.rows(split), y) for split, y in self._joint_outputs.items()
+                split: (self._party.rows.get(split), y) for split, y in self._joint_outputs.items()
             }
         for model_name, outputs in outputs_by_model.items():
             predictions |= {
@@ -216,7 +218,7 @@ class ActiveStudent(Phase):
     ) -> dict[str, tuple[Rows, Tensor]]:
         """Returns {split: (the split's rows, the outputs of a model for these rows)}."""
         scorer = SoloScorer(self._party, self._learners[model_name].model)
-        rows = {split: self._party.rows(split) for split in splits or self._settings.splits}
+        rows = {split: self._party.rows.get(split) for split in splits or self._settings.splits}
         return {
             split: (split_rows, scorer.outputs(split_rows)) for split, split_rows in rows.items()
         }
@@ -276,7 +278,7 @@ class ActiveStudent(Phase):
         if tree["outputs"] is not None:
             joint = tree["joint"]
             joint = None if joint is None else joint.to(device)
-            rows = self._party.rows("aligned")
+            rows = self._party.rows.get("aligned")
             self._answers = TeacherAnswers(rows, tree["outputs"].to(device), joint)
             self._set_teacher()
         self._joint_outputs = {
@@ -295,9 +297,7 @@ def _check(party: Party, name: str, settings: StudentSettings) -> None:
     where = f"recipe: phases: {name}"
     phases = party.course.phases
     position = next(place for place, listed in enumerate(phases) if listed.name == name)
-    if not any(
-        earlier.method.follows(earlier.settings) is not None for earlier in phases[:position]
-    ):
+    if not any(earlier.facts.follows is not None for earlier in phases[:position]):
         raise InputError(
             Code.CONFIG_INVALID,
             f"{where}: no earlier phase trains the joint model that is the teacher. Put splitnn, "
@@ -309,12 +309,12 @@ def _check(party: Party, name: str, settings: StudentSettings) -> None:
             f"{where}: a run keeps one student, which an earlier phase trains. Remove one of the "
             "phases.",
         )
-    if party.features is None:
+    if party.rows.features is None:
         raise InputError(
             Code.CONFIG_INVALID,
             f"{where}: {party.name} has no features, so it cannot predict alone. Remove the phase.",
         )
-    if len(party.rows("train")) == 0:
+    if len(party.rows.get("train")) == 0:
         raise InputError(
             Code.CONFIG_INVALID,
             f"{where}: there are no labelled training rows. Add rows with labels to the training "
@@ -347,7 +347,7 @@ class PassiveStudent(Phase):
         self.skippable = tuple(range(self.rounds))
         self._party, self._settings = party, settings
         self._scorer = SplitScorer(party, name, embeddings(party))
-        self._kept = party.asking(name, KEPT)
+        self._kept = party.exchanges.open_asking(name, KEPT)
 
     def run_round(self, round_: int) -> RoundReport:
         if round_ != ASK:

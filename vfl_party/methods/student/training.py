@@ -83,7 +83,7 @@ def count_epochs(party: Party, settings: StudentSettings) -> int:
     """Returns the number of epochs of the phase, which all parties can compute from the common
     rows.
     """
-    return settings.epochs_over(len(party.rows("aligned")))
+    return settings.epochs_over(len(party.rows.get("aligned")))
 
 
 def count_rounds(party: Party, settings: StudentSettings) -> int:
@@ -127,7 +127,7 @@ class Learner:
     ) -> None:
         self._party, self._phase, self._settings = party, phase, settings
         self.model, self._rows, self._passes = model, rows, passes
-        self._labelled, self._weights = labelled, party.row_weights(labelled)
+        self._labelled, self._weights = labelled, party.rows.compute_weights(labelled)
         norms = any(isinstance(module, _BatchNorm) for module in model.modules())
         if norms and min(settings.batch_size, len(rows)) < 2:
             raise InputError(
@@ -188,15 +188,17 @@ class Learner:
     def loss(self, batch: Rows) -> Tensor:
         """Returns the loss of a batch of rows; see ``StudentSettings``."""
         party, settings = self._party, self._settings
-        inputs = party.need_features().inputs(batch)
+        inputs = party.rows.need_features().inputs(batch)
         outputs, mapped = self.model.compute_parts(party.recipe.model.precision, *inputs)
         total = outputs.new_zeros(())
         positions = np.flatnonzero(np.isin(batch, self._labelled))
         if len(positions):
-            _, targets = party.need_labels()
-            w_B = None if self._weights is None else party.take(self._weights, batch[positions])
+            _, targets = party.rows.need_labels()
+            w_B = (
+                None if self._weights is None else party.rows.take(self._weights, batch[positions])
+            )
             loss = self._loss(
-                party.take(outputs, positions), party.take(targets, batch[positions]), w_B
+                party.rows.take(outputs, positions), party.rows.take(targets, batch[positions]), w_B
             )
             total = total + loss * (len(positions) / len(batch))
         if self.answers is None:
@@ -204,15 +206,15 @@ class Learner:
         positions = np.flatnonzero(np.isin(batch, self.answers.rows))
         places = np.searchsorted(self.answers.rows, batch[positions])
         if settings.weight:
-            teacher_outputs = party.take(self.answers.outputs, places)
-            task, student_outputs = party.recipe.task, party.take(outputs, positions)
+            teacher_outputs = party.rows.take(self.answers.outputs, places)
+            task, student_outputs = party.recipe.task, party.rows.take(outputs, positions)
             distance_B = distillation_distance(
                 task, settings.temperature, student_outputs, teacher_outputs
             )
             total = total + settings.weight * distance_B.sum() / len(batch)
         if mapped is not None and self.answers.joint is not None:
-            joint = party.take(self.answers.joint, places)
-            distance_B = (party.take(mapped, positions) - joint).square().mean(dim=1)
+            joint = party.rows.take(self.answers.joint, places)
+            distance_B = (party.rows.take(mapped, positions) - joint).square().mean(dim=1)
             total = total + settings.match * distance_B.sum() / len(batch)
         return total
 

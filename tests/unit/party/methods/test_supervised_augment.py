@@ -57,7 +57,7 @@ def test_only_the_parties_that_are_named_change_their_rows() -> None:
     augment: dict[str, Any] = {"corruption": 0.5, "parties": ["p1"]}
     for name, changes in (("p0", False), ("p1", True)):
         found = assembled(name, augment)
-        plain = found.party.need_features().inputs(ROWS)[0]
+        plain = found.party.rows.need_features().inputs(ROWS)[0]
         (view,) = BatchViews(found.party, "splitnn", SupervisedAugment(**augment)).inputs(ROWS, 0)
         assert torch.equal(view, plain) is not changes
 

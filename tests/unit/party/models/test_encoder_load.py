@@ -23,11 +23,11 @@ def test_layers_by_hand(tmp_path: Any) -> None:
     tried = try_parties(recipe, tmp_path)
     name = recipe.passives[0].name
     party = tried[name].party
-    width = party.need_features().spec.shape[0]
+    width = party.rows.need_features().spec.shape[0]
     before = {key: value.clone() for key, value in party.models["encoder"].state_dict().items()}
     (found,) = encoder_loads(party)
     assert found.party == name
-    assert found.rows == len(party.rows("local"))
+    assert found.rows == len(party.rows.get("local"))
     assert found.weights == width * 7 + 7 + 7 * 3 + 3
     assert found.weight_bytes == 4 * found.weights
     # A multiplication and an addition for each weight; a bias and ReLU are not counted.

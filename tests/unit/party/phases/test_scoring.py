@@ -17,8 +17,9 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InternalError
 from vfl_party.base.step_timing import Clock
 from vfl_party.models import combine
-from vfl_party.phases.context import Hooks, Party, PartyData
+from vfl_party.phases.context import Party
 from vfl_party.phases.course import Course
+from vfl_party.phases.rows import PartyData
 from vfl_party.phases.scoring import CHUNK_ROWS, SplitScorer, scoring
 
 CPU = torch.device("cpu")
@@ -92,7 +93,7 @@ def party(name: str, wire: Wire) -> Party:
         record=None,
     )
     found = Party(name, Course(RECIPE), CPU, models, PartyData({}, features=features))
-    found.connect(connections, Hooks())
+    found.exchanges.connections.connect(connections)
     return found
 
 
@@ -108,8 +109,8 @@ def scored(late: set[tuple[str, StepKey]]) -> tuple[Any, list[Party], Wire]:
 def by_hand(parties: list[Party], without: dict[str, slice]) -> torch.Tensor:
     z_BD = []
     for each in parties:
-        assert each.features is not None
-        found = each.models["encoder"].eval()(*each.features.inputs(ROWS)).detach()
+        assert each.rows.features is not None
+        found = each.models["encoder"].eval()(*each.rows.features.inputs(ROWS)).detach()
         if each.name in without:
             found[without[each.name]] = 0.0
         z_BD.append(found)

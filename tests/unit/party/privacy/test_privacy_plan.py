@@ -13,14 +13,16 @@ import torch
 from torch import nn
 
 from tests.harness.errors import assert_names, raises
+from tests.harness.present import present
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_party.base.checkpoint import pack, unpack
 from vfl_party.data import Features
 from vfl_party.methods.fedonce.phase import Nat
 from vfl_party.methods.fedonce.settings import FedOnceSettings
-from vfl_party.phases.context import Party, PartyData
+from vfl_party.phases.context import Party
 from vfl_party.phases.course import Course
+from vfl_party.phases.rows import PartyData
 from vfl_party.privacy import accountant
 from vfl_party.privacy.accountant import Spending
 from vfl_party.privacy.plan import DpSettings, PrivacyPlan, make_plan
@@ -47,9 +49,7 @@ def recipe(*phases: dict[str, Any], passives: int = 2, **more: Any) -> Recipe:
 
 
 def plan_of(*phases: dict[str, Any], **more: Any) -> PrivacyPlan:
-    found = Course(recipe(*phases, **more)).privacy(N)
-    assert found is not None
-    return found
+    return present(Course(recipe(*phases, **more)).privacy(N))
 
 
 def test_the_recipe_and_the_rows_say_what_every_party_spends() -> None:
@@ -152,9 +152,8 @@ def test_one_budget_covers_all_phases(other: dict[str, Any]) -> None:
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(change: dict[str, Any]) -> None:
-    with raises(InputError, Code.CONFIG_INVALID) as refused:
+    with raises(InputError, Code.CONFIG_INVALID):
         Course(recipe({"kind": "fedonce", "dp": DP} | change)).privacy(N)
-    assert "\n" not in str(refused.value)
 
 
 def party(recipe: Recipe, encoder: nn.Module | None = None) -> Party:
@@ -175,8 +174,7 @@ def test_training_stops_where_the_budget_ends() -> None:
     """The phase is asked for an epoch more than the recipe has planned."""
     dp: dict[str, Any] = {"noise_multiplier": 1.5}
     planned = recipe(FEDONCE | {"epochs": 2, "dp": dp})
-    plan = Course(planned).privacy(N)
-    assert plan is not None
+    plan = present(Course(planned).privacy(N))
     nat = Nat(
         party(planned), "fedonce", FedOnceSettings(epochs=4, batch_size=50, dp=DpSettings(**dp))
     )
