@@ -60,8 +60,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     left_out = [name for name in OPTIONAL if is_left_out(REPO / name)]
     if terminalreporter.config.option.core and left_out:
         terminalreporter.write_line(
-            f"--core left out, because nothing changed there: {', '.join(left_out)}. "
-            "Run them with make test-all."
+            f"--core left out, because nothing changed there: {', '.join(left_out)}. Run them with make test-all."
         )
 
 

@@ -136,7 +136,6 @@ def main(
             folder = results
         if found.values:
             found.save(folder)
-            (folder / f"{name}-{scale}.md").write_text(page.section(name, table, found) + "\n")
             console.print(Markdown(markdown(table, found)))
 
 

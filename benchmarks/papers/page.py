@@ -153,6 +153,12 @@ def _paper(key: str, part: str) -> Iterator[str]:
         yield "| --- " * 4 + "|"
         for name in others:
             yield _without_results(name, tables[name])
+        yield "\nTheir deviations from the paper:\n"
+        notes = Counter(note for name in others for note in tables[name].notes)
+        for note in notes:
+            places = [tables[name].place for name in others if note in tables[name].notes]
+            where = "all" if len(places) == len(others) > 1 else ", ".join(places)
+            yield _item(f"{where}: {note}")
 
 
 def _without_results(name: str, table: Table) -> str:
@@ -162,11 +168,6 @@ def _without_results(name: str, table: Table) -> str:
         needs += f"; {table.needs}"
     claims = "; ".join(each.says for each in table.claims)
     return _row(f"`{name}`", f"{table.place}: {table.title}", needs, claims)
-
-
-def section(name: str, table: Table, result: Result) -> str:
-    """Returns the page of a table's own results."""
-    return _section(name, table, result, 1, _notes(table, result))
 
 
 def _section(

@@ -26,7 +26,7 @@ class Paper:
 PAPERS = {
     "fedhssl": Paper(
         "FedHSSL",
-        "He et al. 2022",
+        "He et al. 2024",
         {"privacy": tuple(f"fedhssl.table{number}" for number in (6, 7, 11, 12))},
     ),
     "fedonce": Paper(

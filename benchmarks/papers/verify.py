@@ -20,10 +20,13 @@ _ALPHA = 0.05
 
 
 def differences(path: Path) -> list[str]:
-    """Returns a line for each verdict of a file that another computation does not find."""
+    """Returns a line for each verdict of a file that another computation does not find.
+
+    It checks the verdicts, not the runs: values and data sets are taken from the file.
+    """
     kept = json.loads(path.read_text())
     cells = {(e["data"], e["line"], e["column"]): e["values"] for e in kept["cells"]}
-    claims = kept.get("claims", [])
+    claims = kept["claims"] if kept.get("claims") else []
     found = [_judge(each, cells) for each in claims]
     tested = [at for at, (_, p) in enumerate(found) if p is not None]
     corrected = dict(zip(tested, _holm([found[at][1] for at in tested]), strict=True))
@@ -34,6 +37,11 @@ def differences(path: Path) -> list[str]:
         if verdict != each["verdict"]:
             wrong.append(f"{each['data']}: {each['says']}: {each['verdict']}, here {verdict}")
     return wrong
+
+
+def count(path: Path) -> int:
+    """Returns the number of verdicts in a file, including *not run*."""
+    return len(json.loads(path.read_text()).get("claims", []))
 
 
 def _judge(claim: dict[str, Any], cells: dict[Any, list[float]]) -> tuple[str, float | None]:
@@ -106,10 +114,20 @@ def _holm(p_values: Sequence[float | None]) -> list[float]:
 
 
 def main() -> None:
-    """Compares the files that are named on the command line; exits with 1 if a verdict differs."""
-    wrong = [f"{name}: {each}" for name in sys.argv[1:] for each in differences(Path(name))]
-    print("\n".join(wrong) or "all verdicts are equal")
-    sys.exit(bool(wrong))
+    """Compares the files that are named on the command line; exits with 1 if a verdict differs or
+    a file has none.
+    """
+    names = sys.argv[1:]
+    if not names or names[0].startswith("-"):
+        sys.exit(__doc__)
+    failed = False
+    for name in names:
+        wrong = differences(Path(name))
+        number = count(Path(name))
+        failed |= bool(wrong) or not number
+        state = "; ".join(wrong) or ("equal" if number else "the file has no verdicts")
+        print(f"{name}: {number} verdicts: {state}")
+    sys.exit(failed)
 
 
 if __name__ == "__main__":

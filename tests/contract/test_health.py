@@ -82,9 +82,8 @@ def test_the_probe_beside_the_process(address: str, up: dict[str, bool]) -> None
     # What it listens on is not dialled.
     assert require_serving(f"0.0.0.0:{port}", credentials(ME), WAIT_S) == address
     up["vfl.v1.Control"] = False
-    with raises(PeerError, Code.UNREACHABLE, names=("active", "127.0.0.1")) as caught:
+    with raises(PeerError, Code.UNREACHABLE, names=("active", "127.0.0.1")):
         require_serving(address, credentials(ME), WAIT_S)
-    assert caught.value.code is Code.UNREACHABLE
     with raises(InputError, Code.IDENTITY_MISMATCH, names=("active", "north")):
         require_serving(address, credentials("north"), 1.0)
 

@@ -375,12 +375,7 @@ def several(ledger: Ledger) -> SeveralRuns:
 
 def service_of(run_id: str, widths: dict[str, int], ledger: Ledger) -> ServingService:
     return ServingService(
-        widths,
-        keyring(ME),
-        ledger,
-        run_id=run_id,
-        digest=DIGEST,
-        attends=lambda _name, _here: None,
+        widths, keyring(ME), ledger, run_id=run_id, digest=DIGEST, attends=lambda _name, _here: None
     )
 
 

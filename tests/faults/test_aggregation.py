@@ -83,7 +83,6 @@ def failure_of(future: Future[Any]) -> VflError:
 
 
 # -- what parties declare
-# ----------------------------------------------------------------------
 
 
 def test_parties_that_would_aggregate_different_weights_are_told_which(members: Members) -> None:
@@ -127,7 +126,6 @@ def test_a_declaration_that_makes_no_sense_is_refused(
 
 
 # -- what they send
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -138,11 +136,7 @@ def test_a_declaration_that_makes_no_sense_is_refused(
             Code.TENSOR_MISMATCH,
             ("'weight'", "[4, 3]", "[3, 4]"),
         ),
-        (
-            {"weight": torch.zeros(300, 400), "bias": torch.zeros(3)},
-            Code.TENSOR_TOO_LARGE,
-            ("60",),
-        ),
+        ({"weight": torch.zeros(300, 400), "bias": torch.zeros(3)}, Code.TENSOR_TOO_LARGE, ("60",)),
         (
             weights(1.0) | {"bias": torch.tensor([0.0, float("nan"), 0.0])},
             Code.NON_FINITE,
@@ -231,7 +225,6 @@ def test_a_party_that_is_lost_before_the_reply_sends_everyone_back(members: Memb
 
 
 # -- whole federations
-# ----------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -67,7 +67,6 @@ def renew(federation: Federation) -> None:
 
 
 # -- replaced files
-# ----------------------------------------------------------------------
 
 
 def test_a_new_authority_needs_no_restart(tmp_path: Path) -> None:
@@ -130,7 +129,6 @@ def test_half_of_a_new_pair_leaves_the_old_one_in_use(tmp_path: Path) -> None:
 
 
 # -- expiry
-# ----------------------------------------------------------------------
 
 
 def test_a_certificate_that_ends_soon_is_told_in_logs_metrics_and_check(tmp_path: Path) -> None:
@@ -174,7 +172,6 @@ def test_a_certificate_that_ends_soon_is_told_in_logs_metrics_and_check(tmp_path
 
 
 # -- revocation
-# ----------------------------------------------------------------------
 
 
 def with_list(federation: Federation, name: str, listed: str) -> None:
@@ -327,7 +324,6 @@ def test_a_server_that_is_started_again_without_its_list_still_knows_who_is_revo
 
 
 # -- pins
-# ----------------------------------------------------------------------
 
 
 def pin(federation: Federation, name: str) -> str:
@@ -367,7 +363,6 @@ def test_a_pinned_key_is_asked_for_by_the_server_the_active_and_the_passive_part
 
 
 # -- addresses
-# ----------------------------------------------------------------------
 
 
 def test_the_active_party_comes_back_at_another_host_and_port(

@@ -339,10 +339,7 @@ def test_how_long_a_server_that_goes_in_a_run_is_waited_for(reported: bool) -> N
     joining = Joining("passive", "{}", "train", 1, "cpu")
     with run_server(
         "127.0.0.1:0", keyring("server"), [OddServer(start.SerializeToString())], 4
-    ) as (
-        _,
-        address,
-    ):
+    ) as (_, address):
         session = Session(
             address,
             keyring("p1"),

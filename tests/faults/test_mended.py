@@ -14,6 +14,7 @@ from tests.harness.cases import digits, recipe
 from tests.harness.errors import assert_names, error_line, raises
 from tests.harness.federation import Federation, refused
 from tests.harness.hostile import HostilePassive, first_answer
+from tests.harness.memory import refused_here
 from vfl_common.bundle import PROTOCOL
 from vfl_common.config.base import read_toml
 from vfl_common.errors import AbortedError, Code, InputError, VflError
@@ -134,10 +135,7 @@ def test_an_unknown_generation_does_not_keep_the_active_party(tmp_path: Path) ->
         federation.start_server()
         active = federation.start_party("p0")
         address = active.wait_for("ready", 30)["address"]
-        with (
-            HostilePassive(federation, "p1") as hostile,
-            hostile.dial(address, "p0") as channel,
-        ):
+        with HostilePassive(federation, "p1") as hostile, hostile.dial(address, "p0") as channel:
             attach = exchange_pb2.Attach(run_id="x", generation=99, protocol=PROTOCOL)
             call = channel.stream_stream(f"/{SERVICE}/Swap")(
                 iter([exchange_pb2.Frame(attach=attach).SerializeToString()])
@@ -183,20 +181,16 @@ def test_toml_that_python_chokes_on(text: str, tmp_path: Path) -> None:
         read_toml(path)
 
 
-def test_early_stopping_by_a_metric_that_the_task_lacks(tmp_path: Path) -> None:
+def test_early_stopping_by_a_metric_that_the_task_lacks() -> None:
     phase = {"kind": "splitnn", "epochs": 2, "early_stopping": {"metric": "rmse"}}
-    with Federation(tmp_path / "f", recipe(2) | {"phases": [phase]}, digits(2)) as federation:
-        federation.address = "127.0.0.1:9"
-        refused(federation.start_party("p0"), "multiclass", "rmse")
+    refused_here(recipe(2) | {"phases": [phase]}, "p0", digits(2)["p0"], "multiclass", "rmse")
 
 
-def test_batch_normalisation_needs_two_rows(tmp_path: Path) -> None:
+def test_batch_normalisation_needs_two_rows() -> None:
     made = recipe(
         2, model={"encoder": {"kind": "mlp", "batch_norm": True}}, phase={"batch_size": 1}
     )
-    with Federation(tmp_path / "f", made, digits(2)) as federation:
-        federation.address = "127.0.0.1:9"
-        refused(federation.start_party("p1"))
+    refused_here(made, "p1", digits(2)["p1"])
 
 
 def test_resuming_with_other_data_is_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.harness import cases, kills
-from tests.harness.errors import assert_names, error_line
+from tests.harness.errors import assert_names, error_line, raises
 from tests.harness.federation import Federation
 from tests.harness.hostile import HostilePassive
 from tests.integration.test_resume import (
@@ -212,9 +212,8 @@ def test_a_party_that_is_unfit_for_each_run_does_not_have_all_begin_for_ever(
             assert second.anew.startswith("p2 ")
             assert first.run_id in second.anew
             assert second.anew.endswith(": no reason")
-            with pytest.raises(PeerError) as caught:
+            with raises(PeerError, Code.DATA_INVALID):
                 hostile.join_with(run_id=second.run_id, checkpoints=(), unfit="no reason")
-            assert caught.value.code is Code.DATA_INVALID
         assert server.wait() == 2
         line = error_line(server.stderr)
         assert f"{second.run_id}: no reason" in line

@@ -227,10 +227,7 @@ class Parties:
 
         def answer() -> None:
             service = alignment_service(
-                recipe,
-                self.folder_of(SERVER),
-                trains=self.divides,
-                max_rows=self.rows_at_most,
+                recipe, self.folder_of(SERVER), trains=self.divides, max_rows=self.rows_at_most
             )
             assert service is not None
             service(_Hub(server, SERVER, self.tap))()

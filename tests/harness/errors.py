@@ -15,20 +15,28 @@ E = TypeVar("E", bound=BaseException)
 
 @contextmanager
 def raises(
-    kind: type[E] | tuple[type[E], ...], *codes: Code, names: str | tuple[str, ...] = ()
+    kind: type[E] | tuple[type[E], ...],
+    *codes: Code,
+    names: str | tuple[str, ...] = (),
+    party: str | None = None,
 ) -> Iterator[pytest.ExceptionInfo[E]]:
-    """Expects an error in the block.
+    """Expects an error in the block, whose text is one line if it is an error of ours.
 
     Args:
         kind: type of the error, or a base class of it.
         codes: code of the error. Several where the cases of a test differ.
         names: what the text must contain: a field, an option, a party, a number.
+        party: the party that the error is about. Default: not checked.
     """
     with pytest.raises(kind) as caught:
         yield caught
     error = caught.value
     if isinstance(error, VflError):
         assert error.code in codes, f"expected {codes!r} (got {error.code!r}): {error}"
+        assert "\n" not in str(error), f"more than one line: {error}"
+        assert party is None or error.party == party, (
+            f"expected {party} (got {error.party}): {error}"
+        )
     else:
         assert not codes, f"{error!r} has no code"
     assert_names(str(error), *((names,) if isinstance(names, str) else names))

@@ -140,7 +140,6 @@ CALL_S = 20.0
 
 
 # -- mutations
-# ----------------------------------------------------------------------
 
 
 def odd(field: FieldDescriptor, chance: Random) -> Any:
@@ -215,7 +214,6 @@ def mutated(message: Message, chance: Random) -> bytes:
 
 
 # -- honest messages
-# ----------------------------------------------------------------------
 
 
 def join_of(name: str) -> control_pb2.PartyMessage:
@@ -331,7 +329,6 @@ def bundle_with_faults(frames: Sequence[exchange_pb2.Frame], chance: Random) -> 
 
 
 # -- what comes of them
-# ----------------------------------------------------------------------
 
 
 class Outcomes:
@@ -502,7 +499,6 @@ def hear_server(outcomes: Outcomes, chance: Random) -> None:
 
 
 # -- live services
-# ----------------------------------------------------------------------
 
 
 class _Errors(logging.Handler):

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from tests.harness.federation import Federation
+from tests.harness.present import present
 from vfl_common.bundle import Buffer, Bundle, BundleSpec, DType, Kind, Ledger, StepKey, TensorSpec
 from vfl_common.config.data import DataSettings
 from vfl_common.config.party import TlsSettings
@@ -112,12 +113,10 @@ class HostilePassive:
 
     def show_record(self) -> None:
         """Shows the active party a record, without which it gives nobody anything."""
-        link = self.link
-        assert link is not None
+        link = present(self.link)
 
         def ask(shows: LogHeads) -> LogHeads:
-            answer = link.confer(shows.encode())
-            assert answer is not None
+            answer = present(link.confer(shows.encode()))
             return LogHeads.decode(answer, party="p0", me=self.name)
 
         HeadExchange(self._book, self._keyring.current).confer("p0", ask)
@@ -134,9 +133,8 @@ class HostilePassive:
 
     def swap_expecting_failure(self, bundle: Bundle) -> VflError:
         """Sends the first step's embedding; returns the failure that comes back."""
-        assert self.link is not None
         try:
-            self.link.swap(StepKey("splitnn", 0, 0), bundle, BundleSpec(Kind.ACK))
+            present(self.link).swap(StepKey("splitnn", 0, 0), bundle, BundleSpec(Kind.ACK))
         except VflError as error:
             return error
         raise AssertionError("the active party took it")
@@ -155,8 +153,7 @@ class AggregatingMember(HostilePassive):
         self, *aggregations: AggregationPlan, checkpoints: tuple[str, ...] = ("",), run_id: str = ""
     ) -> Start:
         """Joins, waits for the others, and opens ``link``, to the server's exchange."""
-        place = self._recipe.party(self.name)
-        assert place is not None
+        place = present(self._recipe.party(self.name))
         start = self.session.join(
             Joining(
                 place.role,
@@ -206,9 +203,8 @@ class AggregatingMember(HostilePassive):
         self, aggregation: AggregationPlan, round_: int, values: dict[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
         """Returns the mean of ``values``, whatever they are, with the others'."""
-        assert self.link is not None
         step = StepKey(aggregation.phase, round_, 0)
-        bundle = self.link.swap(step, to_bundle(Kind.WEIGHTS, values), aggregation.spec)
+        bundle = present(self.link).swap(step, to_bundle(Kind.WEIGHTS, values), aggregation.spec)
         return to_tensors(bundle, torch.device("cpu"))
 
 

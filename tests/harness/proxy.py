@@ -75,8 +75,7 @@ class Proxy:
 
     def wait_until_held(self, timeout_s: float = 60.0) -> None:
         assert self._held.wait(timeout_s), (
-            f"{self.sent} bytes sent and {self.received} received in {timeout_s} s, "
-            f"{self._hold_at} were expected"
+            f"{self.sent} bytes sent and {self.received} received in {timeout_s} s, {self._hold_at} were expected"
         )
 
     def release(self) -> None:

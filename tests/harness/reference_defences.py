@@ -22,6 +22,7 @@ from torch.distributions import Normal, kl_divergence
 from torch.nn.functional import one_hot
 
 from tests.harness import reference
+from tests.harness.present import present
 from tests.harness.reference_sets import loss_over_sets, zero_gradients
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
@@ -256,8 +257,7 @@ def train(
                 assert own is not None
                 terms = [torch.zeros(()) for _ in passives]
                 for number, make in enumerate(drawn_by):
-                    both = made[number]
-                    assert both is not None
+                    both = present(made[number])
                     made[number], terms[number] = make(both)
                 came = []
                 for number, z in enumerate(made):
@@ -283,8 +283,7 @@ def train(
                     if labels_loss is not None:
                         alone = leaf.detach().double().requires_grad_()
                         labels_loss(alone, one_hot(y.reshape(-1).long()).double()).backward()
-                        assert alone.grad is not None
-                        back = back + alone.grad.float()
+                        back = back + present(alone.grad).float()
                     torch.autograd.backward(
                         [z, *([terms[number]] if draw else [])], [back, *([None] if draw else [])]
                     )

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
+from tests.harness.present import present
 from tests.harness.reference import Updates, one_thread, own_table
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
@@ -33,8 +34,7 @@ class _Party:
         self, recipe: Recipe, name: str, data: DataSettings, phase: str, settings: dict[str, Any]
     ) -> None:
         self.seed, self.name, self.phase, self.settings = recipe.seed, name, phase, settings
-        place = recipe.party(name)
-        assert place is not None
+        place = present(recipe.party(name))
         kind, rows = place.encoder or recipe.model.encoder, recipe.rows
         table = load_table(data, with_label=place.role == "active")
         self.splits = split_rows(
@@ -56,8 +56,7 @@ class _Party:
                 self.models[network] = build_encoder(kind, self.features.spec, width // 2)
         if place.role == "active":
             labels = Labels.fit(table.labels, recipe.task, self.splits["train"], source="reference")
-            assert table.labels is not None
-            self.targets = labels.encode(table.labels)
+            self.targets = labels.encode(present(table.labels))
             with seed_torch(derive_seed(recipe.seed, "init", name, "top")):
                 self.models["top"] = build_top(recipe.model.top, 2 * width, outputs)
             for view in ("active", "passive"):

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
 from tests.harness import wiring
+from tests.harness.present import present
 from tests.harness.reference import Updates, clip_gradients, one_thread, own_table
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
@@ -145,8 +146,7 @@ class _Party:
     ) -> None:
         self.device = device
         self.name, self.settings, self.recipe, self.phase = name, settings, recipe, phase
-        place = recipe.party(name)
-        assert place is not None
+        place = present(recipe.party(name))
         kind = place.encoder or recipe.model.encoder
         table = load_table(data, with_label=place.role == "active")
         rows = recipe.rows
@@ -211,10 +211,12 @@ class _Party:
             return -F.cosine_similarity(p, z.detach(), dim=1).mean()
         if self.settings["ssl"] == "byol":
             return 2 - 2 * F.cosine_similarity(p, z.detach(), dim=1).mean()
-        assert negatives is not None
         p, z = F.normalize(p, dim=1), F.normalize(z.detach(), dim=1)
         positive = (p * z).sum(dim=1, keepdim=True)
-        logits = torch.cat([positive, p @ negatives.keys.T], dim=1) / self.settings["temperature"]
+        logits = (
+            torch.cat([positive, p @ present(negatives).keys.T], dim=1)
+            / self.settings["temperature"]
+        )
         return F.nll_loss(
             logits.log_softmax(dim=1), torch.zeros(len(p), dtype=torch.int64, device=p.device)
         )
@@ -283,9 +285,8 @@ class _Party:
             self.local.update(loss)
             if ssl == "moco":
                 for queue, found in ((keys, (t1, t2)), (guide, (c1, c2))):
-                    assert queue is not None
                     for each in found:
-                        queue.push(each)
+                        present(queue).push(each)
             if ssl in ("byol", "moco"):
                 self.move_target()
 

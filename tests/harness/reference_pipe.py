@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tests.harness.present import present
 from tests.harness.reference import OneParty, clip_gradients, loss_of, one_thread
 from tests.harness.reference_sets import loss_over_sets
 from tests.harness.reference_task import losses_of_rows
@@ -128,8 +129,7 @@ class _Run:
         place, rows, z, dz = self.past[s]
         self._update_active(place, rows, z, dz, threshold)
         for name, party in self.passives.items():
-            now = party.embed(rows)
-            assert now is not None
+            now = present(party.embed(rows))
             weights = _cosines(now.detach(), z[name], threshold)
             parameters = list(party.models.parameters())
             gradients = torch.autograd.grad(now, parameters, weights.unsqueeze(1) * dz[name])
@@ -211,9 +211,8 @@ def _embed(party: OneParty, rows: Rows, ahead: int, last: list[Tensor]) -> tuple
         with torch.no_grad():
             for parameter, change in zip(encoder.parameters(), last, strict=True):
                 parameter.add_(change, alpha=ahead)
-    assert party.features is not None
     with party.own_random_numbers():
-        z: Tensor = encoder(*party.features.inputs(rows))
+        z: Tensor = encoder(*present(party.features).inputs(rows))
     for name, value in encoder.named_buffers():
         party.models["encoder"].get_buffer(name).copy_(value)
     return encoder, z

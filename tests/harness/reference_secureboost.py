@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tests.harness.present import present
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_party.base.seeds import derive_seed, draw_permutation, split_rows
@@ -118,8 +119,7 @@ def train(tables: dict[str, Any], data: dict[str, dict[str, Any]]) -> Result:
         )
         if party.role == "active":
             labels = Labels.fit(table.labels, recipe.task, splits["train"], source="reference")
-            assert table.labels is not None
-            y = labels.encode(table.labels).reshape(-1).double().numpy()
+            y = labels.encode(present(table.labels)).reshape(-1).double().numpy()
         if party.role == "passive" or party.features:
             columns[party.name] = _columns(
                 table, settings, splits["train"], splits["local"], party.name, s["bins"]
@@ -136,8 +136,7 @@ def _columns(
         found.append(Column(party, len(found), cells, _cuts(cells[train], bins)))
     if table.categorical is not None:
         fitted = Preprocessor.fit(table, local, one_hot=False, flatten=True, settings=settings)
-        codes = fitted.transform(table).categories
-        assert codes is not None
+        codes = present(fitted.transform(table).categories)
         for k in range(codes.shape[1]):
             cells = codes[:, k].numpy()
             unseen = ~np.isin(cells, cells[train])
@@ -287,8 +286,7 @@ class _Grower:
             leaves += len(split)
             for n in split:
                 best, node, of = found[n]
-                assert best is not None
-                _, column, node.lefts = best
+                _, column, node.lefts = present(best)
                 node.party, node.place = column.party, column.place
                 left = node.lefts[of]
                 node.children = Node(), Node()

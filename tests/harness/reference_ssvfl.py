@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
+from tests.harness.present import present
 from tests.harness.reference import Updates, one_thread, own_table, width_of
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
@@ -71,9 +72,8 @@ def train(
             }
             if party.role == "active":
                 labels = Labels.fit(table.labels, recipe.task, splits["train"], source="reference")
-                assert table.labels is not None
                 y, active = (
-                    labels.encode(table.labels)[torch.from_numpy(splits["train"])],
+                    labels.encode(present(table.labels))[torch.from_numpy(splits["train"])],
                     party.name,
                 )
         top = _head(recipe, head.name, head.settings, torch.cat(representations, dim=1), y)

@@ -217,7 +217,6 @@ def test_a_prediction_of_fewer_rows_than_a_party_answers_for(
 
 
 # -- what is kept
-# ----------------------------------------------------------------------
 
 
 def test_a_row_that_is_swapped_between_generations_stops_the_run_before_any_update(
@@ -283,7 +282,6 @@ def test_another_run_with_other_rows_is_told_so(
 
 
 # -- rows of one party alone
-# ----------------------------------------------------------------------
 
 
 def test_rows_that_are_not_common_are_learnt_from_alone(
@@ -321,28 +319,6 @@ def test_rows_that_are_not_common_are_learnt_from_alone(
 
 
 # -- bad input
-# ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("spoil", "names"),
-    [("empty", ["p1.csv"]), ("no rows", ["p1.csv"]), ("no id column", ["p1.csv", "'id'"])],
-    ids=["empty", "no rows", "no id column"],
-)
-def test_a_table_that_cannot_be_aligned(
-    spoil: str, names: list[str], tmp_path: Path, plugin: dict[str, str]
-) -> None:
-    with federation(tmp_path, plugin) as made:
-        made.address = "127.0.0.1:9"
-        text = (tmp_path / "p1.csv").read_text()
-        head = {
-            "empty": "",
-            "no rows": text.splitlines()[0] + "\n",
-            "no id column": text.replace("id,", "key,", 1),
-        }
-        (tmp_path / "p1.csv").write_text(head[spoil])
-        made.start_one("p1")
-        refused(made.programs["p1"], *names)
 
 
 def test_without_a_common_row_all_end_with_one_sentence(

@@ -145,11 +145,7 @@ def test_a_backend_is_sent_nothing_but_texts_of_json(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(joblib, "delayed", noting)
     vfl.study(RECIPE, {"seed": [1]}, DATA, quiet=True, backend="loky")
     ((module, function, does, order),) = sent
-    assert (module, function, does) == (
-        "vfl.jobs",
-        "answer",
-        "vfl.library.simulate:make",
-    )
+    assert (module, function, does) == ("vfl.jobs", "answer", "vfl.library.simulate:make")
     assert json.loads(json.dumps(order)) == order
 
 

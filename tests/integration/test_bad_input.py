@@ -16,9 +16,11 @@ from tests.harness.cases import digits, recipe
 from tests.harness.errors import assert_names
 from tests.harness.federation import Federation, reason_to_wait, refused, toml
 from tests.harness.hostile import HostilePassive
+from tests.harness.memory import refused_here
 from vfl.certs.authority import create_authority, issue
 from vfl_common.bundle import Bundle, Kind
 
+BINARY = {"kind": "binary"}
 HEADER = "id,age,city,y"
 ROWS = [f"u{number:03d},{20 + number},{'AB'[number % 2]},{number % 2}" for number in range(40)]
 
@@ -32,7 +34,7 @@ def federation(tmp_path: Path) -> Iterator[Federation]:
     """Two parties with a CSV each; nothing is started. The server's address leads nowhere."""
     made = Federation(
         tmp_path / "federation",
-        recipe(2, task={"kind": "binary"}, run={"rejoin_deadline_s": 5.0}),
+        recipe(2, task=BINARY, run={"rejoin_deadline_s": 5.0}),
         {
             "p0": {"source": "p0.csv", "id": "id", "label": "y"},
             "p1": {"source": "p1.csv", "id": "id", "drop": ["y"]},
@@ -54,32 +56,28 @@ def change_rows(path: Path, row: int, to: str) -> None:
 BAD_DATA: dict[str, tuple[Callable[[Path], None], dict[str, Any], tuple[str, ...]]] = {
     "missing file": (lambda path: path.unlink(), {}, ("p1.csv",)),
     "missing id column": (lambda _: None, {"id": "ident"}, ("p1.csv", "'ident'", "'id'")),
+    "missing label column": (lambda _: None, {"label": "yy"}, ("p1.csv", "'yy'", "'y'")),
     "duplicate ids": (lambda path: write_csv(path, [*ROWS, ROWS[3]]), {}, ("p1.csv", "id")),
-    "text where a number was declared": (
-        lambda path: change_rows(path, 4, "u004,SECRET,A,0"),
-        {"numeric": ["age"]},
-        ("p1.csv", "'age'", "5"),
-    ),
-    "infinity in a feature": (
-        lambda path: change_rows(path, 4, "u004,inf,A,0"),
-        {},
-        ("p1.csv", "'age'", "5"),
-    ),
-    "missing value": (
-        lambda path: change_rows(path, 4, "u004,nan,A,0"),
-        {},
-        ("p1.csv", "'age'"),
-    ),
+    "infinity": (lambda path: change_rows(path, 4, "u004,inf,A,0"), {}, ("p1.csv", "'age'", "5")),
+    "missing value": (lambda path: change_rows(path, 4, "u004,nan,A,0"), {}, ("p1.csv", "'age'")),
     "unknown key": (lambda _: None, {"colums": ["age"]}, ("p1.toml", "'colums'", "'columns'")),
 }
 
 
 @pytest.mark.parametrize("what", BAD_DATA)
-def test_bad_data_is_refused_before_joining(federation: Federation, what: str) -> None:
+def test_bad_data_is_named(tmp_path: Path, what: str) -> None:
     spoil, keys, names = BAD_DATA[what]
-    spoil(federation.folder / "p1.csv")
-    federation.data["p1"] |= keys
-    sentence = refused(federation.start_party("p1"), *names)
+    path = tmp_path / "p1.csv"
+    write_csv(path, ROWS)
+    spoil(path)
+    party = "p0" if "label" in keys else "p1"
+    refused_here(recipe(2, task=BINARY), party, {"source": str(path), "id": "id"} | keys, *names)
+
+
+def test_bad_data_is_refused_before_joining(federation: Federation) -> None:
+    change_rows(federation.folder / "p1.csv", 4, "u004,SECRET,A,0")
+    federation.data["p1"]["numeric"] = ["age"]
+    sentence = refused(federation.start_party("p1"), "p1.csv", "'age'", "5")
     # A value is nobody's business.
     assert "SECRET" not in sentence
     assert not (federation.folder / "runs").exists()
@@ -92,11 +90,6 @@ def test_rows_without_an_id_are_told_at_the_start(federation: Federation) -> Non
     assert told["source"].endswith("p1.csv")
 
 
-def test_missing_label_column(federation: Federation) -> None:
-    federation.data["p0"]["label"] = "yy"
-    refused(federation.start_party("p0"), "p0.csv", "'yy'", "'y'")
-
-
 def test_missing_party_file_and_recipe(federation: Federation) -> None:
     refused(federation.start("none", "vfl-party", "run", "nobody.toml"), "nobody.toml")
     federation.write_party("p1")
@@ -106,74 +99,41 @@ def test_missing_party_file_and_recipe(federation: Federation) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "names"),
+    ("tables", "names"),
     [
-        ("modle", {}, ("recipe.toml", "'modle'", "'model'")),
+        ({"modle": {}}, ("'modle'", "'model'")),
+        ({"seed": -1}, ("seed",)),
         (
-            "phases",
-            [{"kind": "splitn", "epochs": 1}],
-            ("recipe.toml: phases: ", "'splitn'", "'splitnn'"),
+            {"phases": [{"kind": "splitnn", "epoch": 1}]},
+            ("phases: splitnn: ", "'epoch'", "'epochs'"),
         ),
-        (
-            "phases",
-            [{"kind": "splitnn", "epoch": 1}],
-            ("recipe.toml: phases: splitnn: ", "'epoch'", "'epochs'"),
-        ),
-        (
-            "phases",
-            [{"kind": "splitnn", "epochs": 0}],
-            ("recipe.toml: phases: splitnn: epochs: ", "0"),
-        ),
-        (
-            "phases",
-            [{"kind": "splitnn", "epochs": "3"}],
-            ("recipe.toml: phases: splitnn: epochs: ", "'3'"),
-        ),
-        ("seed", -1, ("recipe.toml", "seed")),
+        ({"phases": [{"kind": "splitnn", "epochs": 0}]}, ("phases: splitnn: epochs: ", "0")),
+        ({"phases": [{"kind": "splitnn", "epochs": "3"}]}, ("phases: splitnn: epochs: ", "'3'")),
     ],
-    ids=["key", "kind", "key of a phase", "too small", "text", "negative"],
 )
-def test_bad_recipe(federation: Federation, key: str, value: Any, names: tuple[str, ...]) -> None:
+def test_a_key_of_a_recipe_is_named(tables: dict[str, Any], names: tuple[str, ...]) -> None:
+    refused_here(recipe(2) | tables, "p1", digits(2)["p1"], *names)
+
+
+def test_bad_recipe(federation: Federation) -> None:
     path = federation.folder / "recipe.toml"
-    path.write_text(toml(federation.recipe | {key: value}))
-    refused(federation.start_party("p1"), *names)
+    path.write_text(toml(federation.recipe | {"phases": [{"kind": "splitn", "epochs": 1}]}))
+    refused(federation.start_party("p1"), "recipe.toml: phases: ", "'splitn'", "'splitnn'")
 
 
-def test_model_of_another_embedding_size(federation: Federation) -> None:
-    (federation.folder / "mine.py").write_text(
-        "import torch\ndef make(spec, embedding_size):\n    return "
-        "torch.nn.Linear(spec.shape[0], 5)\n"
+def test_model_of_another_embedding_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "of_five.py").write_text(
+        "import torch\ndef make(spec, embedding_size):\n    return torch.nn.Linear(spec.shape[0], 5)\n"
     )
-    federation.extra["p1"] = {"encoder": {"kind": "custom", "factory": "mine:make"}}
-    refused(federation.start_party("p1"), "p1", "5", "embedding_size", "8")
-
-
-def test_an_active_party_that_nobody_could_dial(federation: Federation) -> None:
-    federation.extra["p0"] = {"listen": "0.0.0.0:7001"}
-    refused(federation.start_party("p0"), "p0.toml: listen: ", "0.0.0.0:7001", "advertise")
-
-
-def test_device_that_is_not_there(federation: Federation) -> None:
-    refused(federation.start_party("p1", "--device", "cuda:7"), "cuda:7")
+    monkeypatch.syspath_prepend(tmp_path)
+    tables = recipe(2, task=BINARY)
+    tables["parties"][1]["encoder"] = {"kind": "custom", "factory": "of_five:make"}
+    write_csv(tmp_path / "p1.csv", ROWS)
+    data = {"source": str(tmp_path / "p1.csv"), "id": "id", "drop": ["y"]}
+    refused_here(tables, "p1", data, "p1", "5", "embedding_size", "8")
 
 
 # -- certificates
-# ----------------------------------------------------------------------
-
-
-def test_certificate_of_another_ca(federation: Federation) -> None:
-    other = federation.folder / "other"
-    create_authority(other, "other")
-    issue(other, "p1")
-    for suffix in ("pem", "key"):
-        (other / f"p1.{suffix}").replace(federation.folder / "certs" / f"p1.{suffix}")
-    refused(federation.start_party("p1"), "p1.pem", "ca.pem")
-
-
-def test_expired_certificate(federation: Federation) -> None:
-    past = datetime.now(UTC) - timedelta(days=30)
-    issue(federation.folder / "certs", "p1", days=1, now=past, force=True)
-    refused(federation.start_party("p1"), "p1.pem")
 
 
 def test_certificate_for_another_party(federation: Federation) -> None:
@@ -230,7 +190,6 @@ def test_a_passive_party_is_warned_of_its_label(federation: Federation) -> None:
 
 
 # -- addresses
-# ----------------------------------------------------------------------
 
 
 def test_address_in_use(federation: Federation) -> None:
@@ -249,7 +208,6 @@ def test_server_that_does_not_answer(federation: Federation) -> None:
 
 
 # -- what only shows when the others are there
-# ----------------------------------------------------------------------
 
 
 def test_different_recipes_name_the_first_key(federation: Federation) -> None:
@@ -342,10 +300,7 @@ HOSTILE: dict[str, tuple[Callable[[HostilePassive], Bundle], tuple[str, ...]]] =
         ("float32 [24, 7]", "float32 [24, 8]"),
     ),
     "another dtype": (lambda p: p.bundle(np.zeros((24, 8), np.float16)), ("float16", "float32")),
-    "larger than its spec": (
-        lambda p: p.bundle(np.zeros((4096, 8), np.float32)),
-        ("768",),
-    ),
+    "larger than its spec": (lambda p: p.bundle(np.zeros((4096, 8), np.float32)), ("768",)),
     "NaN": (lambda p: p.bundle(np.full((24, 8), np.nan, np.float32)), ()),
     "infinity": (lambda p: p.bundle(np.full((24, 8), np.inf, np.float32)), ()),
     "another kind": (
@@ -377,7 +332,6 @@ def test_hostile_embedding_ends_the_run(tmp_path: Path, what: str) -> None:
 
 
 # -- a machine that is not as the others think
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.slow

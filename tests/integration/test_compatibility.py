@@ -17,14 +17,7 @@ import pytest
 
 from tests.harness.cases import digits, recipe
 from tests.harness.errors import assert_names
-from tests.harness.federation import (
-    BIN,
-    START_S,
-    Federation,
-    Program,
-    reason_to_wait,
-    refused,
-)
+from tests.harness.federation import BIN, START_S, Federation, Program, reason_to_wait, refused
 from tests.harness.sharing import program_environment
 from tests.integration.test_resume import wait_for_checkpoints
 

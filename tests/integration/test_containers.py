@@ -20,10 +20,7 @@ TRY = Path(__file__).parents[2] / "deploy" / "try-compose"
 def no_engine() -> str:
     """Why it cannot be tried here; '' where it can."""
     if os.environ.get("VFL_TEST_DOCKER") != "1":
-        return (
-            "set VFL_TEST_DOCKER=1 to build the image and run the federation in containers (10 "
-            "minutes and more)"
-        )
+        return "set VFL_TEST_DOCKER=1 to build the image and run the federation in containers (10 minutes and more)"
     docker = shutil.which("docker")
     if docker is None:
         return "docker is not installed"

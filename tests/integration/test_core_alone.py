@@ -66,9 +66,7 @@ def test_a_real_party_has_no_observer_and_imports_nothing_of_the_leak_meter(
         assert federation.finish()["steps"] > 0
 
 
-def test_the_same_phase_sees_the_observer_of_a_rehearsal(
-    looking: Path,
-) -> None:
+def test_the_same_phase_sees_the_observer_of_a_rehearsal(looking: Path) -> None:
     with importing(looking), pytest.raises(VflError, match="ObservedChain"):
         vfl.leaks(
             tables() | {"simulate": {"parties": cases.digits(2)}}, attacks=["norm"], quiet=True

@@ -42,8 +42,7 @@ QUERIES = {
     # A join, in no order.
     "p0": "SELECT who, age, income, y FROM 'ages.csv' JOIN 'bank/*.parquet' USING (who)",
     # Groups of rows that are filtered, in an order that is not that of the ids.
-    "p1": "SELECT who, sum(paid)::DOUBLE AS paid, any_value(town) AS town FROM 'shop/*.parquet' "
-    "WHERE paid > 0 GROUP BY who ORDER BY paid",
+    "p1": "SELECT who, sum(paid)::DOUBLE AS paid, any_value(town) AS town FROM 'shop/*.parquet' WHERE paid > 0 GROUP BY who ORDER BY paid",
 }
 
 

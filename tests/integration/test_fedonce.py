@@ -12,9 +12,9 @@ import torch
 
 from tests.harness import cases, reference, reference_fedonce
 from tests.harness.errors import assert_names
-from tests.harness.federation import Federation, refused
+from tests.harness.federation import Federation
 from tests.harness.kills import Killed, killed, plugged
-from tests.harness.memory import run_here
+from tests.harness.memory import refused_here, run_here
 from tests.harness.proxy import Proxy
 from tests.integration.test_exact import TOLERANCE, largest_deviation
 from tests.integration.test_resume import (
@@ -150,16 +150,14 @@ def test_an_active_party_without_encoder_is_trained_with_split_training(tmp_path
     ids=["passive", "width", "pretraining"],
 )
 def test_no_encoder_is_only_for_an_active_party_that_states_its_columns(
-    party: int, change: dict[str, Any], names: list[str], tmp_path: Path
+    party: int, change: dict[str, Any], names: list[str]
 ) -> None:
     tables = recipe(2, "binary")
     raw = {"encoder": {"kind": "raw"}, "embedding_size": 15}
     tables["parties"][party] |= raw | change.copy()
     if tables["parties"][party].pop("active", False):
         tables["phases"][0]["active"] = True
-    with Federation(tmp_path, tables, data(2, "binary")) as federation:
-        federation.start_server()
-        refused(federation.start_party(f"p{party}"), *names)
+    refused_here(tables, f"p{party}", data(2, "binary")[f"p{party}"], *names)
 
 
 @pytest.mark.usefixtures("float64")
@@ -257,14 +255,10 @@ def test_predictions_come_from_the_encoders_as_they_were_learnt(tmp_path: Path) 
     ],
     ids=["pca", "batch", "matching"],
 )
-def test_bad_input_is_one_sentence(
-    change: dict[str, Any], names: list[str], tmp_path: Path
-) -> None:
+def test_bad_input_is_one_sentence(change: dict[str, Any], names: list[str]) -> None:
     tables = recipe(2, "binary")
     tables["phases"][0] = {"kind": "fedonce"} | change
-    with Federation(tmp_path, tables, data(2, "binary")) as federation:
-        federation.start_server()
-        refused(federation.start_party("p0"), *names)
+    refused_here(tables, "p0", data(2, "binary")["p0"], *names)
 
 
 WIDE = 4096
@@ -445,12 +439,10 @@ def test_with_a_late_party_the_model_is_that_of_zeros(tmp_path: Path) -> None:
         assert largest_deviation(parameters(federation), want) <= TOLERANCE
 
 
-def test_a_deadline_needs_concatenation(tmp_path: Path) -> None:
+def test_a_deadline_needs_concatenation() -> None:
     tables = once(3, deadline_s=2.0)
     tables["model"]["combine"] = "sum"
-    with Federation(tmp_path, tables, data(3, "binary")) as federation:
-        federation.start_server()
-        refused(federation.start_party("p0"), "deadline_s", "model.combine")
+    refused_here(tables, "p0", data(3, "binary")["p0"], "deadline_s", "model.combine")
 
 
 def test_the_kernel_counts_little_more_than_the_upload(tmp_path: Path) -> None:

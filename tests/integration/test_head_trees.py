@@ -21,6 +21,7 @@ from tests.harness.errors import raises
 from tests.harness.federation import Federation
 from tests.harness.memory import run_here
 from tests.harness.online import Online
+from tests.harness.present import present
 from tests.harness.served import NAMES, federation_of, trained_run
 from tests.integration.test_resume import (
     HANDSHAKE_BYTES,
@@ -86,8 +87,7 @@ def by_sklearn(
         x = fitted.transform(table).x
         if party.role == "active":
             train, validation = splits["train"], splits["validation"]
-            assert table.labels is not None
-            labels = Labels.fit(table.labels, made.task, train, source="reference")
+            labels = Labels.fit(present(table.labels), made.task, train, source="reference")
             columns.append(x)
             continue
         own = list(weights[party.name].values())
@@ -95,8 +95,7 @@ def by_sklearn(
         # A product of whole blocks of rows rounds each row alike.
         columns.append(in_blocks(partial(F.linear, weight=matrix, bias=bias), None, x))
     whole = load_table(DataSettings(**data[cases.ACTIVE]), with_label=True)
-    assert whole.labels is not None
-    targets = labels.encode(whole.labels)
+    targets = labels.encode(present(whole.labels))
     y = targets.reshape(-1).double().numpy()
     found = row_weights(made.task, labels, targets, None, train)
     w = None if found is None else found.double().numpy()
@@ -261,13 +260,11 @@ def test_a_served_score_is_that_of_a_prediction(ran: vfl.Run) -> None:
 
 
 def test_sets_of_parties_are_measured_with_missing_numbers(ran: vfl.Run) -> None:
-    found = ran.summary.worth
-    assert found is not None
+    found = present(ran.summary.worth)
     of = {frozenset(each.parties): each.test for each in found.subsets}
     assert of[frozenset({"p0", "p2"})] == ran.metrics["test without p1"]["auc"]
     assert of[frozenset({"p0", "p1"})] == ran.metrics["test without p2"]["auc"]
-    alone = of[frozenset({"p0"})]
-    assert alone is not None
+    alone = present(of[frozenset({"p0"})])
     assert of[frozenset(NAMES)] == ran.metrics["test"]["auc"] > alone
     # No report of the growth tells the server of labels before they are evaluated.
     assert "train" not in ran.metrics

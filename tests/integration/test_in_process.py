@@ -37,12 +37,7 @@ from vfl_common.config.models import (
     TopSettings,
 )
 from vfl_common.config.recipe import Recipe, divide
-from vfl_common.config.task import (
-    FocalSettings,
-    QuantileSettings,
-    TaskSettings,
-    ThresholdRule,
-)
+from vfl_common.config.task import FocalSettings, QuantileSettings, TaskSettings, ThresholdRule
 from vfl_common.errors import Code, InputError
 from vfl_common.summary import Summary
 from vfl_party.methods.splitnn.settings import CacheSettings, SplitNNSettings
@@ -92,19 +87,8 @@ RATED = {"kind": "custom", "factory": "mine:Rated"}
 TOP = {"kind": "custom", "factory": "mine:top", "options": {"width": 9}}
 CNN = {"kind": "cnn", "channels": [4, 6]}
 MLP = {"kind": "mlp", "hidden": [12], "dropout": 0.5}
-EVALUATE = {
-    "kind": "evaluate",
-    "subsets": True,
-    "resamples": 2,
-    "importance": True,
-    "repeats": 2,
-}
-SSL = {
-    "rounds": 2,
-    "batch_size": 24,
-    "queue": 32,
-    "projector": [16, 16, 12],
-}
+EVALUATE = {"kind": "evaluate", "subsets": True, "resamples": 2, "importance": True, "repeats": 2}
+SSL = {"rounds": 2, "batch_size": 24, "queue": 32, "projector": [16, 16, 12]}
 
 
 def made(parties: int, *phases: dict[str, Any], **more: Any) -> dict[str, Any]:

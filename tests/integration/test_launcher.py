@@ -164,8 +164,7 @@ def test_children_die_with_a_killed_launcher(
 def test_modules_of_the_user_s_own_are_found(tmp_path: Path) -> None:
     (tmp_path / "beside").mkdir()
     (tmp_path / "beside" / "our_net.py").write_text(
-        "from torch import nn\ndef make(spec, size):\n    return "
-        "nn.Sequential(nn.Flatten(), nn.LazyLinear(size))\n"
+        "from torch import nn\ndef make(spec, size):\n    return nn.Sequential(nn.Flatten(), nn.LazyLinear(size))\n"
     )
     encoder = {"kind": "custom", "factory": "our_net:make"}
     (tmp_path / "recipe.toml").write_text(toml(cases.recipe(2, model={"encoder": encoder})))

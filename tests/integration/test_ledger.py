@@ -160,8 +160,7 @@ def test_the_payload_is_what_the_paper_says(tmp_path: Path) -> None:
         assert down[0] == epochs * train * width * 4
         ratios = [count[1] / count[0] for count in (up, down)]
         print(
-            f"{name}: message bytes / payload: embeddings {ratios[0]:.5f}, gradients "
-            f"{ratios[1]:.5f}"
+            f"{name}: message bytes / payload: embeddings {ratios[0]:.5f}, gradients {ratios[1]:.5f}"
         )
         assert max(ratios) <= 1.01
         # A bundle of 64 KiB is one message.
@@ -200,8 +199,7 @@ def test_the_kernel_counts_little_more(
             tcp.received_bytes / messages[peer, party],
         )
         print(
-            f"{party} with {peer}: TCP bytes / message bytes: sent {ratios[0]:.5f}, "
-            f"received {ratios[1]:.5f}"
+            f"{party} with {peer}: TCP bytes / message bytes: sent {ratios[0]:.5f}, received {ratios[1]:.5f}"
         )
         # As sent, the kernel counts what was acknowledged: a last acknowledgement may be on its way
         # still.

@@ -23,6 +23,7 @@ import vfl
 import vfl.library.recipe
 from tests.harness.errors import assert_names, raises
 from tests.harness.here import one_launcher
+from tests.harness.present import present
 from vfl_common.errors import Code, InputError
 
 TABLES: dict[str, Any] = {
@@ -60,7 +61,6 @@ def once() -> vfl.Run:
 
 
 # -- importing
-# ----------------------------------------------------------------------
 
 
 def test_importing_costs_next_to_nothing_and_says_nothing() -> None:
@@ -94,7 +94,6 @@ def test_the_examples_in_docstrings_hold() -> None:
 
 
 # -- recipes
-# ----------------------------------------------------------------------
 
 
 def test_a_recipe_is_a_value(tmp_path: Path) -> None:
@@ -158,7 +157,6 @@ def test_an_encoder_is_given_as_a_class_and_kept_out_of_files(tmp_path: Path) ->
 
 
 # -- data
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["polars", "arrow", "indexed", "categories", "shuffled"])
@@ -285,7 +283,6 @@ def test_data_that_cannot_be_used_are_one_sentence(data: dict[str, Any]) -> None
 
 
 # -- runs
-# ----------------------------------------------------------------------
 
 
 def test_a_run_tells_the_bytes_at_which_a_metric_was_reached(once: vfl.Run) -> None:
@@ -445,10 +442,9 @@ def test_bfloat16_learns_also_inside_the_caller_s_autocast(changes: dict[str, An
     assert again.metrics == found.metrics
     for name in ("bank", "shop"):
         ours, theirs = found.model(name).encoder, again.model(name).encoder
-        assert ours is not None
-        assert theirs is not None
         assert all(
-            torch.equal(value, theirs.state_dict()[key]) for key, value in ours.state_dict().items()
+            torch.equal(value, present(theirs).state_dict()[key])
+            for key, value in present(ours).state_dict().items()
         )
 
 

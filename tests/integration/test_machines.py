@@ -119,9 +119,7 @@ CASES = {
         (("p1", "mocosfl.2."), ("p0", "mocosfl.4.")),
     ),
     "fedcvt": Case(
-        test_fedcvt.recipe(),
-        test_fedcvt.DATA["binary"],
-        (("p1", "fedcvt.2."), ("p0", "fedcvt.4.")),
+        test_fedcvt.recipe(), test_fedcvt.DATA["binary"], (("p1", "fedcvt.2."), ("p0", "fedcvt.4."))
     ),
     "student": Case(
         test_student.recipe("binary", match=0.3),

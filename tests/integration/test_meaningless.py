@@ -14,12 +14,10 @@ import torch
 
 from tests.harness import cases
 from tests.harness.errors import raises
-from tests.harness.memory import in_process
-from vfl_common.config.data import DataSettings
+from tests.harness.memory import assembled, in_process
 from vfl_common.config.recipe import Recipe
 from vfl_common.config.task import TaskSettings
 from vfl_common.errors import Code, InputError
-from vfl_party.assembly.party import Assembled, assemble, expect_rows, open_party
 from vfl_party.data.inputs.labels import Labels
 from vfl_party.data.inputs.weights import check_weights, row_weights
 from vfl_party.phases.course import Course
@@ -35,17 +33,7 @@ def tables(*phases: Table, **more: Any) -> Table:
     return cases.recipe(2) | {"phases": list(phases) or [SPLITNN]} | more
 
 
-def assembled(made: Table, name: str, data: Table) -> Assembled:
-    """Makes a party as ``vfl-party check`` does."""
-    recipe = Recipe.model_validate(made)
-    place = recipe.party(name)
-    encoder = (place.encoder if place is not None else None) or recipe.model.encoder
-    opened = open_party(recipe, name, DataSettings(**data), encoder)
-    return assemble(opened, expect_rows(opened))
-
-
 # -- columns that only the active party reads
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -70,7 +58,6 @@ def test_one_file_of_all_has_the_keys_of_all(tmp_path: Path) -> None:
 
 
 # -- thresholds
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -116,7 +103,6 @@ def test_a_rule_without_validation_rows_is_refused_before_training(test: float) 
 
 
 # -- weights
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", [np.inf, np.nan])
@@ -152,7 +138,6 @@ def test_a_row_outside_training_does_not_weigh_without_end() -> None:
 
 
 # -- optimizers of parties that train nothing
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -180,7 +165,6 @@ def test_an_optimizer_of_a_party_that_trains_nothing(
 
 
 # -- survival
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["survival", "ranking"])
@@ -206,7 +190,6 @@ def test_a_survival_task_needs_to_know_what_happened(tmp_path: Path) -> None:
 
 
 # -- keys of augment
-# ----------------------------------------------------------------------
 
 SELF_SUPERVISED: dict[str, Table] = {
     "contrastive": {"kind": "contrastive", "rounds": 1, "batch_size": 16},

@@ -20,6 +20,7 @@ from tests.harness import cases, reference_mocosfl
 from tests.harness.errors import assert_names, raises
 from tests.harness.federation import Federation
 from tests.harness.memory import in_process, parameters
+from tests.harness.present import present
 from tests.integration.test_exact import TOLERANCE, federated, largest_deviation
 from tests.integration.test_ssl_phases import check_kill
 from vfl.library.model import Model
@@ -130,8 +131,7 @@ def test_who_is_not_drawn_does_nothing_in_a_round(tmp_path: Path) -> None:
     course = StepPlan.of(
         try_parties(with_data(tables, data), tmp_path)["p1"].party, "mocosfl", settings_of(made)
     )
-    assert course.draw is not None
-    assert course.draw.number == 2
+    assert present(course.draw).number == 2
     per = course.steps_per_epoch
     for name in course.parties:
         turns = [round_ for round_ in range(8) if name in course.participants(round_)]
@@ -687,9 +687,8 @@ def test_the_halves_can_be_used_without_the_parties(tmp_path: Path) -> None:
     lower, upper = (Model.load(tmp_path / f"{name}.safetensors") for name in ("p1", "p0"))
     images = (load_digits().images[:1, None] / 16).astype(np.float32)
     assert isinstance(upper.tail, Tail)
-    assert upper.top is not None
     with torch.no_grad():
-        logits = upper.top(upper.tail.features(lower.embed(images)))
+        logits = present(upper.top)(upper.tail.features(lower.embed(images)))
     assert logits.shape == (1, 10)
     assert summary.metrics["test"]["loss"] < 10
     assert repr(upper).endswith("tail, top)")

@@ -190,13 +190,7 @@ def test_a_failure_is_a_line_and_a_sentence(tmp_path: Path) -> None:
     with federation(tmp_path) as run:
         (tmp_path / "recipe.toml").write_text("nonsense = 1\n")
         program = run.start(
-            "refused",
-            "vfl-server",
-            "run",
-            "recipe.toml",
-            "--log-stdout",
-            "--listen",
-            "127.0.0.1:0",
+            "refused", "vfl-server", "run", "recipe.toml", "--log-stdout", "--listen", "127.0.0.1:0"
         )
         assert program.wait() == 2
         (line,) = program.seen()

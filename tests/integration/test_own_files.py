@@ -11,6 +11,7 @@ import pytest
 
 import vfl
 from tests.harness.errors import raises
+from tests.harness.present import present
 from tests.unit.vfl.test_new import BANK, SHOP, run, table
 from vfl.cli import cli
 from vfl.simulation.federation import combine_party_files
@@ -50,9 +51,7 @@ def test_what_the_files_say_is_used(tmp_path: Path) -> None:
         "shop": (tmp_path / "shop" / "shop.csv", ("client_no",), None),
     }
     assert get_simulate_settings(recipe).threads == 3
-    shop, bank = recipe.party("shop"), recipe.party("bank")
-    assert shop is not None
-    assert bank is not None
+    shop, bank = present(recipe.party("shop")), present(recipe.party("bank"))
     assert shop.encoder is not None
     assert shop.encoder.kind == "mlp"
     assert bank.encoder is None

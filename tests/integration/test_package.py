@@ -106,8 +106,7 @@ def test_with_an_address_links_and_pictures_become_absolute() -> None:
     source = "https://example.org/vfl"
     text = readme("![a](docs/a.svg) [b](docs/b.md#c) [d](https://example.org)", source)
     assert text == (
-        f"![a]({source}/raw/main/docs/a.svg) [b]({source}/blob/main/docs/b.md#c) "
-        "[d](https://example.org)"
+        f"![a]({source}/raw/main/docs/a.svg) [b]({source}/blob/main/docs/b.md#c) [d](https://example.org)"
     )
     assert not RELATIVE.search(readme(README, source))
 

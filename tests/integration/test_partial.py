@@ -23,6 +23,7 @@ from tests.harness.aligning import Direct
 from tests.harness.errors import raises
 from tests.harness.memory import in_memory, in_process
 from tests.harness.online import Online
+from tests.harness.present import present
 from tests.integration.test_exact import ROUNDING, TOLERANCE, largest_deviation
 from tests.integration.test_resume import held, kill
 from vfl.library.run import Run
@@ -74,9 +75,7 @@ def recipe(
         ],
         "rows": {"align": "psi", "partial": True},
         "model": {"embedding_size": 4, "combine": rule, "encoder": mlp, "top": {"hidden": [5]}},
-        "phases": [
-            {"kind": kind, "epochs": 2, "batch_size": 7, "optimizer": SGD, **how, **phase},
-        ],
+        "phases": [{"kind": kind, "epochs": 2, "batch_size": 7, "optimizer": SGD, **how, **phase}],
     }
 
 
@@ -194,7 +193,6 @@ def test_a_forecast_is_what_crosses(kind: str, data: dict[str, Any], tmp_path: P
 
 
 # -- evaluation and prediction
-# ----------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -251,8 +249,7 @@ def test_evaluation_scores_a_row_with_its_holders(ran: Run, data: dict[str, Any]
         }
         for name, each in data.items()
     }
-    top = encoders["p0"].top
-    assert top is not None
+    top = present(encoders["p0"].top)
     looked = 0
     for id_, split, score in zip(kept["matched_id"], kept["split"], kept["score_1"], strict=True):
         if split != "test":
@@ -367,8 +364,7 @@ def test_trees_take_missing_numbers_for_rows_that_a_party_does_not_hold(
         columns.append(whole)
     x_NF = np.concatenate(columns, axis=1)
     assert np.isnan(x_NF).any()
-    top = found.model("p0").top
-    assert top is not None
+    top = present(found.model("p0").top)
     scores = top(torch.from_numpy(x_NF)).sigmoid()[:, 0]
     np.testing.assert_allclose(kept["score_1"], scores.numpy(), rtol=0, atol=1e-6)
     train, validation = (
@@ -420,7 +416,6 @@ def test_an_active_party_with_labels_alone(
 
 
 # -- an active party that lies
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -436,10 +431,7 @@ def test_an_active_party_with_labels_alone(
     ids=str,
 )
 def test_sizes_of_splits_that_cannot_be_are_refused(
-    splits: tuple[int, ...],
-    data: dict[str, Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    splits: tuple[int, ...], data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(partial, "to_tensor", lambda *_: torch.tensor(splits))
     with raises(PeerError, Code.MALFORMED_MESSAGE, names="p0"):
@@ -447,7 +439,6 @@ def test_sizes_of_splits_that_cannot_be_are_refused(
 
 
 # -- what a passive party sends
-# ----------------------------------------------------------------------
 
 
 def test_a_party_sends_and_hears_of_its_own_rows_alone(
@@ -472,7 +463,6 @@ def test_a_party_sends_and_hears_of_its_own_rows_alone(
 
 
 # -- refusals
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

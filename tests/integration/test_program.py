@@ -48,10 +48,7 @@ def test_a_program_leaves_the_interpreter_as_it_is_and_keeps_what_was_said(
 def test_what_a_program_makes_is_its_user_s_alone_and_its_memory_is_dumped_nowhere(
     private: bool, modes: str, tmp_path: Path
 ) -> None:
-    make = (
-        "os.mkdir('runs'); open('log', 'w'); print(*(oct(os.stat(each).st_mode & 0o777) for "
-        "each in ('runs', 'log')))"
-    )
+    make = "os.mkdir('runs'); open('log', 'w'); print(*(oct(os.stat(each).st_mode & 0o777) for each in ('runs', 'log')))"
     end = f"{make}; import resource; print(resource.getrlimit(resource.RLIMIT_CORE))"
     text = PROGRAM.format(end=end).replace('"program")', f'"program", private={private})')
     shell = ["sh", "-c", 'umask 022; ulimit -c hard; exec "$0" -c "$1"', sys.executable, text]

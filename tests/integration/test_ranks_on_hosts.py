@@ -23,10 +23,7 @@ from vfl.certs.authority import create_authority, issue
 from vfl_party.base.checkpoint import CheckpointStore
 
 _WHY = missing()
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(_WHY), reason=_WHY or "hosts of their own"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(_WHY), reason=_WHY or "hosts of their own")]
 
 # Of 1e-6 or less for the parameters of the ranks.
 TOLERANCE = 1e-6
@@ -52,11 +49,7 @@ def write(hosts: Hosts, data: dict[str, dict[str, Any]]) -> None:
     for host in NAMES:
         (hosts.home(host) / "recipe.toml").write_text(toml(RECIPE))
     for name, host in (("p0", "fed"), ("p1", "first"), ("p1", "second")):
-        tls = {
-            "ca": "certs/ca.pem",
-            "certificate": f"certs/{name}.pem",
-            "key": f"certs/{name}.key",
-        }
+        tls = {"ca": "certs/ca.pem", "certificate": f"certs/{name}.pem", "key": f"certs/{name}.key"}
         file: dict[str, Any] = {
             "name": name,
             "recipe": "recipe.toml",
@@ -75,9 +68,7 @@ def ranks(hosts: Hosts) -> list[Program]:
     return [
         hosts.start(
             host,
-            f"torchrun --nnodes 2 --nproc-per-node 2 "
-            f"{STATIC.format(rank=rank)} "
-            "--no-python -- vfl-party run p1.toml",
+            f"torchrun --nnodes 2 --nproc-per-node 2 {STATIC.format(rank=rank)} --no-python -- vfl-party run p1.toml",
         )
         for rank, host in enumerate(("first", "second"))
     ]

@@ -167,12 +167,7 @@ def test_the_peer_finds_a_record_that_was_rewritten(owner: str, tmp_path: Path) 
         assert found.name in sentence
         # A third party, which has the CA alone, reads who has signed what.
         said = disclosures(
-            federation,
-            "verify",
-            str(tmp_path / f"{other}.toml"),
-            "--evidence",
-            owner,
-            str(found),
+            federation, "verify", str(tmp_path / f"{other}.toml"), "--evidence", owner, str(found)
         )
         assert f"{owner} has signed a head of" in said
         assert kept

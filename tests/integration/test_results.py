@@ -42,7 +42,6 @@ def settings(**keys: Any) -> DataSettings:
 
 
 # -- the ids
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -93,7 +92,6 @@ def test_an_id_of_several_columns_is_divided_again() -> None:
 
 
 # -- the numbers
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -126,17 +124,11 @@ def test_the_label_has_a_name_everywhere() -> None:
 
 
 # -- the rows
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("counts", "written"),
-    [
-        (None, 3),
-        (IdCounts(3, 0, 0), 3),
-        (IdCounts(1_203, 1_000, 200), 3),
-        (IdCounts(5, 1, 1), 2),
-    ],
+    [(None, 3), (IdCounts(3, 0, 0), 3), (IdCounts(1_203, 1_000, 200), 3), (IdCounts(5, 1, 1), 2)],
 )
 def test_rows_that_are_left_out_are_counted(counts: IdCounts | None, written: int) -> None:
     told = str(Predicted.of(Table("a.csv", ("a", "b", "c"), counts=counts), written))
@@ -267,10 +259,7 @@ def test_text_that_a_spreadsheet_computes_is_told_and_guarded_if_asked(tmp_path:
     odd = ["=1+1", "+A1", "-x", "@y", "\tz", "-17", "+49301234", "K=1", None]
     table = pa.table({"id": odd, "score_1": [-0.5] * 9, "class": ["a"] * 9})
     path = tmp_path / "a.csv"
-    text = (
-        f"{path}: 5 text cells begin with =, +, -, @ or a tab, which a spreadsheet treats as "
-        "formulas; add --spreadsheet"
-    )
+    text = f"{path}: 5 text cells begin with =, +, -, @ or a tab, which a spreadsheet treats as formulas; add --spreadsheet"
     assert Output(path).advice(table).startswith(text)
     assert Output(tmp_path / "a.parquet").advice(table) == ""
     guarded = Output(path, spreadsheet=True)

@@ -96,13 +96,10 @@ def refused(folder: Path, made: Recipe, name: str, *more: str, policy: Any = Non
     with raises(InputError, Code.CONFIG_INVALID, Code.DATA_INVALID, Code.REFUSED) as caught:
         opened = open_party(made, name, data(folder, *more)[name], made.model.encoder)
         assemble(opened, expect_rows(opened), policy=policy)
-    text = str(caught.value)
-    assert "\n" not in text
-    return text
+    return str(caught.value)
 
 
 # -- people
-# ----------------------------------------------------------------------
 
 
 def test_a_party_whose_columns_are_all_constant_is_refused(tmp_path: Path) -> None:
@@ -181,8 +178,7 @@ def test_early_stopping_needs_validation_rows(tmp_path: Path) -> None:
     [
         (
             {"phases": [{"kind": "evaluate"}, {"kind": "secureboost"}]},
-            "phases: evaluate: a phase of kind 'secureboost' evaluates its model itself. Remove "
-            "evaluate.",
+            "phases: evaluate: a phase of kind 'secureboost' evaluates its model itself. Remove evaluate.",
         ),
         (
             {
@@ -309,7 +305,6 @@ def test_columns_that_offer_too_many_splits_are_refused_at_home(
 
 
 # -- peers
-# ----------------------------------------------------------------------
 
 
 def peer_fails(folder: Path, made: Recipe) -> str:
@@ -318,7 +313,6 @@ def peer_fails(folder: Path, made: Recipe) -> str:
         PeerError, Code.MALFORMED_MESSAGE, Code.TENSOR_MISMATCH, Code.TENSOR_TOO_LARGE
     ) as caught:
         run(folder, made)
-    assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
@@ -579,13 +573,7 @@ def test_an_interruption_is_no_new_question(tmp_path: Path) -> None:
     assert not once_more.is_repeated("secureboost/tree-0/1", b"rows", b"bits")
 
 
-@pytest.mark.parametrize(
-    "slot",
-    [
-        "tree-1/0",
-        "walk-1",
-    ],
-)
+@pytest.mark.parametrize("slot", ["tree-1/0", "walk-1"])
 def test_other_splits_after_an_interruption_are_refused(
     slot: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -691,7 +679,6 @@ def test_sums_of_categories_that_leave_rows_out_are_refused(
 
 
 # -- what a party file asks for
-# ----------------------------------------------------------------------
 
 
 def asked(folder: Path, name: str, made: Recipe, **trees: Any) -> str:
@@ -728,7 +715,6 @@ def test_short_keys_are_for_trials(name: str, tmp_path: Path) -> None:
 
 
 # -- afterwards
-# ----------------------------------------------------------------------
 
 
 def test_trees_are_exported_with_the_partys_models(tmp_path: Path) -> None:
@@ -797,7 +783,6 @@ def test_check_says_what_a_prediction_sends(tmp_path: Path) -> None:
 
 
 # -- parts
-# ----------------------------------------------------------------------
 
 
 def test_cuts_are_halfway_and_at_most_one_fewer_than_bins() -> None:
@@ -860,9 +845,8 @@ def test_a_forest_is_its_state() -> None:
     assert other.trees == forest.trees
     assert other.columns == forest.columns
     assert other.importance() == {"w": 2.5}
-    with pytest.raises(VflError) as caught:
+    with raises(VflError, Code.CHECKPOINT_INVALID):
         other.load_state_dict({"_extra_state": torch.zeros(3, dtype=torch.uint8)})
-    assert caught.value.code is Code.CHECKPOINT_INVALID
 
 
 @pytest.mark.parametrize("phase", [{}, None])

@@ -116,9 +116,7 @@ def test_sums_are_those_of_one_process_bit_for_bit(
             assert several.flags.writeable
             count = len(alone.raw(held_))
             for a, b in zip(
-                keys.decrypt(one, count),
-                share_keys(keys, own).decrypt(several, count),
-                strict=True,
+                keys.decrypt(one, count), share_keys(keys, own).decrypt(several, count), strict=True
             ):
                 assert (a == b).all()
             g, h = h, abs(g)

@@ -12,13 +12,7 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 
-from tests.harness import (
-    cases,
-    reference,
-    reference_defences,
-    reference_fedonce,
-    reference_pipe,
-)
+from tests.harness import cases, reference, reference_defences, reference_fedonce, reference_pipe
 from tests.harness.errors import raises
 from tests.harness.federation import Federation
 from tests.harness.memory import in_memory, in_process, run_here
@@ -106,9 +100,7 @@ MARVELL = {"kind": "marvell", "scale": 2.0}
 
 @pytest.mark.parametrize(
     ("how", "transform", "formula"),
-    [
-        (SUBSETS, MARVELL, partial(reference_defences.marvell, scale=2.0)),
-    ],
+    [(SUBSETS, MARVELL, partial(reference_defences.marvell, scale=2.0))],
     ids=["marvell of subsets"],
 )
 def test_with_defences(

@@ -11,8 +11,8 @@ import torch
 
 from tests.harness import cases, reference_ssvfl
 from tests.harness.errors import assert_names, error_line
-from tests.harness.federation import Federation, Program, refused
-from tests.harness.memory import run_here
+from tests.harness.federation import Federation, Program
+from tests.harness.memory import refused_here, run_here
 from tests.integration.test_exact import TOLERANCE, largest_deviation
 from tests.integration.test_fedhssl import recipe
 from tests.integration.test_resume import halfway, held, kill, server_events, wait_for_checkpoints
@@ -113,16 +113,14 @@ def test_a_killed_party_without_encoder_changes_nothing(tmp_path: Path) -> None:
     ids=["gamma", "local_rows", "batch_size", "ssl", "queue", "aggregate", "keep", "kind"],
 )
 def test_bad_input_is_one_sentence_before_any_training(
-    change: dict[str, Any], names: list[str], tmp_path: Path
+    change: dict[str, Any], names: list[str]
 ) -> None:
     tables = recipe(2, "simsiam", MLP)
     tables["phases"][0] |= change
     tables["phases"][0] = {
         key: value for key, value in tables["phases"][0].items() if value is not None
     }
-    with Federation(tmp_path, tables, cases.digits(2, limit=220)) as federation:
-        federation.start_server()
-        refused(federation.start_party("p0"), *names)
+    refused_here(tables, "p0", cases.digits(2, limit=220)["p0"], *names)
 
 
 def test_tops_that_differ_between_parties_are_named_at_joining(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import torch
 
 from tests.harness import cases
 from tests.harness.errors import error_line
-from tests.harness.federation import Federation, refused
-from tests.harness.memory import run_here
+from tests.harness.federation import Federation
+from tests.harness.memory import refused_here, run_here
 from tests.integration.test_exact import largest_deviation
 from tests.integration.test_fedhssl import TOP, check, recipe
 from tests.integration.test_ssl_phases import MLP
@@ -149,14 +149,10 @@ def test_each_noise_is_drawn_anew_in_every_run(place: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("aligned", [0.001, 0.01])
-def test_no_aligned_rows_are_one_sentence_before_any_training(
-    aligned: float, tmp_path: Path
-) -> None:
+def test_no_aligned_rows_are_one_sentence_before_any_training(aligned: float) -> None:
     tables = recipe(2, "simsiam", MLP)
     tables["rows"]["aligned"] = aligned
-    with Federation(tmp_path, tables, cases.digits(2, limit=220)) as federation:
-        federation.start_server()
-        refused(federation.start_party("p1"))
+    refused_here(tables, "p1", cases.digits(2, limit=220)["p1"])
 
 
 def test_a_loss_that_is_no_number_ends_the_run_and_says_whose(tmp_path: Path) -> None:

@@ -325,11 +325,7 @@ def test_trees_of_one_party_are_those_of_lightgbm(tables: Path, tmp_path: Path) 
         made["phases"] = [{"kind": "gbdt", "trees": 5, "min_rows": 5}]
         found = in_process(tmp_path / f"run{number}", made, of).metrics["test"]
         party = reference.OneParty(
-            Recipe.model_validate(made),
-            "p0",
-            DataSettings(**of["p0"]),
-            {},
-            {},
+            Recipe.model_validate(made), "p0", DataSettings(**of["p0"]), {}, {}
         )
         assert party.features is not None
         x, y, train = party.features.x.numpy(), party.targets[:, 0].numpy(), party.splits["train"]

@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 import vfl
 from tests.harness import cases
 from tests.harness.errors import raises
+from tests.harness.present import present
 from tests.integration.test_library import BANK, RECIPE, SHOP, TABLES, run
 from vfl.cli import cli
 from vfl.library.model import Model
@@ -44,16 +45,17 @@ def test_two_models_compute_what_the_run_predicts(once: vfl.Run) -> None:
     bank, shop = once.model(), once.model("shop")
     assert (bank.party, shop.party, bank.run_id) == ("bank", "shop", once.folder.name)
     assert bank.encoder is not None
-    assert shop.encoder is not None
-    assert bank.top is not None
     assert shop.top is None
     assert bank.classes == (0, 1)
     with torch.no_grad():
         z_BD = torch.cat(
-            [bank.encoder(*bank.prepare(NEW["bank"])), shop.encoder(*shop.prepare(NEW["shop"]))],
+            [
+                bank.encoder(*bank.prepare(NEW["bank"])),
+                present(shop.encoder)(*shop.prepare(NEW["shop"])),
+            ],
             dim=1,
         )
-        scores = bank.top(z_BD).double().sigmoid().float().flatten()
+        scores = present(bank.top)(z_BD).double().sigmoid().float().flatten()
     assert scores.tolist() == once.predict(NEW)["score_1"]
     assert torch.equal(z_BD, torch.cat([bank.embed(NEW["bank"]), shop.embed(NEW["shop"])], dim=1))
     assert repr(bank) == f"Model('bank' of {once.folder.name}: encoder, top)"
@@ -135,8 +137,7 @@ def test_categories_and_missing_numbers_are_coded_as_in_training() -> None:
     assert (values.shape, codes.shape, codes.dtype) == ((9, 2), (9, 2), torch.int64)
     assert torch.equal(model.prepare({name: new[name].to_numpy() for name in new})[1], codes)
     z_BD = torch.cat([found.model("bank").embed(BANK.head(9)), model.embed(new)], dim=1)
-    top = found.model("bank").top
-    assert top is not None
+    top = present(found.model("bank").top)
     scores = found.predict({"bank": BANK.drop(columns="target").head(9), "shop": new})["score_1"]
     assert top(z_BD).sigmoid().flatten().tolist() == pytest.approx(scores)
 
@@ -166,12 +167,7 @@ def test_images_and_a_party_with_labels_only(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "rows",
-    [
-        SHOP.drop(columns="worst area"),
-        SHOP.assign(**{"worst area": "many"}),
-        SHOP.head(0),
-        3,
-    ],
+    [SHOP.drop(columns="worst area"), SHOP.assign(**{"worst area": "many"}), SHOP.head(0), 3],
 )
 def test_rows_that_cannot_be_used_are_one_sentence(rows: Any, once: vfl.Run) -> None:
     with raises(InputError, Code.DATA_INVALID, names="shop"):
@@ -229,14 +225,12 @@ def test_a_top_model_of_a_cell_predicts_after_attention(tmp_path: Path) -> None:
     recipe = RECIPE.replace({"model.top": Deep, "model.combine": "attention"})
     found = run(recipe=recipe)
     bank, shop = found.model("bank"), found.model("shop")
-    assert bank.top is not None
     z_BKD = torch.stack([bank.embed(NEW["bank"]), shop.embed(NEW["shop"])], dim=1)
     with torch.no_grad():
-        scores = bank.top(z_BKD).double().sigmoid().float().flatten().tolist()
+        scores = present(bank.top)(z_BKD).double().sigmoid().float().flatten().tolist()
     assert scores == found.predict(NEW)["score_1"]
     bank.save(tmp_path / "bank.safetensors")
-    again = vfl.Model.load(tmp_path / "bank.safetensors").top
-    assert again is not None
+    again = present(vfl.Model.load(tmp_path / "bank.safetensors").top)
     with torch.no_grad():
         assert again(z_BKD).double().sigmoid().float().flatten().tolist() == scores
     # It is in no file, and other processes cannot import it.
@@ -276,8 +270,7 @@ def test_two_encoders_of_one_party_and_an_encoder_of_the_party_file(tmp_path: Pa
     data = {name: DataSettings.model_validate(each) for name, each in cases.digits(2).items()}
     run_in_process(recipe, data, tmp_path / "run")
     found = Model.load(tmp_path / "run", "p1")
-    assert found.encoder is not None
-    assert {"cross", "local"} == {name for name, _ in found.encoder.named_children()}
+    assert {"cross", "local"} == {name for name, _ in present(found.encoder).named_children()}
     folder = RunFolder(tmp_path / "run" / "p1", "run")
     folder.note(encoder={"kind": "mlp", "hidden": [3]})
     with raises(InputError, Code.CHECKPOINT_INVALID):
@@ -309,8 +302,7 @@ def test_the_command_writes_a_party_s_file(
 def test_a_model_computes_in_the_recipe_s_precision() -> None:
     found = run(recipe=RECIPE.replace({"model.precision": "bfloat16"}))
     bank, shop = found.model("bank"), found.model("shop")
-    assert bank.top is not None
     z_BD = torch.cat([bank.embed(NEW["bank"]), shop.embed(NEW["shop"])], dim=1)
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-        outputs = bank.top(z_BD).float()
+        outputs = present(bank.top)(z_BD).float()
     assert outputs.double().sigmoid().float().flatten().tolist() == found.predict(NEW)["score_1"]

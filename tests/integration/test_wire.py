@@ -114,7 +114,6 @@ def test_a_killed_party_changes_nothing_bit_for_bit(victim: str, tmp_path: Path)
 
 
 # -- what the server averages, and the upload
-# ----------------------------------------------------------------------
 
 MLP = {"kind": "mlp", "hidden": [24]}
 WEIGHTS = {"codec": "bits", "bits": 8, "exchange": "weights"}

@@ -18,6 +18,7 @@ from torch.nn import functional as F  # noqa: N812 - as everywhere
 from tests.harness import cases
 from tests.harness.errors import raises
 from tests.harness.memory import in_process
+from tests.harness.present import present
 from tests.harness.reference_worth import brute_force, changes, qualities
 from tests.integration.test_exact import TOLERANCE
 from tests.integration.test_resume import HANDSHAKE_BYTES, held, kill, wait_for_checkpoints
@@ -104,8 +105,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], Any]] = {
 def test_sets_are_measured_as_one_process_measures_them(case: str, tmp_path: Path) -> None:
     made, data, quality = CASES[case]
     summary = in_process(tmp_path / "run", made, data)
-    worth = summary.worth
-    assert worth is not None
+    worth = present(summary.worth)
     want = qualities(made, data, worth.absent, quality)
     found = {
         (frozenset(each.parties), split): value
@@ -261,8 +261,7 @@ def noisy(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def test_a_party_of_noise_is_worth_nothing_within_its_error(tmp_path: Path) -> None:
-    worth = in_process(tmp_path / "run", *noisy(tmp_path)).worth
-    assert worth is not None
+    worth = present(in_process(tmp_path / "run", *noisy(tmp_path)).worth)
     noise, rest = worth.shapley["p2"], [worth.shapley[name] for name in ("p0", "p1")]
     assert abs(noise.value) <= 2 * noise.error < 0.02
     assert all(each.value > 5 * each.error for each in rest)
@@ -274,15 +273,13 @@ def test_a_party_of_noise_is_worth_nothing_within_its_error(tmp_path: Path) -> N
 def test_of_many_parties_orders_are_drawn_and_the_error_says_so(tmp_path: Path) -> None:
     made = tables(7, {"permutations": 4, "resamples": 5}, task=BINARY, model={"encoder": TANH})
     data = cases.columns("sklearn:breast_cancer", 7, limit=150)
-    worth = in_process(tmp_path / "run", made, data).worth
-    assert worth is not None
+    worth = present(in_process(tmp_path / "run", made, data).worth)
     assert worth.permutations == 4
     assert [len(each.parties) for each in worth.subsets] == [0, *[1] * 7, *[6] * 7, 7]
     none, together = worth.subsets[0].test, worth.subsets[-1].test
     assert none == 0.5
-    assert together is not None
     total = math.fsum(each.value for each in worth.shapley.values())
-    assert total == pytest.approx(together - none, abs=1e-9)
+    assert total == pytest.approx(present(together) - none, abs=1e-9)
     assert all(each.error > 0.0 for each in worth.shapley.values())
 
 
@@ -308,8 +305,7 @@ def test_a_ranking_draws_queries_and_a_survival_has_its_own_metric(tmp_path: Pat
             "p0": {"source": str(own), "id": "id", "columns": ["a"]} | keys,
             "p1": {"source": str(theirs), "id": "id", "columns": ["b", "c"]},
         }
-        worth = in_process(tmp_path / task, made, data).worth
-        assert worth is not None
+        worth = present(in_process(tmp_path / task, made, data).worth)
         assert worth.metric == metric
         assert set(worth.shapley) == {"p0", "p1"}
         assert all(each.value > 0 and each.error > 0 for each in worth.shapley.values())

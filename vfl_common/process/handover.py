@@ -20,6 +20,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from vfl_common.errors import Code, InputError
@@ -54,6 +55,20 @@ def notify(text: str) -> None:
         line.send(text.encode())
 
 
+def get_command() -> list[str]:
+    """Returns the command that starts this program again.
+
+    A script's first line names the interpreter of its release. Its path may be a link, such as
+    ``/opt/vfl``, that leads to another release by now.
+    """
+    script = Path(sys.orig_argv[1]).absolute() if len(sys.orig_argv) > 1 else None
+    if script is not None and script.is_file() and os.access(script, os.X_OK):
+        with script.open("rb") as file:
+            if file.read(2) == b"#!":
+                return [str(script), *sys.orig_argv[2:]]
+    return [sys.executable, *sys.orig_argv[1:]]
+
+
 def hand_over(sockets: Mapping[str, socket.socket], say: Callable[[], Mapping[str, Any]]) -> int:
     """Starts a new process of this program's command, and returns its process id once it has
     loaded. The caller must then end this process. Raises InputError if the new process ends before
@@ -67,7 +82,7 @@ def hand_over(sockets: Mapping[str, socket.socket], say: Callable[[], Mapping[st
     inherited = json.dumps({"line": new_end.fileno(), "sockets": descriptors})
     with new_end:
         process = subprocess.Popen(
-            [sys.executable, *sys.orig_argv[1:]],
+            get_command(),
             env={**os.environ, _INHERITED: inherited},
             pass_fds=[new_end.fileno(), *descriptors.values()],
         )

@@ -188,11 +188,12 @@ class Departures:
                 for name, entry in self._entries().items()
             }
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            # Pydantic's text has several lines.
+            reason = " ".join(str(error).split())
             raise InputError(
                 Code.FILE_INVALID,
-                f"{self.path}: the file cannot be read ({error}). Begin a new run with --fresh "
-                "at the "
-                "server and every party.",
+                f"{self.path}: the file cannot be read ({reason}). Begin a new run with --fresh at "
+                "the server and every party.",
             ) from None
 
     def _entries(self) -> dict[str, dict[str, Any]]:

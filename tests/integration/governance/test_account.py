@@ -14,6 +14,7 @@ from dp_accounting.rdp import RdpAccountant
 from tests.harness import cases
 from tests.harness.federation import Federation, refused, toml
 from tests.harness.kills import Killed, killed, plugged
+from tests.harness.present import present
 from vfl_common.config.base import parse
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import load_recipe
@@ -230,8 +231,7 @@ def test_a_run_spends_what_was_planned(tables: dict[str, Any], tmp_path: Path) -
             settings = parse(DataSettings, DATA[name], name)
             opened = open_party(recipe, name, settings, encoder_settings(recipe, name, None))
             made = assemble(opened, expect_rows(opened))
-            plans = plan_disclosures(made.party, len(opened.table), "train")
-            assert plans is not None
+            plans = present(plan_disclosures(made.party, len(opened.table), "train"))
             plan = plans[peer]
             spent = account(federation, name)[peer]["spent"]
             for what in ("numbers_of_a_person", "bytes_of_a_person", "bytes"):

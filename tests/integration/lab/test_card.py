@@ -121,10 +121,7 @@ def test_what_a_party_is_worth_stands_in_the_card_if_it_was_measured(
             {"parties": ["p0"], "validation": 0.75, "test": 0.5},
             {"parties": [], "validation": None, "test": 0.25},
         ],
-        "shapley": {
-            "p0": {"value": 0.125, "error": 0.0},
-            HOSTILE: {"value": 0.0625, "error": 0.5},
-        },
+        "shapley": {"p0": {"value": 0.125, "error": 0.0}, HOSTILE: {"value": 0.0625, "error": 0.5}},
     }
     (copy / "summary.json").write_text(json.dumps(summary))
     text = render_card(read_run(copy, None))

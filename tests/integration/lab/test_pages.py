@@ -61,10 +61,7 @@ TOLD = {"report": {"tell_passives": ["auc", "loss"]}}
 
 @pytest.mark.parametrize("kind", [*TASKS, "ranking"])
 def test_a_page_has_the_numbers_that_the_run_has_reported(
-    kind: str,
-    tables: Path,
-    queries: Path,
-    tmp_path: Path,
+    kind: str, tables: Path, queries: Path, tmp_path: Path
 ) -> None:
     """From predictions as parties keep them, of every kind of task."""
     run = tmp_path / "20260101-120000-case-1f2e"
@@ -99,8 +96,7 @@ def told(run: Path) -> dict[str, Any]:
 
 
 def test_passive_parties_are_told_the_metrics_that_the_recipe_names(
-    tables: Path,
-    tmp_path: Path,
+    tables: Path, tmp_path: Path
 ) -> None:
     """In one process and over gRPC, to the last bit, and as forecast."""
     made = told_recipe(tables)
@@ -150,10 +146,7 @@ def test_nothing_is_told_without_being_asked_for(tables: Path, tmp_path: Path) -
     assert all(each.kind != "verdict" for each in found.bytes.by_link)
 
 
-@pytest.mark.parametrize(
-    "named",
-    [["rmse"], ["auc", "auc"]],
-)
+@pytest.mark.parametrize("named", [["rmse"], ["auc", "auc"]])
 def test_only_metrics_of_the_task_can_be_told(named: list[str], tables: Path) -> None:
     made = told_recipe(tables) | {"report": {"tell_passives": named}}
     with raises(InputError, Code.CONFIG_INVALID, names="tell_passives"):

@@ -33,7 +33,6 @@ from vfl_party.predict.forget import FileWithId, Trace, outputs, person, trace
 from vfl_party.predict.results import KEPT
 
 # -- on one machine
-# ----------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -274,7 +273,6 @@ def test_days_are_a_number(place: Path, option: str, days: str) -> None:
 
 
 # -- between processes
-# ----------------------------------------------------------------------
 
 
 def tables(folder: Path) -> dict[str, dict[str, Any]]:
@@ -389,9 +387,7 @@ def forget(made: Federation, name: str, *words: str, code: int = 0) -> str:
         return "".join(each.get("text", "") for each in program.seen()) + program.stderr
 
 
-def test_a_person_is_forgotten_and_the_models_that_knew_them_are_named(
-    between: Federation,
-) -> None:
+def test_a_person_is_forgotten_and_the_models_that_knew_them_are_named(between: Federation) -> None:
     old, new = trained(between)
     # The test before has written it, if it ran here.
     if not (between.folder / "scores.csv").exists():

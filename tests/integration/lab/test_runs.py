@@ -37,7 +37,6 @@ def sentence(result: Result) -> str:
 
 
 # -- listing
-# ----------------------------------------------------------------------
 
 # 2026-01-01 12:00 UTC.
 BEGAN_S = 1_767_268_800
@@ -110,7 +109,7 @@ def test_every_folder_is_one_line(runs: Path) -> None:
             "of-a-passive-party",
             "first",
             "sweep/",
-        ),
+        )
     ]
     states = {
         "torn": "damaged",
@@ -223,7 +222,6 @@ def test_a_folder_that_cannot_be_listed_is_one_sentence(tmp_path: Path) -> None:
 
 
 # -- predicting
-# ----------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

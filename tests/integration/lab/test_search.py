@@ -20,10 +20,7 @@ from vfl_common.errors import Code
 pytest.importorskip("optuna")
 
 LR, WIDTH = "phases.splitnn.optimizer.lr", "model.embedding_size"
-SPACES: dict[str, Any] = {
-    LR: {"from": 1e-4, "to": 1.0, "log": True},
-    WIDTH: {"from": 2, "to": 8},
-}
+SPACES: dict[str, Any] = {LR: {"from": 1e-4, "to": 1.0, "log": True}, WIDTH: {"from": 2, "to": 8}}
 CALL: dict[str, Any] = {"objective": "validation loss", "quiet": True}
 WATCHED = RECIPE.replace(
     {"phases.splitnn.epochs": 3, "phases.splitnn.early_stopping": {"patience": 3}}

@@ -93,11 +93,7 @@ def test_a_study_that_was_stopped_goes_on(tmp_path: Path) -> None:
 def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     gone = {"simulate.devices": {"p1": "cuda:99"}}
     bad = {"name": "bad", "pretrain": [{"kind": "splitnn", "epochs": 2}], "overrides": gone}
-    heir = {
-        "name": "heir",
-        "pretrain_of": "bad",
-        "overrides": gone,
-    }
+    heir = {"name": "heir", "pretrain_of": "bad", "overrides": gone}
     # Two at a time, but the pretraining that two share is tried once.
     path = write(tmp_path, seeds=[1], labels=[40], methods=[bad, heir, {"name": "plain"}])
     # And is tried again, the others are not.
@@ -123,10 +119,7 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "names"),
     [
-        (
-            {"finetune": [{"kind": "splitnn", "epoks": 2}]},
-            ["bad, seed 1, 40 labels", "'epoks'"],
-        ),
+        ({"finetune": [{"kind": "splitnn", "epoks": 2}]}, ["bad, seed 1, 40 labels", "'epoks'"]),
         (
             {"pretrain": [{"kind": "contrastive", "ssl": "moco", "queue": 5000, "batch_size": 50}]},
             ["bad, seed 1, pretraining", "5000"],

@@ -125,7 +125,6 @@ def test_an_encoder_of_a_cell_is_always_made_again(tmp_path: Path, made: list[in
 
 
 # -- folds and comparisons
-# ----------------------------------------------------------------------
 
 
 def test_every_row_is_tested_in_one_fold(tmp_path: Path) -> None:

@@ -30,13 +30,7 @@ from vfl_common.config.recipe import Recipe, divide
 from vfl_common.errors import Code, InputError
 from vfl_common.process.program import run_for_status
 from vfl_leaks import invert as program
-from vfl_leaks.inversion import (
-    InversionSettings,
-    LatentPairs,
-    invert,
-    reconstruct,
-    train_decoder,
-)
+from vfl_leaks.inversion import InversionSettings, LatentPairs, invert, reconstruct, train_decoder
 from vfl_leaks.picture import draw_pairs
 from vfl_party.methods.mocosfl.resist import get_window_size, measure_likeness, ssim
 from vfl_party.models import seed_torch
@@ -51,7 +45,6 @@ def digits(start: int, stop: int) -> Tensor:
 
 
 # -- the decoder
-# ----------------------------------------------------------------------
 
 CNN = CnnSettings(kind="cnn", channels=(8, 12, 16, 20))
 NETWORKS: list[EncoderSettings] = [
@@ -100,7 +93,6 @@ def test_the_bottleneck_is_undone_too() -> None:
 
 
 # -- the measures
-# ----------------------------------------------------------------------
 
 
 def by_hand(a: Tensor, b: Tensor, size: int) -> float:
@@ -147,7 +139,6 @@ def test_equal_images() -> None:
 
 
 # -- the attack
-# ----------------------------------------------------------------------
 
 
 def attacked(bottom: Callable[[Tensor], Tensor], **more: Any) -> Any:
@@ -209,7 +200,6 @@ def test_what_are_no_pairs() -> None:
 
 
 # -- the program
-# ----------------------------------------------------------------------
 
 NORTH = """
 source = "sklearn:digits"
@@ -433,10 +423,7 @@ REFUSED: dict[str, tuple[dict[str, str], str]] = {
         {"data": "wrong.toml"},
         r"wrong\.toml: unknown key 'sorce'; did you mean 'source'\?",
     ),
-    "larger images": (
-        {"auxiliary": "large.npz"},
-        r"images of 1 x 8 x 8 .* \(got 1 x 16 x 16\)",
-    ),
+    "larger images": ({"auxiliary": "large.npz"}, r"images of 1 x 8 x 8 .* \(got 1 x 16 x 16\)"),
     "no images": (
         {"auxiliary": "sklearn:iris"},
         r"sklearn:iris: must have images of 1 x 8 .* \(got no images\)",
@@ -449,10 +436,7 @@ REFUSED: dict[str, tuple[dict[str, str], str]] = {
         {"auxiliary": "bright.npz"},
         r"bright\.npz: some pixels are missing, or not from 0 to 1",
     ),
-    "a wrong result": (
-        {"out": "found.csv"},
-        r"--out: must end in \.json \(got .*found\.csv\)",
-    ),
+    "a wrong result": ({"out": "found.csv"}, r"--out: must end in \.json \(got .*found\.csv\)"),
     "no folder": (
         {"out": "none/found.json"},
         r"found\.json: its folder does not exist\. Create it",

@@ -307,10 +307,7 @@ def test_figures_found_before_a_run_that_fails_are_shown(tmp_path: Path) -> None
 
 def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
     vfl.Recipe.from_dict(tables()).save(tmp_path / "plain.toml")
-    for args, name in (
-        (("--attacks", "nrm"), "attacks: "),
-        (("--seeds", "one"), "--seeds: "),
-    ):
+    for args, name in ((("--attacks", "nrm"), "attacks: "), (("--seeds", "one"), "--seeds: ")):
         done = vfl_here("leaks", "plain.toml", *args, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (2, "")
         assert name in error_line(done.stderr)
@@ -422,11 +419,7 @@ def test_what_is_named_twice_is_refused(twice: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "play",
-    [
-        lambda _: 1 / 0,
-        lambda _: None,
-        lambda _: [Figure("labels", "nothing", "AUC", float("nan"))],
-    ],
+    [lambda _: 1 / 0, lambda _: None, lambda _: [Figure("labels", "nothing", "AUC", float("nan"))]],
     ids=["raises", "gives None", "gives NaN"],
 )
 def test_an_attack_that_fails_takes_no_other_figure_along(

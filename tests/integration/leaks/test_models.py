@@ -14,13 +14,7 @@ import torch
 from tests.harness.errors import assert_names, raises
 from tests.harness.scenes import labelled_scene, linear_scene, of, replayed
 from vfl_leaks import attacks, scene
-from vfl_leaks.attacks.completion import (
-    FROZEN,
-    KNOWN,
-    MIXMATCH,
-    TUNED,
-    draw_stratified,
-)
+from vfl_leaks.attacks.completion import FROZEN, KNOWN, MIXMATCH, TUNED, draw_stratified
 from vfl_leaks.fitting import decode, r2_by_column
 from vfl_leaks.result import ALL_EPOCHS, AttackLine, Rehearsed, Spread
 from vfl_leaks.scene import EncoderInputs, Figure, Scene, UnfitError
@@ -169,10 +163,7 @@ def test_columns_of_one_value_are_nothing_to_read() -> None:
 
 def test_when_the_decoder_learns_nothing_it_says_so() -> None:
     mean = play("columns", linear_scene(1e4))["p1: mean of columns R² 120 rows"]
-    wanted = (
-        "from embeddings of splitnn and from shuffled embeddings (chance) the decoder learned "
-        "nothing"
-    )
+    wanted = "from embeddings of splitnn and from shuffled embeddings (chance) the decoder learned nothing"
     assert mean.note.startswith(f"p1: {wanted}")
     assert_names(mean.note, "p1")
     assert mean.value == mean.chance

@@ -611,7 +611,6 @@ def test_a_run_with_fewer_cells_never_replaces_a_current_result(
     cells = {("bars", "VFL", "40"): (50.0, 60.0), ("bars", "VFL", "20"): (40.0, 30.0)}
     monkeypatch.setattr(shelf, "load", lambda _name: TINY)
     monkeypatch.setattr(shelf, "chosen", lambda _names: ["tests.tiny"])
-    monkeypatch.setattr(page, "section", lambda *_: "")
     one_seed = {place: values[:1] for place, values in cells.items()}
     for found in (cells, dict([*cells.items()][:1]), one_seed):
         monkeypatch.setattr(Runner, "fill", lambda *_, found=found: Filled(found))

@@ -53,11 +53,7 @@ TRAINED: dict[str, tuple[Write, dict[str, Any], dict[str, Any]]] = {
             "phases.probe.neighbours": 5,
         },
     ),
-    "bhi": (
-        made.write_bhi,
-        {"size": 8},
-        {"phases.fedhssl.rounds": 1, "phases.splitnn.steps": 1},
-    ),
+    "bhi": (made.write_bhi, {"size": 8}, {"phases.fedhssl.rounds": 1, "phases.splitnn.steps": 1}),
     "modelnet10": (
         lambda folder: made.write_modelnet(folder / "ModelNet10"),
         {"size": 8, "parties": 2},

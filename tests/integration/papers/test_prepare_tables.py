@@ -20,11 +20,7 @@ GIVEN: dict[str, dict[str, Any]] = {
     **{name: {"parties": 2} for name in ("gisette", "covtype", "ujiindoorloc", "superconduct")},
 }
 ONCE = {"phases.fedonce.epochs": 1, "phases.head.epochs": 1}
-FEW = {
-    "phases.fedhssl.rounds": 1,
-    "phases.splitnn.steps": 2,
-    "phases.splitnn.validate_every": 2,
-}
+FEW = {"phases.fedhssl.rounds": 1, "phases.splitnn.steps": 2, "phases.splitnn.validate_every": 2}
 
 
 @pytest.mark.parametrize("name", made.WRITERS)

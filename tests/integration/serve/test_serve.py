@@ -25,6 +25,7 @@ import pytest
 import torch
 
 from tests.harness.online import numbers, predicted, store_of
+from tests.harness.present import present
 from tests.harness.served import NAMES, ROWS, Served, trained
 from tests.harness.waiting import wait_until
 from vfl_common.pb.inference import open_inference_grpc_pb2 as pb
@@ -171,9 +172,7 @@ def test_own_columns_take_the_place_of_the_table(served: Served, want: dict[str,
 
 
 def worth(served: Served) -> Worth:
-    found = served.run.summary.worth
-    assert found is not None
-    return found
+    return present(served.run.summary.worth)
 
 
 def read(served: Served, name: str) -> Any:
@@ -223,10 +222,7 @@ def test_the_student_alone_may_ask_a_database_by_id(served: Served, tmp_path: Pa
     unfit = ids.index("K-2")
     assert [
         (each, found.state[at]) for at, each in enumerate(ids) if found.state[at] != "scored"
-    ] == [
-        ("K-2", "failed"),
-        ("nobody", "unknown"),
-    ]
+    ] == [("K-2", "failed"), ("nobody", "unknown")]
     assert found.part(unfit).missing == {"p0": "failed"}
     assert found.part(len(want)).missing == {"p0": "unknown id"}
     assert all(numbers(found, at) == want[each] for at, each in enumerate(want) if at != unfit)
@@ -356,8 +352,7 @@ def test_a_party_that_is_killed_is_named_and_comes_back(
     mean = read_means(served.run.folder / "p0")["p2"]
     people = {name: read(served, name) for name in NAMES}
     z = [served.run.model(name).embed(people[name]) for name in NAMES]
-    top = served.run.model("p0").top
-    assert top is not None
+    top = present(served.run.model("p0").top)
     with torch.no_grad():
         outputs = top(torch.cat([*z[:2], mean.expand_as(z[2])], dim=1))
     scores_N = outputs.double().sigmoid().float().flatten().tolist()
@@ -444,9 +439,7 @@ def scorer(
     return OnlineScorer(FeatureLookup(files, trained, print), ask, 1.0, quality, {})
 
 
-def test_a_row_has_no_score_unless_the_parties_that_took_part_were_measured(
-    served: Served,
-) -> None:
+def test_a_row_has_no_score_unless_the_parties_that_took_part_were_measured(served: Served) -> None:
     def answer(name: str, ids: Sequence[str]) -> ServingAnswer:
         # One of them does not answer.
         if name == "p2":
@@ -476,8 +469,7 @@ def test_numbers_that_are_too_large_for_the_model_are_in_no_score(
     served: Served, most: float
 ) -> None:
     """Training refuses such numbers; a row with them lacks the parties that gave them."""
-    top = served.run.model("p0").top
-    assert top is not None
+    top = present(served.run.model("p0").top)
     sign_ND = next(top.parameters())[0].detach().sign().reshape(len(NAMES), -1)
 
     def answer(name: str, ids: Sequence[str]) -> ServingAnswer:

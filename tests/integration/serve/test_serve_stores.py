@@ -95,12 +95,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def server() -> Iterator[Postgres]:
     with postgres() as found:
         found.run(
-            "CREATE TABLE people (id text PRIMARY KEY, amount numeric, age integer, town text,"
-            " since date)",
-            "CREATE TABLE numbered (id bigint PRIMARY KEY, amount float8, age text, town text,"
-            " since date)",
-            "CREATE TABLE named (id uuid PRIMARY KEY, amount float8, age int, town text,"
-            " since date)",
+            "CREATE TABLE people (id text PRIMARY KEY, amount numeric, age integer, town text, since date)",
+            "CREATE TABLE numbered (id bigint PRIMARY KEY, amount float8, age text, town text, since date)",
+            "CREATE TABLE named (id uuid PRIMARY KEY, amount float8, age int, town text, since date)",
         )
         for row in people().itertuples():
             values = ", ".join(
@@ -178,11 +175,7 @@ def store(request: pytest.FixtureRequest, served: Served) -> Iterator[FeatureLoo
             if programs() is None:
                 pytest.skip("no PostgreSQL server is installed")
             url = request.getfixturevalue("server").url()
-            settings = {
-                "kind": "database",
-                "source": url,
-                "query": select("WHERE id = ANY(:ids)"),
-            }
+            settings = {"kind": "database", "source": url, "query": select("WHERE id = ANY(:ids)")}
         elif request.param == "sqlite":
             settings = {
                 "kind": "database",
@@ -261,10 +254,8 @@ def test_ids_have_the_type_that_the_query_compares(served: Served, server: Postg
     """Text that is no number is nobody's id, and fails no query."""
     one = "00000000-0000-0000-0000-00000000000a"
     server.run(
-        "INSERT INTO numbered VALUES (7, 0.5, '41', 'Oslo', '2020-01-10'),"
-        " (8, 1.5, 'old', 'Oslo', '2020-01-10')",
-        "INSERT INTO named VALUES"
-        " ('00000000-0000-0000-0000-00000000000a', 0.5, 41, 'Oslo', '2020-01-10')",
+        "INSERT INTO numbered VALUES (7, 0.5, '41', 'Oslo', '2020-01-10'), (8, 1.5, 'old', 'Oslo', '2020-01-10')",
+        "INSERT INTO named VALUES ('00000000-0000-0000-0000-00000000000a', 0.5, 41, 'Oslo', '2020-01-10')",
     )
     settings = {"kind": "database", "source": server.url()}
     for where in ("id = ANY(:ids)", "id = ANY(:ids::bigint[])"):
@@ -582,7 +573,6 @@ def test_the_active_partys_own_features_may_be_asked_for(served: Served, tmp_pat
 
 
 # --- tables in memory
-# ----------------------------------------------------------------------
 
 
 def test_a_folder_of_parquet_is_renewed_when_it_is_whole(served: Served, tmp_path: Path) -> None:
@@ -654,7 +644,6 @@ def test_a_database_in_memory_is_read_again_if_that_is_asked_for(
 
 
 # --- programs
-# ----------------------------------------------------------------------
 
 
 def bytes_to(served: Served, party: str) -> int:

@@ -16,6 +16,7 @@ import pandas as pd
 import pytest
 
 import vfl
+from tests.harness.errors import raises
 from tests.harness.online import Online, numbers, predicted, store_of
 from tests.harness.served import NAMES, Served, trained
 from tests.integration.test_secureboost import made_table, recipe
@@ -262,9 +263,8 @@ def test_what_does_not_lie_on_the_way_of_an_id_is_refused(run: vfl.Run) -> None:
         lambda: ask(5, level, asked, begins=False),
         lambda: answers(["r0001"], soon(), None),
     ):
-        with pytest.raises(PeerError) as error:
+        with raises(PeerError, Code.MALFORMED_MESSAGE):
             wrong()
-        assert error.value.code is Code.MALFORMED_MESSAGE
     # An id that it does not know, it says nothing of.
     unknown = answers(["nobody"], soon(), Step(question(level, asked), 9))
     assert not any(unknown.state)
@@ -272,7 +272,6 @@ def test_what_does_not_lie_on_the_way_of_an_id_is_refused(run: vfl.Run) -> None:
 
 
 # -- the programs
-# ----------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

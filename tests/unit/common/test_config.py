@@ -44,7 +44,7 @@ def told(model: type[Section], tables: dict[str, Any]) -> str:
     "address", ["localhost", "localhost:", ":7000", "localhost:http", "localhost:99999"]
 )
 def test_an_address_is_asked_for_in_words(key: str, address: str) -> None:
-    told(PartyFile, PARTY | {key: address})
+    assert told(PartyFile, PARTY | {key: address}).startswith(f"{key}: ")
 
 
 def test_addresses_that_are_some() -> None:
@@ -58,12 +58,6 @@ def test_a_removed_key_names_what_takes_its_place(removed: dict[str, Any]) -> No
         parse(PartyFile, PARTY | {"serve": removed}, "x.toml")
 
 
-def test_a_key_of_a_table_within_is_named_with_its_table() -> None:
-    told(SplitNNSettings, {"epochs": 1, "lr": 0.1})
-    told(SplitNNSettings, {"epochs": 1, "patience": 1})
-    told(SplitNNSettings, {"epoch": 1})
-
-
 @pytest.mark.parametrize(
     "policy", [{"level": "stric"}, {"most_epoch": 3}, {"account": {"epsilon": "x"}}, 3]
 )
@@ -72,39 +66,50 @@ def test_a_mistake_in_a_table_that_may_be_a_name_is_named(policy: object) -> Non
     told(SimulateSettings, {"policies": {"p0": policy}})
 
 
-def test_code_is_allowed_by_the_names_of_modules() -> None:
-    told(PartyFile, PARTY | {"allow_code": ["mine.py", "a b"]})
-
-
-LEAST = (
-    "must be a number of rows, such as 1000, or a share of each party's rows between 0 and 1, "
-    "such as 0.8"
-)
+ENCODER = {"embedding_size": 8, "encoder": {"hidden": [4]}}
 
 
 @pytest.mark.parametrize(
-    ("model", "tables"),
+    ("model", "tables", "begins"),
     [
-        (Recipe, {"parties": [{"name": "p0", "role": "activ"}]}),
-        (Recipe, {"model": {"embedding_size": 8, "combine": 7}}),
-        (Recipe, {"preset": 3}),
-        (Recipe, {"method": "splitnn"}),
-        (Recipe, {"rows": {"test": 1.5}}),
-        (Recipe, {"rows": {"at_least": 1.0}}),
-        (Recipe, {"rows": {"at_least": 0}}),
-        (Recipe, {"rows": {"at_least": "80 %"}}),
-        (Recipe, {"rows": {"at_least": True}}),
-        (Recipe, {"parties": [{"name": "p0"}]}),
-        (Recipe, {"phases": ["splitnn"]}),
-        (Recipe, {"model": {"embedding_size": 8, "encoder": {"hidden": [4]}}}),
-        (Recipe, {"phases": []}),
-        (Recipe, {"name": 7}),
-        (PartyFile, PARTY | {"device": "gpu"}),
-        (PartyFile, PARTY | {"data": {"source": "x.csv", "scale": "z"}}),
+        (Recipe, {"parties": [{"name": "p0", "role": "activ"}]}, "parties.0.role: "),
+        (Recipe, {"parties": [{"name": "p0"}]}, "parties.0.role: missing"),
+        (Recipe, {"parties": [{"name": "p0", "role": "active", "features": "true"}]}, "parties.0.features: "),
+        (Recipe, {"model": {"embedding_size": 8, "combine": 7}}, "model.combine: "),
+        (Recipe, {"model": ENCODER}, "model.encoder: has no 'kind'"),
+        (Recipe, {"model": {"embedding_size": 8, "top": {"hidden": [4, "8"]}}}, "model.top.hidden.1: "),
+        (Recipe, {"preset": 3}, "preset: "),
+        (Recipe, {"method": "splitnn"}, "the key 'method' is not used"),
+        (Recipe, {"rows": {"test": 1.5}}, "rows.test: "),
+        (Recipe, {"rows": {"test": "0.2"}}, "rows.test: "),
+        (Recipe, {"rows": {"at_least": 1.0}}, "rows.at_least: "),
+        (Recipe, {"rows": {"at_least": 0}}, "rows.at_least: "),
+        (Recipe, {"rows": {"at_least": "80 %"}}, "rows.at_least: "),
+        (Recipe, {"rows": {"at_least": True}}, "rows.at_least: "),
+        (Recipe, {"phases": ["splitnn"]}, "phases.0: "),
+        (Recipe, {"phases": []}, "phases: "),
+        (Recipe, {"name": 7}, "name: "),
+        (Recipe, {"seed": "3"}, "seed: "),
+        (PartyFile, PARTY | {"device": "gpu"}, "device: "),
+        (PartyFile, PARTY | {"data": {"source": "x.csv", "scale": "z"}}, "data.scale: "),
+        (PartyFile, PARTY | {"allow_code": ["mine.py", "a b"]}, "allow_code.1: "),
+        (PartyFile, PARTY | {"threads": "many"}, "threads: "),
+        (PartyFile, PARTY | {"threads": "2"}, "threads: "),
+        (DataSettings, {"source": "a.csv", "id": 3}, "id: "),
+        (SplitNNSettings, {"epochs": 1, "lr": 0.1}, "unknown key 'lr'; did you mean 'optimizer.lr'"),
+        (SplitNNSettings, {"epochs": 1, "patience": 1}, "unknown key 'patience'; did you mean 'early_stopping.patience'"),
+        (SplitNNSettings, {"epoch": 1}, "unknown key 'epoch'; did you mean 'epochs'"),
+        (SplitNNSettings, {"epochs": "3"}, "epochs: "),
+        (SplitNNSettings, {"epochs": 3.0}, "epochs: "),
+        (SplitNNSettings, {"epochs": True}, "epochs: "),
+        (SplitNNSettings, {"epochs": 3, "deadline_s": "1"}, "deadline_s: "),
     ],
-)
-def test_what_was_found_is_said(model: type[Section], tables: dict[str, Any]) -> None:
-    told(model, cases.recipe(2) | tables if model is Recipe else tables)
+)  # fmt: skip
+def test_a_mistake_is_named_by_its_key(
+    model: type[Section], tables: dict[str, Any], begins: str
+) -> None:
+    said = told(model, cases.recipe(2) | tables if model is Recipe else tables)
+    assert said.startswith(begins)
 
 
 @pytest.mark.parametrize(
@@ -173,25 +178,6 @@ def test_no_pattern_is_shown() -> None:
         assert not set(text) & set("^$[]*")
 
 
-@pytest.mark.parametrize(
-    ("model", "tables"),
-    [
-        (SplitNNSettings, {"epochs": "3"}),
-        (SplitNNSettings, {"epochs": 3.0}),
-        (SplitNNSettings, {"epochs": True}),
-        (SplitNNSettings, {"epochs": 3, "deadline_s": "1"}),
-        (Recipe, {"seed": "3"}),
-        (Recipe, {"rows": {"test": "0.2"}}),
-        (Recipe, {"model": {"embedding_size": 8, "top": {"hidden": [4, "8"]}}}),
-        (Recipe, {"parties": [{"name": "p0", "role": "active", "features": "true"}]}),
-        (PartyFile, PARTY | {"threads": "many"}),
-        (PartyFile, PARTY | {"threads": "2"}),
-    ],
-)
-def test_a_text_is_no_number(model: type[Section], tables: dict[str, Any]) -> None:
-    told(model, cases.recipe(2) | tables if model is Recipe else tables)
-
-
 def test_a_positive_class_changes_the_digest_only_if_it_is_named() -> None:
     made = [
         parse(Recipe, cases.recipe(2, task={"kind": "binary"} | more), "x.toml")
@@ -215,10 +201,7 @@ def test_rules_for_ids_change_the_digest_only_if_there_are_any() -> None:
 
 @pytest.mark.parametrize("rule", ["strip", "phone", "phone:de", "phone:49"])
 def test_an_unknown_rule_lists_the_known_ones(rule: str) -> None:
-    known = (
-        "'trim', 'casefold', 'nfkc', 'digits', 'zeros', 'email' or 'phone:CC', with a country "
-        "such as DE for CC"
-    )
+    known = "'trim', 'casefold', 'nfkc', 'digits', 'zeros', 'email' or 'phone:CC', with a country such as DE for CC"
     sentence = f"id_rules.1: '{rule}' cannot be used. Write {known}."
     assert told(Recipe, cases.recipe(2, rows={"id_rules": ["trim", rule]})) == f"rows.{sentence}"
     data = {"data": {"source": "a.csv", "id": "a", "id_rules": ["trim", rule]}}
@@ -232,7 +215,6 @@ def test_an_id_is_one_column_or_several() -> None:
     assert columns("a") == ("a",)
     assert columns(["a", "b"]) == ("a", "b")
     assert columns(None) == columns([]) == ()
-    told(DataSettings, {"source": "a.csv", "id": 3})
 
 
 def test_a_party_s_own_rules_replace_the_recipe_s() -> None:
@@ -257,7 +239,6 @@ def test_a_whole_number_stands_for_any_other() -> None:
 
 
 # -- recipes of two releases
-# ----------------------------------------------------------------------
 
 ROSTER = [{"name": "a", "role": "active"}, {"name": "b", "role": "passive"}]
 PLAIN: dict[str, Any] = {

@@ -174,13 +174,7 @@ def test_packed_bits_are_where_the_format_says() -> None:
 
 
 @pytest.mark.parametrize(
-    ("low", "scale"),
-    [
-        (np.nan, 1.0),
-        (0.0, np.inf),
-        (0.0, -1.0),
-        (3e38, 3e38),
-    ],
+    ("low", "scale"), [(np.nan, 1.0), (0.0, np.inf), (0.0, -1.0), (3e38, 3e38)]
 )
 def test_minimum_and_step_of_a_stranger_are_checked(low: float, scale: float) -> None:
     sent = PackedRows(
@@ -209,7 +203,6 @@ def test_what_is_not_finite_is_refused(bad: float, coder: Coder) -> None:
 
 
 # -- the largest
-# ----------------------------------------------------------------------
 
 
 @given(x_RW=TABLES, share=st.floats(0.01, 0.99))
@@ -261,7 +254,6 @@ def test_indices_of_a_stranger_are_checked(places: list[list[int]]) -> None:
 
 
 # -- coders
-# ----------------------------------------------------------------------
 
 CODERS: list[Coder] = [
     *(Bits(bits, stochastic) for bits in (8, 4, 2) for stochastic in (True, False)),

@@ -34,18 +34,19 @@ from vfl_common.errors import (
     VflError,
 )
 from vfl_common.files import write_error
-from vfl_common.pb.vfl.v1 import failure_pb2
+from vfl_common.pb.vfl.v1 import control_pb2, failure_pb2
+from vfl_common.process.handover import Predecessor, get_command
 from vfl_common.rpc import counters as tcp
 from vfl_common.rpc.channel import check_address
 from vfl_common.rpc.counters import TcpMeter, normalise_address, parse_endpoint
 from vfl_common.rpc.exchange.hub import KeepWaiting, Patience, Proceed, TimedOut, decide
 from vfl_common.rpc.guard import compute_connection_limit
 from vfl_common.rpc.messages import from_failure, to_failure
+from vfl_common.rpc.uplink import check_start
 
 ROSTER = ("north", "south", "west")
 
 # -- arrivals
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -134,7 +135,6 @@ def test_a_party_that_is_late_again_and_again_costs_the_others_a_tenth_of_their_
 
 
 # -- failures
-# ----------------------------------------------------------------------
 
 SECRET = "/home/hospital/patients.csv: id 4711 has column 'hiv'"
 
@@ -249,7 +249,6 @@ def test_a_failure_without_end_is_cut() -> None:
 
 
 # -- the kernel's counts
-# ----------------------------------------------------------------------
 
 
 @contextmanager
@@ -333,8 +332,7 @@ def test_connections_to_nobody_known_are_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "host"),
-    [("ipv4:10.0.0.7:4711", "10.0.0.7"), ("ipv6:%5B::1%5D:4711", "::1")],
+    ("words", "host"), [("ipv4:10.0.0.7:4711", "10.0.0.7"), ("ipv6:%5B::1%5D:4711", "::1")]
 )
 def test_callers_as_grpc_writes_them(words: str, host: str) -> None:
     meter = TcpMeter()
@@ -427,7 +425,6 @@ def test_callers_are_forgotten_once_their_connections_are_closed_and_their_sums_
 
 
 # -- limits
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -486,15 +483,13 @@ def test_threads_share_two_arenas(shared: bool) -> None:
 
 
 # -- addresses
-# ----------------------------------------------------------------------
 
 
 def test_an_address_in_use_is_said_so() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        with raises(InputError, Code.ADDRESS_IN_USE, names="127.0.0.1") as caught:
+        with raises(InputError, Code.ADDRESS_IN_USE, names="127.0.0.1"):
             check_address(f"127.0.0.1:{port}")
-        assert caught.value.code is Code.ADDRESS_IN_USE
     check_address("127.0.0.1:0")
 
 
@@ -515,3 +510,57 @@ def test_a_caller_of_this_link_alone_is_known_by_one_address() -> None:
         == normalise_address(("fe80::1", 7000, 0, 4))
         == ("fe80::1", 7000)
     )
+
+
+def test_a_process_whose_predecessor_is_killed_in_the_handover_says_so() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        # The word that this process has loaded goes out; then the other one is gone.
+        theirs.shutdown(socket.SHUT_WR)
+        with raises(InputError, Code.ADDRESS_IN_USE, names="ended without handing over"):
+            Predecessor(ours, {}).wait()
+        assert theirs.recv(16) == b"loaded"
+
+
+# -- what a server says when a generation begins: names of folders, and words for people
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"run_id": "../up"},
+        {"checkpoint": "a/b"},
+        {"left": ["p1\nerror: a line of its own"]},
+        {"shown": {"p1\x1b[31m": ""}},
+        {"shown": {"": ""}},
+    ],
+    ids=["run", "checkpoint", "left", "shown", "nobody"],
+)
+def test_a_server_may_not_give_any_name(said: dict[str, Any]) -> None:
+    good = control_pb2.Start(run_id="run", generation=1, left=["p2"], shown={"p1": "{"})
+    assert check_start(good, server="server", me="p1", oldest=1, newest=9).shown == {"p1": "{"}
+    start = control_pb2.Start(**{"run_id": "run", "generation": 1, **said})
+    with raises(PeerError, Code.MALFORMED_MESSAGE):
+        check_start(start, server="server", me="p1", oldest=1, newest=9)
+
+
+def test_a_script_at_a_link_is_started_with_the_release_to_which_the_link_leads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for release in ("old", "new"):
+        script = tmp_path / release / "bin" / "vfl-party"
+        script.parent.mkdir(parents=True)
+        script.write_text(f"#!/bin/sh\necho {release} $*\n")
+        script.chmod(0o755)
+    link = tmp_path / "vfl"
+    link.symlink_to("old")
+    words = [str(link / "bin" / "vfl-party"), "serve", "bank.toml"]
+    monkeypatch.setattr(sys, "orig_argv", ["/opt/old/bin/python3", *words])
+    link.unlink()
+    link.symlink_to("new")
+    assert subprocess.check_output(get_command(), text=True) == "new serve bank.toml\n"
+
+
+def test_a_module_is_started_with_the_same_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "vfl_party", "serve"])
+    assert get_command() == [sys.executable, "-m", "vfl_party", "serve"]

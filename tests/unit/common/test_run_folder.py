@@ -17,6 +17,7 @@ import pytest
 
 from tests.harness import cases
 from tests.harness.errors import assert_names, raises
+from tests.harness.present import present
 from tests.harness.releases import newer
 from vfl_common.config.base import parse
 from vfl_common.config.recipe import Recipe
@@ -143,8 +144,7 @@ def test_a_run_that_was_set_aside_is_not_resumed(tmp_path: Path) -> None:
     for run in runs:
         run.unlock()
     assert set_all_aside(tmp_path, "p1", RECIPE, "told so", but="two") == ["one"]
-    found = find_unfinished(tmp_path, "p1", RECIPE)
-    assert found is not None
+    found = present(find_unfinished(tmp_path, "p1", RECIPE))
     assert (found.run_id, found.set_aside_reason, runs[0].set_aside_reason) == (
         "two",
         "",
@@ -158,8 +158,7 @@ def test_a_run_that_never_started_goes_behind_one_that_has(tmp_path: Path) -> No
     begun(tmp_path, "one").note(generation=1)
     # Newer: a second server was asked for it, and could not listen.
     begun(tmp_path, "two")
-    found = find_unfinished(tmp_path, "p1", RECIPE)
-    assert found is not None
+    found = present(find_unfinished(tmp_path, "p1", RECIPE))
     assert found.run_id == "one"
 
 
@@ -182,8 +181,7 @@ def test_a_run_belongs_to_one_process_until_that_ends_however_it_ends(tmp_path: 
     with subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "has it\n"
+        assert present(holder.stdout).readline() == "has it\n"
         for act in (run.lock, lambda: create(tmp_path, "one", "p1", RECIPE)):
             with raises(InputError, Code.FILE_INVALID, names="p1") as refused:
                 act()
@@ -228,8 +226,7 @@ def test_what_is_not_of_this_run_is_not_in_the_way(tmp_path: Path) -> None:
     (tmp_path / "federation" / "p1").write_text("a file")
     (begun(tmp_path, "two").path.parent / "p2").mkdir()
     (tmp_path / "two" / "p2" / "run.json").write_text("")
-    found = find_unfinished(tmp_path, "p1", RECIPE)
-    assert found is not None
+    found = present(find_unfinished(tmp_path, "p1", RECIPE))
     assert found.run_id == "two"
 
 
@@ -240,16 +237,14 @@ def test_a_restored_file_is_found_again(tmp_path: Path) -> None:
     with pytest.raises(InputError):
         find_unfinished(tmp_path, "p1", RECIPE)
     (run.path / "run.json").write_text(text)
-    found = find_unfinished(tmp_path, "p1", RECIPE)
-    assert found is not None
+    found = present(find_unfinished(tmp_path, "p1", RECIPE))
     assert found.facts() == {"run_id": "one", "recipe_digest": RECIPE.digest(), "job": "train"}
 
 
 def test_a_release_with_another_key_resumes_what_an_older_one_began(tmp_path: Path) -> None:
     begun(tmp_path)
     for unwritten in ({}, {"audit_every": 7}):
-        found = find_unfinished(tmp_path, "p1", newer(cases.recipe(2, run=unwritten)))
-        assert found is not None
+        found = present(find_unfinished(tmp_path, "p1", newer(cases.recipe(2, run=unwritten))))
         assert found.run_id == "one"
     assert find_unfinished(tmp_path, "p1", newer(cases.recipe(2, run={"audit_every": 8}))) is None
 

@@ -7,6 +7,7 @@ import math
 
 import pytest
 
+from tests.harness.present import present
 from vfl.simulation.live import Track
 from vfl.summary.rounds import parse_round
 from vfl_common.pb.vfl.v1 import control_pb2
@@ -74,11 +75,13 @@ def test_null_is_read_as_nan() -> None:
         "sent_bytes": 1,
         "received_bytes": 2,
     }
-    found = parse_round(to_json(line | {"metrics": {"train": {"loss": math.nan}}}).encode(), 0.0)
-    assert found is not None
+    found = present(
+        parse_round(to_json(line | {"metrics": {"train": {"loss": math.nan}}}).encode(), 0.0)
+    )
     assert math.isnan(found.metrics["train"]["loss"])
-    told = metrics_of(control_pb2.Report(metrics_json=to_json({"test": {"loss": math.nan}})))
-    assert told is not None
+    told = present(
+        metrics_of(control_pb2.Report(metrics_json=to_json({"test": {"loss": math.nan}})))
+    )
     assert math.isnan(told["test"]["loss"])
     track = Track()
     track.update(

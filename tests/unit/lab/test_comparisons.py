@@ -33,7 +33,6 @@ from vfl_lab.studies.report import Cost, FineTuned, describe_average, table
 from vfl_lab.studies.run import run_study
 
 # -- intervals
-# ----------------------------------------------------------------------
 
 FIRST, SECOND = [0.81, 0.84, 0.79, 0.86, 0.83], [0.80, 0.80, 0.79, 0.83, 0.81]
 
@@ -112,7 +111,6 @@ def test_rows_that_runs_share(rows: dict[str, Any], test: float, validation: flo
 
 
 # -- methods of a study
-# ----------------------------------------------------------------------
 
 METHODS = [
     {"name": "one", "alone": "p0"},
@@ -190,7 +188,6 @@ def test_other_test_rows_are_not_compared(tmp_path: Path) -> None:
 
 
 # -- groups
-# ----------------------------------------------------------------------
 
 
 def result(method: str, seed: int, labels: int | None = None, **more: Any) -> FineTuned:
@@ -223,7 +220,6 @@ def test_methods_stand_in_groups(tmp_path: Path, labels: list[int] | None, many:
 
 
 # -- folds
-# ----------------------------------------------------------------------
 
 
 def test_every_fold_is_tested_once_with_each_seed(tmp_path: Path) -> None:

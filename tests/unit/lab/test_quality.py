@@ -13,6 +13,7 @@ from scipy import stats
 from sklearn import calibration as sk_calibration
 from sklearn import metrics as sk
 
+from tests.harness.present import present
 from tests.harness.reference_task import c_index_of
 from vfl_common.config.task import LOWER_IS_BETTER, TaskSettings
 from vfl_lab.production.compare import compute_measures
@@ -243,12 +244,10 @@ def test_survival_is_harrell_s_and_its_interval_that_of_a_jackknife() -> None:
     )
 
     def c_of(rows: Any) -> float:
-        found = compute_c_index(times_N[rows], events_N[rows], risks_N[rows])
-        assert found is not None
+        found = present(compute_c_index(times_N[rows], events_N[rows], risks_N[rows]))
         return found.value
 
-    whole = compute_c_index(times_N, events_N, risks_N)
-    assert whole is not None
+    whole = present(compute_c_index(times_N, events_N, risks_N))
     assert whole.value == pytest.approx(c_index_of(risks_N, times_N, events_N), **EXACT)
     left_out = np.array([c_of(np.delete(np.arange(90), row)) for row in range(90)])
     jackknife = 89 / 90 * ((left_out - left_out.mean()) ** 2).sum()
@@ -282,8 +281,7 @@ def test_the_bootstrap_of_average_precision_is_scipy_s() -> None:
 
 def test_a_difference_is_paired_and_says_what_is_better() -> None:
     good, bad = binary(0), binary(0, more=3.0)
-    both = good.pair_with(bad)
-    assert both is not None
+    both = present(good.pair_with(bad))
     found = estimate_differences(*both, 300)
     each = [estimate_metrics(one, 2) for one in both]
     for name, gain in found.items():
@@ -301,8 +299,7 @@ def test_a_difference_is_paired_and_says_what_is_better() -> None:
 def test_only_rows_that_both_have_are_compared() -> None:
     first = binary(0, rows=50)
     second = binary(0, rows=50).take([40, 3, 20])
-    both = first.pair_with(second)
-    assert both is not None
+    both = present(first.pair_with(second))
     assert both[0].keys == both[1].keys == ("r3", "r20", "r40")
     assert first.pair_with(binary(0).take([60, 61])) is None
     assert first.pair_with(classes()) is None

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from tests.harness import cases, pages
 from tests.harness.errors import assert_names, raises
+from tests.harness.present import present
 from vfl.cli import cli
 from vfl.summary import picture as charts
 from vfl.summary.picture import BLUE, ORANGE
@@ -216,12 +217,10 @@ def test_what_each_party_is_worth_is_shown_and_drawn(tmp_path: Path) -> None:
     # The best first.
     assert text.index("bank, passive-1, passive-2") < text.index("bank, passive-1 ")
     assert re.search(r"none +0\.5000", text)
-    many = worthy(5).worth
-    assert many is not None
+    many = present(worthy(5).worth)
     assert [len(each.parties) for each in select_sets(many)] == [5, *[4] * 5, *[1] * 5, 0]
     lower = worthy(2, lower=True)
-    assert lower.worth is not None
-    assert select_sets(lower.worth)[0].parties == []
+    assert select_sets(present(lower.worth))[0].parties == []
     drawn = {path.name: path for path in draw(RunRecord(tmp_path, lower, ()))}
     assert drawn["worth.png"].stat().st_size > 5_000
     again = Summary.model_validate_json(lower.model_dump_json())
@@ -408,14 +407,7 @@ def test_the_summary_alone_gives_the_table_and_the_bytes(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        None,
-        "{}",
-        "nonsense",
-        "[" * 100_000,
-    ],
-    ids=["none", "object", "nonsense", "deep"],
+    "text", [None, "{}", "nonsense", "[" * 100_000], ids=["none", "object", "nonsense", "deep"]
 )
 def test_no_run_is_one_sentence(tmp_path: Path, text: str | None) -> None:
     if text is not None:

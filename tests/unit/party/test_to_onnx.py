@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from tests.harness import cases
 from tests.harness.errors import raises
+from tests.harness.present import present
 from vfl_common.config.models import EncoderSettings, GbdtTop
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
@@ -113,8 +114,7 @@ HOLES = np.where(np.arange(ROWS * 4).reshape(ROWS, 4) % 5 == 0, np.float32(np.na
 
 def in_torch(party: TrainedParty, values: Any, codes: Any = None) -> Any:
     """What the run computes: prepared by the Preprocessor's own steps in numpy."""
-    made = party.preprocessor
-    assert made is not None
+    made = present(party.preprocessor)
     parts = []
     if values is not None:
         if made.fill is not None:
@@ -271,8 +271,7 @@ class Drawing(nn.Module):
 @pytest.mark.parametrize("encoder", [Branching(), Drawing()], ids=["branches", "draws"])
 def test_an_encoder_that_is_no_graph_is_refused_by_name(encoder: nn.Module, tmp_path: Path) -> None:
     party = trained("mlp", learnt(4))
-    assert party.preprocessor is not None
-    odd = TrainedParty(party.about, {"encoder": encoder}, party.preprocessor, None)
+    odd = TrainedParty(party.about, {"encoder": encoder}, present(party.preprocessor), None)
     with raises(InputError, Code.MODEL_INVALID, names=("mlp", "p0")):
         export(odd, tmp_path / "p0.onnx")
     assert list(tmp_path.iterdir()) == []

@@ -191,7 +191,6 @@ def test_images_have_labels_of_what_they_are_made(tmp_path: Path) -> None:
 
 
 # -- deploy/serve.yml: the same parties serve what they have trained
-# ----------------------------------------------------------------------
 
 SERVED: dict[str, Any] = yaml.safe_load((ROOT / "deploy" / "serve.yml").read_text())
 

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from vfl_common.config.recipe_tables import RunSettings
+
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "deploy" / "observability"
 PAGE = ROOT / "docs" / "how-to" / "operate" / "monitor.md"
@@ -22,6 +24,14 @@ DASHBOARD: dict[str, Any] = json.loads((FOLDER / "grafana-dashboard.json").read_
 PROMTOOL = shutil.which("promtool")
 # A target's; Prometheus adds them.
 ADDED = {"job", "instance", "le"}
+# Metrics that Prometheus and node_exporter have.
+OTHERS = {
+    "up": set[str](),
+    "node_systemd_unit_state": {"name", "state", "type"},
+    "node_filesystem_avail_bytes": {"device", "fstype", "mountpoint"},
+    "node_filesystem_size_bytes": {"device", "fstype", "mountpoint"},
+}
+METRIC = re.compile(r"\b(?:vfl_\w+|node_\w+|up(?={))")
 
 
 def expressions() -> dict[str, list[str]]:
@@ -47,7 +57,7 @@ def known() -> dict[str, set[str]]:
     programs.
     """
     page = (ROOT / "docs" / "reference" / "metrics.md").read_text()
-    found: dict[str, set[str]] = {}
+    found = dict(OTHERS)
     for names, labels in re.findall(r"^\| (`vfl_[^|]*)\|([^|]*)\|", page, re.MULTILINE):
         for name in re.findall(r"`(vfl_\w+)`", names):
             found[name] = set(re.findall(r"`(\w+)`", re.sub(r"\(.*?\)", "", labels)))
@@ -55,7 +65,7 @@ def known() -> dict[str, set[str]]:
 
 
 def test_every_metric_is_one_that_the_programs_have() -> None:
-    names = {name for each in ALL for name in re.findall(r"\bvfl_\w+", each)}
+    names = {name for each in ALL for name in METRIC.findall(each)}
     assert len(names) > 12
     assert {re.sub(r"_bucket$", "", name) for name in names} <= set(known())
 
@@ -64,7 +74,7 @@ def test_every_metric_is_one_that_the_programs_have() -> None:
 def test_every_label_is_one_that_the_metrics_have(expression: str) -> None:
     labels = {
         label
-        for metric in re.findall(r"\bvfl_\w+", expression)
+        for metric in METRIC.findall(expression)
         for label in known()[re.sub(r"_bucket$", "", metric)]
     }
     matched = set(re.findall(r"(\w+)=~?\"", expression))
@@ -78,7 +88,7 @@ def test_every_label_is_one_that_the_metrics_have(expression: str) -> None:
 
 def test_a_sentence_names_labels_that_its_metrics_have() -> None:
     for rule in RULES:
-        metrics = re.findall(r"\bvfl_\w+", rule["expr"])
+        metrics = METRIC.findall(rule["expr"])
         labels = set().union(*(known()[metric] for metric in metrics)) | ADDED
         said = " ".join(rule["annotations"].values())
         assert set(re.findall(r"\$labels\.(\w+)", said)) <= labels, rule["alert"]
@@ -102,12 +112,23 @@ def test_every_alert_has_a_test_and_a_line_on_the_page() -> None:
     assert re.findall(r"^\| `(Vfl\w+)` \|", PAGE.read_text(), re.MULTILINE) == names
 
 
+def test_a_waiting_run_is_reported_before_a_deadline_ends_it() -> None:
+    """After a deadline the run has failed, and its ports close. Prometheus needs a minute to read
+    and to compute.
+    """
+    shortest_s = min(RunSettings().join_deadline_s, RunSettings().rejoin_deadline_s)
+    waits = {rule["alert"]: rule["for"] for rule in RULES if 'state="waiting"' in rule["expr"]}
+    assert set(waits) == {"VflRunWaits", "VflPartyMissing"}
+    for alert, after in waits.items():
+        assert 60 * int(after.removesuffix("m")) <= shortest_s - 60, alert
+
+
 def test_the_tests_of_alerts_give_series_that_their_expressions_read() -> None:
     """Without promtool this finds a series whose name or labels no program has."""
     tests = yaml.safe_load((FOLDER / "alerts-test.yml").read_text())["tests"]
     for each in tests:
         series = [one["series"] for one in each["input_series"]]
-        given = {re.match(r"vfl_\w+", one).group() for one in series}  # type: ignore[union-attr]
+        given = {METRIC.match(one).group() for one in series}  # type: ignore[union-attr]
         for name in given:
             labels = {
                 label
@@ -118,7 +139,7 @@ def test_the_tests_of_alerts_give_series_that_their_expressions_read() -> None:
             assert labels <= known()[name] | ADDED, name
         for alert in {one["alertname"] for one in each["alert_rule_test"]}:
             (rule,) = [one for one in RULES if one["alert"] == alert]
-            read = set(re.findall(r"\bvfl_\w+", rule["expr"]))
+            read = set(METRIC.findall(rule["expr"]))
             assert given & read, alert
 
 
@@ -162,8 +183,7 @@ def promtool(*args: str, cwd: Path = FOLDER) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
-    ["check rules alerts.yml", "test rules alerts-test.yml", "check config prometheus.yml"],
+    "words", ["check rules alerts.yml", "test rules alerts-test.yml", "check config prometheus.yml"]
 )
 def test_prometheus_takes_the_files(words: str) -> None:
     promtool(*words.split())

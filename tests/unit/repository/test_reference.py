@@ -21,6 +21,7 @@ from vfl import api
 from vfl_common.config.models import ENCODERS, PluginSettings
 from vfl_common.config.party import PartyFile
 from vfl_common.config.recipe import Recipe
+from vfl_common.config.task import LOWER_IS_BETTER, METRICS
 from vfl_common.errors import Code
 from vfl_common.summary import Summary
 from vfl_party import methods
@@ -143,6 +144,11 @@ def test_the_page_of_metrics_names_every_metric() -> None:
     page = (PAGES / "metrics.md").read_text()
     shown = set(re.findall(r"`(vfl_[a-z_]+)`", page)) - {"vfl_party_info", "vfl_server_info"}
     assert families == shown
+    of_models = page.partition("## Prometheus")[0]
+    rows = "".join(line for line in of_models.splitlines() if line.startswith("|"))
+    assert {name for name in METRICS if f"`{name}`" not in rows} == set()
+    smaller = of_models.partition("Smaller is better for")[2].partition("plug-in")[0]
+    assert set(re.findall(r"`(\w+)`", smaller)) == LOWER_IS_BETTER
 
 
 def test_the_page_of_metrics_names_every_event_of_a_log() -> None:

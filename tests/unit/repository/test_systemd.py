@@ -14,7 +14,9 @@ from pathlib import Path
 import click
 import pytest
 
+from tests.harness.present import present
 from vfl_common.config.party import load_party
+from vfl_common.config.recipe_tables import RunSettings
 from vfl_common.errors import CATALOGUE, Code, UnwritableError
 from vfl_common.rpc.guard import compute_connection_limit
 from vfl_party.cli import cli as party
@@ -25,6 +27,8 @@ PROGRAMS = {"vfl-server": server, "vfl-party": party}
 UNITS = sorted(path.name for path in FOLDER.glob("*.service"))
 TIMERS = sorted(path.name for path in FOLDER.glob("*.timer"))
 BIN = "/opt/vfl/bin/"
+# --metrics-linger, as the units and the pages recommend it.
+LINGER_S = 60
 Unit = dict[tuple[str, str], list[str]]
 
 
@@ -107,8 +111,7 @@ def test_one_party_file_gives_serving_a_port_of_its_own(tmp_path: Path) -> None:
     assert bank.serve.listen != bank.listen
     # In a training the passive party dials what the server passes on.
     assert shop.active is None
-    assert shop.serve.active is not None
-    assert shop.serve.active.rpartition(":")[2] == bank.serve.listen.rpartition(":")[2]
+    assert present(shop.serve.active).rpartition(":")[2] == bank.serve.listen.rpartition(":")[2]
 
 
 @pytest.mark.parametrize("name", TIMERS)
@@ -134,8 +137,7 @@ def test_the_command_and_its_options_exist(name: str) -> None:
     words = shlex.split(one(name, "ExecStart"))
     program = words[0].removeprefix(BIN)
     assert words[0].startswith(BIN)
-    command = PROGRAMS[program].get_command(click.Context(PROGRAMS[program]), words[1])
-    assert command is not None
+    command = present(PROGRAMS[program].get_command(click.Context(PROGRAMS[program]), words[1]))
     assert words.pop() == "$OPTIONS"
     # Fails where one is unknown.
     with command.make_context(program, words[2:], resilient_parsing=False) as context:
@@ -143,7 +145,8 @@ def test_the_command_and_its_options_exist(name: str) -> None:
     known = {option for parameter in command.params for option in parameter.opts}
     comments = [line for line in (FOLDER / name).read_text().splitlines() if "OPTIONS=--" in line]
     shown = [word.partition("=")[0] for word in comments[0].partition("OPTIONS=")[2].split()]
-    assert shown == (["--data", "--out"] if "predict" in name else ["--metrics"])
+    metrics = ["--metrics"] if "serve@" in name else ["--metrics", "--metrics-linger"]
+    assert shown == (["--data", "--out"] if "predict" in name else metrics)
     assert len(comments) == 1
     assert {*shown} <= known
 
@@ -175,8 +178,12 @@ def test_restarts_are_for_what_a_restart_mends(name: str) -> None:
     assert prevented | mended == {entry.exit_code for entry in CATALOGUE.values()}
     # A full disk can pass.
     assert UnwritableError.EXIT_CODE not in prevented
-    # Or it would be tried for ever.
-    assert unit(name)["Unit", "StartLimitBurst"]
+    # Or it would be tried for ever: a unit has failed, and pages, only after the limit.
+    (burst,), (interval,) = (
+        unit(name)["Unit", f"StartLimit{key}"] for key in ("Burst", "IntervalSec")
+    )
+    lasts_s = RunSettings().join_deadline_s + LINGER_S + int(one(name, "RestartSec"))
+    assert int(burst) * lasts_s < 3600 * int(interval.removesuffix("h"))
 
 
 @pytest.mark.parametrize("name", UNITS)

@@ -65,10 +65,7 @@ def test_a_setting_is_nothing_but_its_variables(
 
 
 def test_the_table_names_what_fails_in_a_setting(
-    script: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The last setting has the digests of this machine, and is not run."""
     (tmp_path / "test_toy.py").write_text(

@@ -259,6 +259,17 @@ def test_gRPC_has_the_certificate_of_HTTP(tmp_path: Path) -> None:  # noqa: N802
         line = socket.create_connection((host, int(port)), timeout=20)
         with context.wrap_socket(line, server_hostname="localhost") as secure:
             assert secure.version() in ("TLSv1.2", "TLSv1.3")
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+        for ciphers, is_accepted in (
+            ("ECDHE-ECDSA-AES128-GCM-SHA256", True),
+            ("ECDHE-ECDSA-AES256-SHA", False),
+            ("AES256-GCM-SHA384", False),  # Without forward secrecy.
+        ):
+            context.set_ciphers(ciphers)
+            expected = contextlib.nullcontext() if is_accepted else pytest.raises(OSError)
+            line = socket.create_connection((host, int(port)), timeout=20)
+            with expected, context.wrap_socket(line, server_hostname="localhost") as secure:
+                assert secure.cipher()[0] == ciphers  # type: ignore[index]
 
 
 def test_ids_are_in_no_answer_that_refuses(here: Here) -> None:

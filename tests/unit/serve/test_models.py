@@ -68,10 +68,7 @@ def test_the_next_run_answers_when_all_attend_it() -> None:
         line.step()
         assert (line.now, line.next) == (old, new)
     ((event, facts),) = told
-    assert (event, facts["said"]) == (
-        "advice",
-        "run new waits until south serves it; old answers",
-    )
+    assert (event, facts["said"]) == ("advice", "run new waits until south serves it; old answers")
     new.there.append("south")
     line.step()
     assert (line.now, line.next, line.runs) == (new, None, (new, old))
@@ -184,10 +181,7 @@ def test_a_line_follows_the_registry(tmp_path: Path) -> None:
     for _ in range(3):
         follower.look()
     assert (line.now.run_id, asked) == ("new", ["new", "bad"])
-    assert told[-1] == (
-        "advice",
-        {"said": "run new answers as before (bad: has no run of bank)"},
-    )
+    assert told[-1] == ("advice", {"said": "run new answers as before (bad: has no run of bank)"})
     # A file that is damaged is told of, and nothing else.
     (tmp_path / FILE).write_text("{")
     follower.look()

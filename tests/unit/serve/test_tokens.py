@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.errors import raises
+from tests.harness.present import present
 from vfl_common.config.party import ServeSettings
 from vfl_common.errors import Code, InputError
 from vfl_serve.commands import token
@@ -42,8 +43,7 @@ def test_only_the_digest_is_kept(path: Path) -> None:
     secret = add_token(path, "shop")
     assert secret not in path.read_text()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    found = Tokens(path).check(secret, MODEL)
-    assert found is not None
+    found = present(Tokens(path).check(secret, MODEL))
     assert found.name == "shop"
 
 
@@ -208,8 +208,7 @@ def test_a_port_that_others_reach_needs_tokens(keys: dict[str, str]) -> None:
     open_ = ServeSettings(http="0.0.0.0:8080", tokens="tokens.json")
     check_open(open_)
     # Who is on the way reads the tokens.
-    said = describe_plain_tokens(open_)
-    assert said is not None
+    said = present(describe_plain_tokens(open_))
     assert said.startswith("serve.http: without a certificate")
     secret = {"tokens": "tokens.json", "certificate": "a.pem", "key": "a.key"}
     assert describe_plain_tokens(ServeSettings(http="0.0.0.0:8443", **secret)) is None  # type: ignore[arg-type]

@@ -21,12 +21,7 @@ from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.stages import AggregationPlan, make_label, parse_rounds_done
 from vfl_party.outbound.exchange import to_bundle, to_tensors
 from vfl_server.aggregation import average, compute_mean, find_outlier, yield_remaining_steps
-from vfl_server.control.admission import (
-    MAX_BYTES,
-    MAX_ROUNDS,
-    agree_on_plans,
-    parse_declarations,
-)
+from vfl_server.control.admission import MAX_BYTES, MAX_ROUNDS, agree_on_plans, parse_declarations
 
 STEP = StepKey("pretrain", 2, 0)
 CPU = torch.device("cpu")
@@ -47,7 +42,6 @@ def values(bundle: Bundle) -> dict[str, npt.NDArray[np.float32]]:
 
 
 # -- the mean
-# ----------------------------------------------------------------------
 
 
 @given(st.integers(1, 6), st.lists(st.integers(0, 4), max_size=3), st.integers(0, 2**32 - 1))
@@ -90,10 +84,7 @@ def test_tensors_go_by_name_whatever_their_order() -> None:
     assert {
         name: array.item()
         for name, array in values(compute_mean({"p0": one, "p1": other}, STEP)).items()
-    } == {
-        "a": 2.0,
-        "b": 15.0,
-    }
+    } == {"a": 2.0, "b": 15.0}
 
 
 def test_a_received_buffer_may_be_read_only() -> None:
@@ -107,9 +98,8 @@ def test_a_received_buffer_may_be_read_only() -> None:
 def test_what_is_not_finite_is_named(value: float) -> None:
     sick = np.zeros((2, 3), np.float32)
     sick[1, 2] = value
-    with pytest.raises(PeerError) as caught:
+    with raises(PeerError, Code.NON_FINITE, party="p1") as caught:
         compute_mean({"p0": weights(a=np.zeros((2, 3), np.float32)), "p1": weights(a=sick)}, STEP)
-    assert (caught.value.code, caught.value.party) == (Code.NON_FINITE, "p1")
     assert_names(caught.value.public, "p1")
 
 
@@ -117,9 +107,8 @@ def test_what_is_not_finite_is_named(value: float) -> None:
 def test_what_is_too_large_to_train_with_is_named(value: float) -> None:
     """Otherwise the party that trains on with the mean meets NaN, and is blamed."""
     large = np.array([1.0, value, 1.0], np.float32)
-    with pytest.raises(PeerError) as caught:
+    with raises(PeerError, Code.NON_FINITE, party="p1") as caught:
         compute_mean({"p0": weights(a=np.zeros(3, np.float32)), "p1": weights(a=large)}, STEP)
-    assert (caught.value.code, caught.value.party) == (Code.NON_FINITE, "p1")
     assert_names(caught.value.public, "p1", "18")
 
 
@@ -150,7 +139,6 @@ def test_an_outlier_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
 
 
 # -- which rounds are left
-# ----------------------------------------------------------------------
 
 PHASES = ("first", "plain", "second")
 BOTH = [aggregation("second", 2, w=(1,)), aggregation("first", 3, w=(2,))]
@@ -179,9 +167,8 @@ def test_a_run_goes_on_where_its_checkpoint_is(checkpoint: str, steps: str) -> N
     ["x", "1.first", "first.1", "000001..1", "000001.first.x", "000001.first.", "1.third.1"],
 )
 def test_what_is_no_label(label: str) -> None:
-    with pytest.raises(InputError) as caught:
+    with raises(InputError, Code.CHECKPOINT_INVALID):
         list(yield_remaining_steps(PHASES, label, BOTH))
-    assert caught.value.code is Code.CHECKPOINT_INVALID
 
 
 @given(
@@ -194,7 +181,6 @@ def test_a_label_says_what_is_done(position: int, phase: str, done: int) -> None
 
 
 # -- what a party may declare
-# ----------------------------------------------------------------------
 
 
 def said(*entries: dict[str, Any]) -> control_pb2.Plan:
@@ -245,9 +231,8 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], Code]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_declaration_that_nobody_would_serve_is_refused(case: str) -> None:
     entries, code = REFUSED[case]
-    with pytest.raises(PeerError) as caught:
+    with raises(PeerError, code, party="p1") as caught:
         parse_declarations(said(*[dict(entry) for entry in entries]), PHASES, "p1")
-    assert (caught.value.code, caught.value.party) == (code, "p1")
     assert caught.value.public == str(caught.value)
     assert "p1" in caught.value.public
     assert len(caught.value.public) < 200
@@ -271,9 +256,7 @@ HINT = "give both the same top layers (model.encoder), or set aggregate = false"
 DIFFERENCES: dict[str, tuple[list[AggregationPlan], str]] = {
     "shape": (
         [aggregation("first", 3, **{"top.0.weight": (64, 196), "top.0.bias": (64,)})],
-        "top encoders differ: in phase first, tensor 'top.0.weight' is float32 [64, 392] "
-        "at bank and float32 "
-        f"[64, 196] at shop; {HINT}",
+        f"top encoders differ: in phase first, tensor 'top.0.weight' is float32 [64, 392] at bank and float32 [64, 196] at shop; {HINT}",
     ),
     "one more": (
         [
@@ -281,13 +264,13 @@ DIFFERENCES: dict[str, tuple[list[AggregationPlan], str]] = {
                 "first", 3, **{"top.0.weight": (64, 392), "top.0.bias": (64,), "top.2.bias": (1,)}
             )
         ],
-        "top encoders differ: in phase first, tensor 'top.2.bias' is nothing at bank and "
-        "float32 [1] at shop; " + HINT,
+        "top encoders differ: in phase first, tensor 'top.2.bias' is nothing at bank and float32 [1] at shop; "
+        + HINT,
     ),
     "one less": (
         [aggregation("first", 3, **{"top.0.weight": (64, 392)})],
-        "top encoders differ: in phase first, tensor 'top.0.bias' is float32 [64] at bank "
-        "and nothing at shop; " + HINT,
+        "top encoders differ: in phase first, tensor 'top.0.bias' is float32 [64] at bank and nothing at shop; "
+        + HINT,
     ),
     "rounds": (
         [aggregation("first", 4, **{"top.0.weight": (64, 392), "top.0.bias": (64,)})],
@@ -295,8 +278,7 @@ DIFFERENCES: dict[str, tuple[list[AggregationPlan], str]] = {
     ),
     "none": (
         [],
-        "aggregation differs: in phase first, bank aggregates its top layers and shop "
-        f"does not; {HINT}",
+        f"aggregation differs: in phase first, bank aggregates its top layers and shop does not; {HINT}",
     ),
 }
 

@@ -289,11 +289,7 @@ def test_who_is_still_in_the_generation_under_way(case: str) -> None:
         (ALL_IN, True, ()),
         (ALL_IN, False, ()),
         ((IN, AWAY, IN), True, ()),
-        (
-            (IN, AWAY, IN),
-            False,
-            (Interrupt("p1 is away, and needed now", ("p1",)), Review()),
-        ),
+        ((IN, AWAY, IN), False, (Interrupt("p1 is away, and needed now", ("p1",)), Review())),
         (
             (IN, AWAY, AWAY),
             False,

@@ -70,9 +70,8 @@ def test_keys_that_stay_at_home(ca: Path, tmp_path: Path) -> None:
 def test_the_expected_name_is_the_file_s_unless_given(ca: Path, tmp_path: Path) -> None:
     run("request", "bank", "--out", tmp_path)
     moved = (tmp_path / "bank.csr").rename(tmp_path / "shop.csr")
-    with raises(InputError, Code.IDENTITY_MISMATCH, names=("bank", "shop")) as caught:
+    with raises(InputError, Code.IDENTITY_MISMATCH, names=("bank", "shop")):
         run("sign", moved, "--ca", ca)
-    assert caught.value.code is Code.IDENTITY_MISMATCH
     run("sign", moved, "--ca", ca, "--name", "bank", "--out", tmp_path / "signed")
     assert (tmp_path / "signed" / "bank.pem").exists()
 

@@ -72,7 +72,6 @@ def payloads(found: CountedForecast, phase: str) -> dict[tuple[str, str, str], i
 
 
 # -- what the methods state
-# ----------------------------------------------------------------------
 
 
 def test_split_training_and_evaluation_are_counted() -> None:
@@ -278,7 +277,6 @@ def test_sizes_are_those_of_the_batches(
 
 
 # -- time
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -457,8 +455,8 @@ def test_parties_on_one_machine_share_its_cores() -> None:
         replace(own, cores=2, work={"splitnn": own.any_work}),
     )
     assert (
-        "Computation, measured here in one process, a step: splitnn 10 ms; all parties "
-        "share 2 cores." in said
+        "Computation, measured here in one process, a step: splitnn 10 ms; all parties share 2 cores."
+        in said
     )
     with raises(InputError, Code.CONFIG_INVALID, names=("--cores", "--measure")):
         cli.main(["forecast", "recipe.toml", "--cores", "2"], standalone_mode=False)
@@ -509,7 +507,6 @@ def test_numbers_for_people() -> None:
 
 
 # -- against the ledger
-# ----------------------------------------------------------------------
 
 
 def counted(*links: LinkBytes) -> Bytes:

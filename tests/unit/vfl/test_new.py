@@ -63,13 +63,9 @@ def refused(*args: str, code: Code = Code.CONFIG_INVALID) -> str:
     sentence.
     """
     before = {path: path.read_bytes() for path in Path().iterdir()}
-    with raises(
-        InputError, Code.CONFIG_INVALID, Code.DATA_INVALID, Code.FILE_INVALID, Code.NOT_IN_RECIPE
-    ) as caught:
+    with raises(InputError, code) as caught:
         CliRunner().invoke(new, args, catch_exceptions=False)
-    assert caught.value.code is code
     assert caught.value.exit_code == 2
-    assert "\n" not in str(caught.value)
     assert {path: path.read_bytes() for path in Path().iterdir()} == before
     return str(caught.value)
 
@@ -201,10 +197,7 @@ def test_a_person_names_the_class_of_the_scores() -> None:
     table("bank.csv", "customer,age,paid", lambda n: f"K{n},{n % 50},{('ja', 'nein')[n % 2]}")
     args = [*BANK[:-1], "paid"]
     said = run(*args, "--positive", "ja")
-    line = (
-        "'paid' is binary; scores, AUC and f1 are of 'ja', as you say  (--positive, or "
-        "task.positive in recipe.toml)"
-    )
+    line = "'paid' is binary; scores, AUC and f1 are of 'ja', as you say  (--positive, or task.positive in recipe.toml)"
     assert f"label       {line}" in said
     assert load_recipe(Path("recipe.toml")).task.positive == "ja"
     refused(*args, "--positive", "Ja", "--force", code=Code.DATA_INVALID)
@@ -236,10 +229,7 @@ def test_a_parquet_file_with_a_column_that_is_neither_number_nor_text() -> None:
         pa.table({name: pa.array(values) for name, values in columns.items()}), "bank.parquet"
     )
     args = [*BANK, "--data", "bank.parquet"]
-    refused(
-        *args,
-        code=Code.DATA_INVALID,
-    )
+    refused(*args, code=Code.DATA_INVALID)
     said = run(*args, "--drop", "day")
     assert_names(said, "day", "data.categorical")
     assert tables("bank.toml")["data"]["drop"] == ["day"]
@@ -266,10 +256,7 @@ def test_a_column_that_tells_the_label_is_looked_at() -> None:
         "customer,age,reason,default",
         lambda n: f"K{n},{n % 50},{('', 'moved')[n % 2]},{n % 2}",
     )
-    told = (
-        "look at     column 'reason' alone determines 'default' in every row. If it is not known when "
-        "you predict,"
-    )
+    told = "look at     column 'reason' alone determines 'default' in every row. If it is not known when you predict,"
     said = run(*BANK)
     assert_names(said, "reason", "default")
     assert told in run(
@@ -280,7 +267,6 @@ def test_a_column_that_tells_the_label_is_looked_at() -> None:
 
 
 # --- at a terminal
-# ----------------------------------------------------------------------
 
 
 def test_what_is_missing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,7 +314,6 @@ def test_an_unsure_id_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # --- refusals
-# ----------------------------------------------------------------------
 
 
 def test_without_a_label_the_columns_of_few_values_are_named() -> None:
@@ -413,10 +398,7 @@ def test_columns_with_two_roles(ids: list[str]) -> None:
 
 def test_a_label_with_one_value() -> None:
     table("bank.csv", "customer,age,default", lambda n: f"K{n},{n % 50},no")
-    refused(
-        *BANK,
-        code=Code.DATA_INVALID,
-    )
+    refused(*BANK, code=Code.DATA_INVALID)
 
 
 def test_a_table_without_an_id() -> None:
@@ -457,10 +439,7 @@ def test_parties_of_no_recipe() -> None:
 def test_a_passive_party_needs_columns_of_use() -> None:
     run(*BANK)
     table("shop.csv", "client,note", lambda n: f"K{n},note {n}")
-    refused(
-        *SHOP,
-        code=Code.DATA_INVALID,
-    )
+    refused(*SHOP, code=Code.DATA_INVALID)
 
 
 def test_help_has_examples_and_needs_no_torch() -> None:

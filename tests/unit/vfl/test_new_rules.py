@@ -65,9 +65,8 @@ def test_the_task_follows_the_values_of_the_label(labels: list[Any], task: Task)
     ],
 )
 def test_a_label_that_cannot_be_learnt_is_refused(labels: list[Any], name: str) -> None:
-    with raises(InputError, Code.DATA_INVALID, names="t.csv") as caught:
+    with raises(InputError, Code.DATA_INVALID, names="t.csv"):
         rules.choose_task(Counter(labels), f"t.csv: label column {name!r}", name)
-    assert caught.value.code is Code.DATA_INVALID
 
 
 @pytest.mark.parametrize(
@@ -85,11 +84,7 @@ def test_a_person_knows_the_task_better(labels: list[Any], wanted: str, task: Ta
 
 
 @pytest.mark.parametrize(
-    ("labels", "wanted"),
-    [
-        (["a", "b", "c"], "binary"),
-        (["a", "b"], "regression"),
-    ],
+    ("labels", "wanted"), [(["a", "b", "c"], "binary"), (["a", "b"], "regression")]
 )
 def test_but_not_what_the_values_are(labels: list[Any], wanted: str) -> None:
     with raises(InputError, Code.DATA_INVALID, names=("--task", "t.csv")):

@@ -208,7 +208,6 @@ def test_what_is_refused_is_said(
 
 
 # -- measured
-# ----------------------------------------------------------------------
 
 
 def test_a_recipe_is_shortened_and_does_not_stop_early() -> None:

@@ -136,9 +136,8 @@ def test_nothing_is_overwritten_without_force(ca: Path) -> None:
         lambda force: create_request(ca, "shop", force=force),
         lambda force: sign_request(csr, ca, "shop", force=force),
     ):
-        with raises(InputError, Code.FILE_INVALID, names="--force") as caught:
+        with raises(InputError, Code.FILE_INVALID, names="--force"):
             attempt(False)
-        assert caught.value.code is Code.FILE_INVALID
         assert {path: path.read_bytes() for path in ca.iterdir()} == before
     issue(ca, "bank", force=True)
     assert (ca / "bank.key").read_bytes() != before[ca / "bank.key"]
@@ -156,9 +155,8 @@ def test_half_an_authority_is_not_completed(ca: Path) -> None:
 )
 def test_names_that_no_party_can_have(ca: Path, name: str) -> None:
     for attempt in (issue, create_request):
-        with pytest.raises(InputError) as caught:
+        with raises(InputError, Code.CONFIG_INVALID):
             attempt(ca, name)
-        assert caught.value.code is Code.CONFIG_INVALID
     assert {path.name for path in ca.iterdir()} == {"ca.pem", "ca.key"}
 
 
@@ -213,16 +211,9 @@ def test_a_request_is_signed_without_its_key(ca: Path, tmp_path: Path) -> None:
 def test_requests_for_other_or_more_names_are_refused(ca: Path, tmp_path: Path) -> None:
     bank, shop = x509.DNSName("bank"), x509.DNSName("shop")
     address = x509.UniformResourceIdentifier("bank")
-    for san, _text in (
-        ((shop,), "'shop'"),
-        ((bank, shop), "'bank', 'shop'"),
-        ((bank, bank), "'bank', 'bank'"),
-        ((address,), "UniformResourceIdentifier:bank"),
-        ((), "nobody"),
-    ):
-        with raises(InputError, Code.IDENTITY_MISMATCH, names=("bank", "bank.csr")) as caught:
+    for san in ((shop,), (bank, shop), (bank, bank), (address,), ()):
+        with raises(InputError, Code.IDENTITY_MISMATCH, names=("bank", "bank.csr")):
             sign_request(request_with(tmp_path / "bank.csr", *san), ca, "bank")
-        assert caught.value.code is Code.IDENTITY_MISMATCH
     assert not (tmp_path / "bank.pem").exists()
 
 
@@ -256,9 +247,8 @@ def test_requests_that_are_damaged_or_weak_are_refused(ca: Path, tmp_path: Path)
     ).public_bytes(Encoding.DER)
     forged = x509.load_der_x509_csr(der.replace(b"bank", b"bans"))
     csr.write_bytes(forged.public_bytes(Encoding.PEM))
-    with raises(InputError, Code.CERTIFICATE_INVALID, names="bank.csr") as caught:
+    with raises(InputError, Code.CERTIFICATE_INVALID, names="bank.csr"):
         sign_request(csr, ca, "bans")
-    assert caught.value.code is Code.CERTIFICATE_INVALID
 
     bank = x509.DNSName("bank")
     request_with(csr, bank, key=rsa.generate_private_key(65537, 1024))  # noqa: S505 - what is refused

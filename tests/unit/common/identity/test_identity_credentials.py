@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from tests.harness.errors import raises
+from tests.harness.errors import assert_names, raises
 from vfl.certs.authority import create_authority, issue
 from vfl_common.config.party import TlsSettings
 from vfl_common.errors import Code, InputError
@@ -93,7 +93,7 @@ def test_certificate_of_another_authority_with_the_same_name(
     tls: TlsSettings, tmp_path: Path
 ) -> None:
     other = create_authority(tmp_path / "other", "f")
-    refusal(tls.model_copy(update={"ca": str(other)}))
+    assert_names(refusal(tls.model_copy(update={"ca": str(other)})), "bank.pem", "ca.pem")
 
 
 def test_certificate_of_another_party(ca: Path) -> None:
@@ -103,9 +103,9 @@ def test_certificate_of_another_party(ca: Path) -> None:
 
 def test_expired_and_not_yet_valid(ca: Path) -> None:
     expired = issue(ca, "bank", days=1, now=datetime(2020, 1, 1, 12, 30, tzinfo=UTC))
-    refusal(expired)
+    assert_names(refusal(expired), "bank.pem")
     early = issue(ca, "bank", force=True, now=datetime.now(UTC) + timedelta(days=2))
-    refusal(early)
+    assert_names(refusal(early), "bank.pem")
 
 
 def test_expired_authority(tls: TlsSettings, ca: Path) -> None:

@@ -22,6 +22,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from tests.harness.errors import assert_names, raises
 from tests.harness.pki import dns, signer, written
+from tests.harness.present import present
 from vfl.certs.authority import create_authority, issue
 from vfl_common.config.party import TlsSettings
 from vfl_common.errors import Code, InputError, VflError
@@ -83,8 +84,7 @@ def listener(answer: Callable[[socket.socket], None] | None = None) -> Iterator[
         connection, _ = server.accept()
         with connection:
             connection.settimeout(TIMEOUT_S)
-            assert answer is not None
-            answer(connection)
+            present(answer)(connection)
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(TIMEOUT_S)
@@ -147,13 +147,7 @@ def test_ipv6_brackets_are_not_part_of_the_host(
     assert dialled == [("::1", 50051)]
 
 
-@pytest.mark.parametrize(
-    "failure",
-    [
-        TimeoutError("timed out"),
-        OSError(113, "No route to host"),
-    ],
-)
+@pytest.mark.parametrize("failure", [TimeoutError("timed out"), OSError(113, "No route to host")])
 def test_network_does_not_let_us_through(
     bank: Credentials, monkeypatch: pytest.MonkeyPatch, failure: OSError
 ) -> None:
@@ -314,8 +308,9 @@ def test_alerts_of_a_peer_that_sends_them(
 def test_other_alerts(bank: Credentials, reason: str, code: Code) -> None:
     failure = ssl.SSLError(1, reason)
     failure.reason = reason
-    error = module._explain_alert(module._Probe("host:1", "server", bank, 1.0, 0.0), failure)
-    assert error is not None
+    error = present(
+        module._explain_alert(module._Probe("host:1", "server", bank, 1.0, 0.0), failure)
+    )
     assert error.code is code
     assert_names(str(error), "server")
 

@@ -40,7 +40,6 @@ def pair(tls: TlsSettings) -> tuple[bytes, bytes]:
 
 
 # -- replaced files
-# ----------------------------------------------------------------------
 
 
 def test_a_new_pair_is_used_next(
@@ -127,7 +126,6 @@ def test_a_pair_of_another_party_is_not_used(
 
 
 # -- expiry
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -268,16 +266,14 @@ def test_a_peer_whose_certificate_ends_soon_is_named_when_it_calls(
 
 
 # -- revocation
-# ----------------------------------------------------------------------
 
 
 def test_a_revoked_caller_is_refused_at_once(ca: Path, tls: TlsSettings) -> None:
     keyring, shop = Keyring(tls, "bank"), load_credentials(issue(ca, "shop"), name="shop")
     keyring.admit(shop.certificate_pem)
     revoke(ca, "shop")
-    with raises(PeerError, Code.CERTIFICATE_INVALID, names="shop") as caught:
+    with raises(PeerError, Code.CERTIFICATE_INVALID, names="shop", party="shop"):
         keyring.admit(shop.certificate_pem)
-    assert (caught.value.code, caught.value.party) == (Code.CERTIFICATE_INVALID, "shop")
     issue(ca, "shop", force=True)
     # Another certificate of the same party.
     keyring.admit((ca / "shop.pem").read_bytes())
@@ -320,9 +316,8 @@ def test_one_s_own_revoked_certificate(
     keyring.current()
     keyring.current()
     assert_names("\n".join(warnings(caplog)), "bank")
-    with raises(InputError, Code.CERTIFICATE_INVALID, names="bank") as caught:
+    with raises(InputError, Code.CERTIFICATE_INVALID, names="bank"):
         Keyring(tls, "bank")
-    assert caught.value.code is Code.CERTIFICATE_INVALID
 
 
 def test_who_was_revoked_once_stays_revoked(
@@ -392,7 +387,6 @@ def test_a_note_that_cannot_be_written_is_a_warning(
 
 
 # -- signed lists
-# ----------------------------------------------------------------------
 
 
 def test_a_signed_list(ca: Path, tls: TlsSettings) -> None:
@@ -444,9 +438,8 @@ def test_a_list_that_is_signed_by_somebody_else_or_damaged(
         "beside a plain one": b"cd\n" + content,
     }.get(harm, content)
     (ca / "revoked.crl").write_bytes(content)
-    with raises(InputError, Code.CERTIFICATE_INVALID, names="revoked.crl") as caught:
+    with raises(InputError, Code.CERTIFICATE_INVALID, names="revoked.crl"):
         load_credentials(tls, name="bank")
-    assert caught.value.code is Code.CERTIFICATE_INVALID
     assert keyring.current().revoked == frozenset()
     assert_names(warnings(caplog)[0], "revoked.crl")
 

@@ -47,7 +47,6 @@ def refusal(
 
 
 # -- names
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -88,11 +87,10 @@ def test_a_caller_s_certificate_stands_for_one_member(
     ca: Path, names: Sequence[x509.GeneralName]
 ) -> None:
     certificate, _ = signer(ca).leaf(names, common_name="bank")
-    with raises(PeerError, Code.IDENTITY_MISMATCH) as caught:
+    with raises(PeerError, Code.IDENTITY_MISMATCH):
         Keyring(issue(ca, "server"), "server", MEMBERS).admit(
             certificate.public_bytes(Encoding.PEM)
         )
-    assert caught.value.code is Code.IDENTITY_MISMATCH
     assert not MEMBERS.stands_for(certificate, "bank")
 
 
@@ -107,22 +105,13 @@ def test_a_caller_s_only_name_is_what_it_is(ca: Path, name: str) -> None:
 
 
 def test_a_certificate_that_cannot_be_read_is_the_caller_s_fault(ca: Path) -> None:
-    with raises(PeerError, Code.CERTIFICATE_INVALID) as caught:
+    with raises(PeerError, Code.CERTIFICATE_INVALID):
         Keyring(issue(ca, "server"), "server", MEMBERS).admit(
             b"-----BEGIN CERTIFICATE-----\nAA==\n"
         )
-    assert caught.value.code is Code.CERTIFICATE_INVALID
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        dns("bank", "shop"),
-        dns("Bank"),
-        [SPIFFE],
-        [],
-    ],
-)
+@pytest.mark.parametrize("names", [dns("bank", "shop"), dns("Bank"), [SPIFFE], []])
 def test_one_s_own_certificate_is_explained(ca: Path, names: Sequence[x509.GeneralName]) -> None:
     tls = written(ca, "bank", signer(ca).leaf(names, common_name="bank"))
     refusal(tls, Code.IDENTITY_MISMATCH)
@@ -143,7 +132,6 @@ def test_names_that_differ_by_capitals_are_refused(ca: Path) -> None:
 
 
 # -- chains
-# ----------------------------------------------------------------------
 
 
 def test_an_intermediate_lies_behind_the_certificate(tmp_path: Path) -> None:
@@ -192,7 +180,6 @@ def test_a_party_signs_for_nobody(ca: Path) -> None:
 
 
 # -- keys
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["file", "variable"])
@@ -232,8 +219,7 @@ def test_an_encrypted_key(ca: Path, how: str, monkeypatch: pytest.MonkeyPatch) -
     ids=["Ed25519", "RSA", "secp256k1", "P-521"],
 )
 def test_keys_that_cannot_be_used(
-    ca: Path,
-    key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | ed25519.Ed25519PrivateKey,
+    ca: Path, key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | ed25519.Ed25519PrivateKey
 ) -> None:
     tls = written(ca, "bank", signer(ca).leaf(dns("bank"), key))
     refusal(tls)
@@ -265,7 +251,6 @@ def test_what_the_certificate_is_for(ca: Path) -> None:
 
 
 # -- pins
-# ----------------------------------------------------------------------
 
 
 def test_a_pinned_key(ca: Path) -> None:
@@ -280,9 +265,8 @@ def test_a_pinned_key(ca: Path) -> None:
     renewed, _ = signer(ca).leaf(dns("shop"), key)
     assert keyring.admit(renewed.public_bytes(Encoding.PEM)) == "shop"
     forged, _ = signer(ca).leaf(dns("shop"))
-    with raises(PeerError, Code.IDENTITY_MISMATCH, names="shop") as caught:
+    with raises(PeerError, Code.IDENTITY_MISMATCH, names="shop", party="shop") as caught:
         keyring.admit(forged.public_bytes(Encoding.PEM))
-    assert caught.value.party == "shop"
     assert_names(caught.value.public, "shop")
 
 
@@ -306,12 +290,7 @@ def named() -> Recipe:
 
 
 @pytest.mark.parametrize(
-    "given",
-    [
-        ["bank"],
-        ["bank=sha256:AB"],
-        [f"bank=sha256:{'0' * 64}", f"bank=sha256:{'1' * 64}"],
-    ],
+    "given", [["bank"], ["bank=sha256:AB"], [f"bank=sha256:{'0' * 64}", f"bank=sha256:{'1' * 64}"]]
 )
 def test_pins_of_the_server_s_command(given: list[str]) -> None:
     with raises(click.BadParameter):

@@ -77,13 +77,7 @@ def test_a_grant_fits(asked: dict[str, Any], uses: Uses, now_s: float) -> None:
         (TRAINING | {"peers": {"p0": ""}}, Uses(), NOON_S, {}, "of p0, but none is pinned"),
         (TRAINING | {"phases": ("splitnn", "evaluate")}, Uses(), NOON_S, {}, "phase evaluate"),
         (PREDICTION | {"phases": ("serve",)}, Uses(), NOON_S, {}, "does not allow the phase serve"),
-        (
-            TRAINING,
-            Uses(frozenset({"one", "two"})),
-            NOON_S,
-            {},
-            "allows 2 runs, and 2 were begun",
-        ),
+        (TRAINING, Uses(frozenset({"one", "two"})), NOON_S, {}, "allows 2 runs, and 2 were begun"),
         (
             TRAINING | {"run": "three"},
             Uses(frozenset({"one", "two"})),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import vfl_party
+from tests.harness.present import present
 from vfl_common.bundle import LABELS
 from vfl_governance.grants.shown import MEASURED, Leaving, Measured, get_measurement
 from vfl_party.phases.course import REGISTRY
@@ -34,8 +35,7 @@ def test_the_phases_exist() -> None:
 
 def test_what_was_not_measured_has_no_line() -> None:
     assert get_measurement("open", "passive", "rows") is None
-    found = get_measurement("splitnn", "active", "gradient")
-    assert found is not None
+    found = present(get_measurement("splitnn", "active", "gradient"))
     assert found.page == "leaks-labels.md"
     assert {each.kind.label for each in MEASURED} <= {*LABELS.values()}
 
@@ -56,13 +56,11 @@ def test_a_figure_without_a_defence_is_not_given_for_an_exchange_that_has_one() 
     chain = "noise (sigma = 1) -> policy: careful -> identity"
     noisy = replace(plain, defences=chain)
     assert noisy.transforms == ("noise (sigma = 1)",)
-    found = get_measurement("splitnn", "passive", "embedding")
-    assert found is not None
+    found = present(get_measurement("splitnn", "passive", "embedding"))
     assert found.describe(plain.transforms) == found.line
     said = found.describe(noisy.transforms)
     assert said == f"nothing was measured with noise (sigma = 1); without it, {found.line}"
     # Marvell noise was measured on gradients.
-    gradient = get_measurement("splitnn", "active", "gradient")
-    assert gradient is not None
+    gradient = present(get_measurement("splitnn", "active", "gradient"))
     assert gradient.describe(["Marvell noise (s = 25)"]) == gradient.line
     assert gradient.describe(["label DP"]).startswith("nothing was measured with label DP")

@@ -24,10 +24,7 @@ from vfl_party.runtime.outcome import RunOutcome
 from vfl_server.control.reports import get_report_facts, is_sound
 
 CPU = torch.device("cpu")
-PRINT = (
-    "import torch; from vfl_party.base.arithmetic import describe_arithmetic as a; "
-    "print(a(torch.device('cpu')).model_dump_json())"
-)
+PRINT = "import torch; from vfl_party.base.arithmetic import describe_arithmetic as a; print(a(torch.device('cpu')).model_dump_json())"
 
 
 def elsewhere(variables: dict[str, str]) -> Arithmetic:

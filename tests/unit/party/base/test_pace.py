@@ -158,12 +158,7 @@ def test_each_party_has_a_bar_with_its_four_parts(tmp_path: Path) -> None:
     ]
     assert sorted(
         {round(bar.get_width(), 6) for bar in axes.patches if isinstance(bar, Rectangle)}
-    ) == [
-        5.0,
-        10.0,
-        35.0,
-        50.0,
-    ]
+    ) == [5.0, 10.0, 35.0, 50.0]
     assert "100 ms, 50 % wait, 10 steps" in {text.get_text() for text in axes.texts}
     drawn = {path.name: path for path in draw(RunRecord(tmp_path, summary, ("train",)))}
     assert drawn["times.png"].stat().st_size > 5_000

@@ -15,6 +15,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from tests.harness.errors import raises
+from tests.harness.present import present
 from vfl_common.config.data import DataSettings
 from vfl_common.config.sources import get_reader, resolve_source
 from vfl_common.errors import Code, InputError
@@ -40,9 +41,7 @@ def settings(folder: Path, query: str, **more: Any) -> DataSettings:
 
 
 def opened(folder: Path, query: str, **more: Any) -> RowStream:
-    stream = open_table(settings(folder, query, **more))
-    assert stream is not None
-    return stream
+    return present(open_table(settings(folder, query, **more)))
 
 
 def read(stream: RowStream, *wanted: str) -> pa.Table:
@@ -60,7 +59,6 @@ def folder(tmp_path: Path) -> Path:
 def refused(folder: Path, query: str, **more: Any) -> str:
     with raises(InputError, Code.DATA_INVALID, Code.FILE_INVALID) as caught:
         read(opened(folder, query, **more))
-    assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
@@ -83,9 +81,7 @@ def test_the_table_is_that_of_the_files_in_any_order(folder: Path) -> None:
     files = load_table(DataSettings.model_validate(plain), with_label=False)
     for order in ("", " ORDER BY x", " ORDER BY x DESC;"):
         table = load_table(settings(folder, QUERY + order), with_label=False)
-        assert table.numeric_NF is not None
-        assert files.numeric_NF is not None
-        assert np.array_equal(table.numeric_NF, files.numeric_NF)
+        assert np.array_equal(present(table.numeric_NF), present(files.numeric_NF))
         assert list(table.ids) == list(files.ids)
     rows = read(opened(folder, "SELECT * FROM 'in/*.parquet' ORDER BY pid DESC"), "pid", "x")
     assert rows.to_pydict() == {"pid": ["c", "b", "a"], "x": [3.0, 2.0, 1.0]}
@@ -310,8 +306,7 @@ def test_what_a_killed_process_leaves_the_next_one_deletes(tmp_path: Path) -> No
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdout is not None
-        left = Path(process.stdout.readline().strip())
+        left = Path(present(process.stdout).readline().strip())
         # It is in use.
         RowSpill(str(tmp_path)).close()
         assert (left / "x").exists()

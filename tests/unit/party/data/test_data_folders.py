@@ -13,6 +13,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from tests.harness.errors import raises
+from tests.harness.present import present
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.data import column_names, load_table
@@ -46,13 +47,11 @@ def loaded(folder: Path, source: str, **more: Any) -> Table:
 def refused(folder: Path, source: str) -> str:
     with raises(InputError, Code.DATA_INVALID, Code.FILE_INVALID) as caught:
         loaded(folder, source)
-    assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
 def rows(table: Table) -> dict[str, list[float]]:
-    assert table.numeric_NF is not None
-    return dict(zip(table.ids, table.numeric_NF.tolist(), strict=True))
+    return dict(zip(table.ids, present(table.numeric_NF).tolist(), strict=True))
 
 
 ROWS = {"a": [2.0], "b": [1.5], "c": [3.0]}
@@ -155,9 +154,8 @@ def test_types_of_spark(tmp_path: Path, source: str) -> None:
     written(tmp_path, {PARTS[0]: table}, use_deprecated_int96_timestamps=True)
     found = loaded(tmp_path, source, missing="zero")
     assert found.numeric_names == ("at", "paid")
-    assert found.numeric_NF is not None
     days_of = {"12345678901234567890": -281237.0, "7": 2932896.0}
-    assert dict(zip(found.ids, found.numeric_NF[:, 0].tolist(), strict=True)) == days_of
+    assert dict(zip(found.ids, present(found.numeric_NF)[:, 0].tolist(), strict=True)) == days_of
 
 
 @pytest.mark.parametrize("source", ["in", EVERY])

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tests.harness.errors import raises
+from tests.harness.present import present
 from vfl_common.config.data import DataSettings, get_unaligned_settings
 from vfl_common.errors import Code, InputError
 from vfl_party.data import Table, load_table, make_loader
@@ -109,7 +110,6 @@ def test_the_hint_about_zeros_names_rules_that_match_bare_numbers() -> None:
 
 
 # -- rules
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,6 @@ def test_telephone_numbers_need_a_library(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 # -- columns and policies
-# ----------------------------------------------------------------------
 
 
 def test_an_id_of_several_columns_lacks_none_of_them() -> None:
@@ -278,8 +277,7 @@ def test_rows_that_share_an_id(
         str(source), id="who", id_rules=("trim", "casefold"), duplicates=duplicates, drop=("at",)
     )
     assert table.ids == ids
-    assert table.numeric_NF is not None
-    assert table.numeric_NF[:, 0].tolist() == x
+    assert present(table.numeric_NF)[:, 0].tolist() == x
     assert table.counts is not None
     assert table.counts.left_out == why
     # Of the source.
@@ -304,10 +302,7 @@ def test_a_table_without_ids_is_refused(tmp_path: Path) -> None:
     source.write_text("who,x\n,1\n-,2\n")
     with pytest.raises(InputError) as refused:
         load(str(source), id="who", id_rules=("digits",))
-    what = (
-        "2 of 2 rows are left out: 2 without an id. Correct data.id, data.id_rules or "
-        "data.duplicates."
-    )
+    what = "2 of 2 rows are left out: 2 without an id. Correct data.id, data.id_rules or data.duplicates."
     assert str(refused.value) == f"{source}: {what}"
 
 
@@ -319,7 +314,6 @@ def test_rows_are_counted_as_in_the_source_whatever_is_left_out(tmp_path: Path) 
 
 
 # -- every source
-# ----------------------------------------------------------------------
 
 PLACE, NUMBER, X = ["b ", "a", "a", None], [7, 10, 7, 1], [1.0, 2.0, 3.0, 4.0]
 IDS = (f"A{SEPARATOR}10", f"A{SEPARATOR}7", f"B{SEPARATOR}7")
@@ -328,8 +322,7 @@ IDS = (f"A{SEPARATOR}10", f"A{SEPARATOR}7", f"B{SEPARATOR}7")
 def expect(table: Table) -> None:
     assert table.ids == tuple(each.lower() for each in IDS)
     assert table.numeric_names == ("x",)
-    assert table.numeric_NF is not None
-    assert table.numeric_NF[:, 0].tolist() == [2, 3, 1]
+    assert present(table.numeric_NF)[:, 0].tolist() == [2, 3, 1]
     assert table.counts == IdCounts(4, 1, 0)
 
 
@@ -364,8 +357,7 @@ def test_folders_of_images(tmp_path: Path) -> None:
     index.write_text("file,who,eye\nb.png,Z ,left\na.png,z,right\na.png,,left\n")
     table = load(str(tmp_path), id=["who", "eye"], id_rules=["trim", "casefold"])
     assert table.ids == (f"z{SEPARATOR}left", f"z{SEPARATOR}right")
-    assert table.images_NCHW is not None
-    assert len(table.images_NCHW) == 2
+    assert len(present(table.images_NCHW)) == 2
     index.write_text("file,who\n,a\n")
     with raises(InputError, Code.DATA_INVALID, names=("file", "index.csv")):
         load(str(tmp_path), id="who")
@@ -383,6 +375,7 @@ def test_a_file_of_unaligned_rows_goes_by_the_same_rules(tmp_path: Path) -> None
     own = DataSettings.model_validate(
         {"source": "a.csv", "id": "who", "duplicates": "drop", "unaligned": "more.csv"}
     )
-    more = get_unaligned_settings(own.absolute(tmp_path).with_id_rules(("trim", "casefold")))
-    assert more is not None
+    more = present(
+        get_unaligned_settings(own.absolute(tmp_path).with_id_rules(("trim", "casefold")))
+    )
     assert load_table(more, with_label=False).ids == ("b", "c")

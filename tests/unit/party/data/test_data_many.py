@@ -12,6 +12,7 @@ import pyarrow.csv as arrow_csv
 import pyarrow.parquet as parquet
 import pytest
 
+from tests.harness.present import present
 from tests.unit.party.data.test_data_packed import written
 from tests.unit.party.data.test_data_sources import load, refused
 from vfl_common.config.data import DataSettings
@@ -59,8 +60,7 @@ def test_categories_become_the_buckets_of_their_digests(tmp_path: Path, ending: 
     # All columns of categories; a whole number is the same text in every file. No label is one.
     both = load(source, **settings, with_label=True, categorical_buckets=5)
     assert words_of(both, 1) == [bucket(str(each), 5) for each in words_of(plain, 1)]
-    assert both.labels is not None
-    assert set(both.labels) == {"no", "yes"}
+    assert set(present(both.labels)) == {"no", "yes"}
 
 
 @pytest.mark.parametrize("ending", [".csv", ".parquet"])
@@ -91,8 +91,7 @@ def test_any_number_of_values_fits_into_buckets(
 ) -> None:
     monkeypatch.setattr(cells_as_text, "MAX_WORDS", 50)
     table = load(people(tmp_path), id="id", drop=["y"], categorical_buckets={"device": 40})
-    assert table.categorical is not None
-    assert len(table.categorical.words[0]) <= 40
+    assert len(present(table.categorical).words[0]) <= 40
 
 
 def test_digests_of_many_blocks_are_those_of_one() -> None:
@@ -113,13 +112,11 @@ def test_a_value_that_training_did_not_have_has_the_code_of_its_bucket(tmp_path:
     )
     new = written(tmp_path / "new.csv", "id,device\n1,never seen\n2,\n")
     rows = load(new, id="id", drop=[], categorical_buckets=4)
-    codes = preprocessor.transform(rows).categories
-    assert codes is not None
+    codes = present(preprocessor.transform(rows).categories)
     assert codes[:, 0].tolist() == [RESERVED + int(bucket("never seen", 4)), MISSING]
 
 
 # --- Random rows
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ending", [".csv", ".parquet"])
@@ -133,9 +130,7 @@ def test_a_limit_at_random_takes_the_smallest_digests_of_the_ids(
     chosen = sorted(sorted(digests, key=digests.__getitem__)[:50])
     assert list(table.ids) == chosen
     rows = [int(each[1:]) for each in chosen]
-    assert every.labels is not None
-    assert table.labels is not None
-    np.testing.assert_array_equal(table.labels, every.labels[rows])
+    np.testing.assert_array_equal(present(table.labels), present(every.labels)[rows])
     np.testing.assert_array_equal(table.numeric_NF, every.numeric_NF[rows])  # type: ignore[index]
     # More than the first rows.
     assert max(rows) > N // 2

@@ -18,7 +18,7 @@ from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.data import load_table, read_rows
 from vfl_party.data import reading as collecting
-from vfl_party.data.notes import find_smells
+from vfl_party.data.notes import Smell, find_smells
 from vfl_party.data.reading import collect
 from vfl_party.data.sources.text import QuotedBytes, open_text
 
@@ -48,6 +48,11 @@ def written(folder: Path, content: bytes | str, name: str = "x.csv") -> Path:
     path = folder / name
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     return path
+
+
+def smells(folder: Path, content: str, **more: Any) -> list[Smell]:
+    settings = DataSettings(source=str(written(folder, content)), id=("id",), **more)
+    return list(find_smells(read_rows(settings, "label" in more), settings))
 
 
 READ: dict[str, tuple[bytes | str, dict[str, Any], dict[str, list[Any]]]] = {
@@ -178,235 +183,96 @@ def test_read_right(tmp_path: Path, case: str) -> None:
 
 LATE = "id;a\n" + "".join(f"{row};{row % 900}\n" for row in range(11_000)) + "x;1.234\n"
 REFUSED: dict[str, tuple[bytes | str, dict[str, Any], str]] = {
-    "a point of two meanings": (
-        "id;a\n1;1.234\n",
-        {},
-        "'a' .* in two ways: .* point.*data.decimal .* data.thousands",
-    ),
-    "a comma of two meanings": (
-        "id;a\n1;1,234\n",
-        {},
-        "'a' .* in two ways: .* comma.*data.decimal .* data.thousands",
-    ),
-    "a late point of two meanings": (
-        LATE,
-        {},
-        "'a' .* in two ways: .* point.*data.decimal .* data.thousands",
-    ),
-    "day or month": (
-        "id,d\n1,01/02/2024\n",
-        {},
-        "'d' .* day and month cannot be told apart. Set data.dates",
-    ),
-    "lines before the names": (
-        "Export\n\nid;a\n1;2\n",
-        {},
-        "named in line 3, .*. Set data.skip_lines = 2",
-    ),
-    "one separator more than names": (
-        "id;a;b\n" + "1;2;3;\n" * 9,
-        {},
-        "row 1 below the header must have 3 cells, .* .got 4",
-    ),
-    "two encodings": (
-        "id,a\n1,ö\n".encode() + "2,ü\n".encode("cp1252"),
-        {},
-        "UTF-8 in some places .* data.encoding",
-    ),
-    "no encoding at all": (
-        b"id,a\n1,\x81\n",
-        {},
-        "neither UTF-8 nor Windows-1252. Set data.encoding",
-    ),
-    "another encoding than said": (
-        b"id,a\n1,\xff\n",
-        {"encoding": "utf-8"},
-        "not UTF-8 throughout. Set data.encoding",
-    ),
-    "an unknown encoding": (
-        "id,a\n1,2\n",
-        {"encoding": "klingon"},
-        "'klingon' is not known .* take utf-8",
-    ),
-    "UTF-16 without its mark": (
-        "id,a\n1,2\n".encode("utf-16-le"),
-        {},
-        'data.encoding = "utf-16-le"',
-    ),
-    "an open quotation mark": (
-        'id,a\n1,x\n2,"y\n3,z\n',
-        {},
-        "line 3 opens a quotation mark .*. Correct it",
-    ),
-    "a cell too few": (
-        "id,a\n1,2\n2\n",
-        {},
-        "row 2 below the header must have 2 cells, .* .got 1",
-    ),
-    "a cell too many": (
-        "id,a\n1,2\n2,3,4\n",
-        {},
-        "row 2 below the header must have 2 cells, .* .got 3",
-    ),
-    "a long open cell": (
-        'id,a\n1,"x\n' + "2,y\n" * 50_000,
-        {},
-        "line 2 opens a quotation mark",
-    ),
-    "text after a cell that is closed": (
-        'id,a,b\n1,1,"B"ob\n2,2,Al\n',
-        {},
-        "in line 2 text follows a quotation mark",
-    ),
-    "two open quotation marks": (
-        'id,a,b\n1,1,"Bob\n2,2,Al\n3,3,"Carl\n4,4,D\n',
-        {},
-        "in line 2 text follows",
-    ),
-    "a long row after skipped lines": (
-        "x\ny\nid,a\n1,2\n2,3,4\n",
-        {"skip_lines": 2},
-        "row 2 below the header must have 2 cells",
-    ),
-    "a form that fits no dates": (
-        "id;d\n1;31.01.2024\n",
-        {"dates": "nonsense"},
-        "'nonsense' fits the cells of no",
-    ),
+    "a point of two meanings": ("id;a\n1;1.234\n", {}, "data.decimal"),
+    "a comma of two meanings": ("id;a\n1;1,234\n", {}, "data.thousands"),
+    "a late point of two meanings": (LATE, {}, "data.decimal"),
+    "day or month": ("id,d\n1,01/02/2024\n", {}, "data.dates"),
+    "lines before the names": ("Export\n\nid;a\n1;2\n", {}, "data.skip_lines = 2"),
+    "one separator more than names": ("id;a;b\n" + "1;2;3;\n" * 9, {}, "row 1"),
+    "two encodings": ("id,a\n1,ö\n".encode() + "2,ü\n".encode("cp1252"), {}, "data.encoding"),
+    "no encoding at all": (b"id,a\n1,\x81\n", {}, "data.encoding"),
+    "another encoding than said": (b"id,a\n1,\xff\n", {"encoding": "utf-8"}, "data.encoding"),
+    "an unknown encoding": ("id,a\n1,2\n", {"encoding": "klingon"}, "'klingon'"),
+    "UTF-16 without its mark": ("id,a\n1,2\n".encode("utf-16-le"), {}, "utf-16-le"),
+    "an open quotation mark": ('id,a\n1,x\n2,"y\n3,z\n', {}, "line 3"),
+    "a cell too few": ("id,a\n1,2\n2\n", {}, "row 2"),
+    "a cell too many": ("id,a\n1,2\n2,3,4\n", {}, "row 2"),
+    "a long open cell": ('id,a\n1,"x\n' + "2,y\n" * 50_000, {}, "line 2"),
+    "text after a cell that is closed": ('id,a,b\n1,1,"B"ob\n2,2,Al\n', {}, "line 2"),
+    "two open quotation marks": ('id,a,b\n1,1,"Bob\n2,2,Al\n3,3,"Carl\n4,4,D\n', {}, "line 2"),
+    "a long row after skipped lines": ("x\ny\nid,a\n1,2\n2,3,4\n", {"skip_lines": 2}, "row 2"),
+    "a form that fits no dates": ("id;d\n1;31.01.2024\n", {"dates": "nonsense"}, "'nonsense'"),
     "a form that does not fit its column": (
         "id,d,e\n1,31/01/2024,01/31/2024\n",
         {"dates": {"d": "%m/%d/%Y", "e": "%m/%d/%Y"}},
-        "does not fit the cells of column 'd'",
+        "'d'",
     ),
     "a form for a column that is not there": (
         "id,d\n1,31/01/2024\n",
         {"dates": {"e": "%d/%m/%Y"}},
-        "has no column 'e', which data.dates names",
+        "'e'",
     ),
     "a form of dates, and numbers alone": (
         "id,a\n1,20240131\n",
         {"dates": "%d.%m.%Y"},
-        "fits the cells of no column",
+        "'%d.%m.%Y'",
     ),
     "a day that is none, as it is said": (
         "id,d\n1,31/02/24\n",
         {"dates": "%d/%m/%y"},
-        "fits the cells of no column",
+        "'%d/%m/%y'",
     ),
-    "an encoding that makes no text": (
-        "id,a\n1,2\n",
-        {"encoding": "rot13"},
-        "'rot13' is not known .* take utf-8",
-    ),
-    "a separator of another script": (
-        "id,a\n1,2\n",
-        {"separator": "€"},
-        "data.separator .* ASCII character .got '€'",
-    ),
-    "two columns of one name": ("id,a,a\n1,2,3\n", {}, "two columns called 'a'. Rename one"),
-    "names in capitals": (
-        "ID,a\n1,2\n",
-        {},
-        "no column 'id', which data.id names .the nearest: 'ID', 'a'",
-    ),
-    "a spreadsheet called CSV": (
-        b"PK\x03\x04\x00",
-        {},
-        "is a ZIP or Excel file, .*. Write it again as CSV",
-    ),
-    "a web page called CSV": (
-        "<html><td>id</td></html>",
-        {},
-        "is HTML or XML, .*. Write it again as CSV",
-    ),
-    "JSON called CSV": ('{"id": 1}', {}, "is JSON, .*. Write it again as CSV"),
-    "no rows": ("id,a\n", {}, "has no rows. Give a file with at least one"),
-    "nothing": ("", {}, "is empty. Name the columns in its first line"),
-    "empty lines": ("\n\n\n", {}, "is empty. Name the columns in its first line"),
-    "a word among numbers": (
-        "id,a\n1,2\n2,x\n",
-        {"numeric": ["a"]},
-        "'a' .* text in row 2 below the header. Correct",
-    ),
+    "an encoding that makes no text": ("id,a\n1,2\n", {"encoding": "rot13"}, "'rot13'"),
+    "a separator of another script": ("id,a\n1,2\n", {"separator": "€"}, "'€'"),
+    "two columns of one name": ("id,a,a\n1,2,3\n", {}, "'a'"),
+    "names in capitals": ("ID,a\n1,2\n", {}, "'ID'"),
+    "a spreadsheet called CSV": (b"PK\x03\x04\x00", {}, "Excel"),
+    "a web page called CSV": ("<html><td>id</td></html>", {}, "HTML"),
+    "JSON called CSV": ('{"id": 1}', {}, "JSON"),
+    "no rows": ("id,a\n", {}, "rows"),
+    "nothing": ("", {}, "empty"),
+    "empty lines": ("\n\n\n", {}, "empty"),
+    "a word among numbers": ("id,a\n1,2\n2,x\n", {"numeric": ["a"]}, "'a'"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused_in_one_sentence(tmp_path: Path, case: str) -> None:
-    content, settings, _pattern = REFUSED[case]
-    with raises(InputError, Code.DATA_INVALID, Code.FILE_INVALID, names="x.csv") as told:
+    content, settings, name = REFUSED[case]
+    with raises(InputError, Code.DATA_INVALID, Code.FILE_INVALID, names=name) as told:
         columns(written(tmp_path, content), **settings)
-    assert "\n" not in str(told.value)
     assert str(told.value).startswith(str(tmp_path / "x.csv: "))
     assert told.value.exit_code == 2
 
 
 NUMBERS = "".join(f"{row},{row}\n" for row in range(400))
 NOTED: dict[str, tuple[str, str]] = {
-    "a stray word": (
-        f"id,a\n{NUMBERS}400,unknown\n",
-        "400 of 401 cells of 'a' are numbers, but row 401 .* 'unknown'",
-    ),
-    "a stray date": (
-        "id,a\n" + "1,2024-01-31\n2,2024-02-01\n3,soon\n",
-        "2 of 3 cells of 'a' are dates, but row 3 .* has 'soon'",
-    ),
-    "two ways of numbers": (
-        "id,a\n1,39%\n2,4\n",
-        "'a' is read as .* look like numbers, such as '.+'. Set data.decimal",
-    ),
-    "a minus behind": (
-        "id,a\n1,3-\n2,4\n",
-        "'a' is read as .* look like numbers, such as '.+'. Set data.decimal",
-    ),
-    "a minus of a typesetter": (
-        "id,a\n1,\u22123\n2,4\n",
-        "'a' is read as categories, .* look like numbers, such as",
-    ),
-    "what accountants owe": (
-        "id,a\n1,(3)\n2,4\n",
-        "'a' is read as categories, .* look like numbers, such as",
-    ),
-    "years of two digits": (
-        "id;a\n1;31.01.24\n2;1.2.24\n",
-        "'a' is read as .* look like dates, such as '31.01.24'. Set data.dates",
-    ),
-    "a category a row": (
-        "id,a\n" + "".join(f"{row},name{row}x\n" for row in range(40)),
-        "'a' has 40 categories in 40",
-    ),
-    "words of one meaning": (
-        "id,a\n1,Ja\n2,ja\n3,nein\n",
-        "categories of 'a' differ by .* such as 'Ja' and 'ja'",
-    ),
-    "ids of one person": (
-        "id,a\nA1,1\na1 ,2\nb,3\n",
-        "1 id differs from another by spaces or capitals alone. Add",
-    ),
-    "rounded ids": (
-        "id,a\n1.2E+05,1\n2,2\n",
-        "1 id looks like 1.2E.05: a spreadsheet has rounded them",
-    ),
+    "a stray word": (f"id,a\n{NUMBERS}400,unknown\n", "'unknown'"),
+    "a stray date": ("id,a\n" + "1,2024-01-31\n2,2024-02-01\n3,soon\n", "'soon'"),
+    "two ways of numbers": ("id,a\n1,39%\n2,4\n", "data.decimal"),
+    "a minus behind": ("id,a\n1,3-\n2,4\n", "data.decimal"),
+    "a minus of a typesetter": ("id,a\n1,\u22123\n2,4\n", "data.decimal"),
+    "what accountants owe": ("id,a\n1,(3)\n2,4\n", "data.decimal"),
+    "years of two digits": ("id;a\n1;31.01.24\n2;1.2.24\n", "data.dates"),
+    "a category a row": ("id,a\n" + "".join(f"{row},name{row}x\n" for row in range(40)), "40"),
+    "words of one meaning": ("id,a\n1,Ja\n2,ja\n3,nein\n", "'Ja'"),
+    "ids of one person": ("id,a\nA1,1\na1 ,2\nb,3\n", "1 id"),
+    "rounded ids": ("id,a\n1.2E+05,1\n2,2\n", "1.2E+05"),
 }
 
 
 @pytest.mark.parametrize("case", NOTED)
 def test_what_smells_is_noted(tmp_path: Path, case: str) -> None:
-    content, _pattern = NOTED[case]
-    settings = DataSettings(source=str(written(tmp_path, content)), id=("id",))
-    found = [smell.text for smell in find_smells(read_rows(settings, False), settings)]
-    assert len(found) == 1
-    # For the message if it does not match.
-    with raises(AssertionError):
-        raise AssertionError(found[0])
+    content, name = NOTED[case]
+    (smell,) = smells(tmp_path, content)
+    assert_names(smell.text, name)
 
 
 def test_a_table_in_order_smells_of_nothing(tmp_path: Path) -> None:
     content = "id,a,town,d\n" + "".join(
         f"{row},{row / 7},{'Bonn' if row % 3 else 'Oslo'},2024-01-31\n" for row in range(99)
     )
-    settings = DataSettings(source=str(written(tmp_path, content)), id=("id",))
-    assert list(find_smells(read_rows(settings, False), settings)) == []
+    assert smells(tmp_path, content) == []
 
 
 KEYS = "To change this, set data.decimal and data.thousands."
@@ -427,19 +293,13 @@ GUESSED: dict[str, tuple[bytes | str, list[str]]] = {
         'id,a\n1,"2,5"\n',
         [f"numbers are read with a decimal comma, as in 'a'. {KEYS}"],
     ),
-    "dates": (
-        "id,a\n1,2024-01-31\n",
-        [f"column 'a' holds dates, read as {DAYS}"],
-    ),
+    "dates": ("id,a\n1,2024-01-31\n", [f"column 'a' holds dates, read as {DAYS}"]),
     "a code": (
         "id,a\n1,01234\n2,5\n",
         [f"numbers of 'a' begin with 0, as postcodes and codes do. {CODES}"],
     ),
     "a sign": ("id,a\n1,5%\n", ["% is dropped from the numbers of 'a'"]),
-    "no names": (
-        "id,1,2,3\n1,2,3,4\n",
-        [NAMES],
-    ),
+    "no names": ("id,1,2,3\n1,2,3,4\n", [NAMES]),
     "no name": (
         "id,a,\n1,2,\n",
         ["columns without a name are left out (number 3). Name them to use them."],
@@ -450,12 +310,8 @@ GUESSED: dict[str, tuple[bytes | str, list[str]]] = {
 @pytest.mark.parametrize("case", GUESSED)
 def test_one_sentence_says_what_was_guessed(tmp_path: Path, case: str) -> None:
     content, notes = GUESSED[case]
-    assert (
-        list(
-            read_rows(DataSettings(source=str(written(tmp_path, content)), id=("id",)), False).notes
-        )
-        == notes
-    )
+    settings = DataSettings(source=str(written(tmp_path, content)), id=("id",))
+    assert list(read_rows(settings, False).notes) == notes
 
 
 def test_what_is_found_does_not_depend_on_the_first_rows_alone(tmp_path: Path) -> None:
@@ -482,10 +338,8 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
 
 
 def test_labels_of_one_meaning_are_noted(tmp_path: Path) -> None:
-    path = written(tmp_path, "id,a,y\n1,2,Ja\n2,3,ja \n3,4,nein\n")
-    settings = DataSettings(source=str(path), id=("id",), label="y")
-    (found,) = (smell.text for smell in find_smells(read_rows(settings, True), settings))
-    assert_names(found, "Ja")
+    (smell,) = smells(tmp_path, "id,a,y\n1,2,Ja\n2,3,ja \n3,4,nein\n", label="y")
+    assert_names(smell.text, "Ja")
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 1 << 20])
@@ -524,10 +378,7 @@ def test_times_of_one_column_have_a_zone_or_none(
 
 def test_a_smell_says_which_column_it_is_about(tmp_path: Path) -> None:
     rows = "".join(f"{row},{row},3{row % 2}.01.24,{'Ja' if row else 'ja'}\n" for row in range(9))
-    settings = DataSettings(
-        source=str(written(tmp_path, f"id,a,d,w\nx,x,soon,Ja\n{rows}")), id=("id",)
-    )
-    found = [
-        (smell.column, smell.mostly) for smell in find_smells(read_rows(settings, False), settings)
-    ]
-    assert found == [("a", "numbers"), ("d", "dates"), ("w", "")]
+    found = smells(tmp_path, f"id,a,d,w\nx,x,soon,Ja\n{rows}")
+    assert [(smell.column, smell.mostly) for smell in found] == [
+        ("a", "numbers"), ("d", "dates"), ("w", ""),
+    ]  # fmt: skip

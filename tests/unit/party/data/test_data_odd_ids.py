@@ -105,9 +105,7 @@ def test_an_id_that_excel_has_cut_is_refused(tmp_path: Path) -> None:
     for row in (["id", "a"], [123456789012345, 1], [4111111111111110, 2]):
         book.active.append(row)
     book.save(tmp_path / "t.xlsx")
-    refused(
-        tmp_path / "t.xlsx",
-    )
+    refused(tmp_path / "t.xlsx")
     book.active["A3"] = "4111111111111111"
     book.save(tmp_path / "t.xlsx")
     table = load_table(settings(tmp_path / "t.xlsx"), with_label=False)
@@ -128,17 +126,12 @@ def test_an_id_that_a_database_keeps_as_a_decimal_number_is_seen_to_be_rounded(
         )
     base.close()
     source = f"sqlite:///{tmp_path}/t.db"
-    refused(
-        source,
-        query="SELECT * FROM t",
-        duplicates="first",
-    )
+    refused(source, query="SELECT * FROM t", duplicates="first")
     table = load_table(settings(source, query="SELECT * FROM t WHERE a > 2"), with_label=False)
     assert list(table.ids) == ["7"]
 
 
 # --- rows that are none
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("again", ["id;a;w", " id; a ;w "])
@@ -168,7 +161,6 @@ def test_a_zero_byte_is_refused_wherever_it_is(row: int, tmp_path: Path) -> None
 
 
 # --- numbers
-# ----------------------------------------------------------------------
 
 
 def numbers(tmp_path: Path, *cells: object) -> Path:
@@ -257,7 +249,6 @@ def test_a_compressed_file_without_its_ending_is_told(tmp_path: Path) -> None:
 
 
 # --- titles
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("title", ["", "Report of May\n", "Report\n\nby X\nof May\n"])

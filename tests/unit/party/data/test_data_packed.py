@@ -22,6 +22,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from tests.harness.errors import raises
+from tests.harness.present import present
 from tests.unit.party.data.test_data_sources import load, numbers, refused
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
@@ -82,9 +83,9 @@ def test_packed_files_are_read_as_they_are_unpacked(
     table = load(made(tmp_path), id="id", missing="mean")
     assert table.ids == plain.ids == ("a", "b", "c")
     np.testing.assert_array_equal(table.numeric_NF, plain.numeric_NF)
-    assert table.categorical is not None
-    assert plain.categorical is not None
-    assert table.categorical.words == plain.categorical.words == (("Rom", "Oslo"),)
+    assert (
+        present(table.categorical).words == present(plain.categorical).words == (("Rom", "Oslo"),)
+    )
 
 
 def test_a_relative_member_starts_at_the_party_file(tmp_path: Path) -> None:
@@ -165,7 +166,6 @@ def test_a_bomb_is_refused_before_it_is_in_memory(tmp_path: Path) -> None:
 
 
 # --- Without a header
-# ----------------------------------------------------------------------
 
 
 def test_names_are_given(tmp_path: Path) -> None:
@@ -185,8 +185,7 @@ def test_tabs_empty_cells_and_skipped_lines_without_a_header(tmp_path: Path) -> 
     table = load(source, **settings, label="f1", with_label=True)
     assert table.ids == ("0", "1")
     np.testing.assert_array_equal(table.numeric_NF, [[np.nan], [7]])
-    assert table.labels is not None
-    assert table.labels.tolist() == [0, 1]
+    assert present(table.labels).tolist() == [0, 1]
 
 
 def test_wrong_names(tmp_path: Path) -> None:
@@ -217,7 +216,6 @@ def test_keys_that_do_not_fit(settings: dict[str, Any]) -> None:
 
 
 # --- Separators of several signs
-# ----------------------------------------------------------------------
 
 
 def test_separator_of_two_signs(tmp_path: Path) -> None:
@@ -231,8 +229,7 @@ def test_separator_of_two_signs(tmp_path: Path) -> None:
         names=["movie", "title", "n"],
     )
     assert table.ids == ("1", "2", "3")
-    assert table.categorical is not None
-    assert table.categorical.words == (('Toy "Story', "Heat: a film", ", The"),)
+    assert present(table.categorical).words == (('Toy "Story', "Heat: a film", ", The"),)
     np.testing.assert_array_equal(table.numeric_NF, [[5], [3], [4]])
     header = written(tmp_path / "x.txt.gz", gzip.compress(b"id::n\na::1.5\nb::2,5\n"))
     assert load(header, separator="::", id="id").categorical_names == ("n",)
@@ -266,7 +263,6 @@ def test_any_way_of_reading_gives_the_same_bytes(tmp_path: Path, size: int) -> N
 
 
 # --- The row's number as id
-# ----------------------------------------------------------------------
 
 NUMBERS = pa.table({"a": np.arange(12.0), "b": np.arange(12) % 3, "y": ["no", "yes"] * 6})
 
@@ -298,8 +294,7 @@ def test_the_number_of_the_row_is_the_id_of_every_source(
     table = load(made(tmp_path), id="row", label="y", columns=["a"], with_label=True)
     assert table.ids == tuple(f"{row:02}" for row in range(12))
     np.testing.assert_array_equal(table.numeric_NF, np.arange(12.0)[:, None])
-    assert table.labels is not None
-    assert table.labels.tolist() == ["no", "yes"] * 6
+    assert present(table.labels).tolist() == ["no", "yes"] * 6
     assert load("sklearn:iris", id="row").ids[:2] == ("000", "001")
 
 

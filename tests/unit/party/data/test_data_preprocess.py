@@ -63,9 +63,8 @@ def fit(
 
 
 def refused(call: Any, *arguments: Any, **named: Any) -> None:
-    with raises(InputError, Code.DATA_INVALID) as caught:
+    with raises(InputError, Code.DATA_INVALID):
         call(*arguments, **named)
-    assert caught.value.code == Code.DATA_INVALID
 
 
 def test_standard_uses_training_rows_only() -> None:
@@ -192,10 +191,7 @@ def test_new_files() -> None:
     )
     refused(preprocessor.transform, text)
     number = Table("y.csv", ("0",), np.ones((1, 3), np.float32), ("a", "b", "k0"))
-    refused(
-        preprocessor.transform,
-        number,
-    )
+    refused(preprocessor.transform, number)
     refused(preprocessor.transform, images([[[[1]]]]))
     on_images = fit(images([[[[1, 2]]]] * 3))
     refused(on_images.transform, rows)

@@ -17,6 +17,7 @@ import scipy.io
 import scipy.sparse
 from sklearn.datasets import dump_svmlight_file
 
+from tests.harness.present import present
 from tests.unit.party.data.test_data_packed import written
 from tests.unit.party.data.test_data_sources import load, numbers, pixels, refused
 from vfl_common.errors import Code
@@ -25,7 +26,6 @@ from vfl_party.data.sources import text as svmlight
 from vfl_party.data.sources.arrays import read_array
 
 # --- libsvm
-# ----------------------------------------------------------------------
 
 LINES = "+1 1:0.5 3:2 # a remark\n-1 2:-1e-3\n\n+1 \n"
 
@@ -35,8 +35,7 @@ def test_libsvm(tmp_path: Path) -> None:
     table = load(source, id="row", label="label", with_label=True)
     assert table.numeric_names == ("f1", "f2", "f3")
     np.testing.assert_allclose(numbers(table), np.array([[0.5, 0, 2], [0, -0.001, 0], [0, 0, 0]]))
-    assert table.labels is not None
-    assert table.labels.tolist() == [1, -1, 1]
+    assert present(table.labels).tolist() == [1, -1, 1]
     passive = load(source, id="row", label="label", columns=["f3", "f1"])
     np.testing.assert_allclose(numbers(passive), np.array([[2, 0.5], [0, 0], [0, 0]]))
 
@@ -45,8 +44,7 @@ def test_libsvm_has_as_many_columns_as_names_say(tmp_path: Path) -> None:
     source = written(tmp_path / "phishing", LINES)
     table = load(source, format="libsvm", id="row", label="label", names=5)
     assert table.numeric_names == ("f1", "f2", "f3", "f4", "f5")
-    assert table.numeric_NF is not None
-    assert not table.numeric_NF[:, 3:].any()
+    assert not present(table.numeric_NF)[:, 3:].any()
     named = load(source, format="libsvm", id="row", label="label", names=["a", "b", "c"])
     assert named.numeric_names == ("a", "b", "c")
     zero = written(tmp_path / "x.svm", "1 0:3 1:4\n")
@@ -75,8 +73,7 @@ def test_packed_libsvm_in_many_blocks_equals_its_matrix(
     monkeypatch.setattr(svmlight, "_MAX_CELLS", 100)
     table = load(source, id="row", label="label", with_label=True, names=30)
     np.testing.assert_array_equal(table.numeric_NF, matrix.toarray().astype(np.float32))
-    assert table.labels is not None
-    np.testing.assert_array_equal(table.labels, labels)
+    np.testing.assert_array_equal(present(table.labels), labels)
 
 
 def member(path: Path, name: str, data: bytes) -> str:
@@ -120,7 +117,6 @@ def test_hostile_libsvm(tmp_path: Path) -> None:
 
 
 # --- IDX
-# ----------------------------------------------------------------------
 
 
 def idx(array: npt.NDArray[Any], kind: int) -> bytes:
@@ -137,8 +133,7 @@ def test_idx_images_with_their_labels(tmp_path: Path) -> None:
     written(tmp_path / "train-labels-idx1-ubyte.gz", gzip.compress(idx(labels, 8)))
     table = load(source, label="labels", with_label=True)
     np.testing.assert_allclose(pixels(table), images[:, None] / np.float32(255))
-    assert table.labels is not None
-    assert table.labels.tolist() == [7, 0, 7]
+    assert present(table.labels).tolist() == [7, 0, 7]
     assert load(source, label="labels").labels is None
 
 
@@ -180,7 +175,6 @@ def test_large_idx_files_lie_in_a_file(tmp_path: Path) -> None:
 
 
 # --- MAT
-# ----------------------------------------------------------------------
 
 
 def mat(path: Path, **arrays: Any) -> str:
@@ -195,8 +189,7 @@ def test_mat_tables(tmp_path: Path, name: str) -> None:
     table = load(source, id="who", columns=["x"], label="y", with_label=True)
     assert table.ids == ("a", "bb", "c")
     np.testing.assert_array_equal(table.numeric_NF, x[[1, 2, 0]])
-    assert table.labels is not None
-    assert table.labels.tolist() == [0, 1, 2]
+    assert present(table.labels).tolist() == [0, 1, 2]
 
 
 def test_images_of_a_mat_file_may_have_their_rows_last(tmp_path: Path) -> None:

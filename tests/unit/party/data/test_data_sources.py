@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from tests.harness.errors import raises
+from tests.harness.present import present
 from vfl_common.config.data import DataSettings, ViewSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.data import Table, load_table
@@ -23,17 +24,11 @@ def load(source: str, *, with_label: bool = False, **settings: Any) -> Table:
 
 
 def refused(
-    source: str,
-    code: Code = Code.DATA_INVALID,
-    *,
-    with_label: bool = False,
-    **more: Any,
+    source: str, code: Code = Code.DATA_INVALID, *, with_label: bool = False, **more: Any
 ) -> None:
-    with raises(InputError, Code.DATA_INVALID, Code.FILE_INVALID) as caught:
+    with raises(InputError, code) as caught:
         load(source, with_label=with_label, **more)
-    assert caught.value.code == code
     assert str(caught.value).startswith(source)
-    assert "\n" not in str(caught.value)
 
 
 def npz(path: Path, **arrays: Any) -> str:
@@ -42,18 +37,15 @@ def npz(path: Path, **arrays: Any) -> str:
 
 
 def pixels(table: Table) -> npt.NDArray[np.float32]:
-    assert table.images_NCHW is not None
-    assert table.images_NCHW.flags.c_contiguous
+    assert present(table.images_NCHW).flags.c_contiguous
     return table.pixels()
 
 
 def numbers(table: Table) -> npt.NDArray[np.float32]:
-    assert table.numeric_NF is not None
-    return table.numeric_NF
+    return present(table.numeric_NF)
 
 
 # --- NPZ
-# ----------------------------------------------------------------------
 
 
 def test_npz_table_with_ids_and_labels(tmp_path: Path) -> None:
@@ -65,8 +57,7 @@ def test_npz_table_with_ids_and_labels(tmp_path: Path) -> None:
     assert table.ids == ("a", "b", "c")
     assert table.numeric_names == ("x.0", "x.1")
     np.testing.assert_array_equal(table.numeric_NF, x[[1, 2, 0]])
-    assert table.labels is not None
-    assert table.labels.tolist() == [0, 1, 2]
+    assert present(table.labels).tolist() == [0, 1, 2]
     assert load(source, id="who", label="y").labels is None
     refused(source, id="who")
     assert load(source, id="who", drop=("y",)).numeric_names == ("x.0", "x.1")
@@ -94,8 +85,7 @@ def test_npz_several_arrays_types_and_view(tmp_path: Path) -> None:
     assert table.ids == ("3", "5")
     assert table.numeric_names == ("a", "b.0")
     assert table.categorical_names == ("b.1", "t")
-    assert table.categorical is not None
-    assert table.categorical.texts().tolist() == [["1", "v"], ["0", "u"]]
+    assert present(table.categorical).texts().tolist() == [["1", "v"], ["0", "u"]]
     view = ViewSettings(scheme="columns", part=1, parts=2)
     assert load(source, id="i", columns=("a", "b", "t"), view=view).categorical_names == ("t",)
 
@@ -103,33 +93,19 @@ def test_npz_several_arrays_types_and_view(tmp_path: Path) -> None:
 def test_npz_bad_values(tmp_path: Path) -> None:
     source = npz(tmp_path / "x.npz", x=np.array([[1.0], [np.nan]]))
     refused(source)
-    refused(
-        npz(tmp_path / "x.npz", x=np.zeros((2, 1)), i=np.zeros(2)),
-        id="i",
-    )
-    refused(
-        npz(tmp_path / "x.npz", x=np.zeros((2, 1)), y=np.zeros(3)),
-        columns=("x", "y"),
-    )
+    refused(npz(tmp_path / "x.npz", x=np.zeros((2, 1)), i=np.zeros(2)), id="i")
+    refused(npz(tmp_path / "x.npz", x=np.zeros((2, 1)), y=np.zeros(3)), columns=("x", "y"))
     refused(npz(tmp_path / "x.npz", x=np.zeros((0, 1))))
     refused(npz(tmp_path / "x.npz", x=np.float64(1)))
     refused(npz(tmp_path / "x.npz", x=np.zeros(2, complex)))
     refused(npz(tmp_path / "x.npz", x=np.zeros((2, 2, 2, 2, 2))))
-    refused(
-        npz(tmp_path / "x.npz", x=np.zeros((2, 4, 4)), y=np.zeros(2)),
-        columns=("x", "y"),
-    )
+    refused(npz(tmp_path / "x.npz", x=np.zeros((2, 4, 4)), y=np.zeros(2)), columns=("x", "y"))
     bad_image = np.zeros((3, 2, 2))
     bad_image[1, 0, 0] = np.nan
-    refused(
-        npz(tmp_path / "x.npz", x=bad_image),
-    )
+    refused(npz(tmp_path / "x.npz", x=bad_image))
     pixels(load(str(tmp_path / "x.npz"), missing="mean"))
     bad_image[2, 0, 0] = np.inf
-    refused(
-        npz(tmp_path / "x.npz", x=bad_image),
-        missing="mean",
-    )
+    refused(npz(tmp_path / "x.npz", x=bad_image), missing="mean")
 
 
 def test_npz_bad_files(tmp_path: Path) -> None:
@@ -187,10 +163,7 @@ def test_npz_images_whose_channels_cannot_be_told(tmp_path: Path) -> None:
     refused(source)
     assert pixels(load(source, image_shape=(3, 5, 3))).shape == (2, 3, 5, 3)
     assert pixels(load(source, image_shape=(3, 3, 5))).shape == (2, 3, 3, 5)
-    refused(
-        npz(tmp_path / "x.npz", x=np.zeros((2, 8, 8))),
-        image_shape=(1, 4, 16),
-    )
+    refused(npz(tmp_path / "x.npz", x=np.zeros((2, 8, 8))), image_shape=(1, 4, 16))
     refused(str(tmp_path / "x.npz"), categorical=("x",))
 
 
@@ -201,7 +174,6 @@ def test_npz_flat_bytes_become_images(tmp_path: Path) -> None:
 
 
 # --- views of images
-# ----------------------------------------------------------------------
 
 
 def test_quadrants_and_halves_tile_the_image(tmp_path: Path) -> None:
@@ -229,25 +201,17 @@ def test_columns_of_an_image_set_are_its_pixels(tmp_path: Path) -> None:
     assert [len(part.numeric_names) for part in parts] == [4, 3, 3]
     assert parts[1].numeric_names == ("pixel4", "pixel5", "pixel6")
     assert parts[1].images_NCHW is None
-    assert parts[1].numeric_NF is not None
-    np.testing.assert_allclose(parts[1].numeric_NF * 255, [[4, 5, 6]], rtol=1e-6)
+    np.testing.assert_allclose(present(parts[1].numeric_NF) * 255, [[4, 5, 6]], rtol=1e-6)
     half = load(source, view=ViewSettings(scheme="columns", part=1, parts=2), image_shape=(1, 1, 5))
     np.testing.assert_allclose(pixels(half)[0, 0, 0] * 255, [5, 6, 7, 8, 9], rtol=1e-6)
     refused(source, view=ViewSettings(scheme="columns", part=0, parts=11))
     thin = npz(tmp_path / "y.npz", x=np.zeros((1, 1, 4)))
-    refused(
-        thin,
-        view=ViewSettings(scheme="quadrants", part=0, parts=4),
-    )
+    refused(thin, view=ViewSettings(scheme="quadrants", part=0, parts=4))
     bad = npz(tmp_path / "z.npz", x=np.array([[[1.0, np.nan]]]))
-    refused(
-        bad,
-        view=ViewSettings(scheme="columns", part=1, parts=2),
-    )
+    refused(bad, view=ViewSettings(scheme="columns", part=1, parts=2))
 
 
 # --- folders of images
-# ----------------------------------------------------------------------
 
 
 def folder(path: Path, index: str, **images: Image.Image) -> str:
@@ -270,18 +234,15 @@ def test_folder_of_images(tmp_path: Path) -> None:
     refused(source)
     table = load(source, id="who", label="kind", with_label=True, channels=3)
     assert table.ids == ("a", "b")
-    assert table.labels is not None
-    assert table.labels.tolist() == ["y", "x"]
+    assert present(table.labels).tolist() == ["y", "x"]
     assert pixels(table).shape == (2, 3, 3, 4)
     np.testing.assert_allclose(pixels(table)[1, :, 0, 0], [1, 0, 0.2])
     np.testing.assert_allclose(pixels(table)[0, :, 0, 0], [0.4, 0.4, 0.4])
     assert load(source, channels=3).ids == ("grey.png", "red.png")
     assert load(source, limit=1).ids == ("red.png",)
-    splits = load(source, label="kind", split="part", with_label=True, channels=3).splits
-    assert splits is not None
+    splits = present(load(source, label="kind", split="part", with_label=True, channels=3).splits)
     assert splits.tolist() == ["test", "train"]
-    labels = load(source, label="age", with_label=True, channels=3).labels
-    assert labels is not None
+    labels = present(load(source, label="age", with_label=True, channels=3).labels)
     assert labels.tolist() == [2.0, 1.0]
 
 
@@ -337,20 +298,11 @@ def test_bad_folders(tmp_path: Path) -> None:
     image = Image.new("L", (4, 3))
     source = str(tmp_path)
     refused(source, Code.FILE_INVALID)
-    refused(
-        source,
-        Code.FILE_INVALID,
-        columns=("x",),
-    )
+    refused(source, Code.FILE_INVALID, columns=("x",))
     refused(folder(tmp_path / "a", "name\nx\n"))
     refused(folder(tmp_path / "a", "file\n"))
-    refused(
-        folder(tmp_path / "a", "file\nx.png\n"),
-        Code.FILE_INVALID,
-    )
-    refused(
-        folder(tmp_path / "a", "file\nx.png\nx.png\n", x=image),
-    )
+    refused(folder(tmp_path / "a", "file\nx.png\n"), Code.FILE_INVALID)
+    refused(folder(tmp_path / "a", "file\nx.png\nx.png\n", x=image))
     refused(str(tmp_path / "a"), id="who")
     refused(str(tmp_path / "a"), with_label=True)
     refused(str(tmp_path / "a"), columns=("file",))
@@ -364,7 +316,6 @@ def test_bad_folders(tmp_path: Path) -> None:
 
 
 # --- named sets
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -372,11 +323,9 @@ def test_bad_folders(tmp_path: Path) -> None:
 )
 def test_sklearn_tables(name: str, n: int, f: int) -> None:
     table = load(f"sklearn:{name}", with_label=True)
-    assert table.numeric_NF is not None
-    assert table.numeric_NF.shape == (n, f)
+    assert present(table.numeric_NF).shape == (n, f)
     assert table.ids[:2] == ("000", "001")
-    assert table.labels is not None
-    assert len(set(table.labels.tolist())) in (2, 3)
+    assert len(set(present(table.labels).tolist())) in (2, 3)
     assert load(f"sklearn:{name}").labels is None
 
 
@@ -427,19 +376,15 @@ def test_torchvision_from_local_files(tmp_path: Path) -> None:
         write_idx(raw / f"{part}-labels-idx1-ubyte", np.array([1, 0, 2, 4, 3], np.uint8)[rows])
     table = load("torchvision:MNIST", with_label=True, **settings)
     assert table.ids == ("0", "1", "2", "3", "4")
-    assert table.labels is not None
-    assert table.labels.tolist() == [1, 0, 2, 4, 3]
+    assert present(table.labels).tolist() == [1, 0, 2, 4, 3]
     np.testing.assert_allclose(pixels(table)[:, 0] * 255, images, rtol=1e-6)
     assert load("torchvision:MNIST", limit=4, **settings).labels is None
     for with_label in (True, False):
-        own = load("torchvision:MNIST", with_label=with_label, split="part", **settings).splits
-        assert own is not None
+        own = present(
+            load("torchvision:MNIST", with_label=with_label, split="part", **settings).splits
+        )
         assert own.tolist() == ["train"] * 3 + ["test"] * 2
-    refused(
-        "torchvision:MNIST",
-        split="own",
-        **settings,
-    )
+    refused("torchvision:MNIST", split="own", **settings)
     half = load(
         "torchvision:MNIST", view=ViewSettings(scheme="halves", part=1, parts=2), **settings
     )

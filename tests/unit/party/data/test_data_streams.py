@@ -24,6 +24,7 @@ from pydantic import TypeAdapter
 
 from tests.harness import cases
 from tests.harness.errors import raises
+from tests.harness.present import present
 from vfl_common.config.data import DataSettings
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.recipe import Recipe
@@ -106,8 +107,7 @@ def excel(folder: Path) -> str:
 def sqlite(folder: Path) -> str:
     with contextlib.closing(sqlite3.connect(folder / "x.db")) as base, base:
         base.execute(
-            "CREATE TABLE people (id TEXT, a REAL, b INTEGER, town TEXT, d TEXT, one REAL, "
-            "y TEXT, part TEXT)"
+            "CREATE TABLE people (id TEXT, a REAL, b INTEGER, town TEXT, d TEXT, one REAL, y TEXT, part TEXT)"
         )
         rows = [
             [str(cell) if isinstance(cell, date) else cell for cell in row.values()]
@@ -169,12 +169,8 @@ def same_tables(one: Table, other: Table) -> None:
     assert other.categorical is not None
     same(one.categorical.codes_NK, other.categorical.codes_NK)
     assert one.categorical.words == other.categorical.words
-    assert one.labels is not None
-    assert other.labels is not None
-    assert one.labels.tolist() == other.labels.tolist()
-    assert one.splits is not None
-    assert other.splits is not None
-    assert one.splits.tolist() == other.splits.tolist()
+    assert present(one.labels).tolist() == present(other.labels).tolist()
+    assert present(one.splits).tolist() == present(other.splits).tolist()
     assert one.counts == other.counts
 
 
@@ -202,10 +198,10 @@ def test_streamed_and_whole_are_the_same_bytes(
     assert {name: rows.tolist() for name, rows in first.splits.items()} == {
         name: rows.tolist() for name, rows in second.splits.items()
     }
-    assert first.features is not None
-    assert second.features is not None
     rows = np.random.default_rng(1).permutation(len(one))
-    for left, right in zip(first.features.inputs(rows), second.features.inputs(rows), strict=True):
+    for left, right in zip(
+        present(first.features).inputs(rows), present(second.features).inputs(rows), strict=True
+    ):
         same(left.numpy(), right.numpy())
     # The files have no name.
     assert list((tmp_path / "scratch").iterdir()) == []
@@ -233,8 +229,7 @@ def test_rows_that_not_all_parties_hold_follow_the_others(
         found.append(made)
         small_blocks(monkeypatch)
     assert found[0].fingerprint == found[1].fingerprint
-    assert found[0].features is not None
-    assert len(found[0].features.x) == len(table)
+    assert len(present(found[0].features).x) == len(table)
 
 
 def test_limit_cuts_in_the_middle_of_a_block(
@@ -244,15 +239,12 @@ def test_limit_cuts_in_the_middle_of_a_block(
     one = load_table(settings, with_label=True)
     small_blocks(monkeypatch)
     same_tables(one, load_table(settings, with_label=True))
-    assert one.counts is not None
-    assert one.counts.rows == 100
+    assert present(one.counts).rows == 100
 
 
 def refused(settings: DataSettings, code: Code = Code.FILE_INVALID) -> None:
-    with raises(InputError, Code.DATA_INVALID, Code.FILE_INVALID) as told:
+    with raises(InputError, code):
         load_table(settings, with_label=True)
-    assert told.value.code == code
-    assert "\n" not in str(told.value)
 
 
 def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,18 +297,10 @@ def test_parquet_files_with_other_columns_are_named(tmp_path: Path) -> None:
         with raises(InputError, Code.FILE_INVALID, names=("a.parquet", "b.parquet")):
             open_parquet(settings_of(str(source)))
 
-    other(
-        table.drop(["b"]),
-    )
-    other(
-        table.append_column("c", table["b"]),
-    )
-    other(
-        table.set_column(2, "b", table["a"]),
-    )
-    other(
-        table.select(table.column_names[::-1]),
-    )
+    other(table.drop(["b"]))
+    other(table.append_column("c", table["b"]))
+    other(table.set_column(2, "b", table["a"]))
+    other(table.select(table.column_names[::-1]))
 
 
 def test_a_column_of_text_that_names_every_row_is_refused(
@@ -342,5 +326,4 @@ def test_numbers_of_a_workbook_are_read_as_they_stand(tmp_path: Path) -> None:
     assert table.numeric_NF[:, 0].tolist() == pytest.approx([1 + row / 1000 for row in range(1, 9)])
     assert table.numeric_NF[:, 1].tolist() == [row * 1000 + 234.5 for row in range(1, 9)]
     assert list(table.ids) == [str(row) for row in range(1, 9)]
-    assert table.categorical is not None
-    assert table.categorical.texts()[:2, 0].tolist() == ["7", "7a"]
+    assert present(table.categorical).texts()[:2, 0].tolist() == ["7", "7a"]

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.harness.errors import assert_names, raises
+from tests.harness.present import present
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.data import Preprocessor, Table, load_table
@@ -48,7 +49,6 @@ def refused(source: str, **settings: Any) -> None:
 
 
 # -- numbers
-# ----------------------------------------------------------------------
 
 
 def rows(*cells: str) -> str:
@@ -77,8 +77,7 @@ def test_three_places_after_a_comma_and_a_nought_are_no_two_ways(tmp_path: Path)
 
 def test_a_percentage_as_text_beside_a_number_of_a_workbook(tmp_path: Path) -> None:
     book = openpyxl.Workbook()
-    sheet = book.active
-    assert sheet is not None
+    sheet = present(book.active)
     for row in (["id", "r"], ["a", 0.05], ["b", "7%"], ["c", 0.06]):
         sheet.append(row)
     book.save(tmp_path / "t.xlsx")
@@ -123,14 +122,12 @@ def test_signs_that_the_settings_name_hold_for_text_of_typed_tables(tmp_path: Pa
         pa.table({"id": ["1", "2", "3"], "d": ["1.234", "2.500", ""]}), tmp_path / "t.parquet"
     )
     source = str(tmp_path / "t.parquet")
-    found = read(source, numeric=("d",), decimal=",", thousands=".").numeric_NF
-    assert found is not None
+    found = present(read(source, numeric=("d",), decimal=",", thousands=".").numeric_NF)
     assert found[:2, 0].tolist() == [1234, 2500]
     assert numbers(source, numeric=("d",))[:2] == [1.234, 2.5]
 
 
 # -- what is too long
-# ----------------------------------------------------------------------
 
 
 # In a program of its own: Arrow's reading threads end after an error is raised, and on CPython 3.11
@@ -173,7 +170,6 @@ def test_a_cell_that_no_table_has_is_refused_before_it_is_in_memory(tmp_path: Pa
 
 
 # -- dates
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cells", [("31.01.2024", "31.01.24"), ("31.01.24", "01.02.24")])
@@ -193,18 +189,14 @@ def test_columns_may_have_dates_of_several_forms(tmp_path: Path) -> None:
     text = "id;a;b;c;d\n1;01.02.24;2024-02-01;02/01/2024;13.12.2024\n2;31.01.24;2024-01-31;03/01/2024;31.01.2024\n"
     table = read(write(tmp_path, text), dates="%d.%m.%y")
     assert table.numeric_names == ("a", "b", "d")
-    assert table.numeric_NF is not None
-    assert table.numeric_NF[:, :2].tolist() == [[19754, 19754], [19753, 19753]]
+    assert present(table.numeric_NF)[:, :2].tolist() == [[19754, 19754], [19753, 19753]]
     # Day and month cannot be told apart.
     assert table.categorical_names == ("c",)
 
 
 def test_dates_that_fit_most_cells(tmp_path: Path) -> None:
     source = write(tmp_path, "id,d\n1,20240131\n2,0\n3,20240201\n")
-    refused(
-        source,
-        dates="%Y%m%d",
-    )
+    refused(source, dates="%Y%m%d")
     assert (
         numbers(write(tmp_path, "id,d\n1,20240131\n2,\n3,20240201\n"), dates="%Y%m%d")[0] == 19753
     )
@@ -212,8 +204,7 @@ def test_dates_that_fit_most_cells(tmp_path: Path) -> None:
 
 def test_dates_that_a_workbook_holds_as_numbers(tmp_path: Path) -> None:
     book = openpyxl.Workbook()
-    sheet = book.active
-    assert sheet is not None
+    sheet = present(book.active)
     for row in (["id", "d"], ["a", 20240131], ["b", 20240201]):
         sheet.append(row)
     book.save(tmp_path / "t.xlsx")
@@ -236,10 +227,7 @@ def test_dashes_do_not_say_whether_the_day_comes_first(tmp_path: Path) -> None:
 
 def test_a_late_cell_that_is_no_date_as_the_settings_say_is_refused(tmp_path: Path) -> None:
     source = write(tmp_path, dated(*["31.01.24"] * 10_000, "2024-01-31"))
-    refused(
-        source,
-        dates="%d.%m.%y",
-    )
+    refused(source, dates="%d.%m.%y")
 
 
 @pytest.mark.parametrize(("first", "last"), [("31.01.2024", "soon"), ("5%", "0.5")])
@@ -269,21 +257,16 @@ def test_numbers_that_are_perhaps_none_are_noted(
 def test_numbers_of_another_country_beside_decimal_commas_are_noted(tmp_path: Path) -> None:
     source = write(tmp_path, "id;price;weight;n\nA;12,5;1.234;5\nB;13,5;2.345;6\n")
     table = read(source)
-    assert table.numeric_NF is not None
-    assert table.numeric_NF[0].tolist() == [12.5, 1234, 5]
+    assert present(table.numeric_NF)[0].tolist() == [12.5, 1234, 5]
     assert_names(table.notes[2], "weight", "data.decimal")
 
 
 def test_dates_are_set_for_text_alone(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": ["1"], "d": [20240131]}), tmp_path / "t.parquet")
-    refused(
-        str(tmp_path / "t.parquet"),
-        dates="%Y%m%d",
-    )
+    refused(str(tmp_path / "t.parquet"), dates="%Y%m%d")
 
 
 # -- rows to predict are written as those of training
-# ------------------------------------------------------------------
 
 
 def fitted(table: Table) -> Preprocessor:
@@ -316,13 +299,10 @@ def test_numbers_that_can_be_read_in_two_ways_are_read_as_in_training(tmp_path: 
         load_table(each, with_label=False).numeric_NF
         for each in (new, new.copy_layout_of(known.style))
     )
-    assert alone is not None
-    assert like is not None
-    assert (alone[0, 0], round(float(like[0, 0]), 4)) == (1510, 1.51)
+    assert (present(alone)[0, 0], round(float(present(like)[0, 0]), 4)) == (1510, 1.51)
 
 
 # -- rows that disappear
-# ----------------------------------------------------------------------
 
 
 def swallowing(rows_: int, end: str) -> str:
@@ -373,7 +353,6 @@ def test_a_folder_whose_files_say_otherwise_what_may_be_missing(tmp_path: Path) 
 
 
 # -- what is no file
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["p.csv", "p.parquet", "p.xlsx", "p.npz"])

@@ -11,6 +11,7 @@ import pyarrow.parquet
 import pytest
 
 from tests.harness.errors import raises
+from tests.harness.present import present
 from vfl_common.config.base import parse
 from vfl_common.config.data import DataSettings
 from vfl_common.config.task import TaskSettings
@@ -47,12 +48,10 @@ def check(table: Table) -> None:
     assert list(table.ids) == ["r1", "r2", "r3"]
     assert table.numeric_names == ("a",)
     assert table.categorical_names == ()
-    assert table.labels is not None
-    assert table.labels.tolist() == [1, 1, 0]
+    assert present(table.labels).tolist() == [1, 1, 0]
     assert table.beside["paid"].astype(str).tolist() == ["false", "true", "true"]
     assert table.beside["w"].tolist() == [2, 1, 0.5]
-    assert table.groups is not None
-    assert table.groups.tolist() == ["y", "x", "x"]
+    assert present(table.groups).tolist() == ["y", "x", "x"]
 
 
 @pytest.mark.parametrize("ending", ["csv", "tsv", "xlsx", "parquet", "npz"])

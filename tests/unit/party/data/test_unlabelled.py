@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.harness.errors import assert_names, raises
+from tests.harness.present import present
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.data import load_table, read_rows
@@ -31,15 +32,13 @@ def test_rows_without_a_label_are_left_out(tmp_path: Path, labels: tuple[str, st
     drop = settings(path, unlabelled="drop").keeping_rows()
     table = load_table(drop, with_label=True)
     assert list(table.ids) == ["a", "b", "c"]
-    assert table.numeric_NF is not None
-    assert table.labels is not None
-    assert table.numeric_NF.ravel().tolist() == [3, 1, 2]
-    assert [str(each).removesuffix(".0") for each in table.labels] == [labels[k] for k in (1, 0, 1)]
-    assert table.counts is not None
-    assert_names(table.counts.left_out, "without")
+    assert present(table.numeric_NF).ravel().tolist() == [3, 1, 2]
+    assert [str(each).removesuffix(".0") for each in present(table.labels)] == [
+        labels[k] for k in (1, 0, 1)
+    ]
+    assert_names(present(table.counts).left_out, "without")
     # Why each row of the source is left out: "a" without its label is no repeated id.
-    assert table.own is not None
-    assert table.own.left_out.tolist() == [3, 0, 0, 0, 1, 3]
+    assert present(table.own).left_out.tolist() == [3, 0, 0, 0, 1, 3]
 
 
 def test_rows_to_predict_need_no_label(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.harness.errors import raises
+from tests.harness.present import present
 from vfl_common.bundle import StepKey, StepPassed
 from vfl_common.config.models import Combine
 from vfl_common.config.recipe_tables import PhaseSettings
@@ -73,8 +74,7 @@ def test_zeros_are_as_wide_as_the_embeddings_of_the_party_that_is_absent() -> No
     assert not found[1].any()
     cache = Cache({"north": 5, "south": 3}, 4, torch.device("cpu"))
     seen = cache.fill({"north": None, "south": SOUTH}, np.array([0, 1]))
-    assert seen["north"] is not None
-    assert seen["north"].shape == (2, 5)
+    assert present(seen["north"]).shape == (2, 5)
 
 
 def test_no_gradient_goes_to_what_stands_in() -> None:
@@ -96,8 +96,7 @@ def test_the_cache_gives_the_last_embedding_of_each_row() -> None:
 
     assert at([0, 1], NORTH, SOUTH) is SOUTH
     assert at([2, 1], NORTH, SOUTH + 1) is not None
-    found = at([1, 3], NORTH, None)
-    assert found is not None
+    found = present(at([1, 3], NORTH, None))
     assert found.tolist() == [[7.0] * 3, [0.0] * 3]
     other = Cache(WIDTHS, 4, torch.device("cpu"))
     other.load_state({name: each.clone() for name, each in cache.state().items()})

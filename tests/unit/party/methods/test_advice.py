@@ -51,8 +51,5 @@ def test_few_rows_are_fewer_than_fifty_or_ten_for_each_class(
 )
 def test_a_label_of_a_passive_party_takes_a_column(keys: dict[str, Any], taken: bool) -> None:
     text = warn_label_taken("shop", DataSettings.model_validate(keys))
-    wanted = (
-        "shop is passive: data.label = 'sex' takes that column out of its features; use "
-        "data.drop for that, or"
-    )
+    wanted = "shop is passive: data.label = 'sex' takes that column out of its features; use data.drop for that, or"
     assert text.startswith(wanted) if taken else text == ""

@@ -99,8 +99,7 @@ def test_matching_couples_records_and_fixed_targets_do_not(record_property: Any)
     mean = sum(with_matching) / len(with_matching)
     record_property("coupled_records", mean)
     print(
-        f"replacing one record moves the targets of {mean:.1f} others on average, "
-        f"{max(with_matching)} at most"
+        f"replacing one record moves the targets of {mean:.1f} others on average, {max(with_matching)} at most"
     )
     assert mean > 1
     assert all(coupled(record, matching=False) == 0 for record in range(3))

@@ -81,9 +81,8 @@ def test_one_id_for_several_rows_is_refused(tmp_path: Path) -> None:
     party = probe._party
     every = compute_digests(party.recipe, party.rows.data.ids)
     probe._latents._latents = Answers({"p1": every[:1].expand(60, -1), "p2": every})  # type: ignore[assignment]
-    with raises(PeerError, Code.MALFORMED_MESSAGE, names="p1") as caught:
+    with raises(PeerError, Code.MALFORMED_MESSAGE, names="p1", party="p1"):
         probe._collect(0)
-    assert caught.value.party == "p1"
     probe._latents._latents = Answers({"p1": every[60:], "p2": every})  # type: ignore[assignment]
     # In another split.
     with raises(PeerError, Code.MALFORMED_MESSAGE, names="p1"):

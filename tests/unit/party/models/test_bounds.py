@@ -51,9 +51,8 @@ def test_what_is_not_sane_is_refused_by_its_key(
     model = load_method(where).settings if isinstance(where, str) else where
     given = KINDS.get(where, {}) if isinstance(where, str) else {}
     for value in bad:
-        with raises(InputError, Code.CONFIG_INVALID) as raised:
+        with raises(InputError, Code.CONFIG_INVALID):
             parse(model, given | {key: value}, "here")
-        assert "\n" not in str(raised.value)
     for value in good:
         assert getattr(parse(model, given | {key: value}, "here"), key) == value
 

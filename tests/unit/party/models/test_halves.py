@@ -147,12 +147,7 @@ def test_four_channels_a_group_if_that_is_even(channels: int, groups: int) -> No
 
 @pytest.mark.parametrize(
     ("settings", "cut"),
-    [
-        (CNN, 4),
-        (RESNET, 2),
-        (CnnSettings(kind="cnn", channels=(8,)), 1),
-        (MlpSettings(), 1),
-    ],
+    [(CNN, 4), (RESNET, 2), (CnnSettings(kind="cnn", channels=(8,)), 1), (MlpSettings(), 1)],
 )
 def test_a_cut_that_is_not_possible(settings: Any, cut: int) -> None:
     with raises(InputError, Code.MODEL_INVALID):
@@ -160,7 +155,6 @@ def test_a_cut_that_is_not_possible(settings: Any, cut: int) -> None:
 
 
 # -- rows of each party's own
-# ----------------------------------------------------------------------
 
 
 def own_rows(**changes: Any) -> dict[str, Any]:

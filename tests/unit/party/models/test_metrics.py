@@ -7,6 +7,7 @@ import pytest
 import torch
 from sklearn import metrics as sk
 
+from tests.harness.present import present
 from tests.harness.reference_task import c_index_of, losses_of_rows, ndcg_of, threshold_of
 from vfl_common.config.task import METRICS, TaskSettings, ThresholdRule
 from vfl_party.models import losses
@@ -212,20 +213,24 @@ def test_metrics_of_several_labels_are_the_means_of_the_labels() -> None:
     assert torch.equal(scores(task, outputs_NL), outputs_NL.sigmoid())
 
 
-def test_whether_less_is_better() -> None:
-    better = {
-        name
-        for name, kinds in METRICS.items()
-        for kind in sorted(kinds)[:1]
-        if lower_is_better(
-            TaskSettings.model_validate(
-                {"kind": kind, "metrics": [name]}
-                | ({"classes": 3} if kind.startswith("multi") else {})
-            ),
-            name,
-        )
+def test_a_metric_is_best_for_the_right_outputs() -> None:
+    """Every metric that a recipe can name is computed for each of its kinds, and its direction is right."""
+    classes_N = torch.tensor([0, 1, 2, 0, 1, 2])
+    bits_NL = torch.nn.functional.one_hot(classes_N, 3).float()
+    numbers_N1 = torch.arange(1.0, 7.0)[:, None]
+    cases = {
+        "binary": ({}, bits_NL[:, :1], 18 * bits_NL[:, :1] - 9),
+        "multilabel": ({"classes": 3}, bits_NL, 18 * bits_NL - 9),
+        "multiclass": ({"classes": 3}, classes_N, 9 * bits_NL),
+        "regression": ({}, numbers_N1, numbers_N1),
     }
-    assert better == {"brier", "log_loss", "mae", "mape"}
+    for name, kind in ((name, kind) for name, kinds in METRICS.items() for kind in kinds):
+        settings, targets, right = cases[kind]
+        task = TaskSettings.model_validate({"kind": kind, "metrics": [name]} | settings)
+        wrong = right[[1, 0, 2, 3, 4, 5]]
+        best, worse = (evaluate(task, outputs, targets)[name] for outputs in (right, wrong))
+        assert best != worse, name
+        assert (best < worse) == lower_is_better(task, name), f"{name}: see LOWER_IS_BETTER"
 
 
 @pytest.mark.parametrize("kind", ["binary", "multiclass", "multilabel"])
@@ -240,8 +245,7 @@ def test_a_focal_loss_and_its_gradient_are_finite_where_probabilities_end(
     outputs.requires_grad_()
     targets = torch.tensor([0, 1]) if kind == "multiclass" else torch.ones(2, task.outputs)
     loss_fn(task)(outputs, targets).backward()
-    assert outputs.grad is not None
-    assert torch.isfinite(outputs.grad).all()
+    assert torch.isfinite(present(outputs.grad)).all()
     near = randn(9, task.outputs)
     targets = torch.arange(9) % 3 if kind == "multiclass" else (randn(9, task.outputs) > 0).float()
     want = losses_of_rows(task, near.double(), targets)
@@ -375,8 +379,7 @@ def test_rows_that_are_alone_in_their_query_have_no_loss_and_no_ndcg(loss: str) 
     value = loss_fn(task)(scores, targets)
     value.backward()
     assert value.item() == 0.0
-    assert scores.grad is not None
-    assert scores.grad.abs().max() == 0.0
+    assert present(scores.grad).abs().max() == 0.0
     assert evaluate(task, scores, targets) == {"loss": 0.0}
 
 

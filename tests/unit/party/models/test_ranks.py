@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.distributed import FileStore, HashStore  # type: ignore[attr-defined]
 
 from tests.harness.errors import raises
+from tests.harness.present import present
 from vfl_common.errors import Code, InputError
 from vfl_party.base.devices import read_launch, resolve_device
 from vfl_party.data import Features
@@ -104,14 +105,8 @@ def test_the_others_dropout_follows_from_rank_0_s_generator_without_a_draw() -> 
 
 
 def test_a_connection_that_breaks_ends_the_process_and_not_the_run() -> None:
-    said = (
-        "[/third_party/gloo/gloo/transport/tcp/pair.cc:545] Read error [127.0.0.1]:1: "
-        "Connection reset by peer\nmore"
-    )
-    with (
-        raises(RankLost, names=("pair.cc", "third_party")),
-        convert_rank_errors(),
-    ):
+    said = "[/third_party/gloo/gloo/transport/tcp/pair.cc:545] Read error [127.0.0.1]:1: Connection reset by peer\nmore"
+    with raises(RankLost, names=("pair.cc", "third_party")), convert_rank_errors():
         raise RuntimeError(said)
     with raises(RankLost), convert_rank_errors():
         raise dist.DistBackendError("NCCL error")
@@ -148,14 +143,7 @@ def test_under_torchrun_each_process_has_the_gpu_of_its_number(
         resolve_device("cuda")
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"RANK": None},
-        {"WORLD_SIZE": "-3"},
-        {"RANK": "5"},
-    ],
-)
+@pytest.mark.parametrize("changed", [{"RANK": None}, {"WORLD_SIZE": "-3"}, {"RANK": "5"}])
 def test_variables_that_torchrun_would_not_set_are_refused(
     changed: dict[str, str | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,8 +160,7 @@ def test_variables_that_torchrun_would_not_set_are_refused(
 def alone() -> Iterator[dist.ProcessGroup]:
     """A group of this process alone."""
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    assert dist.group.WORLD is not None
-    yield dist.group.WORLD
+    yield present(dist.group.WORLD)
     dist.destroy_process_group()
 
 
@@ -250,10 +237,9 @@ def test_rank_0_tells_positions_and_never_rows(monkeypatch: pytest.MonkeyPatch) 
     group: Any = None
     x_NF = torch.arange(60.0).reshape(10, 6)
     features = replace(Features.of(x_NF.numpy()), noted=BatchLog())
-    assert features.noted is not None
     encoder = nn.Linear(6, 4)
     shared = SpreadEncoder(
-        Told(0, 2, CPU, group, group, 1.0), encoder, SPEC, "float32", features.noted
+        Told(0, 2, CPU, group, group, 1.0), encoder, SPEC, "float32", present(features.noted)
     )
     rows = np.array([7, 2, 5], np.int64)
     z_BD = shared(*features.inputs(rows))
@@ -286,8 +272,7 @@ def test_inputs_that_a_phase_has_changed_are_of_no_rows() -> None:
     x, codes = np.ones((4, 3), np.float32), np.zeros((4, 2), np.int64)
     features = replace(Features.of(x, codes, (5, 5)), noted=noted)
     numbers, categories = features.inputs(np.array([2, 0], np.int64))
-    made = noted.of((numbers, categories))
-    assert made is not None
+    made = present(noted.of((numbers, categories)))
     assert made.rows.tolist() == [2, 0]
     assert noted.of((numbers, categories + 1)) is None
     assert noted.of((numbers,)) is None
@@ -331,8 +316,7 @@ def test_a_rank_is_lost_before_the_other_parties_lose_patience(
     monkeypatch.setattr(dist, "new_group", new_group)
     monkeypatch.setattr("vfl_party.ranks.group._end_group", lambda ranks: None)
     with join_ranks(CPU, 8.0) as ranks:
-        assert ranks is not None
-        assert ranks.beat_s < min(asked)
+        assert present(ranks).beat_s < min(asked)
     assert asked == [4.0, 4.0]
 
 

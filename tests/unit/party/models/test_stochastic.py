@@ -99,11 +99,7 @@ def test_passive_parties_draw_and_the_active_party_does_not() -> None:
 def test_phases_that_ask_for_other_encoders_are_refused() -> None:
     first = {"kind": "splitnn", "name": "one", "epochs": 1, "batch_size": 20}
     recipe = cases.recipe(3, task={"kind": "binary"})
-    for earlier, later, _says in (
-        (0.1, 0.0, "has mid = 0.1"),
-        (0.1, 0.2, "has mid = 0.1"),
-        (0.0, 0.2, "has mid = 0.2"),
-    ):
+    for earlier, later in ((0.1, 0.0), (0.1, 0.2), (0.0, 0.2)):
         tables = recipe | {
             "phases": [first | {"mid": earlier}, first | {"name": "two", "mid": later}]
         }

@@ -17,8 +17,7 @@ def test_demands_and_the_account_are_told_in_words() -> None:
     tables = {"level": "open", "demands": [demand], "account": {"numbers_of_a_person": 50_000}}
     assert [*describe_policy(parse(PolicySettings, tables, "x"))] == [
         "level = open",
-        "demands: clipped_gaussian on embedding, sigma at least 2, epsilon at most 3, "
-        "clip at most 0.5",
+        "demands: clipped_gaussian on embedding, sigma at least 2, epsilon at most 3, clip at most 0.5",
         "account.numbers_of_a_person = 50,000",
     ]
     with_epsilon = parse(PolicySettings, {"level": "open", "account": {"epsilon": 4}}, "x")

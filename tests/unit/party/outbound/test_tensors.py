@@ -123,12 +123,10 @@ def test_infinities_of_both_signs_do_not_cancel_and_integers_are_finite() -> Non
 
 def test_the_error_names_party_tensor_and_step_to_the_peer() -> None:
     check_finite({"a": torch.ones(2)}, party="bank", step=STEP)
-    with pytest.raises(PeerError) as caught:
+    with raises(PeerError, Code.NON_FINITE, party="bank") as caught:
         check_finite(
             {"a": torch.ones(2), "dz": torch.tensor([float("nan")])}, party="bank", step=STEP
         )
-    assert caught.value.code is Code.NON_FINITE
-    assert caught.value.party == "bank"
     assert_names(caught.value.public, "dz", "bank")
 
 

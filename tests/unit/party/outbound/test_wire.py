@@ -61,7 +61,6 @@ def chains(
 
 
 # -- which table holds
-# ----------------------------------------------------------------------
 
 
 def test_the_most_specific_table_holds() -> None:
@@ -124,7 +123,6 @@ def test_a_recipe_without_tables_has_the_digest_that_it_had() -> None:
 
 
 # -- what is refused
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -174,10 +172,7 @@ def test_a_recipe_without_tables_has_the_digest_that_it_had() -> None:
             ["table 1", "never applies"],
         ),
         ([{**BITS, "direction": "sideways"}], ["direction", "'up' or 'down'"]),
-        (
-            [{**BITS, "error_feedback": True}],
-            ["error_feedback", "that the server averages"],
-        ),
+        ([{**BITS, "error_feedback": True}], ["error_feedback", "that the server averages"]),
     ],
 )
 def test_a_wrong_table_is_one_sentence(wire: list[dict[str, Any]], words: list[str]) -> None:
@@ -218,7 +213,6 @@ def test_what_the_server_cannot_read_is_refused(wire: dict[str, Any]) -> None:
 
 
 # -- what crosses
-# ----------------------------------------------------------------------
 
 
 def passing(codec: dict[str, Any], **more: Any) -> tuple[Any, Recipe]:
@@ -309,9 +303,8 @@ def test_a_sender_says_that_a_number_is_not_finite(codec: dict[str, Any]) -> Non
     found, _ = passing(codec)
     z = torch.randn(4, 9)
     z[2, 3] = float("nan")
-    with raises(InputError, Code.NON_FINITE) as caught:
+    with raises(InputError, Code.NON_FINITE):
         found.up.apply({"z": z, "seen": torch.tensor([1])}, Passage(STEP, "p1", "p0"))
-    assert caught.value.code is Code.NON_FINITE
 
 
 def test_a_filter_that_knows_only_apply_and_undo_is_one_still() -> None:
@@ -333,7 +326,6 @@ def test_a_filter_that_knows_only_apply_and_undo_is_one_still() -> None:
 
 
 # -- error feedback
-# ----------------------------------------------------------------------
 
 
 def test_error_feedback_sends_later_what_it_left_out_and_resumes() -> None:
@@ -371,7 +363,6 @@ def test_error_feedback_sends_later_what_it_left_out_and_resumes() -> None:
 
 
 # -- strangers
-# ----------------------------------------------------------------------
 
 
 def arriving(codec: dict[str, Any], **changed: Any) -> dict[str, torch.Tensor]:
@@ -411,10 +402,8 @@ TOP2 = {"codec": "topk", "keep": 2}
 def test_values_of_a_stranger_are_one_error(
     codec: dict[str, Any], changed: dict[str, Any], code: Code
 ) -> None:
-    with raises(PeerError, Code.MALFORMED_MESSAGE, Code.NON_FINITE, names="p1") as caught:
+    with raises(PeerError, code, names="p1", party="p1"):
         arriving(codec, **changed)
-    assert (caught.value.code, caught.value.party) == (code, "p1")
-    assert "\n" not in str(caught.value)
     arriving(codec)
 
 

@@ -158,10 +158,7 @@ def test_poisson_batches_are_a_function_of_their_key_and_epoch() -> None:
 def test_poisson_batches_have_their_mean_and_independent_rows() -> None:
     rows, size, epochs = np.arange(1000, 1500, dtype=np.int64), 20, 80
     batches = [batch for epoch in range(epochs) for batch in draw_batches(5, epoch, rows, size)]
-    q, count = (
-        compute_sampling_rate(500, size),
-        epochs * count_steps_per_epoch(500, size),
-    )
+    q, count = (compute_sampling_rate(500, size), epochs * count_steps_per_epoch(500, size))
     assert (q, len(batches)) == (0.04, count)
     sizes = np.array([len(batch) for batch in batches])
     assert sizes.mean() == pytest.approx(size, abs=6 * np.sqrt(500 * q * (1 - q) / count))

@@ -14,14 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.harness.aligning import (
-    SERVER,
-    Parties,
-    Recorder,
-    in_common,
-    sets_of,
-    small_batches,
-)
+from tests.harness.aligning import SERVER, Parties, Recorder, in_common, sets_of, small_batches
 from tests.harness.errors import assert_names, raises
 from vfl_common import psi
 from vfl_common.bundle import Bundle, StepKey
@@ -176,7 +169,6 @@ def test_only_their_owner_may_read_the_files(tmp_path: Path) -> None:
 
 
 # -- comparing
-# ----------------------------------------------------------------------
 
 
 def test_parts_hold_all_tags_and_equal_ones_together(
@@ -208,7 +200,6 @@ def test_parts_hold_all_tags_and_equal_ones_together(
 
 
 # -- a disk that is full or damaged
-# ----------------------------------------------------------------------
 
 
 def first_error(parties: Parties) -> InputError:

@@ -96,14 +96,7 @@ def unfit(answer: int = 1, status: int = 0) -> Any:
     )
 
 
-@pytest.mark.parametrize(
-    "library",
-    [
-        unfit(answer=0),
-        unfit(),
-        unfit(status=0x11111111),
-    ],
-)
+@pytest.mark.parametrize("library", [unfit(answer=0), unfit(), unfit(status=0x11111111)])
 def test_a_library_that_does_not_work_here_is_not_used(library: Any) -> None:
     with raises(OSError, names="crypto_mb"):
         lanes.Lanes(library)

@@ -270,7 +270,6 @@ def test_the_server_sees_sizes_and_tags_alone(tmp_path: Path) -> None:
 
 
 # -- the order in which rows are shown
-# ----------------------------------------------------------------------
 
 
 def shown(run: Watched) -> dict[str, list[int]]:

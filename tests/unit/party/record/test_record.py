@@ -104,8 +104,7 @@ def confer(passive: Recorder, active: Recorder) -> None:
 
 
 @pytest.mark.parametrize(
-    "rows",
-    [[], [0], [7], [5, 6, 7, 8], [3, 1, 2], [0, 300], [9, 9], [0, 70_000], [1 << 30, 4]],
+    "rows", [[], [0], [7], [5, 6, 7, 8], [3, 1, 2], [0, 300], [9, 9], [0, 70_000], [1 << 30, 4]]
 )
 def test_rows_are_read_as_they_were_written(rows: list[int]) -> None:
     text = pack_rows(np.array(rows, np.int64))

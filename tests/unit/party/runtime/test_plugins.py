@@ -21,6 +21,7 @@ from tests.harness import cases
 from tests.harness.errors import raises
 from tests.harness.memory import in_process
 from tests.harness.plugins import metadata
+from tests.harness.present import present
 from vfl.simulation.inprocess import run_in_process
 from vfl_common.bundle import PROTOCOL
 from vfl_common.config.base import Section, parse
@@ -77,7 +78,6 @@ def recipe(**more: Any) -> Recipe:
 
 
 # --- encoders
-# ----------------------------------------------------------------------
 
 
 class Wide(Section):
@@ -147,9 +147,8 @@ def test_a_wrong_name_or_setting_is_found_where_it_is(
     if "party" in changed:
         tables["parties"][1]["encoder"] = changed["party"]
     mine = None if own is None else PluginSettings.model_validate(own)
-    with raises(InputError, Code.CONFIG_INVALID) as caught:
+    with raises(InputError, Code.CONFIG_INVALID):
         encoder_settings(Recipe.model_validate(tables), "p1", mine)
-    assert caught.value.code is Code.CONFIG_INVALID
 
 
 def test_a_party_without_features_needs_no_encoder() -> None:
@@ -170,13 +169,11 @@ def test_a_party_without_features_needs_no_encoder() -> None:
 )
 def test_a_faulty_encoder_is_one_sentence(export: Any, installed: Installed) -> None:
     installed("vfl.encoders", export)
-    with raises(InputError, Code.CONFIG_INVALID, Code.MODEL_INVALID) as caught:
+    with raises(InputError, Code.CONFIG_INVALID, Code.MODEL_INVALID):
         build_checked_encoder(PluginSettings(kind="mine"), FLAT, 6, party="p0")
-    assert "\n" not in str(caught.value)
 
 
 # --- top models
-# ----------------------------------------------------------------------
 
 
 def wide_top(settings: Wide, in_features: int, outputs: int) -> nn.Module:
@@ -224,14 +221,12 @@ def test_a_faulty_top_model_is_one_sentence(
     installed("vfl.tops", export)
     made = Recipe.model_validate(cases.recipe(2, model={"top": top}))
     data = DataSettings(**cases.digits(2)["p0"])
-    with raises(InputError, Code.CONFIG_INVALID, Code.MODEL_INVALID) as caught:
+    with raises(InputError, Code.CONFIG_INVALID, Code.MODEL_INVALID):
         opened = open_party(made, "p0", data, made.model.encoder)
         assemble(opened, expect_rows(opened))
-    assert "\n" not in str(caught.value)
 
 
 # --- data sources
-# ----------------------------------------------------------------------
 
 
 def load(source: str, *, with_label: bool = False, **settings: Any) -> Table:
@@ -249,8 +244,7 @@ def test_a_source_of_a_plug_in_is_read_as_a_table(installed: Installed) -> None:
     table = load("mine:some:where", id="who", label="y", drop=("kind",), with_label=True)
     assert asked == ["some:where"]
     assert (table.ids, table.numeric_names, table.categorical_names) == (("a", "b"), ("x",), ())
-    assert table.labels is not None
-    assert table.labels.tolist() == [0.0, 1.0]
+    assert present(table.labels).tolist() == [0.0, 1.0]
     assert load("mine:", id="who", label="y", limit=1).ids == ("b",)
     # A passive party's.
     assert load("mine:", id="who", label="y").labels is None
@@ -295,14 +289,12 @@ def test_paths_start_at_the_party_file_and_other_sources_stay(
         '"b", key = "c" }\n'
         f"data = {{ source = '{source}' }}\n"
     )
-    data = load_party(path).data
-    assert data is not None
+    data = present(load_party(path).data)
     assert data.source == (source if kept else str(tmp_path / source))
     assert data.is_table is not source.startswith("sklearn")
 
 
 # --- metrics
-# ----------------------------------------------------------------------
 
 
 def test_a_metric_gets_scores_and_targets_beside_ours(installed: Installed) -> None:
@@ -389,13 +381,7 @@ def test_early_stopping_by_a_metric_of_a_plug_in(
     assert metrics["test"]["mine"] == values[-1]
 
 
-@pytest.mark.parametrize(
-    "metric",
-    [
-        "loss",
-        "mein",
-    ],
-)
+@pytest.mark.parametrize("metric", ["loss", "mein"])
 def test_an_unknown_metric_is_refused_before_the_run(metric: str, installed: Installed) -> None:
     if metric == "mein":
         installed("vfl.metrics", Metric(lambda *_: 0.0))
@@ -406,7 +392,6 @@ def test_an_unknown_metric_is_refused_before_the_run(metric: str, installed: Ins
 
 
 # --- versions
-# ----------------------------------------------------------------------
 
 
 def test_a_party_says_what_the_recipe_names_and_keeps_to_itself_what_is_its_own(
@@ -505,9 +490,8 @@ def test_too_much_is_refused(plugins: dict[str, str]) -> None:
         "train",
         {},
     )
-    with raises(PeerError, Code.MALFORMED_MESSAGE, names=("p1", "100")) as caught:
+    with raises(PeerError, Code.MALFORMED_MESSAGE, names=("p1", "100")):
         admit("p1", joining("p1", plugins), recipe(), "train", {})
-    assert caught.value.code is Code.MALFORMED_MESSAGE
 
 
 def test_a_run_needs_the_versions_with_which_it_began() -> None:
@@ -520,7 +504,6 @@ def test_a_run_needs_the_versions_with_which_it_began() -> None:
 
 
 # --- the pages of plug-ins
-# ----------------------------------------------------------------------
 
 
 def of_guide(module: str) -> dict[str, Any]:

@@ -58,7 +58,6 @@ def test_a_folder_that_has_gone_is_one_sentence(tmp_path: Path) -> None:
 
 
 # -- the rows
-# ----------------------------------------------------------------------
 
 STATE = {"preprocessor": None}
 
@@ -90,20 +89,11 @@ def test_advice_about_new_rows_names_no_setting_of_the_program(tmp_path: Path) -
     settings = DataSettings(source=str(tmp_path / "old.csv"), id=("who",))
     old = load_table(settings, with_label=False)
     made = Preprocessor.fit(old, np.arange(4), one_hot=True, flatten=True, settings=settings)
-    for changed, _words in (
-        (
-            {"age": ["1", "2", "SECRET", "4"]},
-            "column 'age' held numbers in training and holds text in row 3 below",
-        ),
-        (
-            {"age": ["1", "2", "", "4"]},
-            "column 'age' has 1 missing value, first in row 3 .*. Fill the values: training had ",
-        ),
-        ({"age": None}, "has no column 'age', but training had it. Add"),
-        (
-            {"age": None, "Age": [1, 2, 3, 4]},
-            r"has no column 'age', but training had it \(the nearest: 'Age'\). Add",
-        ),
+    for changed in (
+        {"age": ["1", "2", "SECRET", "4"]},
+        {"age": ["1", "2", "", "4"]},
+        {"age": None},
+        {"age": None, "Age": [1, 2, 3, 4]},
     ):
         new = {name: values for name, values in (rows | changed).items() if values is not None}
         pyarrow.csv.write_csv(pa.table(new), tmp_path / "new.csv")
@@ -239,7 +229,6 @@ def test_what_a_prediction_refuses_changes_the_digest_only_if_it_is_named() -> N
 
 
 # -- the trained run
-# ----------------------------------------------------------------------
 
 PARTY = """
 name = "p1"

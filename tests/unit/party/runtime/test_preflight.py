@@ -60,7 +60,7 @@ def said(folder: Path, about: str, **splits: Any) -> list[str]:
 def test_an_address_that_nobody_can_dial_is_not_relayed(tmp_path: Path, listen: str) -> None:
     path = federation(tmp_path) / "p0.toml"
     (found,) = [finding for finding in checked(path, listen=listen) if not finding.fine]
-    assert_names(found.text, "p0.toml", "p0.example.org")
+    assert_names(found.text, "p0.toml: listen: ", listen, "advertise", "p0.example.org")
     (found,) = [
         finding for finding in checked(path, listen=listen, advertise=listen) if not finding.fine
     ]
@@ -238,10 +238,7 @@ def test_zeros_that_another_party_may_have_lost_are_a_note(tmp_path: Path) -> No
     (tmp_path / "bare.csv").write_text(
         "who,x\n" + "".join(f"{number},1\n" for number in range(1, 847))
     )
-    said = (
-        "numbers in the ids begin with 0. If the table of another party has lost these zeros, add "
-        '"zeros" to rows.id_rules.'
-    )
+    said = 'numbers in the ids begin with 0. If the table of another party has lost these zeros, add "zeros" to rows.id_rules.'
     for source, notes in (("own.csv", [said]), ("bare.csv", [])):
         found = checked(path, data={"source": source, "id": "who"})
         assert [

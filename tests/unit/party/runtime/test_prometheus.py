@@ -38,7 +38,6 @@ from vfl_server.control.run import RunHooks, RunState, ServedRun
 from vfl_server.prometheus import ServerMetrics
 
 # -- the port
-# ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -174,7 +173,6 @@ def test_a_caller_that_never_ends_is_hung_up_on(monkeypatch: pytest.MonkeyPatch)
 
 
 # -- a party
-# ----------------------------------------------------------------------
 
 
 def test_steps_are_timed_from_one_to_the_next_and_a_round_from_its_beginning() -> None:
@@ -282,7 +280,6 @@ def test_names_are_as_prometheus_wants_them(tmp_path: Path) -> None:
 
 
 # -- the server
-# ----------------------------------------------------------------------
 
 
 def joined(recipe: Recipe, name: str) -> control_pb2.PartyMessage:
