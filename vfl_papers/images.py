@@ -7,6 +7,7 @@ import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -138,7 +139,8 @@ def _read_idx_files(title: str, files: Files, _: Request) -> Content:
             f"{paths[3]}: holds the labels of {owner} (expected {title}). Give the folder with the "
             f"files of {title}.",
         )
-    return join_splits([read_idx_pair(*paths[:2]), test])
+    differs = () if owner == title else ("The test labels are not the published ones.",)
+    return replace(join_splits([read_idx_pair(*paths[:2]), test]), differs=differs)
 
 
 def _identify_labels(path: Path, labels: bytes) -> str | None:

@@ -177,6 +177,10 @@ def load(name: str, scale: Scale, folder: Path = RESULTS) -> Result | None:
     if not path.exists():
         return None
     kept = json.loads(path.read_text())
+    if (kept["table"], kept["scale"]) != (name, scale):
+        raise ValueError(
+            f"{path}: holds {kept['table']} at scale {kept['scale']}. Rename the file, or delete it."
+        )
     places = {(e["data"], e["line"], e["column"]): e for e in kept["cells"]}
     return Result(
         kept["table"],

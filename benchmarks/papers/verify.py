@@ -32,7 +32,8 @@ def differences(path: Path) -> list[str]:
     corrected = dict(zip(tested, _holm([found[at][1] for at in tested]), strict=True))
     wrong = []
     for at, (each, (verdict, _)) in enumerate(zip(claims, found, strict=True)):
-        if corrected.get(at, 0.0) > _ALPHA:
+        # A p-value that is not a number decides nothing.
+        if at in corrected and not corrected[at] <= _ALPHA:
             verdict = "undecided"
         if verdict != each["verdict"]:
             wrong.append(f"{each['data']}: {each['says']}: {each['verdict']}, here {verdict}")
@@ -122,8 +123,10 @@ def main() -> None:
         sys.exit(__doc__)
     failed = False
     for name in names:
-        wrong = differences(Path(name))
-        number = count(Path(name))
+        try:
+            wrong, number = differences(Path(name)), count(Path(name))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            wrong, number = [f"is not a result file ({type(error).__name__}: {error})"], 0
         failed |= bool(wrong) or not number
         state = "; ".join(wrong) or ("equal" if number else "the file has no verdicts")
         print(f"{name}: {number} verdicts: {state}")

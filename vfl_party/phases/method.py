@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any, Generic, Literal, TypeVar
+from dataclasses import KW_ONLY, dataclass, fields, replace
+from typing import Any, Generic, Literal, TypeVar, get_args
 
 from torch import nn
 
@@ -27,6 +28,9 @@ S = TypeVar("S", bound=Section)
 WHOLE_TASK = frozenset(
     {"loss", "label_smoothing", "class_weight", "weight", "multilabel", "survival", "ranking"}
 )
+
+
+_MAX_IN_FLIGHT = 1024
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,28 @@ class MethodFacts:
     one_process: str | None = None
     learns: Learnt = ""
 
+    def __post_init__(self) -> None:
+        """Checks the values, which a plug-in may give. Raises ValueError."""
+        noise, in_flight, follows = self.noise, self.in_flight, self.follows
+        right = {
+            "noise": isinstance(noise, int | float) and 0 <= noise < math.inf,
+            "in_flight": type(in_flight) is int and 1 <= in_flight <= _MAX_IN_FLIGHT,
+            "follows": follows is None
+            or (isinstance(follows, frozenset) and follows <= WHOLE_TASK),
+            "idle": self.idle in ("", "active", "passive"),
+            "late_policy": self.late_policy in get_args(LatePolicy),
+            "learns": self.learns in get_args(Learnt),
+            "protects": isinstance(self.protects, str),
+            "no_partial": isinstance(self.no_partial, str),
+            "one_process": self.one_process is None or isinstance(self.one_process, str),
+        }
+        for name, is_right in right.items():
+            if not is_right:
+                raise ValueError(
+                    f"MethodFacts.{name}: is not a valid value (got {getattr(self, name)!r}). Give "
+                    "one that its documentation lists."
+                )
+
 
 @dataclass(frozen=True)
 class Method(Generic[S]):
@@ -107,6 +133,26 @@ class Method(Generic[S]):
     trains: bool = True
     encodes: bool = False
     protocol: int = OLDEST
+
+    def __init_subclass__(cls, **named: Any) -> None:
+        """Refuses attributes that are fields of ``MethodFacts``: they would have no effect. Raises
+        TypeError.
+        """
+        super().__init_subclass__(**named)
+        for field in fields(MethodFacts):
+            if field.name in vars(cls):
+                raise TypeError(
+                    f"{cls.__name__}.{field.name}: is a field of MethodFacts (got an attribute of "
+                    "Method). Return it from facts()."
+                )
+
+    def __post_init__(self) -> None:
+        """Checks ``rows`` and ``model``. Raises ValueError."""
+        if self.rows not in ("aligned", "own") or self.model not in ("shared", "own", "none"):
+            raise ValueError(
+                f"{type(self).__name__}: rows must be aligned or own, and model shared, own or "
+                f"none (got {self.rows!r}, {self.model!r}). Correct them."
+            )
 
     def facts(self, settings: S) -> MethodFacts:
         """Returns what the phase's settings imply for the run."""
@@ -231,6 +277,11 @@ class Method(Generic[S]):
 def get_facts(method: Method[S], settings: S) -> MethodFacts:
     """Returns the facts of a method with ``one_process`` filled in."""
     facts = method.facts(settings)
+    if not isinstance(facts, MethodFacts):
+        raise TypeError(
+            f"{type(method).__name__}.facts: must return MethodFacts (got {type(facts).__name__}). "
+            "Return one."
+        )
     if facts.one_process is not None:
         return facts
     return replace(facts, one_process="" if method.encodes else "has its own forward passes")

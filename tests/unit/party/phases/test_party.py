@@ -6,8 +6,10 @@ import ast
 from dataclasses import fields
 from graphlib import TopologicalSorter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 import vfl_party.phases
@@ -18,7 +20,7 @@ from vfl_party.methods.fedonce import METHOD as FEDONCE
 from vfl_party.methods.splitnn import METHOD, SplitNN
 from vfl_party.phases.context import Party
 from vfl_party.phases.course import Course
-from vfl_party.phases.method import Method, get_facts, list_idle
+from vfl_party.phases.method import Method, MethodFacts, get_facts, list_idle
 from vfl_party.phases.rows import PartyData
 
 RECIPE = Recipe.model_validate(cases.recipe(2))
@@ -72,3 +74,37 @@ def test_the_facts_of_a_method_are_complete() -> None:
     assert "forward passes" in str(get_facts(opaque, settings).one_process)
     alone = FEDONCE.settings.model_validate({"epochs": 1, "active": False})
     assert list_idle(get_facts(FEDONCE, alone), RECIPE) == {"p0"}
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"noise": float("nan")},
+        {"noise": -1.0},
+        {"noise": "0.1"},
+        {"in_flight": 0},
+        {"in_flight": "4"},
+        {"in_flight": 10**9},
+        {"idle": "x"},
+        {"late_policy": "never"},
+        {"learns": "magic"},
+        {"follows": frozenset({"unknown"})},
+        {"follows": "loss"},
+        {"protects": 7},
+    ],
+    ids=str,
+)
+def test_wrong_facts_are_refused(facts: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(facts))):
+        MethodFacts(**facts)
+
+
+def test_a_hook_that_is_a_fact_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"Silent.noise: .* Return it from facts"):
+        type("Silent", (Method,), {"noise": lambda self, settings: 1.0})
+    shapeless = type("Shapeless", (SplitNN,), {"facts": lambda self, settings: None})
+    with pytest.raises(TypeError, match="must return MethodFacts"):
+        get_facts(
+            shapeless(METHOD.settings, METHOD.active, METHOD.passive),
+            METHOD.settings.model_validate({"epochs": 1}),
+        )
