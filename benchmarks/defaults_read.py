@@ -250,7 +250,7 @@ def floors(kept: dict[str, Tables]) -> dict[str, float]:
     message}.
     """
     by_kind: dict[str, list[float]] = {}
-    for name, of in kept.items():
+    for of in kept.values():
         known = [
             value
             for found in of.values()
@@ -259,8 +259,7 @@ def floors(kept: dict[str, Tables]) -> dict[str, float]:
             for value in each["without"].values()
         ]
         (task,) = {found["kind"] for found in of.values()}
-        if name in TABLES[task]:
-            by_kind.setdefault(task, []).append(max(known))
+        by_kind.setdefault(task, []).append(max(known))
     return {kind: round(fmean(values), 3) for kind, values in by_kind.items()}
 
 

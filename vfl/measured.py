@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from vfl.new.rules import Kind
 
 
 @dataclass(frozen=True)
@@ -32,18 +28,18 @@ class PresetMeasurement:
 
 
 # The tables of each kind. Two classes have the table of README.md and docs/results/defaults.md.
-TABLES: dict[Kind, tuple[str, ...]] = {
+TABLES: dict[str, tuple[str, ...]] = {
     "binary": ("credit",),
     "multiclass": ("five classes", "digits"),
     "regression": ("numbers", "diabetes"),
 }
 # Words for these tables.
-WHERE: dict[Kind, str] = {
+WHERE: dict[str, str] = {
     "binary": "on credit (3,000 rows, two seeds)",
     "multiclass": "on five classes and digits, means",
     "regression": "on numbers and diabetes, means",
 }
-MEASURED: dict[Kind, dict[str, PresetMeasurement]] = {
+MEASURED: dict[str, dict[str, PresetMeasurement]] = {
     "binary": {
         "none": PresetMeasurement(0.0, 1.0, 0.842),
         "labels": PresetMeasurement(-1.26, None, 0.953),
@@ -65,4 +61,4 @@ MEASURED: dict[Kind, dict[str, PresetMeasurement]] = {
     },
 }
 # R² with which the active party predicts the other columns from its own, without any message.
-ALONE: dict[Kind, float] = {"binary": 0.277, "multiclass": 0.29, "regression": 0.407}
+ALONE: dict[str, float] = {"binary": 0.277, "multiclass": 0.29, "regression": 0.407}
