@@ -48,7 +48,7 @@ def front(folder: str) -> str:
 
 
 cost, quality, inference = (partial(of_group, each) for each in ("cost", "quality", "inference"))
-readme, home = (partial(front, each) for each in ("docs/results", "results"))
+home = partial(front, "results")
 
 
 def leaks() -> str:

@@ -58,7 +58,7 @@ _INIT_TEXTS = {
 
 
 class Transport(Connections, Protocol):
-    """The connections of one generation to the peers. ``app`` makes them over gRPC. ``clock``:
+    """The connections of one generation to the peers. ``transport`` makes them over gRPC. ``clock``:
     Measures the time that the party waits for peers.
     """
 

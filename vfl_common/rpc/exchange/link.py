@@ -259,7 +259,7 @@ class ExchangeLink(Link):
         self._closed.wait(_RETRY_S)
 
     def end(self, error: VflError) -> None:
-        """Ends this generation: the current or the next call of ``swap`` raises ``error``. Any
+        """Ends this generation: the current or the next call of ``receive`` raises ``error``. Any
         thread may call this.
         """
         with self._lock:
