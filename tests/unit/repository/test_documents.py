@@ -38,7 +38,7 @@ PAGES = sorted(set(DOCS.rglob("*.md")) - set(DECISIONS.glob("archive/*")))
 ROOT = [REPO / f"{name}.md" for name in ("CONTRIBUTING", "SECURITY", "CODE_OF_CONDUCT")]
 DOCUMENTS = [README, *ROOT, *PAGES]
 # What a person can read of the site. A commit that raises a budget says why.
-MAX_README_WORDS, MAX_SITE_WORDS, MAX_PAGES = 650, 84_000, 135
+MAX_README_WORDS, MAX_SITE_WORDS, MAX_PAGES = 650, 84_000, 140
 HISTORY = re.compile(r"\b(not yet|for now|earlier release)s?\b", re.IGNORECASE)
 NOT_PROSE = re.compile(
     r"<!-- (\w+) ?\S* -->\n.*?<!-- /\1 -->|^ *```.*?^ *```", re.DOTALL | re.MULTILINE
@@ -144,7 +144,7 @@ def test_a_decision_has_a_status_and_a_number_of_its_own(page: Path) -> None:
     assert [other.name for other in DECISIONS.rglob(f"{number}-*")] == [page.name]
     archived = r"\*Status: (archived|superseded by \[decision \d+\]\(\S+\))\*"
     assert re.fullmatch(
-        archived if page.parent.name == "archive" else r"\*Status: accepted\*", status
+        archived if page.parent.name == "archive" else r"\*Status: (?:accepted|proposed)\*", status
     )
 
 
