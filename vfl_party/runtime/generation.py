@@ -58,8 +58,9 @@ _INIT_TEXTS = {
 
 
 class Transport(Connections, Protocol):
-    """The connections of one generation to the peers. ``transport`` makes them over gRPC. ``clock``:
-    Measures the time that the party waits for peers.
+    """The connections of one generation to the peers, which ``transport`` makes over gRPC.
+
+    ``clock``: Measures the time that the party waits for peers.
     """
 
     clock: Clock
