@@ -12,8 +12,6 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
-from vfl.measured import TABLES
-
 RESULTS = Path(__file__).parent / "results"
 GAPS, PROTECT = RESULTS / "defaults.json", RESULTS / "defaults-protect.json"
 # The first is in this table of its own: its figures are what the others are compared with.
@@ -219,14 +217,13 @@ def lost(kept: dict[str, Tables], preset: str) -> float:
 
 
 def means(kept: dict[str, Tables]) -> dict[str, dict[str, tuple[float, float | None, float]]]:
-    """Returns {kind: {preset: (what it costs, labels read, columns read)}}, over the ``TABLES``
-    of a kind for which that was measured, as ``vfl.measured`` has them; a preset that was measured on
-    no table of a kind is missing there.
+    """Returns {kind: {preset: (mean cost, highest label inference, highest reconstruction)}} over the
+    tables of a kind for which that was measured, as ``vfl.measured`` has them; a preset that was
+    measured on no table of a kind is missing there.
     """
     by_kind: dict[str, list[Tables]] = {}
-    for name, of in kept.items():
-        if name in TABLES[of["none"]["kind"]]:
-            by_kind.setdefault(of["none"]["kind"], []).append(of)
+    for of in kept.values():
+        by_kind.setdefault(of["none"]["kind"], []).append(of)
     found: dict[str, dict[str, tuple[float, float | None, float]]] = {}
     for kind, tables in by_kind.items():
         found[kind] = {}
@@ -239,14 +236,14 @@ def means(kept: dict[str, Tables]) -> dict[str, dict[str, tuple[float, float | N
             known = [each for each in labels if each is not None]
             found[kind][preset] = (
                 round(fmean(lost(of, preset) for of in measured), 2),
-                round(fmean(known), 3) if known else None,
-                round(fmean(columns), 3),
+                round(max(known), 3) if known else None,
+                round(max(columns), 3),
             )
     return found
 
 
 def floors(kept: dict[str, Tables]) -> dict[str, float]:
-    """Returns {kind: the mean R² of the columns by the active party's own columns, without any
+    """Returns {kind: the highest R² of the columns by the active party's own columns, without any
     message}.
     """
     by_kind: dict[str, list[float]] = {}
@@ -260,7 +257,7 @@ def floors(kept: dict[str, Tables]) -> dict[str, float]:
         ]
         (task,) = {found["kind"] for found in of.values()}
         by_kind.setdefault(task, []).append(max(known))
-    return {kind: round(fmean(values), 3) for kind, values in by_kind.items()}
+    return {kind: round(max(values), 3) for kind, values in by_kind.items()}
 
 
 def markdown(kept: dict[str, Tables]) -> str:

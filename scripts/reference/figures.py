@@ -52,16 +52,19 @@ home = partial(front, "results")
 
 
 def leaks() -> str:
-    """Returns what each recipe of ``vfl new`` reaches, and what attacks infer from it at least."""
-    kept = json.loads(read.PROTECT.read_text())["credit"]
+    """Returns what each recipe of ``vfl new`` reaches, and what attacks infer from it at least: on
+    credit, and in brackets the highest of all tables of two classes.
+    """
+    measured = json.loads(read.PROTECT.read_text())
+    kept, highest = measured["credit"], read.means(measured)["binary"]
     rows = []
     for name, words in RECIPES.items():
         of, hidden = kept[name], name in read.NONE_SENT
-        labels = "none sent" if hidden else f"{read.labels_read(of):.2f}"
+        _, most_labels, most_columns = highest[name]
+        labels = "none sent" if hidden else f"{read.labels_read(of):.2f} ({most_labels:.2f})"
+        columns = f"{read.columns_read(of):.2f} ({most_columns:.2f})"
         size = f"{of['bytes'] / 1e6:.1f}"
-        rows.append(
-            [words, f"{fmean(of['test']):.3f}", labels, f"{read.columns_read(of):.2f}", size]
-        )
+        rows.append([words, f"{fmean(of['test']):.3f}", labels, columns, size])
     (floor,) = read.floors({"credit": kept}).values()
     rows.append(["no message at all", "", f"{read.labels_guessed(kept):.2f}", f"{floor:.2f}", ""])
     headings = "recipe", "test AUC", "label inference, AUC", "feature reconstruction, R²", "MB sent"

@@ -256,10 +256,10 @@ def make_comments(kind: Kind, chosen: Chosen) -> list[str]:
     """
     heads = f"labels ({_READ[kind]}) by the others, columns (R²) by the active party"
     return [
-        f"Leakage in rehearsed attacks {WHERE[kind]}, and cost. Each figure",
-        "is a lower bound: another attack may read more.",
+        f"Leakage in rehearsed attacks, the highest of {WHERE[kind]},",
+        "and mean cost. Each figure is a lower bound: another attack may read more.",
         f"{heads}.",
-        f"From its own columns, without any message, it predicts columns to {ALONE[kind]:.2f}.",
+        f"From its own columns, without any message, it predicts columns up to {ALONE[kind]:.2f}.",
         "Your own columns, and a changed recipe, differ: rehearse them with vfl leaks.",
         *(
             f"{'>' if name == chosen else ' '} {_option(name)}: {describe_leakage(kind, name)}"

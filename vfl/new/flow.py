@@ -387,7 +387,7 @@ def say_leaks(kind: Kind, chosen: Chosen, path: Path) -> None:
     less.
     """
     leakage = describe_leakage_with_units(kind, chosen)
-    leaks = f"{leakage}; rehearsed {WHERE[kind]}; yours: vfl leaks"
+    leaks = f"{leakage}; the highest of {WHERE[kind]}; yours: vfl leaks"
     say("leaks", leaks, f"--protect; all presets in {path}")
     measured, trees = MEASURED[kind].get(chosen), MEASURED[kind]["trees"]
     # The messages of encrypted trees depend on labels, so they are no alternative to label-free

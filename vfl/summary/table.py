@@ -430,7 +430,8 @@ def _sum_tcp(summary: Summary) -> dict[tuple[str, str], int]:
 # The number of filters of an undefended exchange. Sent by the active party: policy and codec.
 # Received by the active party: only the codec.
 _SENT_FILTERS, _RECEIVED_FILTERS = 2, 1
-# The measured reconstruction of columns from split training, and from one upload without labels.
+# The highest measured reconstruction of columns from split training, and from one upload without
+# labels.
 _TRAINING, _UPLOAD = (MEASURED["binary"][preset].columns for preset in ("none", "labels"))
 _WHERE = "in our rehearsals on a public data set, not on yours"
 
@@ -472,8 +473,8 @@ def yield_protection_notes(summary: Summary) -> Iterator[str]:
         figure = f"{_UPLOAD:.2f} from one upload" if uploads else f"{_TRAINING:.2f} from training"
         yield (
             f"Embeddings of {embeddings} leave without a defence: the active party can reconstruct "
-            f"the passive parties' columns from them (mean R² {figure} in our rehearsals "
-            f"{WHERE['binary']}, not on yours). Try vfl leaks; add a defence."
+            f"the passive parties' columns from them (R² {figure} in our rehearsals, "
+            f"the highest of {WHERE['binary']}, not on yours). Try vfl leaks; add a defence."
         )
 
 

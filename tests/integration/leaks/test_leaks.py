@@ -405,7 +405,9 @@ def test_the_report_of_a_run_says_that_labels_and_columns_can_be_read(
     assert f"Gradients of splitnn {gradients}" in words
     assert f"Embeddings of {embeddings} " in words
     told = words[words.index("Gradients of") :]
-    assert_names(told.partition(" align: ")[0], "R² 0.84 from training", "on credit (3,000 rows")
+    assert_names(
+        told.partition(" align: ")[0], "R² 0.87 from training", "the highest of four tables"
+    )
 
 
 @pytest.mark.parametrize(

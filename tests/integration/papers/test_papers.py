@@ -15,7 +15,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from benchmarks.papers import definition, listing, page, shelf, verify
+from benchmarks.papers import definition, page, shelf, verify
 from benchmarks.papers.__main__ import main
 from benchmarks.papers.check import UnexpectedError, refused_without_data
 from benchmarks.papers.compute import Work, computed, order_of
@@ -41,6 +41,7 @@ from benchmarks.papers.fedhssl import common as fedhssl
 from benchmarks.papers.fedhssl import figure7, table6
 from benchmarks.papers.fedonce import common as fedonce
 from benchmarks.papers.fedonce.common import upload_bytes
+from benchmarks.papers.forecast import forecast
 from benchmarks.papers.measures import (
     megabytes,
     megabytes_to,
@@ -601,8 +602,30 @@ def test_what_is_not_the_papers_is_not_counted() -> None:
     private = shelf.load("fedonce.table6")
     assert not any(each.rule.one_sided for each in private.claims)
     assert all(each.untrained is not None for each in private.data)
-    # Rows of other networks do not take the same time.
-    assert not listing._costs_alike(shelf.load("ssvfl.figure3"))
+
+
+def test_a_forecast_multiplies_the_time_of_a_row_and_that_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = dataclasses.replace(
+        TINY,
+        data=(BARS,),
+        lines=(Line("Combine", split(0.05, epochs=5), combined=True),),
+        columns=(Column("40", labels=40),),
+    )
+    seen: list[float] = []
+
+    def fill(_self: Runner, _name: str, table: Table, seeds: list[int]) -> Filled:
+        # A run takes 2 s and 1 ms for each of 400 rows that is trained on or evaluated.
+        (phase, _) = phases_of(table.lines[0].finetune, BARS)
+        seen.append(phase["epochs"])
+        return Filled(seconds=len(seeds) * (2.0 + 0.001 * 400 * (phase["epochs"] + 1)))
+
+    monkeypatch.setattr(Runner, "fill", fill)
+    runner = Runner("small", Sources(tmp_path, tmp_path), tmp_path, 1, print)
+    # Two seeds of 80 rows, 5 epochs and an evaluation.
+    assert dict(forecast("tests.tiny", one, runner)) == {"bars": pytest.approx(2 * (2.0 + 0.48))}
+    assert seen == [1, 21]
 
 
 def test_a_run_with_fewer_cells_never_replaces_a_current_result(
