@@ -73,6 +73,7 @@ class Data:
             it. It has no number in the paper.
         untrained: the metric that a network without training has at most (at least, where less is
             better), in the table's unit: cells at this level are not compared. May be an ``At``.
+        of_host: {host: the fields that differ if that party, from 1, has the labels}.
     """
 
     name: str
@@ -93,6 +94,7 @@ class Data:
     needs: str = ""
     at: tuple[Scale, ...] = SCALES
     untrained: At | float | None = None
+    of_host: Mapping[int, Tables] = field(default_factory=dict)
 
     @property
     def lower(self) -> bool:
@@ -121,7 +123,7 @@ class Line:
         tower: start from only this of that pretraining's two encoders.
         alone: the active party trains by itself.
         combined: one party has all columns.
-        changes: {key of the recipe: value}.
+        changes: {key of the recipe: value}, or a function of the data set that returns them.
         rates: learning rates of the first phase of ``finetune``; that with the best mean of the
             metric on validation rows counts.
         only: the columns that the line has; empty for all.
@@ -138,7 +140,7 @@ class Line:
     tower: Literal["cross", "local"] | None = None
     alone: bool = False
     combined: bool = False
-    changes: Tables = field(default_factory=dict)
+    changes: Tables | Callable[[Data], Tables] = field(default_factory=dict)
     rates: At | tuple[float, ...] = ()
     only: tuple[str, ...] = ()
     on: tuple[str, ...] = ()

@@ -7,7 +7,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.papers.describe import (
     EVALUATE,
@@ -84,7 +84,8 @@ def variants(table: Table) -> list[Variant]:
                 own = tuple(line for line in lines if is_whole(line, data) == whole)
                 if own:
                     number += 1
-                    found.append(Variant(data, tuple(columns), own, whole, number))
+                    with_host = replace(data, **data.of_host.get(columns[0].host, {}))
+                    found.append(Variant(with_host, tuple(columns), own, whole, number))
     return found
 
 
@@ -183,7 +184,8 @@ def _method(table: Table, variant: Variant, line: Line, scale: Scale, shared: st
     tables["finetune"] = _phases(phases_of(line.finetune or table.finetune, data), column, scale)
     if line.combined and not variant.whole:
         tables["combined"] = True
-    if changes := resolved({**data.changes, **column.changes, **line.changes}, scale):
+    own = line.changes(data) if callable(line.changes) else line.changes
+    if changes := resolved({**data.changes, **column.changes, **own}, scale):
         tables["overrides"] = changes
     return tables
 

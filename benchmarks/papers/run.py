@@ -143,7 +143,7 @@ class Runner:
     ) -> None:
         """Runs the study of a variant, and adds its cells."""
         out = refused(table, variant, self.scale, given)
-        several = sum(each.data == variant.data for each in variants(table)) > 1
+        several = sum(each.data.name == variant.data.name for each in variants(table)) > 1
         at = f" ({', '.join(each.name for each in variant.columns)})" if several else ""
         filled.left_out |= {f"{line}{at}": why for line, why in out.items()}
         every = methods(table, variant, self.scale, active_of(given))

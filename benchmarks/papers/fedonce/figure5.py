@@ -80,9 +80,8 @@ TABLE = Table(
         "guest for gradients and 32 sums a column and node, on covtype, MovieLens and NUS-WIDE; the "
         "paper leaves it out on gisette and phishing, but not on UJIIndoorLoc and Superconduct, where "
         "the sums do not fit by this count",
-        "MovieLens with P2 as the host has the settings of P1; Table 5 has others for it (d = 48, "
-        "100 epochs, learning rate 5e-4 and weight decay 1e-5 of the host's model)",
-        "Linear-Combine is trained by Adam without a ridge penalty",
+        "Linear-Combine of a regression has a ridge penalty of 1, scikit-learn's default; the paper "
+        "does not say",
         "SecureBoost: 32 bins, depth 6, without encryption; the paper does not say",
     ),
     percent=True,

@@ -590,6 +590,18 @@ def test_baselines_of_fedonce_have_the_columns_and_bytes_of_the_paper() -> None:
     assert [upload_bytes(each, "paper", None) / 4 for each in data] == numbers
     lines = {each.name: each.on for each in shelf.load("fedonce.figure5").lines}
     assert lines["SecureBoost-Comm"] == ("covtype", "NUS-WIDE", "MovieLens")
+    # Ridge regression, by scikit-learn's default: |w|² beside the sum of squares.
+    (phase, _) = phases_of(fedonce.LINEAR.finetune, fedonce.UJI)
+    assert phase["optimizer"]["weight_decay"].paper == pytest.approx(2 / (0.9 * 21_048))
+    assert phases_of(fedonce.LINEAR.finetune, fedonce.MNIST)[0]["optimizer"]["weight_decay"] == 0
+    hosts = {
+        variant.first.host: variant.data
+        for variant in planned("fedonce.figure5")
+        if variant.data.name == "MovieLens" and not variant.whole
+    }
+    # Table 5 has other settings for MovieLens with its second party as the host.
+    assert [hosts[host].model["embedding_size"] for host in (1, 2)] == [3, 48]
+    assert [hosts[host].settings["head"]["epochs"].paper for host in (1, 2)] == [40, 100]
 
 
 def test_what_is_not_the_papers_is_not_counted() -> None:

@@ -151,14 +151,15 @@ class MocoSFLSettings(Section):
 
     def adjust(self, parties: int) -> MocoSFLSettings:
         """Returns the settings for this number of passive parties. ``auto_adjust`` follows the
-        released code, which has about 100 rows in a step and averages after about 1,000 rows.
+        released code, which has about 100 rows in a step and averages after about 1,000 rows, but
+        at least twice in an epoch (appendix A.1).
         """
         if not self.auto_adjust or not parties:
             return self
         batch = max(1, _ROWS_A_STEP // parties)
         adjusted = {
             "batch_size": batch,
-            "averages_per_epoch": max(1, _ROWS_AN_AVERAGE // (batch * parties)),
+            "averages_per_epoch": max(2, _ROWS_AN_AVERAGE // (batch * parties)),
             "sample": 1 / max(1, parties // _ROWS_A_STEP),
         }
         written = self.model_fields_set
