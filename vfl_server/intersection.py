@@ -43,6 +43,7 @@ from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.files import private_file, write_error
 from vfl_common.psi import (
     MAX_ROWS,
+    NO_TAGS,
     PHASE,
     TAG_BYTES,
     WORD_BYTES,
@@ -73,7 +74,8 @@ def serve(
     partial: bool = False,
 ) -> Callable[[], None]:
     """Serves the steps of an alignment: the sizes, the batches of tags, and the digests of the
-    lists. Returns a function that answers the last step.
+    lists. Two parties that use rr22 send no tags, and check ``at_least`` themselves. Returns a
+    function that answers the last step.
 
     ``ring``: The parties, the active party first. Each party sends the tags of the next party in
     the ring. ``folder``: The folder for the tags, which is removed at the end or after a PeerError.
@@ -89,7 +91,11 @@ def serve(
     owner = dict(zip(ring, (*ring[1:], *ring[:1]), strict=True))
     step = StepKey(PHASE, len(ring), 0)
     replies = hub.collect(step, _SIZES)
-    sizes, word = _check_sizes(replies, owner, max_rows)
+    sizes, word, has_tags = _check_sizes(replies, owner, max_rows)
+    if not has_tags:
+        first = Buffer(DType.INT64, (1,), memoryview(bytes(8)))
+        hub.reply(step, dict.fromkeys(replies, Bundle(Kind.ROWS, {"first": first})))
+        return _compare_lists(hub, ring, step._replace(batch=1), partial)
     tags = KeptTags(folder, word, {party: sizes[party] for party in ring})
     try:
         first_batch, num_batches = tags.find_first_batch(), count_tag_batches(sizes.values())
@@ -121,9 +127,10 @@ def serve(
 
 def _check_sizes(
     replies: Mapping[str, Bundle], owner: Mapping[str, str], max_rows: int
-) -> tuple[dict[str, int], bytes]:
-    """Returns {party: its number of rows} and the identifier of the alignment attempt. Raises
-    PeerError if the parties' announcements contradict each other.
+) -> tuple[dict[str, int], bytes, bool]:
+    """Returns {party: its number of rows}, the identifier of the alignment attempt, and whether the
+    parties send tags. Two parties that use rr22 send none. Raises PeerError if the parties'
+    announcements contradict each other.
     """
     announcements = {
         party: np.frombuffer(reply.tensors["sizes"].data, "<i8") for party, reply in replies.items()
@@ -145,8 +152,9 @@ def _check_sizes(
                 party=party,
             )
     active = next(iter(owner))
+    has_tags = len(owner) > 2 or any(int(masked) != NO_TAGS for _, masked in announcements.values())
     for party, (_, masked_rows) in announcements.items():
-        if int(masked_rows) != sizes[owner[party]]:
+        if has_tags and int(masked_rows) != sizes[owner[party]]:
             raise PeerError(
                 Code.MALFORMED_MESSAGE,
                 f"{party} has {int(masked_rows)} masked rows of {owner[party]}, which has "
@@ -159,7 +167,7 @@ def _check_sizes(
                 f"{party} is in another attempt at the alignment than {active}. Begin a new run.",
                 party=party,
             )
-    return sizes, words[active]
+    return sizes, words[active], has_tags
 
 
 def _make_batch_specs(

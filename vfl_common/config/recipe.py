@@ -186,6 +186,12 @@ class Recipe(Section):
             )
         if rows.partial and rows.align != "psi":
             raise ValueError('rows: partial = true needs align = "psi". Set it, or remove partial.')
+        if rows.align != "psi" and "psi" in rows.model_fields_set:
+            raise ValueError('rows: psi needs align = "psi". Set it, or remove psi.')
+        if rows.psi.engine == "rr22" and (len(self.passives) != 1 or rows.partial):
+            raise ValueError(
+                'rows: psi.engine = "rr22" needs two parties without partial. Set "x25519".'
+            )
         if rows.partial and not self.passives:
             raise ValueError(
                 f"rows: partial: {self.active.name} is the only party, so no other party can hold "

@@ -63,6 +63,17 @@ class PartySettings(Section):
     """
 
 
+class PsiSettings(Section):
+    """The engine of a private set intersection."""
+
+    engine: Literal["auto", "rr22", "x25519"] = "auto"
+    """``x25519``: Diffie-Hellman, for any number of parties. ``rr22``: oblivious transfer by
+    SecretFlow's engine, for two parties, several times as fast; it needs the wheel ``spu`` at both,
+    and the active party learns the common rows first. ``auto``: rr22 for two parties of 20,000 rows
+    or more if both have the wheel and ``at_least`` is 1, else x25519.
+    """
+
+
 class RowsSettings(Section):
     """How the parties find the rows that all of them hold, and how they divide these rows, in the
     same way at every party.
@@ -83,6 +94,8 @@ class RowsSettings(Section):
     With fewer, the run ends before any party learns which rows are common. With ``partial``, the
     minimum applies to each party's rows that are used.
     """
+    psi: PsiSettings = PsiSettings()
+    """With psi: the engine."""
     alignment: RunName | None = None
     """With psi: the id of an earlier run of the same parties and tables, whose common rows are used
     instead of a new alignment.

@@ -17,6 +17,8 @@ MASKED_IDS = "masked ids"
 TAG_BYTES = 12
 # The length of the random value by which the server identifies an attempt.
 WORD_BYTES = 32
+# The number of masked rows that a party announces to the server if it sends no tags.
+NO_TAGS = -1
 # The maximum number of tags that are sent to the server in one batch.
 TAG_BATCH = 1 << 20
 # The maximum number of rows of a party, unless a lower limit is set: row numbers are 64-bit

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -11,7 +13,7 @@ from vfl_common.psi import PHASE, TAG_BYTES, WORD_BYTES, count_tag_batches
 from vfl_party.align import batches
 from vfl_party.align.state import NO_ATTEMPT
 from vfl_party.outbound.declared import NOTHING, Exchange, Occurrence, Sent, i64, u8
-from vfl_party.psi import sealed
+from vfl_party.psi import rr22, sealed
 from vfl_party.psi.curve import POINT_BYTES
 
 NAME_BYTES = len(NO_ATTEMPT)
@@ -30,6 +32,10 @@ HELLO = Exchange(
             # 1 if the party already knows the common rows.
             "known": u8(1),
             "introduction": u8(INTRODUCTION_BYTES),
+            # 1 if the party can use rr22.
+            "rr22": u8(1),
+            # The number of buckets of rr22 that the party has saved.
+            "buckets": i64(1),
         },
     ),
     Sent(
@@ -41,6 +47,8 @@ HELLO = Exchange(
             "first": i64("parties"),
             "known": u8(1),
             "introductions": u8("parties", INTRODUCTION_BYTES),
+            # 1 if the parties use rr22; ``first`` is then the first bucket that some party lacks.
+            "rr22": u8(1),
         },
         label_free=True,
     ),
@@ -52,6 +60,15 @@ MASKED = Exchange(
     Sent(Kind.ROWS, {"points": u8("down")}, label_free=True),
     when="once a batch and round",
 )
+# What the engines of rr22 send each other, padded.
+TURNS = Exchange(
+    "rr22",
+    Sent(Kind.ROWS, {"messages": u8("up")}),
+    Sent(Kind.ROWS, {"messages": u8("down")}, label_free=True),
+    when="once a turn and bucket",
+)
+# The maximum number of bytes in one direction of a step of ``TURNS``.
+_TURN_BYTES = 1 << 20
 SIZES = Exchange(
     "sizes",
     # The attempt's identifier, by which the server finds the tags that it has saved.
@@ -97,6 +114,38 @@ def occurrences(parties: int, rows: int) -> list[Occurrence]:
         result.append(Occurrence.of(TAGS, StepKey(PHASE, parties, number), tags=tags, bits=bits))
     result.append(Occurrence.of(LISTS, StepKey(PHASE, parties, last_batch + 1), bytes=DIGEST_BYTES))
     return result
+
+
+def split_turn(turn: rr22.Turn) -> list[tuple[int, int]]:
+    """Returns the bytes of each step of a turn, up and down. An answer begins when all is sent."""
+    ups, downs = ([*_split(part.size)] for part in turn)
+    return [
+        *((size, 0) for size in ups[:-1]),
+        (ups[-1] if ups else 0, downs[0] if downs else 0),
+        *((0, size) for size in downs[1:]),
+    ]
+
+
+def _split(size: int) -> Iterator[int]:
+    for start in range(0, size, _TURN_BYTES):
+        yield min(_TURN_BYTES, size - start)
+
+
+def count_turn_steps(division: rr22.Buckets) -> int:
+    """Returns the number of steps of a bucket."""
+    return sum(map(len, map(split_turn, rr22.make_turns(division.active, division.passive))))
+
+
+def rr22_occurrences(rows: int) -> list[Occurrence]:
+    """Returns all exchanges of a party by rr22. Both parties have ``rows`` rows."""
+    result = [Occurrence.of(HELLO, StepKey(PHASE, 0, 0), parties=2)]
+    division = rr22.divide(rows, rows)
+    turns = rr22.make_turns(division.active, division.passive)
+    sizes = [size for turn in turns for size in split_turn(turn)] * division.number
+    for batch, (up, down) in enumerate(sizes):
+        result.append(Occurrence.of(TURNS, StepKey(PHASE, 1, batch), up=up, down=down))
+    result.append(Occurrence.of(SIZES, StepKey(PHASE, 2, 0)))
+    return [*result, Occurrence.of(LISTS, StepKey(PHASE, 2, 1), bytes=DIGEST_BYTES)]
 
 
 def to_tensor(*values: int, dtype: torch.dtype = torch.int64) -> Tensor:

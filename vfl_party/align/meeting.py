@@ -9,6 +9,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -29,6 +30,9 @@ from vfl_party.align.state import NO_ATTEMPT, AlignmentFiles, Attempt
 from vfl_party.psi import sealed
 
 log = logging.getLogger(__name__)
+Engine = Literal["auto", "rr22", "x25519"]
+# With ``engine = "auto"``, smaller tables use X25519, which takes about a second for them.
+MIN_ROWS = 20_000
 
 
 @dataclass(frozen=True)
@@ -38,21 +42,24 @@ class Agreement:
     Args:
         known: Whether all parties already know the common rows; the last two fields are then empty.
         identity: The key pair with which this party seals messages.
-        first: For each round, the first batch that some party lacks.
+        first: For each round, the first batch that some party lacks; with rr22, the first bucket.
         publics: The public sealing keys of all parties.
+        rr22: Whether the parties use rr22.
     """
 
     known: bool
     identity: sealed.KeyPair = field(repr=False)
     first: Sequence[int] = ()
     publics: Sequence[bytes] = ()
+    rr22: bool = False
 
 
 class Meeting:
     """One party's side of the meeting that begins each generation."""
 
-    def __init__(self, ring: PsiRing, files: AlignmentFiles) -> None:
-        self._ring, self._files = ring, files
+    def __init__(self, ring: PsiRing, files: AlignmentFiles, engine: Engine) -> None:
+        self._ring, self._files, self._engine = ring, files, engine
+        self._offers = engine != "x25519"
         self._identity = sealed.KeyPair.new()
 
     def meet(self, *, known: bool) -> Agreement:
@@ -68,6 +75,8 @@ class Meeting:
             "masked": to_tensor(*(self._files.count_stored(round_) for round_ in range(1, k + 1))),
             "known": to_tensor(int(known), dtype=torch.uint8),
             "introduction": bytes_to_tensor(self._make_introduction()),
+            "rr22": to_tensor(int(self._offers), dtype=torch.uint8),
+            "buckets": to_tensor(self._files.count_buckets()),
         }
         if ring.me:
             decision = ring.make_asking(HELLO, parties=k).swap(step, hello)
@@ -95,6 +104,14 @@ class Meeting:
             self._read_public_key(number, introduction.numpy().tobytes())
             for number, introduction in enumerate(decision["introductions"])
         ]
+        uses_rr22 = bool(decision["rr22"][0])
+        if uses_rr22 and not self._offers:
+            raise PeerError(
+                Code.MALFORMED_MESSAGE,
+                f"{ring.active}: begins an alignment by rr22, which {ring.context.name} does not "
+                "offer. Begin a new run.",
+                party=ring.active,
+            )
         name = decision["attempt"].numpy().tobytes()
         if name != attempt.name or name == NO_ATTEMPT:
             ring.context.begins()
@@ -116,6 +133,12 @@ class Meeting:
                 "of rows. Begin a new run.",
                 party=ring.active,
             )
+        elif uses_rr22:
+            log.info(
+                "resuming the alignment: %d buckets are done",
+                first_batches[0],
+                extra={"event": "realigning"},
+            )
         else:
             masked_rows = sum(
                 min(self._files.count_stored(round_), ring.rows[ring.find_owner(round_)])
@@ -128,6 +151,10 @@ class Meeting:
                 extra={"event": "realigning"},
             )
             ring.context.show("realigning", masked=masked_rows, of=sum(ring.rows))
+        if uses_rr22:
+            if not 0 <= first_batches[0] <= self._files.count_buckets():
+                raise self._skipped_batches()
+            return Agreement(False, self._identity, first_batches, publics, rr22=True)
         for round_ in range(1, k + 1):
             self._files.cut(round_, ring.rows[ring.find_owner(round_)])
         for round_ in range(1, k):
@@ -140,13 +167,16 @@ class Meeting:
                 <= first_batches[round_ - 1]
                 <= (saved_rows // batches.BATCH if saved_rows < rows else ring.batches)
             ):
-                raise PeerError(
-                    Code.MALFORMED_MESSAGE,
-                    f"{ring.active}: skips batches that {ring.context.name} lacks. Begin a new "
-                    "run.",
-                    party=ring.active,
-                )
+                raise self._skipped_batches()
         return Agreement(False, self._identity, first_batches, publics)
+
+    def _skipped_batches(self) -> PeerError:
+        active, me = self._ring.active, self._ring.context.name
+        return PeerError(
+            Code.MALFORMED_MESSAGE,
+            f"{active}: skips batches that {me} lacks. Begin a new run.",
+            party=active,
+        )
 
     def _decide(self, hellos: Mapping[str, dict[str, Tensor]]) -> dict[str, Tensor]:
         """Decides at the active party which batches remain, from the ``HELLO`` messages of all
@@ -177,6 +207,7 @@ class Meeting:
                 "attempt": bytes_to_tensor(NO_ATTEMPT),
                 "first": torch.zeros(k, dtype=torch.int64),
                 "known": to_tensor(1, dtype=torch.uint8),
+                "rr22": to_tensor(0, dtype=torch.uint8),
                 "introductions": torch.zeros(k, INTRODUCTION_BYTES, dtype=torch.uint8),
             }
         for name, hello in hellos.items():
@@ -196,8 +227,12 @@ class Meeting:
             and attempts != {NO_ATTEMPT}
             and self._files.attempt.rows == tuple(self._ring.rows)
         )
-        first_batches = []
-        for round_ in range(1, k):
+        uses_rr22 = all(bool(hello["rr22"][0]) for hello in hellos.values()) and (
+            self._engine == "rr22" or max(self._ring.rows) >= MIN_ROWS
+        )
+        saved_buckets = min(int(hello["buckets"][0]) for hello in hellos.values())
+        first_batches = [max(0, saved_buckets) if is_resumed else 0] if uses_rr22 else []
+        for round_ in () if uses_rr22 else range(1, k):
             missing_batches = [self._ring.batches]
             for receiver, name in enumerate(self._ring.names):
                 rows = self._ring.rows[(receiver - round_) % k]
@@ -210,6 +245,7 @@ class Meeting:
             "attempt": bytes_to_tensor(attempts.pop() if is_resumed else os.urandom(NAME_BYTES)),
             "first": to_tensor(*first_batches, 0),
             "known": to_tensor(0, dtype=torch.uint8),
+            "rr22": to_tensor(int(uses_rr22), dtype=torch.uint8),
             "introductions": torch.stack(
                 [hellos[name]["introduction"] for name in self._ring.names]
             ),

@@ -39,9 +39,10 @@ from vfl_common.errors import AbortedError, Code, InputError, PeerError
 from vfl_common.psi import compute_min_common, make_too_few_error
 from vfl_party.align import batches
 from vfl_party.align.aligned import AlignedRows, AlignmentContext
+from vfl_party.align.buckets import BucketRounds
 from vfl_party.align.digest import DigestAlignment
-from vfl_party.align.exchanges import occurrences
-from vfl_party.align.meeting import Meeting
+from vfl_party.align.exchanges import occurrences, rr22_occurrences
+from vfl_party.align.meeting import MIN_ROWS, Engine, Meeting
 from vfl_party.align.partial import PartialRows
 from vfl_party.align.ring import PsiRing
 from vfl_party.align.rounds import Rounds
@@ -50,6 +51,7 @@ from vfl_party.data import Table
 from vfl_party.data.ids import Ids
 from vfl_party.outbound.declared import Occurrence
 from vfl_party.outbound.policies import Policy
+from vfl_party.psi import rr22
 
 REMEDY = "To align again, remove the folder 'alignment' of the run at either party."
 
@@ -69,8 +71,29 @@ class PsiAlignment:
 
     def occurrences(self, rows: int) -> list[Occurrence]:
         """See ``Alignment.occurrences``."""
-        exchanges = occurrences(1 + len(self._recipe.passives), rows)
+        engine = self._choose_engine(1)
+        if engine == "rr22" or (engine == "auto" and rows >= MIN_ROWS):
+            exchanges = rr22_occurrences(rows)
+        else:
+            exchanges = occurrences(1 + len(self._recipe.passives), rows)
         return [*exchanges, *(self._partial or self._digest).occurrences(rows)]
+
+    def _choose_engine(self, at_least: int) -> Engine:
+        """Returns the engines that this party offers.
+
+        With ``"auto"`` it does not offer rr22 if a minimum number of common rows is required,
+        because with rr22 a party learns the common rows before it can count them. ``at_least``: The
+        minimum that this party requires. Raises InputError if the recipe asks for rr22 and this
+        party lacks it.
+        """
+        engine = self._recipe.rows.psi.engine
+        if engine == "rr22":
+            rr22.require_engine()
+        if engine != "auto":
+            return engine
+        suits = len(self._recipe.passives) == 1 and self._partial is None
+        needs_all = self._recipe.rows.at_least == 1 and at_least == 1
+        return "auto" if suits and needs_all and not rr22.explain_absence() else "x25519"
 
     def get_expected(self, table: Table) -> AlignedRows:
         """See ``Alignment.get_expected``."""
@@ -163,9 +186,10 @@ class PsiAlignment:
         ring = PsiRing(self._recipe, self._policy, context)
         agreement = None
         try:
-            agreement = Meeting(ring, files).meet(known=common is not None)
+            engine = self._choose_engine(context.at_least)
+            agreement = Meeting(ring, files, engine).meet(known=common is not None)
             if not agreement.known:
-                rounds = Rounds(ring, files, agreement)
+                rounds = (BucketRounds if agreement.rr22 else Rounds)(ring, files, agreement)
                 common = rounds.run()
                 self._check_enough(common.rows, context)
                 masks = [*common.holders.values()] or [common.rows]

@@ -12,7 +12,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.psi import PHASE
 from vfl_party.align import batches
 from vfl_party.align.aligned import AlignmentContext
-from vfl_party.align.exchanges import HELLO, LISTS, MASKED, SIZES, TAGS
+from vfl_party.align.exchanges import HELLO, LISTS, MASKED, SIZES, TAGS, TURNS
 from vfl_party.outbound.chains import make_chains
 from vfl_party.outbound.declared import Exchange, Role
 from vfl_party.outbound.exchange import Answering, Asking
@@ -37,7 +37,7 @@ class PsiRing:
         role: Role = "passive" if self.me else "active"
         self._chains = {
             exchange.name: make_chains(recipe, PHASE, exchange, role, policy)
-            for exchange in (HELLO, MASKED, SIZES, TAGS, LISTS)
+            for exchange in (HELLO, MASKED, TURNS, SIZES, TAGS, LISTS)
         }
 
     @property

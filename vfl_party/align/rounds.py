@@ -35,10 +35,15 @@ from vfl_party.psi.pool import Masking
 
 
 class Rounds:
-    """One party's side of the remaining rounds of an attempt."""
+    """One party's side of the remaining rounds of an attempt, by X25519."""
 
     def __init__(self, ring: PsiRing, files: AlignmentFiles, agreed: Agreement) -> None:
         self._ring, self._files, self._agreed = ring, files, agreed
+
+    @property
+    def lists_batch(self) -> int:
+        """The number of the step with the server in which the lists are compared."""
+        return 1 + psi.count_tag_batches(self._ring.rows)
 
     def run(self) -> CommonRows:
         """Runs the remaining rounds, and returns which of this party's rows are common.
@@ -112,7 +117,7 @@ class Rounds:
             for ids in lists
         ]
         asking = self._ring.make_asking(LISTS, bytes=DIGEST_BYTES * len(lists))
-        step = StepKey(PHASE, self._ring.size, 1 + psi.count_tag_batches(self._ring.rows))
+        step = StepKey(PHASE, self._ring.size, self.lists_batch)
         asking.swap(step, {"digest": bytes_to_tensor(b"".join(digests))})
 
     def _intersect(self) -> npt.NDArray[np.uint8]:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
+import itertools
 import json
 import shutil
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -290,6 +292,39 @@ class AlignmentFiles:
             points = np.frombuffer(self.points(round_, batch, total), "<u8")
             yield start, points.reshape(-1, POINT_BYTES // 8)
 
+    # -- buckets of rr22
+    # ----------------------------------------------------------------------
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the alignment."""
+        return self._path
+
+    def add_bucket(self, bucket: int, rows: npt.NDArray[np.int64]) -> None:
+        """Saves the common rows of a bucket. Raises InputError."""
+        data = rows.astype("<i8").tobytes()
+        with private_file(self._path / f"{bucket}.bucket") as file:
+            file.write(zlib.crc32(data).to_bytes(4, "little") + data)
+
+    def read_bucket(self, bucket: int) -> npt.NDArray[np.int64]:
+        """Returns the common rows of a saved bucket. Raises InputError."""
+        path = self._path / f"{bucket}.bucket"
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise write_error(path, error) from None
+        if data[:4] != zlib.crc32(data[4:]).to_bytes(4, "little"):
+            raise InputError(
+                Code.FILE_INVALID,
+                f"{path}: the file is damaged. Remove {self._path}; then all parties begin the "
+                "alignment again.",
+            )
+        return np.frombuffer(data, "<i8", offset=4)
+
+    def count_buckets(self) -> int:
+        """Returns the number of saved buckets."""
+        return next(n for n in itertools.count() if not (self._path / f"{n}.bucket").exists())
+
     # -- the result
     # ----------------------------------------------------------------------
 
@@ -343,7 +378,7 @@ class AlignmentFiles:
         self.attempt = Attempt()
         with contextlib.suppress(OSError):
             (self._path / _STATE).unlink(missing_ok=True)
-            for path in self._path.glob("*.points"):
+            for path in (*self._path.glob("*.points"), *self._path.glob("*.bucket")):
                 path.unlink(missing_ok=True)
 
     def forget(self) -> None:
