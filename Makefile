@@ -72,6 +72,10 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	@echo 'installing with development tools (torch is large: this takes a minute or more the first time)'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --config-settings editable_mode=compat -e '.[dev]'
+	@# The engine of rows.psi.engine = "rr22", without what it does not use. It has no wheel for CPython 3.12.
+	$(BIN)/python -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' && \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps spu==0.9.5 || \
+	  echo 'note: tests of rr22 are skipped: the wheel spu 0.9.5 is not to be had here'
 	@touch $@ $(VENV)/.installed
 
 clean:  ## remove .venv and what was built

@@ -1,5 +1,6 @@
 """What private alignment costs: ``python -m benchmarks.psi [--ids N] [--peer-python PATH]
-[--resume]``.
+[--resume]
+[--engine rr22] [--spu]``.
 
 A server and two parties, each in a process of its own, over gRPC with mutual TLS, find the half of
 N ids a side that both have. With ``--peer-python``, the interpreter of an environment with
@@ -7,7 +8,8 @@ N ids a side that both have. With ``--peer-python``, the interpreter of an envir
 60 and 90 % of its masking, and started again at once; the table then has the ids that the parties
 masked over those that have to be. With ``--masking N``, one party's masking with N workers, without
 a network, stands beside what ``vfl forecast --workers`` reckons with. 10 million ids a side take
-ten minutes of two cores: ``python -m benchmarks.psi --ids 10000000``.
+ten minutes of two cores: ``python -m benchmarks.psi --ids 10000000``. With ``--spu``, both of our
+engines take turns with the wheel ``spu`` alone, by RR22 and by ECDH on Curve25519.
 """
 
 from __future__ import annotations
@@ -21,9 +23,11 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import psi_spu
 from benchmarks.psi_run import ACTIVE, PARTIES, Cost, Run, write_tables
 from vfl_party.align import batches, masking_time
 
@@ -31,14 +35,16 @@ KILLED_AT = (0.3, 0.6, 0.9)
 _PEER_S = 600.0
 
 
-def align(ids: int, *, memory: int = 256, kill: str = "", at: float = 0.0) -> Cost:
+def align(
+    ids: int, engine: str = "x25519", *, memory: int = 256, kill: str = "", at: float = 0.0
+) -> Cost:
     """Aligns once, with ``memory`` MiB as data.memory_mib; with ``kill``, that party is killed when
     the share ``at`` of its masking is done.
     """
     with tempfile.TemporaryDirectory(prefix="vfl-psi-") as place:
         folder = Path(place)
         with Run(
-            ids, write_tables(ids, folder, memory_mib=memory), folder, count=bool(kill)
+            ids, write_tables(ids, folder, memory_mib=memory), folder, engine, count=bool(kill)
         ) as run:
             if kill:
                 run.wait(lambda: run.share(kill) >= at)
@@ -105,6 +111,41 @@ def race(
     return ours, peers
 
 
+def race_spu(ids: int, repeats: int, memory: int, console: Console) -> list[Cost]:
+    """Has both engines and ``spu`` alone take turns, and prints the medians."""
+    costs: dict[str, list[Cost]] = {"rr22": [], "x25519": []}
+    alone: dict[str, list[dict[str, Any]]] = {name: [] for name in psi_spu.PROTOCOLS}
+    with tempfile.TemporaryDirectory(prefix="vfl-spu-") as place:
+        inputs = Path(place) / "0.csv", Path(place) / "1.csv"
+        for number, path in enumerate(inputs):
+            rows = np.random.default_rng(number).permutation(ids) + number * (ids // 2)
+            lines = "\n".join(f"customer-{row:09d}" for row in rows.tolist())
+            path.write_text(f"id\n{lines}\n")
+        for _ in range(repeats):
+            for engine, found in costs.items():
+                found.append(align(ids, engine, memory=memory))
+            for protocol, others in alone.items():
+                others.append(psi_spu.run(inputs, protocol))
+                if len(others[-1].pop("common")) != ids - ids // 2:
+                    raise click.ClickException(f"spu by {protocol} found other rows")
+    for engine, found in costs.items():
+        console.print(engine)
+        print_costs(found, console)
+    table = Table("contestant", "median", "min - max", "CPU seconds of both")
+    times = {name: [each.seconds for each in found] for name, found in costs.items()}
+    cpu = dict.fromkeys(costs, "")
+    for protocol, others in alone.items():
+        times[f"spu, {protocol}"] = [each["seconds"] for each in others]
+        cpu[f"spu, {protocol}"] = f"{statistics.median(each['cpu_s'] for each in others):.1f}"
+    for name, seconds in times.items():
+        ends = f"{min(seconds):.2f} - {max(seconds):.2f}"
+        table.add_row(name, f"{statistics.median(seconds):.2f} s", ends, cpu[name])
+    console.print(table)
+    ratio = statistics.median(times["rr22"]) / statistics.median(times["spu, RR22"])
+    console.print(f"rr22 takes {ratio:.2f} times as long as spu alone")
+    return [*costs["rr22"], *costs["x25519"]]
+
+
 def resume(ids: int, killed: str, console: Console) -> list[Cost]:
     """Kills a party at each share, in a run of its own, and prints what was masked again."""
     table = Table("killed", "at", "alignment", "masked again")
@@ -167,6 +208,14 @@ def masking(ids: int, workers: int, console: Console) -> None:
     help="data.memory_mib; less shows with few ids what many take.",
 )
 @click.option(
+    "--engine",
+    type=click.Choice(("rr22", "x25519")),
+    default="x25519",
+    show_default=True,
+    help="rows.psi.engine.",
+)
+@click.option("--spu", is_flag=True, help="Also time the other engine, and spu alone.")
+@click.option(
     "--json",
     "json_path",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -180,6 +229,8 @@ def main(
     killed: str,
     workers: int | None,
     memory: int,
+    engine: str,
+    spu: bool,
     json_path: Path | None,
 ) -> None:
     """Run what was asked for, and print tables."""
@@ -190,10 +241,12 @@ def main(
     peers: list[dict[str, Any]] = []
     if resumes:
         costs = resume(ids, killed, console)
+    elif spu:
+        costs = race_spu(ids, repeats, memory, console)
     elif peer_python is not None:
         costs, peers = race(ids, peer_python, repeats, console)
     else:
-        costs = [align(ids, memory=memory) for _ in range(repeats)]
+        costs = [align(ids, engine, memory=memory) for _ in range(repeats)]
         print_costs(costs, console)
     if json_path is not None:
         json_path.write_text(

@@ -84,7 +84,7 @@ def write_tables(ids: int, folder: Path, **settings: Any) -> dict[str, DataSetti
     return found
 
 
-def recipe(ids: int) -> dict[str, Any]:
+def recipe(ids: int, engine: str = "x25519") -> dict[str, Any]:
     """Returns tables of a recipe that aligns, and then does as little as it can: one step, of few
     rows, so that the largest memory is that of the alignment.
     """
@@ -93,7 +93,13 @@ def recipe(ids: int) -> dict[str, Any]:
         "name": "psi",
         "seed": 1,
         "task": {"kind": "binary"},
-        "rows": {"align": "psi", "validation": 0.0, "test": 0.0, "labelled": few},
+        "rows": {
+            "align": "psi",
+            "psi": {"engine": engine},
+            "validation": 0.0,
+            "test": 0.0,
+            "labelled": few,
+        },
         "parties": [{"name": ACTIVE, "role": "active"}, {"name": PASSIVE, "role": "passive"}],
         "model": {"embedding_size": 1, "encoder": {"kind": "mlp", "hidden": [1]}},
         "phases": [
@@ -113,11 +119,17 @@ class Run:
     """The processes of one run: a context manager that ends them all."""
 
     def __init__(
-        self, ids: int, data: dict[str, DataSettings], folder: Path, *, count: bool = False
+        self,
+        ids: int,
+        data: dict[str, DataSettings],
+        folder: Path,
+        engine: str = "x25519",
+        *,
+        count: bool = False,
     ) -> None:
         self._ids, self._folder, self._out = ids, folder, folder / "runs"
         self._counted = folder / "masked" if count else None
-        tables = recipe(ids)
+        tables = recipe(ids, engine)
         tables["simulate"]["parties"] = {
             name: each.model_dump(exclude_defaults=True) for name, each in data.items()
         }

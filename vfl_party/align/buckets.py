@@ -1,7 +1,7 @@
 """Private set intersection of two parties by RR22, bucket by bucket.
 
 Both parties deal their rows to buckets by a keyed hash of the id, and pad each bucket to the same
-number of rows. The engines (``vfl_party.psi.rr22``) intersect one bucket after the other. A party
+number of rows. The engines (``vfl_party.rr22``) intersect one bucket after the other. A party
 saves the rows that it found in a bucket, so a party that is killed loses one bucket of work.
 
 The active party learns the common rows of a bucket first and then tells the passive party. So both
@@ -25,6 +25,7 @@ from vfl_common.bundle import StepKey
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.files import write_error
 from vfl_common.psi import NO_TAGS, PHASE
+from vfl_party import rr22
 from vfl_party.align.exchanges import (
     SIZES,
     TURNS,
@@ -35,7 +36,6 @@ from vfl_party.align.exchanges import (
 )
 from vfl_party.align.rounds import Rounds
 from vfl_party.align.state import CommonRows
-from vfl_party.psi import rr22
 
 # The rows that are hashed at once.
 _CHUNK = 1 << 16

@@ -10,10 +10,11 @@ from torch import Tensor
 from vfl_common import psi
 from vfl_common.bundle import Kind, StepKey
 from vfl_common.psi import PHASE, TAG_BYTES, WORD_BYTES, count_tag_batches
+from vfl_party import rr22
 from vfl_party.align import batches
 from vfl_party.align.state import NO_ATTEMPT
 from vfl_party.outbound.declared import NOTHING, Exchange, Occurrence, Sent, i64, u8
-from vfl_party.psi import rr22, sealed
+from vfl_party.psi import sealed
 from vfl_party.psi.curve import POINT_BYTES
 
 NAME_BYTES = len(NO_ATTEMPT)

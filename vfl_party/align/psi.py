@@ -37,6 +37,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.config.recipe_tables import RowsSettings
 from vfl_common.errors import AbortedError, Code, InputError, PeerError
 from vfl_common.psi import compute_min_common, make_too_few_error
+from vfl_party import rr22
 from vfl_party.align import batches
 from vfl_party.align.aligned import AlignedRows, AlignmentContext
 from vfl_party.align.buckets import BucketRounds
@@ -51,7 +52,6 @@ from vfl_party.data import Table
 from vfl_party.data.ids import Ids
 from vfl_party.outbound.declared import Occurrence
 from vfl_party.outbound.policies import Policy
-from vfl_party.psi import rr22
 
 REMEDY = "To align again, remove the folder 'alignment' of the run at either party."
 
@@ -94,6 +94,24 @@ class PsiAlignment:
         suits = len(self._recipe.passives) == 1 and self._partial is None
         needs_all = self._recipe.rows.at_least == 1 and at_least == 1
         return "auto" if suits and needs_all and not rr22.explain_absence() else "x25519"
+
+    def describe(self) -> str:
+        """Returns a text for people about the engine. Raises InputError if the recipe asks for rr22
+        and this party lacks it.
+        """
+        engine = self._choose_engine(1)
+        if engine == "x25519":
+            return "x25519; the server tells all parties at the same time which rows are common"
+        active = self._recipe.active.name
+        first = (
+            f"both parties must be honest-but-curious, and {active} learns the common rows first"
+        )
+        if engine == "rr22":
+            return f"rr22; {first}"
+        return (
+            f"rr22 if the other party offers it and one party has {MIN_ROWS:,} rows, else x25519; "
+            f"with rr22 {first}"
+        )
 
     def get_expected(self, table: Table) -> AlignedRows:
         """See ``Alignment.get_expected``."""

@@ -31,6 +31,7 @@ from vfl_common.rpc.uplink import SERVICE as SESSIONS
 from vfl_common.summary import describe_label_exposure
 from vfl_common.text import format_percent
 from vfl_party.align import make_alignment
+from vfl_party.align.psi import PsiAlignment
 from vfl_party.assembly.files import PartyFiles, read_files
 from vfl_party.assembly.machine import room, serve_ports
 from vfl_party.assembly.party import Assembled, OpenedParty, assemble
@@ -302,6 +303,8 @@ def _check_assembly(files: PartyFiles, opened: OpenedParty) -> Iterator[Finding]
             "of the run"
         )
     yield Finding("rows", True, sizes)
+    if isinstance(alignment, PsiAlignment) and files.recipe.passives:
+        yield Finding("alignment", True, f"by {alignment.describe()}")
     few_rows_text = warn_few_rows(len(party.prepared.splits["train"]), _count_classes(party))
     if few_rows_text and not own_rows and not learns_division:
         yield Finding("training", True, few_rows_text, note=True)

@@ -23,9 +23,9 @@ from tests.harness.aligning import (
 from vfl_common.bundle import Bundle, StepKey
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.psi import PHASE
+from vfl_party import rr22
 from vfl_party.align import buckets, meeting
 from vfl_party.align.exchanges import count_turn_steps, rr22_occurrences
-from vfl_party.psi import rr22
 
 small = small_batches()
 ENGINE = {"psi": {"engine": "rr22"}}
@@ -201,7 +201,7 @@ def test_rows_that_both_parties_lose_are_noticed(
     monkeypatch.setattr(rr22, "MAX_ROWS", 10_000)
     monkeypatch.setattr(rr22, "_ROWS_A_PROBE", 2)
     monkeypatch.setattr(rr22, "ENGINE", tmp_path / "lossy.py")
-    text = Path(rr22.__file__).with_name("rr22_engine.py").read_text()
+    text = Path(rr22.__file__).with_name("engine.py").read_text()
     (tmp_path / "lossy.py").write_text(text.replace("low_comm_mode=False", "low_comm_mode=True"))
     with pytest.raises(PeerError, match=r"loses rows: it found 4,9\d\d of 5,000 rows"):
         Parties(tmp_path, random_sets(1, 4900, 4900, 2000), rows=ENGINE).align()

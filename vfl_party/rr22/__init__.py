@@ -68,7 +68,7 @@ _TRACE = re.compile(rb"written to (/tmp/psi_[\w-]+\.trace)\.")
 _SYNC = re.compile(rb"(root-\d+):\d+:ALLGATHER")
 _BUSY = b"p_unfinished"
 # The program of an engine.
-ENGINE = Path(__file__).with_name("rr22_engine.py")
+ENGINE = Path(__file__).with_name("engine.py")
 _GRPC_OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),

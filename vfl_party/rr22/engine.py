@@ -1,11 +1,11 @@
-"""Runs SecretFlow's RR22 on one file, in a process of its own: ``python rr22_engine.py PACKAGE RANK
+"""Runs SecretFlow's RR22 on one file, in a process of its own: ``python engine.py PACKAGE RANK
 RELAY INPUT OUTPUT``. With ``PACKAGE`` alone it only loads the engine.
 
 This is the only file that imports the wheel ``spu``. It loads the wheel's two shared objects
 without the rest of the package, which needs JAX. It imports nothing of ours, so it starts quickly
 and has no secrets of the party.
 
-The engine talks to the relay of ``vfl_party.psi.rr22`` on loopback, which stands for the other
+The engine talks to the relay of ``vfl_party.rr22`` on loopback, which stands for the other
 party. It prints ``port PORT`` when it is about to listen, and ``done`` when the output is written.
 """
 
