@@ -146,7 +146,14 @@ class Run:
 
     def __enter__(self) -> Run:
         self._watch.start()
-        args = ["vfl-server", "run", str(self._files.recipe_path), "--listen", "127.0.0.1:0"]
+        self._start_server()
+        for name in PARTIES:
+            self.start(name)
+        return self
+
+    def _start_server(self) -> None:
+        address = self._address or "127.0.0.1:0"
+        args = ["vfl-server", "run", str(self._files.recipe_path), "--listen", address]
         args += [
             "--ca",
             str(self._files.folder / "certs" / "ca.pem"),
@@ -163,9 +170,6 @@ class Run:
                 self._address = event["address"]
                 break
         threading.Thread(target=server.stdout.read, daemon=True).start()
-        for name in PARTIES:
-            self.start(name)
-        return self
 
     def __exit__(
         self,
@@ -180,7 +184,10 @@ class Run:
             process.wait()
 
     def start(self, name: str) -> None:
-        """Starts a party; it resumes if it was killed."""
+        """Starts a party, or the server again; it resumes if it was killed."""
+        if name == "server":
+            self._start_server()
+            return
         self._files.write_party(name, self._address)
         program = (
             ["vfl.launcher.child"]
@@ -207,6 +214,19 @@ class Run:
         """Kills a party as a power cut does."""
         self._processes[name].send_signal(signal.SIGKILL)
         self._processes[name].wait()
+
+    def is_running(self) -> bool:
+        """Whether a process has not ended."""
+        return any(process.poll() is None for process in self._processes.values())
+
+    def find_workers(self, name: str) -> list[int]:
+        """Returns the processes that a party has started."""
+        pids: list[int] = []
+        # The party may have ended.
+        with contextlib.suppress(OSError):
+            for task in Path(f"/proc/{self._processes[name].pid}/task").iterdir():
+                pids += map(int, (task / "children").read_text().split())
+        return pids
 
     def share(self, name: str) -> float:
         """Returns the share of a party's masking that is done and kept."""
@@ -285,11 +305,8 @@ class Run:
         while not self._ended.wait(POLL_S):
             for name, process in list(self._processes.items()):
                 self._note(name, process.pid)
-                # It has ended.
-                with contextlib.suppress(OSError):
-                    for task in Path(f"/proc/{process.pid}/task").iterdir():
-                        for below in (task / "children").read_text().split():
-                            self._note(f"{name}'s worker", int(below))
+                for below in self.find_workers(name):
+                    self._note(f"{name}'s worker", below)
 
     def _note(self, name: str, pid: int) -> None:
         # It has ended.

@@ -134,6 +134,8 @@ class Meeting:
                 party=ring.active,
             )
         elif uses_rr22:
+            # The other party may come back with other ids in the remaining buckets.
+            ring.context.begins()
             log.info(
                 "resuming the alignment: %d buckets are done",
                 first_batches[0],

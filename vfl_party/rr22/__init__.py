@@ -30,7 +30,7 @@ from typing import NamedTuple, Self
 
 import grpc
 
-from vfl_common.errors import Code, InputError, InternalError, PeerError
+from vfl_common.errors import Code, InputError, InternalError, PeerError, VflError
 
 VERSION = "0.9.5"
 INSTALL = f"pip install --no-deps spu=={VERSION}"
@@ -50,7 +50,9 @@ _SIZES = {
     131_072: (2304, 909, 2_831_616),
     196_608: (2560, 915, 4_260_864),
     262_144: (2560, 915, 5_679_104),
+    393_216: (2816, 922, 8_540_928),
 }
+# The engine sends at most 4 MiB in a message, the window of HTTP/2, and 10 bytes a row.
 MAX_ROWS = max(_SIZES)
 # The encoded set is sent in pieces of this size.
 _PIECE = 1_600_000
@@ -159,7 +161,7 @@ def count_probes(size: int) -> int:
 
 
 def divide(active: int, passive: int) -> Buckets:
-    """Returns how sets of these sizes are divided into buckets, at little cost in bytes.
+    """Returns how sets of these sizes are divided into buckets: few, with little padding.
 
     Rows are dealt by a hash, so a bucket has room for eight standard deviations above the mean.
     Each bucket has at least one row of padding. So no two sets are equal, and the digests of whole
@@ -173,7 +175,7 @@ def divide(active: int, passive: int) -> Buckets:
         return Buckets(count, _pad(_need(active, count)), _pad(_need(passive, count)))
 
     candidates = [make(count) for count in range(least, least + 1 + least // 4 + 4)]
-    return min(candidates, key=lambda found: found.number * _count_bytes(found))
+    return min(candidates, key=_estimate_cost)
 
 
 def _need(rows: int, buckets: int) -> int:
@@ -185,8 +187,9 @@ def _pad(rows: int) -> int:
     return next((size for size in _SIZES if size - count_probes(size) >= rows), MAX_ROWS)
 
 
-def _count_bytes(buckets: Buckets) -> int:
-    return sum(up.size + down.size for up, down in make_turns(buckets.active, buckets.passive))
+def _estimate_cost(buckets: Buckets) -> int:
+    """Returns the time of an alignment as a number of rows. A bucket costs half a second more."""
+    return buckets.number * (buckets.active + buckets.passive + 100_000)
 
 
 def make_turns(receiver: int, sender: int) -> list[Turn]:
@@ -453,7 +456,9 @@ class _Relay(grpc.GenericRpcHandler):  # type: ignore[misc]
         return grpc.unary_unary_rpc_method_handler(self._answer)
 
     def _answer(self, request: bytes, _context: grpc.ServicerContext) -> bytes:
-        self._take(request)
+        # The thread that waits for the engine reports its end.
+        with contextlib.suppress(VflError):
+            self._take(request)
         return b""
 
 

@@ -23,6 +23,7 @@ from typing import Any, TextIO
 _TIMEOUT_MS = 24 * 3600 * 1000
 _MAX_MESSAGE = 64 << 20
 _TRIES = 5
+_MAX_MEMORY = 8 << 30
 
 
 def _load(package: str) -> tuple[Any, Any]:
@@ -75,6 +76,8 @@ def main() -> None:
         return
     rank, relay, source, result = int(rest[0]), int(rest[1]), rest[2], rest[3]
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # The engine makes room for as many rows as the peer's engine announces.
+    resource.setrlimit(resource.RLIMIT_AS, (_MAX_MEMORY, _MAX_MEMORY))
     # The engine logs to standard output, also from other threads.
     control = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -153,10 +154,14 @@ def test_a_run_that_stops_loses_one_bucket(
         return original(self, bucket, *rest)
 
     monkeypatch.setattr(buckets.BucketRounds, "_intersect_bucket", count)
-    resumed = Parties(tmp_path, sets, rows=ENGINE)
+    counted: list[str] = []
+    asks = {name: {"begins": partial(counted.append, name)} for name in sets}
+    resumed = Parties(tmp_path, sets, rows=ENGINE, asks=asks)
     assert resumed.align()["p0"].ids == in_common(sets)
     division = rr22.divide(2500, 2400)
     first = stop // count_turn_steps(division)
+    # A party that comes back may have other ids, so it uses up one alignment of the day.
+    assert sorted(counted) == ["p0", "p1"]
     assert sorted(ran) == sorted([*range(first, division.number)] * 2)
 
 
