@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from tests.harness import cases
@@ -53,6 +54,8 @@ def rows() -> list[Row]:
     """Returns the lines of all kinds of phases, of alignment and of prediction."""
     silent: list[str] = []
     lines = _of_phase(assembled("splitnn", align="psi"), "align")
+    rr22 = _of_phase(assembled("splitnn", align="psi", psi={"engine": "rr22"}), "align")
+    lines += [line for line in rr22 if line not in lines]
     lines += _of_phase(assembled("splitnn"), "open")
     lines += _of_phase(assembled("splitnn", align="psi", partial=True), "open")
     lines += _of_phase(assembled("mocosfl"), "open")
@@ -67,10 +70,13 @@ def rows() -> list[Row]:
 
 
 def assembled(
-    kind: str, policy: Policy | None = None, align: str = "digest", *, partial: bool = False
+    kind: str, policy: Policy | None = None, align: str = "digest", **rows: Any
 ) -> Assembled:
-    """Returns a passive party of a recipe with one phase, or of a recipe that ends with that phase."""
-    made, name = _recipe(kind, align, partial=partial), "p1"
+    """Returns a passive party of a recipe with one phase, or of a recipe that ends with that phase.
+
+    ``rows``: more keys of ``rows``.
+    """
+    made, name = _recipe(kind, align, rows), "p1"
     data = cases.digits(2)[name]
     if kind in _OWN_ROWS:
         data = {"source": "sklearn:digits", "limit": 100, "scale": "minmax"}
@@ -78,7 +84,7 @@ def assembled(
     return assemble(opened, expect_rows(opened), policy=policy)
 
 
-def _recipe(kind: str, align: str, *, partial: bool) -> Recipe:
+def _recipe(kind: str, align: str, rows: Mapping[str, Any]) -> Recipe:
     made = cases.recipe(2)
     if kind in _OWN_ROWS:
         made = cases.recipe(
@@ -87,7 +93,7 @@ def _recipe(kind: str, align: str, *, partial: bool) -> Recipe:
         align = "none"
     phases = [{"kind": each, **PHASES[each]} for each in _COURSES.get(kind, (kind,))]
     some = {} if align == "none" else {"aligned": 0.6}  # the others are a party's own
-    some |= {"partial": True} if partial else {}
+    some |= rows
     told = {"report": {"tell_passives": ["auc"]}} if kind == "evaluate" else {}
     return Recipe.model_validate(
         made | told | {"phases": phases, "rows": {**made["rows"], "align": align, **some}}

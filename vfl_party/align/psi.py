@@ -71,8 +71,9 @@ class PsiAlignment:
 
     def occurrences(self, rows: int) -> list[Occurrence]:
         """See ``Alignment.occurrences``."""
-        engine = self._choose_engine(1)
-        if engine == "rr22" or (engine == "auto" and rows >= MIN_ROWS):
+        # A forecast of rr22 does not need its engine.
+        engine = self._recipe.rows.psi.engine
+        if engine == "rr22" or (rows >= MIN_ROWS and self._choose_engine(1) == "auto"):
             exchanges = rr22_occurrences(rows)
         else:
             exchanges = occurrences(1 + len(self._recipe.passives), rows)
