@@ -238,7 +238,8 @@ class Run:
         long.
         """
         give_up_s = time.monotonic() + _LIMIT_S
-        while not until():
+        while True:
+            is_over = until()
             failed = [
                 name for name, each in self._processes.items() if each.poll() not in (None, 0)
             ]
@@ -246,6 +247,8 @@ class Run:
                 raise RuntimeError(
                     f"{failed[0]}: {(self._folder / f'{failed[0]}.err').read_text()[-2000:]}"
                 )
+            if is_over:
+                return
             if time.monotonic() >= give_up_s:
                 raise RuntimeError("the run does not end")
             time.sleep(POLL_S / 5)
