@@ -23,7 +23,8 @@ from typing import Any, TextIO
 _TIMEOUT_MS = 24 * 3600 * 1000
 _MAX_MESSAGE = 64 << 20
 _TRIES = 5
-_MAX_MEMORY = 8 << 30
+# A bucket of the most rows takes 0.6 GiB.
+_MAX_MEMORY = 3 << 30
 
 
 def _load(package: str) -> tuple[Any, Any]:
@@ -77,7 +78,7 @@ def main() -> None:
     rank, relay, source, result = int(rest[0]), int(rest[1]), rest[2], rest[3]
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # The engine makes room for as many rows as the peer's engine announces.
-    resource.setrlimit(resource.RLIMIT_AS, (_MAX_MEMORY, _MAX_MEMORY))
+    resource.setrlimit(resource.RLIMIT_DATA, (_MAX_MEMORY, _MAX_MEMORY))
     # The engine logs to standard output, also from other threads.
     control = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
