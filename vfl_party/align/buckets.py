@@ -65,14 +65,17 @@ class BucketRounds(Rounds):
         division, first = rr22.divide(*ring.rows), self._agreed.first[0]
         size = division.passive if ring.me else division.active
         room = (division.number, size, division.probes)
-        scratch = self._files.folder / "buckets"
+        scratch = self._files.buckets
+        shutil.rmtree(scratch, ignore_errors=True)
         try:
             sources = deal(context.table.ids, attempt.salt, *room, scratch, first)
             for bucket, source in enumerate(sources, first):
                 context.tick(PHASE, 0, 1, bucket, division.number)
                 self._files.add_bucket(bucket, self._intersect_bucket(bucket, source, division))
         finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+            # The folder stays until the end, as a sign that the attempt has used rr22.
+            for path in scratch.glob("*"):
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         common = np.zeros(len(context.table), bool)
         for bucket in range(division.number):
             common[self._files.read_bucket(bucket)] = True
@@ -229,7 +232,9 @@ def read_rows(result: Path, rows: int, probes: int, party: str) -> npt.NDArray[n
         with result.open("rb") as file:
             lines = itertools.islice(file, 1, None)
             found = np.fromiter((int(line.rpartition(b",")[2]) for line in lines), np.int64)
-    except (OSError, ValueError, OverflowError):
+    except OSError as error:
+        raise write_error(result, error) from None
+    except (ValueError, OverflowError):
         found = np.array([-1])
     is_probe = (found >= _FIRST_PROBE) & (found < _FIRST_PROBE + probes)
     found_probes = np.unique(found[is_probe])

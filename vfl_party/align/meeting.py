@@ -112,6 +112,13 @@ class Meeting:
                 "offer. Begin a new run.",
                 party=ring.active,
             )
+        if self._engine == "rr22" and not uses_rr22:
+            raise PeerError(
+                Code.MALFORMED_MESSAGE,
+                f"{ring.active}: begins an alignment by x25519, but the recipe asks for rr22. "
+                "Begin a new run.",
+                party=ring.active,
+            )
         name = decision["attempt"].numpy().tobytes()
         if name != attempt.name or name == NO_ATTEMPT:
             ring.context.begins()
@@ -142,6 +149,9 @@ class Meeting:
                 extra={"event": "realigning"},
             )
         else:
+            if self._files.used_rr22:
+                # The other party may have learned common rows of other ids.
+                ring.context.begins()
             masked_rows = sum(
                 min(self._files.count_stored(round_), ring.rows[ring.find_owner(round_)])
                 for round_ in range(1, k + 1)

@@ -12,7 +12,6 @@ import hmac
 import itertools
 import json
 import shutil
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -296,15 +295,24 @@ class AlignmentFiles:
     # ----------------------------------------------------------------------
 
     @property
-    def folder(self) -> Path:
-        """The folder of the alignment."""
-        return self._path
+    def buckets(self) -> Path:
+        """The folder of the buckets in work."""
+        return self._path / "buckets"
+
+    @property
+    def used_rr22(self) -> bool:
+        """Whether this attempt has used rr22."""
+        return self.buckets.exists() or self.count_buckets() > 0
 
     def add_bucket(self, bucket: int, rows: npt.NDArray[np.int64]) -> None:
         """Saves the common rows of a bucket. Raises InputError."""
         data = rows.astype("<i8").tobytes()
         with private_file(self._path / f"{bucket}.bucket") as file:
-            file.write(zlib.crc32(data).to_bytes(4, "little") + data)
+            file.write(self._sum_bucket(bucket, data) + data)
+
+    def _sum_bucket(self, bucket: int, data: bytes) -> bytes:
+        """Returns a checksum of a bucket of this attempt."""
+        return hmac.digest(self.attempt.secret, bucket.to_bytes(8, "little") + data, "sha256")
 
     def read_bucket(self, bucket: int) -> npt.NDArray[np.int64]:
         """Returns the common rows of a saved bucket. Raises InputError."""
@@ -313,13 +321,14 @@ class AlignmentFiles:
             data = path.read_bytes()
         except OSError as error:
             raise write_error(path, error) from None
-        if data[:4] != zlib.crc32(data[4:]).to_bytes(4, "little"):
+        checksum, data = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
+        if checksum != self._sum_bucket(bucket, data):
             raise InputError(
                 Code.FILE_INVALID,
                 f"{path}: the file is damaged. Remove {self._path}; then all parties begin the "
                 "alignment again.",
             )
-        return np.frombuffer(data, "<i8", offset=4)
+        return np.frombuffer(data, "<i8")
 
     def count_buckets(self) -> int:
         """Returns the number of saved buckets."""
@@ -378,6 +387,7 @@ class AlignmentFiles:
         self.attempt = Attempt()
         with contextlib.suppress(OSError):
             (self._path / _STATE).unlink(missing_ok=True)
+            shutil.rmtree(self.buckets, ignore_errors=True)
             for path in (*self._path.glob("*.points"), *self._path.glob("*.bucket")):
                 path.unlink(missing_ok=True)
 

@@ -16,21 +16,28 @@ import contextlib
 import importlib.metadata
 import importlib.util
 import math
+import os
 import re
+import secrets
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple, Self
 
 import grpc
+import numpy as np
 
 from vfl_common.errors import Code, InputError, InternalError, PeerError, VflError
+from vfl_common.files import write_error
+from vfl_party.rr22.engine import PORT_TAKEN
 
 VERSION = "0.9.5"
 INSTALL = f"pip install --no-deps spu=={VERSION}"
@@ -68,17 +75,21 @@ _ROWS_A_PROBE, _MIN_PROBES = 32, 64
 _KIB, _KIBS_A_MESSAGE = 1024, 64
 _TREES, _TREE_CHECK = 53, 13_568
 _GATHERED, _OVERHEAD = 64, 64
-_START_S, _TURN_S = 60.0, 3600.0
+_START_S, _TURN_S = 60.0, 600.0
+# How often an engine is started if another process takes its port.
+_TRIES = 3
 _SERVICE = "/org.interconnection.link.ReceiverService/Push"
-_KEY = re.compile(rb"[\w:>-]{1,80}")
 _TRACE = re.compile(rb"written to (/tmp/psi_[\w-]+\.trace)\.")
 _SYNC = re.compile(rb"(root-\d+):\d+:ALLGATHER")
-_BUSY = b"p_unfinished"
+_BUSY, _FINISHED = b"p_unfinished", b"p_finished"
+# The messages that a relay keeps because an earlier one is missing.
+_MAX_EARLY = 1000
+_MAX_PUSH = 8 << 20
 # The program of an engine.
 ENGINE = Path(__file__).with_name("engine.py")
 _GRPC_OPTIONS = [
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", _MAX_PUSH),
+    ("grpc.max_receive_message_length", _MAX_PUSH),
     ("grpc.enable_http_proxy", 0),
     ("grpc.so_reuseport", 0),
 ]
@@ -118,23 +129,74 @@ def _loads(package: str) -> bool:
     instruction.
     """
     try:
-        done = subprocess.run(_command(package), capture_output=True, timeout=_START_S, check=False)
+        done = subprocess.run(
+            _command(package),
+            capture_output=True,
+            timeout=_START_S,
+            check=False,
+            env=_make_environment(),
+        )
     except (OSError, subprocess.TimeoutExpired):
         return False
     return done.returncode == 0
+
+
+def _make_environment() -> dict[str, str]:
+    """Returns the environment of an engine. Its temporary files go to its working folder."""
+    kept = {key: os.environ[key] for key in ("LD_LIBRARY_PATH",) if key in os.environ}
+    return {"TMPDIR": ".", "MALLOC_ARENA_MAX": "2", **kept}
 
 
 def _command(*arguments: str) -> list[str]:
     return [sys.executable, "-I", str(ENGINE), *arguments]
 
 
-class Part(NamedTuple):
-    """What one party sends in a turn: the number of the engine's messages, and the bytes for
-    them.
+@dataclass(frozen=True)
+class Part:
+    """What one party sends in a turn.
+
+    Args:
+        names: The names of the engine's messages.
+        content: The bytes of all messages together.
+        values: {name: the only content that a message may have}.
+        rows: If the first message has the positions of common rows: the number of rows that the
+            positions are below. ``content`` is then a maximum.
+        is_free: Whether ``content`` is a maximum.
     """
 
-    messages: int
-    size: int
+    names: tuple[bytes, ...] = ()
+    content: int = 0
+    values: Mapping[bytes, bytes] = field(default_factory=dict)
+    rows: int = 0
+    is_free: bool = False
+
+    @property
+    def messages(self) -> int:
+        """The number of messages."""
+        return len(self.names)
+
+    @property
+    def size(self) -> int:
+        """The bytes on the wire, with room for the names."""
+        return self.content + _OVERHEAD * len(self.names)
+
+    def allows(self, messages: Sequence[Message]) -> bool:
+        """Returns whether these may be the messages of this turn."""
+        content = {message.key: message.value for message in messages}
+        if sorted(message.key for message in messages) != sorted(self.names):
+            return False
+        if any(content[name] != value for name, value in self.values.items()):
+            return False
+        size = sum(map(len, content.values()))
+        if size > self.content or (size < self.content and not (self.is_free or self.rows)):
+            return False
+        if not self.rows:
+            return True
+        positions = content[self.names[0]]
+        if len(positions) % 4 or len(positions) < size:
+            return False
+        found = np.frombuffer(positions, "<u4")
+        return bool(np.all(found < self.rows)) and len(np.unique(found)) == len(found)
 
 
 class Turn(NamedTuple):
@@ -208,24 +270,46 @@ def make_turns(receiver: int, sender: int) -> list[Turn]:
     transfers, kibs, encoded = _SIZES[max(receiver, sender)]
     pairs_bits = math.ceil(math.log2(receiver * sender))
     hash_bytes = min(16, math.ceil((_STATISTICAL_BITS + pairs_bits) / 8))
-    messages, rest = divmod(kibs, _KIBS_A_MESSAGE)
+    large, small = divmod(kibs, _KIBS_A_MESSAGE)
+    numbers = [b"\x08" + _encode_size(rows) for rows in (sender, receiver)]
 
-    def part(count: int, size: int) -> Part:
-        return Part(count, size + _OVERHEAD * count)
+    def gather(name: bytes, values: Sequence[bytes] = ()) -> Turn:
+        name += b":ALLGATHER"
+        fixed = [{name: value} for value in values] or [{}, {}]
+        up, down = (Part((name,), _GATHERED, each, is_free=True) for each in fixed)
+        return Turn(up, down)
 
-    nothing = Part(0, 0)
-    gather = Turn(part(1, _GATHERED), part(1, _GATHERED))
+    def direct(context: bytes, first: int, count: int, content: int, *, up: bool) -> Part:
+        way = b"1->0" if up else b"0->1"
+        names = (b"root-%b:P2P-%d:%b" % (context, n, way) for n in range(first, first + count))
+        return Part((*names,), content)
+
+    barrier = Part((b"root:5:BARRIER",))
+    masks = direct(b"intersection", 1, 2, hash_bytes * sender, up=True)
+    common = direct(b"intersection", 1, 2, 4 * min(receiver, sender), up=False)
     return [
-        *[gather] * 8,
-        Turn(nothing, part(2, 48)),
-        Turn(part(1, 4096), part(1 + messages + rest, 4096 + kibs * _KIB)),
+        gather(b"root:1"),
+        gather(b"root-0:1", [_FINISHED] * 2),
+        gather(b"root:2"),
+        gather(b"root:3"),
+        gather(b"root:4", numbers),
+        gather(b"root-1:1", [_FINISHED] * 2),
+        Turn(barrier, barrier),
+        gather(b"root-read:1", numbers),
+        Turn(Part(), direct(b"read", 1, 2, 48, up=False)),
         Turn(
-            part(_TREES + 1, _TREES * transfers + _TREE_CHECK),
-            part(math.ceil(encoded / _PIECE), encoded),
+            direct(b"read", 1, 1, 4096, up=True),
+            direct(b"read", 3, 1 + large + small, 4096 + kibs * _KIB, up=False),
+        ),
+        Turn(
+            direct(b"read", 2, _TREES + 1, _TREES * transfers + _TREE_CHECK, up=True),
+            direct(b"run", 1, math.ceil(encoded / _PIECE), encoded, up=False),
         ),
         # The receiver tells the sender which of its rows are common, four bytes each.
-        Turn(part(2, hash_bytes * sender), part(2, 4 * min(receiver, sender))),
-        *[gather] * 3,
+        Turn(masks, replace(common, rows=sender)),
+        gather(b"root-2:1", [_FINISHED] * 2),
+        gather(b"root:6", numbers),
+        gather(b"root-3:1", [_FINISHED] * 2),
     ]
 
 
@@ -237,33 +321,34 @@ class Message(NamedTuple):
 
 
 def pack(messages: Sequence[Message], part: Part) -> bytes:
-    """Returns the messages of a turn, padded to its size. Raises InputError if they do not fit."""
+    """Returns the messages of a turn, padded to its size. Raises InputError if the engine does not
+    send what it should.
+    """
+    if not part.allows(messages):
+        raise InputError(
+            Code.DATA_INVALID,
+            f"rr22: the engine sent unexpected messages (got {len(messages)} in a turn of "
+            f'{part.content:,} bytes). Set rows.psi.engine = "x25519", and report this error.',
+        )
     data = bytearray()
     for key, value in messages:
         data += len(key).to_bytes(1, "little") + len(value).to_bytes(4, "little") + key + value
-    if len(data) > part.size:
-        raise InputError(
-            Code.DATA_INVALID,
-            f"rr22: the engine sent {len(data):,} bytes in a turn of {part.size:,}. Set "
-            'rows.psi.engine = "x25519", and report this error.',
-        )
     return bytes(data.ljust(part.size, b"\0"))
 
 
 def unpack(data: bytes, part: Part, party: str) -> list[Message]:
     """Returns the messages of a peer's turn. Raises PeerError, which names ``party``, if they are
-    malformed.
+    not those of the turn.
     """
     messages, position = [], 0
     for _ in range(part.messages):
         key_end = position + 5 + data[position] if position < len(data) else 0
         end = key_end + int.from_bytes(data[position + 1 : position + 5], "little")
-        key = data[position + 5 : key_end]
-        if not 0 < end <= len(data) or _KEY.fullmatch(key) is None:
+        if not 0 < end <= len(data):
             raise _malformed(party)
-        messages.append(Message(key, data[key_end:end]))
+        messages.append(Message(data[position + 5 : key_end], data[key_end:end]))
         position = end
-    if any(data[position:]):
+    if any(data[position:]) or not part.allows(messages):
         raise _malformed(party)
     return messages
 
@@ -287,9 +372,12 @@ class Engine:
     """
 
     def __init__(self, source: Path, result: Path, rank: int, peer: str) -> None:
-        self._rank, self._peer, self._log = rank, peer, source.with_suffix(".log")
-        self._arguments = (str(source), str(result))
+        self._rank, self._peer = rank, peer
+        self._folder, self._names = source.parent, (f"./{source.name}", f"./{result.name}")
+        self._log = source.with_suffix(".log")
         self._changed = threading.Condition()
+        # The name of the engine's link, which only this relay knows.
+        self._link = secrets.token_hex(16).encode()
         # {number: message} of messages from the engine that came before an earlier one; None: a
         # message that the relay has answered.
         self._early: dict[int, Message | None] = {}
@@ -298,41 +386,57 @@ class Engine:
         self._delivered = self._port = 0
         # {context of a synchronisation: the name of its last round}.
         self._finished: dict[bytes, bytes] = {}
-        self._done = False
+        self._done = self._connected = False
         self._push: grpc.UnaryUnaryMultiCallable | None = None
 
     def __enter__(self) -> Self:
-        scratch = str(self._log.parent)
-        with contextlib.ExitStack() as opened:
-            threads = opened.enter_context(ThreadPoolExecutor(4, "rr22"))
-            server = grpc.server(threads, handlers=(_Relay(self._take),), options=_GRPC_OPTIONS)
-            relay = server.add_insecure_port("127.0.0.1:0")
-            server.start()
-            opened.callback(lambda: server.stop(None).wait())
-            log = opened.enter_context(self._log.open("wb"))
-            command = _command(_find_package(), str(self._rank), str(relay), *self._arguments)
-            self._process = opened.enter_context(
-                subprocess.Popen(
-                    command,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    cwd=scratch,
-                    # The engine writes temporary files.
-                    env={"TMPDIR": scratch},
-                )
-            )
-            opened.callback(self._process.kill)
-            reader = threading.Thread(target=self._read_output, daemon=True)
-            reader.start()
-            self._wait(lambda: self._port > 0, _START_S)
-            channel = grpc.insecure_channel(f"127.0.0.1:{self._port}", options=_GRPC_OPTIONS)
-            opened.callback(channel.close)
-            with self._changed:
-                self._push = channel.unary_unary(_SERVICE)
-                self._changed.notify_all()
-            self._opened = opened.pop_all()
+        for number in range(_TRIES):
+            self._port, self._push = 0, None
+            with contextlib.ExitStack() as opened:
+                self._open(opened)
+                try:
+                    self._wait(lambda: self._connected, _START_S)
+                except PeerError:
+                    if number < _TRIES - 1 and self._process.poll() == PORT_TAKEN:
+                        continue
+                    raise
+                self._opened = opened.pop_all()
+                break
         return self
+
+    def _open(self, opened: contextlib.ExitStack) -> None:
+        """Starts the relay and the engine."""
+        threads = opened.enter_context(ThreadPoolExecutor(4, "rr22"))
+        server = grpc.server(threads, handlers=(_Relay(self._take),), options=_GRPC_OPTIONS)
+        relay = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        opened.callback(lambda: server.stop(None).wait())
+        try:
+            log = opened.enter_context(self._log.open("wb"))
+        except OSError as error:
+            raise write_error(self._log, error) from None
+        # The engine passes names of files to a shell, so it gets plain names.
+        self._process = opened.enter_context(
+            subprocess.Popen(
+                _command(_find_package(), str(self._rank), str(relay), *self._names),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                cwd=self._folder,
+                env=_make_environment(),
+            )
+        )
+        opened.callback(self._process.kill)
+        if self._process.stdin is not None:
+            self._process.stdin.write(self._link)
+            self._process.stdin.flush()
+        threading.Thread(target=self._read_output, args=(self._process,), daemon=True).start()
+        self._wait(lambda: self._port > 0, _START_S)
+        channel = grpc.insecure_channel(f"127.0.0.1:{self._port}", options=_GRPC_OPTIONS)
+        opened.callback(channel.close)
+        with self._changed:
+            self._push = channel.unary_unary(_SERVICE)
+            self._changed.notify_all()
 
     def __exit__(self, *_exception: object) -> None:
         self._opened.close()
@@ -366,10 +470,16 @@ class Engine:
         name, _, digits = fields.get(2, b"").partition(b"\x01\x02")
         value = fields.get(3, b"")
         if name.startswith(b"connect_"):
+            with self._changed:
+                self._connected = True
+                self._changed.notify_all()
             self._hand_over(b"connect_%d" % (1 - self._rank), b"", number=0)
-        # Acknowledgements matter to a link that closes, and this one is killed.
-        if name.startswith(b"connect_") or not digits:
             return
+        # Another process of this machine does not know the link. Acknowledgements matter to a link
+        # that closes, and this one is killed.
+        if not name.startswith(self._link) or not digits.isdigit():
+            return
+        name = b"root" + name.removeprefix(self._link)
         sync = _SYNC.fullmatch(name)
         is_busy = sync is not None and value == _BUSY
         with self._changed:
@@ -378,6 +488,8 @@ class Engine:
                 self._finished[sync[1]] = name
                 # Parties may differ in the number of rounds.
                 message = Message(sync[1] + b":1:ALLGATHER", value)
+            if not self._next <= int(digits) < self._next + _MAX_EARLY:
+                return
             self._early[int(digits)] = message
             while self._next in self._early:
                 ordered = self._early.pop(self._next)
@@ -397,6 +509,9 @@ class Engine:
             with self._changed:
                 self._delivered += 1
                 number = self._delivered
+        # The engine knows the link by its own name.
+        if name.startswith(b"root"):
+            name = self._link + name.removeprefix(b"root")
         self._send(name + b"\x01\x02%d" % number, value)
 
     def _send(self, key: bytes, value: bytes) -> None:
@@ -404,15 +519,15 @@ class Engine:
         if push is None:
             raise InternalError("rr22: the relay has no channel to its engine")
         request = b"\x08\x01" if self._rank == 0 else b""
-        for tag, field in ((b"\x12", key), (b"\x1a", value)):
-            request += tag + _encode_size(len(field)) + field
+        for tag, data in ((b"\x12", key), (b"\x1a", value)):
+            request += tag + _encode_size(len(data)) + data
         try:
             push(request, timeout=_START_S, wait_for_ready=True)
         except grpc.RpcError:
             raise self._failure() from None
 
-    def _read_output(self) -> None:
-        for line in self._process.stdout or ():
+    def _read_output(self, process: subprocess.Popen[bytes]) -> None:
+        for line in process.stdout or ():
             with self._changed:
                 if line.startswith(b"port "):
                     self._port = int(line.split()[1])
@@ -430,21 +545,23 @@ class Engine:
                     raise self._failure()
                 self._changed.wait(0.2)
 
-    def _failure(self) -> PeerError:
+    def _failure(self) -> InputError | PeerError:
         """Returns the error of an engine that ended, or that waits too long."""
         code = self._process.poll()
-        ending = "did not answer" if code is None else f"ended with {code}"
         lines = self._log.read_text(errors="replace").splitlines() if self._log.exists() else []
-        last = next((line for line in reversed(lines) if "what" in line or "rror" in line), "")
-        return PeerError(
-            Code.MALFORMED_MESSAGE,
-            f"{self._peer}: the alignment with it failed, because the engine rr22 {ending}. Begin "
-            'a new run, or set rows.psi.engine = "x25519".',
-            party=self._peer,
-        ).privately(
-            f"{self._peer}: the alignment with it failed, because the engine rr22 {ending}: "
-            f'{last[:300]}. Begin a new run, or set rows.psi.engine = "x25519".'
-        )
+        reasons = [n for n, line in enumerate(lines) if "rror" in line]
+        reason = " ".join(lines[reasons[-1] : reasons[-1] + 3])[:300] if reasons else ""
+        if code == -signal.SIGKILL or "Write error" in reason or "No space" in reason:
+            return InputError(
+                Code.DATA_INVALID,
+                f"rows.psi.engine: the engine rr22 of this party ended (got {code}; {reason}). See "
+                f"that {self._folder} and the memory have room, and begin a new run.",
+            )
+        ending = "did not answer" if code is None else f"ended with {code}"
+        text = f"{self._peer}: the alignment with it failed, because the engine rr22 {ending}"
+        remedy = 'Begin a new run, or set rows.psi.engine = "x25519".'
+        error = PeerError(Code.MALFORMED_MESSAGE, f"{text}. {remedy}", party=self._peer)
+        return error.privately(f"{text}: {reason}. {remedy}")
 
 
 class _Relay(grpc.GenericRpcHandler):  # type: ignore[misc]

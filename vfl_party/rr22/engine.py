@@ -1,5 +1,6 @@
 """Runs SecretFlow's RR22 on one file, in a process of its own: ``python engine.py PACKAGE RANK
-RELAY INPUT OUTPUT``. With ``PACKAGE`` alone it only loads the engine.
+RELAY INPUT OUTPUT`` reads the name of
+its link on standard input. With ``PACKAGE`` alone it only loads the engine.
 
 This is the only file that imports the wheel ``spu``. It loads the wheel's two shared objects
 without the rest of the package, which needs JAX. It imports nothing of ours, so it starts quickly
@@ -16,13 +17,16 @@ import resource
 import socket
 import sys
 import threading
+import traceback
 import types
 from typing import Any, TextIO
 
 # Long enough for the slowest turn of the peer: the relay has limits of its own.
 _TIMEOUT_MS = 24 * 3600 * 1000
 _MAX_MESSAGE = 64 << 20
-_TRIES = 5
+_NAME_BYTES = 32
+# The exit code of an engine whose port another process has taken.
+PORT_TAKEN = 75
 # A bucket of the most rows takes 0.6 GiB.
 _MAX_MEMORY = 3 << 30
 
@@ -44,29 +48,26 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _connect(libspu: Any, rank: int, relay: int, control: TextIO) -> Any:
+def _connect(libspu: Any, rank: int, relay: int, name: str, control: TextIO) -> Any:
     """Returns the engine's link, which listens on a free port of loopback."""
-    for attempt in range(_TRIES):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        print("port", port, file=control, flush=True)
-        hosts = [f"127.0.0.1:{port}", f"127.0.0.1:{relay}"]
-        desc = libspu.link.Desc()
-        desc.id = "root"
-        for number, host in enumerate(hosts if rank == 0 else hosts[::-1]):
-            desc.add_party(str(number), host)
-        desc.brpc_channel_protocol = "h2:grpc"
-        desc.recv_timeout_ms = desc.http_timeout_ms = _TIMEOUT_MS
-        desc.http_max_payload_size = _MAX_MESSAGE
-        desc.throttle_window_size = 0
-        try:
-            return libspu.link.create_brpc(desc, rank)
-        except RuntimeError:
-            # Another process may have taken the port.
-            if attempt == _TRIES - 1:
-                raise
-    return None
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    print("port", port, file=control, flush=True)
+    hosts = [f"127.0.0.1:{port}", f"127.0.0.1:{relay}"]
+    desc = libspu.link.Desc()
+    desc.id = name
+    for number, host in enumerate(hosts if rank == 0 else hosts[::-1]):
+        desc.add_party(str(number), host)
+    desc.brpc_channel_protocol = "h2:grpc"
+    desc.recv_timeout_ms = desc.http_timeout_ms = _TIMEOUT_MS
+    desc.http_max_payload_size = _MAX_MESSAGE
+    desc.throttle_window_size = 0
+    try:
+        return libspu.link.create_brpc(desc, rank)
+    except RuntimeError:
+        traceback.print_exc()
+        os._exit(PORT_TAKEN)
 
 
 def main() -> None:
@@ -82,8 +83,9 @@ def main() -> None:
     # The engine logs to standard output, also from other threads.
     control = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    name = os.read(0, _NAME_BYTES).decode()
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    link = _connect(libspu, rank, relay, control)
+    link = _connect(libspu, rank, relay, name, control)
     config = libpsi.PsiExecuteConfig(
         protocol_conf=libpsi.PsiProtocolConfig(
             protocol=libpsi.PsiProtocol.PROTOCOL_RR22,

@@ -178,7 +178,7 @@ def test_an_engine_that_is_killed_ends_the_run_with_an_error(
         return engine
 
     monkeypatch.setattr(rr22.Engine, "__enter__", enter_and_kill)
-    with pytest.raises(PeerError, match=r"the engine rr22 ended with -9"):
+    with pytest.raises(InputError, match=r"the engine rr22 of this party ended \(got -9"):
         Parties(tmp_path, random_sets(1, 50, 50, 20), rows=ENGINE).align()
 
 
@@ -214,11 +214,26 @@ def test_rows_that_both_parties_lose_are_noticed(
 
 @needs_engine
 @pytest.mark.parametrize(
-    ("position", "value"), [(0, b"\xff"), (1, b"\xff\xff\xff\xff"), (-1, b"x")]
+    ("sender", "turn", "position", "value"),
+    [
+        # The length of a name, that of a content, and the padding.
+        ("p1", 0, 0, b"\xff"),
+        ("p1", 0, 1, b"\xff\xff\xff\xff"),
+        ("p1", 0, -1, b"x"),
+        # A name; that a stage is not finished; the number of rows.
+        ("p1", 2, 5, b"cell"),
+        ("p1", 1, 25, b"p_unfinish"),
+        ("p1", 4, 22, b"\x80\x40"),
+        ("p0", 7, 27, b"\x80\x40"),
+        # The positions of common rows.
+        ("p0", 11, 40, b"\xff" * 8),
+    ],
 )
-def test_a_malformed_turn_names_its_sender(tmp_path: Path, position: int, value: bytes) -> None:
-    def change(sender: str, _receiver: str, step: StepKey, bundle: Bundle) -> Bundle:
-        if sender != "p1" or step != StepKey(PHASE, 1, 0):
+def test_a_malformed_turn_names_its_sender(
+    tmp_path: Path, sender: str, turn: int, position: int, value: bytes
+) -> None:
+    def change(from_: str, _receiver: str, step: StepKey, bundle: Bundle) -> Bundle:
+        if from_ != sender or step != StepKey(PHASE, 1, turn):
             return bundle
         data = bytearray(bundle.tensors["messages"].data)
         at = position % len(data)
@@ -229,7 +244,32 @@ def test_a_malformed_turn_names_its_sender(tmp_path: Path, position: int, value:
     _, errors = both.outcomes()
     first = errors[0]
     assert isinstance(first, PeerError)
-    assert (first.code, first.party) == (Code.MALFORMED_MESSAGE, "p1")
+    assert (first.code, first.party) == (Code.MALFORMED_MESSAGE, sender)
+    assert "malformed turn" in str(first)
+
+
+@needs_engine
+def test_the_name_of_a_folder_may_have_blanks_and_be_relative(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The engine passes names of files to a shell.
+    monkeypatch.chdir(tmp_path)
+    sets = random_sets(1, 50, 50, 20)
+    found = Parties(Path("my runs;touch x;"), sets, rows=ENGINE).align()
+    assert found["p1"].ids == in_common(sets)
+    assert [each.name for each in tmp_path.iterdir()] == ["my runs;touch x;"]
+
+
+@needs_engine
+def test_an_active_party_cannot_change_the_engine_of_the_recipe(tmp_path: Path) -> None:
+    def change(sender: str, _receiver: str, step: StepKey, bundle: Bundle) -> Bundle:
+        if sender != "p0" or "introductions" not in bundle.tensors:
+            return bundle
+        return changed(bundle, "rr22", b"\0")
+
+    both = Parties(tmp_path, random_sets(1, 50, 50, 20), rows=ENGINE, tap=change)
+    _, errors = both.outcomes()
+    assert "begins an alignment by x25519" in str(errors[0])
 
 
 @needs_engine
