@@ -24,6 +24,7 @@ from vfl_common.config.recipe_tables import (
     PartySettings,
     PhaseSettings,
     PredictSettings,
+    PsiSettings,
     ReportSettings,
     RowsSettings,
     RunSettings,
@@ -186,7 +187,7 @@ class Recipe(Section):
             )
         if rows.partial and rows.align != "psi":
             raise ValueError('rows: partial = true needs align = "psi". Set it, or remove partial.')
-        if rows.align != "psi" and "psi" in rows.model_fields_set:
+        if rows.align != "psi" and rows.psi != PsiSettings():
             raise ValueError('rows: psi needs align = "psi". Set it, or remove psi.')
         if rows.psi.engine == "rr22" and (len(self.passives) != 1 or rows.partial):
             raise ValueError(
