@@ -227,30 +227,30 @@ def read_rows(result: Path, rows: int, probes: int, party: str) -> npt.NDArray[n
     """Returns the rows in the engine's result, without the probes. Raises PeerError, which names
     ``party``, if these cannot be rows of this party, or if a probe is missing.
     """
-    found: npt.NDArray[np.int64]
+    rows_F: npt.NDArray[np.int64]
     try:
         with result.open("rb") as file:
             lines = itertools.islice(file, 1, None)
-            found = np.fromiter((int(line.rpartition(b",")[2]) for line in lines), np.int64)
+            rows_F = np.fromiter((int(line.rpartition(b",")[2]) for line in lines), np.int64)
     except OSError as error:
         raise write_error(result, error) from None
     except (ValueError, OverflowError):
-        found = np.array([-1])
-    is_probe = (found >= _FIRST_PROBE) & (found < _FIRST_PROBE + probes)
-    found_probes = np.unique(found[is_probe])
-    found = found[~is_probe]
-    is_valid = np.all((found >= 0) & (found < rows)) and len(np.unique(found)) == len(found)
+        rows_F = np.array([-1])
+    is_probe = (rows_F >= _FIRST_PROBE) & (rows_F < _FIRST_PROBE + probes)
+    probes_P = np.unique(rows_F[is_probe])
+    rows_F = rows_F[~is_probe]
+    is_valid = np.all((rows_F >= 0) & (rows_F < rows)) and len(np.unique(rows_F)) == len(rows_F)
     if not is_valid:
         raise PeerError(
             Code.MALFORMED_MESSAGE,
             f"{party}: the engine rr22 found rows that are not in the table. Begin a new run.",
             party=party,
         )
-    if len(found_probes) < probes:
+    if len(probes_P) < probes:
         raise PeerError(
             Code.ROWS_DIFFER,
-            f"{party}: the engine rr22 loses rows: it found {len(found_probes):,} of {probes:,} "
+            f"{party}: the engine rr22 loses rows: it found {len(probes_P):,} of {probes:,} "
             'rows that are known to be common. Set rows.psi.engine = "x25519".',
             party=party,
         )
-    return found
+    return rows_F

@@ -165,7 +165,7 @@ class Meeting:
             ring.context.show("realigning", masked=masked_rows, of=sum(ring.rows))
         if uses_rr22:
             if not 0 <= first_batches[0] <= self._files.count_buckets():
-                raise self._skipped_batches()
+                raise self._make_skip_error()
             return Agreement(False, self._identity, first_batches, publics, rr22=True)
         for round_ in range(1, k + 1):
             self._files.cut(round_, ring.rows[ring.find_owner(round_)])
@@ -179,10 +179,10 @@ class Meeting:
                 <= first_batches[round_ - 1]
                 <= (saved_rows // batches.BATCH if saved_rows < rows else ring.batches)
             ):
-                raise self._skipped_batches()
+                raise self._make_skip_error()
         return Agreement(False, self._identity, first_batches, publics)
 
-    def _skipped_batches(self) -> PeerError:
+    def _make_skip_error(self) -> PeerError:
         active, me = self._ring.active, self._ring.context.name
         return PeerError(
             Code.MALFORMED_MESSAGE,

@@ -79,12 +79,12 @@ class PsiAlignment:
             exchanges = occurrences(1 + len(self._recipe.passives), rows)
         return [*exchanges, *(self._partial or self._digest).occurrences(rows)]
 
-    def _choose_engine(self, at_least: int) -> Engine:
+    def _choose_engine(self, minimum: int) -> Engine:
         """Returns the engines that this party offers.
 
         With ``"auto"`` it does not offer rr22 if a minimum number of common rows is required,
-        because with rr22 a party learns the common rows before it can count them. ``at_least``: The
-        minimum that this party requires. Raises InputError if the recipe asks for rr22 and this
+        because with rr22 a party learns the common rows before it can count them. ``minimum``: The
+        number that this party requires. Raises InputError if the recipe asks for rr22 and this
         party lacks it.
         """
         engine = self._recipe.rows.psi.engine
@@ -93,7 +93,7 @@ class PsiAlignment:
         if engine != "auto":
             return engine
         suits = len(self._recipe.passives) == 1 and self._partial is None
-        needs_all = self._recipe.rows.at_least == 1 and at_least == 1
+        needs_all = self._recipe.rows.at_least == 1 and minimum == 1
         return "auto" if suits and needs_all and not rr22.explain_absence() else "x25519"
 
     def describe(self) -> str:

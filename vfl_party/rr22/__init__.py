@@ -143,8 +143,8 @@ def _loads(package: str) -> bool:
 
 def _make_environment() -> dict[str, str]:
     """Returns the environment of an engine. Its temporary files go to its working folder."""
-    kept = {key: os.environ[key] for key in ("LD_LIBRARY_PATH",) if key in os.environ}
-    return {"TMPDIR": ".", "MALLOC_ARENA_MAX": "2", **kept}
+    own = {key: os.environ[key] for key in ("LD_LIBRARY_PATH",) if key in os.environ}
+    return {"TMPDIR": ".", "MALLOC_ARENA_MAX": "2", **own}
 
 
 def _command(*arguments: str) -> list[str]:
@@ -195,8 +195,8 @@ class Part:
         positions = content[self.names[0]]
         if len(positions) % 4 or len(positions) < size:
             return False
-        found = np.frombuffer(positions, "<u4")
-        return bool(np.all(found < self.rows)) and len(np.unique(found)) == len(found)
+        rows_P = np.frombuffer(positions, "<u4")
+        return bool(np.all(rows_P < self.rows)) and len(np.unique(rows_P)) == len(rows_P)
 
 
 class Turn(NamedTuple):
@@ -234,14 +234,14 @@ def divide(active: int, passive: int) -> Buckets:
     Each bucket has at least one row of padding. So no two sets are equal, and the digests of whole
     sets that engines compare first tell nothing.
     """
-    least = 1
-    while _need(max(active, passive), least) > MAX_ROWS - count_probes(MAX_ROWS):
-        least += max(1, least // 16)
+    minimum = 1
+    while _need(max(active, passive), minimum) > MAX_ROWS - count_probes(MAX_ROWS):
+        minimum += max(1, minimum // 16)
 
     def make(count: int) -> Buckets:
         return Buckets(count, _pad(_need(active, count)), _pad(_need(passive, count)))
 
-    candidates = [make(count) for count in range(least, least + 1 + least // 4 + 4)]
+    candidates = [make(count) for count in range(minimum, minimum + 1 + minimum // 4 + 4)]
     return min(candidates, key=_estimate_cost)
 
 
@@ -276,7 +276,7 @@ def make_turns(receiver: int, sender: int) -> list[Turn]:
     def gather(name: bytes, values: Sequence[bytes] = ()) -> Turn:
         name += b":ALLGATHER"
         fixed = [{name: value} for value in values] or [{}, {}]
-        up, down = (Part((name,), _GATHERED, each, is_free=True) for each in fixed)
+        up, down = (Part((name,), _GATHERED, content, is_free=True) for content in fixed)
         return Turn(up, down)
 
     def direct(context: bytes, first: int, count: int, content: int, *, up: bool) -> Part:
@@ -345,15 +345,15 @@ def unpack(data: bytes, part: Part, party: str) -> list[Message]:
         key_end = position + 5 + data[position] if position < len(data) else 0
         end = key_end + int.from_bytes(data[position + 1 : position + 5], "little")
         if not 0 < end <= len(data):
-            raise _malformed(party)
+            raise _make_malformed_error(party)
         messages.append(Message(data[position + 5 : key_end], data[key_end:end]))
         position = end
     if any(data[position:]) or not part.allows(messages):
-        raise _malformed(party)
+        raise _make_malformed_error(party)
     return messages
 
 
-def _malformed(party: str) -> PeerError:
+def _make_malformed_error(party: str) -> PeerError:
     return PeerError(
         Code.MALFORMED_MESSAGE,
         f"{party}: sent a malformed turn of the engine rr22. Begin a new run.",
@@ -557,11 +557,17 @@ class Engine:
                 f"rows.psi.engine: the engine rr22 of this party ended (got {code}; {reason}). See "
                 f"that {self._folder} and the memory have room, and begin a new run.",
             )
-        ending = "did not answer" if code is None else f"ended with {code}"
-        text = f"{self._peer}: the alignment with it failed, because the engine rr22 {ending}"
-        remedy = 'Begin a new run, or set rows.psi.engine = "x25519".'
-        error = PeerError(Code.MALFORMED_MESSAGE, f"{text}. {remedy}", party=self._peer)
-        return error.privately(f"{text}: {reason}. {remedy}")
+        return PeerError(
+            Code.MALFORMED_MESSAGE,
+            f"{self._peer}: the alignment with it failed, because the engine rr22 ended "
+            f"or did not answer (got {code}). Begin a new run, or set rows.psi.engine = "
+            '"x25519".',
+            party=self._peer,
+        ).privately(
+            f"{self._peer}: the alignment with it failed, because the engine rr22 ended or did not "
+            f"answer (got {code}; {reason}). Begin a new run, or set rows.psi.engine = "
+            '"x25519".'
+        )
 
 
 class _Relay(grpc.GenericRpcHandler):  # type: ignore[misc]
