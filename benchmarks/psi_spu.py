@@ -54,11 +54,10 @@ def _find_port() -> int:
 
 def main() -> None:
     """Runs one party."""
-    from vfl_party import rr22
-    from vfl_party.rr22 import engine
+    from vfl_party.rr22 import engine, relay
 
     rank, port, peer, source, result, protocol = sys.argv[1:]
-    libspu, libpsi = engine._load(rr22._find_package())
+    libspu, libpsi = engine.load(relay.find_package())
     desc = libspu.link.Desc()
     desc.id = "root"
     hosts = [f"127.0.0.1:{port}", f"127.0.0.1:{peer}"]

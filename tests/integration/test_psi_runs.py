@@ -19,6 +19,7 @@ import vfl
 from tests.harness.errors import assert_names, raises
 from vfl_common.errors import Code, InputError
 from vfl_party.align.quota import count
+from vfl_party.rr22 import relay
 
 ROWS, FROM = 160, 40
 NUMBERS = np.random.default_rng(5)
@@ -36,6 +37,10 @@ RECIPE = vfl.Recipe.from_dict(
         "model": {"embedding_size": 4, "encoder": {"kind": "mlp", "hidden": [6]}},
         "phases": [{"kind": "splitnn", "epochs": 2, "batch_size": 16}, {"kind": "evaluate"}],
     }
+)
+RR22 = RECIPE.replace(rows={"align": "psi", "psi": {"engine": "rr22"}})
+needs_engine = pytest.mark.skipif(
+    bool(relay.explain_absence()), reason=f"needs the wheel spu: {relay.INSTALL}"
 )
 
 
@@ -72,15 +77,29 @@ def parameters(of: vfl.Run) -> dict[str, torch.Tensor]:
     }
 
 
-def test_the_numbers_are_those_of_tables_that_were_cut_by_hand(
-    found: vfl.Run, by_hand: vfl.Run
-) -> None:
-    assert found.metrics == by_hand.metrics
-    ours, theirs = parameters(found), parameters(by_hand)
+def assert_equal_numbers(aligned: vfl.Run, by_hand: vfl.Run) -> None:
+    assert aligned.metrics == by_hand.metrics
+    ours, theirs = parameters(aligned), parameters(by_hand)
     assert ours.keys() == theirs.keys()
     assert {key.rpartition(" ")[0] for key in ours} == {"bank encoder", "bank top", "shop encoder"}
     for name, value in ours.items():
         assert torch.equal(value, theirs[name]), name
+
+
+def test_the_numbers_are_those_of_tables_that_were_cut_by_hand(
+    found: vfl.Run, by_hand: vfl.Run
+) -> None:
+    assert_equal_numbers(found, by_hand)
+
+
+@needs_engine
+@pytest.mark.parametrize("processes", [False, True])
+def test_rr22_gives_the_numbers_of_tables_that_were_cut_by_hand(
+    processes: bool, by_hand: vfl.Run
+) -> None:
+    aligned = run(RR22, processes=processes)
+    assert_equal_numbers(aligned, by_hand)
+    assert aligned.bytes.by_phase["align"] == vfl.forecast(RR22, rows=120).by_phase["align"]
 
 
 def test_the_summary_says_how_many_rows_are_in_common(found: vfl.Run, by_hand: vfl.Run) -> None:

@@ -25,7 +25,6 @@ from vfl_common.bundle import StepKey
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.files import write_error
 from vfl_common.psi import NO_TAGS, PHASE
-from vfl_party import rr22
 from vfl_party.align.exchanges import (
     SIZES,
     TURNS,
@@ -36,6 +35,8 @@ from vfl_party.align.exchanges import (
 )
 from vfl_party.align.rounds import Rounds
 from vfl_party.align.state import CommonRows
+from vfl_party.rr22 import relay
+from vfl_party.rr22.turns import Buckets, Turn, divide, make_turns
 
 # The rows that are hashed at once.
 _CHUNK = 1 << 16
@@ -62,7 +63,7 @@ class BucketRounds(Rounds):
         Raises PeerError if an engine fails, or if the other party does not follow the protocol.
         """
         ring, context, attempt = self._ring, self._ring.context, self._files.attempt
-        division, first = rr22.divide(*ring.rows), self._agreed.first[0]
+        division, first = divide(*ring.rows), self._agreed.first[0]
         size = division.passive if ring.me else division.active
         room = (division.number, size, division.probes)
         scratch = self._files.buckets
@@ -87,14 +88,14 @@ class BucketRounds(Rounds):
         return CommonRows(common, attempt.salt)
 
     def _intersect_bucket(
-        self, bucket: int, source: Path, division: rr22.Buckets
+        self, bucket: int, source: Path, division: Buckets
     ) -> npt.NDArray[np.int64]:
         """Returns the numbers of this party's common rows in a bucket."""
         ring, result = self._ring, source.with_suffix(".out")
         peer = ring.names[1 - ring.me]
         step = bucket * count_turn_steps(division)
-        with rr22.Engine(source, result, ring.me, peer) as engine:
-            for turn in rr22.make_turns(division.active, division.passive):
+        with relay.Engine(source, result, ring.me, peer) as engine:
+            for turn in make_turns(division.active, division.passive):
                 sizes = split_turn(turn)
                 swap = self._ask if ring.me else self._answer
                 swap(engine, turn, sizes, step)
@@ -103,7 +104,7 @@ class BucketRounds(Rounds):
             return read_rows(result, len(ring.context.table), division.probes, peer)
 
     def _ask(
-        self, engine: rr22.Engine, turn: rr22.Turn, sizes: Sequence[tuple[int, int]], step: int
+        self, engine: relay.Engine, turn: Turn, sizes: Sequence[tuple[int, int]], step: int
     ) -> None:
         """Swaps a turn at the passive party."""
         asking, up, down = self._ring.make_asking(TURNS), engine.collect(turn.up), b""
@@ -119,7 +120,7 @@ class BucketRounds(Rounds):
         engine.deliver(down, turn.down)
 
     def _answer(
-        self, engine: rr22.Engine, turn: rr22.Turn, sizes: Sequence[tuple[int, int]], step: int
+        self, engine: relay.Engine, turn: Turn, sizes: Sequence[tuple[int, int]], step: int
     ) -> None:
         """Swaps a turn at the active party."""
         answering, peer = self._ring.make_answering(TURNS), self._ring.names[1]

@@ -10,12 +10,12 @@ from torch import Tensor
 from vfl_common import psi
 from vfl_common.bundle import Kind, StepKey
 from vfl_common.psi import PHASE, TAG_BYTES, WORD_BYTES, count_tag_batches
-from vfl_party import rr22
 from vfl_party.align import batches
 from vfl_party.align.state import NO_ATTEMPT
 from vfl_party.outbound.declared import NOTHING, Exchange, Occurrence, Sent, i64, u8
 from vfl_party.psi import sealed
 from vfl_party.psi.curve import POINT_BYTES
+from vfl_party.rr22.turns import Buckets, Turn, divide, make_turns
 
 NAME_BYTES = len(NO_ATTEMPT)
 # The size of a padded introduction: its length, a public key, a signature and certificates.
@@ -117,7 +117,7 @@ def occurrences(parties: int, rows: int) -> list[Occurrence]:
     return result
 
 
-def split_turn(turn: rr22.Turn) -> list[tuple[int, int]]:
+def split_turn(turn: Turn) -> list[tuple[int, int]]:
     """Returns the bytes of each step of a turn, up and down. An answer begins when all is sent."""
     ups, downs = ([*_split(part.size)] for part in turn)
     return [
@@ -132,16 +132,16 @@ def _split(size: int) -> Iterator[int]:
         yield min(_TURN_BYTES, size - start)
 
 
-def count_turn_steps(division: rr22.Buckets) -> int:
+def count_turn_steps(division: Buckets) -> int:
     """Returns the number of steps of a bucket."""
-    return sum(map(len, map(split_turn, rr22.make_turns(division.active, division.passive))))
+    return sum(map(len, map(split_turn, make_turns(division.active, division.passive))))
 
 
 def rr22_occurrences(rows: int) -> list[Occurrence]:
     """Returns all exchanges of a party by rr22. Both parties have ``rows`` rows."""
     result = [Occurrence.of(HELLO, StepKey(PHASE, 0, 0), parties=2)]
-    division = rr22.divide(rows, rows)
-    turns = rr22.make_turns(division.active, division.passive)
+    division = divide(rows, rows)
+    turns = make_turns(division.active, division.passive)
     sizes = [size for turn in turns for size in split_turn(turn)] * division.number
     for batch, (up, down) in enumerate(sizes):
         result.append(Occurrence.of(TURNS, StepKey(PHASE, 1, batch), up=up, down=down))

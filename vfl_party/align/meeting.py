@@ -28,6 +28,7 @@ from vfl_party.align.exchanges import (
 from vfl_party.align.ring import PsiRing
 from vfl_party.align.state import NO_ATTEMPT, AlignmentFiles, Attempt
 from vfl_party.psi import sealed
+from vfl_party.rr22.turns import divide
 
 log = logging.getLogger(__name__)
 Engine = Literal["auto", "rr22", "x25519"]
@@ -105,20 +106,7 @@ class Meeting:
             for number, introduction in enumerate(decision["introductions"])
         ]
         uses_rr22 = bool(decision["rr22"][0])
-        if uses_rr22 and not self._offers:
-            raise PeerError(
-                Code.MALFORMED_MESSAGE,
-                f"{ring.active}: begins an alignment by rr22, which {ring.context.name} does not "
-                "offer. Begin a new run.",
-                party=ring.active,
-            )
-        if self._engine == "rr22" and not uses_rr22:
-            raise PeerError(
-                Code.MALFORMED_MESSAGE,
-                f"{ring.active}: begins an alignment by x25519, but the recipe asks for rr22. "
-                "Begin a new run.",
-                party=ring.active,
-            )
+        self._check_engine(uses_rr22)
         name = decision["attempt"].numpy().tobytes()
         if name != attempt.name or name == NO_ATTEMPT:
             ring.context.begins()
@@ -140,33 +128,60 @@ class Meeting:
                 "of rows. Begin a new run.",
                 party=ring.active,
             )
-        elif uses_rr22:
-            # The other party may come back with other ids in the remaining buckets.
-            ring.context.begins()
-            log.info(
-                "resuming the alignment: %d buckets are done",
-                first_batches[0],
-                extra={"event": "realigning"},
-            )
         else:
-            if self._files.used_rr22:
-                # The other party may have learned common rows of other ids.
-                ring.context.begins()
+            self._resume(first_batches, uses_rr22)
+        self._check_first_batches(first_batches, uses_rr22)
+        return Agreement(False, self._identity, first_batches, publics, rr22=uses_rr22)
+
+    def _check_engine(self, uses_rr22: bool) -> None:
+        """Raises PeerError if the active party's engine is not one that this party offers."""
+        ring = self._ring
+        if uses_rr22 and not self._offers:
+            raise PeerError(
+                Code.MALFORMED_MESSAGE,
+                f"{ring.active}: begins an alignment by rr22, which {ring.context.name} does not "
+                "offer. Begin a new run.",
+                party=ring.active,
+            )
+        if self._engine == "rr22" and not uses_rr22:
+            raise PeerError(
+                Code.MALFORMED_MESSAGE,
+                f"{ring.active}: begins an alignment by x25519, but the recipe asks for rr22. "
+                "Begin a new run.",
+                party=ring.active,
+            )
+
+    def _resume(self, first_batches: Sequence[int], uses_rr22: bool) -> None:
+        """Reports that an attempt is resumed, and counts it if it may reveal more rows."""
+        ring, total = self._ring, sum(self._ring.rows)
+        if uses_rr22 or self._files.used_rr22:
+            # The other party may come back with other ids in the remaining buckets, or may have
+            # learned common rows of other ids.
+            ring.context.begins()
+        if uses_rr22:
+            masked_rows = total * first_batches[0] // divide(*ring.rows).number
+        else:
             masked_rows = sum(
                 min(self._files.count_stored(round_), ring.rows[ring.find_owner(round_)])
-                for round_ in range(1, k + 1)
+                for round_ in range(1, ring.size + 1)
             )
-            log.info(
-                "resuming the alignment: %d of %d ids are masked",
-                masked_rows,
-                sum(ring.rows),
-                extra={"event": "realigning"},
-            )
-            ring.context.show("realigning", masked=masked_rows, of=sum(ring.rows))
+        log.info(
+            "resuming the alignment: %d of %d ids are masked",
+            masked_rows,
+            total,
+            extra={"event": "realigning"},
+        )
+        ring.context.show("realigning", masked=masked_rows, of=total)
+
+    def _check_first_batches(self, first_batches: Sequence[int], uses_rr22: bool) -> None:
+        """Removes incomplete batches of masked points. Raises PeerError if the active party skips
+        batches or buckets that this party lacks.
+        """
+        ring, k = self._ring, self._ring.size
         if uses_rr22:
             if not 0 <= first_batches[0] <= self._files.count_buckets():
                 raise self._make_skip_error()
-            return Agreement(False, self._identity, first_batches, publics, rr22=True)
+            return
         for round_ in range(1, k + 1):
             self._files.cut(round_, ring.rows[ring.find_owner(round_)])
         for round_ in range(1, k):
@@ -180,7 +195,6 @@ class Meeting:
                 <= (saved_rows // batches.BATCH if saved_rows < rows else ring.batches)
             ):
                 raise self._make_skip_error()
-        return Agreement(False, self._identity, first_batches, publics)
 
     def _make_skip_error(self) -> PeerError:
         active, me = self._ring.active, self._ring.context.name

@@ -37,7 +37,6 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.config.recipe_tables import RowsSettings
 from vfl_common.errors import AbortedError, Code, InputError, PeerError
 from vfl_common.psi import compute_min_common, make_too_few_error
-from vfl_party import rr22
 from vfl_party.align import batches
 from vfl_party.align.aligned import AlignedRows, AlignmentContext
 from vfl_party.align.buckets import BucketRounds
@@ -52,6 +51,7 @@ from vfl_party.data import Table
 from vfl_party.data.ids import Ids
 from vfl_party.outbound.declared import Occurrence
 from vfl_party.outbound.policies import Policy
+from vfl_party.rr22 import relay
 
 REMEDY = "To align again, remove the folder 'alignment' of the run at either party."
 
@@ -89,12 +89,12 @@ class PsiAlignment:
         """
         engine = self._recipe.rows.psi.engine
         if engine == "rr22":
-            rr22.require_engine()
+            relay.require_engine()
         if engine != "auto":
             return engine
         suits = len(self._recipe.passives) == 1 and self._partial is None
         needs_all = self._recipe.rows.at_least == 1 and minimum == 1
-        return "auto" if suits and needs_all and not rr22.explain_absence() else "x25519"
+        return "auto" if suits and needs_all and not relay.explain_absence() else "x25519"
 
     def describe(self) -> str:
         """Returns a text for people about the engine. Raises InputError if the recipe asks for rr22

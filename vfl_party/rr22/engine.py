@@ -1,12 +1,12 @@
 """Runs SecretFlow's RR22 on one file, in a process of its own: ``python engine.py PACKAGE RANK
-RELAY INPUT OUTPUT`` reads the name of
-its link on standard input. With ``PACKAGE`` alone it only loads the engine.
+RELAY INPUT OUTPUT``. It reads the name of its link on standard input. With ``PACKAGE`` alone it
+only loads the engine.
 
 This is the only file that imports the wheel ``spu``. It loads the wheel's two shared objects
 without the rest of the package, which needs JAX. It imports nothing of ours, so it starts quickly
 and has no secrets of the party.
 
-The engine talks to the relay of ``vfl_party.rr22`` on loopback, which stands for the other
+The engine talks to the relay of ``vfl_party.rr22.relay`` on loopback, which stands for the other
 party. It prints ``port PORT`` when it is about to listen, and ``done`` when the output is written.
 """
 
@@ -31,7 +31,7 @@ PORT_TAKEN = 75
 _MAX_MEMORY = 3 << 30
 
 
-def _load(package: str) -> tuple[Any, Any]:
+def load(package: str) -> tuple[Any, Any]:
     """Returns ``libspu`` and ``libpsi`` from the folder of the package."""
     stub = types.ModuleType("spu")
     stub.__path__ = [package]
@@ -73,7 +73,7 @@ def _connect(libspu: Any, rank: int, relay: int, name: str, control: TextIO) -> 
 def main() -> None:
     """Runs the engine once."""
     package, *rest = sys.argv[1:]
-    libspu, libpsi = _load(package)
+    libspu, libpsi = load(package)
     if not rest:
         return
     rank, relay, source, result = int(rest[0]), int(rest[1]), rest[2], rest[3]

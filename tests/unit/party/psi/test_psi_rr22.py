@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.harness.aligning import (
+    WAIT_S,
     Parties,
     Recorder,
     changed,
@@ -24,21 +26,21 @@ from tests.harness.aligning import (
 from vfl_common.bundle import Bundle, StepKey
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.psi import PHASE
-from vfl_party import rr22
 from vfl_party.align import buckets, meeting
 from vfl_party.align.exchanges import count_turn_steps, rr22_occurrences
+from vfl_party.rr22 import relay, turns
 
 small = small_batches()
 ENGINE = {"psi": {"engine": "rr22"}}
 needs_engine = pytest.mark.skipif(
-    bool(rr22.explain_absence()), reason=f"needs the wheel spu: {rr22.INSTALL}"
+    bool(relay.explain_absence()), reason=f"needs the wheel spu: {relay.INSTALL}"
 )
 
 
 @pytest.fixture
 def tiny_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes two parties of 2,000 rows use several buckets."""
-    monkeypatch.setattr(rr22, "MAX_ROWS", 1024)
+    monkeypatch.setattr(turns, "MAX_ROWS", 1024)
 
 
 def random_sets(seed: int, first: int, second: int, common: int) -> dict[str, tuple[str, ...]]:
@@ -103,21 +105,21 @@ def test_all_that_leaves_has_the_sizes_of_the_forecast(tmp_path: Path) -> None:
 
 
 @needs_engine
-@pytest.mark.parametrize("rows", rr22._SIZES)
+@pytest.mark.parametrize("rows", turns._SIZES)
 def test_the_engine_sends_what_the_turns_have_room_for(tmp_path: Path, rows: int) -> None:
     # The turns are nearly full: room for names of steps is all that is left.
     for party in "ab":
         (tmp_path / party).mkdir()
-    held = rows - 1 - rr22.count_probes(rows)
-    room = (1, rows, rr22.count_probes(rows))
+    held = rows - 1 - turns.count_probes(rows)
+    room = (1, rows, turns.count_probes(rows))
     ids = [str(number) for number in range(held)]
     sources = [next(buckets.deal(ids, bytes(32), *room, tmp_path / party)) for party in "ab"]
     results = [each.with_suffix(".out") for each in sources]
     with (
-        rr22.Engine(sources[0], results[0], 0, "b") as active,
-        rr22.Engine(sources[1], results[1], 1, "a") as passive,
+        relay.Engine(sources[0], results[0], 0, "b") as active,
+        relay.Engine(sources[1], results[1], 1, "a") as passive,
     ):
-        for turn in rr22.make_turns(rows, rows):
+        for turn in turns.make_turns(rows, rows):
             up = passive.collect(turn.up)
             active.deliver(up, turn.up)
             down = active.collect(turn.down)
@@ -158,7 +160,7 @@ def test_a_run_that_stops_loses_one_bucket(
     asks = {name: {"begins": partial(counted.append, name)} for name in sets}
     resumed = Parties(tmp_path, sets, rows=ENGINE, asks=asks)
     assert resumed.align()["p0"].ids == in_common(sets)
-    division = rr22.divide(2500, 2400)
+    division = turns.divide(2500, 2400)
     first = stop // count_turn_steps(division)
     # A party that comes back may have other ids, so it uses up one alignment of the day.
     assert sorted(counted) == ["p0", "p1"]
@@ -169,17 +171,41 @@ def test_a_run_that_stops_loses_one_bucket(
 def test_an_engine_that_is_killed_ends_the_run_with_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entered = rr22.Engine.__enter__
+    entered = relay.Engine.__enter__
 
-    def enter_and_kill(self: rr22.Engine) -> rr22.Engine:
+    def enter_and_kill(self: relay.Engine) -> relay.Engine:
         engine = entered(self)
         if self._rank == 1:
             self._process.send_signal(signal.SIGKILL)
         return engine
 
-    monkeypatch.setattr(rr22.Engine, "__enter__", enter_and_kill)
+    monkeypatch.setattr(relay.Engine, "__enter__", enter_and_kill)
     with pytest.raises(InputError, match=r"the engine rr22 of this party ended \(got -9"):
         Parties(tmp_path, random_sets(1, 50, 50, 20), rows=ENGINE).align()
+
+
+@needs_engine
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_engine_asks_until_a_slow_peer_has_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    asked = threading.Event()
+    deliver, hand_over = relay.Engine.deliver, relay.Engine._hand_over
+
+    def deliver_late(self: relay.Engine, data: bytes, part: turns.Part) -> None:
+        if self._rank == rank and any(b"P2P" in name for name in part.names):
+            assert asked.wait(WAIT_S)
+        deliver(self, data, part)
+
+    def note(self: relay.Engine, name: bytes, value: bytes, number: int | None = None) -> None:
+        if self._rank == rank and value == relay._BUSY:
+            asked.set()
+        hand_over(self, name, value, number)
+
+    monkeypatch.setattr(relay.Engine, "deliver", deliver_late)
+    monkeypatch.setattr(relay.Engine, "_hand_over", note)
+    sets = random_sets(1, 500, 400, 200)
+    assert Parties(tmp_path, sets, rows=ENGINE).align()["p1"].ids == in_common(sets)
 
 
 @needs_engine
@@ -202,11 +228,11 @@ def test_rows_that_both_parties_lose_are_noticed(
 ) -> None:
     # The wheel's other mode loses 19 of 5,000 rows at both parties (secretflow/psi#370), with sets of
     # this size and messages of these sizes.
-    monkeypatch.setattr(rr22, "_SIZES", {10_000: (1280, 7 * 64 + 10, 102_872)})
-    monkeypatch.setattr(rr22, "MAX_ROWS", 10_000)
-    monkeypatch.setattr(rr22, "_ROWS_A_PROBE", 2)
-    monkeypatch.setattr(rr22, "ENGINE", tmp_path / "lossy.py")
-    text = Path(rr22.__file__).with_name("engine.py").read_text()
+    monkeypatch.setattr(turns, "_SIZES", {10_000: (1280, 7 * 64 + 10, 102_872)})
+    monkeypatch.setattr(turns, "MAX_ROWS", 10_000)
+    monkeypatch.setattr(turns, "_ROWS_A_PROBE", 2)
+    monkeypatch.setattr(relay, "ENGINE", tmp_path / "lossy.py")
+    text = Path(relay.__file__).with_name("engine.py").read_text()
     (tmp_path / "lossy.py").write_text(text.replace("low_comm_mode=False", "low_comm_mode=True"))
     with pytest.raises(PeerError, match=r"loses rows: it found 4,9\d\d of 5,000 rows"):
         Parties(tmp_path, random_sets(1, 4900, 4900, 2000), rows=ENGINE).align()
@@ -295,7 +321,7 @@ def test_auto_falls_back_without_the_wheel_and_rr22_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(meeting, "MIN_ROWS", 10)
-    monkeypatch.setattr(rr22, "explain_absence", lambda: "the wheel spu is not installed")
+    monkeypatch.setattr(relay, "explain_absence", lambda: "the wheel spu is not installed")
     sets = random_sets(1, 50, 50, 20)
     assert Parties(tmp_path / "auto", sets).align()["p0"].ids == in_common(sets)
     with pytest.raises(InputError, match=r"the wheel spu is not installed.*--no-deps"):
@@ -304,10 +330,10 @@ def test_auto_falls_back_without_the_wheel_and_rr22_is_refused(
 
 @pytest.mark.parametrize(("active", "passive"), [(1, 1), (1023, 3), (10**6, 10**6), (10**7, 20)])
 def test_buckets_have_room_for_all_rows(active: int, passive: int) -> None:
-    found = rr22.divide(active, passive)
+    found = turns.divide(active, passive)
     for rows, padded in ((active, found.active), (passive, found.passive)):
         mean = rows / found.number
-        assert padded in rr22._SIZES
+        assert padded in turns._SIZES
         assert padded > (rows if found.number == 1 else mean + 7.5 * mean**0.5)
 
 
