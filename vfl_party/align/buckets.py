@@ -11,7 +11,6 @@ loss, both parties add the same probes to a bucket, and require that the engines
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
@@ -230,9 +229,7 @@ def read_rows(result: Path, rows: int, probes: int, party: str) -> npt.NDArray[n
     """
     rows_F: npt.NDArray[np.int64]
     try:
-        with result.open("rb") as file:
-            lines = itertools.islice(file, 1, None)
-            rows_F = np.fromiter((int(line.rpartition(b",")[2]) for line in lines), np.int64)
+        rows_F = np.loadtxt(result, np.int64, delimiter=",", skiprows=1, usecols=1, ndmin=1)
     except OSError as error:
         raise write_error(result, error) from None
     except (ValueError, OverflowError):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -50,6 +51,8 @@ _TYPES: dict[int, np.dtype[Any]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 TAG = np.dtype(f"V{TAG_BYTES}")
 # The prefix of a text with the tags of people instead of row numbers.
 _TAGGED = f"{TAG_BYTES}:"
+# The number of people whose tags are written in one call.
+_PEOPLE_AT_ONCE = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -243,13 +246,14 @@ def write_people(folder: Path, secret: bytes, ids: Iterable[str]) -> tuple[str, 
             for incomplete in place.glob(f"*{_UNNAMED}*"):
                 incomplete.unlink()
             unnamed = place / _UNNAMED
-            # The tags are written one by one, because those of a large table need much memory.
+            # The tags of a large table do not fit in memory.
+            remaining = iter(ids)
             with private_file(unnamed) as file:
-                for person in ids:
-                    data = tag_person(secret, person)
+                while people := list(itertools.islice(remaining, _PEOPLE_AT_ONCE)):
+                    data = b"".join(tag_person(secret, person) for person in people)
                     digest.update(data)
                     file.write(data)
-                    count += 1
+                    count += len(people)
             # An existing file is replaced, because it may be damaged.
             unnamed.replace(place / digest.hexdigest())
             fsync_folder(place)
