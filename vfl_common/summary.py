@@ -154,6 +154,13 @@ def parse_holders(split: str, name: str) -> list[str]:
     return parties.split(", ") if separator and found_split == split else []
 
 
+def name_key(split: str, key: str) -> str:
+    """Returns the key in ``Summary.metrics`` for the rows of a split that one of ``rows.keys``
+    matched.
+    """
+    return f"{split} by {key}"
+
+
 class ByteCount(_Model):
     """The sum of the bytes and messages of several links."""
 

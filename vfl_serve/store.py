@@ -500,6 +500,12 @@ def _stat_files(settings: DataSettings) -> tuple[Any, ...]:
 
 def require_served(trained: TrainedRun) -> None:
     """Raises InputError if this kind of model cannot be served."""
+    if trained.recipe.rows.keys:
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{trained.path}: a served model finds a row by one id, but the recipe has rows.keys. "
+            "Use vfl-party predict.",
+        )
     phase = Course(trained.recipe).lone_phase
     if phase is not None and not phase.says("online"):
         raise InputError(

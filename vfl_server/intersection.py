@@ -72,14 +72,16 @@ def serve(
     max_rows: int = MAX_ROWS,
     *,
     partial: bool = False,
+    number: int = 0,
 ) -> Callable[[], None]:
-    """Serves the steps of an alignment: the sizes, the batches of tags, and the digests of the
-    lists. Two parties that use rr22 send no tags, and check ``at_least`` themselves. Returns a
-    function that answers the last step.
+    """Serves the steps of a pass of an alignment: the sizes, the batches of tags, and the digests
+    of the lists. Two parties that use rr22, and parties that know the common rows, send no tags,
+    and check ``at_least`` themselves. Returns a function that answers the last step.
 
     ``ring``: The parties, the active party first. Each party sends the tags of the next party in
     the ring. ``folder``: The folder for the tags, which is removed at the end or after a PeerError.
     ``max_rows``: The maximum number of rows of a party. ``partial``: See ``select_shares``.
+    ``number``: The number of the pass; see ``vfl_party.align.passes``.
 
     Raises PeerError (ROWS_DIFFER) if fewer rows are common than ``at_least``, which is a count or a
     share of each party's rows, or if the parties then have different lists. Raises PeerError
@@ -89,7 +91,8 @@ def serve(
     """
     # {party that sends tags: party to which the tags belong}.
     owner = dict(zip(ring, (*ring[1:], *ring[:1]), strict=True))
-    step = StepKey(PHASE, len(ring), 0)
+    server_round = psi.first_round(number, len(ring)) + len(ring)
+    step = StepKey(PHASE, server_round, 0)
     replies = hub.collect(step, _SIZES)
     sizes, word, has_tags = _check_sizes(replies, owner, max_rows)
     if not has_tags:
@@ -103,13 +106,11 @@ def serve(
             DType.INT64, (1,), memoryview(np.array([first_batch], "<i8").tobytes())
         )
         hub.reply(step, dict.fromkeys(replies, Bundle(Kind.ROWS, {"first": first_buffer})))
-        for number in range(first_batch, num_batches):
-            step = StepKey(PHASE, len(ring), 1 + number)
-            for sender, bundle in hub.collect(
-                step, _make_batch_specs(number, owner, sizes)
-            ).items():
-                tags.add(number, owner[sender], bundle.tensors["tags"].data)
-            if number < num_batches - 1:
+        for batch in range(first_batch, num_batches):
+            step = StepKey(PHASE, server_round, 1 + batch)
+            for sender, bundle in hub.collect(step, _make_batch_specs(batch, owner, sizes)).items():
+                tags.add(batch, owner[sender], bundle.tensors["tags"].data)
+            if batch < num_batches - 1:
                 hub.reply(step, dict.fromkeys(replies, _pack_masks(np.zeros((1, 0), bool))))
         common = _compare_tags(tags, sizes, owner, partial)
         for party, masks in common.items():
@@ -152,7 +153,7 @@ def _check_sizes(
                 party=party,
             )
     active = next(iter(owner))
-    has_tags = len(owner) > 2 or any(int(masked) != NO_TAGS for _, masked in announcements.values())
+    has_tags = any(int(masked) != NO_TAGS for _, masked in announcements.values())
     for party, (_, masked_rows) in announcements.items():
         if has_tags and int(masked_rows) != sizes[owner[party]]:
             raise PeerError(
@@ -260,10 +261,17 @@ def alignment_service(
     if recipe.rows.align != "psi":
         return None
     ring = [recipe.active.name, *(party.name for party in recipe.passives)]
-    at_least = recipe.rows.at_least if trains else int(not recipe.rows.partial)
+    partial, passes = recipe.rows.partial, max(1, len(recipe.rows.keys))
+    min_rows = recipe.rows.at_least if trains else int(not partial)
+    if recipe.rows.keys:
+        # One pass may find few rows. The parties count the rows of all passes.
+        min_rows = 0
 
     def serve_alignment(hub: Hub) -> Callable[[], None]:
-        return serve(hub, ring, at_least, run / FOLDER, max_rows, partial=recipe.rows.partial)
+        folder, last = run / FOLDER, passes - 1
+        for number in range(last):
+            serve(hub, ring, min_rows, folder, max_rows, number=number)()
+        return serve(hub, ring, min_rows, folder, max_rows, partial=partial, number=last)
 
     return serve_alignment
 

@@ -17,6 +17,7 @@ import pytest
 from tests.harness import cases
 from vfl_common.bundle import PROTOCOL, Buffer, Bundle, BundleSpec, Hub, Link, StepKey
 from vfl_common.config.base import parse
+from vfl_common.config.data import KeyColumns
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InternalError, InterruptedRun, VflError
 from vfl_common.identity.credentials import Credentials
@@ -148,6 +149,8 @@ class Parties:
     run_id: str = "run"
     # Of the recipe.
     rows: dict[str, Any] = field(default_factory=dict)
+    # Of each party's table, with ``rows["keys"]``.
+    key_columns: KeyColumns | None = None
     credentials: Callable[[str], Credentials] | None = None
     tap: Tap = lambda _sender, _receiver, _step, bundle: bundle
     # Parties that have left the run.
@@ -172,7 +175,10 @@ class Parties:
     def _aligning(self, name: str, connections: _Connections) -> AlignmentContext:
         ids = self.sets[name]
         table = Table(
-            f"{name}.csv", ids, labels=np.zeros(len(ids)) if name == next(iter(self.sets)) else None
+            f"{name}.csv",
+            ids,
+            labels=np.zeros(len(ids)) if name == next(iter(self.sets)) else None,
+            key_columns=self.key_columns,
         )
         mine = self.credentials(name) if self.credentials is not None else None
         given = self.asks.get(name, {})

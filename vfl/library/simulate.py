@@ -256,7 +256,8 @@ def _write_data(
     for name, of_party in divide(settings, base).items():
         if name in frames:
             # Loading the frame raises its errors before any process starts.
-            load(of_party, name == active)
+            rows = settings.rows
+            load(of_party.with_id_rules(rows.id_rules).with_keys(rows), name == active)
     parties = write_frames(frames, tables["simulate"]["parties"], folder / "federation" / "data")
     return {**tables, "simulate": tables["simulate"] | {"parties": parties}}
 

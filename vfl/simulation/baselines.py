@@ -34,7 +34,7 @@ _BETWEEN = ("codec", "transforms", "optimizers")
 # meaning.
 _MISSING = ("subsets", "party_dropout")
 # The keys of [rows] about entity alignment.
-_ALIGNMENT = ("align", "at_least", "alignment", "partial")
+_ALIGNMENT = ("align", "psi", "at_least", "alignment", "partial", "keys", "key_rules")
 # Training stops after this many trees without a lower validation loss.
 _PATIENCE = 50
 Tables = dict[str, Any]
@@ -183,7 +183,7 @@ def alone(tables: Tables, recipe: Recipe, name: str, base: Path, where: str) -> 
         others = {
             other: without_features(settings) for other, settings in data.items() if other != name
         }
-        own = _join_tables({name: own, **others}, in_common=True)
+        own = _join_tables({name: own, **others}, recipe)
     return _make_one_party(tables, name, place, own, device)
 
 
@@ -208,14 +208,15 @@ def combine_columns(tables: Tables, recipe: Recipe, base: Path, where: str) -> T
     names = [recipe.active.name, *(party.name for party in recipe.passives)]
     if not recipe.active.features:
         data[names[0]] = data[names[0]].model_copy(update=NO_FEATURES)
-    joined = _join_tables(
-        {name: data[name] for name in names}, in_common=recipe.rows.align == "psi"
-    )
+    joined = _join_tables({name: data[name] for name in names}, recipe)
     return _make_one_party(tables, COMBINED, {}, joined, device)
 
 
-def _join_tables(parts: dict[str, DataSettings], *, in_common: bool) -> DataSettings:
-    """Returns the data settings of tables that are joined by id. The first table has the label."""
+def _join_tables(parts: dict[str, DataSettings], recipe: Recipe) -> DataSettings:
+    """Returns the data settings of tables that are joined by id, or by the recipe's keys. The first
+    table has the label.
+    """
+    parts = {name: settings.with_keys(recipe.rows) for name, settings in parts.items()}
     label_table = next(iter(parts.values()))
     return DataSettings(
         source=f"the joined tables of {list_names(list(parts))}",
@@ -227,7 +228,7 @@ def _join_tables(parts: dict[str, DataSettings], *, in_common: bool) -> DataSett
         weight=label_table.weight,
         label_scale=label_table.label_scale,
         parts=parts,
-        in_common=in_common,
+        in_common=recipe.rows.align == "psi",
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from os.path import normpath
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 from pydantic import (
     BeforeValidator,
@@ -33,6 +33,7 @@ from vfl_common.config.sources import get_reader as get_reader
 from vfl_common.config.sources import is_database as is_database
 from vfl_common.config.sources import is_excel as is_excel
 from vfl_common.config.sources import is_path as is_path
+from vfl_common.errors import Code, InputError
 from vfl_common.text import hide_passwords
 
 
@@ -83,6 +84,28 @@ Buckets = Annotated[int, Field(ge=1, le=1 << 20)]
 ROW = "row"
 
 
+class KeyColumns(NamedTuple):
+    """The key columns of a party.
+
+    ``rules``: For each column of ``data.id``, the rules that normalise it. ``keys``: For each key,
+    the positions of its columns in ``data.id``.
+    """
+
+    rules: tuple[tuple[str, ...], ...]
+    keys: tuple[tuple[int, ...], ...]
+
+
+class KeySettings(Protocol):
+    """The settings of a recipe about keys; see ``RowsSettings``."""
+
+    @property
+    def keys(self) -> tuple[tuple[str, ...], ...]: ...
+    @property
+    def key_rules(self) -> dict[str, tuple[str, ...]]: ...
+    @property
+    def id_rules(self) -> tuple[str, ...]: ...
+
+
 def parse_id_columns(value: Any) -> Any:
     """Turns the setting ``id`` (one name, a list of names, or None) into a sequence of column
     names.
@@ -101,8 +124,9 @@ ImageSize = Annotated[tuple[Side, Side], BeforeValidator(_expand_size)]
 
 
 class DataSettings(Section):
-    """One party's data. The settings ``parts``, ``in_common`` and ``as_trained`` are set by the
-    program (baselines, predictions), not by people.
+    """One party's data. The settings ``parts``, ``in_common``, ``as_trained``,
+    ``key_places`` and ``column_rules`` are set by the program (baselines, predictions, recipes with
+    keys), not by people.
     """
 
     source: str
@@ -129,6 +153,14 @@ class DataSettings(Section):
     id_rules: tuple[IdRule, ...] | None = None
     """The rules that normalise this party's ids, in order, before ids are compared. Default:
     ``rows.id_rules`` of the recipe.
+    """
+    keys: dict[str, str] = Field(default_factory=dict)
+    """With ``rows.keys``: this party's column for a name in ``rows.keys``, if it has another
+    name.
+    """
+    key_rules: dict[str, tuple[IdRule, ...]] = Field(default_factory=dict)
+    """With ``rows.keys``: this party's rules for a name in ``rows.keys``, in place of
+    ``rows.key_rules``.
     """
     duplicates: Duplicates = "error"
     """What happens to rows that share an id: ``error`` refuses the table, ``first`` keeps the first
@@ -267,6 +299,10 @@ class DataSettings(Section):
     as_trained: bool = False
     """Set by a prediction: whether columns and their types must be the same as in the trained run.
     """
+    key_places: tuple[tuple[int, ...], ...] = ()
+    """Set with ``rows.keys``: for each key, the positions of its columns in ``id``, from 0."""
+    column_rules: tuple[tuple[IdRule, ...], ...] = ()
+    """Set with ``rows.keys``: for each column of ``id``, the rules that normalise it."""
     _like: tuple[str, str] | None = PrivateAttr(default=None)
     _keeps_rows: bool = PrivateAttr(default=False)
     _spelt_by_recipe: bool = PrivateAttr(default=False)
@@ -464,6 +500,47 @@ class DataSettings(Section):
             else self.id_rules is None and bool(rules)
         )
         return settings
+
+    def with_keys(self, rows: KeySettings) -> DataSettings:
+        """Returns a copy of the settings with the recipe's keys; see ``key_columns``.
+
+        Returns the settings unchanged if the recipe has no keys. Raises InputError if ``id`` lacks
+        a column of a key, or if the settings name a column that no key has.
+        """
+        names = list(dict.fromkeys(name for key in rows.keys for name in key))
+        for setting, named in (("keys", self.keys), ("key_rules", self.key_rules)):
+            unknown = next((name for name in named if name not in names), None)
+            if unknown is not None:
+                raise InputError(
+                    Code.CONFIG_INVALID,
+                    f"data.{setting}: {unknown} is not in rows.keys of the recipe (got "
+                    f"{', '.join(names) or 'no keys'}). Remove it, or correct the name.",
+                )
+        if not names:
+            return self
+        if self.parts:
+            parts = {name: part.with_keys(rows) for name, part in self.parts.items()}
+            return self.model_copy(update={"parts": parts})
+        columns = {name: self.keys.get(name, name) for name in names}
+        absent = next((column for column in columns.values() if column not in self.id), None)
+        if absent is not None:
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"data.id: must have all columns of rows.keys (lacks {absent}). Add it, or give "
+                "this party's name of the column in data.keys.",
+            )
+        rules: list[tuple[str, ...]] = [()] * len(self.id)
+        for name, column in columns.items():
+            rules[self.id.index(column)] = self.key_rules.get(
+                name, rows.key_rules.get(name, self.id_rules or rows.id_rules)
+            )
+        keys = tuple(tuple(self.id.index(columns[name]) for name in key) for key in rows.keys)
+        return self.model_copy(update={"key_places": keys, "column_rules": tuple(rules)})
+
+    @property
+    def key_columns(self) -> KeyColumns | None:
+        """The columns of the recipe's keys; None if the recipe has no keys."""
+        return KeyColumns(self.column_rules, self.key_places) if self.key_places else None
 
     @property
     def spelt_by_recipe(self) -> bool:

@@ -46,6 +46,10 @@ def _count_or_share(value: int | float) -> int | float:
 CountOrShare = Annotated[int | float, AfterValidator(_count_or_share)]
 
 
+# A row is known to all parties by the number of its key, one digit, and the key.
+MAX_KEYS = 9
+
+
 class PartySettings(Section):
     """The settings of one party in the recipe."""
 
@@ -130,12 +134,19 @@ class RowsSettings(Section):
     """For experiments: the number of aligned training rows whose labels are used. Default: all."""
     id_rules: tuple[IdRule, ...] = ()
     """The rules that normalise every party's ids, in order, before ids are compared."""
+    keys: tuple[tuple[str, ...], ...] = ()
+    """With psi: several keys of one or more columns, the most reliable one first. Rows are matched
+    by the first key, the rows that are left by the second key, and so on. Default: ``data.id``.
+    """
+    key_rules: dict[str, tuple[IdRule, ...]] = Field(default_factory=dict)
+    """With ``keys``: the rules that normalise a column, in place of ``id_rules``."""
 
     def model_post_init(self, _context: Any) -> None:
         if (self.folds is None) != (self.fold is None):
             raise ValueError(
                 "folds and fold must be set together. Add the missing key, or remove both."
             )
+        self._check_keys()
         if self.labelled is not None and self.split == "grouped":
             raise ValueError('labelled cannot be used with split = "grouped". Remove one.')
         if self.folds is None or self.fold is None:
@@ -150,6 +161,28 @@ class RowsSettings(Section):
             raise ValueError(
                 "test cannot be used with folds, because one fold is for testing. Remove test."
             )
+
+    def _check_keys(self) -> None:
+        """Raises ValueError if ``keys`` are unusable."""
+        columns = {name for key in self.keys for name in key}
+        if len(self.keys) > MAX_KEYS:
+            raise ValueError(f"keys: must be at most {MAX_KEYS} (got {len(self.keys)}). Use fewer.")
+        for key in self.keys:
+            if not key or len(set(key)) < len(key) or self.keys.count(key) > 1:
+                raise ValueError(
+                    "keys: each key needs one or more columns, and no column or key twice (got "
+                    f"{list(key)}). Correct it."
+                )
+        for name in self.key_rules:
+            if name not in columns:
+                raise ValueError(f"key_rules: {name} is not in keys. Remove it, or add a key.")
+        if self.keys and (self.align != "psi" or self.partial):
+            raise ValueError('keys need align = "psi" without partial. Set it, or remove keys.')
+
+    @property
+    def key_names(self) -> tuple[str, ...]:
+        """The names of the keys, for reports; empty without keys."""
+        return tuple("+".join(key) for key in self.keys)
 
     @property
     def share_for_tests(self) -> float:

@@ -26,6 +26,15 @@ TAG_BATCH = 1 << 20
 MAX_ROWS = (1 << 63) - 1
 
 
+def first_round(number: int, parties: int) -> int:
+    """Returns the number of the first round of a pass, from 0, among ``parties`` parties.
+
+    A pass has a round for the parties' meeting, ``parties`` - 1 rounds in which they mask sets, and
+    a round with the server.
+    """
+    return number * (parties + 1)
+
+
 def compute_min_common(minimum: int | float, own: int) -> int:
     """Returns the minimum number of common rows.
 

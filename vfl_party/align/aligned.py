@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from vfl_common.files import write_atomic
 from vfl_common.identity.credentials import Credentials
 from vfl_common.psi import MAX_ROWS
 from vfl_party.base.seeds import HeldRows, Rows
 from vfl_party.data import Table
+from vfl_party.data.ids import Ids
 from vfl_party.data.rows import is_division
 from vfl_party.outbound.declared import Occurrence
 from vfl_party.outbound.exchange import Connections
@@ -37,6 +39,8 @@ class AlignedRows:
         held: Which party holds which row, if not all parties hold all rows.
         rows: int64 [N], the positions of ``ids`` in this party's table, if a private alignment
             found the rows; else empty.
+        keys: The number of the recipe's key that matched each row, from 0, uint8 [N]; empty without
+            keys. ``ids`` are then not the ids of the table.
     """
 
     ids: Sequence[str]
@@ -44,11 +48,21 @@ class AlignedRows:
     holdings: Mapping[str, Holding] = field(default_factory=dict)
     held: HeldRows | None = None
     rows: Rows = field(default_factory=lambda: np.empty(0, np.int64), compare=False)
+    keys: npt.NDArray[np.uint8] = field(
+        default_factory=lambda: np.empty(0, np.uint8), compare=False
+    )
 
     def of(self, table: Table) -> Table:
         """Returns the aligned rows of a party's table. Raises KeyError if the table lacks a row."""
         positions_N = self.positions(table)
-        return table if positions_N is None else table.select(positions_N)
+        rows = table if positions_N is None else table.select(positions_N)
+        return replace(rows, key_N=self.keys) if len(self.keys) else rows
+
+    def get_own_ids(self, table: Table) -> Sequence[str]:
+        """Returns the ids of the aligned rows in a party's table, which differ from ``ids`` with
+        the keys of a recipe.
+        """
+        return Ids.of(table.ids).take(self.rows) if len(self.keys) else self.ids
 
     def positions(self, table: Table) -> Rows | None:
         """Returns the positions of the aligned rows in a party's table, int64 [N]; None if they are

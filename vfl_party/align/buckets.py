@@ -20,17 +20,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from vfl_common.bundle import StepKey
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.files import write_error
 from vfl_common.psi import NO_TAGS, PHASE
 from vfl_party.align.exchanges import (
-    SIZES,
     TURNS,
     bytes_to_tensor,
     count_turn_steps,
     split_turn,
-    to_tensor,
 )
 from vfl_party.align.rounds import Rounds
 from vfl_party.align.state import CommonRows
@@ -51,10 +48,7 @@ _HEADER = b"id,row\n"
 class BucketRounds(Rounds):
     """One party's side of an alignment by RR22."""
 
-    @property
-    def lists_batch(self) -> int:
-        """See ``Rounds.lists_batch``; the server gets no tags."""
-        return 1
+    has_tags = False
 
     def run(self) -> CommonRows:
         """Intersects the remaining buckets, and returns which of this party's rows are common.
@@ -79,11 +73,7 @@ class BucketRounds(Rounds):
         common = np.zeros(len(context.table), bool)
         for bucket in range(division.number):
             common[self._files.read_bucket(bucket)] = True
-        sizes = {
-            "sizes": to_tensor(len(context.table), NO_TAGS),
-            "attempt": bytes_to_tensor(attempt.word),
-        }
-        ring.make_asking(SIZES).swap(StepKey(PHASE, ring.size, 0), sizes)
+        self._announce(NO_TAGS)
         return CommonRows(common, attempt.salt)
 
     def _intersect_bucket(
@@ -109,7 +99,7 @@ class BucketRounds(Rounds):
         asking, up, down = self._ring.make_asking(TURNS), engine.collect(turn.up), b""
         position = 0
         for batch, (up_bytes, down_bytes) in enumerate(sizes, step):
-            key = StepKey(PHASE, 1, batch)
+            key = self._ring.make_step(1, batch)
             chunk = up[position : position + up_bytes]
             position += up_bytes
             asking.send(key, {"messages": bytes_to_tensor(chunk)})
@@ -125,7 +115,7 @@ class BucketRounds(Rounds):
         answering, peer = self._ring.make_answering(TURNS), self._ring.names[1]
         up, down, position = b"", None, 0
         for batch, (up_bytes, down_bytes) in enumerate(sizes, step):
-            key = StepKey(PHASE, 1, batch)
+            key = self._ring.make_step(1, batch)
             received = answering.collect(key, each={peer: {"up": up_bytes}})
             up += received[peer]["messages"].numpy().tobytes()
             if down is None and len(up) == turn.up.size:

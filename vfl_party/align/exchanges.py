@@ -30,7 +30,7 @@ HELLO = Exchange(
             "attempt": u8(NAME_BYTES),
             # The number of masked rows of each round that the party has saved.
             "masked": i64("parties"),
-            # 1 if the party already knows the common rows.
+            # The number of passes whose common rows the party already knows.
             "known": u8(1),
             "introduction": u8(INTRODUCTION_BYTES),
             # 1 if the party can use rr22.
@@ -99,22 +99,28 @@ TAGS = Exchange(
 )
 
 
-def occurrences(parties: int, rows: int) -> list[Occurrence]:
-    """Returns all exchanges of one party with ``rows`` rows, among ``parties`` parties."""
-    result = [Occurrence.of(HELLO, StepKey(PHASE, 0, 0), parties=parties)]
+def occurrences(parties: int, rows: int, number: int = 0) -> list[Occurrence]:
+    """Returns all exchanges of one party with ``rows`` rows, among ``parties`` parties, in the pass
+    ``number``.
+    """
+    first = psi.first_round(number, parties)
+    result = [Occurrence.of(HELLO, StepKey(PHASE, first, 0), parties=parties)]
     for round_ in range(1, parties):
         for batch, begin in enumerate(range(0, rows, batches.BATCH)):
             size = min(batches.BATCH, rows - begin) * POINT_BYTES
             size += sealed.OVERHEAD if parties > 2 else 0
-            result.append(Occurrence.of(MASKED, StepKey(PHASE, round_, batch), up=size, down=size))
-    result.append(Occurrence.of(SIZES, StepKey(PHASE, parties, 0)))
+            step = StepKey(PHASE, first + round_, batch)
+            result.append(Occurrence.of(MASKED, step, up=size, down=size))
+    server_round = first + parties
+    result.append(Occurrence.of(SIZES, StepKey(PHASE, server_round, 0)))
     last_batch = count_tag_batches([rows])
-    for number in range(1, last_batch + 1):
-        tags = min(psi.TAG_BATCH, rows - (number - 1) * psi.TAG_BATCH) * TAG_BYTES
-        bits = -(-rows // 8) if number == last_batch else 0
-        result.append(Occurrence.of(TAGS, StepKey(PHASE, parties, number), tags=tags, bits=bits))
-    result.append(Occurrence.of(LISTS, StepKey(PHASE, parties, last_batch + 1), bytes=DIGEST_BYTES))
-    return result
+    for batch in range(1, last_batch + 1):
+        tags = min(psi.TAG_BATCH, rows - (batch - 1) * psi.TAG_BATCH) * TAG_BYTES
+        bits = -(-rows // 8) if batch == last_batch else 0
+        step = StepKey(PHASE, server_round, batch)
+        result.append(Occurrence.of(TAGS, step, tags=tags, bits=bits))
+    step = StepKey(PHASE, server_round, last_batch + 1)
+    return [*result, Occurrence.of(LISTS, step, bytes=DIGEST_BYTES)]
 
 
 def split_turn(turn: Turn) -> list[tuple[int, int]]:
@@ -137,16 +143,19 @@ def count_turn_steps(division: Buckets) -> int:
     return sum(map(len, map(split_turn, make_turns(division.active, division.passive))))
 
 
-def rr22_occurrences(rows: int) -> list[Occurrence]:
-    """Returns all exchanges of a party by rr22. Both parties have ``rows`` rows."""
-    result = [Occurrence.of(HELLO, StepKey(PHASE, 0, 0), parties=2)]
+def rr22_occurrences(rows: int, number: int = 0) -> list[Occurrence]:
+    """Returns all exchanges of a party by rr22 in the pass ``number``. Both parties have ``rows``
+    rows.
+    """
+    first = psi.first_round(number, 2)
+    result = [Occurrence.of(HELLO, StepKey(PHASE, first, 0), parties=2)]
     division = divide(rows, rows)
     turns = make_turns(division.active, division.passive)
     sizes = [size for turn in turns for size in split_turn(turn)] * division.number
     for batch, (up, down) in enumerate(sizes):
-        result.append(Occurrence.of(TURNS, StepKey(PHASE, 1, batch), up=up, down=down))
-    result.append(Occurrence.of(SIZES, StepKey(PHASE, 2, 0)))
-    return [*result, Occurrence.of(LISTS, StepKey(PHASE, 2, 1), bytes=DIGEST_BYTES)]
+        result.append(Occurrence.of(TURNS, StepKey(PHASE, first + 1, batch), up=up, down=down))
+    result.append(Occurrence.of(SIZES, StepKey(PHASE, first + 2, 0)))
+    return [*result, Occurrence.of(LISTS, StepKey(PHASE, first + 2, 1), bytes=DIGEST_BYTES)]
 
 
 def to_tensor(*values: int, dtype: torch.dtype = torch.int64) -> Tensor:

@@ -14,9 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from vfl_common.bundle import StepKey
 from vfl_common.errors import Code, InputError, LostError, PeerError
-from vfl_common.psi import PHASE
 from vfl_party.align import batches
 from vfl_party.align.exchanges import (
     HELLO,
@@ -41,14 +39,15 @@ class Agreement:
     """The decision that the parties have agreed on.
 
     Args:
-        known: Whether all parties already know the common rows; the last two fields are then empty.
+        known: The number of passes whose common rows all parties already know. If this pass is
+            one of them, the last fields are empty.
         identity: The key pair with which this party seals messages.
         first: For each round, the first batch that some party lacks; with rr22, the first bucket.
         publics: The public sealing keys of all parties.
         rr22: Whether the parties use rr22.
     """
 
-    known: bool
+    known: int
     identity: sealed.KeyPair = field(repr=False)
     first: Sequence[int] = ()
     publics: Sequence[bytes] = ()
@@ -56,25 +55,31 @@ class Agreement:
 
 
 class Meeting:
-    """One party's side of the meeting that begins each generation."""
+    """One party's side of the meeting that begins each generation.
 
-    def __init__(self, ring: PsiRing, files: AlignmentFiles, engine: Engine) -> None:
-        self._ring, self._files, self._engine = ring, files, engine
+    ``number``: The number of the pass, from 0.
+    """
+
+    def __init__(
+        self, ring: PsiRing, files: AlignmentFiles, engine: Engine, number: int = 0
+    ) -> None:
+        self._ring, self._files, self._engine, self._number = ring, files, engine, number
         self._offers = engine != "x25519"
         self._identity = sealed.KeyPair.new()
 
-    def meet(self, *, known: bool) -> Agreement:
+    def meet(self, *, known: int) -> Agreement:
         """Agrees with the other parties on an attempt and its remaining batches.
 
-        Raises PeerError.
+        ``known``: The number of passes whose common rows this party had at the beginning. Raises
+        PeerError.
         """
-        ring, step, k = self._ring, StepKey(PHASE, 0, 0), self._ring.size
+        ring, step, k = self._ring, self._ring.make_step(0, 0), self._ring.size
         table, attempt = ring.context.table, self._files.attempt
         hello = {
             "rows": to_tensor(len(table)),
             "attempt": bytes_to_tensor(attempt.name),
             "masked": to_tensor(*(self._files.count_stored(round_) for round_ in range(1, k + 1))),
-            "known": to_tensor(int(known), dtype=torch.uint8),
+            "known": to_tensor(known, dtype=torch.uint8),
             "introduction": bytes_to_tensor(self._make_introduction()),
             "rr22": to_tensor(int(self._offers), dtype=torch.uint8),
             "buckets": to_tensor(self._files.count_buckets()),
@@ -88,8 +93,16 @@ class Meeting:
             answering.reply_all(step, received, decision)
         ring.rows = decision["rows"].tolist()
         first_batches = decision["first"].tolist()
-        if decision["known"][0]:
-            return Agreement(True, self._identity)
+        all_known = int(decision["known"][0])
+        if all_known > known:
+            raise PeerError(
+                Code.MALFORMED_MESSAGE,
+                f"{ring.active}: reported that all parties know the common rows, but "
+                f"{ring.context.name} does not. Begin a new run.",
+                party=ring.active,
+            )
+        if all_known > self._number:
+            return Agreement(all_known, self._identity)
         are_valid = all(rows > 0 for rows in ring.rows) and ring.rows[ring.me] == len(table)
         # The active party has checked these numbers, so a wrong one is its own fault.
         if not are_valid:
@@ -131,7 +144,7 @@ class Meeting:
         else:
             self._resume(first_batches, uses_rr22)
         self._check_first_batches(first_batches, uses_rr22)
-        return Agreement(False, self._identity, first_batches, publics, rr22=uses_rr22)
+        return Agreement(all_known, self._identity, first_batches, publics, rr22=uses_rr22)
 
     def _check_engine(self, uses_rr22: bool) -> None:
         """Raises PeerError if the active party's engine is not one that this party offers."""
@@ -227,12 +240,13 @@ class Meeting:
                     "a new run.",
                     party=name,
                 )
-        if all(bool(hello["known"][0]) for hello in hellos.values()):
+        known = min(int(hello["known"][0]) for hello in hellos.values())
+        if known > self._number:
             return {
                 "rows": torch.zeros(k, dtype=torch.int64),
                 "attempt": bytes_to_tensor(NO_ATTEMPT),
                 "first": torch.zeros(k, dtype=torch.int64),
-                "known": to_tensor(1, dtype=torch.uint8),
+                "known": to_tensor(known, dtype=torch.uint8),
                 "rr22": to_tensor(0, dtype=torch.uint8),
                 "introductions": torch.zeros(k, INTRODUCTION_BYTES, dtype=torch.uint8),
             }
@@ -270,7 +284,7 @@ class Meeting:
             "rows": to_tensor(*self._ring.rows),
             "attempt": bytes_to_tensor(attempts.pop() if is_resumed else os.urandom(NAME_BYTES)),
             "first": to_tensor(*first_batches, 0),
-            "known": to_tensor(0, dtype=torch.uint8),
+            "known": to_tensor(known, dtype=torch.uint8),
             "rr22": to_tensor(int(uses_rr22), dtype=torch.uint8),
             "introductions": torch.stack(
                 [hellos[name]["introduction"] for name in self._ring.names]

@@ -27,8 +27,11 @@ batches in work are lost.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -45,15 +48,37 @@ from vfl_party.align.exchanges import occurrences, rr22_occurrences
 from vfl_party.align.meeting import MIN_ROWS, Engine, Meeting
 from vfl_party.align.partial import PartialRows
 from vfl_party.align.ring import PsiRing
-from vfl_party.align.rounds import Rounds
+from vfl_party.align.rounds import KnownRounds, Rounds
 from vfl_party.align.state import AlignmentFiles, CommonRows
 from vfl_party.data import Table
 from vfl_party.data.ids import Ids
+from vfl_party.data.passes import KeyPasses, Matches
 from vfl_party.outbound.declared import Occurrence
+from vfl_party.outbound.exchange import Connections
 from vfl_party.outbound.policies import Policy
 from vfl_party.rr22 import relay
 
+log = logging.getLogger(__name__)
 REMEDY = "To align again, remove the folder 'alignment' of the run at either party."
+
+
+class _Result(NamedTuple):
+    """The common rows of all passes. ``common``: The rows by position in the party's table."""
+
+    matches: Matches
+    common: CommonRows
+
+    def select(self, table: Table) -> Table:
+        """Returns the common rows of a table, with the ids that all parties use."""
+        return table.select(self.matches.rows, Ids.of(self.matches.ids))
+
+    def add_to(self, aligned: AlignedRows) -> AlignedRows:
+        """Returns ``aligned`` with the positions of its rows and the keys that matched them."""
+        return replace(aligned, rows=self.matches.rows, keys=self.matches.keys)
+
+
+# (number of the pass, context with its rows, its files) -> the common rows, or None.
+_Find = Callable[[int, AlignmentContext, AlignmentFiles], CommonRows | None]
 
 
 class PsiAlignment:
@@ -70,14 +95,16 @@ class PsiAlignment:
             self._partial = PartialRows(recipe, policy, divides=divides, remedy=REMEDY)
 
     def occurrences(self, rows: int) -> list[Occurrence]:
-        """See ``Alignment.occurrences``."""
+        """See ``Alignment.occurrences``. With several keys, each pass has at most ``rows`` rows."""
         # A forecast of rr22 does not need its engine.
-        engine = self._recipe.rows.psi.engine
-        if engine == "rr22" or (rows >= MIN_ROWS and self._choose_engine(1) == "auto"):
-            exchanges = rr22_occurrences(rows)
-        else:
-            exchanges = occurrences(1 + len(self._recipe.passives), rows)
-        return [*exchanges, *(self._partial or self._digest).occurrences(rows)]
+        engine, result = self._recipe.rows.psi.engine, list[Occurrence]()
+        uses_rr22 = engine == "rr22" or (rows >= MIN_ROWS and self._choose_engine(1) == "auto")
+        for number in range(max(1, len(self._recipe.rows.keys))):
+            if uses_rr22:
+                result += rr22_occurrences(rows, number)
+            else:
+                result += occurrences(1 + len(self._recipe.passives), rows, number)
+        return [*result, *(self._partial or self._digest).occurrences(rows)]
 
     def _choose_engine(self, minimum: int) -> Engine:
         """Returns the engines that this party offers.
@@ -120,40 +147,77 @@ class PsiAlignment:
 
     def get_agreed(self, context: AlignmentContext) -> AlignedRows:
         """See ``Alignment.get_agreed``."""
-        common = self._load_common(context)
-        if common is None and self._recipe.passives:
+        saved = self._load(context)
+        if saved is None and self._recipe.passives:
             raise InputError(
                 Code.DATA_INVALID,
                 f"{context.folder}: the common rows are missing, and the other parties are in the "
                 "middle of the run. Restore the folder and the rows that it had.",
             )
-        if common is not None and self._partial is not None:
-            return self._partial.restore(context, self._select_wanted(common))
-        if common is None:
+        if saved is not None and self._partial is not None:
+            return self._partial.restore(context, self._select_wanted(saved.common))
+        if saved is None:
             return self._digest.get_expected(context.table).with_saved_division(context.folder)
-        rows = np.flatnonzero(common.rows)
-        aligned = self._digest.get_expected(context.table.select(rows)).with_saved_division(
-            context.folder
-        )
-        return replace(aligned, rows=rows)
+        expected = self._digest.get_expected(saved.select(context.table))
+        return saved.add_to(expected.with_saved_division(context.folder))
 
     def show(self, context: AlignmentContext, aligned: AlignedRows) -> None:
         """See ``Alignment.show``."""
-        common = self._load_common(context)
-        rows = self._partial if self._partial is not None and common is not None else self._digest
-        rows.show(context if common is None else replace(context, salt=common.salt), aligned)
+        saved = self._load(context)
+        rows = self._partial if self._partial is not None and saved is not None else self._digest
+        salt = context.salt if saved is None else saved.common.salt
+        rows.show(replace(context, salt=salt), aligned)
 
-    def _load_common(self, context: AlignmentContext) -> CommonRows | None:
+    def _load(self, context: AlignmentContext) -> _Result | None:
         """Returns the common rows, if this party has saved them."""
         if not self._recipe.passives:
             return None
-        return self._open_files(context.folder, context.table, context.name).common()
+        return self._run_passes(context, lambda _number, _sub, files: files.common())
 
-    def _open_files(self, folder: Path, table: Table, name: str) -> AlignmentFiles:
-        """Opens the files of a party's alignment. ``folder``: The party's folder of the run."""
-        has_holders = self._partial is not None and name == self._recipe.active.name
+    def _run_passes(
+        self, context: AlignmentContext, find: _Find, *, report: bool = False
+    ) -> _Result | None:
+        """Returns the common rows of all passes; None if ``find`` returns None for one of them.
+
+        ``report``: Whether to log the numbers of rows of each key.
+        """
+        passes, commons = KeyPasses(context.table, context.name), list[CommonRows]()
+        for number in range(passes.count):
+            sub = replace(context, table=passes.select(number))
+            common = find(number, sub, self._open_files(sub, number))
+            if common is None:
+                return None
+            commons.append(common)
+            passes.add(common.rows)
+            if report:
+                self._report_pass(number, common, passes.shared)
+        matches = passes.matches
+        if not self._recipe.rows.keys:
+            return _Result(matches, commons[0])
+        return _Result(matches, CommonRows(matches.mark(len(context.table)), commons[0].salt))
+
+    def _report_pass(self, number: int, common: CommonRows, shared: int) -> None:
+        names = self._recipe.rows.key_names
+        log.info(
+            "key %d of %d (%s): %d of %d rows are common to all parties; %d more rows share the "
+            "key with another row",
+            number + 1,
+            len(names),
+            names[number],
+            common.rows.sum(),
+            len(common.rows),
+            shared,
+            extra={"event": "matched"},
+        )
+
+    def _open_files(self, context: AlignmentContext, number: int) -> AlignmentFiles:
+        """Opens the files of a pass with the rows ``context.table``."""
+        has_holders = self._partial is not None and context.name == self._recipe.active.name
         holders = [party.name for party in self._recipe.passives] if has_holders else []
-        return AlignmentFiles(folder, table.ids, batches.BATCH, holders)
+        pass_number = number if self._recipe.rows.keys else None
+        return AlignmentFiles(
+            context.folder, context.table.ids, batches.BATCH, holders, pass_number
+        )
 
     def _select_wanted(self, common: CommonRows) -> CommonRows:
         """Returns the rows to use. For predictions, an active party with features uses all its
@@ -170,16 +234,15 @@ class PsiAlignment:
         ``runs``: The folder with all runs of the party. Raises InputError if that run cannot be
         used; PeerError if it has too few rows.
         """
-        common = self._read_earlier(self._open_files(runs, table, name), runs, name)
-        return int(common.rows.sum()) if common is not None else None
-
-    def _read_earlier(self, files: AlignmentFiles, runs: Path, name: str) -> CommonRows | None:
         rows = self._recipe.rows
         if rows.alignment is None or not self._divides:
             return None
-        common = files.common_of(runs / rows.alignment / name)
-        _require_enough(rows, common.rows)
-        return common
+        run = runs / rows.alignment / name
+        context = AlignmentContext(name, "", table, runs, cast(Connections, None))
+        result = self._run_passes(context, lambda _number, _sub, files: files.common_of(run))
+        assert result is not None  # noqa: S101 - common_of raises an error
+        _require_enough(rows, result.common.rows)
+        return len(result.matches.rows)
 
     def align(self, context: AlignmentContext) -> AlignedRows:
         """Finds the common rows, unless they are already saved, and compares them as
@@ -194,49 +257,84 @@ class PsiAlignment:
         """
         if not self._recipe.passives:
             return self._digest.align(context)
-        files = self._open_files(context.folder, context.table, context.name)
-        common = files.common()
-        if (
-            common is None
-            and (common := self._read_earlier(files, context.folder.parent.parent, context.name))
-            is not None
-        ):
-            files.finish(common)
-        ring = PsiRing(self._recipe, self._policy, context)
-        agreement = None
+        known, opened = self._count_known(context), list[AlignmentFiles]()
+
+        def find(number: int, sub: AlignmentContext, files: AlignmentFiles) -> CommonRows:
+            opened.append(files)
+            return self._run_pass(sub, files, number, known)
+
+        result = self._run_passes(context, find, report=bool(self._recipe.rows.keys))
+        assert result is not None  # noqa: S101 - a pass returns rows or raises an error
+        if self._recipe.rows.keys:
+            self._check_enough(result.common.rows, context)
+            # Phases on the rows that are not common read which rows any pass has matched.
+            union = AlignmentFiles(context.folder, context.table.ids, batches.BATCH)
+            union.finish(result.common)
+        salted = replace(context, salt=result.common.salt)
+        if self._partial is not None:
+            aligned = self._partial.align(salted, self._select_wanted(result.common))
+        else:
+            compared = self._digest.align(replace(salted, table=result.select(context.table)))
+            aligned = result.add_to(compared)
+        # All parties have saved the common rows, so the masked points are no longer needed.
+        for files in opened:
+            files.clear()
+        return aligned
+
+    def _count_known(self, context: AlignmentContext) -> int:
+        """Returns the number of passes whose common rows this party knows, from this run or from
+        the run that ``rows.alignment`` names.
+
+        Raises InputError if that run cannot be used; PeerError if it has too few rows.
+        """
+        earlier, known = self._recipe.rows.alignment if self._divides else None, 0
+
+        def find(number: int, _sub: AlignmentContext, files: AlignmentFiles) -> CommonRows | None:
+            nonlocal known
+            common = files.common()
+            if common is None and earlier is not None:
+                common = files.common_of(context.folder.parent.parent / earlier / context.name)
+                files.finish(common)
+            known = number + (common is not None)
+            return common
+
+        result = self._run_passes(context, find)
+        if result is not None and earlier is not None:
+            _require_enough(self._recipe.rows, result.common.rows)
+        return known
+
+    def _run_pass(
+        self, context: AlignmentContext, files: AlignmentFiles, number: int, known: int
+    ) -> CommonRows:
+        """Finds the common rows of a pass, unless all parties have saved them.
+
+        ``known``: The number of passes whose common rows this party had at the beginning.
+        """
+        ring = PsiRing(self._recipe, self._policy, context, number)
+        keys, agreement = self._recipe.rows.keys, None
+        common = files.common() if number < known else None
         try:
             engine = self._choose_engine(context.at_least)
-            agreement = Meeting(ring, files, engine).meet(known=common is not None)
-            if not agreement.known:
+            agreement = Meeting(ring, files, engine, number).meet(known=known)
+            if agreement.known > number and agreement.known < len(keys):
+                rounds: Rounds = KnownRounds(ring, files, agreement)
+            elif agreement.known > number and common is not None:
+                return common
+            else:
                 rounds = (BucketRounds if agreement.rr22 else Rounds)(ring, files, agreement)
-                common = rounds.run()
+            common = rounds.run()
+            if not keys:
                 self._check_enough(common.rows, context)
-                masks = [*common.holders.values()] or [common.rows]
-                ids = Ids.of(context.table.ids)
-                rounds.compare([ids.take(np.flatnonzero(mask)) for mask in masks], common.salt)
-                files.finish(common)
+            masks = [*common.holders.values()] or [common.rows]
+            ids = Ids.of(context.table.ids)
+            rounds.compare([ids.take(np.flatnonzero(mask)) for mask in masks], common.salt)
+            files.finish(common)
+            return common
         except (PeerError, AbortedError):
             # The error ends the run, so the attempt cannot be resumed.
-            if agreement is None or not agreement.known:
+            if agreement is None or agreement.known <= number:
                 files.forget()
             raise
-        if common is None:
-            raise PeerError(
-                Code.MALFORMED_MESSAGE,
-                f"{ring.active}: reported that all parties know the common rows, but "
-                f"{context.name} does not. Begin a new run.",
-                party=ring.active,
-            )
-        salted = replace(context, salt=common.salt)
-        if self._partial is not None:
-            aligned = self._partial.align(salted, self._select_wanted(common))
-        else:
-            rows = np.flatnonzero(common.rows)
-            compared = self._digest.align(replace(salted, table=context.table.select(rows)))
-            aligned = replace(compared, rows=rows)
-        # All parties have saved the common rows, so the masked points are no longer needed.
-        files.clear()
-        return aligned
 
     def _check_enough(self, common: npt.NDArray[np.bool_], context: AlignmentContext) -> None:
         """Raises PeerError (ROWS_DIFFER) if there are fewer common rows than the recipe or this

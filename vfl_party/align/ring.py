@@ -8,6 +8,8 @@ from functools import cached_property
 
 import torch
 
+from vfl_common import psi
+from vfl_common.bundle import StepKey
 from vfl_common.config.recipe import Recipe
 from vfl_common.psi import PHASE
 from vfl_party.align import batches
@@ -23,12 +25,18 @@ CPU = torch.device("cpu")
 
 
 class PsiRing:
-    """The ring of all parties, from the view of one party. The active party is number 0."""
+    """The ring of all parties, from the view of one party. The active party is number 0.
 
-    def __init__(self, recipe: Recipe, policy: Policy, context: AlignmentContext) -> None:
+    ``number``: The number of the pass; see ``vfl_party.align.passes``.
+    """
+
+    def __init__(
+        self, recipe: Recipe, policy: Policy, context: AlignmentContext, number: int = 0
+    ) -> None:
         self.names = [recipe.active.name, *(party.name for party in recipe.passives)]
         self.server, self.context = recipe.server, context
         self.me, self.size = self.names.index(context.name), len(self.names)
+        self.first_round = psi.first_round(number, self.size)
         # With rows.partial, the server marks the common rows with each of these parties separately.
         self.partial = recipe.rows.partial
         self.holders = self.names[1:] if self.partial and not self.me else []
@@ -49,6 +57,10 @@ class PsiRing:
     def sender(self) -> str:
         """The name of the party before this one."""
         return self.names[(self.me - 1) % self.size]
+
+    def make_step(self, round_: int, batch: int) -> StepKey:
+        """Returns a step of this pass. Round 0 is the meeting; round ``size`` is the server's."""
+        return StepKey(PHASE, self.first_round + round_, batch)
 
     def find_owner(self, round_: int) -> int:
         """Returns the number of the party whose rows this party masks in a round: this party in the

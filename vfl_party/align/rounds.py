@@ -40,10 +40,8 @@ class Rounds:
     def __init__(self, ring: PsiRing, files: AlignmentFiles, agreed: Agreement) -> None:
         self._ring, self._files, self._agreed = ring, files, agreed
 
-    @property
-    def lists_batch(self) -> int:
-        """The number of the step with the server in which the lists are compared."""
-        return 1 + psi.count_tag_batches(self._ring.rows)
+    # Whether the server gets tags.
+    has_tags = True
 
     def run(self) -> CommonRows:
         """Runs the remaining rounds, and returns which of this party's rows are common.
@@ -117,8 +115,20 @@ class Rounds:
             for ids in lists
         ]
         asking = self._ring.make_asking(LISTS, bytes=DIGEST_BYTES * len(lists))
-        step = StepKey(PHASE, self._ring.size, self.lists_batch)
+        batch = 1 + (psi.count_tag_batches(self._ring.rows) if self.has_tags else 0)
+        step = self._ring.make_step(self._ring.size, batch)
         asking.swap(step, {"digest": bytes_to_tensor(b"".join(digests))})
+
+    def _announce(self, masked_rows: int) -> int:
+        """Tells the server the number of this party's rows and of the rows whose tags it sends.
+        Returns the first batch of tags that the server lacks.
+        """
+        sizes = {
+            "sizes": to_tensor(len(self._ring.context.table), masked_rows),
+            "attempt": bytes_to_tensor(self._files.attempt.word),
+        }
+        step = self._ring.make_step(self._ring.size, 0)
+        return int(self._ring.make_asking(SIZES).swap(step, sizes)["first"][0])
 
     def _intersect(self) -> npt.NDArray[np.uint8]:
         """Sends the tags of the fully masked rows to the server, and returns its answer.
@@ -126,14 +136,9 @@ class Rounds:
         The answer has one bit for each row of this party, uint8, in the order in which this party
         sent its rows. With ``rows.partial`` the active party gets such bits for each other party.
         """
-        ring, attempt, k = self._ring, self._files.attempt, self._ring.size
+        ring, k = self._ring, self._ring.size
         owned_rows, batch_count = ring.rows[ring.find_owner(k)], psi.count_tag_batches(ring.rows)
-        sizes = {
-            "sizes": to_tensor(len(ring.context.table), owned_rows),
-            "attempt": bytes_to_tensor(attempt.word),
-        }
-        answer = ring.make_asking(SIZES).swap(StepKey(PHASE, k, 0), sizes)
-        first_batch, asking, bits = int(answer["first"][0]), ring.make_asking(TAGS), 0
+        first_batch, asking, bits = self._announce(owned_rows), ring.make_asking(TAGS), 0
         if not 0 <= first_batch < batch_count:
             raise PeerError(
                 Code.MALFORMED_MESSAGE,
@@ -145,14 +150,14 @@ class Rounds:
             # A tick restarts the time limit for an answer at all parties.
             ring.context.tick(PHASE, k - 2, k - 1, ring.batches, ring.batches)
             asking.send(
-                StepKey(PHASE, k, 1 + number),
+                ring.make_step(k, 1 + number),
                 {"tags": bytes_to_tensor(self._read_tags(number, owned_rows))},
             )
             if number == batch_count - 1:
                 bits = max(1, len(ring.holders)) * -(-len(ring.context.table) // 8)
                 # The server compares all tags before it answers, so this answer may take longer.
                 asking.link.unhurried()
-            reply = asking.receive(StepKey(PHASE, k, 1 + number), bits=bits)
+            reply = asking.receive(ring.make_step(k, 1 + number), bits=bits)
         return reply["common"].numpy()
 
     def _read_tags(self, number: int, rows: int) -> bytes:
@@ -169,7 +174,7 @@ class Rounds:
         """Sends a batch of masked points to the next party in the ring, and returns the batch from
         the party before this one.
         """
-        step = StepKey(PHASE, round_, batch)
+        step = self._ring.make_step(round_, batch)
         expected = self._ring.count_bytes(self._ring.find_owner(round_ + 1), batch)
         if self._ring.me:
             relayed = self._ring.me > 1
@@ -211,3 +216,18 @@ class Rounds:
     def _make_context(self, step: StepKey, receiver: int) -> bytes:
         run, attempt = self._ring.context.run_id, self._files.attempt.name.hex()
         return f"{run} {attempt} {receiver} {step}".encode()
+
+
+class KnownRounds(Rounds):
+    """One party's side of a pass whose common rows all parties know, because they have saved them.
+    The server compares the lists again, so that it follows the passes.
+    """
+
+    has_tags = False
+
+    def run(self) -> CommonRows:
+        """Returns the saved common rows. Raises PeerError if this party has none."""
+        self._announce(psi.NO_TAGS)
+        common = self._files.common()
+        assert common is not None  # noqa: S101 - the meeting has compared the passes
+        return common

@@ -177,12 +177,20 @@ class AlignmentFiles:
         ids: The ids of this party, in canonical order.
         batch: The number of rows in a batch.
         holders: The parties whose common rows are saved separately.
+        number: The number of the pass with several keys, whose files are in a folder; None for the
+            files of the whole alignment.
     """
 
     def __init__(
-        self, folder: Path, ids: Sequence[str], batch: int, holders: Sequence[str] = ()
+        self,
+        folder: Path,
+        ids: Sequence[str],
+        batch: int,
+        holders: Sequence[str] = (),
+        number: int | None = None,
     ) -> None:
-        self._path, self._batch, self._holders = folder / FOLDER, batch, holders
+        self._place = FOLDER if number is None else f"{FOLDER}/key-{number + 1}"
+        self._path, self._batch, self._holders = folder / self._place, batch, holders
         self._digest = compute_keyed_digest(b"kept", ids)
         self._rows = len(ids)
         self.attempt = self._read_attempt()
@@ -225,6 +233,7 @@ class AlignmentFiles:
 
     def _make_folder(self) -> None:
         try:
+            self._path.parent.mkdir(mode=0o700, exist_ok=True)
             self._path.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             raise write_error(self._path, error) from None
@@ -354,7 +363,7 @@ class AlignmentFiles:
 
         ``run``: The folder of this party in that run.
         """
-        path = run / FOLDER / _COMMON
+        path = run / self._place / _COMMON
         common = self._read_common(path)
         if common is not None:
             return common

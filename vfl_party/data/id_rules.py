@@ -20,13 +20,13 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vfl_common.config.data import Duplicates
+from vfl_common.config.data import DataSettings, Duplicates, KeyColumns
 from vfl_common.errors import Code, InputError
 from vfl_common.text import format_percent, to_json
 from vfl_party.data.ids import CHUNK, GrowingTexts, IdCounts, Ids, in_order, release_texts
@@ -233,6 +233,65 @@ def normalize_ids(
         ids.append(_join([_apply_rules(_combine(column[part]), steps) for column in texts]))
         release_texts(*texts)
     return ids.finish()
+
+
+def spell_ids(
+    columns: Sequence[Any], settings: DataSettings, space: Space = IN_MEMORY
+) -> pa.LargeStringArray:
+    """Returns the id of each row by the rules of the settings; see ``normalize_ids``.
+
+    With the keys of a recipe, a missing cell is empty text in the id, and an id is missing if the
+    row has no key. ``split_keys`` takes the keys from the id. Raises InputError.
+    """
+    if (keys := settings.key_columns) is None:
+        return normalize_ids(columns, settings.id_rules or (), space)
+    texts, ids = _normalize_columns(columns, keys), GrowingTexts(space)
+    for part in parts(len(texts[0]), CHUNK):
+        cells = [pc.fill_null(column[part], "") for column in texts]
+        if any(pc.any(pc.match_substring(cell, SEPARATOR)).as_py() for cell in cells):
+            raise InputError(
+                Code.DATA_INVALID,
+                f"{settings.source}: a cell of the columns {', '.join(settings.id)} has the "
+                "character U+001F, which separates the keys. Remove it.",
+            )
+        joined = _join(cells)
+        has_key = [key.is_valid() for key in split_keys(joined, keys)]
+        ids.append(pc.if_else(reduce(pc.or_, has_key), joined, pa.scalar(None, pa.large_string())))
+        release_texts(*texts)
+    return ids.finish()
+
+
+def _normalize_columns(columns: Sequence[Any], keys: KeyColumns) -> list[pa.LargeStringArray]:
+    pairs = zip(columns, keys.rules, strict=True)
+    return [normalize_ids([column], rules) for column, rules in pairs]
+
+
+def split_keys(ids: pa.LargeStringArray, keys: KeyColumns) -> list[pa.LargeStringArray]:
+    """Returns each key of the rows, [N] text, null where a column of the key is missing."""
+    cells = pc.split_pattern(ids, SEPARATOR)
+    empty, none = pa.scalar("", pa.large_string()), pa.scalar(None, pa.large_string())
+
+    def get_cell(position: int) -> pa.LargeStringArray:
+        cell = pc.list_element(cells, position)
+        return pc.if_else(pc.equal(cell, empty), none, cell)
+
+    return [_join([get_cell(position) for position in key]) for key in keys.keys]
+
+
+def describe_keys(columns: Sequence[Any], keys: KeyColumns, names: Sequence[str]) -> list[str]:
+    """Returns lines of text about each key: how many rows have it, how many of these share it with
+    another row, and its shapes.
+    """
+    texts = _normalize_columns(columns, keys)
+    lines = [f"{len(texts[0]):,} rows in the source"]
+    for number, (name, key) in enumerate(zip(names, keys.keys, strict=True), 1):
+        ids = _join([texts[position] for position in key])
+        held, unique = len(ids) - ids.null_count, len(in_order(ids, "drop").rows)
+        lines.append(
+            f"key {number}, {name}: {held:,} rows have it, {unique:,} of them alone; shapes: "
+            f"{shapes_of(Ids(ids.drop_null()))}"
+        )
+    return [*lines, ASK]
 
 
 def _is_plain(texts: pa.LargeStringArray) -> bool:

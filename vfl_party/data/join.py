@@ -12,6 +12,7 @@ import numpy.typing as npt
 from vfl_common.config.data import DataSettings
 from vfl_party.data import checks
 from vfl_party.data.ids import Ids
+from vfl_party.data.passes import KeyPasses
 from vfl_party.data.table import Categories, Table
 
 # The separator between party and column. No party's name contains it.
@@ -38,17 +39,11 @@ def read_table(
         for name, part_settings in settings.parts.items()
     }
     if settings.in_common:
-        common = tables[first_name].ids
-        for table in tables.values():
-            common = Ids.of(common).take(np.flatnonzero(Ids.of(common).among(table.ids)))
-        tables = {
-            name: table.select(np.flatnonzero(table.among(common)))
-            for name, table in tables.items()
-        }
-        checks.require_rows(settings.source, len(common))
+        tables = _select_common(tables)
+        checks.require_rows(settings.source, len(tables[first_name]))
     first = tables[first_name]
     for name, table in tables.items():
-        if table.ids != first.ids:
+        if table.key_columns is None and table.ids != first.ids:
             raise checks.unusable(
                 settings.source,
                 f"{name} and {first_name} must have the same ids (got {len(table):,} and "
@@ -65,6 +60,20 @@ def read_table(
         ),
         kinds={name: kind for table in tables.values() for name, kind in table.kinds.items()},
     )
+
+
+def _select_common(tables: dict[str, Table]) -> dict[str, Table]:
+    """Returns the rows of each table that all tables have, in the same order."""
+    passes = {name: KeyPasses(table, name) for name, table in tables.items()}
+    for number in range(next(iter(passes.values())).count):
+        parts = {name: one.select(number) for name, one in passes.items()}
+        first, *others = parts.values()
+        common = Ids.of(first.ids)
+        for table in others:
+            common = common.take(np.flatnonzero(common.among(table.ids)))
+        for name, one in passes.items():
+            one.add(parts[name].among(common))
+    return {name: table.select(passes[name].matches.rows) for name, table in tables.items()}
 
 
 def select_part(table: Table, settings: DataSettings, name: str) -> Table:

@@ -33,7 +33,7 @@ from vfl_common.text import hide_passwords, hide_passwords_of
 from vfl_party.base.plugins import PlugIns, describe_failure
 from vfl_party.data import checks
 from vfl_party.data.choice import CUTS, column_run, cut_images, row_run
-from vfl_party.data.id_rules import normalize_ids
+from vfl_party.data.id_rules import spell_ids
 from vfl_party.data.ids import IdCounts, Ids, Positions, in_order, release_texts, texts_of
 from vfl_party.data.notes import refuse_rounded
 from vfl_party.data.pixels import fit_images, in_numbers, to_unit
@@ -105,7 +105,7 @@ def _tabulate(rows: Rows, settings: DataSettings, with_label: bool, repeated: st
     n = len(rows)
     checks.require_rows(source, n)
     space = Space.of(settings)
-    ids = normalize_ids(rows.ids, settings.id_rules or (), space)
+    ids = spell_ids(rows.ids, settings, space)
     refuse_rounded(source, rows.ids)
     own_ids = rows.own_ids() if settings.keeps_rows else ()
     # The ids of a large table take much memory, so they are released here.
@@ -139,6 +139,7 @@ def _tabulate(rows: Rows, settings: DataSettings, with_label: bool, repeated: st
         splits=rows.splits,
         beside=rows.beside,
         group=settings.group,
+        key_columns=settings.key_columns,
         counts=counts,
         notes=notes,
         space=space,

@@ -284,6 +284,8 @@ def _find_first_row(codes_N: npt.NDArray[np.int32], code: int) -> int:
 
 
 def _check_ids(rows: Rows, settings: DataSettings) -> Iterator[str]:
+    if settings.key_columns is not None:
+        return
     rules = settings.id_rules or ()
     normalized = [
         normalize_ids(rows.ids, used_rules) for used_rules in (rules, (*rules, "trim", "casefold"))

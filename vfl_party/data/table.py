@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from vfl_common.config.data import KeyColumns
 from vfl_common.text import shorten
 from vfl_party.data import checks
 from vfl_party.data.checks import list_names
@@ -99,6 +100,9 @@ class Table:
         places_N: The position of each row in ``own``, int64 [N].
         beside: See ``columns.Rows``.
         group: The name of the column that ``data.group`` names.
+        key_columns: The columns of the recipe's keys, which are in the ids; None without keys.
+        key_N: The number of the key that matched each aligned row, from 0, uint8 [N]; None without
+            keys, and before the alignment.
 
     A table has columns or images; an active party without features has neither.
     """
@@ -121,6 +125,8 @@ class Table:
     places_N: npt.NDArray[np.int64] | None = None  # noqa: N815
     beside: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     group: str | None = None
+    key_columns: KeyColumns | None = None
+    key_N: npt.NDArray[np.uint8] | None = None  # noqa: N815
 
     @property
     def groups(self) -> npt.NDArray[Any] | None:
@@ -153,6 +159,7 @@ class Table:
             labels=take_rows(self.labels, share),
             splits=take_rows(self.splits, share),
             places_N=take_rows(self.places_N, share),
+            key_N=take_rows(self.key_N, share),
             beside={name: self.space.take(values, rows) for name, values in self.beside.items()},
         )
 

@@ -34,7 +34,8 @@ class PartyData:
         features: The encoders' inputs; None at an active party with labels only.
         labels: The classes, or the scale of a regression; None at a passive party.
         targets: The encoded labels of all rows, at the active party in training.
-        ids: The ids of the aligned rows in ``splits``.
+        ids: The ids of the aligned rows in ``splits``, the same at all parties.
+        key_N: See ``Table``.
         holdings: {passive party: {split: number of rows}} if each party has other rows
             (``rows.align = "none"``); empty otherwise.
         columns: Returns the aligned rows' cells as in the table, see ``Prepared.cells``; None
@@ -48,6 +49,7 @@ class PartyData:
     labels: Labels | None = None
     targets: Tensor | None = None
     ids: Sequence[str] = ()
+    key_N: npt.NDArray[np.uint8] | None = None  # noqa: N815 - the shape is part of the name
     holdings: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     held: HeldRows | None = None
     columns: Callable[[], Columns] | None = None

@@ -27,7 +27,7 @@ from vfl_common.run_folder import RunFolder
 from vfl_common.text import hide_passwords
 from vfl_party.align import AlignmentContext, make_alignment
 from vfl_party.assembly.party import TRAINING, open_party
-from vfl_party.data.id_rules import SEPARATOR, normalize_ids
+from vfl_party.data.id_rules import SEPARATOR, spell_ids
 from vfl_party.data.ids import Ids
 from vfl_party.data.load import read_rows
 from vfl_party.outbound.exchange import Connections
@@ -130,18 +130,20 @@ class Person:
         """The names of the id columns."""
         return id_names(self.settings)
 
-    def rules(self, recipe: Recipe | None) -> tuple[str, ...]:
-        """Returns the id rules of a run, or those of the party file if there is no recipe."""
+    def spelling(self, recipe: Recipe | None) -> DataSettings:
+        """Returns the settings with the id rules of a run; with those of the party file if there is
+        no recipe.
+        """
         settings = self.settings.with_id_rules(
             () if recipe is None else tuple(recipe.rows.id_rules)
         )
-        return settings.id_rules or ()
+        return settings if recipe is None else settings.with_keys(recipe.rows)
 
     def normalise_id(self, recipe: Recipe | None) -> str | None:
         """Returns the normalised id in a run, or None if the id rules reject the id."""
-        normalised: str | None = normalize_ids([[cell] for cell in self.own], self.rules(recipe))[
-            0
-        ].as_py()
+        normalised: str | None = spell_ids(
+            [[cell or None] for cell in self.own], self.spelling(recipe)
+        )[0].as_py()
         return normalised
 
     def among(self, columns: Sequence[Any], recipe: Recipe | None) -> Mask:
@@ -156,7 +158,7 @@ class Person:
             mask &= _match_text(column, cell)
         matched = self.normalise_id(recipe)
         if matched is not None:
-            mask |= _match_text(normalize_ids(texts, self.rules(recipe)), matched)
+            mask |= _match_text(spell_ids(texts, self.spelling(recipe)), matched)
         return mask
 
     def in_table(self, recipe: Recipe | None) -> bool:

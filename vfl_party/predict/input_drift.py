@@ -85,7 +85,9 @@ def input_drift(
     """
     profile, state = load(trained.path), trained.state["preprocessor"]
     preprocessor = Preprocessor.from_state(state)
-    table = load_table(prediction_data(settings, source, trained.state, query), with_label=False)
+    rows = trained.recipe.rows
+    new = prediction_data(settings, source, trained.state, query)
+    table = load_table(new.with_id_rules(rows.id_rules).with_keys(rows), with_label=False)
     # This raises InputError if the columns differ from those of training.
     preprocessor.unseen(table)
     numeric_index = {name: index for index, name in enumerate(table.numeric_names)}

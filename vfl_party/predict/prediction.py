@@ -57,6 +57,7 @@ from vfl_party.predict.results import (
     id_names,
     label_name,
     list_all_rows,
+    make_key_column,
     meaning,
     result_columns,
 )
@@ -176,6 +177,7 @@ class ActivePredict(Phase):
                 **self._make_participation_columns(rows, holders, one=held_rows is not None),
                 **columns,
             }
+        columns = {**make_key_column(party.recipe, table, np.arange(len(table))), **columns}
         result = list_all_rows(self._work.ids, table, columns, self._work.state, reason)
         for output in self._work.outputs:
             output.write(result, self._table.own)

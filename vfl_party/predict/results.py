@@ -45,6 +45,8 @@ _AT_ONCE = 1 << 14
 _SCORE = "score_"
 # The prefix of a column with the normalised id that the parties used in the entity alignment.
 MATCHED = "matched_"
+# The column with the name of the key that matched a row.
+KEY = "key"
 # The column that names the parties that took part in a score.
 PARTIES = "parties"
 # The prefix of a column with the metric's measured value for the participating parties.
@@ -67,6 +69,7 @@ _RESERVED_COLUMNS = (
     "value",
     "risk",
     "event",
+    KEY,
     STATE,
     PARTIES,
 )
@@ -483,6 +486,7 @@ def make_prediction_table(
             **row_columns(ids, prepared.table, rows),
             **_make_truth_columns(recipe, labels, targets[rows], raw_N[rows]),
             **_make_group_column(recipe, prepared.table, rows),
+            **make_key_column(recipe, prepared.table, rows),
             **result_columns(recipe, labels, outputs_NO.cpu().double(), threshold),
         }
         parts.append(pa.table(columns))
@@ -533,3 +537,10 @@ def keep(folder: Path, phase: str, table: pa.Table) -> None:
                 "continue without them.",
             ) from None
     write_table(path, table)
+
+
+def make_key_column(recipe: Recipe, table: Table, rows: Rows) -> dict[str, Any]:
+    """Returns a column with the name of the key that matched each row, if the recipe has keys."""
+    if table.key_N is None:
+        return {}
+    return {KEY: np.array(recipe.rows.key_names, object)[table.key_N[rows]]}

@@ -195,7 +195,7 @@ class Generation:
 
     def _yield_ids(self, aligned: AlignedRows) -> Iterator[str]:
         """Yields the ids of the rows that phases use, in the order of their row numbers."""
-        yield from aligned.ids
+        yield from aligned.get_own_ids(self._opened.table)
         if self._opened.work.job == "train":
             for more in (aligned.rest(self._opened.table), self._opened.unaligned):
                 yield from more.ids if more is not None else ()

@@ -37,7 +37,7 @@ from vfl_party.assembly.machine import room, serve_ports
 from vfl_party.assembly.party import Assembled, OpenedParty, assemble
 from vfl_party.base.devices import resolve_device
 from vfl_party.data import Table, describe, read_rows, tabulate
-from vfl_party.data.id_rules import about_zeros, choices, normalize_ids
+from vfl_party.data.id_rules import about_zeros, choices, describe_keys, normalize_ids
 from vfl_party.data.ids import Ids
 from vfl_party.data.notes import find_smells, find_target_leakage
 from vfl_party.phases.advice import warn_few_rows
@@ -188,10 +188,13 @@ def _check_data(files: PartyFiles, plugins: dict[str, str]) -> Iterator[Finding]
         rows = read_rows(data, with_label)
         # Only the first table, which contains the rows to align, is examined.
         if data.id and not rows.numbered and not ids:
-            ids.extend(choices(rows.ids, data.id_rules or (), data.duplicates))
-            zeros = about_zeros(
-                Ids(normalize_ids(rows.ids, data.id_rules or ()).drop_null()), data.id_rules or ()
-            )
+            zeros = ""
+            if data.key_columns is not None:
+                ids.extend(describe_keys(rows.ids, data.key_columns, files.recipe.rows.key_names))
+            else:
+                ids.extend(choices(rows.ids, data.id_rules or (), data.duplicates))
+                normalized = normalize_ids(rows.ids, data.id_rules or ())
+                zeros = about_zeros(Ids(normalized.drop_null()), data.id_rules or ())
             notes.extend(Finding("ids", True, text, note=True) for text in [zeros] if text)
         notes.extend(Finding("guessed", True, text, note=True) for text in rows.notes)
         smells = list(find_smells(rows, data))

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vfl_common.bundle import Kind, StepKey
 from vfl_common.files import private_file
-from vfl_common.summary import name_holders
+from vfl_common.summary import name_holders, name_key
 from vfl_common.text import to_json
 from vfl_party.base.phase import Phase, RoundReport
 from vfl_party.base.seeds import Rows
@@ -197,7 +197,10 @@ class ActiveEvaluate(Phase):
                 embedded[split] = rows, chunks
         predictions = self._predict_splits(embedded)
         # Metrics come first, because the recipe may have the decision threshold chosen by them.
-        metrics = add_row_counts(party, compute_metrics(party, predictions), predictions)
+        groups = dict(predictions)
+        for name in embedded:
+            groups |= divide_by_key(party, name, *predictions[name])
+        metrics = add_row_counts(party, compute_metrics(party, groups), groups)
         self._sender.send(StepKey(self.name, round_, batch), metrics)
         batch += count_metrics_steps(party)
         absent: dict[str, Tensor] = {}
@@ -296,6 +299,24 @@ def divide_by_holders(
     }
 
 
+def divide_by_key(
+    party: Party, split: str, rows: Rows, outputs: Tensor
+) -> dict[str, tuple[Rows, Tensor]]:
+    """Returns {name of a key: (the rows that it matched, their outputs [N, O])}.
+
+    Returns {} if the recipe has at most one key.
+    """
+    key_N, names = party.rows.data.key_N, party.recipe.rows.key_names
+    if key_N is None or len(names) < 2:
+        return {}
+    places = [np.flatnonzero(key_N[rows] == number) for number in range(len(names))]
+    return {
+        name_key(split, name): (rows[places_K], party.rows.take(outputs, places_K))
+        for name, places_K in zip(names, places, strict=True)
+        if len(places_K)
+    }
+
+
 def select_common(rows: Rows, chunks: Sequence[Chunk]) -> tuple[Rows, list[Chunk]]:
     """Returns the rows that all parties hold, and their embeddings. ``chunks``: the embeddings of
     ``rows``, in order.
@@ -315,10 +336,10 @@ def add_row_counts(
     metrics: dict[str, dict[str, float]],
     predictions: Mapping[str, tuple[Rows, Tensor]],
 ) -> dict[str, dict[str, float]]:
-    """Adds the number of rows to the metrics of each split and group of rows, unless all parties
-    hold all rows.
+    """Adds the number of rows to the metrics of each split and group of rows, if there are groups
+    by holders or by key.
     """
-    if party.rows.data.held is None:
+    if party.rows.data.held is None and len(party.recipe.rows.keys) < 2:
         return metrics
     return {
         name: {**values, ROWS: float(len(predictions[name][0]))} for name, values in metrics.items()
