@@ -468,7 +468,7 @@ def _make_held(
         model.eval()
     places = {name: at for at, name in enumerate(assembled.prepared.table.ids)}
     version = hashlib.sha256(f"{time.time_ns()} {id(assembled)}".encode()).hexdigest()[:16]
-    rules = opened.settings.with_id_rules(tuple(opened.recipe.rows.id_rules)).id_rules or ()
+    rules = opened.settings.with_id_rules(opened.recipe.rows).id_rules or ()
     return Held(
         party,
         places,
@@ -500,11 +500,11 @@ def _stat_files(settings: DataSettings) -> tuple[Any, ...]:
 
 def require_served(trained: TrainedRun) -> None:
     """Raises InputError if this kind of model cannot be served."""
-    if trained.recipe.rows.keys:
+    if trained.recipe.rows.matching_columns:
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{trained.path}: a served model finds a row by one id, but the recipe has rows.keys. "
-            "Use vfl-party predict.",
+            f"{trained.path}: a served model finds a row by one id, but the recipe has rows.keys "
+            "or rows.fuzzy. Use vfl-party predict.",
         )
     phase = Course(trained.recipe).lone_phase
     if phase is not None and not phase.says("online"):

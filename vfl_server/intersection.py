@@ -15,6 +15,7 @@ only the other batches.
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import tempfile
@@ -52,6 +53,7 @@ from vfl_common.psi import (
     make_too_few_error,
 )
 from vfl_common.psi.spill import Spill
+from vfl_server.linkage import serve_linkage
 
 _DIGEST_BYTES = 32
 _SIZES = BundleSpec(
@@ -258,6 +260,8 @@ def alignment_service(
     ``rows.partial``, a party may have none of the rows. ``max_rows``: The maximum number of rows of
     a party.
     """
+    if recipe.rows.align == "fuzzy":
+        return functools.partial(serve_linkage, recipe, max_rows)
     if recipe.rows.align != "psi":
         return None
     ring = [recipe.active.name, *(party.name for party in recipe.passives)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,14 @@ import pytest
 import torch
 
 import vfl
-from tests.harness.aligning import Parties, Said, small_batches
+from tests.harness.aligning import Parties, Said, changed, small_batches
 from tests.harness.errors import raises
 from vfl_common.bundle import Bundle, StepKey
 from vfl_common.config.data import DataSettings, KeyColumns
 from vfl_common.config.recipe import Recipe
-from vfl_common.errors import Code, InputError, InterruptedRun, PeerError
+from vfl_common.errors import Code, InputError, InterruptedRun, LostError, PeerError
 from vfl_party.data.id_rules import SEPARATOR, describe_keys
+from vfl_party.predict.forget import Person
 from vfl_party.rr22 import relay
 
 KEYS = [["nid"], ["phone", "birth"], ["email"]]
@@ -163,7 +165,7 @@ def test_a_run_equals_one_of_tables_that_pandas_matched(
     assert len(predicted) == sum(run.metrics[s]["rows"] for s in ("validation", "test"))
     keys = {BANK.loc[row[0], "a"]: name for name, row in expected}
     ours = predicted.merge(BANK, on=COLUMNS, how="left")
-    assert [keys[a] for a in ours["a"]] == list(predicted["key"])
+    assert [keys[a] for a in ours["a"]] == list(predicted["matched_by"])
 
 
 def test_a_prediction_says_which_key_matched_a_row(by_hand: vfl.Run) -> None:
@@ -171,10 +173,10 @@ def test_a_prediction_says_which_key_matched_a_row(by_hand: vfl.Run) -> None:
     new = BANK.drop(columns="y")[:150]
     scores = pd.DataFrame(run.predict({"bank": new, "shop": SHOP}))
     matched = {row[0]: name for name, row in match_in_pandas([new, SHOP])}
-    assert [key if isinstance(key, str) else None for key in scores["key"]] == [
+    assert [key if isinstance(key, str) else None for key in scores["matched_by"]] == [
         matched.get(row) for row in new.index
     ]
-    assert set(scores["state"][scores["key"].notna()]) == {"scored"}
+    assert set(scores["state"][scores["matched_by"].notna()]) == {"scored"}
 
 
 def test_three_parties_with_names_and_rules_of_their_own() -> None:
@@ -186,7 +188,7 @@ def test_three_parties_with_names_and_rules_of_their_own() -> None:
         run.predict({"bank": BANK.drop(columns="y"), "shop": SHOP, "club": RENAMED})
     )
     matched = {row[0]: name for name, row in expected}
-    assert [key if isinstance(key, str) else None for key in scores["key"]] == [
+    assert [key if isinstance(key, str) else None for key in scores["matched_by"]] == [
         matched.get(row) for row in BANK.index
     ]
 
@@ -319,6 +321,90 @@ def test_a_key_that_no_row_has_is_an_empty_pass(tmp_path: Path) -> None:
     assert [*aligned["p0"].ids] == [f"2{SEPARATOR}n1"]
 
 
+@pytest.mark.parametrize("known_at", [0, 1])
+def test_a_party_that_has_lost_its_rows_of_a_pass_repeats_it(known_at: int, tmp_path: Path) -> None:
+    expected = align(tmp_path, Recorder()).align()["p0"].ids
+    # p0 has finished; p1 was killed before it removed the attempt, and lost the later passes.
+    for number in range(known_at + 1, 3):
+        shutil.rmtree(tmp_path / "run" / "p1" / "alignment" / f"key-{number}")
+    assert align(tmp_path, Recorder()).align()["p1"].ids == expected
+
+
+def test_a_party_that_has_left_is_named_if_a_pass_is_not_known(tmp_path: Path) -> None:
+    sets = {"p0": FIRST, "p1": SECOND, "p2": SECOND}
+    rows = {"keys": [["nid"], ["phone", "birth"]]}
+    Parties(tmp_path, sets, rows=rows, key_columns=COLUMN_PLACES).align()
+    shutil.rmtree(tmp_path / "run" / "p1" / "alignment" / "key-2")
+    gone = Parties(tmp_path, sets, rows=rows, key_columns=COLUMN_PLACES, left=frozenset({"p2"}))
+    with raises(LostError, Code.PARTY_LOST, names="p2"):
+        gone.align()
+
+
+def test_too_few_rows_leave_no_secret_behind(tmp_path: Path) -> None:
+    both = align(tmp_path, Recorder())
+    both.rows["at_least"] = len(MATCHED) + 1
+    with raises(PeerError, Code.ROWS_DIFFER, names="rows.at_least"):
+        both.align()
+    for party in both.sets:
+        assert not [*(tmp_path / "run" / party / "alignment").glob("*/*")]
+
+
+def test_a_false_number_of_known_passes_is_an_error(tmp_path: Path) -> None:
+    def lie(sender: str, _receiver: str, step: StepKey, bundle: Bundle) -> Bundle:
+        is_meeting = sender == "p0" and "known" in bundle.tensors
+        return changed(bundle, "known", b"\2") if is_meeting else bundle
+
+    both = align(tmp_path, Recorder())
+    both.tap = lie
+    with raises(PeerError, Code.MALFORMED_MESSAGE, names="p0"):
+        both.align()
+
+
+# -- what else reads ids
+
+
+def test_keys_may_be_numbers_with_gaps_in_pandas() -> None:
+    table = SHOP.assign(nid=pd.to_numeric(SHOP["nid"], errors="coerce"), email=np.nan)
+    assert table["nid"].dtype == float
+    bank = BANK.assign(nid=pd.to_numeric(BANK["nid"], errors="coerce"))
+    run = vfl.simulate(
+        make_recipe("bank", "shop"), {"bank": data(bank, "y"), "shop": data(table)}, quiet=True
+    )
+    expected = match_in_pandas([bank, table.assign(email=None)])
+    assert {name for name, _ in expected} == {"nid", "phone+birth"}
+    assert run.metrics["test by nid"]["rows"] > 0
+    scores = pd.DataFrame(run.predict({"bank": bank.drop(columns="y"), "shop": table}))
+    assert scores["matched_by"].notna().sum() == len(expected)
+
+
+@pytest.mark.parametrize(
+    ("own", "key_rules", "is_refused"),
+    [
+        (["trim"], {}, False),
+        (["trim"], {"email": ["trim"]}, False),
+        (["trim"], {"email": ["casefold"]}, True),
+        (None, {"email": ["trim"]}, True),
+    ],
+)
+def test_no_recipe_changes_the_id_of_label_noise(
+    own: list[str] | None, key_rules: dict[str, Any], is_refused: bool
+) -> None:
+    recipe = make_recipe("bank", "shop", key_rules=key_rules)
+    rows = Recipe.model_validate(recipe.to_dict()).rows
+    settings = DataSettings.model_validate(
+        {"source": "x.csv", "id": ["customer", *COLUMNS], "id_rules": own}
+    )
+    assert settings.with_id_rules(rows).spelt_by_recipe == is_refused
+
+
+def test_one_key_finds_a_person_to_forget() -> None:
+    recipe = Recipe.model_validate(make_recipe("bank", "shop").to_dict())
+    settings = DataSettings.model_validate({"source": "x.csv", "id": COLUMNS})
+    person = Person(("n1", "", "", "new@x.org"), settings, None)
+    columns = [["n1", "n2", None], ["p", None, "p"], ["d", "d", "d"], ["old@x.org"] * 3]
+    assert person.among(columns, recipe).tolist() == [True, False, False]
+
+
 # -- settings
 
 
@@ -343,22 +429,21 @@ def test_unusable_keys_are_refused(rows: dict[str, Any], words: str) -> None:
     ("settings", "words"),
     [
         ({"id": ["nid", "phone", "birth"]}, "lacks email"),
-        ({"keys": {"fax": "tel"}}, "fax is not in rows.keys"),
-        ({"key_rules": {"fax": ["trim"]}}, "fax is not in rows.keys"),
+        ({"keys": {"phone": "nid"}}, "each name needs another column"),
     ],
 )
 def test_unusable_columns_are_refused(settings: dict[str, Any], words: str) -> None:
     rows = Recipe.model_validate(make_recipe("bank", "shop").to_dict()).rows
     data_settings = DataSettings(**{"source": "x.csv", "id": COLUMNS, **settings})
     with raises(InputError, Code.CONFIG_INVALID, names=words):
-        data_settings.with_keys(rows)
+        data_settings.with_id_rules(rows)
 
 
 def test_check_describes_each_key() -> None:
     columns = [["a1", "a2", None], ["1", "1", "2"], ["x", "x", None]]
     keys = KeyColumns(rules=((), ("trim",), ()), keys=((0,), (1, 2)))
     lines = describe_keys(columns, keys, ["nid", "phone+birth"])
-    assert lines[0] == "3 rows in the source"
+    assert lines[0] == "3 rows in the source, 1 without any key"
     assert lines[1].startswith("key 1, nid: 2 rows have it, 2 of them alone; shapes: A0")
     assert lines[2].startswith("key 2, phone+birth: 2 rows have it, 0 of them alone")
 

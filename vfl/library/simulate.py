@@ -257,7 +257,7 @@ def _write_data(
         if name in frames:
             # Loading the frame raises its errors before any process starts.
             rows = settings.rows
-            load(of_party.with_id_rules(rows.id_rules).with_keys(rows), name == active)
+            load(of_party.with_id_rules(rows), name == active)
     parties = write_frames(frames, tables["simulate"]["parties"], folder / "federation" / "data")
     return {**tables, "simulate": tables["simulate"] | {"parties": parties}}
 

@@ -34,7 +34,7 @@ _BETWEEN = ("codec", "transforms", "optimizers")
 # meaning.
 _MISSING = ("subsets", "party_dropout")
 # The keys of [rows] about entity alignment.
-_ALIGNMENT = ("align", "psi", "at_least", "alignment", "partial", "keys", "key_rules")
+_ALIGNMENT = ("align", "psi", "at_least", "alignment", "partial", "keys", "key_rules", "fuzzy")
 # Training stops after this many trees without a lower validation loss.
 _PATIENCE = 50
 Tables = dict[str, Any]
@@ -53,6 +53,12 @@ def baseline(tables: Tables, kind: str, base: Path, where: str) -> Tables:
 
     Raises InputError.
     """
+    if tables.get("rows", {}).get("align") == "fuzzy":
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f'{where}: rows.align = "fuzzy" has no baseline, because only the run links the rows. '
+            "Link the tables first, and use digest or psi.",
+        )
     if kind not in BASELINES:
         raise InputError(
             Code.CONFIG_INVALID,
@@ -216,7 +222,7 @@ def _join_tables(parts: dict[str, DataSettings], recipe: Recipe) -> DataSettings
     """Returns the data settings of tables that are joined by id, or by the recipe's keys. The first
     table has the label.
     """
-    parts = {name: settings.with_keys(recipe.rows) for name, settings in parts.items()}
+    parts = {name: settings.with_id_rules(recipe.rows) for name, settings in parts.items()}
     label_table = next(iter(parts.values()))
     return DataSettings(
         source=f"the joined tables of {list_names(list(parts))}",

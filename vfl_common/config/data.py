@@ -95,11 +95,11 @@ class KeyColumns(NamedTuple):
     keys: tuple[tuple[int, ...], ...]
 
 
-class KeySettings(Protocol):
-    """The settings of a recipe about keys; see ``RowsSettings``."""
+class MatchingSettings(Protocol):
+    """The settings of a recipe about ids and keys; see ``RowsSettings``."""
 
     @property
-    def keys(self) -> tuple[tuple[str, ...], ...]: ...
+    def matching_columns(self) -> tuple[tuple[str, ...], ...]: ...
     @property
     def key_rules(self) -> dict[str, tuple[str, ...]]: ...
     @property
@@ -487,55 +487,50 @@ class DataSettings(Section):
             paths["scratch"] = normpath(base / self.scratch)
         return self.model_copy(update=paths)
 
-    def with_id_rules(self, rules: tuple[str, ...]) -> DataSettings:
-        """Returns a copy of the settings with the recipe's rules for ids, unless the party has its
-        own rules.
-        """
-        parts = {name: part.with_id_rules(rules) for name, part in self.parts.items()}
-        id_rules = rules if self.id_rules is None else self.id_rules
-        settings = self.model_copy(update={"parts": parts, "id_rules": id_rules})
-        settings._spelt_by_recipe = (
-            any(part.spelt_by_recipe for part in parts.values())
-            if parts
-            else self.id_rules is None and bool(rules)
-        )
-        return settings
+    def with_id_rules(self, rows: MatchingSettings) -> DataSettings:
+        """Returns a copy of the settings with the rules for ids and the keys of a recipe, unless
+        the party has its own rules.
 
-    def with_keys(self, rows: KeySettings) -> DataSettings:
-        """Returns a copy of the settings with the recipe's keys; see ``key_columns``.
-
-        Returns the settings unchanged if the recipe has no keys. Raises InputError if ``id`` lacks
-        a column of a key, or if the settings name a column that no key has.
+        Raises InputError if ``id`` lacks a column of a key, or if a column has two names.
         """
-        names = list(dict.fromkeys(name for key in rows.keys for name in key))
-        for setting, named in (("keys", self.keys), ("key_rules", self.key_rules)):
-            unknown = next((name for name in named if name not in names), None)
-            if unknown is not None:
-                raise InputError(
-                    Code.CONFIG_INVALID,
-                    f"data.{setting}: {unknown} is not in rows.keys of the recipe (got "
-                    f"{', '.join(names) or 'no keys'}). Remove it, or correct the name.",
-                )
-        if not names:
-            return self
+        id_rules = rows.id_rules if self.id_rules is None else self.id_rules
         if self.parts:
-            parts = {name: part.with_keys(rows) for name, part in self.parts.items()}
-            return self.model_copy(update={"parts": parts})
+            parts = {name: part.with_id_rules(rows) for name, part in self.parts.items()}
+            settings = self.model_copy(update={"parts": parts, "id_rules": id_rules})
+            settings._spelt_by_recipe = any(part.spelt_by_recipe for part in parts.values())
+            return settings
+        settings = self.model_copy(update={"id_rules": id_rules})
+        settings._spelt_by_recipe = self.id_rules is None and bool(rows.id_rules)
+        names = list(dict.fromkeys(name for key in rows.matching_columns for name in key))
+        if not names:
+            return settings
         columns = {name: self.keys.get(name, name) for name in names}
         absent = next((column for column in columns.values() if column not in self.id), None)
         if absent is not None:
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"data.id: must have all columns of rows.keys (lacks {absent}). Add it, or give "
-                "this party's name of the column in data.keys.",
+                f"data.id: must have all columns of rows.keys or rows.fuzzy (lacks {absent}). Add "
+                "it, or give this party's name of the column in data.keys.",
             )
-        rules: list[tuple[str, ...]] = [()] * len(self.id)
+        if len({*columns.values()}) < len(columns):
+            raise InputError(
+                Code.CONFIG_INVALID,
+                "data.keys: each name needs another column (got "
+                f"{', '.join(columns.values())}). Correct it.",
+            )
+        rules = dict.fromkeys(self.id, self.id_rules or ())
         for name, column in columns.items():
-            rules[self.id.index(column)] = self.key_rules.get(
-                name, rows.key_rules.get(name, self.id_rules or rows.id_rules)
-            )
-        keys = tuple(tuple(self.id.index(columns[name]) for name in key) for key in rows.keys)
-        return self.model_copy(update={"key_places": keys, "column_rules": tuple(rules)})
+            by_recipe = rows.key_rules.get(name, id_rules)
+            rules[column] = self.key_rules.get(name, by_recipe)
+        places = [[self.id.index(columns[name]) for name in key] for key in rows.matching_columns]
+        update = {
+            "key_places": tuple(map(tuple, places)),
+            "column_rules": tuple(rules.values()),
+        }
+        settings = settings.model_copy(update=update)
+        # The noise of a label and the account of people need an id that no recipe can change.
+        settings._spelt_by_recipe = set(rules.values()) != {self.id_rules or ()}
+        return settings
 
     @property
     def key_columns(self) -> KeyColumns | None:

@@ -181,9 +181,12 @@ class Recipe(Section):
         psi.
         """
         rows = self.rows
-        if rows.align != "psi" and (rows.alignment is not None or rows.at_least != 1):
+        if rows.align not in ("psi", "fuzzy") and (
+            rows.alignment is not None or rows.at_least != 1
+        ):
             raise ValueError(
-                'rows: alignment and at_least need align = "psi". Set it, or remove them.'
+                'rows: alignment and at_least need align = "psi" or "fuzzy". Set it, or remove '
+                "them."
             )
         if rows.partial and rows.align != "psi":
             raise ValueError('rows: partial = true needs align = "psi". Set it, or remove partial.')

@@ -78,6 +78,34 @@ class PsiSettings(Section):
     """
 
 
+class FuzzyField(Section):
+    """A field of a fuzzy linkage."""
+
+    hashes: Annotated[int, Field(ge=1, le=32)] = 5
+    """The number of bits that a pair of letters sets. More bits give the field more weight."""
+    positional: bool = False
+    """Whether pairs of letters are compared with their positions, as for dates and postcodes."""
+
+
+class FuzzySettings(Section):
+    """A fuzzy linkage."""
+
+    fields: dict[str, FuzzyField] = Field(default_factory=dict)
+    """The fields that are compared, such as names, dates and addresses: ``{surname = {hashes = 10},
+    birth_date = {hashes = 10, positional = true}}``.
+    """
+    threshold: Annotated[float, Field(ge=0.2, le=0.95)] | None = None
+    """The minimum similarity of a link, from 0 for unrelated rows to 1 for equal rows. Default: the
+    server estimates the one with the highest F1.
+    """
+    min_precision: Annotated[float, Field(ge=0.0, le=1.0)] = 0.9
+    """The run ends before training if the estimated precision of the links is lower."""
+    weights: bool = False
+    """Whether the active party weights each training row by the estimated probability that its link
+    is right.
+    """
+
+
 class RowsSettings(Section):
     """How the parties find the rows that all of them hold, and how they divide these rows, in the
     same way at every party.
@@ -88,18 +116,22 @@ class RowsSettings(Section):
     labelled.
     """
 
-    align: Literal["digest", "psi", "none"] = "digest"
+    align: Literal["digest", "psi", "fuzzy", "none"] = "digest"
     """How the parties find their common rows. ``digest``: all hold the same ids, which they verify.
-    ``psi``: they find the ids in common by private set intersection. ``none``: each passive party
-    holds other rows of the same columns.
+    ``psi``: they find the ids in common by private set intersection. ``fuzzy``: the server links
+    rows by keyed encodings of names, dates and addresses that may have errors. ``none``: each
+    passive party holds other rows of the same columns.
     """
     at_least: CountOrShare = 1
     """With psi: the minimum number of common rows, or their minimum share of each party's rows.
-    With fewer, the run ends before any party learns which rows are common. With ``partial``, the
-    minimum applies to each party's rows that are used.
+    With fewer, the run ends before any party learns which rows are common; with ``keys`` or
+    ``fuzzy``, before training. With ``partial``, the minimum applies to each party's rows that are
+    used.
     """
     psi: PsiSettings = PsiSettings()
     """With psi: the engine."""
+    fuzzy: FuzzySettings = FuzzySettings()
+    """With fuzzy: the fields, and the quality of links."""
     alignment: RunName | None = None
     """With psi: the id of an earlier run of the same parties and tables, whose common rows are used
     instead of a new alignment.
@@ -164,7 +196,7 @@ class RowsSettings(Section):
 
     def _check_keys(self) -> None:
         """Raises ValueError if ``keys`` are unusable."""
-        columns = {name for key in self.keys for name in key}
+        columns = {name for key in self.matching_columns for name in key}
         if len(self.keys) > MAX_KEYS:
             raise ValueError(f"keys: must be at most {MAX_KEYS} (got {len(self.keys)}). Use fewer.")
         for key in self.keys:
@@ -173,16 +205,27 @@ class RowsSettings(Section):
                     "keys: each key needs one or more columns, and no column or key twice (got "
                     f"{list(key)}). Correct it."
                 )
+        if len(set(self.key_names)) < len(self.key_names):
+            raise ValueError(
+                f"keys: two keys have the name {'+'.join(self.keys[-1])}. Rename a column."
+            )
         for name in self.key_rules:
             if name not in columns:
-                raise ValueError(f"key_rules: {name} is not in keys. Remove it, or add a key.")
+                raise ValueError(f"key_rules: {name} is not in keys or fuzzy.fields. Remove it.")
+        if bool(self.fuzzy.fields) != (self.align == "fuzzy"):
+            raise ValueError('fuzzy.fields and align = "fuzzy" need each other. Set both or none.')
         if self.keys and (self.align != "psi" or self.partial):
             raise ValueError('keys need align = "psi" without partial. Set it, or remove keys.')
 
     @property
+    def matching_columns(self) -> tuple[tuple[str, ...], ...]:
+        """The columns of each key, or of each field of a fuzzy linkage."""
+        return self.keys or tuple((name,) for name in self.fuzzy.fields)
+
+    @property
     def key_names(self) -> tuple[str, ...]:
-        """The names of the keys, for reports; empty without keys."""
-        return tuple("+".join(key) for key in self.keys)
+        """The names of the keys or fields, for reports; empty without keys."""
+        return tuple("+".join(key) for key in self.matching_columns)
 
     @property
     def share_for_tests(self) -> float:

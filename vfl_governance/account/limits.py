@@ -481,7 +481,7 @@ def plan_disclosures(party: Party, rows: int, job: str) -> dict[str, PlannedDisc
             return None
         people.count(occurrence)
     people.finish()
-    if party.recipe.rows.align == "psi" and party.recipe.rows.alignment is None:
+    if party.recipe.rows.align in ("psi", "fuzzy") and party.recipe.rows.alignment is None:
         for peer in plans:
             plans[peer].amounts["alignments"] += 1
     _add_private_training(party, plans)

@@ -86,7 +86,8 @@ class ModelScores:
             )
         truth = tuple(label_by_key[key] for key in matched.keys)
         self._check_truth(truth, f"{table.source}: column {label!r}")
-        return replace(matched, truth=truth, unlabelled=unlabelled_rows)
+        without_truth = len(self.keys) - len(matched.keys)
+        return replace(matched, truth=truth, unlabelled=max(unlabelled_rows, without_truth))
 
     def _check_truth(self, truth: tuple[Any, ...], where: str) -> None:
         """Raises InputError if the labels cannot be what the model predicts."""
@@ -176,7 +177,7 @@ def score_new_rows(run: Path, data: Mapping[str, Any], active: str) -> ModelScor
     name = next(iter(origin.data))
     recipe = RunFolder(run / name, run.name).recipe()
     settings, frames = make_settings_of_new_rows(recipe, data, origin)
-    active_settings = settings[active].with_id_rules(tuple(recipe.rows.id_rules))
+    active_settings = settings[active].with_id_rules(recipe.rows)
     if active_settings.label is None:
         raise InputError(
             Code.CONFIG_INVALID,
@@ -209,6 +210,8 @@ def read_file(path: Path, truth: str, label: str) -> ModelScores:
         columns=(),
         categorical=text_columns,
         unlabelled="drop",
+        key_places=tuple((place,) for place in range(len(ids))) if len(ids) > 1 else (),
+        column_rules=((),) * len(ids) if len(ids) > 1 else (),
     ).absolute(Path())
     rows = read_rows(settings, True)
     if rows.labels is not None and mask_unlabelled(rows.labels).all():
@@ -253,7 +256,9 @@ def _parse_scores(path: Path, table: pa.Table, prefix: str) -> ModelScores:
     """Converts a table of scores. ``prefix``: The prefix of the columns that form the key."""
     ids = [f"{prefix}{name}" for name in _list_id_columns(path, table)]
     cells = [table.column(name).to_pylist() for name in ids]
-    keys = tuple(SEPARATOR.join(map(str, row)) for row in zip(*cells, strict=True))
+    rows = zip(*cells, strict=True)
+    # With the keys of a recipe, a cell of an id may be missing.
+    keys = tuple(SEPARATOR.join("" if cell is None else str(cell) for cell in row) for row in rows)
     names = [n for n in table.column_names if n == _VALUE or n.startswith(_SCORE)]
     columns = [table.column(name).to_numpy().astype(np.float64) for name in names]
     with_class = "class" in table.column_names

@@ -5,6 +5,7 @@ each party, or different rows at each party.
 from vfl_common.config.recipe import Recipe
 from vfl_party.align.aligned import AlignedRows, Alignment, AlignmentContext, Holding
 from vfl_party.align.digest import DigestAlignment
+from vfl_party.align.fuzzy import FuzzyAlignment
 from vfl_party.align.own_rows import OwnRows
 from vfl_party.align.partial import align_tables
 from vfl_party.align.psi import PsiAlignment
@@ -31,6 +32,8 @@ def make_alignment(
     policy = policy if policy is not None else AllowAll()
     if recipe.rows.align == "none":
         return OwnRows(recipe, policy, divides=divides)
+    if recipe.rows.align == "fuzzy":
+        return FuzzyAlignment(recipe, policy, divides=divides)
     if recipe.rows.align == "psi":
         return PsiAlignment(recipe, policy, divides=divides)
     return DigestAlignment(recipe, policy, divides=divides)

@@ -39,6 +39,8 @@ class AlignedRows:
         held: Which party holds which row, if not all parties hold all rows.
         rows: int64 [N], the positions of ``ids`` in this party's table, if a private alignment
             found the rows; else empty.
+        pairs: The similarity and the probability of each link of a fuzzy linkage, float32 [N, 2];
+            empty for other alignments. ``ids`` are then not the ids of the table.
         keys: The number of the recipe's key that matched each row, from 0, uint8 [N]; empty without
             keys. ``ids`` are then not the ids of the table.
     """
@@ -51,18 +53,28 @@ class AlignedRows:
     keys: npt.NDArray[np.uint8] = field(
         default_factory=lambda: np.empty(0, np.uint8), compare=False
     )
+    pairs: npt.NDArray[np.float32] = field(
+        default_factory=lambda: np.empty((0, 2), np.float32), compare=False
+    )
 
     def of(self, table: Table) -> Table:
         """Returns the aligned rows of a party's table. Raises KeyError if the table lacks a row."""
         positions_N = self.positions(table)
         rows = table if positions_N is None else table.select(positions_N)
+        if len(self.pairs):
+            return replace(rows, pairs_N2=self.pairs)
         return replace(rows, key_N=self.keys) if len(self.keys) else rows
 
     def get_own_ids(self, table: Table) -> Sequence[str]:
         """Returns the ids of the aligned rows in a party's table, which differ from ``ids`` with
-        the keys of a recipe.
+        several keys and with a fuzzy linkage.
         """
-        return Ids.of(table.ids).take(self.rows) if len(self.keys) else self.ids
+        return Ids.of(table.ids).take(self.rows) if self.has_own_ids else self.ids
+
+    @property
+    def has_own_ids(self) -> bool:
+        """Whether ``ids`` are not the ids of the party's table."""
+        return bool(len(self.keys) or len(self.pairs))
 
     def positions(self, table: Table) -> Rows | None:
         """Returns the positions of the aligned rows in a party's table, int64 [N]; None if they are

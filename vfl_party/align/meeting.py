@@ -55,15 +55,10 @@ class Agreement:
 
 
 class Meeting:
-    """One party's side of the meeting that begins each generation.
+    """One party's side of the meeting that begins each pass of a generation."""
 
-    ``number``: The number of the pass, from 0.
-    """
-
-    def __init__(
-        self, ring: PsiRing, files: AlignmentFiles, engine: Engine, number: int = 0
-    ) -> None:
-        self._ring, self._files, self._engine, self._number = ring, files, engine, number
+    def __init__(self, ring: PsiRing, files: AlignmentFiles, engine: Engine) -> None:
+        self._ring, self._files, self._engine = ring, files, engine
         self._offers = engine != "x25519"
         self._identity = sealed.KeyPair.new()
 
@@ -101,7 +96,7 @@ class Meeting:
                 f"{ring.context.name} does not. Begin a new run.",
                 party=ring.active,
             )
-        if all_known > self._number:
+        if all_known > self._ring.number:
             return Agreement(all_known, self._identity)
         are_valid = all(rows > 0 for rows in ring.rows) and ring.rows[ring.me] == len(table)
         # The active party has checked these numbers, so a wrong one is its own fault.
@@ -241,7 +236,8 @@ class Meeting:
                     party=name,
                 )
         known = min(int(hello["known"][0]) for hello in hellos.values())
-        if known > self._number:
+        absent = [name for name in self._ring.names if name not in hellos]
+        if known > self._ring.number and not (absent and known < self._ring.passes):
             return {
                 "rows": torch.zeros(k, dtype=torch.int64),
                 "attempt": bytes_to_tensor(NO_ATTEMPT),
@@ -252,7 +248,6 @@ class Meeting:
             }
         for name, hello in hellos.items():
             self._check_limit(name, int(hello["rows"][0]))
-        absent = [name for name in self._ring.names if name not in hellos]
         if absent:
             raise LostError(
                 Code.PARTY_LOST,

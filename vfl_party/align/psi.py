@@ -190,13 +190,13 @@ class PsiAlignment:
             commons.append(common)
             passes.add(common.rows)
             if report:
-                self._report_pass(number, common, passes.shared)
+                self._report_pass(number, common, passes)
         matches = passes.matches
         if not self._recipe.rows.keys:
             return _Result(matches, commons[0])
         return _Result(matches, CommonRows(matches.mark(len(context.table)), commons[0].salt))
 
-    def _report_pass(self, number: int, common: CommonRows, shared: int) -> None:
+    def _report_pass(self, number: int, common: CommonRows, passes: KeyPasses) -> None:
         names = self._recipe.rows.key_names
         log.info(
             "key %d of %d (%s): %d of %d rows are common to all parties; %d more rows share the "
@@ -205,8 +205,8 @@ class PsiAlignment:
             len(names),
             names[number],
             common.rows.sum(),
-            len(common.rows),
-            shared,
+            passes.selected,
+            passes.shared,
             extra={"event": "matched"},
         )
 
@@ -266,7 +266,12 @@ class PsiAlignment:
         result = self._run_passes(context, find, report=bool(self._recipe.rows.keys))
         assert result is not None  # noqa: S101 - a pass returns rows or raises an error
         if self._recipe.rows.keys:
-            self._check_enough(result.common.rows, context)
+            try:
+                self._check_enough(result.common.rows, context)
+            except PeerError:
+                for files in opened:
+                    files.forget()
+                raise
             # Phases on the rows that are not common read which rows any pass has matched.
             union = AlignmentFiles(context.folder, context.table.ids, batches.BATCH)
             union.finish(result.common)
@@ -312,10 +317,13 @@ class PsiAlignment:
         """
         ring = PsiRing(self._recipe, self._policy, context, number)
         keys, agreement = self._recipe.rows.keys, None
-        common = files.common() if number < known else None
+        common = files.common()
+        if common is None:
+            # The rows of this pass depend on those of earlier passes, which were found again.
+            known = min(known, number)
         try:
             engine = self._choose_engine(context.at_least)
-            agreement = Meeting(ring, files, engine, number).meet(known=known)
+            agreement = Meeting(ring, files, engine).meet(known=known)
             if agreement.known > number and agreement.known < len(keys):
                 rounds: Rounds = KnownRounds(ring, files, agreement)
             elif agreement.known > number and common is not None:

@@ -36,6 +36,7 @@ class PsiRing:
         self.names = [recipe.active.name, *(party.name for party in recipe.passives)]
         self.server, self.context = recipe.server, context
         self.me, self.size = self.names.index(context.name), len(self.names)
+        self.number, self.passes = number, max(1, len(recipe.rows.keys))
         self.first_round = psi.first_round(number, self.size)
         # With rows.partial, the server marks the common rows with each of these parties separately.
         self.partial = recipe.rows.partial

@@ -29,7 +29,7 @@ from vfl_party.align.exchanges import (
 )
 from vfl_party.align.meeting import Agreement
 from vfl_party.align.ring import PsiRing
-from vfl_party.align.state import AlignmentFiles, CommonRows, unpack_masks
+from vfl_party.align.state import AlignmentFiles, Attempt, CommonRows, unpack_masks
 from vfl_party.psi import curve, sealed
 from vfl_party.psi.pool import Masking
 
@@ -119,13 +119,15 @@ class Rounds:
         step = self._ring.make_step(self._ring.size, batch)
         asking.swap(step, {"digest": bytes_to_tensor(b"".join(digests))})
 
-    def _announce(self, masked_rows: int) -> int:
+    def _announce(self, masked_rows: int, attempt: Attempt | None = None) -> int:
         """Tells the server the number of this party's rows and of the rows whose tags it sends.
         Returns the first batch of tags that the server lacks.
+
+        ``attempt``: Default: the attempt of this pass.
         """
         sizes = {
             "sizes": to_tensor(len(self._ring.context.table), masked_rows),
-            "attempt": bytes_to_tensor(self._files.attempt.word),
+            "attempt": bytes_to_tensor((attempt or self._files.attempt).word),
         }
         step = self._ring.make_step(self._ring.size, 0)
         return int(self._ring.make_asking(SIZES).swap(step, sizes)["first"][0])
@@ -227,7 +229,14 @@ class KnownRounds(Rounds):
 
     def run(self) -> CommonRows:
         """Returns the saved common rows. Raises PeerError if this party has none."""
-        self._announce(psi.NO_TAGS)
+        # A party that has finished its alignment does not know the name of the attempt any more.
+        self._announce(psi.NO_TAGS, Attempt())
         common = self._files.common()
-        assert common is not None  # noqa: S101 - the meeting has compared the passes
+        if common is None:
+            raise PeerError(
+                Code.MALFORMED_MESSAGE,
+                f"{self._ring.active}: changed the number of known passes during the alignment. "
+                "Begin a new run.",
+                party=self._ring.active,
+            )
         return common

@@ -209,7 +209,7 @@ def open_party(
     if trains:
         # The recipe is checked before a large table is read.
         course.check()
-    data = data.with_id_rules(recipe.rows.id_rules).with_keys(recipe.rows)
+    data = data.with_id_rules(recipe.rows)
     if course.own_models():
         data = data.with_missing()
     is_active = name == recipe.active.name
@@ -450,7 +450,7 @@ def assemble(
             features=features.to(device) if features is not None else None,
             labels=prepared.labels,
             targets=targets.to(device) if targets is not None else None,
-            ids=aligned.ids if len(aligned.keys) else prepared.table.ids,
+            ids=aligned.ids if aligned.has_own_ids else prepared.table.ids,
             key_N=prepared.table.key_N,
             holdings=aligned.holdings,
             held=aligned.held,

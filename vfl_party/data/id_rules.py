@@ -283,9 +283,11 @@ def describe_keys(columns: Sequence[Any], keys: KeyColumns, names: Sequence[str]
     another row, and its shapes.
     """
     texts = _normalize_columns(columns, keys)
-    lines = [f"{len(texts[0]):,} rows in the source"]
-    for number, (name, key) in enumerate(zip(names, keys.keys, strict=True), 1):
-        ids = _join([texts[position] for position in key])
+    key_ids = [_join([texts[position] for position in key]) for key in keys.keys]
+    has_key = reduce(pc.or_, [ids.is_valid() for ids in key_ids])
+    without = len(texts[0]) - pc.sum(has_key).as_py()
+    lines = [f"{len(texts[0]):,} rows in the source, {without:,} without any key"]
+    for number, (name, ids) in enumerate(zip(names, key_ids, strict=True), 1):
         held, unique = len(ids) - ids.null_count, len(in_order(ids, "drop").rows)
         lines.append(
             f"key {number}, {name}: {held:,} rows have it, {unique:,} of them alone; shapes: "

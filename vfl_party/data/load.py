@@ -116,11 +116,14 @@ def _tabulate(rows: Rows, settings: DataSettings, with_label: bool, repeated: st
     if settings.unlabelled == "drop" and rows.labels is not None:
         # A row without a label must not make another row's id a duplicate.
         ids = _mask_ids(ids, checks.mask_unlabelled(rows.labels), space)
-    sorted_rows = in_order(ids, settings.duplicates, space)
+    # Rows that are equal in all keys cannot be told apart.
+    is_keyed = settings.key_columns is not None and settings.duplicates == "error"
+    duplicates = "drop" if is_keyed else settings.duplicates
+    sorted_rows = in_order(ids, duplicates, space)
     order = sorted_rows.rows
     release_unused()
     counts = IdCounts.of(ids, len(order), pc.sum(has_id).as_py() - len(ids) + ids.null_count)
-    if settings.duplicates == "error":
+    if duplicates == "error":
         checks.require_unique(source, counts.repeated, sorted_rows.repeated, repeated)
     if len(order) == 0:
         label = "data.label, " if counts.unlabelled else ""

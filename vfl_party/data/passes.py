@@ -62,6 +62,11 @@ class KeyPasses:
         """The number of passes."""
         return 1 if self._columns is None else len(self._columns.keys)
 
+    @property
+    def selected(self) -> int:
+        """The number of rows of the last pass that ``select`` returned."""
+        return len(self._selected)
+
     def select(self, number: int) -> Table:
         """Returns the rows of a pass, with ids and nothing else."""
         if self._columns is None:

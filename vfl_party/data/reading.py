@@ -572,8 +572,14 @@ def id_texts(source: str, name: str, column: pa.Array) -> pa.Array:
     numbers.
     """
     column = decode(column)
+    if pa.types.is_floating(column.type) and column.null_count:
+        # pandas stores whole numbers as floats if some are missing.
+        is_whole = pc.all(pc.equal(column, pc.floor(column)), min_count=0).as_py()
+        if is_whole and pc.all(pc.less(pc.abs(column), 2.0**53), min_count=0).as_py():
+            column = pc.cast(column, pa.int64())
     if not (
         pa.types.is_integer(column.type)
+        or pa.types.is_null(column.type)
         or (is_text(column.type) and not pa.types.is_boolean(column.type))
         # Spark and Oracle store whole numbers as decimal numbers with scale 0.
         or (pa.types.is_decimal(column.type) and column.type.scale == 0)

@@ -369,6 +369,9 @@ def prepare(
         check_classes(recipe.task, labels)
         if settings.weight is not None:
             weights = check_weights(table.source, settings.weight, table.beside[settings.weight])
+        if recipe.rows.fuzzy.weights and table.pairs_N2 is not None:
+            probability = torch.from_numpy(table.pairs_N2[:, 1].copy())
+            weights = probability if weights is None else weights * probability
         if own_labels and targets is not None and recipe.rows.labelled is None:
             labelled_tables = [more for more in unaligned if more.labels is not None]
             targets, weights = _append_labels(
@@ -394,9 +397,12 @@ def _append_labels(
         raw = _get_labels(table, settings, recipe.task.kind)
         assert raw is not None  # noqa: S101 - of tables with labels
         targets = torch.cat([targets, labels.encode(raw)])
-        if weights is not None and settings.weight is not None:
-            column = table.beside[settings.weight]
-            weights = torch.cat([weights, check_weights(table.source, settings.weight, column)])
+        if weights is not None:
+            more_weights = torch.ones(len(raw))
+            if settings.weight is not None:
+                column = table.beside[settings.weight]
+                more_weights = check_weights(table.source, settings.weight, column)
+            weights = torch.cat([weights, more_weights])
     return targets, weights
 
 

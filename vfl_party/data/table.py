@@ -103,6 +103,8 @@ class Table:
         key_columns: The columns of the recipe's keys, which are in the ids; None without keys.
         key_N: The number of the key that matched each aligned row, from 0, uint8 [N]; None without
             keys, and before the alignment.
+        pairs_N2: The similarity and the probability of the link of each aligned row, float32
+            [N, 2]; None without a fuzzy linkage.
 
     A table has columns or images; an active party without features has neither.
     """
@@ -127,6 +129,7 @@ class Table:
     group: str | None = None
     key_columns: KeyColumns | None = None
     key_N: npt.NDArray[np.uint8] | None = None  # noqa: N815
+    pairs_N2: npt.NDArray[np.float32] | None = None  # noqa: N815
 
     @property
     def groups(self) -> npt.NDArray[Any] | None:
@@ -160,6 +163,7 @@ class Table:
             splits=take_rows(self.splits, share),
             places_N=take_rows(self.places_N, share),
             key_N=take_rows(self.key_N, share),
+            pairs_N2=take_rows(self.pairs_N2, share),
             beside={name: self.space.take(values, rows) for name, values in self.beside.items()},
         )
 

@@ -27,7 +27,7 @@ from vfl_common.run_folder import RunFolder
 from vfl_common.text import hide_passwords
 from vfl_party.align import AlignmentContext, make_alignment
 from vfl_party.assembly.party import TRAINING, open_party
-from vfl_party.data.id_rules import SEPARATOR, spell_ids
+from vfl_party.data.id_rules import SEPARATOR, spell_ids, split_keys
 from vfl_party.data.ids import Ids
 from vfl_party.data.load import read_rows
 from vfl_party.outbound.exchange import Connections
@@ -131,13 +131,8 @@ class Person:
         return id_names(self.settings)
 
     def spelling(self, recipe: Recipe | None) -> DataSettings:
-        """Returns the settings with the id rules of a run; with those of the party file if there is
-        no recipe.
-        """
-        settings = self.settings.with_id_rules(
-            () if recipe is None else tuple(recipe.rows.id_rules)
-        )
-        return settings if recipe is None else settings.with_keys(recipe.rows)
+        """Returns the settings with the id rules and keys of a run, if there is a recipe."""
+        return self.settings if recipe is None else self.settings.with_id_rules(recipe.rows)
 
     def normalise_id(self, recipe: Recipe | None) -> str | None:
         """Returns the normalised id in a run, or None if the id rules reject the id."""
@@ -156,9 +151,22 @@ class Person:
         mask = np.ones(len(texts[0]), bool)
         for cell, column in zip(self.own, texts, strict=True):
             mask &= _match_text(column, cell)
-        matched = self.normalise_id(recipe)
-        if matched is not None:
-            mask |= _match_text(spell_ids(texts, self.spelling(recipe)), matched)
+        return mask | self.match_ids(spell_ids(texts, self.spelling(recipe)), recipe)
+
+    def match_ids(self, ids: pa.LargeStringArray, recipe: Recipe | None) -> Mask:
+        """Returns a bool mask [N] of the normalised ids that are the person's. With the keys of a
+        recipe, one equal key is enough.
+        """
+        matched, keys = self.normalise_id(recipe), self.spelling(recipe).key_columns
+        if matched is None:
+            return np.zeros(len(ids), bool)
+        if keys is None or (recipe is not None and not recipe.rows.keys):
+            return _match_text(ids, matched)
+        mask = np.zeros(len(ids), bool)
+        own = split_keys(pa.array([matched], pa.large_string()), keys)
+        for key, column in zip(own, split_keys(ids, keys), strict=True):
+            if key[0].is_valid:
+                mask |= _match_text(column, key[0].as_py())
         return mask
 
     def in_table(self, recipe: Recipe | None) -> bool:
@@ -291,7 +299,10 @@ def _find_purpose_by_record(folder: RunFolder, recipe: Recipe, who: Person) -> P
     except InputError:
         # The party keeps no record, or it is damaged.
         return "unknown"
-    return "unknown" if is_listed is None else "among" if is_listed else "none"
+    if is_listed is None or (recipe.rows.matching_columns and not is_listed):
+        # The record lists a person by all columns of the id, and one key may have been corrected.
+        return "unknown"
+    return "among" if is_listed else "none"
 
 
 def _find_purpose_by_table(folder: RunFolder, recipe: Recipe, name: str, who: Person) -> Part:
@@ -306,15 +317,20 @@ def _find_purpose_by_table(folder: RunFolder, recipe: Recipe, name: str, who: Pe
     matched = who.normalise_id(recipe)
     if matched is None:
         return "none"
-    rows = np.flatnonzero(Ids.of(prepared.table.ids).among([matched]))
+    rows = np.flatnonzero(who.match_ids(Ids.of(prepared.table.ids).values, recipe))
     if not len(rows):
         unaligned = opened.unaligned
         tables = [opened.table] if unaligned is None else [opened.table, unaligned]
-        is_unaligned = any(Ids.of(table.ids).among([matched]).any() for table in tables)
+        is_unaligned = any(
+            who.match_ids(Ids.of(table.ids).values, recipe).any() for table in tables
+        )
         return "alone" if is_unaligned else "none"
-    if rows[0] in prepared.splits["validation"]:
-        return "validation"
-    return "test" if rows[0] in prepared.splits["test"] else "training"
+    # Several rows may have one of the person's keys.
+    is_test = np.isin(rows, prepared.splits["test"])
+    is_validation = np.isin(rows, prepared.splits["validation"])
+    if not np.all(is_test | is_validation):
+        return "training"
+    return "validation" if is_validation.any() else "test"
 
 
 def _drop_scores(path: Path, who: Person, recipe: Recipe, *, remove: bool) -> Iterator[FileWithId]:

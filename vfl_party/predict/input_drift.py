@@ -87,7 +87,7 @@ def input_drift(
     preprocessor = Preprocessor.from_state(state)
     rows = trained.recipe.rows
     new = prediction_data(settings, source, trained.state, query)
-    table = load_table(new.with_id_rules(rows.id_rules).with_keys(rows), with_label=False)
+    table = load_table(new.with_id_rules(rows), with_label=False)
     # This raises InputError if the columns differ from those of training.
     preprocessor.unseen(table)
     numeric_index = {name: index for index, name in enumerate(table.numeric_names)}

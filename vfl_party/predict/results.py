@@ -46,7 +46,9 @@ _SCORE = "score_"
 # The prefix of a column with the normalised id that the parties used in the entity alignment.
 MATCHED = "matched_"
 # The column with the name of the key that matched a row.
-KEY = "key"
+KEY = f"{MATCHED}by"
+# The column with the similarity of the link of a row.
+SIMILARITY = f"{MATCHED}similarity"
 # The column that names the parties that took part in a score.
 PARTIES = "parties"
 # The prefix of a column with the metric's measured value for the participating parties.
@@ -69,7 +71,8 @@ _RESERVED_COLUMNS = (
     "value",
     "risk",
     "event",
-    KEY,
+    "by",
+    "similarity",
     STATE,
     PARTIES,
 )
@@ -540,7 +543,11 @@ def keep(folder: Path, phase: str, table: pa.Table) -> None:
 
 
 def make_key_column(recipe: Recipe, table: Table, rows: Rows) -> dict[str, Any]:
-    """Returns a column with the name of the key that matched each row, if the recipe has keys."""
+    """Returns a column with the name of the key that matched each row, if the recipe has keys, or
+    with the similarity of its link.
+    """
+    if table.pairs_N2 is not None:
+        return {SIMILARITY: table.pairs_N2[rows, 0]}
     if table.key_N is None:
         return {}
     return {KEY: np.array(recipe.rows.key_names, object)[table.key_N[rows]]}

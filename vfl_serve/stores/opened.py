@@ -79,7 +79,7 @@ def open_store(
     except BaseException:
         source.close()
         raise
-    rules = settings.with_id_rules(tuple(trained.recipe.rows.id_rules)).id_rules or ()
+    rules = settings.with_id_rules(trained.recipe.rows).id_rules or ()
     as_cells = Course(trained.recipe).lone_phase is not None
     device = torch.device("cpu") if as_cells else files.device
     return ByIds(source, preprocessor, rules, device, advise, as_cells=as_cells)

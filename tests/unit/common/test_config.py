@@ -20,7 +20,7 @@ from vfl_common.config.data import DataSettings
 from vfl_common.config.party import PartyFile
 from vfl_common.config.policy import PolicySettings
 from vfl_common.config.recipe import Recipe, read_recorded_recipe
-from vfl_common.config.recipe_tables import SimulateSettings
+from vfl_common.config.recipe_tables import RowsSettings, SimulateSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.phases.course import Course, list_kinds, load_method
@@ -223,7 +223,7 @@ def test_a_party_s_own_rules_replace_the_recipe_s() -> None:
         "b": {"source": "b.csv", "id": "id", "id_rules": []},
     }
     joined = DataSettings.model_validate({"source": "joined", "parts": parts}).with_id_rules(
-        ("trim",)
+        RowsSettings(id_rules=("trim",))
     )
     assert joined.id_rules == joined.parts["a"].id_rules == ("trim",)
     assert joined.parts["b"].id_rules == ()

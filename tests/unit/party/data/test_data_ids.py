@@ -19,6 +19,7 @@ from PIL import Image
 from tests.harness.errors import raises
 from tests.harness.present import present
 from vfl_common.config.data import DataSettings, get_unaligned_settings
+from vfl_common.config.recipe_tables import RowsSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.data import Table, load_table, make_loader
 from vfl_party.data.id_rules import SEPARATOR, about_zeros, normalize_ids, shapes_of
@@ -376,6 +377,8 @@ def test_a_file_of_unaligned_rows_goes_by_the_same_rules(tmp_path: Path) -> None
         {"source": "a.csv", "id": "who", "duplicates": "drop", "unaligned": "more.csv"}
     )
     more = present(
-        get_unaligned_settings(own.absolute(tmp_path).with_id_rules(("trim", "casefold")))
+        get_unaligned_settings(
+            own.absolute(tmp_path).with_id_rules(RowsSettings(id_rules=("trim", "casefold")))
+        )
     )
     assert load_table(more, with_label=False).ids == ("b", "c")

@@ -1,0 +1,223 @@
+"""Fuzzy linkage (``rows.align = "fuzzy"``) of tables with typing errors, beside the true pairs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import vfl
+from tests.harness.errors import raises
+from vfl_common.config.recipe_tables import FuzzyField
+from vfl_common.errors import Code, InputError, PeerError
+from vfl_common.linkage import ENCODING_BYTES, link
+from vfl_party.align.fuzzy import encode
+from vfl_party.data.id_rules import SEPARATOR
+
+FIELDS = {
+    "name": {"hashes": 10},
+    "street": {},
+    "town": {},
+    "birth": {"hashes": 10, "positional": True},
+}
+COLUMNS = ["number", *FIELDS]
+LETTERS = np.array([*"abcdefghijklmnopqrstuvwxyz"])
+PEOPLE = 500
+
+
+def draw_word(draw: np.random.Generator, length: int) -> str:
+    return "".join(draw.choice(LETTERS, length))
+
+
+def make_people() -> pd.DataFrame:
+    draw = np.random.default_rng(11)
+    names = [draw_word(draw, 6) for _ in range(120)]
+    towns = [draw_word(draw, 8) for _ in range(20)]
+    a, b = draw.normal(size=(2, PEOPLE))
+    return pd.DataFrame(
+        {
+            "name": [" ".join(draw.choice(names, 2)) for _ in range(PEOPLE)],
+            "street": [f"{draw.integers(1, 99)} {draw_word(draw, 7)}" for _ in range(PEOPLE)],
+            "town": draw.choice(towns, PEOPLE),
+            "birth": [f"19{draw.integers(0, 99):02d}{draw.integers(1, 9):02d}11" for _ in a],
+            "a": a,
+            "b": b,
+            "y": (a + b > 0).astype(int),
+        }
+    )
+
+
+def misspell(people: pd.DataFrame, seed: int) -> pd.DataFrame:
+    """Changes a letter of one or two fields of each row, and empties some cells."""
+    draw, wrong = np.random.default_rng(seed), people.copy()
+    for row in wrong.index:
+        for column in draw.choice([*FIELDS], draw.integers(1, 3), replace=False):
+            text = [*wrong.loc[row, column]]
+            text[draw.integers(len(text))] = draw.choice(LETTERS)
+            wrong.loc[row, column] = "".join(text)
+        if draw.random() < 0.05:
+            wrong.loc[row, "street"] = None
+    return wrong.sample(frac=1.0, random_state=seed)
+
+
+def number(frame: pd.DataFrame, prefix: str) -> pd.DataFrame:
+    return frame.assign(number=[f"{prefix}{row}" for row in range(len(frame))])
+
+
+# Half of the people of each table are in the other one.
+BANK = number(make_people()[:330].drop(columns="b"), "b")
+SHOP = number(misspell(make_people()[170:], 2).drop(columns=["a", "y"]), "s")
+CLUB = number(misspell(make_people()[100:400], 3)[["name", "street", "town", "birth", "b"]], "c")
+TRUE = {(row, row) for row in BANK.index if row in SHOP.index}
+
+
+def make_recipe(*parties: str, **rows: Any) -> vfl.Recipe:
+    fuzzy = {"fields": FIELDS, **rows.pop("fuzzy", {})}
+    return vfl.Recipe.from_dict(
+        {
+            "name": "linked",
+            "task": {"kind": "binary"},
+            "parties": [
+                {"name": name, "role": "passive" if place else "active"}
+                for place, name in enumerate(parties)
+            ],
+            "rows": {"align": "fuzzy", "fuzzy": fuzzy, **rows},
+            "model": {"embedding_size": 4, "encoder": {"kind": "mlp", "hidden": [6]}},
+            "phases": [
+                {"kind": "splitnn", "epochs": 2, "batch_size": 16},
+                {"kind": "evaluate"},
+            ],
+        }
+    )
+
+
+def data(frame: pd.DataFrame, label: str | None = None) -> vfl.Data:
+    return vfl.Data(frame, label=label, id=COLUMNS)
+
+
+TWO = {"bank": data(BANK, "y"), "shop": data(SHOP)}
+
+
+def read_links(run: vfl.Run, party: str, frame: pd.DataFrame) -> list[int]:
+    """Returns the labels of the common rows of a party's frame, in the common order."""
+    with np.load(Path(run.folder) / party / "alignment" / "links.npz") as file:
+        ranks = file["ranks"]
+    by_id = frame.fillna("").assign(
+        key=lambda f: [SEPARATOR.join(row) for row in f[COLUMNS].to_numpy().tolist()]
+    )
+    rows = by_id.sort_values("key").index[np.flatnonzero(ranks >= 0)]
+    return [int(row) for row in rows[np.argsort(ranks[ranks >= 0])]]
+
+
+def get_f1(links: set[tuple[int, int]], true: set[tuple[int, int]]) -> float:
+    return 2 * len(links & true) / (len(links) + len(true))
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_a_run_links_rows_with_typing_errors(processes: bool, tmp_path: Path) -> None:
+    run = vfl.simulate(
+        make_recipe("bank", "shop"), TWO, quiet=True, out=tmp_path, processes=processes
+    )
+    rows = [read_links(run, name, f) for name, f in (("bank", BANK), ("shop", SHOP))]
+    assert get_f1(set(zip(*rows, strict=True)), TRUE) > 0.97
+    sent = run.bytes.by_phase["align"]
+    # The tables have equal sizes, so only the number of common rows differs from the forecast.
+    forecast = vfl.forecast(make_recipe("bank", "shop"), rows=330).by_phase["align"]
+    assert 0 < forecast.payload_bytes - sent.payload_bytes == 8 * (330 - len(rows[0]))
+    # The numbers are those of tables that were cut by hand, in the order of the links.
+    cut = {
+        "bank": vfl.Data(cut_rows(BANK, rows[0]), label="y"),
+        "shop": vfl.Data(cut_rows(SHOP, rows[1])),
+    }
+    by_hand = vfl.simulate(
+        make_recipe("bank", "shop").replace(rows={"align": "digest", "fuzzy": {"fields": {}}}),
+        cut,
+        quiet=True,
+    )
+    assert run.metrics == by_hand.metrics
+    # Another run with the links of this one has the same numbers.
+    again = vfl.simulate(
+        make_recipe("bank", "shop", alignment=Path(run.folder).name), TWO, quiet=True, out=tmp_path
+    )
+    assert again.metrics == run.metrics
+
+
+def cut_rows(frame: pd.DataFrame, rows: list[int]) -> pd.DataFrame:
+    features = frame.loc[rows].drop(columns=COLUMNS)
+    return features.assign(id=[f"{place:05d}" for place in range(len(rows))])
+
+
+def test_rows_of_three_parties_are_those_linked_at_all(tmp_path: Path) -> None:
+    tables = {**TWO, "club": data(CLUB)}
+    run = vfl.simulate(make_recipe("bank", "shop", "club"), tables, quiet=True, out=tmp_path)
+    bank, shop, club = (
+        read_links(run, name, frame)
+        for name, frame in (("bank", BANK), ("shop", SHOP), ("club", CLUB))
+    )
+    true = {row for row in BANK.index if row in SHOP.index and row in CLUB.index}
+    right = sum(a == b == c for a, b, c in zip(bank, shop, club, strict=True))
+    assert 2 * right / (len(bank) + len(true)) > 0.95
+
+
+def test_a_prediction_has_the_similarity_of_each_link() -> None:
+    run = vfl.simulate(make_recipe("bank", "shop", fuzzy={"weights": True}), TWO, quiet=True)
+    scores = pd.DataFrame(run.predict({"bank": BANK.drop(columns="y"), "shop": SHOP}))
+    similarity = scores["matched_similarity"]
+    assert similarity.notna().sum() == (scores["state"] == "scored").sum() > 140
+    assert similarity.min() > 0.2
+    assert similarity.max() <= 1.0
+
+
+@pytest.mark.parametrize("shared", [150, 60, 20])
+def test_estimates_are_near_the_truth(shared: int) -> None:
+    in_both = SHOP.index.isin(BANK.index)
+    second = pd.concat([SHOP[in_both][:shared], SHOP[~in_both]])
+    links = link(encode_frame(BANK), encode_frame(second))
+    pairs = zip(BANK.index[links.first], second.index[links.second], strict=True)
+    right = sum(one == other for one, other in pairs)
+    # The estimates rest on a few hundred rows.
+    assert abs(right / len(links.first) - links.precision) < 0.1
+    assert right / shared > 0.9
+
+
+def encode_frame(
+    frame: pd.DataFrame, key: bytes = b"k" * 32
+) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    ids = [SEPARATOR.join(row) for row in frame.fillna("")[[*FIELDS]].to_numpy().tolist()]
+    fields = {name: FuzzyField.model_validate(settings) for name, settings in FIELDS.items()}
+    return encode(ids, range(len(FIELDS)), fields, key)
+
+
+def test_encodings_need_the_key() -> None:
+    same, other = encode_frame(BANK), encode_frame(BANK, b"x" * 32)
+    assert same.shape == (len(BANK), ENCODING_BYTES)
+    assert np.array_equal(same, encode_frame(BANK))
+    # Encodings with another key have no more bits in common than those of unrelated rows.
+    assert len(link(same, other, threshold=0.4).first) < len(BANK) // 20
+    assert np.array_equal(link(same, same).first, link(same, same).second)
+
+
+def test_uncertain_links_end_the_run() -> None:
+    strangers = number(make_people().sample(330, random_state=1)[::-1], "x").assign(
+        name=[f"n{row}" for row in range(330)], street="s", town="t", birth="19000101"
+    )
+    with raises(PeerError, Code.ROWS_DIFFER, names="rows"):
+        vfl.simulate(
+            make_recipe("bank", "shop"),
+            {**TWO, "shop": data(strangers.drop(columns=["a", "y"]))},
+            quiet=True,
+        )
+    with raises(PeerError, Code.ROWS_DIFFER, names="rows.at_least"):
+        vfl.simulate(make_recipe("bank", "shop", at_least=300), TWO, quiet=True)
+
+
+def test_unusable_settings_are_refused() -> None:
+    with raises(InputError, Code.CONFIG_INVALID, names="fuzzy.fields"):
+        make_recipe("bank", "shop", align="psi")
+    with raises(InputError, Code.CONFIG_INVALID, names="fuzzy.fields"):
+        make_recipe("bank", "shop", fuzzy={"fields": {}})
+    with raises(InputError, Code.CONFIG_INVALID, names="baseline"):
+        vfl.simulate(make_recipe("bank", "shop"), TWO, quiet=True, baseline="combined")

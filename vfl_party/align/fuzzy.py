@@ -1,0 +1,450 @@
+"""Fuzzy linkage: the server links rows whose names, dates or addresses are similar, by keyed
+encodings (``vfl_common.linkage``).
+
+The active party draws a key and sends it to the other parties. Each party sends the server the
+encodings of its rows in a secret order. The server links the rows of each passive party with those
+of the active party, one to one. Rows that are linked at all parties are common. The server reports
+to each party which of its rows are common, in an order that all parties share, and estimates of
+precision and recall.
+
+The server must not know the key and must not collude with a party: whoever has key and encodings
+can test guesses of rows. ``docs/security/private-alignment.md`` says what the encodings reveal.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import logging
+import os
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from vfl_common.bundle import Kind, StepKey
+from vfl_common.config.recipe import Recipe
+from vfl_common.config.recipe_tables import FuzzyField
+from vfl_common.errors import Code, InputError, PeerError
+from vfl_common.files import private_file, write_error
+from vfl_common.linkage import BITS, ENCODING_BYTES, MAX_ROWS, ROWS_A_BATCH, count_batches
+from vfl_common.psi import PHASE, compute_min_common, make_too_few_error
+from vfl_party.align import batches
+from vfl_party.align.aligned import AlignedRows, AlignmentContext
+from vfl_party.align.digest import CPU, DigestAlignment, compute_keyed_digest
+from vfl_party.align.state import FOLDER, AlignmentFiles, CommonRows
+from vfl_party.data import Table
+from vfl_party.data.id_rules import SEPARATOR
+from vfl_party.data.ids import Ids
+from vfl_party.outbound.chains import make_chains
+from vfl_party.outbound.declared import Exchange, Occurrence, Role, Sent, f32, i64, u8
+from vfl_party.outbound.exchange import Answering, Asking
+from vfl_party.outbound.policies import Policy
+
+log = logging.getLogger(__name__)
+KEY_BYTES = 32
+KEY = Exchange(
+    "linkage key",
+    # 1 if the party already knows the common rows.
+    Sent(Kind.ROWS, {"known": u8(1)}),
+    Sent(Kind.ROWS, {"key": u8(KEY_BYTES), "known": u8(1)}, label_free=True),
+    when="once a generation",
+)
+SIZES = Exchange(
+    "linkage sizes",
+    Sent(Kind.ROWS, {"rows": i64(1)}, label_free=True),
+    Sent(Kind.ROWS, {"rows": i64("parties")}),
+    asks="server",
+    when="once",
+)
+ENCODINGS = Exchange(
+    "encodings",
+    Sent(Kind.ROWS, {"encodings": u8("up", ENCODING_BYTES)}, label_free=True),
+    # The answer to the last batch: for each row its position among the common rows or -1, the
+    # similarity of its link and the probability that it is right; threshold, precision and recall.
+    Sent(Kind.ROWS, {"ranks": i64("down"), "pairs": f32("down", 2), "quality": f32("estimates")}),
+    asks="server",
+    when="once a batch",
+)
+ORDER = Exchange(
+    "linkage order",
+    Sent(Kind.ROWS, {"common": i64(1)}),
+    # For each common row in the order of the server, its position in the order of the phases.
+    Sent(Kind.ROWS, {"positions": i64("common")}, label_free=True),
+    when="once",
+)
+_FILE, _SAMPLE, _SAMPLE_ROWS = "links.npz", "sample.csv", 50
+
+
+def encode(
+    ids: Sequence[str], places: Sequence[int], fields: Mapping[str, FuzzyField], key: bytes
+) -> npt.NDArray[np.uint8]:
+    """Returns the encodings of rows, uint8 [N, bytes].
+
+    Args:
+        ids: The ids of the rows, which contain the fields.
+        places: The position of each field in an id.
+        fields: The recipe's fields.
+        key: The secret key of all parties, 32 bytes.
+    """
+    cache: dict[tuple[str, str], npt.NDArray[np.integer]] = {}
+    bits = np.zeros((len(ids), BITS), bool)
+    for row, text in enumerate(ids):
+        cells = text.split(SEPARATOR)
+        for place, (name, field) in zip(places, fields.items(), strict=True):
+            if not (cell := cells[place]):
+                continue
+            if (name, cell) not in cache:
+                cache[name, cell] = _hash_bigrams(name, cell, field, key)
+            bits[row, cache[name, cell]] = True
+    return np.packbits(bits, axis=1)
+
+
+def _hash_bigrams(name: str, cell: str, field: FuzzyField, key: bytes) -> npt.NDArray[np.integer]:
+    """Returns the bits that a cell sets."""
+    padded, positions = f" {cell} ", []
+    for place in range(len(padded) - 1):
+        gram = f"{name}{SEPARATOR}{padded[place : place + 2]}{SEPARATOR}"
+        gram += str(place) if field.positional else ""
+        digest = hashlib.blake2b(gram.encode(), key=key, digest_size=64).digest()
+        positions.append(np.frombuffer(digest, "<u2")[: field.hashes] % BITS)
+    return np.unique(np.concatenate(positions))
+
+
+class FuzzyAlignment:
+    """Links rows with similar fields; see ``Alignment``."""
+
+    certain = False
+    protocol = 8
+
+    def __init__(self, recipe: Recipe, policy: Policy, *, divides: bool = True) -> None:
+        self._recipe, self._policy, self._divides = recipe, policy, divides
+        self._digest = DigestAlignment(recipe, policy, divides=divides)
+
+    def occurrences(self, rows: int) -> list[Occurrence]:
+        """See ``Alignment.occurrences``."""
+        parties, result = len(self._recipe.parties), [Occurrence.of(KEY, StepKey(PHASE, 0, 0))]
+        result.append(Occurrence.of(SIZES, StepKey(PHASE, 1, 0), parties=parties))
+        for batch in range(count_batches([rows])):
+            sizes = _size_batch(rows, [rows], batch)
+            result.append(Occurrence.of(ENCODINGS, StepKey(PHASE, 1, 1 + batch), **sizes))
+        order = Occurrence.of(ORDER, StepKey(PHASE, 2, 0), common=rows)
+        return [*result, order, *self._digest.occurrences(rows)]
+
+    def get_expected(self, table: Table) -> AlignedRows:
+        """See ``Alignment.get_expected``."""
+        return self._digest.get_expected(table)
+
+    def count_earlier(self, runs: Path, name: str, table: Table) -> int | None:
+        """See ``Alignment.count_earlier``."""
+        earlier = self._recipe.rows.alignment if self._divides else None
+        if earlier is None or not self._recipe.passives:
+            return None
+        return len(_load_earlier(runs / earlier / name, table).rows)
+
+    def get_agreed(self, context: AlignmentContext) -> AlignedRows:
+        """See ``Alignment.get_agreed``."""
+        if not self._recipe.passives:
+            return self._digest.get_agreed(context)
+        links = _load(context.folder, context.table)
+        if links is None:
+            raise InputError(
+                Code.DATA_INVALID,
+                f"{context.folder}: the links are missing, and the other parties are in the middle "
+                "of the run. Restore the folder and the rows that it had.",
+            )
+        expected = self._digest.get_expected(_select(context.table, links))
+        return _add_links(expected.with_saved_division(context.folder), links)
+
+    def show(self, context: AlignmentContext, aligned: AlignedRows) -> None:
+        """See ``Alignment.show``."""
+        self._digest.show(context, aligned)
+
+    def align(self, context: AlignmentContext) -> AlignedRows:
+        """Links the rows, unless the links are already saved.
+
+        Raises:
+            PeerError: ROWS_DIFFER if fewer rows are common than ``rows.at_least``, or if the
+                estimated precision is below ``rows.fuzzy.min_precision``; MALFORMED_MESSAGE if the
+                server breaks the protocol.
+            InputError: The files cannot be written.
+        """
+        if not self._recipe.passives:
+            return self._digest.align(context)
+        links = _load(context.folder, context.table)
+        if links is None and self._divides and (run := self._recipe.rows.alignment) is not None:
+            folder = context.folder.parent.parent / run / context.name
+            links = _load_earlier(folder, context.table)
+            _save(context, links)
+        key, all_know = self._agree_on_key(context, known=links is not None)
+        if not all_know or links is None:
+            context.begins()
+            links = self._reorder(context, self._link(context, key))
+            _save(context, links)
+        compared = self._digest.align(replace(context, table=_select(context.table, links)))
+        return _add_links(compared, links)
+
+    def _agree_on_key(self, context: AlignmentContext, *, known: bool) -> tuple[bytes, bool]:
+        """Returns the key that the active party draws, and whether all parties know the links."""
+        active, step = self._recipe.active.name, StepKey(PHASE, 0, 0)
+        own = torch.tensor([known], dtype=torch.uint8)
+        if context.name == active:
+            chains = make_chains(self._recipe, PHASE, KEY, "active", self._policy)
+            answering = Answering(KEY, PHASE, chains, context.connections, CPU, {})
+            received = answering.collect(step)
+            everyone = [own, *(reply["known"] for reply in received.values())]
+            all_know = all(bool(value[0]) for value in everyone) and len(everyone) == len(
+                self._recipe.parties
+            )
+            key = os.urandom(KEY_BYTES)
+            answer = {
+                "key": torch.frombuffer(bytearray(key), dtype=torch.uint8),
+                "known": torch.tensor([all_know], dtype=torch.uint8),
+            }
+            answering.reply_all(step, received, answer)
+            return key, all_know
+        chains = make_chains(self._recipe, PHASE, KEY, "passive", self._policy)
+        asking = Asking(KEY, PHASE, chains, context.connections, active, CPU, {})
+        reply = asking.swap(step, {"known": own})
+        return reply["key"].numpy().tobytes(), bool(reply["known"][0])
+
+    def _link(self, context: AlignmentContext, key: bytes) -> _Links:
+        """Sends the encodings, and returns the links that the server reports."""
+        table, rows = context.table, len(context.table)
+        if rows > MAX_ROWS:
+            raise InputError(
+                Code.DATA_INVALID,
+                f'{table.source}: rows.align = "fuzzy" compares at most {MAX_ROWS:,} rows of a '
+                f"party (got {rows:,}). Align by keys first, or use fewer rows.",
+            )
+        columns = table.key_columns
+        assert columns is not None  # noqa: S101 - the recipe has fields
+        places = [place for (place,) in columns.keys]
+        order = np.random.default_rng(int.from_bytes(os.urandom(32), "little")).permutation(rows)
+        ids = Ids.of(table.ids).take(order)
+        encodings = encode(ids, places, self._recipe.rows.fuzzy.fields, key)
+        sizes = self._ask(SIZES, context, StepKey(PHASE, 1, 0), {"rows": torch.tensor([rows])})
+        all_rows = sizes["rows"].tolist()
+        for name, count in zip(self._names, all_rows, strict=True):
+            self._check_rows(context, name, count)
+        reply = dict[str, Tensor]()
+        for batch in range(count_batches(all_rows)):
+            part = encodings[batch * ROWS_A_BATCH : (batch + 1) * ROWS_A_BATCH]
+            step, tensor = StepKey(PHASE, 1, 1 + batch), torch.from_numpy(part.copy())
+            numbers = _size_batch(rows, all_rows, batch)
+            reply = self._ask(ENCODINGS, context, step, {"encodings": tensor}, **numbers)
+            context.tick(PHASE, 0, 1, batch, count_batches(all_rows))
+        return self._read(context, order, reply)
+
+    def _reorder(self, context: AlignmentContext, links: _Links) -> _Links:
+        """Returns the links in an order that depends on the ids of the active party and the seed,
+        so that the same links give the same training. The server's order is random.
+
+        Raises PeerError if the active party sends an impossible order.
+        """
+        active, step, rows = self._recipe.active.name, StepKey(PHASE, 2, 0), links.rows
+        common = {"common": torch.tensor([len(rows)])}
+        role: Role = "active" if context.name == active else "passive"
+        chains = make_chains(self._recipe, PHASE, ORDER, role, self._policy)
+        if context.name == active:
+            answering = Answering(
+                ORDER, PHASE, chains, context.connections, CPU, {"common": len(rows)}
+            )
+            received = answering.collect(step)
+            seed = self._recipe.seed.to_bytes(16, "little", signed=True)
+            digests = [
+                hashlib.blake2b(context.table.ids[row].encode(), key=seed).digest()
+                for row in rows.tolist()
+            ]
+            positions = np.empty(len(rows), np.int64)
+            positions[sorted(range(len(rows)), key=digests.__getitem__)] = np.arange(len(rows))
+            answering.reply_all(step, received, {"positions": torch.from_numpy(positions)})
+        else:
+            asking = Asking(
+                ORDER, PHASE, chains, context.connections, active, CPU, {"common": len(rows)}
+            )
+            positions = asking.swap(step, common)["positions"].numpy()
+            if not np.array_equal(np.sort(positions), np.arange(len(rows))):
+                raise PeerError(
+                    Code.MALFORMED_MESSAGE,
+                    f"{active}: sent an impossible order of the common rows. Begin a new run.",
+                    party=active,
+                )
+        ranks = links.ranks.copy()
+        ranks[rows] = positions
+        return links._replace(ranks=ranks)
+
+    @property
+    def _names(self) -> list[str]:
+        return [self._recipe.active.name, *(party.name for party in self._recipe.passives)]
+
+    def _ask(
+        self,
+        exchange: Exchange,
+        context: AlignmentContext,
+        step: StepKey,
+        tensors: dict[str, Tensor],
+        **sizes: int,
+    ) -> dict[str, Tensor]:
+        """Sends tensors to the server, and returns its answer."""
+        role: Role = "active" if context.name == self._recipe.active.name else "passive"
+        chains = make_chains(self._recipe, PHASE, exchange, role, self._policy)
+        sizes = {"parties": len(self._recipe.parties), **sizes}
+        asking = Asking(
+            exchange, PHASE, chains, context.connections, self._recipe.server, CPU, sizes
+        )
+        # The server compares all rows before it answers the last batch.
+        asking.link.unhurried()
+        return asking.swap(step, tensors)
+
+    def _check_rows(self, context: AlignmentContext, name: str, rows: int) -> None:
+        """Raises PeerError if the server announces an impossible number of rows of a party."""
+        own = name == context.name
+        if not 0 < rows <= MAX_ROWS or (own and rows != len(context.table)):
+            raise PeerError(
+                Code.MALFORMED_MESSAGE,
+                f"{self._recipe.server}: announced an impossible number of rows of {name} (got "
+                f"{rows:,}). Begin a new run.",
+                party=self._recipe.server,
+            )
+
+    def _read(
+        self, context: AlignmentContext, order: npt.NDArray[np.int64], reply: dict[str, Tensor]
+    ) -> _Links:
+        """Returns the links in the order of the table. Raises PeerError if the answer is malformed,
+        or if the links are too few or too uncertain.
+        """
+        ranks, pairs = np.empty_like(order), np.empty((len(order), 2), np.float32)
+        ranks[order], pairs[order] = reply["ranks"].numpy(), reply["pairs"].numpy()
+        threshold, precision, recall = reply["quality"].tolist()
+        common = np.sort(ranks[ranks >= 0])
+        values = np.array([*pairs[ranks >= 0].ravel(), threshold, precision, recall])
+        is_valid = np.array_equal(common, np.arange(len(common))) and ranks.min() >= -1
+        if not is_valid or not np.all((values >= -1.0) & (values <= 1.0 + 1e-6)):
+            raise PeerError(
+                Code.MALFORMED_MESSAGE,
+                f"{self._recipe.server}: reported impossible links. Begin a new run.",
+                party=self._recipe.server,
+            )
+        links = _Links(ranks, pairs, threshold, precision, recall)
+        rows, settings = self._recipe.rows, self._recipe.rows.fuzzy
+        log.info(
+            "%d of your %d rows are linked; threshold %.3f, estimated precision %.3f and recall "
+            "%.3f",
+            len(common),
+            len(order),
+            threshold,
+            precision,
+            recall,
+            extra={"event": "matched"},
+        )
+        minimum = rows.at_least if self._divides else 1
+        if len(common) < max(context.at_least, compute_min_common(minimum, len(order))):
+            raise make_too_few_error(minimum, len(common))
+        if precision < settings.min_precision:
+            raise PeerError(
+                Code.ROWS_DIFFER,
+                f"rows.fuzzy: the estimated precision must be at least {settings.min_precision} "
+                f"(got {precision:.3f}). Use more fields, or a higher threshold.",
+            )
+        return links
+
+
+class _Links(NamedTuple):
+    """The links of a party. ``ranks``: The position of each row among the common rows or -1, int64
+    [N]; ``pairs``: The similarity and the probability of each link, float32 [N, 2].
+    """
+
+    ranks: npt.NDArray[np.int64]
+    pairs: npt.NDArray[np.float32]
+    threshold: float
+    precision: float
+    recall: float
+
+    @property
+    def rows(self) -> npt.NDArray[np.int64]:
+        """The positions of the common rows in the table, in the common order, int64 [C]."""
+        linked = np.flatnonzero(self.ranks >= 0)
+        return linked[np.argsort(self.ranks[linked])]
+
+
+def _size_batch(rows: int, all_rows: Sequence[int], batch: int) -> dict[str, int]:
+    is_last = batch == count_batches(all_rows) - 1
+    up = max(0, min(ROWS_A_BATCH, rows - batch * ROWS_A_BATCH))
+    return {"up": up, "down": rows if is_last else 0, "estimates": 3 if is_last else 0}
+
+
+def _select(table: Table, links: _Links) -> Table:
+    """Returns the common rows, with their positions as ids, which all parties share."""
+    ids = Ids.of([f"{position:09d}" for position in range(len(links.rows))])
+    return table.select(links.rows, ids)
+
+
+def _add_links(aligned: AlignedRows, links: _Links) -> AlignedRows:
+    return replace(aligned, rows=links.rows, pairs=links.pairs[links.rows])
+
+
+def _save(context: AlignmentContext, links: _Links) -> None:
+    """Saves the links, and a sample of them for a clerical review. Raises InputError."""
+    table, folder = context.table, context.folder / FOLDER
+    is_common = links.ranks >= 0
+    union = AlignmentFiles(context.folder, table.ids, batches.BATCH)
+    union.finish(CommonRows(is_common))
+    quality = np.array([links.threshold, links.precision, links.recall])
+    ids = np.frombuffer(compute_keyed_digest(b"kept", table.ids), np.uint8)
+    try:
+        with private_file(folder / _FILE) as file:
+            np.savez(file, ids=ids, ranks=links.ranks, pairs=links.pairs, quality=quality)
+        with private_file(folder / _SAMPLE) as file:
+            file.write(_write_sample(table, links).encode())
+    except OSError as error:
+        raise write_error(folder, error) from None
+
+
+def _write_sample(table: Table, links: _Links) -> str:
+    """Returns a CSV file with the links of the lowest similarity and some others.
+
+    A line has the number of the link, which all parties share, its similarity, and this party's
+    cells.
+    """
+    rows, text = links.rows, io.StringIO()
+    order = np.argsort(links.pairs[rows, 0], kind="stable")
+    others = order[_SAMPLE_ROWS :: max(1, len(order) // _SAMPLE_ROWS)]
+    writer = csv.writer(text)
+    for position in [*order[:_SAMPLE_ROWS], *others]:
+        row = int(rows[position])
+        cells = table.ids[row].split(SEPARATOR)
+        writer.writerow([position, f"{links.pairs[row, 0]:.3f}", *cells])
+    return text.getvalue()
+
+
+def _load(folder: Path, table: Table) -> _Links | None:
+    """Returns the links saved in a party's folder of a run; None if there are none for the rows of
+    the table.
+    """
+    try:
+        with np.load(folder / FOLDER / _FILE) as file:
+            if file["ids"].tobytes() != compute_keyed_digest(b"kept", table.ids):
+                return None
+            return _Links(file["ranks"], file["pairs"], *file["quality"].tolist())
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+        return None
+
+
+def _load_earlier(folder: Path, table: Table) -> _Links:
+    """Returns the links of an earlier run. Raises InputError if they do not fit the table."""
+    links = _load(folder, table)
+    if links is None:
+        raise InputError(
+            Code.DATA_INVALID,
+            f"{folder}: has no links of the rows that this party has now. Name another run in "
+            "rows.alignment, or remove the key to link again.",
+        )
+    return links
