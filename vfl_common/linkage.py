@@ -100,7 +100,7 @@ def _unpack(encodings: Encodings) -> Floats:
     return np.unpackbits(encodings, axis=1).astype(np.float32)
 
 
-def _compare(first_NL: Floats, second_ML: Floats) -> Floats:
+def compare(first_NL: Floats, second_ML: Floats) -> Floats:
     """Returns the similarity of each pair, float32 [N, M]. ``L``: the bits of an encoding."""
     bits = first_NL.shape[1]
     first_N, second_M = first_NL.sum(1), second_ML.sum(1)
@@ -119,7 +119,7 @@ def _find_candidates(
     for start in range(0, len(first_NB), _TILE):
         tile = _unpack(first_NB[start : start + _TILE])
         for other in range(0, len(second_MB), _TILE):
-            similarity = _compare(tile, _unpack(second_MB[other : other + _TILE]))
+            similarity = compare(tile, _unpack(second_MB[other : other + _TILE]))
             for axis in (0, 1):
                 count = min(_CANDIDATES, similarity.shape[axis])
                 best = np.argpartition(-similarity, count - 1, axis=axis)
@@ -163,7 +163,7 @@ def _measure_unrelated(encodings_NB: Encodings) -> Floats:
         part = sample[start : start + _TILE]
         tile = _unpack(encodings_NB[part])
         for other in range(0, len(encodings_NB), _TILE):
-            similarity = _compare(tile, _unpack(encodings_NB[other : other + _TILE]))
+            similarity = compare(tile, _unpack(encodings_NB[other : other + _TILE]))
             own = (part >= other) & (part < other + similarity.shape[1])
             similarity[np.flatnonzero(own), part[own] - other] = -1.0
             np.maximum(

@@ -98,6 +98,10 @@ class FuzzySettings(Section):
     """The minimum similarity of a link, from 0 for unrelated rows to 1 for equal rows. Default: the
     server estimates the one with the highest F1.
     """
+    random_bits: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """The share of the bits of an encoding that are replaced by random bits, a defence that costs
+    correct links.
+    """
     min_precision: Annotated[float, Field(ge=0.0, le=1.0)] = 0.9
     """The run ends before training if the estimated precision of the links is lower."""
     weights: bool = False

@@ -32,9 +32,16 @@ from torch import Tensor
 from vfl_common.bundle import Kind, StepKey
 from vfl_common.config.recipe import Recipe
 from vfl_common.config.recipe_tables import FuzzyField
-from vfl_common.errors import Code, InputError, PeerError
+from vfl_common.errors import Code, InputError, LostError, PeerError
 from vfl_common.files import private_file, write_error
-from vfl_common.linkage import BITS, ENCODING_BYTES, MAX_ROWS, ROWS_A_BATCH, count_batches
+from vfl_common.linkage import (
+    BITS,
+    ENCODING_BYTES,
+    MAX_ROWS,
+    ROWS_A_BATCH,
+    Encodings,
+    count_batches,
+)
 from vfl_common.psi import PHASE, compute_min_common, make_too_few_error
 from vfl_party.align import batches
 from vfl_party.align.aligned import AlignedRows, AlignmentContext
@@ -85,7 +92,7 @@ _FILE, _SAMPLE, _SAMPLE_ROWS = "links.npz", "sample.csv", 50
 
 def encode(
     ids: Sequence[str], places: Sequence[int], fields: Mapping[str, FuzzyField], key: bytes
-) -> npt.NDArray[np.uint8]:
+) -> Encodings:
     """Returns the encodings of rows, uint8 [N, bytes].
 
     Args:
@@ -116,6 +123,15 @@ def _hash_bigrams(name: str, cell: str, field: FuzzyField, key: bytes) -> npt.ND
         digest = hashlib.blake2b(gram.encode(), key=key, digest_size=64).digest()
         positions.append(np.frombuffer(digest, "<u2")[: field.hashes] % BITS)
     return np.unique(np.concatenate(positions))
+
+
+def randomise(encodings: Encodings, share: float, seed: int) -> Encodings:
+    """Returns encodings in which each bit is replaced by a random one with probability ``share``
+    (BLIP; Alaggan, Gambs and Kermarrec 2012).
+    """
+    draw, bits = np.random.default_rng(seed), np.unpackbits(encodings, axis=1)
+    random = draw.integers(0, 2, bits.shape, dtype=np.uint8)
+    return np.packbits(np.where(draw.random(bits.shape) < share, random, bits), axis=1)
 
 
 class FuzzyAlignment:
@@ -199,10 +215,16 @@ class FuzzyAlignment:
             chains = make_chains(self._recipe, PHASE, KEY, "active", self._policy)
             answering = Answering(KEY, PHASE, chains, context.connections, CPU, {})
             received = answering.collect(step)
-            everyone = [own, *(reply["known"] for reply in received.values())]
-            all_know = all(bool(value[0]) for value in everyone) and len(everyone) == len(
-                self._recipe.parties
-            )
+            replies = [own, *(reply["known"] for reply in received.values())]
+            all_know = all(bool(reply[0]) for reply in replies)
+            absent = [name for name in self._names[1:] if name not in received]
+            if absent and not all_know:
+                raise LostError(
+                    Code.PARTY_LOST,
+                    f"{absent[0]}: has left the run, and rows cannot be linked without it. Begin a "
+                    "new run.",
+                    party=absent[0],
+                )
             key = os.urandom(KEY_BYTES)
             answer = {
                 "key": torch.frombuffer(bytearray(key), dtype=torch.uint8),
@@ -227,9 +249,11 @@ class FuzzyAlignment:
         columns = table.key_columns
         assert columns is not None  # noqa: S101 - the recipe has fields
         places = [place for (place,) in columns.keys]
-        order = np.random.default_rng(int.from_bytes(os.urandom(32), "little")).permutation(rows)
-        ids = Ids.of(table.ids).take(order)
-        encodings = encode(ids, places, self._recipe.rows.fuzzy.fields, key)
+        order = np.random.default_rng(_draw_seed()).permutation(rows)
+        ids, settings = Ids.of(table.ids).take(order), self._recipe.rows.fuzzy
+        encodings = encode(ids, places, settings.fields, key)
+        if settings.random_bits:
+            encodings = randomise(encodings, settings.random_bits, _draw_seed())
         sizes = self._ask(SIZES, context, StepKey(PHASE, 1, 0), {"rows": torch.tensor([rows])})
         all_rows = sizes["rows"].tolist()
         for name, count in zip(self._names, all_rows, strict=True):
@@ -373,6 +397,10 @@ class _Links(NamedTuple):
         """The positions of the common rows in the table, in the common order, int64 [C]."""
         linked = np.flatnonzero(self.ranks >= 0)
         return linked[np.argsort(self.ranks[linked])]
+
+
+def _draw_seed() -> int:
+    return int.from_bytes(os.urandom(32), "little")
 
 
 def _size_batch(rows: int, all_rows: Sequence[int], batch: int) -> dict[str, int]:
