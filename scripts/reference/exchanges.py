@@ -56,6 +56,7 @@ def rows() -> list[Row]:
     lines = _of_phase(assembled("splitnn", align="psi"), "align")
     rr22 = _of_phase(assembled("splitnn", align="psi", psi={"engine": "rr22"}), "align")
     lines += [line for line in rr22 if line not in lines]
+    lines += _of_phase(assembled("splitnn", align="fuzzy", fuzzy={"fields": {"row": {}}}), "align")
     lines += _of_phase(assembled("splitnn"), "open")
     lines += _of_phase(assembled("splitnn", align="psi", partial=True), "open")
     lines += _of_phase(assembled("mocosfl"), "open")
@@ -80,6 +81,8 @@ def assembled(
     data = cases.digits(2)[name]
     if kind in _OWN_ROWS:
         data = {"source": "sklearn:digits", "limit": 100, "scale": "minmax"}
+    if align == "fuzzy":
+        data = {**data, "id": ["row"]}
     opened = open_party(made, name, DataSettings.model_validate(data), made.model.encoder)
     return assemble(opened, expect_rows(opened), policy=policy)
 
