@@ -53,8 +53,11 @@ def mounted(folder: Path, size: str) -> Iterator[Path]:
     made = subprocess.run(mount, capture_output=True, text=True, check=False, timeout=30)
     if made.returncode:
         pytest.skip(f"no small disk can be mounted here: {made.stderr.strip()}")
-    yield folder
-    subprocess.run([UMOUNT, str(folder)], check=True, timeout=30)
+    try:
+        yield folder
+    finally:
+        # A disk that stays mounted stops pytest from removing its old folders.
+        subprocess.run([UMOUNT, "--lazy", str(folder)], check=True, timeout=30)
 
 
 @contextlib.contextmanager
@@ -73,7 +76,8 @@ def filled(folder: Path) -> Iterator[None]:
 def ends_full(program: Program, folder: Path) -> None:
     """Waits until a program ends because ``folder`` has no room, with one line."""
     assert program.wait() == UnwritableError.EXIT_CODE
-    (line,) = program.stderr.splitlines()
+    assert len(program.stderr.splitlines()) == 1, program.stderr
+    line = program.stderr
     assert line.startswith(f"error: {folder}/")
     assert os.strerror(errno.ENOSPC) in line
     assert "Free some disk space" in line
