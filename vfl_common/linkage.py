@@ -107,7 +107,8 @@ def compare(first_NL: Floats, second_ML: Floats) -> Floats:
     common = first_NL @ second_ML.T
     random = first_N[:, None] * second_M[None] / bits
     scale = np.sqrt(first_N[:, None] * second_M[None]) - random
-    similarity: Floats = (common - random) / np.maximum(scale, 1e-6)
+    # Rounding may exceed 1 if most bits are set.
+    similarity: Floats = np.clip((common - random) / np.maximum(scale, 1e-6), -1.0, 1.0)
     return similarity
 
 

@@ -83,7 +83,7 @@ def serve(
     ``ring``: The parties, the active party first. Each party sends the tags of the next party in
     the ring. ``folder``: The folder for the tags, which is removed at the end or after a PeerError.
     ``max_rows``: The maximum number of rows of a party. ``partial``: See ``select_shares``.
-    ``number``: The number of the pass; see ``vfl_party.align.passes``.
+    ``number``: The number of the pass; see ``vfl_party.data.passes``.
 
     Raises PeerError (ROWS_DIFFER) if fewer rows are common than ``at_least``, which is a count or a
     share of each party's rows, or if the parties then have different lists. Raises PeerError

@@ -112,6 +112,48 @@ def test_a_signal_inside_an_import_comes_after_it(number: signal.Signals, tmp_pa
     assert ended.stderr.strip() == "stopped"
 
 
+LONG = """
+import signal, sys, click
+from pathlib import Path
+from vfl_common.process import signals
+from vfl_common.process.program import run_program
+
+# As on a machine on which an import takes longer than signals are delayed.
+signals._MAX_IMPORT_S = 0.0
+Path("catches.py").write_text('''
+import os, signal
+try:
+    os.kill(os.getpid(), signal.{name})
+    sum(range(1000))
+except BaseException:
+    print("caught", flush=True)
+''')
+sys.path.insert(0, ".")
+
+@click.command()
+def command():
+    try:
+        import catches
+        signal.pause()
+    finally:
+        sum(range(50_000_000))
+        print("cleaned up", flush=True)
+
+run_program(command, "program")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_a_long_import_catches_is_raised_again(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    """It does not interrupt what a program does at its end."""
+    program = [sys.executable, "-c", LONG.format(name=number.name)]
+    ended = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (130, "caught\ncleaned up\n")
+    assert ended.stderr.strip() == "stopped"
+
+
 TURNS = """
 import os, signal, click
 from vfl_common.process.program import run_program

@@ -13,9 +13,9 @@ import vfl
 from tests.harness.errors import raises
 from vfl_common.config.recipe_tables import FuzzyField
 from vfl_common.errors import Code, InputError, PeerError
-from vfl_common.linkage import ENCODING_BYTES, Encodings, link
+from vfl_common.linkage import ENCODING_BYTES, link
 from vfl_leaks.encodings import identify_rows
-from vfl_party.align.fuzzy import encode, randomise
+from vfl_party.align.fuzzy import encode
 from vfl_party.data.id_rules import SEPARATOR
 
 FIELDS = {
@@ -202,26 +202,17 @@ def test_encodings_need_the_key() -> None:
 
 
 @pytest.mark.parametrize(("listed", "known"), [(300, 0), (500, 10)])
-def test_a_server_with_a_list_names_people_unless_many_bits_are_random(
-    listed: int, known: int
-) -> None:
+def test_a_server_with_a_list_names_people(listed: int, known: int) -> None:
     people = make_people()
     others = people[:listed].sample(frac=1.0, random_state=1)
     place = {person: number for number, person in enumerate(others.index)}
-    encodings = encode_frame(people[:300])
-    guesses = [encode_frame(others, bytes([number]) * 32) for number in range(4)]
-
-    def count_named(own: Encodings) -> float:
-        knows = {row: place[row] for row in range(known)}
-        tries = [identify_rows(own, guess, knows) for guess in guesses]
-        rows = max(tries, key=lambda one: one.score).people
-        return float(np.mean(others.index[rows[known:]] == np.arange(known, 300)))
-
-    assert count_named(encodings) > 0.9
-    if known:
-        # Few random bits protect nobody.
-        assert count_named(randomise(encodings, 0.1, seed=1)) > 0.9
-    assert count_named(randomise(encodings, 0.8, seed=1)) < 0.1
+    own, knows = encode_frame(people[:300]), {row: place[row] for row in range(known)}
+    # The server does not know the key, and tries several of its own.
+    tries = [
+        identify_rows(own, encode_frame(others, bytes([number]) * 32), knows) for number in range(4)
+    ]
+    rows = max(tries, key=lambda one: one.score).people
+    assert np.mean(others.index[rows[known:]] == np.arange(known, 300)) > 0.9
 
 
 def test_uncertain_links_end_the_run() -> None:

@@ -155,11 +155,11 @@ class DataSettings(Section):
     ``rows.id_rules`` of the recipe.
     """
     keys: dict[str, str] = Field(default_factory=dict)
-    """With ``rows.keys``: this party's column for a name in ``rows.keys``, if it has another
-    name.
+    """With ``rows.keys`` or ``rows.fuzzy``: this party's column for a name in them, if it has
+    another name.
     """
     key_rules: dict[str, tuple[IdRule, ...]] = Field(default_factory=dict)
-    """With ``rows.keys``: this party's rules for a name in ``rows.keys``, in place of
+    """With ``rows.keys`` or ``rows.fuzzy``: this party's rules for a name in them, in place of
     ``rows.key_rules``.
     """
     duplicates: Duplicates = "error"

@@ -98,10 +98,6 @@ class FuzzySettings(Section):
     """The minimum similarity of a link, from 0 for unrelated rows to 1 for equal rows. Default: the
     server estimates the one with the highest F1.
     """
-    random_bits: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
-    """The share of the bits of an encoding that are replaced by random bits, a defence that costs
-    correct links.
-    """
     min_precision: Annotated[float, Field(ge=0.0, le=1.0)] = 0.9
     """The run ends before training if the estimated precision of the links is lower."""
     weights: bool = False
@@ -175,7 +171,7 @@ class RowsSettings(Section):
     by the first key, the rows that are left by the second key, and so on. Default: ``data.id``.
     """
     key_rules: dict[str, tuple[IdRule, ...]] = Field(default_factory=dict)
-    """With ``keys``: the rules that normalise a column, in place of ``id_rules``."""
+    """With ``keys`` or ``fuzzy``: the rules that normalise a column, in place of ``id_rules``."""
 
     def model_post_init(self, _context: Any) -> None:
         if (self.folds is None) != (self.fold is None):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import sys
 import threading
 import time
 from types import FrameType
@@ -105,13 +106,28 @@ def _handle(number: int, frame: FrameType | None) -> None:
 
 
 def _raise_pending(_number: int, frame: FrameType | None) -> None:
-    """Raises the exception of a pending signal, unless the main thread is inside an import."""
-    if not _stop.number or (
-        _is_in_import(frame) and time.monotonic() - _stop.since_s < _MAX_IMPORT_S
-    ):
+    """Raises the exception of a pending signal, unless the main thread is inside an import, or ends
+    already because of the signal.
+    """
+    is_in_import = _is_in_import(frame)
+    if not _stop.number or _is_ending(sys.exc_info()[1]):
         return
-    number, _stop.number = _stop.number, 0
+    if is_in_import and time.monotonic() - _stop.since_s < _MAX_IMPORT_S:
+        return
+    number = _stop.number
+    # A long import may catch the exception. The signal then stays pending, and is raised again.
+    if not is_in_import:
+        _stop.number = 0
     raise KeyboardInterrupt if number == signal.SIGINT else Stopped
+
+
+def _is_ending(error: BaseException | None) -> bool:
+    """Returns whether the exception of a signal is being handled."""
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt | Stopped):
+            return True
+        error = error.__context__
+    return False
 
 
 def _is_in_import(frame: FrameType | None) -> bool:

@@ -125,15 +125,6 @@ def _hash_bigrams(name: str, cell: str, field: FuzzyField, key: bytes) -> npt.ND
     return np.unique(np.concatenate(positions))
 
 
-def randomise(encodings: Encodings, share: float, seed: int) -> Encodings:
-    """Returns encodings in which each bit is replaced by a random one with probability ``share``
-    (BLIP; Alaggan, Gambs and Kermarrec 2012).
-    """
-    draw, bits = np.random.default_rng(seed), np.unpackbits(encodings, axis=1)
-    random = draw.integers(0, 2, bits.shape, dtype=np.uint8)
-    return np.packbits(np.where(draw.random(bits.shape) < share, random, bits), axis=1)
-
-
 class FuzzyAlignment:
     """Links rows with similar fields; see ``Alignment``."""
 
@@ -200,6 +191,13 @@ class FuzzyAlignment:
             links = _load_earlier(folder, context.table)
             _save(context, links)
         key, all_know = self._agree_on_key(context, known=links is not None)
+        if all_know and links is None:
+            raise PeerError(
+                Code.MALFORMED_MESSAGE,
+                f"{self._recipe.active.name}: reported that all parties know the links, but "
+                f"{context.name} does not. Begin a new run.",
+                party=self._recipe.active.name,
+            )
         if not all_know or links is None:
             context.begins()
             links = self._reorder(context, self._link(context, key))
@@ -249,11 +247,9 @@ class FuzzyAlignment:
         columns = table.key_columns
         assert columns is not None  # noqa: S101 - the recipe has fields
         places = [place for (place,) in columns.keys]
-        order = np.random.default_rng(_draw_seed()).permutation(rows)
-        ids, settings = Ids.of(table.ids).take(order), self._recipe.rows.fuzzy
-        encodings = encode(ids, places, settings.fields, key)
-        if settings.random_bits:
-            encodings = randomise(encodings, settings.random_bits, _draw_seed())
+        order = np.random.default_rng(int.from_bytes(os.urandom(32), "little")).permutation(rows)
+        ids = Ids.of(table.ids).take(order)
+        encodings = encode(ids, places, self._recipe.rows.fuzzy.fields, key)
         sizes = self._ask(SIZES, context, StepKey(PHASE, 1, 0), {"rows": torch.tensor([rows])})
         all_rows = sizes["rows"].tolist()
         for name, count in zip(self._names, all_rows, strict=True):
@@ -397,10 +393,6 @@ class _Links(NamedTuple):
         """The positions of the common rows in the table, in the common order, int64 [C]."""
         linked = np.flatnonzero(self.ranks >= 0)
         return linked[np.argsort(self.ranks[linked])]
-
-
-def _draw_seed() -> int:
-    return int.from_bytes(os.urandom(32), "little")
 
 
 def _size_batch(rows: int, all_rows: Sequence[int], batch: int) -> dict[str, int]:

@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 class PsiRing:
     """The ring of all parties, from the view of one party. The active party is number 0.
 
-    ``number``: The number of the pass; see ``vfl_party.align.passes``.
+    ``number``: The number of the pass; see ``vfl_party.data.passes``.
     """
 
     def __init__(
