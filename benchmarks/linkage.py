@@ -6,11 +6,14 @@ FEBRL 1 to 4 without the social security number. Ours is a run of processes over
 of the people in common; Splink estimates its own. F1 is of pairs against the true ones. Both
 parties get two columns each that predict a label, and the AUC of split training on the linked rows
 stands beside that on the truly common rows. With ``--attack``, a server that has a list of people
-identifies rows (``vfl_leaks.encodings``), also if a share of the bits is random, a known defence that is not built in.
+identifies rows (``vfl_leaks.attacks.encodings``), also with two known defences that are not built
+in: a share of the bits is random, or the encodings are salted. With a list of other people, it
+guesses names by their frequencies only.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import tempfile
@@ -25,8 +28,8 @@ from rich.table import Table
 
 import vfl
 from vfl_common.config.recipe_tables import FuzzyField
-from vfl_common.linkage import Encodings, link
-from vfl_leaks.encodings import identify_rows
+from vfl_common.linkage import ENCODING_BYTES, Encodings, link
+from vfl_leaks.attacks.encodings import identify_rows
 from vfl_party.align.fuzzy import encode
 from vfl_party.data.id_rules import SEPARATOR
 
@@ -97,10 +100,19 @@ def read_links(run: vfl.Run, tables: list[pd.DataFrame]) -> tuple[list[list[int]
     return people, quality
 
 
-def encode_people(table: pd.DataFrame, key: bytes) -> Encodings:
-    cells = table[[*FIELDS]].fillna("").to_numpy().tolist()
+def encode_people(table: pd.DataFrame, key: bytes, salted: bool = False) -> Encodings:
+    """``salted``: The year of birth is a part of the key, so rows of other years are unrelated (a
+    known defence that is not built in; Niedermeyer, Steinmetzer, Kroll and Schnell 2014).
+    """
+    cells = table[[*FIELDS]].fillna("")
     fields = {name: FuzzyField.model_validate(settings) for name, settings in FIELDS.items()}
-    return encode([SEPARATOR.join(row) for row in cells], range(len(FIELDS)), fields, key)
+    result = np.zeros((len(table), ENCODING_BYTES), np.uint8)
+    years = cells["date_of_birth"].str[:4].to_numpy() if salted else np.full(len(table), "")
+    for year in np.unique(years):
+        rows = [SEPARATOR.join(row) for row in cells[years == year].to_numpy().tolist()]
+        salt = hashlib.sha256(key + year.encode()).digest() if salted else key
+        result[years == year] = encode(rows, range(len(FIELDS)), fields, salt)
+    return result
 
 
 def randomise(encodings: Encodings, share: float, seed: int) -> Encodings:
@@ -113,23 +125,33 @@ def randomise(encodings: Encodings, share: float, seed: int) -> Encodings:
 
 
 def attack(folder: Path) -> Table:
-    """Returns the share of people that a server identifies which has a list and no key."""
+    """Returns the share of people that a server identifies which has a list and no key, and the
+    share of rows whose given name it guesses.
+    """
     table = Table(
-        "encodings of FEBRL 4", "the server's list", "known rows", "identified", "F1 of links"
+        "encodings of FEBRL 4",
+        "the server's list",
+        "known rows",
+        "identified",
+        "given names (chance)",
+        "F1 of links",
     )
     first, second = read_tables(folder, "febrl4")
     people = np.random.default_rng(1).permutation(first["person"].to_numpy())
     by_person = [one.set_index("person") for one in (first, second)]
+    names = by_person[0]["given_name"].fillna("")
     secret = b"k" * 32
     lists = {
         ("the same people", 0): (by_person[0], people[:1000]),
         ("the same people", 100): (by_person[0], people[:1000]),
         ("these and twice as many others", 100): (by_person[0], people[:3000]),
         ("the same people, spelled otherwise", 100): (by_person[1], people[:1000]),
+        ("other people of the same country", 0): (by_person[0], people[2000:3000]),
     }
-    for share in (0.0, 0.2, 0.4, 0.6):
-        own = randomise(encode_people(by_person[0].loc[people[:1000]], secret), share, 1)
-        other = randomise(encode_people(by_person[1].loc[people[500:1500]], secret), share, 2)
+    for share, salted in ((0.0, False), (0.0, True), (0.2, False), (0.4, False), (0.6, False)):
+        own = randomise(encode_people(by_person[0].loc[people[:1000]], secret, salted), share, 1)
+        other_rows = by_person[1].loc[people[500:1500]]
+        other = randomise(encode_people(other_rows, secret, salted), share, 2)
         links = link(own, other)
         right = np.sum(people[links.first] == people[500 + links.second])
         f1 = 2 * right / (len(links.first) + 500)
@@ -141,16 +163,25 @@ def attack(folder: Path) -> Table:
                 (
                     identify_rows(
                         own,
-                        encode_people(source.loc[shuffled], bytes([number]) * 32),
+                        encode_people(source.loc[shuffled], bytes([number]) * 32, salted),
                         {row: place[people[row]] for row in range(known)},
                     )
                     for number in range(1 if known else KEYS)
                 ),
                 key=lambda guesses: guesses.score,
             ).people
-            share_named = np.mean(shuffled[guesses[known:]] == people[known:1000])
+            guessed, true = shuffled[guesses[known:]], people[known:1000]
+            own_names, guessed_names = names[true].to_numpy(), names[guessed].to_numpy()
+            chance = np.mean(own_names[:, None] == guessed_names[None])
             name = f"{share:.0%} of the bits random" if share else "as sent"
-            table.add_row(name, words, str(known), f"{share_named:.0%}", f"{f1:.4f}")
+            table.add_row(
+                "salted by year of birth" if salted else name,
+                words,
+                str(known),
+                f"{np.mean(guessed == true):.0%}",
+                f"{np.mean(own_names == guessed_names):.1%} ({chance:.1%})",
+                f"{f1:.4f}",
+            )
     return table
 
 

@@ -25,6 +25,7 @@ from vfl.simulation.inprocess import Attach
 from vfl_common.bundle import Kind
 from vfl_common.config.recipe import Recipe as Settings
 from vfl_common.errors import Code, InputError
+from vfl_common.linkage import Encodings
 from vfl_common.text import list_names
 from vfl_leaks import attacks as kinds
 from vfl_leaks.recording import ROW_TENSORS, Recording, Seen
@@ -40,6 +41,7 @@ from vfl_leaks.scene import (
     UnfitError,
 )
 from vfl_leaks.wiretap import MessageSizes, Times, read_sizes, read_times
+from vfl_party.align.fuzzy import encode_table
 from vfl_party.assembly.party import Assembled
 from vfl_party.base.plugins import describe_failure
 from vfl_party.base.seeds import derive_seed
@@ -120,6 +122,7 @@ class Rehearsal:
                 for data in readable
             }
             available |= self._encoders() | self._weights_shared()
+            available |= {"encodings"} if self._scenes.list_encoded() else set()
             for attacker in self._attackers(attack):
                 if attack.reads and attack.reads not in available:
                     played.append(
@@ -301,6 +304,8 @@ def _explain_missing(reads: str) -> str:
         return "no phase shares weights that can be overheard"
     if reads == "encoder":
         return "no phase trains an encoder"
+    if reads == "encodings":
+        return "no rows are linked by encodings"
     rows = reads in ("gradients", "embeddings")
     return (
         f"the attacker received no {reads} with known rows"
@@ -344,6 +349,7 @@ class Scenes:
                 gradients=_yield_nothing,
                 heard=partial(self._recording.messages_of, attacker),
                 owners=owners,
+                encode_rows={name: partial(self._encode, name) for name in self.list_encoded()},
             )
         own = self._parties[attacker].party
         senders = [name for name in self._parties if name != attacker]
@@ -379,6 +385,15 @@ class Scenes:
                 if (beginning := self._make_beginning(attacker, name)) is not None
             },
         )
+
+    def list_encoded(self) -> list[str]:
+        """Returns the parties whose rows the server links by encodings."""
+        parties = [party.party for party in self._parties.values()]
+        return [party.name for party in parties if party.recipe.rows.align == "fuzzy"]
+
+    def _encode(self, name: str, key: bytes) -> Encodings:
+        opened = self._parties[name].opened
+        return encode_table(opened.table, opened.recipe.rows.fuzzy.fields, key)
 
     def _weights(self, name: str) -> list[Tensor]:
         models = self._parties[name].party.models

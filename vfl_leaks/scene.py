@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from vfl_common.config.models import OptimizerSettings
 from vfl_common.config.task import TaskSettings
+from vfl_common.linkage import Encodings
 from vfl_party.base.seeds import Rows
 
 Role = Literal["active", "passive", "server"]
@@ -160,8 +161,9 @@ class Scene:
     {party: its encoder and rows}, for the judge. ``heard``: returns the messages from and to the
     attacker that phases allow to be overheard, in order. ``beginnings``: {passive party: how the
     training of its encoder begins}, for an active attacker. ``seed``: the seed of an attack's
-    random draws. ``targets``: the scaled label of each row in a regression, float64 [N]. The server
-    has only messages.
+    random draws. ``targets``: the scaled label of each row in a regression, float64 [N].
+    ``encode_rows``: {party: returns the encodings of its rows with a key, uint8 [N, bytes]} of a
+    fuzzy linkage, for the server. The server has only messages.
     """
 
     attacker: str
@@ -180,6 +182,7 @@ class Scene:
     owners: Mapping[str, Owner] = field(default_factory=dict)
     targets: Tensor | None = None
     beginnings: Mapping[str, Beginning] = field(default_factory=dict)
+    encode_rows: Mapping[str, Callable[[bytes], Encodings]] = field(default_factory=dict)
 
     @property
     def classes(self) -> int:
@@ -250,8 +253,9 @@ class Attack:
     ``about``: a short description. ``by``: the role of the attacker; ``party`` means any party.
     ``play``: returns the figures, or raises UnfitError. ``reads``: the data that the attack needs:
     ``gradients`` or ``embeddings`` with known rows, a trained ``encoder``, shared ``weights`` that
-    can be overheard, or the kind of a phase, such as ``secureboost``. The attack is not played on a
-    run without these data. '': the attack itself checks whether it can be played.
+    can be overheard, the ``encodings`` of a fuzzy linkage, or the kind of a phase, such as
+    ``secureboost``. The attack is not played on a run without these data. '': the attack itself
+    checks whether it can be played.
     """
 
     about: str

@@ -10,11 +10,12 @@ import pandas as pd
 import pytest
 
 import vfl
+from tests.harness import matching
 from tests.harness.errors import raises
 from vfl_common.config.recipe_tables import FuzzyField
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.linkage import ENCODING_BYTES, link
-from vfl_leaks.encodings import identify_rows
+from vfl_leaks.attacks.encodings import identify_rows
 from vfl_party.align.fuzzy import encode
 from vfl_party.data.id_rules import SEPARATOR
 
@@ -77,22 +78,7 @@ TRUE = {(row, row) for row in BANK.index if row in SHOP.index}
 
 def make_recipe(*parties: str, **rows: Any) -> vfl.Recipe:
     fuzzy = {"fields": FIELDS, **rows.pop("fuzzy", {})}
-    return vfl.Recipe.from_dict(
-        {
-            "name": "linked",
-            "task": {"kind": "binary"},
-            "parties": [
-                {"name": name, "role": "passive" if place else "active"}
-                for place, name in enumerate(parties)
-            ],
-            "rows": {"align": "fuzzy", "fuzzy": fuzzy, **rows},
-            "model": {"embedding_size": 4, "encoder": {"kind": "mlp", "hidden": [6]}},
-            "phases": [
-                {"kind": "splitnn", "epochs": 2, "batch_size": 16},
-                {"kind": "evaluate"},
-            ],
-        }
-    )
+    return matching.make_recipe(parties, {"align": "fuzzy", "fuzzy": fuzzy, **rows})
 
 
 def data(frame: pd.DataFrame, label: str | None = None) -> vfl.Data:
@@ -213,6 +199,25 @@ def test_a_server_with_a_list_names_people(listed: int, known: int) -> None:
     ]
     rows = max(tries, key=lambda one: one.score).people
     assert np.mean(others.index[rows[known:]] == np.arange(known, 300)) > 0.9
+
+
+def test_the_leak_meter_names_the_rows_of_each_party() -> None:
+    (rehearsed,) = vfl.leaks(
+        make_recipe("bank", "shop"), TWO, attacks=["encodings"], quiet=True
+    ).found
+    values = {(line.of, "and" in line.knows): line.value.mean for line in rehearsed.lines}
+    assert set(values) == {
+        (f"rows of {name}", knows) for name in ("bank", "shop") for knows in (False, True)
+    }
+    assert min(values.values()) > 0.9
+    plain = make_recipe("bank", "shop").replace(rows={"align": "digest", "fuzzy": {"fields": {}}})
+    tables = {
+        "bank": vfl.Data(cut_rows(BANK, [*BANK.index]), label="y"),
+        "shop": vfl.Data(cut_rows(SHOP, [*SHOP.index])),
+    }
+    (rehearsed,) = vfl.leaks(plain, tables, attacks=["encodings"], quiet=True).found
+    assert not rehearsed.lines
+    assert any("no rows are linked by encodings" in note for note in rehearsed.notes)
 
 
 def test_uncertain_links_end_the_run() -> None:

@@ -13,12 +13,14 @@ import pytest
 import torch
 
 import vfl
+from tests.harness import matching
 from tests.harness.aligning import Parties, Said, changed, small_batches
 from tests.harness.errors import raises
 from vfl_common.bundle import Bundle, StepKey
 from vfl_common.config.data import DataSettings, KeyColumns
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, InterruptedRun, LostError, PeerError
+from vfl_party.data import load_table
 from vfl_party.data.id_rules import SEPARATOR, describe_keys
 from vfl_party.predict.forget import Person
 from vfl_party.rr22 import relay
@@ -90,22 +92,7 @@ RENAMED = CLUB.rename(columns={"phone": "tel"}).assign(email=CLUB["email"].str.u
 
 
 def make_recipe(*parties: str, **rows: Any) -> vfl.Recipe:
-    return vfl.Recipe.from_dict(
-        {
-            "name": "keys",
-            "task": {"kind": "binary"},
-            "parties": [
-                {"name": name, "role": "passive" if number else "active"}
-                for number, name in enumerate(parties)
-            ],
-            "rows": {"align": "psi", "keys": KEYS, **rows},
-            "model": {"embedding_size": 4, "encoder": {"kind": "mlp", "hidden": [6]}},
-            "phases": [
-                {"kind": "splitnn", "epochs": 2, "batch_size": 16},
-                {"kind": "evaluate"},
-            ],
-        }
-    )
+    return matching.make_recipe(parties, {"align": "psi", "keys": KEYS, **rows})
 
 
 def data(frame: pd.DataFrame, label: str | None = None, **settings: Any) -> vfl.Data:
@@ -403,6 +390,26 @@ def test_one_key_finds_a_person_to_forget() -> None:
     person = Person(("n1", "", "", "new@x.org"), settings, None)
     columns = [["n1", "n2", None], ["p", None, "p"], ["d", "d", "d"], ["old@x.org"] * 3]
     assert person.among(columns, recipe).tolist() == [True, False, False]
+
+
+def test_a_random_limit_chooses_the_same_people(tmp_path: Path) -> None:
+    rows = Recipe.model_validate(make_recipe("bank", "shop").to_dict()).rows
+    chosen = []
+    for name, frame in (("bank", BANK), ("shop", SHOP)):
+        frame.to_csv(tmp_path / name, index=False)
+        settings = DataSettings(
+            source=str(tmp_path / name),
+            id=tuple(COLUMNS),
+            format="text",
+            limit=160,
+            limit_by="random",
+        )
+        ids = load_table(settings.with_id_rules(rows), with_label=False).ids
+        assert len(ids) == 160
+        chosen.append({text.split(SEPARATOR)[0] for text in ids} - {""})
+    common = len(set(BANK["nid"].dropna()) & set(SHOP["nid"].dropna()))
+    # Half of the rows are chosen; by whole ids, both parties would choose a quarter of the people.
+    assert len(chosen[0] & chosen[1]) > 0.4 * common
 
 
 # -- settings

@@ -288,7 +288,8 @@ class DataSettings(Section):
     limit_by: Literal["first", "random"] = "first"
     """Which rows ``limit`` takes: ``first``, the first rows of the source; or ``random``, rows that
     are chosen by the digests of their ids, so that parties with the same ids choose the same rows
-    in every run.
+    in every run. With ``rows.keys`` or ``rows.fuzzy``, the digest is of the first key or field that
+    a row has.
     """
     parts: dict[str, DataSettings] = Field(default_factory=dict)
     """Set by baselines: each party's data, joined by id. Each part is read by its own settings, and

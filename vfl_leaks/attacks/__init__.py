@@ -16,6 +16,7 @@ _MODULES = {
     "completion": "completion",
     "cosine": "batches",
     "direct": "batches",
+    "encodings": "encodings",
     "epochs": "epochs",
     "images": "images",
     "initial": "initial",

@@ -47,6 +47,7 @@ from vfl_party.align import batches
 from vfl_party.align.aligned import AlignedRows, AlignmentContext
 from vfl_party.align.digest import CPU, DigestAlignment, compute_keyed_digest
 from vfl_party.align.state import FOLDER, AlignmentFiles, CommonRows
+from vfl_party.base.seeds import Rows
 from vfl_party.data import Table
 from vfl_party.data.id_rules import SEPARATOR
 from vfl_party.data.ids import Ids
@@ -112,6 +113,16 @@ def encode(
                 cache[name, cell] = _hash_bigrams(name, cell, field, key)
             bits[row, cache[name, cell]] = True
     return np.packbits(bits, axis=1)
+
+
+def encode_table(
+    table: Table, fields: Mapping[str, FuzzyField], key: bytes, order: Rows | None = None
+) -> Encodings:
+    """Returns the encodings of a table's rows, uint8 [N, bytes], in ``order``."""
+    columns, ids = table.key_columns, Ids.of(table.ids)
+    assert columns is not None  # noqa: S101 - the recipe has fields
+    places = [place for (place,) in columns.keys]
+    return encode(ids if order is None else ids.take(order), places, fields, key)
 
 
 def _hash_bigrams(name: str, cell: str, field: FuzzyField, key: bytes) -> npt.NDArray[np.integer]:
@@ -244,12 +255,8 @@ class FuzzyAlignment:
                 f'{table.source}: rows.align = "fuzzy" compares at most {MAX_ROWS:,} rows of a '
                 f"party (got {rows:,}). Align by keys first, or use fewer rows.",
             )
-        columns = table.key_columns
-        assert columns is not None  # noqa: S101 - the recipe has fields
-        places = [place for (place,) in columns.keys]
         order = np.random.default_rng(int.from_bytes(os.urandom(32), "little")).permutation(rows)
-        ids = Ids.of(table.ids).take(order)
-        encodings = encode(ids, places, self._recipe.rows.fuzzy.fields, key)
+        encodings = encode_table(table, self._recipe.rows.fuzzy.fields, key, order)
         sizes = self._ask(SIZES, context, StepKey(PHASE, 1, 0), {"rows": torch.tensor([rows])})
         all_rows = sizes["rows"].tolist()
         for name, count in zip(self._names, all_rows, strict=True):

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vfl_common.config.data import DataSettings
+from vfl_common.config.data import DataSettings, KeyColumns
 from vfl_common.config.sources import (
     FRAME,
     TEXT_FILES,
@@ -33,7 +33,7 @@ from vfl_common.text import hide_passwords, hide_passwords_of
 from vfl_party.base.plugins import PlugIns, describe_failure
 from vfl_party.data import checks
 from vfl_party.data.choice import CUTS, column_run, cut_images, row_run
-from vfl_party.data.id_rules import spell_ids
+from vfl_party.data.id_rules import spell_ids, split_keys
 from vfl_party.data.ids import IdCounts, Ids, Positions, in_order, release_texts, texts_of
 from vfl_party.data.notes import refuse_rounded
 from vfl_party.data.pixels import fit_images, in_numbers, to_unit
@@ -161,7 +161,7 @@ def _tabulate(rows: Rows, settings: DataSettings, with_label: bool, repeated: st
             "has no feature columns besides the id. Check data.columns, data.drop and data.label.",
         )
     if settings.limit is not None and settings.limit_by == "random":
-        order = _sample_rows(ids, order, settings.limit)
+        order = _sample_rows(ids, order, settings.limit, settings.key_columns)
     if counts.left_out:
         log.warning("%s: %s", source, counts.left_out, extra={"event": "left_out"})
     kept_rows, order = order, row_run(order, settings.view)
@@ -190,16 +190,20 @@ def _mask_ids(
     )
 
 
-def _sample_rows(ids: pa.Array, order: Positions, limit: int) -> Positions:
+def _sample_rows(ids: pa.Array, order: Positions, limit: int, keys: KeyColumns | None) -> Positions:
     """Returns the ``limit`` rows whose ids have the smallest digests, in their order.
 
-    The same ids and limit give the same rows at every party. A larger limit gives a superset.
+    The same ids and limit give the same rows at every party. A larger limit gives a superset. With
+    keys, the digest is of the first key that a row has, because other keys may be wrong or missing.
     """
     if len(order) <= limit:
         return order
     digests_N = np.empty(len(order), "S8")
     for part in parts(len(order)):
-        texts = ids.take(pa.array(order[part])).to_pylist()
+        own_ids = ids.take(pa.array(order[part]))
+        if keys is not None:
+            own_ids = pc.coalesce(*split_keys(own_ids, keys), own_ids)
+        texts = own_ids.to_pylist()
         release_texts(ids)
         digests_N[part] = [blake2b(text.encode(), digest_size=8).digest() for text in texts]
     chosen = np.argsort(digests_N.view(">u8"), kind="stable")[:limit]

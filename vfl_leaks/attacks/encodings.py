@@ -1,4 +1,4 @@
-"""Re-identification of the rows of a fuzzy linkage from their encodings, by similarity.
+"""Names the rows of a fuzzy linkage from their encodings, by their similarities.
 
 The attacker is the server, which has the encodings and not their key. It has a list of people with
 the same fields, and encodes it with a key of its own. The key does not change how similar two rows
@@ -9,7 +9,8 @@ first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,12 +18,16 @@ import numpy.typing as npt
 from scipy.optimize import linear_sum_assignment
 
 from vfl_common.linkage import Encodings, compare
+from vfl_leaks.scene import Attack, Figure, Scene, UnfitError
+from vfl_party.base.seeds import derive_seed
 
 Matrix = npt.NDArray[np.float64]
 _STEPS, _GROWTH, _FIRST = 25, 1.5, 5
 # The quantiles of a row's similarities by which rows are first compared, and the weight of the
 # number of bits beside them.
 _QUANTILES, _BITS_WEIGHT = 1.0 - np.geomspace(0.002, 0.5, 40), 5.0
+# The maximum number of rows that the leak meter names, the minimum, and the keys that it tries.
+_MAX_ROWS, _MIN_ROWS, _KEYS = 500, 20, 3
 
 
 class Guesses(NamedTuple):
@@ -102,3 +107,47 @@ def _assign(scores: Matrix) -> npt.NDArray[np.int64]:
     result = np.full(len(scores), -1, np.int64)
     result[rows] = columns
     return result
+
+
+def play_encodings(scene: Scene) -> Sequence[Figure]:
+    """Names the rows of each party, whose names and dates are the attacker's list."""
+    if not scene.encode_rows:
+        raise UnfitError("no rows are linked by encodings")
+    return [figure for party in scene.encode_rows for figure in _name_rows(scene, party)]
+
+
+def _name_rows(scene: Scene, party: str) -> Iterator[Figure]:
+    encode, seed = scene.encode_rows[party], derive_seed(scene.seed, party)
+    own = encode(_make_key(seed, 0))
+    draw = np.random.default_rng(seed)
+    sample = draw.permutation(len(own))[:_MAX_ROWS]
+    if len(sample) < _MIN_ROWS:
+        raise UnfitError(f"{party} has fewer than {_MIN_ROWS} rows")
+    place = draw.permutation(len(sample))
+    for known in (0, len(sample) // 10):
+        knows = {row: int(place[row]) for row in range(known)}
+        tries = (
+            identify_rows(
+                own[sample], encode(_make_key(seed, key))[sample[np.argsort(place)]], knows
+            )
+            for key in range(1, 2 if known else 1 + _KEYS)
+        )
+        people = max(tries, key=lambda guesses: guesses.score).people
+        listed = f"a list of {len(sample):,} people, who are these rows"
+        yield Figure(
+            of=f"rows of {party}",
+            knows=f"{listed}, and {known} of them" if known else listed,
+            unit="accuracy",
+            value=float(np.mean(people[known:] == place[known:])),
+            chance=1.0 / len(sample),
+            place="align/encodings",
+        )
+
+
+def _make_key(seed: int, number: int) -> bytes:
+    return hashlib.sha256(f"{seed} {number}".encode()).digest()
+
+
+ENCODINGS = Attack(
+    "who a row of a fuzzy linkage is, from its encoding", "server", play_encodings, "encodings"
+)
