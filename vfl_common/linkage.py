@@ -180,10 +180,24 @@ def _estimate_probability(similarity: Floats, best: Floats, null: Floats, single
     edges = np.linspace(0.0, 1.0 + 1e-6, 41)
     observed, _ = np.histogram(best, edges)
     wrong, _ = np.histogram(null, edges)
-    share = np.where(
-        observed > 0, single * len(best) * wrong / len(null) / np.maximum(observed, 1), 1.0
-    )
-    right = np.maximum.accumulate(np.clip(1.0 - share, 0.0, 1.0))
+    expected = single * len(best) * wrong / len(null)
+    right = np.clip(1.0 - expected / np.maximum(observed, 1), 0.0, 1.0)
+    right = _make_monotonic(right, np.maximum(observed, 1e-3))
     at = np.clip(np.searchsorted(edges, similarity, side="right") - 1, 0, len(right) - 1)
     probability: Floats = right[at].astype(np.float32)
     return probability
+
+
+def _make_monotonic(
+    values: npt.NDArray[np.float64], weights: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """Returns the nearest values that never decrease (pooling adjacent violators)."""
+    pools: list[tuple[float, float, int]] = []
+    for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
+        size = 1
+        while pools and pools[-1][0] >= value:
+            other, other_weight, other_size = pools.pop()
+            value = (value * weight + other * other_weight) / (weight + other_weight)
+            weight, size = weight + other_weight, size + other_size
+        pools.append((value, weight, size))
+    return np.repeat([pool[0] for pool in pools], [pool[2] for pool in pools])

@@ -130,6 +130,29 @@ def test_a_run_links_rows_with_typing_errors(processes: bool, tmp_path: Path) ->
         make_recipe("bank", "shop", alignment=Path(run.folder).name), TWO, quiet=True, out=tmp_path
     )
     assert again.metrics == run.metrics
+    for fuzzy, error, words in (
+        ({"min_precision": 1.0}, PeerError, "precision"),
+        ({"threshold": 0.9}, InputError, "rows.fuzzy.threshold"),
+    ):
+        recipe = make_recipe("bank", "shop", alignment=Path(run.folder).name, fuzzy=fuzzy)
+        code = Code.ROWS_DIFFER if error is PeerError else Code.CONFIG_INVALID
+        with raises(error, code, names=words):
+            vfl.simulate(recipe, TWO, quiet=True, out=tmp_path)
+
+
+def test_both_parties_can_compare_their_samples(tmp_path: Path) -> None:
+    tables = {**TWO, "shop": vfl.Data(SHOP, id=["birth", "number", "town", "name", "street"])}
+    run = vfl.simulate(make_recipe("bank", "shop"), tables, quiet=True, out=tmp_path)
+    samples = [
+        pd.read_csv(Path(run.folder) / name / "alignment" / "sample.csv", dtype=str)
+        for name in ("bank", "shop")
+    ]
+    for sample in samples:
+        assert [*sample.columns] == ["link", "similarity", *FIELDS]
+    assert samples[0]["link"].tolist() == samples[1]["link"].tolist()
+    assert samples[0]["similarity"].tolist() == samples[1]["similarity"].tolist()
+    same_town = samples[0]["town"] == samples[1]["town"]
+    assert same_town.mean() > 0.5
 
 
 def cut_rows(frame: pd.DataFrame, rows: list[int]) -> pd.DataFrame:
@@ -168,6 +191,16 @@ def test_estimates_are_near_the_truth(shared: int) -> None:
     # The estimates rest on a few hundred rows.
     assert abs(right / len(links.first) - links.precision) < 0.1
     assert right / shared > 0.9
+
+
+def test_doubtful_links_have_a_lower_probability() -> None:
+    links = link(encode_frame(BANK), encode_frame(SHOP), threshold=0.4)
+    is_right = BANK.index[links.first] == SHOP.index[links.second]
+    assert np.sum(~is_right) > 20
+    assert links.probability[is_right].mean() > 0.95
+    assert links.probability[~is_right].mean() < 0.6
+    # The probability never decreases with the similarity.
+    assert np.all(np.diff(links.probability[np.argsort(links.similarity)]) >= 0)
 
 
 def encode_frame(

@@ -314,6 +314,15 @@ def format_alignment(common: int, own: int, by: str = "") -> str:
     )
 
 
+def format_links(facts: Mapping[str, Any]) -> str:
+    """Returns the sentence for an event ``linked``."""
+    return (
+        f"{facts['common']:,} of your {facts['of']:,} rows are linked; threshold "
+        f"{facts['threshold']:.3f}, estimated precision {facts['precision']:.3f} and recall "
+        f"{facts['recall']:.3f}"
+    )
+
+
 def format_arithmetic(checkpoint: str, differs: Sequence[str]) -> str:
     """Returns the sentence for an event ``arithmetic``. ``differs``: see ``ArithmeticChange``."""
     return (
@@ -323,7 +332,7 @@ def format_arithmetic(checkpoint: str, differs: Sequence[str]) -> str:
 
 
 # The events of a party about its own table or machine.
-NOTE_EVENTS = ("left_out", "advice", "aligned", "unseen", "arithmetic")
+NOTE_EVENTS = ("left_out", "advice", "aligned", "linked", "unseen", "arithmetic")
 
 
 def make_note_event(party: str, event: str, facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -382,6 +391,8 @@ def _describe_event(program: str, event: str, facts: dict[str, Any]) -> str:
         return format_arithmetic(facts["checkpoint"], facts["differs"])
     if event == "aligned":
         return format_alignment(facts["common"], facts["of"], facts.get("by", ""))
+    if event == "linked":
+        return format_links(facts)
     if event == "realigning":
         return f"resuming the alignment: {facts['masked']:,} of {facts['of']:,} ids are masked"
     if event == "predicted":

@@ -19,7 +19,7 @@ import io
 import logging
 import os
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -42,6 +42,7 @@ from vfl_common.linkage import (
     Encodings,
     count_batches,
 )
+from vfl_common.process.logs import format_links
 from vfl_common.psi import PHASE, compute_min_common, make_too_few_error
 from vfl_party.align import batches
 from vfl_party.align.aligned import AlignedRows, AlignmentContext
@@ -119,10 +120,8 @@ def encode_table(
     table: Table, fields: Mapping[str, FuzzyField], key: bytes, order: Rows | None = None
 ) -> Encodings:
     """Returns the encodings of a table's rows, uint8 [N, bytes], in ``order``."""
-    columns, ids = table.key_columns, Ids.of(table.ids)
-    assert columns is not None  # noqa: S101 - the recipe has fields
-    places = [place for (place,) in columns.keys]
-    return encode(ids if order is None else ids.take(order), places, fields, key)
+    ids = Ids.of(table.ids)
+    return encode(ids if order is None else ids.take(order), _find_places(table), fields, key)
 
 
 def _hash_bigrams(name: str, cell: str, field: FuzzyField, key: bytes) -> npt.NDArray[np.integer]:
@@ -200,7 +199,9 @@ class FuzzyAlignment:
         if links is None and self._divides and (run := self._recipe.rows.alignment) is not None:
             folder = context.folder.parent.parent / run / context.name
             links = _load_earlier(folder, context.table)
-            _save(context, links)
+            self._check_threshold(folder, links)
+            self._check_quality(context, links)
+            self._save(context, links)
         key, all_know = self._agree_on_key(context, known=links is not None)
         if all_know and links is None:
             raise PeerError(
@@ -211,10 +212,25 @@ class FuzzyAlignment:
             )
         if not all_know or links is None:
             context.begins()
-            links = self._reorder(context, self._link(context, key))
-            _save(context, links)
+            links = self._link(context, key)
+            self._check_quality(context, links)
+            links = self._reorder(context, links)
+            self._save(context, links)
         compared = self._digest.align(replace(context, table=_select(context.table, links)))
         return _add_links(compared, links)
+
+    def _check_threshold(self, folder: Path, links: _Links) -> None:
+        """Raises InputError if the recipe requires another threshold than that of an earlier run."""
+        threshold = self._recipe.rows.fuzzy.threshold
+        if threshold is not None and abs(threshold - links.threshold) > 1e-6:
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"rows.fuzzy.threshold: is not that of the links in {folder}, which is "
+                f"{links.threshold:.3f} (got {threshold}). Remove the key, or rows.alignment.",
+            )
+
+    def _save(self, context: AlignmentContext, links: _Links) -> None:
+        _save(context, links, self._recipe.rows.fuzzy.fields)
 
     def _agree_on_key(self, context: AlignmentContext, *, known: bool) -> tuple[bytes, bool]:
         """Returns the key that the active party draws, and whether all parties know the links."""
@@ -345,8 +361,8 @@ class FuzzyAlignment:
     def _read(
         self, context: AlignmentContext, order: npt.NDArray[np.int64], reply: dict[str, Tensor]
     ) -> _Links:
-        """Returns the links in the order of the table. Raises PeerError if the answer is malformed,
-        or if the links are too few or too uncertain.
+        """Returns the links in the order of the table. Raises PeerError if the answer is
+        malformed.
         """
         ranks, pairs = np.empty_like(order), np.empty((len(order), 2), np.float32)
         ranks[order], pairs[order] = reply["ranks"].numpy(), reply["pairs"].numpy()
@@ -360,28 +376,25 @@ class FuzzyAlignment:
                 f"{self._recipe.server}: reported impossible links. Begin a new run.",
                 party=self._recipe.server,
             )
-        links = _Links(ranks, pairs, threshold, precision, recall)
+        return _Links(ranks, pairs, threshold, precision, recall)
+
+    def _check_quality(self, context: AlignmentContext, links: _Links) -> None:
+        """Shows the quality of the links. Raises PeerError if they are too few or too uncertain."""
         rows, settings = self._recipe.rows, self._recipe.rows.fuzzy
-        log.info(
-            "%d of your %d rows are linked; threshold %.3f, estimated precision %.3f and recall "
-            "%.3f",
-            len(common),
-            len(order),
-            threshold,
-            precision,
-            recall,
-            extra={"event": "matched"},
-        )
+        size, common = len(links.ranks), len(links.rows)
+        quality = {"threshold": links.threshold, "precision": links.precision}
+        facts = {"common": common, "of": size, **quality, "recall": links.recall}
+        log.info("%s", format_links(facts), extra={"event": "linked"})
+        context.show("linked", **facts)
         minimum = rows.at_least if self._divides else 1
-        if len(common) < max(context.at_least, compute_min_common(minimum, len(order))):
-            raise make_too_few_error(minimum, len(common))
-        if precision < settings.min_precision:
+        if common < max(context.at_least, compute_min_common(minimum, size)):
+            raise make_too_few_error(minimum, common)
+        if links.precision < settings.min_precision:
             raise PeerError(
                 Code.ROWS_DIFFER,
                 f"rows.fuzzy: the estimated precision must be at least {settings.min_precision} "
-                f"(got {precision:.3f}). Use more fields, or a higher threshold.",
+                f"(got {links.precision:.3f}). Use more fields, or a higher threshold.",
             )
-        return links
 
 
 class _Links(NamedTuple):
@@ -418,7 +431,7 @@ def _add_links(aligned: AlignedRows, links: _Links) -> AlignedRows:
     return replace(aligned, rows=links.rows, pairs=links.pairs[links.rows])
 
 
-def _save(context: AlignmentContext, links: _Links) -> None:
+def _save(context: AlignmentContext, links: _Links, fields: Iterable[str]) -> None:
     """Saves the links, and a sample of them for a clerical review. Raises InputError."""
     table, folder = context.table, context.folder / FOLDER
     is_common = links.ranks >= 0
@@ -430,26 +443,36 @@ def _save(context: AlignmentContext, links: _Links) -> None:
         with private_file(folder / _FILE) as file:
             np.savez(file, ids=ids, ranks=links.ranks, pairs=links.pairs, quality=quality)
         with private_file(folder / _SAMPLE) as file:
-            file.write(_write_sample(table, links).encode())
+            file.write(_write_sample(table, links, fields).encode())
     except OSError as error:
         raise write_error(folder, error) from None
 
 
-def _write_sample(table: Table, links: _Links) -> str:
+def _write_sample(table: Table, links: _Links, fields: Iterable[str]) -> str:
     """Returns a CSV file with the links of the lowest similarity and some others.
 
     A line has the number of the link, which all parties share, its similarity, and this party's
-    cells.
+    fields, in the order of the recipe, so that two parties can compare their files.
     """
     rows, text = links.rows, io.StringIO()
     order = np.argsort(links.pairs[rows, 0], kind="stable")
     others = order[_SAMPLE_ROWS :: max(1, len(order) // _SAMPLE_ROWS)]
     writer = csv.writer(text)
+    writer.writerow(["link", "similarity", *fields])
+    places = _find_places(table)
     for position in [*order[:_SAMPLE_ROWS], *others]:
         row = int(rows[position])
         cells = table.ids[row].split(SEPARATOR)
-        writer.writerow([position, f"{links.pairs[row, 0]:.3f}", *cells])
+        similarity = f"{links.pairs[row, 0]:.3f}"
+        writer.writerow([position, similarity, *(cells[place] for place in places)])
     return text.getvalue()
+
+
+def _find_places(table: Table) -> list[int]:
+    """Returns the position of each field of the recipe in an id."""
+    columns = table.key_columns
+    assert columns is not None  # noqa: S101 - the recipe has fields
+    return [place for (place,) in columns.keys]
 
 
 def _load(folder: Path, table: Table) -> _Links | None:

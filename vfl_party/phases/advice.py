@@ -75,7 +75,7 @@ def warn_few_common(data: DataSettings, common: int, own: int) -> str:
     return (
         f"only {format_percent(common, own)} of the rows of {hide_passwords(data.source)} are "
         f"common to all parties, fewer than data.expect_common = {data.expect_common:g}; compare "
-        "how ids look at every party (vfl-party check), or lower the key"
+        "how ids look at every party (vfl-party check), or lower data.expect_common"
     )
 
 
