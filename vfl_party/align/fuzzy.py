@@ -284,7 +284,7 @@ class FuzzyAlignment:
             numbers = _size_batch(rows, all_rows, batch)
             reply = self._ask(ENCODINGS, context, step, {"encodings": tensor}, **numbers)
             context.tick(PHASE, 0, 1, batch, count_batches(all_rows))
-        return self._read(context, order, reply)
+        return self._read(order, reply)
 
     def _reorder(self, context: AlignmentContext, links: _Links) -> _Links:
         """Returns the links in an order that depends on the ids of the active party and the seed,
@@ -358,9 +358,7 @@ class FuzzyAlignment:
                 party=self._recipe.server,
             )
 
-    def _read(
-        self, context: AlignmentContext, order: npt.NDArray[np.int64], reply: dict[str, Tensor]
-    ) -> _Links:
+    def _read(self, order: npt.NDArray[np.int64], reply: dict[str, Tensor]) -> _Links:
         """Returns the links in the order of the table. Raises PeerError if the answer is
         malformed.
         """
