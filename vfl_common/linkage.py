@@ -115,10 +115,13 @@ def compare(first_NL: Floats, second_ML: Floats) -> Floats:
 def _find_candidates(
     first_NB: Encodings, second_MB: Encodings
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Floats]:
-    """Returns the pairs of each row of either table with its most similar rows of the other."""
-    pieces = []
+    """Returns the pairs of each row of either table with its most similar rows of the other.
+
+    A row has at least ``_CANDIDATES`` of them, so links may be missed among many equal rows.
+    """
+    candidates = (np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.float32))
     for start in range(0, len(first_NB), _TILE):
-        tile = _unpack(first_NB[start : start + _TILE])
+        tile, pieces = _unpack(first_NB[start : start + _TILE]), [candidates]
         for other in range(0, len(second_MB), _TILE):
             similarity = compare(tile, _unpack(second_MB[other : other + _TILE]))
             for axis in (0, 1):
@@ -135,8 +138,25 @@ def _find_candidates(
                 pieces.append(
                     (rows.ravel()[keep] + start, columns.ravel()[keep] + other, values[keep])
                 )
-    rows, columns, values = (np.concatenate(part) for part in zip(*pieces, strict=True))
-    return rows.astype(np.int64), columns.astype(np.int64), values
+        rows, columns, values = (np.concatenate(part) for part in zip(*pieces, strict=True))
+        # Memory grows with the number of rows, not with that of pairs.
+        keep = _is_best(rows, values) | _is_best(columns, values)
+        candidates = (rows[keep], columns[keep], values[keep])
+    return candidates
+
+
+def _is_best(rows: npt.NDArray[np.int64], values: Floats) -> npt.NDArray[np.bool_]:
+    """Returns which pairs are among the ``_CANDIDATES`` (twice, as a pair may occur twice) best of
+    their row.
+    """
+    result = np.zeros(len(rows), bool)
+    if not len(rows):
+        return result
+    order = np.lexsort((-values, rows))
+    starts = np.r_[True, np.diff(rows[order]) > 0]
+    firsts = np.maximum.accumulate(np.where(starts, np.arange(len(order)), 0))
+    result[order] = np.arange(len(order)) - firsts < 2 * _CANDIDATES
+    return result
 
 
 def _assign(
@@ -178,10 +198,13 @@ def _measure_unrelated(encodings_NB: Encodings) -> Floats:
 def _estimate_probability(similarity: Floats, best: Floats, null: Floats, single: float) -> Floats:
     """Returns the estimated probability that each pair is right; more for a greater similarity."""
     edges = np.linspace(0.0, 1.0 + 1e-6, 41)
-    observed, _ = np.histogram(best, edges)
+    # Rows without a candidate are not links.
+    observed, _ = np.histogram(best[best > 0.0], edges)
     wrong, _ = np.histogram(null, edges)
     expected = single * len(best) * wrong / len(null)
     right = np.clip(1.0 - expected / np.maximum(observed, 1), 0.0, 1.0)
+    # Few pairs that are as dissimilar as most unrelated rows say nothing.
+    right[edges[1:] <= np.quantile(null, 0.9)] = 0.0
     right = _make_monotonic(right, np.maximum(observed, 1e-3))
     at = np.clip(np.searchsorted(edges, similarity, side="right") - 1, 0, len(right) - 1)
     probability: Floats = right[at].astype(np.float32)

@@ -26,7 +26,11 @@ from vfl_common.linkage import (
 from vfl_common.psi import PHASE
 
 _NO_QUALITY = np.zeros(0, "<f4")
-_ROWS = BundleSpec(Kind.ROWS, {"rows": TensorSpec(DType.INT64, (1,))})
+_MIN_THRESHOLD, _MAX_THRESHOLD = 0.2, 0.95
+_ROWS = BundleSpec(
+    Kind.ROWS,
+    {"rows": TensorSpec(DType.INT64, (1,)), "threshold": TensorSpec(DType.FLOAT32, (1,))},
+)
 
 
 def serve_linkage(recipe: Recipe, max_rows: int, hub: Hub) -> Callable[[], None]:
@@ -50,6 +54,10 @@ def serve_linkage(recipe: Recipe, max_rows: int, hub: Hub) -> Callable[[], None]
                 f"{min(max_rows, MAX_ROWS):,}. Use fewer rows.",
                 party=party,
             )
+    active = recipe.active.name
+    asked = float(np.frombuffer(replies[active].tensors["threshold"].data, "<f4")[0])
+    # 0 means that the server estimates it; the other values are those of the recipe.
+    threshold = float(np.clip(asked, _MIN_THRESHOLD, _MAX_THRESHOLD)) if asked > 0.0 else None
     sizes = np.array([rows[party] for party in parties], "<i8")
     hub.reply(step, {party: _bundle(rows=sizes) for party in parties})
     pieces: dict[str, list[bytes]] = {party: [] for party in parties}
@@ -65,7 +73,7 @@ def serve_linkage(recipe: Recipe, max_rows: int, hub: Hub) -> Callable[[], None]
         party: np.frombuffer(b"".join(data), np.uint8).reshape(-1, ENCODING_BYTES)
         for party, data in pieces.items()
     }
-    answers = _link_all(parties, encodings, recipe.rows.fuzzy.threshold)
+    answers = _link_all(parties, encodings, threshold)
     return lambda: hub.reply(step, answers)
 
 

@@ -99,7 +99,9 @@ class FuzzySettings(Section):
     server estimates the one with the highest F1.
     """
     min_precision: Annotated[float, Field(ge=0.0, le=1.0)] = 0.9
-    """The run ends before training if the estimated precision of the links is lower."""
+    """The run ends before training if the estimated precision of the links is lower. The estimate
+    does not notice relatives of whom each table has one.
+    """
     weights: bool = False
     """Whether the active party weights each training row by the estimated probability that its link
     is right.

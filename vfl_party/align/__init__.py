@@ -2,6 +2,8 @@
 each party, or different rows at each party.
 """
 
+from pathlib import Path
+
 from vfl_common.config.recipe import Recipe
 from vfl_party.align.aligned import AlignedRows, Alignment, AlignmentContext, Holding
 from vfl_party.align.digest import DigestAlignment
@@ -22,18 +24,23 @@ __all__ = [
 
 
 def make_alignment(
-    recipe: Recipe, policy: Policy | None = None, *, divides: bool = True
+    recipe: Recipe,
+    policy: Policy | None = None,
+    *,
+    divides: bool = True,
+    trained_folder: Path | None = None,
 ) -> Alignment:
     """Returns the recipe's alignment, ``rows.align``.
 
     ``policy``: The policy for outgoing data; None allows everything. ``divides``: Whether to divide
-    the rows into splits; false for rows to predict.
+    the rows into splits; false for rows to predict. ``trained_folder``: The party's folder of the
+    run whose model predicts the rows.
     """
     policy = policy if policy is not None else AllowAll()
     if recipe.rows.align == "none":
         return OwnRows(recipe, policy, divides=divides)
     if recipe.rows.align == "fuzzy":
-        return FuzzyAlignment(recipe, policy, divides=divides)
+        return FuzzyAlignment(recipe, policy, divides=divides, trained_folder=trained_folder)
     if recipe.rows.align == "psi":
         return PsiAlignment(recipe, policy, divides=divides)
     return DigestAlignment(recipe, policy, divides=divides)

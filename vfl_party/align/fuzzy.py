@@ -43,7 +43,8 @@ from vfl_common.linkage import (
     count_batches,
 )
 from vfl_common.process.logs import format_links
-from vfl_common.psi import PHASE, compute_min_common, make_too_few_error
+from vfl_common.psi import PHASE, compute_min_common
+from vfl_common.text import to_json
 from vfl_party.align import batches
 from vfl_party.align.aligned import AlignedRows, AlignmentContext
 from vfl_party.align.digest import CPU, DigestAlignment, compute_keyed_digest
@@ -61,14 +62,16 @@ log = logging.getLogger(__name__)
 KEY_BYTES = 32
 KEY = Exchange(
     "linkage key",
-    # 1 if the party already knows the common rows.
-    Sent(Kind.ROWS, {"known": u8(1)}),
-    Sent(Kind.ROWS, {"key": u8(KEY_BYTES), "known": u8(1)}, label_free=True),
+    # The token of the linkage whose links the party has, or zeros.
+    Sent(Kind.ROWS, {"known": u8(KEY_BYTES)}),
+    # The new key; the token of the linkage whose links all parties have, or zeros.
+    Sent(Kind.ROWS, {"key": u8(KEY_BYTES), "known": u8(KEY_BYTES)}, label_free=True),
     when="once a generation",
 )
 SIZES = Exchange(
     "linkage sizes",
-    Sent(Kind.ROWS, {"rows": i64(1)}, label_free=True),
+    # The minimum similarity, 0 to estimate it; that of the active party counts.
+    Sent(Kind.ROWS, {"rows": i64(1), "threshold": f32(1)}, label_free=True),
     Sent(Kind.ROWS, {"rows": i64("parties")}),
     asks="server",
     when="once",
@@ -90,6 +93,9 @@ ORDER = Exchange(
     when="once",
 )
 _FILE, _SAMPLE, _SAMPLE_ROWS = "links.npz", "sample.csv", 50
+_UNKNOWN = bytes(KEY_BYTES)
+# With a larger share of bits, unrelated encodings cannot be told from similar ones.
+_MAX_BITS = 0.7
 
 
 def encode(
@@ -141,8 +147,16 @@ class FuzzyAlignment:
     certain = False
     protocol = 8
 
-    def __init__(self, recipe: Recipe, policy: Policy, *, divides: bool = True) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        policy: Policy,
+        *,
+        divides: bool = True,
+        trained_folder: Path | None = None,
+    ) -> None:
         self._recipe, self._policy, self._divides = recipe, policy, divides
+        self._trained_folder = trained_folder
         self._digest = DigestAlignment(recipe, policy, divides=divides)
 
     def occurrences(self, rows: int) -> list[Occurrence]:
@@ -199,18 +213,19 @@ class FuzzyAlignment:
         if links is None and self._divides and (run := self._recipe.rows.alignment) is not None:
             folder = context.folder.parent.parent / run / context.name
             links = _load_earlier(folder, context.table)
-            self._check_threshold(folder, links)
+            self._check_settings(folder, links)
             self._check_quality(context, links)
             self._save(context, links)
-        key, all_know = self._agree_on_key(context, known=links is not None)
-        if all_know and links is None:
+        own = links.token if links is not None else _UNKNOWN
+        key, known = self._agree_on_key(context, own)
+        if known not in (own, _UNKNOWN):
             raise PeerError(
                 Code.MALFORMED_MESSAGE,
                 f"{self._recipe.active.name}: reported that all parties know the links, but "
                 f"{context.name} does not. Begin a new run.",
                 party=self._recipe.active.name,
             )
-        if not all_know or links is None:
+        if known == _UNKNOWN or links is None:
             context.begins()
             links = self._link(context, key)
             self._check_quality(context, links)
@@ -219,9 +234,16 @@ class FuzzyAlignment:
         compared = self._digest.align(replace(context, table=_select(context.table, links)))
         return _add_links(compared, links)
 
-    def _check_threshold(self, folder: Path, links: _Links) -> None:
-        """Raises InputError if the recipe requires another threshold than that of an earlier run."""
-        threshold = self._recipe.rows.fuzzy.threshold
+    def _check_settings(self, folder: Path, links: _Links) -> None:
+        """Raises InputError if the links of an earlier run have other settings than the recipe."""
+        settings = self._recipe.rows.fuzzy
+        if links.fields != _describe(settings.fields):
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"rows.fuzzy.fields: are not those of the links in {folder}. Use the same fields, "
+                "or remove rows.alignment.",
+            )
+        threshold = settings.threshold
         if threshold is not None and abs(threshold - links.threshold) > 1e-6:
             raise InputError(
                 Code.CONFIG_INVALID,
@@ -229,21 +251,38 @@ class FuzzyAlignment:
                 f"{links.threshold:.3f} (got {threshold}). Remove the key, or rows.alignment.",
             )
 
+    def _get_threshold(self) -> float:
+        """Returns the minimum similarity of a link, 0 to estimate it. Few rows to predict are too
+        few for an estimate, so they get the threshold of the training.
+        """
+        if self._trained_folder is not None:
+            try:
+                with np.load(self._trained_folder / FOLDER / _FILE) as file:
+                    return float(file["quality"][0])
+            except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+                log.warning(
+                    "%s: has no links, so the threshold is estimated from the rows to predict",
+                    self._trained_folder,
+                    extra={"event": "advice"},
+                )
+        return self._recipe.rows.fuzzy.threshold or 0.0
+
     def _save(self, context: AlignmentContext, links: _Links) -> None:
         _save(context, links, self._recipe.rows.fuzzy.fields)
 
-    def _agree_on_key(self, context: AlignmentContext, *, known: bool) -> tuple[bytes, bool]:
-        """Returns the key that the active party draws, and whether all parties know the links."""
+    def _agree_on_key(self, context: AlignmentContext, own: bytes) -> tuple[bytes, bytes]:
+        """Returns the key that the active party draws, and the token of the linkage whose links all
+        parties have, or zeros. ``own``: The token of this party's links.
+        """
         active, step = self._recipe.active.name, StepKey(PHASE, 0, 0)
-        own = torch.tensor([known], dtype=torch.uint8)
         if context.name == active:
             chains = make_chains(self._recipe, PHASE, KEY, "active", self._policy)
             answering = Answering(KEY, PHASE, chains, context.connections, CPU, {})
             received = answering.collect(step)
-            replies = [own, *(reply["known"] for reply in received.values())]
-            all_know = all(bool(reply[0]) for reply in replies)
+            tokens = {_to_bytes(reply["known"]) for reply in received.values()}
+            known = own if tokens <= {own} else _UNKNOWN
             absent = [name for name in self._names[1:] if name not in received]
-            if absent and not all_know:
+            if absent and known == _UNKNOWN:
                 raise LostError(
                     Code.PARTY_LOST,
                     f"{absent[0]}: has left the run, and rows cannot be linked without it. Begin a "
@@ -251,16 +290,13 @@ class FuzzyAlignment:
                     party=absent[0],
                 )
             key = os.urandom(KEY_BYTES)
-            answer = {
-                "key": torch.frombuffer(bytearray(key), dtype=torch.uint8),
-                "known": torch.tensor([all_know], dtype=torch.uint8),
-            }
+            answer = {"key": _to_tensor(key), "known": _to_tensor(known)}
             answering.reply_all(step, received, answer)
-            return key, all_know
+            return key, known
         chains = make_chains(self._recipe, PHASE, KEY, "passive", self._policy)
         asking = Asking(KEY, PHASE, chains, context.connections, active, CPU, {})
-        reply = asking.swap(step, {"known": own})
-        return reply["key"].numpy().tobytes(), bool(reply["known"][0])
+        reply = asking.swap(step, {"known": _to_tensor(own)})
+        return _to_bytes(reply["key"]), _to_bytes(reply["known"])
 
     def _link(self, context: AlignmentContext, key: bytes) -> _Links:
         """Sends the encodings, and returns the links that the server reports."""
@@ -273,7 +309,12 @@ class FuzzyAlignment:
             )
         order = np.random.default_rng(int.from_bytes(os.urandom(32), "little")).permutation(rows)
         encodings = encode_table(table, self._recipe.rows.fuzzy.fields, key, order)
-        sizes = self._ask(SIZES, context, StepKey(PHASE, 1, 0), {"rows": torch.tensor([rows])})
+        if np.unpackbits(encodings).mean() > _MAX_BITS:
+            text = "most bits of the encodings are set, so links are uncertain; use fewer hashes"
+            log.warning("%s", text, extra={"event": "advice"})
+            context.show("advice", said=text)
+        own = {"rows": torch.tensor([rows]), "threshold": torch.tensor([self._get_threshold()])}
+        sizes = self._ask(SIZES, context, StepKey(PHASE, 1, 0), own)
         all_rows = sizes["rows"].tolist()
         for name, count in zip(self._names, all_rows, strict=True):
             self._check_rows(context, name, count)
@@ -284,7 +325,8 @@ class FuzzyAlignment:
             numbers = _size_batch(rows, all_rows, batch)
             reply = self._ask(ENCODINGS, context, step, {"encodings": tensor}, **numbers)
             context.tick(PHASE, 0, 1, batch, count_batches(all_rows))
-        return self._read(order, reply)
+        token = hashlib.sha256(key).digest()
+        return self._read(order, reply)._replace(token=token)
 
     def _reorder(self, context: AlignmentContext, links: _Links) -> _Links:
         """Returns the links in an order that depends on the ids of the active party and the seed,
@@ -366,15 +408,18 @@ class FuzzyAlignment:
         ranks[order], pairs[order] = reply["ranks"].numpy(), reply["pairs"].numpy()
         threshold, precision, recall = reply["quality"].tolist()
         common = np.sort(ranks[ranks >= 0])
-        values = np.array([*pairs[ranks >= 0].ravel(), threshold, precision, recall])
+        similarity, probability = pairs[ranks >= 0].T
+        shares = np.array([*probability, threshold, precision, recall])
         is_valid = np.array_equal(common, np.arange(len(common))) and ranks.min() >= -1
-        if not is_valid or not np.all((values >= -1.0) & (values <= 1.0 + 1e-6)):
+        in_range = np.all(np.abs(similarity) <= 1.0) and np.all((shares >= 0.0) & (shares <= 1.0))
+        if not (is_valid and in_range):
             raise PeerError(
                 Code.MALFORMED_MESSAGE,
                 f"{self._recipe.server}: reported impossible links. Begin a new run.",
                 party=self._recipe.server,
             )
-        return _Links(ranks, pairs, threshold, precision, recall)
+        fields = _describe(self._recipe.rows.fuzzy.fields)
+        return _Links(ranks, pairs, threshold, precision, recall, fields)
 
     def _check_quality(self, context: AlignmentContext, links: _Links) -> None:
         """Shows the quality of the links. Raises PeerError if they are too few or too uncertain."""
@@ -384,20 +429,37 @@ class FuzzyAlignment:
         facts = {"common": common, "of": size, **quality, "recall": links.recall}
         log.info("%s", format_links(facts), extra={"event": "linked"})
         context.show("linked", **facts)
-        minimum = rows.at_least if self._divides else 1
-        if common < max(context.at_least, compute_min_common(minimum, size)):
-            raise make_too_few_error(minimum, common)
+        if common < context.at_least:
+            raise PeerError(
+                Code.ROWS_DIFFER,
+                f"{context.name}: fewer rows are linked than it requires for predictions.",
+                party=context.name,
+            ).privately(
+                f"{context.name}: the number of linked rows must be at least {context.at_least:,}, "
+                f"the predict.at_least of its party file (got {common:,}). Reduce "
+                "predict.at_least, or predict more rows."
+            )
+        if not self._divides:
+            return
+        if common < compute_min_common(rows.at_least, size):
+            raise PeerError(
+                Code.ROWS_DIFFER,
+                f"rows.at_least: fewer rows are linked than the recipe requires (got {common:,}). "
+                "Spell the fields alike at all parties (rows.id_rules), or reduce rows.at_least.",
+            )
         if links.precision < settings.min_precision:
             raise PeerError(
                 Code.ROWS_DIFFER,
                 f"rows.fuzzy: the estimated precision must be at least {settings.min_precision} "
-                f"(got {links.precision:.3f}). Use more fields, or a higher threshold.",
+                f"(got {links.precision:.3f}). Use more fields or a higher threshold, and remove "
+                "rows of repeated people.",
             )
 
 
 class _Links(NamedTuple):
     """The links of a party. ``ranks``: The position of each row among the common rows or -1, int64
-    [N]; ``pairs``: The similarity and the probability of each link, float32 [N, 2].
+    [N]; ``pairs``: The similarity and the probability of each link, float32 [N, 2]; ``fields``: The
+    recipe's fields; ``token``: Identifies the linkage, the same at all parties.
     """
 
     ranks: npt.NDArray[np.int64]
@@ -405,6 +467,8 @@ class _Links(NamedTuple):
     threshold: float
     precision: float
     recall: float
+    fields: str = ""
+    token: bytes = _UNKNOWN
 
     @property
     def rows(self) -> npt.NDArray[np.int64]:
@@ -420,9 +484,24 @@ def _size_batch(rows: int, all_rows: Sequence[int], batch: int) -> dict[str, int
 
 
 def _select(table: Table, links: _Links) -> Table:
-    """Returns the common rows, with their positions as ids, which all parties share."""
-    ids = Ids.of([f"{position:09d}" for position in range(len(links.rows))])
+    """Returns the common rows. Their ids are their positions and the token, which all parties share
+    only if they have the links of the same linkage.
+    """
+    token = links.token.hex()
+    ids = Ids.of([f"{token}-{position:09d}" for position in range(len(links.rows))])
     return table.select(links.rows, ids)
+
+
+def _describe(fields: Mapping[str, FuzzyField]) -> str:
+    return to_json({name: field.model_dump() for name, field in fields.items()})
+
+
+def _to_tensor(content: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+
+def _to_bytes(tensor: Tensor) -> bytes:
+    return tensor.numpy().tobytes()
 
 
 def _add_links(aligned: AlignedRows, links: _Links) -> AlignedRows:
@@ -439,7 +518,15 @@ def _save(context: AlignmentContext, links: _Links, fields: Iterable[str]) -> No
     ids = np.frombuffer(compute_keyed_digest(b"kept", table.ids), np.uint8)
     try:
         with private_file(folder / _FILE) as file:
-            np.savez(file, ids=ids, ranks=links.ranks, pairs=links.pairs, quality=quality)
+            np.savez(
+                file,
+                ids=ids,
+                ranks=links.ranks,
+                pairs=links.pairs,
+                quality=quality,
+                fields=links.fields,
+                token=np.frombuffer(links.token, np.uint8),
+            )
         with private_file(folder / _SAMPLE) as file:
             file.write(_write_sample(table, links, fields).encode())
     except OSError as error:
@@ -481,7 +568,16 @@ def _load(folder: Path, table: Table) -> _Links | None:
         with np.load(folder / FOLDER / _FILE) as file:
             if file["ids"].tobytes() != compute_keyed_digest(b"kept", table.ids):
                 return None
-            return _Links(file["ranks"], file["pairs"], *file["quality"].tolist())
+            threshold, precision, recall = file["quality"].tolist()
+            return _Links(
+                file["ranks"],
+                file["pairs"],
+                threshold,
+                precision,
+                recall,
+                str(file["fields"]),
+                file["token"].tobytes(),
+            )
     except (OSError, ValueError, KeyError, zipfile.BadZipFile):
         return None
 

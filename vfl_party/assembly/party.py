@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import ClassVar, Protocol
 
 import torch
@@ -74,6 +75,7 @@ class Work(Protocol):
     """The work of a party: training, or prediction with a trained run.
 
     ``job``: The name of the work. ``run_id``: The id of the trained run, or '' for training.
+    ``trained_folder``: The party's folder of that run, or None.
     """
 
     @property
@@ -81,6 +83,9 @@ class Work(Protocol):
 
     @property
     def run_id(self) -> str: ...
+
+    @property
+    def trained_folder(self) -> Path | None: ...
 
     def prepare(self, opened: OpenedParty, aligned: AlignedRows) -> Prepared:
         """Prepares the aligned rows for encoders. Raises InputError if they are invalid."""
@@ -108,6 +113,7 @@ class Training:
     begin_with: Callable[[dict[str, nn.Module]], None] | None = None
 
     job: ClassVar[Job] = "train"
+    trained_folder: ClassVar[None] = None
     run_id: ClassVar[str] = ""
 
     def prepare(self, opened: OpenedParty, aligned: AlignedRows) -> Prepared:

@@ -274,6 +274,11 @@ class Prediction:
     job: ClassVar[Job] = "predict"
 
     @property
+    def trained_folder(self) -> Path:
+        """The party's folder of the trained run."""
+        return self.trained.path
+
+    @property
     def run_id(self) -> str:
         """The id of the trained run."""
         return self.trained.run_id

@@ -436,7 +436,12 @@ class Preparation:
         self._opened, self._processes, self._plugins = opened, processes, plugins
         self._fresh = secret or new_secret()
         self._init: Init = "recipe" if secret is None else "secret"
-        self._alignment = make_alignment(opened.recipe, policy, divides=opened.divides)
+        self._alignment = make_alignment(
+            opened.recipe,
+            policy,
+            divides=opened.divides,
+            trained_folder=opened.work.trained_folder,
+        )
         aligned = self._alignment.get_expected(opened.table)
         if aligned.division is None and resume is not None:
             aligned = aligned.with_saved_division(resume.path)
