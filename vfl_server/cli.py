@@ -19,6 +19,7 @@ from vfl_common.process.program import (
     LOG_STDOUT,
     METRICS,
     NAMES,
+    PluginGroup,
     make_old_name,
     run_program,
 )
@@ -59,7 +60,12 @@ _PASSPHRASE = click.option(
 )
 
 
-@click.group(epilog=EXIT_CODES, context_settings=NAMES)
+@click.group(
+    cls=PluginGroup,
+    entry_point_group="vfl_server.commands",
+    epilog=EXIT_CODES,
+    context_settings=NAMES,
+)
 @click.version_option(version() or "unknown")
 def cli() -> None:
     """Run the aggregation server of a federation.

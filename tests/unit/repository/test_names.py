@@ -14,6 +14,7 @@ PACKAGES = (
     "vfl",
     "vfl_common",
     "vfl_governance",
+    "vfl_hub",
     "vfl_lab",
     "vfl_leaks",
     "vfl_papers",

@@ -155,7 +155,14 @@ def test_the_page_of_metrics_names_every_event_of_a_log() -> None:
     page = (PAGES / "metrics.md").read_text()
     source = "".join(
         path.read_text()
-        for package in ("vfl_common", "vfl_governance", "vfl_party", "vfl_serve", "vfl_server")
+        for package in (
+            "vfl_common",
+            "vfl_governance",
+            "vfl_hub",
+            "vfl_party",
+            "vfl_serve",
+            "vfl_server",
+        )
         for path in (REPO / package).rglob("*.py")
     )
     events = set(re.findall(r'extra=\{\s*"event": "([a-z_-]+)"', source))

@@ -1,0 +1,1 @@
+"""A standing federation: a hub with a queue of runs, and nodes that dial out to it."""

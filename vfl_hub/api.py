@@ -1,0 +1,127 @@
+"""The REST API of a node, for its own people. The commands and the console use only this."""
+
+from __future__ import annotations
+
+import hmac
+from typing import Any, Literal
+
+from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+
+from vfl_common.errors import LostError, VflError
+from vfl_common.process.logs import version
+from vfl_common.text import clean
+from vfl_hub.node import DEFAULT_DAYS, Node
+
+
+class NewProposal(BaseModel):
+    """A recipe to propose.
+
+    Args:
+        recipe: The tables of the recipe.
+        data: {party: the name of its data set}.
+        purpose: The purpose, for the people who approve it.
+        days: The number of days in which the run may begin.
+    """
+
+    recipe: dict[str, Any]
+    data: dict[str, str]
+    purpose: str = ""
+    days: float = DEFAULT_DAYS
+
+
+class Reason(BaseModel):
+    """Why a proposal is denied or a run stopped."""
+
+    why: str = ""
+
+
+class Trust(BaseModel):
+    """The new pin of a member's key."""
+
+    pin: str
+
+
+def make_api(node: Node, token: str) -> FastAPI:
+    """Returns the application. ``token``: the token that requests must have."""
+
+    def check(request: Request) -> None:
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(given.encode(), token.encode()):
+            raise HTTPException(401, "the token is wrong")
+
+    app = FastAPI(title="vfl node", version=version(), dependencies=[Depends(check)])
+
+    @app.exception_handler(VflError)
+    def refuse(_: Request, error: VflError) -> JSONResponse:
+        status = 503 if isinstance(error, LostError) else 400
+        return JSONResponse({"detail": str(error), "exit_code": error.exit_code}, status)
+
+    @app.get("/v1/status")
+    def status() -> dict[str, Any]:
+        """Who this node is, and whether the hub answers."""
+        settings = node.settings
+        data = {
+            name: {"description": one.description, "approval": one.approval}
+            for name, one in settings.data.items()
+        }
+        return {
+            "name": settings.name,
+            "hub": settings.hub,
+            "connected": node.connected,
+            "data": data,
+            "max_runs": settings.limits.max_runs,
+        }
+
+    @app.get("/v1/members")
+    def members() -> dict[str, Any]:
+        """The members of this node's collaborations, with the pins that this node knows."""
+        return {
+            name: {**facts, "known_pin": node.get_known_pin(name)}
+            for name, facts in sorted(node.members.items())
+        }
+
+    @app.post("/v1/members/{name}/trust")
+    def trust(name: str, new: Trust) -> dict[str, str]:
+        """Replaces the known key of a member."""
+        node.trust(name, new.pin)
+        return {"name": name}
+
+    @app.get("/v1/proposals")
+    def proposals() -> list[dict[str, Any]]:
+        """All proposals of which this member is a party or the proposer, the newest first."""
+        return node.list_proposals()
+
+    @app.post("/v1/proposals")
+    def propose(new: NewProposal) -> dict[str, str]:
+        """Proposes a run."""
+        return {"id": node.propose(new.recipe, new.data, new.purpose, new.days)}
+
+    @app.get("/v1/proposals/{number}")
+    def proposal(number: str) -> dict[str, Any]:
+        """One proposal, with its recipe."""
+        whole = node.find(number)
+        (row,) = (row for row in node.list_proposals() if row["id"] == whole)
+        return {**row, "recipe": node.read_recipe(whole)}
+
+    @app.post("/v1/proposals/{number}/approve")
+    def approve(number: str) -> dict[str, str]:
+        """Approves a proposal."""
+        whole = node.find(number)
+        node.approve(whole)
+        return {"id": whole}
+
+    @app.post("/v1/proposals/{number}/{kind}")
+    def vote(number: str, kind: Literal["deny", "stop"], reason: Reason) -> dict[str, str]:
+        """Denies a proposal, or stops its run."""
+        whole = node.find(number)
+        node.vote(whole, kind, clean(reason.why))
+        return {"id": whole}
+
+    @app.get("/v1/proposals/{number}/log")
+    def read_log(number: str) -> dict[str, str]:
+        """The end of this party's log of a run, as JSON lines."""
+        return {"log": node.read_log(node.find(number))}
+
+    return app

@@ -1,0 +1,102 @@
+"""Runs programs of a run as child processes, and starts them again after a crash."""
+
+from __future__ import annotations
+
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from vfl.launcher.processes import Process
+
+State = Literal["runs", "done", "failed"]
+# The exit codes after which the same command goes on with the run: a lost peer, a full disk, a
+# signal. A negative status is a signal, too.
+_AGAIN = frozenset({3, 6, 130})
+_ORDERLY_S, _POLL_S = 10.0, 0.05
+_MIN_WAIT_S, _MAX_WAIT_S = 0.5, 10.0
+
+
+class Child:
+    """A program that is started again until it has finished or failed.
+
+    Args:
+        name: The name of the party or the server.
+        args: The program and its arguments.
+        folder: The folder for its output.
+        on_event: Called with each event of the program, in another thread.
+        on_change: Called after each change of ``state``, in another thread.
+        threads: The number of threads of torch.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        args: Sequence[str],
+        folder: Path,
+        *,
+        on_event: Callable[[dict[str, Any]], None],
+        on_change: Callable[[], None],
+        threads: int = 1,
+    ) -> None:
+        self.state: State = "runs"
+        self.reason, self.starts = "", 0
+        self._name, self._args, self._folder, self._threads = name, args, folder, threads
+        self._on_event, self._on_change = on_event, on_change
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"child {name}", daemon=True)
+        self._thread.start()
+
+    def stop(self, *, wait: bool = True) -> None:
+        """Ends the program: SIGTERM, and later SIGKILL."""
+        self._stopping.set()
+        if wait:
+            self._thread.join(_ORDERLY_S + 5.0)
+
+    def _run(self) -> None:
+        wait_s = _MIN_WAIT_S
+        while not self._stopping.is_set():
+            begun_s = time.monotonic()
+            status, sentence = self._run_once()
+            if self._stopping.is_set():
+                return
+            if status == 0:
+                self._end("done", "")
+                return
+            if status > 0 and status not in _AGAIN:
+                self._end("failed", sentence)
+                return
+            # A program that ran for a while is started again at once.
+            wait_s = _MIN_WAIT_S if time.monotonic() - begun_s > 60.0 else wait_s
+            self._stopping.wait(wait_s)
+            wait_s = min(_MAX_WAIT_S, 2 * wait_s)
+
+    def _end(self, state: State, reason: str) -> None:
+        self.reason, self.state = reason, state
+        self._on_change()
+
+    def _run_once(self) -> tuple[int, str]:
+        events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        process = Process(
+            self._name, self._args, self._folder, threads=self._threads, events=events
+        )
+        self.starts += 1
+        stop_s = 0.0
+        while process.status is None:
+            if self._stopping.is_set():
+                if not stop_s:
+                    process.signal(signal.SIGTERM)
+                    stop_s = time.monotonic() + _ORDERLY_S
+                elif time.monotonic() > stop_s:
+                    process.signal(signal.SIGKILL)
+            try:
+                self._on_event(events.get(timeout=_POLL_S))
+            except queue.Empty:
+                continue
+        process.wait()
+        while not events.empty():
+            self._on_event(events.get())
+        return process.status or 0, process.sentence() if process.status else ""

@@ -1,0 +1,404 @@
+"""Commands of the hub, of the node, and of the node's people."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import click
+
+from vfl_common.config.base import read_tables
+from vfl_common.errors import Code, InputError, LostError, PeerError
+from vfl_common.process.logs import Console
+from vfl_common.process.program import EXIT_CODES
+from vfl_common.text import LINE, align_columns, clean, count
+
+_HUB_FOLDER = click.option(
+    "--folder",
+    default="hub",
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="Use this folder of the hub.",
+)
+_DATABASE = click.option(
+    "--database",
+    default="",
+    metavar="URL",
+    help="Use this database (SQLAlchemy URL).  [default: hub.sqlite in --folder]",
+)
+_NAME = click.option(
+    "--name", default="server", show_default=True, help="Set the hub's name, the recipes' server."
+)
+_NODE = click.option(
+    "--node",
+    default=lambda: os.environ.get("VFL_NODE", "node"),
+    show_default="VFL_NODE, or node",
+    type=click.Path(path_type=Path),
+    help="Ask the node with this folder.",
+)
+_POLL_S = 0.3
+# States in which a proposal does not change any more, and the exit code of `vfl submit --wait`.
+_ENDS = {"done": 0, "failed": 4, "stopped": 4, "denied": 4, "expired": 3}
+
+
+@click.command(epilog=EXIT_CODES)
+@_HUB_FOLDER
+@_NAME
+@click.option(
+    "--listen",
+    default="0.0.0.0:7443",
+    show_default=True,
+    help="Listen at host:port. Port 0 selects a free port.",
+)
+@_DATABASE
+@click.option(
+    "--max-runs",
+    default=4,
+    show_default=True,
+    type=click.IntRange(1, 1000),
+    help="Run at most this many runs at a time.",
+)
+@click.option(
+    "--behind-gateway",
+    is_flag=True,
+    help="Accept plain HTTP from a gateway that ends TLS.",
+)
+def hub(
+    folder: Path, name: str, listen: str, database: str, max_runs: int, behind_gateway: bool
+) -> None:
+    """Run the hub of a standing federation.
+
+    Members connect to it from inside. It keeps proposals, approvals and a queue, starts the server
+    of each run, and joins the tunnels of the parties. The first start makes the federation's CA and
+    the hub's certificate in FOLDER/certs.
+
+    \b
+    Example: vfl-server hub --listen 0.0.0.0:7443
+    """
+    from vfl.certs import authority
+    from vfl_common.config.party import TlsSettings
+    from vfl_hub.hub import FederationHub, serve_hub
+    from vfl_hub.store import open_store
+
+    certs, console = folder / "certs", Console("vfl-server")
+    certs.mkdir(parents=True, exist_ok=True)
+    if not (certs / "ca.pem").exists():
+        authority.create_authority(certs, "vfl")
+    if not (certs / f"{name}.pem").exists():
+        authority.issue(certs, name)
+    tls = TlsSettings(
+        ca=str((certs / "ca.pem").absolute()),
+        certificate=str((certs / f"{name}.pem").absolute()),
+        key=str((certs / f"{name}.key").absolute()),
+    )
+    store = open_store(folder, database)
+    running = FederationHub(folder.absolute(), store, tls, name, max_runs, console)
+    serve_hub(running, listen, behind_gateway=behind_gateway, stopped=threading.Event())
+
+
+@click.command(epilog=EXIT_CODES)
+@click.argument("member")
+@click.option("--url", required=True, help="Set the URL at which members reach the hub.")
+@click.option(
+    "--collaboration",
+    "collaborations",
+    multiple=True,
+    default=["main"],
+    show_default=True,
+    help="Add the member to this collaboration. Repeatable.",
+)
+@_HUB_FOLDER
+@_NAME
+@_DATABASE
+def invite(
+    member: str, url: str, collaborations: tuple[str, ...], folder: Path, name: str, database: str
+) -> None:
+    """Print a token with which MEMBER can join within a day, once.
+
+    Give the token to the member alone. Then admit the member with `vfl-server admit`.
+
+    \b
+    Example: vfl-server invite shop --url https://hub.example.org:7443
+    """
+    from vfl_hub import joining
+    from vfl_hub.store import open_store
+
+    store = open_store(folder, database)
+    token = joining.invite(store, folder / "certs", url, member, name, collaborations)
+    click.echo(token.encode())
+
+
+@click.command(epilog=EXIT_CODES)
+@click.argument("member")
+@click.option("--pin", help="Admit only this key, as `vfl-party join` prints it at the member.")
+@_HUB_FOLDER
+@_DATABASE
+def admit(member: str, pin: str | None, folder: Path, database: str) -> None:
+    """Sign the key of an invited MEMBER.
+
+    Ask the member for the pin that `vfl-party join` prints, by telephone. With --pin, the command
+    compares it; otherwise it asks you to.
+
+    \b
+    Example: vfl-server admit shop --pin sha256:1f3a…
+    """
+    from vfl_common.identity import pem
+    from vfl_hub.hub import sign_member
+    from vfl_hub.store import open_store
+
+    store = open_store(folder, database)
+    waiting = [one for one in store.list_requests() if one["name"] == member]
+    if not waiting:
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{member}: has not asked to join. Run `vfl-party join TOKEN` there first.",
+        )
+    for one in waiting:
+        shown = pem.compute_pin(pem.parse_request(one["request"].encode(), Path(member)))
+        if pin is None and not click.confirm(f"{member} has the key {shown}. Admit it?"):
+            continue
+        if pin not in (None, shown):
+            raise InputError(
+                Code.IDENTITY_MISMATCH,
+                f"--pin {pin}: is not that of the request (got {shown}). Ask {member} again.",
+            )
+        sign_member(store, folder / "certs", one)
+        click.echo(f"{member} is a member")
+
+
+@click.command(epilog=EXIT_CODES)
+@click.argument("token")
+@click.option(
+    "--folder",
+    default=".",
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="Write node.toml and certs/ to this folder.",
+)
+@click.option("--proxy", default="", metavar="URL", help="Reach the hub through this HTTP proxy.")
+@click.option(
+    "--wait",
+    "wait_s",
+    default=600.0,
+    show_default=True,
+    help="Wait at most this many seconds for the keeper of the hub.",
+)
+def join(token: str, folder: Path, proxy: str, wait_s: float) -> None:
+    """Join a federation with the TOKEN of an invitation.
+
+    The key is made here and stays here. The keeper of the hub admits it after comparing its pin.
+
+    \b
+    Example: vfl-party join eyJ1cmwiOi…
+    """
+    from vfl_hub import joining
+
+    path = joining.join(joining.read_token(token), folder, wait_s, click.echo, proxy)
+    click.echo(f"{path}: add data sets, then run `vfl-party node {path}`")
+
+
+@click.command(epilog=EXIT_CODES)
+@click.argument("file", type=click.Path(path_type=Path))
+def node(file: Path) -> None:
+    """Run the node of FILE: stay connected to the hub, and take part in approved runs.
+
+    The node only dials out. It serves a REST API for this member's own people at 127.0.0.1.
+
+    \b
+    Example: vfl-party node node.toml
+    """
+    from vfl_hub.serving import serve_node
+    from vfl_hub.settings import load_node
+
+    serve_node(file, load_node(file), Console("vfl-party"))
+
+
+@click.command(epilog=EXIT_CODES)
+@click.argument("recipe", type=click.Path(path_type=Path))
+@click.option(
+    "--data",
+    "data",
+    multiple=True,
+    required=True,
+    metavar="PARTY=NAME",
+    help="Use this data set of a party. Repeatable.",
+)
+@click.option("--purpose", default="", help="State a purpose, for the people who approve it.")
+@click.option("--days", default=7.0, show_default=True, help="Let it begin within this time.")
+@click.option("--wait", "waits", is_flag=True, help="Wait until the run has ended.")
+@_NODE
+def submit(
+    recipe: Path, data: tuple[str, ...], purpose: str, days: float, waits: bool, node: Path
+) -> int:
+    """Propose a run of RECIPE to the federation.
+
+    It begins when all parties have approved it and their nodes have room. With --wait, the exit
+    code is 0 if the run is done, 3 if the proposal expires, and 4 if it is denied or fails.
+
+    \b
+    Example: vfl submit recipe.toml --data bank=customers --data shop=orders --wait
+    """
+    names = dict(item.partition("=")[::2] for item in data)
+    tables = read_tables(recipe, "recipe")
+    asked = {"recipe": tables, "data": names, "purpose": purpose, "days": days}
+    number = _ask(node, "/v1/proposals", asked)["id"]
+    click.echo(number)
+    state = ""
+    while waits and state not in _ENDS:
+        time.sleep(_POLL_S)
+        try:
+            row = _ask(node, f"/v1/proposals/{number}")
+        except InputError:
+            # The node has not received its own proposal from the hub.
+            continue
+        if row["state"] != state:
+            state = row["state"]
+            click.echo(clean(f"{state}: {row['reason']}" if row["reason"] else state, LINE))
+    return _ENDS.get(state, 0)
+
+
+@click.command(epilog=EXIT_CODES)
+@click.option("--json", "as_json", is_flag=True, help="Write a JSON line for each proposal.")
+@_NODE
+def proposals(as_json: bool, node: Path) -> None:
+    """List the proposals of which this member is a party, the newest first."""
+    _show(_ask(node, "/v1/proposals"), as_json=as_json)
+
+
+@click.command(epilog=EXIT_CODES)
+@click.option("--json", "as_json", is_flag=True, help="Write a JSON line for each proposal.")
+@_NODE
+def queue(as_json: bool, node: Path) -> None:
+    """List the proposals that wait or run, in their order."""
+    rows = [row for row in _ask(node, "/v1/proposals") if row["state"] not in _ENDS]
+    _show(rows[::-1], as_json=as_json)
+
+
+def _show(rows: list[dict[str, Any]], *, as_json: bool) -> None:
+    if as_json:
+        for row in rows:
+            click.echo(json.dumps(row))
+        return
+    if not rows:
+        click.echo("there are no proposals")
+        return
+    cells = [
+        (
+            row["id"][:12],
+            clean(row["name"]),
+            row["by"],
+            ", ".join(f"{party}: {clean(name)}" for party, name in row["data"].items()),
+            ", ".join(party for party, kinds in row["votes"].items() if "approve" in kinds) or "–",
+            row["state"],
+            clean(row["reason"]),
+        )
+        for row in rows
+    ]
+    head = ("proposal", "recipe", "by", "data", "approved by", "state", "reason")
+    for line in align_columns([head, *cells]):
+        click.echo(line.rstrip())
+
+
+@click.command(epilog=EXIT_CODES)
+@click.argument("proposal")
+@click.option("--yes", is_flag=True, help="Sign without asking.")
+@_NODE
+def approve(proposal: str, yes: bool, node: Path) -> None:
+    """Approve a PROPOSAL, given by its id or the beginning of it."""
+    row = _ask(node, f"/v1/proposals/{proposal}")
+    rounds = count(len(row["recipe"].get("phases", [])), "phase")
+    click.echo(
+        clean(
+            f"{row['by']} proposes {row['name']} ({rounds}, digest {row['digest']}) with "
+            f"{', '.join(f'{party}: {name}' for party, name in row['data'].items())}"
+            + (f", for: {row['purpose']}" if row["purpose"] else ""),
+            LINE,
+        )
+    )
+    if yes or click.confirm("approve it?"):
+        _ask(node, f"/v1/proposals/{proposal}/approve", {})
+        click.echo(f"{row['id'][:12]} is approved")
+
+
+@click.command(epilog=EXIT_CODES)
+@click.argument("proposal")
+@click.option("--why", default="", help="State a reason.")
+@_NODE
+def deny(proposal: str, why: str, node: Path) -> None:
+    """Deny a PROPOSAL permanently."""
+    click.echo(f"{_ask(node, f'/v1/proposals/{proposal}/deny', {'why': why})['id'][:12]} is denied")
+
+
+@click.command(epilog=EXIT_CODES)
+@click.argument("proposal")
+@click.option("--why", default="", help="State a reason.")
+@_NODE
+def stop(proposal: str, why: str, node: Path) -> None:
+    """Stop the run of a PROPOSAL at all parties."""
+    click.echo(
+        f"{_ask(node, f'/v1/proposals/{proposal}/stop', {'why': why})['id'][:12]} is stopped"
+    )
+
+
+@click.command(epilog=EXIT_CODES)
+@click.argument("proposal")
+@_NODE
+def logs(proposal: str, node: Path) -> None:
+    """Print the end of this party's log of a run, as JSON lines."""
+    click.echo(_ask(node, f"/v1/proposals/{proposal}/log")["log"], nl=False)
+
+
+@click.command(epilog=EXIT_CODES)
+@_NODE
+def members(node: Path) -> None:
+    """List the members of this node's collaborations, with the pins of their keys."""
+    rows = [
+        (
+            name,
+            "connected" if facts["connected"] else "away",
+            facts["known_pin"],
+            "" if facts["known_pin"] == facts["pin"] else "THE HUB REPORTS ANOTHER KEY",
+        )
+        for name, facts in _ask(node, "/v1/members").items()
+    ]
+    for line in align_columns([("member", "state", "pin", ""), *rows]):
+        click.echo(line.rstrip())
+
+
+def _ask(node: Path, path: str, value: Any = None) -> Any:
+    """Asks the node. Raises InputError if it refuses or does not run."""
+    try:
+        facts = json.loads((node / "api.json").read_text())
+        token = (node / "api.token").read_text().strip()
+    except (OSError, ValueError):
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{node}: no node runs there. Start `vfl-party node`, or give --node FOLDER.",
+        ) from None
+    request = urllib.request.Request(  # noqa: S310 - the node's own address
+        facts["url"] + path,
+        data=None if value is None else json.dumps(value).encode(),
+        headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
+    )
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=600.0) as response:
+            return json.loads(response.read())
+    except urllib.error.HTTPError as error:
+        try:
+            detail = json.loads(error.read())["detail"]
+        except (ValueError, KeyError, TypeError):
+            detail = f"HTTP {error.code}"
+        kind = LostError if error.code == 503 else PeerError
+        code = Code.PARTY_LOST if error.code == 503 else Code.REFUSED
+        raise kind(code, clean(str(detail), LINE)) from None
+    except OSError as error:
+        raise InputError(
+            Code.UNREACHABLE, f"{facts['url']}: the node does not answer ({error}). Start it."
+        ) from None

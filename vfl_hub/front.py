@@ -1,0 +1,242 @@
+"""The hub's port: it ends TLS, joins tunnels, and passes other HTTP requests to the application."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import logging
+import secrets
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as Late
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vfl_common.text import host_and_port
+from vfl_hub.streams import SWITCHED, join_streams, read_head
+
+log = logging.getLogger(__name__)
+_HEAD_S, _TLS_HELLO = 10.0, b"\x16"
+# The maximum number of connections; more are closed at once.
+MAX_CONNECTIONS = 4096
+SERVER = "server"
+REFUSED = b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+ABSENT = b"HTTP/1.1 504 Gateway Timeout\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+PLAIN = b"HTTP/1.1 426 Upgrade Required\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+
+
+@dataclass(frozen=True)
+class RunRoute:
+    """The end points of the tunnels of a run.
+
+    Args:
+        parties: The parties that may open tunnels.
+        active: The party that other parties may reach.
+        port: The port of the run's server on this machine; None while it does not listen.
+    """
+
+    parties: frozenset[str]
+    active: str
+    port: int | None
+
+
+@dataclass(eq=False)
+class _Pending:
+    """A tunnel whose other end the node of ``member`` has not opened yet."""
+
+    run: str
+    member: str
+    arrived: Future[socket.socket] = field(default_factory=Future)
+    told: bool = False
+
+
+class Tunnels:
+    """Joins the two ends of each tunnel. Any thread may call it.
+
+    Args:
+        secret: The secret from which tokens are derived.
+        find_route: Returns the route of a run, or None if the run does not go on.
+        on_pending: Called if a node has to open the other end of a tunnel.
+        wait_s: The seconds for which a tunnel waits for its other end.
+    """
+
+    def __init__(
+        self,
+        secret: bytes,
+        find_route: Callable[[str], RunRoute | None],
+        on_pending: Callable[[], None],
+        wait_s: float = 15.0,
+    ) -> None:
+        self._secret, self._find_route, self._on_pending = secret, find_route, on_pending
+        self._wait_s, self._lock = wait_s, threading.Lock()
+        self._pending: dict[str, _Pending] = {}
+
+    def make_token(self, run: str, member: str) -> str:
+        """Returns the token with which a member opens tunnels of a run."""
+        return hmac.new(self._secret, f"{run}\n{member}".encode(), hashlib.sha256).hexdigest()
+
+    def take_pending(self, member: str) -> list[dict[str, str]]:
+        """Returns the tunnels that a member's node has to open and was not asked for yet."""
+        with self._lock:
+            chosen = {
+                number: pending
+                for number, pending in self._pending.items()
+                if pending.member == member and not pending.told
+            }
+            for pending in chosen.values():
+                pending.told = True
+        return [{"tunnel": number, "run": pending.run} for number, pending in chosen.items()]
+
+    def serve(self, path: str, token: str, sock: socket.socket) -> None:
+        """Serves a request for a tunnel: ``/tunnel/dial/RUN/MEMBER/TARGET`` or
+        ``/tunnel/accept/NUMBER``. Returns when the tunnel has ended.
+        """
+        _, _, kind, *rest = path.split("/")
+        if kind == "accept" and len(rest) == 1:
+            with self._lock:
+                pending = self._pending.pop(rest[0], None)
+            if pending is None or not self._is_valid(token, pending.run, pending.member):
+                _refuse(sock, REFUSED)
+            else:
+                pending.arrived.set_result(sock)
+            return
+        if kind != "dial" or len(rest) != 3:
+            _refuse(sock, REFUSED)
+            return
+        run, member, target = rest
+        route = self._find_route(run)
+        allowed = (
+            route is not None and member in route.parties and self._is_valid(token, run, member)
+        )
+        if route is None or not allowed or target not in (SERVER, route.active):
+            _refuse(sock, REFUSED)
+            return
+        other = self._reach_server(route) if target == SERVER else self._reach_party(run, target)
+        if other is None:
+            _refuse(sock, ABSENT)
+            return
+        sock.sendall(SWITCHED)
+        if target != SERVER:
+            other.sendall(SWITCHED)
+        join_streams(sock, other)
+
+    def _is_valid(self, token: str, run: str, member: str) -> bool:
+        return hmac.compare_digest(token.encode(), self.make_token(run, member).encode())
+
+    def _reach_server(self, route: RunRoute) -> socket.socket | None:
+        if route.port is None:
+            return None
+        try:
+            sock = socket.create_connection(("127.0.0.1", route.port), _HEAD_S)
+        except OSError:
+            return None
+        sock.settimeout(None)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return sock
+
+    def _reach_party(self, run: str, member: str) -> socket.socket | None:
+        number, pending = secrets.token_hex(16), _Pending(run, member)
+        with self._lock:
+            self._pending[number] = pending
+        self._on_pending()
+        try:
+            return pending.arrived.result(self._wait_s)
+        except Late:
+            with self._lock:
+                waiting = self._pending.pop(number, None)
+            # The other end may have arrived in the last moment.
+            return pending.arrived.result(_HEAD_S) if waiting is None else None
+
+
+class Front:
+    """Listens at the hub's port.
+
+    Args:
+        listen: host:port.
+        context: The server's TLS; None behind a gateway that ends TLS.
+        application: The Unix socket of the application.
+        tunnels: The tunnels of all runs.
+    """
+
+    def __init__(
+        self, listen: str, context: ssl.SSLContext | None, application: Path, tunnels: Tunnels
+    ) -> None:
+        host, port = host_and_port(listen)
+        self._context, self._application, self._tunnels = context, application, tunnels
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.create_server((host, port), family=family, backlog=512)
+        self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        name = f"[{host}]" if ":" in host else host
+        self.address = f"{name}:{self._socket.getsockname()[1]}"
+        threading.Thread(target=self._accept, name="front", daemon=True).start()
+
+    def close(self) -> None:
+        """Stops listening."""
+        self._socket.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._socket.accept()
+            except OSError:
+                if self._socket.fileno() < 0:
+                    return
+                continue
+            if not self._slots.acquire(blocking=False):
+                sock.close()
+                continue
+            threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        try:
+            self._serve_one(sock)
+        except (OSError, ValueError):
+            sock.close()
+        except Exception:
+            log.exception("a connection failed")
+            sock.close()
+        finally:
+            self._slots.release()
+
+    def _serve_one(self, sock: socket.socket) -> None:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.settimeout(_HEAD_S)
+        encrypted = self._context is None
+        if self._context is not None and sock.recv(1, socket.MSG_PEEK) == _TLS_HELLO:
+            sock, encrypted = self._context.wrap_socket(sock, server_side=True), True
+        head = read_head(sock)
+        line, _, fields = head.partition(b"\r\n")
+        path = line.split(b" ")[1].decode("ascii") if line.count(b" ") == 2 else ""
+        if path.startswith("/tunnel/"):
+            token = _find_token(fields)
+            sock.settimeout(None)
+            self._tunnels.serve(path, token, sock)
+        elif not encrypted:
+            _refuse(sock, PLAIN)
+        else:
+            inner = socket.socket(socket.AF_UNIX)
+            inner.settimeout(_HEAD_S)
+            inner.connect(str(self._application))
+            inner.sendall(head)
+            for end in (sock, inner):
+                end.settimeout(None)
+            join_streams(sock, inner)
+
+
+def _find_token(fields: bytes) -> str:
+    for field_ in fields.split(b"\r\n"):
+        name, _, value = field_.partition(b":")
+        if name.strip().lower() == b"authorization":
+            return value.strip().removeprefix(b"Bearer ").decode("latin-1")
+    return ""
+
+
+def _refuse(sock: socket.socket, answer: bytes) -> None:
+    with contextlib.suppress(OSError):
+        sock.sendall(answer)
+    sock.close()

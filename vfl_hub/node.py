@@ -1,0 +1,678 @@
+"""``vfl-party node``: a member's process that stays up, dials out to the hub, and runs parties.
+
+The node verifies what the hub passes on: a run begins only if the proposal and the approvals of all
+parties are signed with the keys that this node knows, and name the same recipe and the same keys.
+It begins each run once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import queue
+import secrets
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from vfl.launcher.processes import Process
+from vfl.simulation.federation import to_toml
+from vfl_common.errors import Code, InputError, LostError, PeerError, VflError
+from vfl_common.files import lock_file, write_atomic, write_private
+from vfl_common.identity.credentials import BOTH, Members
+from vfl_common.identity.keyring import Keyring
+from vfl_common.identity.signing import Envelope
+from vfl_common.process.logs import Console
+from vfl_common.text import clean, host_and_port, to_json
+from vfl_hub import documents
+from vfl_hub.children import Child
+from vfl_hub.documents import ReadProposal
+from vfl_hub.front import SERVER
+from vfl_hub.settings import NodeFile, make_party_tables, needs_grants
+from vfl_hub.store import ENDED
+from vfl_hub.streams import Client, join_streams
+
+log = logging.getLogger(__name__)
+_TUNNEL_S, _CONNECT_S, _APPROVE_S = 30.0, 10.0, 300.0
+_MIN_WAIT_S, _MAX_WAIT_S = 0.2, 5.0
+_HOLD_S = 40.0
+DEFAULT_DAYS = 7
+
+
+@dataclass
+class Known:
+    """A proposal as this node knows it.
+
+    Args:
+        entry: What the hub reports, see ``store.StoredProposal``.
+        approved: This node's signed approval, or None.
+        ended: The state and the reason at this node, or None while the run can go on.
+    """
+
+    entry: dict[str, Any]
+    approved: dict[str, Any] | None = None
+    ended: tuple[str, str] | None = None
+
+
+class _Run:
+    """A running run: the party's process, and the local addresses of its peers."""
+
+    def __init__(self, node: Node, read: ReadProposal, token: str) -> None:
+        self.id, self.token = read.id, token
+        self.address = ""
+        self.last: dict[str, Any] = {}
+        self._node = node
+        settings, name = node.settings, node.settings.name
+        folder = node.folder / "runs" / read.id[:16]
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        write_atomic(folder / "recipe.toml", to_toml(read.proposal.recipe))
+        active = read.recipe.active.name
+        self._server = _Forwarder(node, self, SERVER)
+        addresses = {"server": self._server.address}
+        self._active = None
+        if name != active:
+            self._active = _Forwarder(node, self, active)
+            addresses["active"] = self._active.address
+        data = read.proposal.data[name]
+        self._file = node.write_party_file(read, data, folder, addresses)
+        self.child = Child(
+            name,
+            ["vfl-party", "run", str(self._file), "--wait", "60"],
+            folder,
+            on_event=self._hear,
+            on_change=node.report,
+            threads=int(settings.data[data].party.get("threads", 1)),
+        )
+
+    def _hear(self, event: dict[str, Any]) -> None:
+        if event.get("event") == "ready":
+            self.address = str(event["address"])
+        self.last = {**event, "at": time.time()}
+
+    def accept(self, number: str) -> None:
+        """Opens this end of a tunnel to the party's process. Any thread may call it."""
+        try:
+            tunnel = self._node.address.open_tunnel(
+                f"/tunnel/accept/{number}", self.token, _TUNNEL_S
+            )
+        except OSError as error:
+            log.info("a tunnel cannot be opened: %s", error)
+            return
+        try:
+            party = socket.create_connection(host_and_port(self.address or "127.0.0.1:1"), 1.0)
+        except OSError:
+            tunnel.close()
+            return
+        party.settimeout(None)
+        party.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        join_streams(tunnel, party)
+
+    def stop(self) -> None:
+        """Ends the process and closes the local addresses."""
+        self.child.stop()
+        for forwarder in (self._server, self._active):
+            if forwarder is not None:
+                forwarder.close()
+        self._file.unlink(missing_ok=True)
+
+
+class _Forwarder:
+    """Listens on this machine, and forwards each connection through a tunnel to a peer."""
+
+    def __init__(self, node: Node, run: _Run, target: str) -> None:
+        self._node, self._run, self._target = node, run, target
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._socket.getsockname()[1]}"
+        threading.Thread(target=self._accept, name=f"to {target}", daemon=True).start()
+
+    def close(self) -> None:
+        """Stops listening."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._socket.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._forward, args=(sock,), daemon=True).start()
+
+    def _forward(self, sock: socket.socket) -> None:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        path = f"/tunnel/dial/{self._run.id}/{self._node.settings.name}/{self._target}"
+        try:
+            tunnel = self._node.address.open_tunnel(path, self._run.token, _TUNNEL_S)
+        except OSError:
+            # The program at this end tries again.
+            sock.close()
+            return
+        join_streams(sock, tunnel)
+
+
+class Node:
+    """The node.
+
+    Args:
+        path: The path of the node's file.
+        settings: Its settings.
+        console: Where events are shown.
+    """
+
+    def __init__(self, path: Path, settings: NodeFile, console: Console) -> None:
+        self.settings, self._here = settings, path.absolute().parent
+        self.folder, self.address = Path(settings.folder), settings.make_address()
+        self._console, self._lock = console, threading.RLock()
+        (self.folder / "proposals").mkdir(parents=True, exist_ok=True)
+        self._lock_file = (self.folder / "lock").open("a")
+        if not lock_file(self._lock_file, wait=False):
+            raise InputError(
+                Code.FILE_INVALID, f"{self.folder}: is in use by another node. Stop it first."
+            )
+        self._keyring = Keyring(settings.tls, settings.name, Members(), uses=BOTH)
+        self._known = self._load()
+        self._pins: dict[str, str] = _read_json(self.folder / "pins.json") or {}
+        self._pins[settings.hub_name] = settings.hub_pin
+        self.members: dict[str, dict[str, Any]] = {}
+        self._runs: dict[str, _Run] = {}
+        self._session, self._cursor, self.connected = "", 0, False
+        self.stopped = threading.Event()
+        self._outbox: queue.SimpleQueue[Callable[[Client], None]] = queue.SimpleQueue()
+
+    # -- the hub
+
+    def run(self) -> None:
+        """Talks to the hub until ``stopped`` is set."""
+        threading.Thread(target=self._send_all, name="reports", daemon=True).start()
+        client, wait_s = Client(self.address), _MIN_WAIT_S
+        while not self.stopped.is_set():
+            try:
+                self._sync(client, hold=self.connected)
+                wait_s = _MIN_WAIT_S
+            except VflError as error:
+                self._set_connected(False, str(error))
+                self.stopped.wait(wait_s)
+                wait_s = min(_MAX_WAIT_S, 2 * wait_s)
+            except Exception:
+                log.exception("the hub's answer cannot be used")
+                self.stopped.wait(_MAX_WAIT_S)
+        client.close()
+        self.close()
+
+    def close(self) -> None:
+        """Ends the programs of all runs. They go on when the node starts again."""
+        self.stopped.set()
+        with self._lock:
+            runs = [*self._runs.values()]
+            self._runs.clear()
+        for run in runs:
+            run.stop()
+        self._lock_file.close()
+
+    def report(self) -> None:
+        """Tells the hub what has changed at this node. Any thread may call it."""
+        self._outbox.put(lambda client: self._sync(client, hold=False))
+
+    def _send_all(self) -> None:
+        client = Client(self.address)
+        while not self.stopped.is_set():
+            send = self._outbox.get()
+            wait_s = _MIN_WAIT_S
+            while not self.stopped.is_set():
+                try:
+                    send(client)
+                    break
+                except LostError:
+                    self.stopped.wait(wait_s)
+                    wait_s = min(_MAX_WAIT_S, 2 * wait_s)
+                except PeerError as error:
+                    # The next news repeat what matters.
+                    log.warning("%s", error)
+                    self.stopped.wait(_MIN_WAIT_S)
+                    break
+
+    def _set_connected(self, connected: bool, why: str = "") -> None:
+        if connected != self.connected:
+            self.connected = connected
+            facts = {"why": why} if why else {}
+            self._console.emit("connected" if connected else "disconnected", **facts)
+
+    def _open_session(self, client: Client) -> str:
+        session = documents.SessionProof(
+            name=self.settings.name,
+            hub=self.settings.hub_pin,
+            at=time.time(),
+            nonce=secrets.token_hex(16),
+        )
+        envelope = Envelope.seal(
+            documents.SESSION, session.model_dump(mode="json"), self._keyring.current()
+        )
+        return str(client.ask("/v1/session", envelope.value)["token"])
+
+    def _sync(self, client: Client, *, hold: bool) -> None:
+        if not self._session:
+            self._session = self._open_session(client)
+        slots = self.settings.limits.count_slots(datetime.now())
+        with self._lock:
+            news = {
+                "cursor": self._cursor,
+                "slots": slots,
+                "runs": self._describe_runs(),
+                "hold": hold,
+            }
+        try:
+            answer = client.ask("/v1/sync", news, token=self._session, timeout_s=_HOLD_S)
+        except PeerError:
+            # The session may have ended, for example because the hub was started again.
+            self._session = ""
+            raise
+        self._set_connected(True)
+        self._take(answer)
+
+    def _describe_runs(self) -> dict[str, tuple[str, str]]:
+        """Returns {run: state and reason at this node} of the runs that the hub has to know."""
+        runs: dict[str, tuple[str, str]] = {}
+        for number, known in self._known.items():
+            if known.entry["state"] not in ENDED and known.ended is not None:
+                runs[number] = known.ended
+        for number, run in self._runs.items():
+            if number not in runs:
+                runs[number] = (run.child.state, run.child.reason)
+        return runs
+
+    def send_document(self, envelope: Envelope) -> dict[str, Any]:
+        """Sends a document to the hub. Raises VflError if the hub refuses it or is away."""
+        client = Client(self.address)
+        try:
+            token = self._open_session(client)
+            answer: dict[str, Any] = client.ask("/v1/documents", envelope.value, token=token)
+        finally:
+            client.close()
+        return answer
+
+    def _take(self, answer: dict[str, Any]) -> None:
+        """Takes the hub's news."""
+        with self._lock:
+            self.members = {str(name): dict(facts) for name, facts in answer["members"].items()}
+            self._learn_pins()
+            for entry in answer["proposals"]:
+                try:
+                    self._update(entry)
+                except VflError as error:
+                    log.warning("a proposal is ignored: %s", error)
+            self._cursor = int(answer["cursor"])
+            self._watch()
+            for tunnel in answer["tunnels"]:
+                run = self._runs.get(str(tunnel["run"]))
+                if run is not None:
+                    threading.Thread(
+                        target=run.accept, args=(str(tunnel["tunnel"]),), daemon=True
+                    ).start()
+
+    def _learn_pins(self) -> None:
+        """Stores the keys of new members. A key never changes without a person: ``trust``."""
+        new = {
+            name: str(facts["pin"])
+            for name, facts in self.members.items()
+            if name not in self._pins
+        }
+        if new:
+            self._pins |= new
+            self._save_pins()
+            for name, pin in sorted(new.items()):
+                self._console.emit("new_member", name=name, pin=pin)
+
+    def _save_pins(self) -> None:
+        write_atomic(self.folder / "pins.json", to_json(self._pins), durable=True)
+
+    def trust(self, name: str, pin: str) -> None:
+        """Replaces the known key of a member, after a person has compared the pin."""
+        with self._lock:
+            self._pins[name] = pin
+            self._save_pins()
+
+    def get_known_pin(self, name: str) -> str:
+        """Returns the pin of a member's key that this node knows; '' if it knows none."""
+        return self._pins.get(name, "")
+
+    def read_recipe(self, number: str) -> dict[str, Any]:
+        """Returns the tables of a proposal's recipe."""
+        with self._lock:
+            envelope = self._known[number].entry["envelope"]
+        return documents.read_proposal(envelope).proposal.recipe
+
+    # -- proposals
+
+    def _update(self, entry: dict[str, Any]) -> None:
+        read = documents.read_proposal(entry["envelope"])
+        proposer = read.proposal.by
+        if entry["id"] != read.id:
+            raise PeerError(Code.MALFORMED_MESSAGE, f"hub: {entry['id']} is not that proposal's id")
+        pin = self._pins.get(proposer, "")
+        documents.verify(read.envelope, proposer, pin, self._keyring.current())
+        known = self._known.get(read.id)
+        if known is None:
+            known = Known(entry)
+            self._console.emit("proposal", run=read.id[:16], name=read.recipe.name, by=proposer)
+        changed = known.entry.get("state") != entry["state"]
+        known.entry = entry
+        self._known[read.id] = known
+        self._save(read.id)
+        if changed:
+            self._console.emit(
+                "run_state", run=read.id[:16], name=read.recipe.name, state=entry["state"]
+            )
+        name = self.settings.name
+        if name not in read.parties or entry["state"] != "open":
+            return
+        if known.approved is None and self._is_automatic(read):
+            self._outbox.put(lambda _client: self._approve_again(read.id))
+        elif known.approved is not None and "approve" not in entry["votes"].get(name, {}):
+            # This node was killed before the hub received the vote.
+            self._outbox.put(lambda _client: self._approve_again(read.id))
+
+    def _is_automatic(self, read: ReadProposal) -> bool:
+        data = self.settings.data.get(read.proposal.data[self.settings.name])
+        return (
+            data is not None
+            and data.approval == "automatic"
+            and read.proposal.by in (*data.proposers, self.settings.name)
+        )
+
+    def _approve_again(self, number: str) -> None:
+        try:
+            self.approve(number)
+        except InputError as error:
+            log.warning("%s is not approved: %s", number[:16], error)
+
+    def find(self, number: str) -> str:
+        """Returns the whole id of a proposal from its beginning. Raises InputError."""
+        with self._lock:
+            matching = [one for one in self._known if number and one.startswith(number)]
+        if len(matching) != 1:
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{number}: must be the beginning of one proposal's id (got {len(matching)} "
+                "proposals). See `vfl proposals`.",
+            )
+        return matching[0]
+
+    def propose(
+        self, recipe: dict[str, Any], data: dict[str, str], purpose: str, days: float
+    ) -> str:
+        """Signs a proposal and sends it. Returns its id. Raises VflError."""
+        from vfl_common.config.base import parse
+        from vfl_common.config.recipe import Recipe
+
+        digest = parse(Recipe, recipe, "recipe").digest()
+        proposal = parse(
+            documents.Proposal,
+            {
+                "by": self.settings.name,
+                "recipe": recipe,
+                "digest": digest,
+                "data": data,
+                "purpose": clean(purpose),
+                "until": time.time() + 86400.0 * days,
+                "at": time.time(),
+                "nonce": secrets.token_hex(16),
+            },
+            "proposal",
+        )
+        envelope = Envelope.seal(
+            documents.PROPOSAL, proposal.model_dump(mode="json"), self._keyring.current()
+        )
+        documents.read_proposal(envelope.value)
+        return str(self.send_document(envelope)["id"])
+
+    def approve(self, number: str) -> None:
+        """Signs an approval, stores it, and sends it. Raises VflError."""
+        with self._lock:
+            known = self._known[number]
+            read = documents.read_proposal(known.entry["envelope"])
+        name = self.settings.name
+        if name not in read.parties:
+            raise InputError(
+                Code.CONFIG_INVALID, f"{number[:16]}: {name} is not a party of this run."
+            )
+        data = read.proposal.data[name]
+        if data not in self.settings.data:
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{number[:16]}: asks for the data set {data}, and this node has "
+                f"{', '.join(sorted(self.settings.data)) or 'none'}. Deny it.",
+            )
+        peers = {peer: self._get_pin(peer) for peer in (*read.parties, self.settings.hub_name)}
+        if known.approved is None:
+            if needs_grants(self.settings, data):
+                self._sign_grant(read, data)
+            envelope = documents.sign_vote(self._keyring.current(), number, "approve", peers)
+            with self._lock:
+                # The vote is stored before it is sent, so the hub never has a vote that this node
+                # does not know.
+                known.approved = envelope.value
+                self._save(number)
+        self.send_document(Envelope.read(known.approved, documents.VOTE))
+
+    def _get_pin(self, name: str) -> str:
+        if name == self.settings.name:
+            from vfl_common.identity.pem import compute_pin
+
+            return compute_pin(self._keyring.current().certificate)
+        if name not in self._pins:
+            raise InputError(
+                Code.CONFIG_INVALID, f"{name}: is not a member that this node knows. Deny it."
+            )
+        return self._pins[name]
+
+    def _sign_grant(self, read: ReadProposal, data: str) -> None:
+        """Signs the party's grant, which its program requires; see ``vfl-party approve``."""
+        folder = self.folder / "runs" / read.id[:16]
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(folder / "recipe.toml", to_toml(read.proposal.recipe))
+        file = self.write_party_file(read, data, folder, {})
+        args = ["vfl-party", "approve", str(file), "--runs", "1", "--yes"]
+        args += ["--purpose", read.proposal.purpose or f"proposal {read.id[:16]}"]
+        try:
+            process = Process(self.settings.name, args, folder, threads=1)
+            process.wait()
+        finally:
+            file.unlink(missing_ok=True)
+        if process.status:
+            raise InputError(Code.REFUSED, f"{read.id[:16]}: {process.sentence()}")
+
+    def vote(self, number: str, kind: Literal["deny", "stop"], why: str = "") -> None:
+        """Signs and sends a denial, or a request to stop the run. Raises VflError."""
+        self.send_document(documents.sign_vote(self._keyring.current(), number, kind, {}, why))
+
+    def list_proposals(self) -> list[dict[str, Any]]:
+        """Returns the proposals that this node knows, the newest first."""
+        with self._lock:
+            items = [
+                (number, known, self._runs.get(number)) for number, known in self._known.items()
+            ]
+        rows = []
+        for number, known, run in items:
+            read = documents.read_proposal(known.entry["envelope"])
+            votes = {party: sorted(kinds) for party, kinds in sorted(known.entry["votes"].items())}
+            rows.append(
+                {
+                    "id": number,
+                    "name": read.recipe.name,
+                    "by": read.proposal.by,
+                    "parties": list(read.parties),
+                    "data": read.proposal.data,
+                    "purpose": read.proposal.purpose,
+                    "digest": read.proposal.digest,
+                    "at": read.proposal.at,
+                    "until": read.proposal.until,
+                    "state": known.entry["state"],
+                    "reason": known.entry["reason"] or (known.ended or ("", ""))[1],
+                    "votes": votes,
+                    "own": known.ended[0] if known.ended else run.child.state if run else "",
+                    "last": run.last if run is not None else {},
+                }
+            )
+        return sorted(rows, key=lambda row: -float(row["at"]))
+
+    # -- runs
+
+    def _watch(self) -> None:
+        """Begins, ends and removes runs as their states say."""
+        for number, known in self._known.items():
+            state, run = known.entry["state"], self._runs.get(number)
+            if run is not None and known.ended is None and run.child.state in ("done", "failed"):
+                known.ended = (run.child.state, run.child.reason)
+                self._save(number)
+                if run.child.state == "failed":
+                    log.warning("run %s failed: %s", number[:16], run.child.reason)
+            if run is not None and (state in ENDED or known.ended is not None):
+                threading.Thread(target=run.stop, daemon=True).start()
+                del self._runs[number]
+                continue
+            if state == "running" and run is None and known.ended is None:
+                self._begin(number, known)
+
+    def _begin(self, number: str, known: Known) -> None:
+        read = documents.read_proposal(known.entry["envelope"])
+        if self.settings.name not in read.parties:
+            return
+        try:
+            self._check_begin(read, known)
+            self._runs[number] = _Run(self, read, str(known.entry["token"]))
+        except (VflError, OSError) as error:
+            known.ended = ("failed", clean(f"refused at {self.settings.name}: {error}"))
+            self._save(number)
+        self.report()
+
+    def _check_begin(self, read: ReadProposal, known: Known) -> None:
+        """Raises PeerError unless all parties have approved this proposal with the same keys."""
+        if known.approved is None:
+            raise PeerError(Code.REFUSED, f"{self.settings.name} has not approved it")
+        peers = {name: self._get_pin(name) for name in (*read.parties, self.settings.hub_name)}
+        if read.recipe.server != self.settings.hub_name:
+            raise PeerError(Code.REFUSED, f"the server is not {self.settings.hub_name}")
+        for party in read.parties:
+            value = (
+                known.approved
+                if party == self.settings.name
+                else known.entry["votes"].get(party, {}).get("approve")
+            )
+            if value is None:
+                raise PeerError(Code.REFUSED, f"{party} has not approved it", party=party)
+            envelope, vote = documents.read_vote(value)
+            documents.verify(envelope, party, peers[party], self._keyring.current())
+            if (vote.proposal, vote.party, vote.kind) != (read.id, party, "approve"):
+                raise PeerError(
+                    Code.REFUSED, f"the approval of {party} is for another run", party=party
+                )
+            if vote.peers != peers:
+                raise PeerError(
+                    Code.IDENTITY_MISMATCH,
+                    f"{party} knows other keys than {self.settings.name}. Compare the pins of "
+                    "`vfl members`.",
+                    party=party,
+                )
+
+    def write_party_file(
+        self, read: ReadProposal, data: str, folder: Path, addresses: dict[str, str]
+    ) -> Path:
+        """Writes the party file of a run. It is beside the node's file, so that relative paths in
+        the data set's settings mean the same.
+        """
+        pins = {
+            name: self._get_pin(name)
+            for name in (*read.parties, self.settings.hub_name)
+            if name != self.settings.name
+        }
+        tables = make_party_tables(
+            self.settings,
+            data,
+            recipe=str(folder / "recipe.toml"),
+            out=str(folder),
+            pins=pins,
+            **addresses,
+        )
+        if needs_grants(self.settings, data):
+            # Grants and the evidence log are those of all runs of this node.
+            tables.setdefault("record", {"folder": str(self.folder)})
+        path = self._here / f".{self.settings.name}-{read.id[:16]}.toml"
+        write_private(path, to_toml(tables))
+        return path
+
+    def read_log(self, number: str, max_bytes: int = 65_536) -> str:
+        """Returns the end of the party's log of a run."""
+        folder = self.folder / "runs" / number[:16]
+        paths = sorted(folder.glob(f"*/{self.settings.name}/log.jsonl"))
+        if not paths:
+            return ""
+        with paths[-1].open("rb") as file:
+            file.seek(max(0, paths[-1].stat().st_size - max_bytes))
+            return file.read().decode(errors="replace")
+
+    def clean(self) -> None:
+        """Removes the folders of runs that ended more than ``limits.keep_days`` ago."""
+        days = self.settings.limits.keep_days
+        if days is None:
+            return
+        with self._lock:
+            old = [
+                number
+                for number, known in self._known.items()
+                if known.entry["ended"] and time.time() - known.entry["ended"] > 86400 * days
+            ]
+        for number in old:
+            shutil.rmtree(self.folder / "runs" / number[:16], ignore_errors=True)
+
+    # -- files
+
+    def _save(self, number: str) -> None:
+        known = self._known[number]
+        value = {"entry": known.entry, "approved": known.approved, "ended": known.ended}
+        path = self.folder / "proposals" / f"{number}.json"
+        write_atomic(path, to_json(value), durable=True)
+
+    def _load(self) -> dict[str, Known]:
+        known = {}
+        for path in sorted((self.folder / "proposals").glob("*.json")):
+            value = _read_json(path)
+            if value is None:
+                raise InputError(
+                    Code.FILE_INVALID, f"{path}: cannot be read. Restore it from a backup."
+                )
+            ended = tuple(value["ended"]) if value["ended"] else None
+            known[path.stem] = Known(value["entry"], value["approved"], ended)
+        return known
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        raise InputError(
+            Code.FILE_INVALID, f"{path}: cannot be read. Restore it from a backup."
+        ) from None
+
+
+def make_token(folder: Path) -> str:
+    """Returns the token of the node's REST API, which only the node's owner can read."""
+    path = folder / "api.token"
+    if path.exists():
+        return path.read_text().strip()
+    token = secrets.token_hex(32)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_private(path, token)
+    os.chmod(path, 0o600)  # noqa: PTH101 - the mode matters, not the path
+    return token

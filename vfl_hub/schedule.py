@@ -1,0 +1,52 @@
+"""Decides which proposals change state, and which queued runs begin. Pure functions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from vfl_hub.store import StoredProposal
+
+
+def decide_state(entry: StoredProposal, now_s: float) -> tuple[str, str] | None:
+    """Returns the next state of a proposal that does not run, with the reason; None for no change.
+
+    ``now_s``: The time in seconds since 1970.
+    """
+    voted = {kind: party for party, votes in sorted(entry.votes.items()) for kind in votes}
+    if "stop" in voted:
+        return "stopped", f"stopped by {voted['stop']}"
+    if "deny" in voted:
+        return "denied", f"denied by {voted['deny']}"
+    if now_s > entry.until:
+        return "expired", "not all parties approved it, or it did not begin, in time"
+    approved = {party for party, votes in entry.votes.items() if "approve" in votes}
+    if entry.state == "open" and approved.issuperset(entry.parties):
+        return "queued", ""
+    return None
+
+
+def choose_next(
+    queued: Sequence[StoredProposal],
+    running: Sequence[StoredProposal],
+    slots: Mapping[str, int],
+    max_runs: int,
+) -> list[StoredProposal]:
+    """Returns the queued runs that begin now, in order. A run that has to wait holds the slots of
+    its parties, so that later runs do not overtake it for ever.
+
+    Args:
+        queued: The queued proposals in their order.
+        running: The running proposals.
+        slots: {connected member: the number of runs that its node makes at a time}.
+        max_runs: The number of runs that the hub makes at a time.
+    """
+    used = Counter(party for entry in running for party in entry.parties)
+    room, chosen = max_runs - len(running), list[StoredProposal]()
+    for entry in queued:
+        if len(chosen) < room and all(used[party] < slots.get(party, 0) for party in entry.parties):
+            chosen.append(entry)
+        # A party that is not connected must not hold up the others.
+        if all(party in slots for party in entry.parties):
+            used.update(entry.parties)
+    return chosen

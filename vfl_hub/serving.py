@@ -1,0 +1,54 @@
+"""Serves a node's REST API while the node is connected to the hub."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import uvicorn
+
+from vfl_common.errors import Code, InputError
+from vfl_common.files import write_atomic
+from vfl_common.process.logs import Console, log_to
+from vfl_common.text import host_and_port, to_json
+from vfl_hub.api import make_api
+from vfl_hub.node import Node, make_token
+from vfl_hub.settings import NodeFile
+
+_CLEAN_S = 3600.0
+
+
+def serve_node(path: Path, settings: NodeFile, console: Console) -> None:
+    """Serves until a signal arrives. Raises InputError if the address cannot be used."""
+    node = Node(path, settings, console)
+    log_to(node.folder / "log.jsonl", party=settings.name)
+    host, port = host_and_port(settings.listen)
+    api = make_api(node, make_token(node.folder))
+    server = uvicorn.Server(uvicorn.Config(api, host=host, port=port, log_config=None))
+    thread = threading.Thread(target=server.run, name="api", daemon=True)
+    thread.start()
+    while not server.started and thread.is_alive():
+        time.sleep(0.01)
+    if not server.started:
+        raise InputError(
+            Code.ADDRESS_IN_USE, f"{settings.listen}: cannot be listened on. Choose another port."
+        )
+    (sock, *_) = server.servers[0].sockets
+    url = f"http://{host}:{sock.getsockname()[1]}"
+    write_atomic(node.folder / "api.json", to_json({"url": url}))
+    console.emit("ready", name=settings.name, address=url.removeprefix("http://"))
+    worker = threading.Thread(target=node.run, name="hub", daemon=True)
+    worker.start()
+    try:
+        cleaned_s = 0.0
+        while worker.is_alive():
+            if time.monotonic() - cleaned_s > _CLEAN_S:
+                node.clean()
+                cleaned_s = time.monotonic()
+            worker.join(1.0)
+    finally:
+        node.stopped.set()
+        server.should_exit = True
+        worker.join(30.0)
+        thread.join(5.0)
