@@ -37,7 +37,7 @@ def run(task: Task, workdir: Path, settings: Mapping[str, Any] = PLAIN) -> Measu
     recipe = write_recipe(task, workdir, settings)
     done = _done([str(VFL), "simulate", str(recipe), "--out", str(workdir / "runs"), "--json"])
     summary = json.loads(done.splitlines()[-1])
-    return _measured(
+    return measure_run(
         workdir / "runs" / summary["run_id"], {"tcp_over_message": tcp_over_message(summary)}
     )
 
@@ -47,7 +47,7 @@ def run_in_process(task: Task, workdir: Path) -> Measurement:
     recipe = write_recipe(task, workdir)
     code = "import sys, vfl; print(vfl.simulate(sys.argv[1], out=sys.argv[2], quiet=True).folder)"
     done = _done([sys.executable, "-c", code, str(recipe), str(workdir / "runs")])
-    return _measured(Path(done.splitlines()[-1]))
+    return measure_run(Path(done.splitlines()[-1]))
 
 
 def _done(args: list[str]) -> str:
@@ -61,7 +61,7 @@ def _done(args: list[str]) -> str:
     return done.stdout
 
 
-def _measured(folder: Path, more: dict[str, float] | None = None) -> Measurement:
+def measure_run(folder: Path, more: dict[str, float] | None = None) -> Measurement:
     """Read the rate from a finished run's folder."""
     rounds = [json.loads(line) for line in read_lines(folder / "active" / "metrics.jsonl")]
     summary = json.loads((folder / "summary.json").read_bytes())

@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from benchmarks import bare, footprint, joint, ours
+from benchmarks import bare, footprint, joint, ours, relayed
 from benchmarks.contest import Contestant, compete, print_bytes, print_table, write_json
 from benchmarks.task import Task
 
@@ -26,6 +26,7 @@ CONTESTANTS: dict[str, Contestant] = {
     "bare-tuned": bare.run_tuned,
     "ours": ours.run,
     "ours-in-process": ours.run_in_process,
+    "relayed": relayed.run,
 }
 TASK_NAMES = ("small", "large", "resnet")
 

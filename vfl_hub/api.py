@@ -47,8 +47,8 @@ def make_api(node: Node, token: str) -> FastAPI:
     """Returns the application. ``token``: the token that requests must have."""
 
     def check(request: Request) -> None:
-        given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(given.encode(), token.encode()):
+        presented = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(presented.encode(), token.encode()):
             raise HTTPException(401, "the token is wrong")
 
     app = FastAPI(title="vfl node", version=version(), dependencies=[Depends(check)])

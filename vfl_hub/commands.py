@@ -160,13 +160,13 @@ def admit(member: str, pin: str | None, folder: Path, database: str) -> None:
             f"{member}: has not asked to join. Run `vfl-party join TOKEN` there first.",
         )
     for one in waiting:
-        shown = pem.compute_pin(pem.parse_request(one["request"].encode(), Path(member)))
-        if pin is None and not click.confirm(f"{member} has the key {shown}. Admit it?"):
+        own_pin = pem.compute_pin(pem.parse_request(one["request"].encode(), Path(member)))
+        if pin is None and not click.confirm(f"{member} has the key {own_pin}. Admit it?"):
             continue
-        if pin not in (None, shown):
+        if pin not in (None, own_pin):
             raise InputError(
                 Code.IDENTITY_MISMATCH,
-                f"--pin {pin}: is not that of the request (got {shown}). Ask {member} again.",
+                f"--pin {pin}: is not that of the request (got {own_pin}). Ask {member} again.",
             )
         sign_member(store, folder / "certs", one)
         click.echo(f"{member} is a member")

@@ -152,7 +152,9 @@ def _read(value: Any, kind: str, model: type[Any]) -> tuple[Envelope, Any]:
             raise ValueError(f"it has more than {MAX_DOCUMENT:,} bytes")
         return envelope, parse(model, envelope.statement, name)
     except ValueError as error:
-        raise InputError(Code.MALFORMED_MESSAGE, f"{name}: cannot be read ({error}).") from None
+        raise InputError(
+            Code.MALFORMED_MESSAGE, f"{name}: cannot be read ({error}). Sign it again."
+        ) from None
 
 
 def verify(envelope: Envelope, name: str, pin: str, authority: Credentials) -> None:

@@ -10,6 +10,7 @@ import secrets
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as Late
@@ -20,7 +21,7 @@ from vfl_common.text import host_and_port
 from vfl_hub.streams import SWITCHED, join_streams, read_head
 
 log = logging.getLogger(__name__)
-_HEAD_S, _TLS_HELLO = 10.0, b"\x16"
+_HEAD_S, _POLL_S, _TLS_HELLO = 10.0, 0.02, b"\x16"
 # The maximum number of connections; more are closed at once.
 MAX_CONNECTIONS = 4096
 SERVER = "server"
@@ -51,7 +52,7 @@ class _Pending:
     run: str
     member: str
     arrived: Future[socket.socket] = field(default_factory=Future)
-    told: bool = False
+    reported: bool = False
 
 
 class Tunnels:
@@ -85,10 +86,10 @@ class Tunnels:
             chosen = {
                 number: pending
                 for number, pending in self._pending.items()
-                if pending.member == member and not pending.told
+                if pending.member == member and not pending.reported
             }
             for pending in chosen.values():
-                pending.told = True
+                pending.reported = True
         return [{"tunnel": number, "run": pending.run} for number, pending in chosen.items()]
 
     def serve(self, path: str, token: str, sock: socket.socket) -> None:
@@ -115,7 +116,7 @@ class Tunnels:
         if route is None or not allowed or target not in (SERVER, route.active):
             _refuse(sock, REFUSED)
             return
-        other = self._reach_server(route) if target == SERVER else self._reach_party(run, target)
+        other = self._reach_server(run) if target == SERVER else self._reach_party(run, target)
         if other is None:
             _refuse(sock, ABSENT)
             return
@@ -127,8 +128,16 @@ class Tunnels:
     def _is_valid(self, token: str, run: str, member: str) -> bool:
         return hmac.compare_digest(token.encode(), self.make_token(run, member).encode())
 
-    def _reach_server(self, route: RunRoute) -> socket.socket | None:
-        if route.port is None:
+    def _reach_server(self, run: str) -> socket.socket | None:
+        """Waits for the server, which may just be starting: programs that are refused wait longer
+        before they try again.
+        """
+        give_up_s = time.monotonic() + self._wait_s
+        while (route := self._find_route(run)) is not None and route.port is None:
+            if time.monotonic() > give_up_s:
+                return None
+            time.sleep(_POLL_S)
+        if route is None or route.port is None:
             return None
         try:
             sock = socket.create_connection(("127.0.0.1", route.port), _HEAD_S)

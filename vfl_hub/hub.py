@@ -169,7 +169,7 @@ class FederationHub:
         self._waiters: set[asyncio.Event] = set()
         self._work = asyncio.Event()
 
-    # -- called by other threads
+    # Other threads call these methods.
 
     def wake(self) -> None:
         """Looks at all runs soon, and answers the nodes that wait. Any thread may call it."""
@@ -184,7 +184,7 @@ class FederationHub:
             return None
         return RunRoute(parties, self._active[run], server.port)
 
-    # -- called in the loop
+    # Only the thread of the loop calls these methods.
 
     def _wake(self) -> None:
         self._work.set()
@@ -291,7 +291,7 @@ class FederationHub:
         self._routes.pop(entry.id, None)
         threading.Thread(target=server.stop, daemon=True).start()
 
-    # -- requests
+    # The requests of members follow.
 
     def join(self, asked: JoinRequest) -> dict[str, Any]:
         """Stores the request of an invited member. Returns its certificate once it is signed."""

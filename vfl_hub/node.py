@@ -41,7 +41,7 @@ from vfl_hub.store import ENDED
 from vfl_hub.streams import Client, join_streams
 
 log = logging.getLogger(__name__)
-_TUNNEL_S, _CONNECT_S, _APPROVE_S = 30.0, 10.0, 300.0
+_TUNNEL_S, _CONNECT_S, _POLL_S = 30.0, 10.0, 0.02
 _MIN_WAIT_S, _MAX_WAIT_S = 0.2, 5.0
 _HOLD_S = 40.0
 DEFAULT_DAYS = 7
@@ -99,7 +99,12 @@ class _Run:
         self.last = {**event, "at": time.time()}
 
     def accept(self, number: str) -> None:
-        """Opens this end of a tunnel to the party's process. Any thread may call it."""
+        """Opens this end of a tunnel to the party's process, which may just be starting. Any
+        thread may call it.
+        """
+        give_up_s = time.monotonic() + _CONNECT_S
+        while not self.address and time.monotonic() < give_up_s:
+            time.sleep(_POLL_S)
         try:
             tunnel = self._node.address.open_tunnel(
                 f"/tunnel/accept/{number}", self.token, _TUNNEL_S
@@ -189,7 +194,7 @@ class Node:
         self.stopped = threading.Event()
         self._outbox: queue.SimpleQueue[Callable[[Client], None]] = queue.SimpleQueue()
 
-    # -- the hub
+    # These methods talk to the hub.
 
     def run(self) -> None:
         """Talks to the hub until ``stopped`` is set."""
@@ -351,7 +356,7 @@ class Node:
             envelope = self._known[number].entry["envelope"]
         return documents.read_proposal(envelope).proposal.recipe
 
-    # -- proposals
+    # These methods take, make and answer proposals.
 
     def _update(self, entry: dict[str, Any]) -> None:
         read = documents.read_proposal(entry["envelope"])
@@ -443,7 +448,8 @@ class Node:
         name = self.settings.name
         if name not in read.parties:
             raise InputError(
-                Code.CONFIG_INVALID, f"{number[:16]}: {name} is not a party of this run."
+                Code.CONFIG_INVALID,
+                f"{number[:16]}: {name} is not a party of this run. Approve another one.",
             )
         data = read.proposal.data[name]
         if data not in self.settings.data:
@@ -489,7 +495,9 @@ class Node:
         finally:
             file.unlink(missing_ok=True)
         if process.status:
-            raise InputError(Code.REFUSED, f"{read.id[:16]}: {process.sentence()}")
+            raise InputError(
+                Code.REFUSED, f"{read.id[:16]}: no grant is signed ({process.sentence()}). Deny it."
+            )
 
     def vote(self, number: str, kind: Literal["deny", "stop"], why: str = "") -> None:
         """Signs and sends a denial, or a request to stop the run. Raises VflError."""
@@ -525,7 +533,7 @@ class Node:
             )
         return sorted(rows, key=lambda row: -float(row["at"]))
 
-    # -- runs
+    # These methods run parties.
 
     def _watch(self) -> None:
         """Begins, ends and removes runs as their states say."""
@@ -634,7 +642,7 @@ class Node:
         for number in old:
             shutil.rmtree(self.folder / "runs" / number[:16], ignore_errors=True)
 
-    # -- files
+    # These methods read and write the files of the node.
 
     def _save(self, number: str) -> None:
         known = self._known[number]

@@ -82,6 +82,10 @@ class NodeFile(Section):
     """The federation's CA, and this member's certificate and key."""
     gateway: bool = False
     """Whether a gateway with a public certificate ends TLS in front of the hub."""
+    plain_tunnels: bool = True
+    """Whether tunnels begin without TLS. What they carry is encrypted from party to party, so TLS
+    around it only helps where a proxy or a gateway requires it; ``gateway`` implies it.
+    """
     proxy: Annotated[str, match_pattern(r"http://\S+", "a URL as http://host:port")] | None = None
     """The HTTP proxy to the hub, ``http://user:password@host:port``."""
     folder: str = "node"
@@ -100,7 +104,7 @@ class NodeFile(Section):
             "" if self.gateway else self.hub_name,
             Path(self.tls.ca),
             self.proxy or "",
-            plain_tunnels=not self.gateway,
+            plain_tunnels=self.plain_tunnels and not self.gateway,
         )
 
 
