@@ -307,6 +307,17 @@ def describe_label_exposure(exchanges: Iterable[ExchangeSummary]) -> str:
     return " ".join(sentences)
 
 
+def describe_linkage_exposure(exchanges: Iterable[ExchangeSummary]) -> str:
+    """Returns a sentence about the encodings of a fuzzy linkage; '' if none are sent."""
+    receivers = [line.receiver for line in exchanges if line.sent.startswith("rows encodings ")]
+    if not receivers:
+        return ""
+    return (
+        f"The encodings show {receivers[0]} how similar any two rows are: a server with a list of "
+        "the same people named 100 % of 1,000 rows (public data, FEBRL 4). Try vfl leaks."
+    )
+
+
 class Absence(_Model):
     """Consecutive training steps of a phase that were computed without a party because it was late
     or away.

@@ -70,8 +70,8 @@ def show(
     "people" is the number of rows with values of their own in the bundles. Sums, means and weights
     are about no single person, so they have 0. "numbers" are counted before the codec, "bytes"
     after it. With --id, ID is an id in the party's table, in any form that the id rules make equal.
-    The numbers about this person have a separate column. The masked ids of an entity alignment are
-    not counted.
+    The numbers about this person have a separate column. The masked ids of an alignment by psi are
+    not counted; the encodings of a fuzzy linkage are.
 
     The command also checks the record, as verify does. If the record is not as it was signed, the
     last sentence says why, and the exit code is 2.

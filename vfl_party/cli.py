@@ -222,12 +222,12 @@ def predict(
     """Take part in a joint prediction with a trained run.
 
     Every party runs this, with vfl-server run --predict at the server. All parties must give the
-    same ids, unless the recipe has rows.align = "psi". Only the active party gets and writes the
-    result: a row for each row of its table, in its order, with its own ids. At the end every party
-    reports how many of its rows are predicted, and why the other rows are left out. If a party is
-    missing past the deadline, the active party writes its rows without a joint score, and ends with
-    exit code 5. With --student the active party contacts no other party and no server: the student
-    model that the run has trained scores all of its rows.
+    same ids, unless the recipe has rows.align = "psi" or "fuzzy". Only the active party gets and
+    writes the result: a row for each row of its table, in its order, with its own ids. At the end
+    every party reports how many of its rows are predicted, and why the other rows are left out. If a
+    party is missing past the deadline, the active party writes its rows without a joint score, and
+    ends with exit code 5. With --student the active party contacts no other party and no server: the
+    student model that the run has trained scores all of its rows.
 
     \b
     Examples:
@@ -371,13 +371,13 @@ def forget(
     The command finds the data of the person in the runs, removes what can be removed, and reports
     which models must be trained again. ID is the id in the party's own table, or any spelling that
     the run's id rules make the same. With several id columns, give a value for each. The person's
-    rows are removed from the predictions in the run folders. Checkpoints contain no id, but weights
-    depend on every training row. So a model that was trained with the row must be trained again,
-    after the row was removed from the table. Run this command before you remove the row: only the
-    table of the training shows for certain how the row was used. Once the table has changed, the
-    party's record shows whether a run had the row. Files that vfl-party predict wrote elsewhere are
-    listed, but not changed. If neither the table nor a run has the id, the exit code is 2. Every
-    party must run the command for itself.
+    rows are removed from the predictions in the run folders, and from the samples of fuzzy
+    linkages. Checkpoints contain no id, but weights depend on every training row. So a model that
+    was trained with the row must be trained again, after the row was removed from the table. Run
+    this command before you remove the row: only the table of the training shows for certain how the
+    row was used. Once the table has changed, the party's record shows whether a run had the row.
+    Files that vfl-party predict wrote elsewhere are listed, but not changed. If neither the table
+    nor a run has the id, the exit code is 2. Every party must run the command for itself.
 
     \b
     Examples:
@@ -386,7 +386,7 @@ def forget(
     """
     from vfl_common.run_folder import RunFolder
     from vfl_party.assembly.files import read_files
-    from vfl_party.predict.forget import absent, outputs, person, trace
+    from vfl_party.predict.forget import absent, clear_sample, outputs, person, trace
     from vfl_party.record.book import folder_of
 
     if (trained is None) == (not all_runs):
@@ -412,12 +412,15 @@ def forget(
     is_in_table, is_known = person_ids.in_table(None), False
     for path in folders:
         folder = RunFolder(path, path.parent.name)
-        if folder.facts().get("job") != "train":
-            continue
-        traces = trace(folder, name, person_ids, remove=not dry_run)
-        is_in_table, is_known = is_in_table or not traces.lacks_it, is_known or traces.has_row
-        click.echo(traces.verdict)
-        for trace_item in traces.held:
+        if folder.facts().get("job") == "train":
+            traces = trace(folder, name, person_ids, remove=not dry_run)
+            is_in_table, is_known = is_in_table or not traces.lacks_it, is_known or traces.has_row
+            click.echo(traces.verdict)
+            held = [*traces.held]
+        elif held := clear_sample(folder, person_ids, remove=not dry_run):
+            is_known = True
+            click.echo(f"{folder.run_id}: linked the row for a prediction")
+        for trace_item in held:
             text = clean(str(trace_item), LINE)
             click.echo(f"  {text.replace('; removed', '; would be removed') if dry_run else text}")
     for trace_item in outputs(out, name, person_ids):

@@ -14,7 +14,7 @@ REMEDY = {
     Code.CONFIG_INVALID: "correct the key that the sentence names",
     Code.FILE_INVALID: "correct, restore or free the file that the sentence names",
     Code.DATA_INVALID: "correct the table; `vfl-party check` shows its rows and columns",
-    Code.ROWS_DIFFER: 'give all parties the same ids, or set `rows.align = "psi"`',
+    Code.ROWS_DIFFER: 'give all parties the same ids, or set `rows.align = "psi"`, or `"fuzzy"` without exact ids',
     Code.CERTIFICATE_INVALID: "get a new certificate from the CA administrator; `vfl certs show` explains one",
     Code.IDENTITY_MISMATCH: "compare name and pin with the other organisation",
     Code.NOT_IN_RECIPE: "add the party to every copy of the recipe, or correct its name",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,9 @@ import pytest
 import vfl
 from tests.harness import matching
 from tests.harness.errors import raises
+from tests.harness.federation import Federation, toml
+from tests.harness.granting import command, needs_grants
+from vfl.summary.table import yield_protection_notes
 from vfl_common.config.recipe_tables import FuzzyField
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.linkage import ENCODING_BYTES, link
@@ -130,6 +136,14 @@ def test_a_run_links_rows_with_typing_errors(processes: bool, tmp_path: Path) ->
         make_recipe("bank", "shop", alignment=Path(run.folder).name), TWO, quiet=True, out=tmp_path
     )
     assert again.metrics == run.metrics
+    # It sends no encodings, so there is nothing to warn of.
+    reused = vfl.forecast(make_recipe("bank", "shop", alignment="earlier"), rows=330)
+    assert reused.by_phase["align"].payload_bytes == again.bytes.by_phase["align"].payload_bytes
+    warned = [
+        any("encodings show server" in note for note in yield_protection_notes(each.summary))
+        for each in (run, again)
+    ]
+    assert warned == [True, False]
     for fuzzy, error, words in (
         ({"fields": {"name": {}, "birth": {}}}, InputError, "rows.fuzzy.fields"),
         ({"min_precision": 1.0}, PeerError, "precision"),
@@ -308,3 +322,105 @@ def test_unusable_settings_are_refused() -> None:
         make_recipe("bank", "shop", fuzzy={"fields": {}})
     with raises(InputError, Code.CONFIG_INVALID, names="baseline"):
         vfl.simulate(make_recipe("bank", "shop"), TWO, quiet=True, baseline="combined")
+
+
+@pytest.fixture(scope="module")
+def linked(tmp_path_factory: pytest.TempPathFactory) -> Federation:
+    """A federation of programs that has linked rows and trained once."""
+    folder = tmp_path_factory.mktemp("linked")
+    tables = {}
+    for name, frame, label in (("bank", BANK, {"label": "y"}), ("shop", SHOP, {})):
+        frame.to_csv(folder / f"{name}.csv", index=False)
+        tables[name] = {"source": f"{name}.csv", "id": COLUMNS, "format": "text", **label}
+    made = Federation(folder, make_recipe("bank", "shop").to_dict(), tables)
+    with made:
+        made.start_all()
+        made.finish()
+    return made
+
+
+def ask(federation: Federation, name: str, *words: str) -> str:
+    """Returns what ``vfl-party WORDS`` prints about a party file."""
+    federation.address = "127.0.0.1:1"
+    path = federation.write_party(name).name
+    words = tuple(path if word == "FILE" else word for word in words)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(federation.folder)
+        result = command(federation.folder, *words)
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result.output
+
+
+def get_cells(frame: pd.DataFrame, row: int) -> list[str]:
+    return [str(cell) for cell in frame.fillna("").loc[row, COLUMNS]]
+
+
+def get_run(federation: Federation) -> Path:
+    (path,) = (federation.folder / "runs").glob("*/shop")
+    return path
+
+
+def test_the_record_and_the_account_count_encodings_of_all_people(linked: Federation) -> None:
+    lines = ask(linked, "shop", "disclosures", "show", "FILE", "--json").splitlines()
+    (line,) = [each for text in lines if (each := json.loads(text))["exchange"] == "encodings"]
+    assert (line["people"], line["numbers"]) == (len(SHOP), ENCODING_BYTES * len(SHOP))
+    # Nobody but the shop has this person, who is not linked.
+    alone = next(row for row in SHOP.index if row not in BANK.index)
+    cells = [word for cell in get_cells(SHOP, alone) for word in ("--id", cell)]
+    lines = ask(linked, "shop", "disclosures", "show", "FILE", "--json", *cells).splitlines()
+    about = {each["exchange"]: each["of_person"] for each in map(json.loads, lines)}
+    assert about["encodings"] == ENCODING_BYTES
+    for name, peer in (("bank", "shop"), ("shop", "bank")):
+        lines = ask(linked, name, "account", "FILE", "--json").splitlines()
+        spent = {each["peer"]: each["spent"] for each in map(json.loads, lines)}
+        assert spent["server"]["numbers_of_a_person"] == ENCODING_BYTES
+        assert spent["server"]["predictions"] == 0
+        assert spent["server"]["alignments"] == spent[peer]["alignments"] == 1
+
+
+def test_a_forecast_of_an_account_counts_encodings_once(linked: Federation) -> None:
+    needs_grants(linked, "shop")
+    limits = {"numbers_of_a_person": 9, "alignments": 9}
+    linked.extra["shop"]["policy"]["account"] = limits
+    output = ask(linked, "shop", "approve", "FILE", "--yes")
+    linked.extra.clear()
+    spent = f"{ENCODING_BYTES} numbers about one person are spent at server"
+    assert f"{spent}, and 1 run would make it {2 * ENCODING_BYTES}" in output
+    assert "1 alignments are spent at server, and 1 run would make it 2" in output
+    assert f"about one person server would get at most {ENCODING_BYTES} numbers" in output
+    assert "align rows to server: a server with a list of the same people named 100 %" in output
+    assert "align rows, open rows: no leaks were measured" in output
+
+
+def test_a_check_warns_of_the_servers_list(linked: Federation) -> None:
+    output = ask(linked, "shop", "check", "FILE", "--offline")
+    assert "note  alignment     The encodings show server how similar any two rows are" in output
+    run = get_run(linked).parent.name
+    recipe = (linked.folder / "recipe.toml").read_text()
+    reused = make_recipe("bank", "shop", alignment=run).to_dict()
+    (linked.folder / "recipe.toml").write_text(toml(reused))
+    output = ask(linked, "shop", "check", "FILE", "--offline")
+    (linked.folder / "recipe.toml").write_text(recipe)
+    # The rows are not linked again.
+    assert "encodings" not in output
+    assert f"common, as run {run} found" in output
+    assert "the run divides only the common rows" in output
+
+
+def test_a_forgotten_person_leaves_the_sample(linked: Federation) -> None:
+    path = get_run(linked) / "alignment" / "sample.csv"
+    # A joint prediction has a sample, too.
+    predicted = linked.folder / "runs" / "predicted" / "shop"
+    shutil.copytree(path.parent.parent, predicted)
+    facts = json.loads((predicted / "run.json").read_text())
+    (predicted / "run.json").write_text(json.dumps(facts | {"job": "predict"}))
+    before = path.read_text().splitlines()
+    cells = next(csv.reader(before))[2:]
+    output = ask(linked, "shop", "forget", "FILE", *cells, "--all", "--dry-run")
+    assert f"{path.relative_to(linked.folder)}: a line with the person's fields" in output
+    assert path.read_text().splitlines() == before
+    output = ask(linked, "shop", "forget", "FILE", *cells, "--all")
+    assert path.read_text().splitlines() == before[1:]
+    assert (predicted / "alignment" / "sample.csv").read_text() == path.read_text()
+    assert output.count("the review of links; removed") == 2
+    assert "sample.csv" not in ask(linked, "shop", "forget", "FILE", *cells, "--all")

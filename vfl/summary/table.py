@@ -25,6 +25,7 @@ from vfl_common.summary import (
     Summary,
     Worth,
     describe_label_exposure,
+    describe_linkage_exposure,
 )
 from vfl_common.text import clean, format_percent
 
@@ -437,8 +438,8 @@ _WHERE = "in our rehearsals on a public data set, not on yours"
 
 
 def yield_protection_notes(summary: Summary) -> Iterator[str]:
-    """Yields a note for each kind of tensor that an attack can exploit: gradients without a
-    defence, gradients with noise, and embeddings without a defence.
+    """Yields a note for each kind of tensor that an attack can exploit: encodings of rows,
+    gradients without a defence, gradients with noise, and embeddings without a defence.
 
     Noise on gradients gets a note because attacks that average over all epochs can remove it.
     A regression has no note on gradients, because the label inference attacks infer classes.
@@ -458,6 +459,8 @@ def yield_protection_notes(summary: Summary) -> Iterator[str]:
     gradients = _list_undefended(sent, _SENT_FILTERS)
     embeddings = _list_undefended(received, _RECEIVED_FILTERS)
     noisy = _join_phases(exchange for exchange in sent if _count_filters(exchange) > _SENT_FILTERS)
+    if linkage := describe_linkage_exposure(summary.exchanges):
+        yield linkage
     if classes and gradients:
         yield (
             f"Gradients of {gradients} leave without a defence: a passive party can infer the "

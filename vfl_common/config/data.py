@@ -167,8 +167,8 @@ class DataSettings(Section):
     row of the source, ``drop`` keeps no such row.
     """
     expect_common: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
-    """With psi: the expected share of this party's rows that all parties hold. A smaller share
-    gives a warning.
+    """With psi or fuzzy: the expected share of this party's rows that all parties hold. A smaller
+    share gives a warning.
     """
     label: str | None = None
     """The label column. The active party needs it, except for named sets, whose label is

@@ -238,8 +238,8 @@ class PartyFile(Section):
     or a table.
     """
     alignments_a_day: PositiveInt = 24
-    """The maximum number of psi alignments per day with one table. A peer that may align often can
-    guess ids.
+    """The maximum number of alignments by psi, or of fuzzy linkages, per day with one table. A peer
+    that may align often can guess ids.
     """
     peer_rows_at_most: PositiveInt | None = None
     """The maximum number of rows of another party: with psi, the ids that this party masks for it;

@@ -37,7 +37,7 @@ class AccountLimits(Section):
     split whose side the peer learns. Default: no limit.
     """
     alignments: Limit | None = None
-    """The maximum number of alignments by psi. Default: no limit."""
+    """The maximum number of alignments by psi, or of fuzzy linkages. Default: no limit."""
     predictions: Limit | None = None
     """The maximum number of rows in joint predictions. Default: no limit."""
     predictions_of_a_person: Limit | None = None

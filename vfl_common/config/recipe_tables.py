@@ -125,8 +125,8 @@ class RowsSettings(Section):
     passive party holds other rows of the same columns.
     """
     at_least: CountOrShare = 1
-    """With psi: the minimum number of common rows, or their minimum share of each party's rows.
-    With fewer, the run ends before any party learns which rows are common; with ``keys`` or
+    """With psi or fuzzy: the minimum number of common rows, or their minimum share of each party's
+    rows. With fewer, the run ends before any party learns which rows are common; with ``keys`` or
     ``fuzzy``, before training. With ``partial``, the minimum applies to each party's rows that are
     used.
     """
@@ -135,8 +135,8 @@ class RowsSettings(Section):
     fuzzy: FuzzySettings = FuzzySettings()
     """With fuzzy: the fields, and the quality of links."""
     alignment: RunName | None = None
-    """With psi: the id of an earlier run of the same parties and tables, whose common rows are used
-    instead of a new alignment.
+    """With psi or fuzzy: the id of an earlier run of the same parties and tables, whose common rows
+    are used instead of a new alignment.
     """
     partial: bool = False
     """With psi: whether to use all rows that the active party and at least one passive party hold.

@@ -17,6 +17,7 @@ from vfl_common.bundle import BundleSpec
 from vfl_common.config.party import PartyFile
 from vfl_common.config.policy import AccountLimits, PolicySettings
 from vfl_common.errors import Code, InputError
+from vfl_common.psi import PHASE
 from vfl_common.run_folder import RunFolder
 from vfl_common.text import count
 from vfl_governance.account.store import Standing, standing
@@ -552,11 +553,11 @@ class _AmountCounter:
         sent, up = get_sent(party, exchange)
         chain = chains.up if up else chains.down
         sizes = dict(occurrence.sizes)
-        row_cost, rows = _RowCost(), sizes.get("rows", 0)
+        row_cost, rows = _RowCost(), sizes.get(sent.row_word, 0)
         if occurrence.empty == ("up" if up else "down"):
             return
         numbers, payload = _compute_size(exchange, sent, chain, occurrence.sizes, phase)
-        if sent.about_rows and rows:
+        if rows:
             cost = chain.costs
             costs = replace(cost, times=cost.times * len(sent.tensors)) if cost else None
             row_cost = _RowCost(-(-numbers // rows), -(-payload // rows), 0, costs)
@@ -576,11 +577,12 @@ class _AmountCounter:
     def finish(self) -> None:
         """Adds the maximum amounts per person for each peer."""
         by_split: dict[tuple[str, str], PlannedDisclosure] = defaultdict(PlannedDisclosure)
-        for (peer, *_), rows_by_cost in self._rounds.items():
-            rows = sum(rows_by_cost.values())
-            fitting = [count for count in self._splits.values() if count >= rows]
+        for (peer, phase, *_), rows_by_cost in self._rounds.items():
+            rows, aligns = sum(rows_by_cost.values()), phase == PHASE
+            fitting = [count for count in self._splits.values() if count >= rows and not aligns]
             split_rows = min(fitting) if fitting else max(self._splits.values())
-            times = -(-rows // split_rows)
+            # A linkage has each row of the table once, whatever its split will be.
+            times = 1 if aligns else -(-rows // split_rows)
             splits = [
                 name for name, count in self._splits.items() if not fitting or count == split_rows
             ]

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vfl_common.errors import Code, InputError
-from vfl_party.align.exchanges import MASKED, TAGS
+from vfl_party.align import MATCHING
 from vfl_party.base.mechanism import Mechanism
 from vfl_party.privacy.accountant import compose
 from vfl_party.record import lines
@@ -208,8 +208,6 @@ _MAX_SUM = 2**62
 # The key of the number of the run in which a person was last predicted.
 _LAST = "last"
 _COST = "cost "
-# The exchanges of psi that are only sent when rows are aligned.
-_MATCHES = frozenset({MASKED.name, TAGS.name})
 # The exchanges that send bits. Their lines name a row once for each bit about the row.
 _BITS = frozenset({("partition", "up"), ("walk", "up")})
 
@@ -332,7 +330,8 @@ class AccountSums:
             return Added({_COST + line.cost: (np.unique(table), uses)} if uses else {}, {})
         run = self._get_run(peer, line)
         rows, who, times, answered = self._get_mention(line, table, run.person)
-        aligns = line.way.exchange in _MATCHES and run.aligned != line.way.generation
+        matches = line.way.exchange in MATCHING
+        aligns = matches and run.aligned != line.way.generation
         counts = {
             "bundles": 1,
             "numbers": line.numbers,
@@ -342,7 +341,8 @@ class AccountSums:
             "asked": line.asked,
         }
         people: People = {}
-        if line.way.job != "train":
+        # Encodings are of all rows of the table, and not only of those to predict.
+        if line.way.job != "train" and not matches:
             predicted, prediction_counts = self._find_predicted(line, peer, run, who, answered)
             counts["predictions"] = int(prediction_counts.sum())
             people["predictions_of_a_person"] = predicted, prediction_counts

@@ -27,7 +27,7 @@ from vfl_common.errors import ChangedError, Code, InputError
 from vfl_common.stages import AggregationPlan, Job, Planned
 from vfl_common.summary import ExchangeSummary
 from vfl_common.text import hide_passwords
-from vfl_party.align import AlignedRows, make_alignment
+from vfl_party.align import AlignedRows, list_occurrences, make_alignment
 from vfl_party.assembly.models import build_models, load_models
 from vfl_party.base.devices import get_random_states, set_random_states
 from vfl_party.base.mechanism import Mechanism
@@ -303,9 +303,7 @@ class Assembled:
     def exchanges(self) -> list[ExchangeSummary]:
         """The exchanges of the phases with their chains. Empty if there is no passive party."""
         party, recipe = self.party, self.party.recipe
-        aligning = make_alignment(recipe, divides=self.opened.divides).occurrences(
-            len(self.prepared.table)
-        )
+        aligning = list_occurrences(recipe, len(self.prepared.table), divides=self.opened.divides)
         occurrences = {
             (occurrence.step.phase, occurrence.exchange.name): occurrence for occurrence in aligning
         }.values()

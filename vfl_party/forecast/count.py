@@ -23,7 +23,7 @@ from vfl_common.config.recipe import Recipe, divide, load_recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.frames import BundleSizes, sizes
 from vfl_common.summary import ExchangeSummary, LinkBytes
-from vfl_party.align import make_alignment
+from vfl_party.align import list_occurrences
 from vfl_party.assembly.models import encoder_settings
 from vfl_party.assembly.party import Load, load
 from vfl_party.assembly.trial import try_parties, try_party
@@ -197,7 +197,7 @@ def forecast_of(party: Party, rows: int, ended: Mapping[str, int] | None = None)
     """
     recipe, counter = party.recipe, _ExchangeCounter()
     alignment_phases = groupby(
-        make_alignment(recipe).occurrences(rows), key=lambda occurrence: occurrence.step.phase
+        list_occurrences(recipe, rows), key=lambda occurrence: occurrence.step.phase
     )
     phases = []
     for name, occurrences in alignment_phases:

@@ -19,7 +19,8 @@ from typing import Any, Protocol
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.rpc.messages import MAX_SHOWN_BYTES
 from vfl_common.text import LINE, clean, list_names, to_json
-from vfl_party.align import make_alignment
+from vfl_party.align import list_occurrences
+from vfl_party.align.digest import OPENING
 from vfl_party.assembly.party import OpenedParty
 from vfl_party.outbound.declared import Exchange, Occurrence, Sent
 from vfl_party.phases.context import Party
@@ -184,10 +185,12 @@ def plan_sent(party: Party, rows: int) -> SendingPlan | None:
         spec = occurrence.exchange.spec(sent, phase, dict(occurrence.sizes))
         wire = (both_chains.up if up else both_chains.down).wire_spec(spec)
         plan.payload_bytes += wire.payload_bytes * len(to)
-        batch = dict(occurrence.sizes).get("rows", 0)
-        if not (sent.about_rows and batch) or phase not in phases:
+        batch = dict(occurrence.sizes).get(sent.row_word, 0)
+        # A policy counts no values of the ids that are compared before the first phase.
+        if not batch or phase == OPENING:
             continue
-        plan.batches[phase, name] = min(batch, plan.batches.get((phase, name), batch))
+        if phase in phases:
+            plan.batches[phase, name] = min(batch, plan.batches.get((phase, name), batch))
         width = -(-sum(math.prod(tensor.shape) for tensor in spec.tensors.values()) // batch)
         for peer in to:
             key = (peer, phase, name, occurrence.step.round)
@@ -219,7 +222,7 @@ def _add_people(
 
 def occurrences(party: Party, rows: int) -> Iterator[Occurrence]:
     """Yields all occurrences of exchanges in a run with a table of ``rows`` rows."""
-    yield from make_alignment(party.recipe).occurrences(rows)
+    yield from list_occurrences(party.recipe, rows)
     for phase in party.course.phases:
         traffic = phase.method.traffic(party, phase.name, phase.settings)
         if traffic is not None:

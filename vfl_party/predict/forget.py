@@ -1,13 +1,15 @@
 """Finds what a party's folders of runs contain about one person, removes what can be removed, and
 reports which models were trained with the row.
 
-The scores of test rows are removed. A checkpoint contains no id; its weights have learned from the
-row and do not forget it. Metrics and the digest of the rows stay, because resuming the run and its
-summary depend on them.
+The scores of test rows are removed, and the person's line in the sample of a fuzzy linkage. A
+checkpoint contains no id; its weights have learned from the row and do not forget it. Metrics and
+the digest of the rows stay, because resuming the run and its summary depend on them.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,9 +25,11 @@ from vfl_common import scorings
 from vfl_common.config.data import DataSettings, get_unaligned_settings, without_features
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, VflError
+from vfl_common.files import private_file
 from vfl_common.run_folder import RunFolder
 from vfl_common.text import hide_passwords
 from vfl_party.align import AlignmentContext, make_alignment
+from vfl_party.align.state import FOLDER
 from vfl_party.assembly.party import TRAINING, open_party
 from vfl_party.data.id_rules import SEPARATOR, spell_ids, split_keys
 from vfl_party.data.ids import Ids
@@ -36,6 +40,8 @@ from vfl_party.predict.results import KEPT, MATCHED, id_names, write_table
 from vfl_party.predict.run import encoder_of
 from vfl_party.record.history import RecordHistory
 
+# The sample of links for a review, which ``vfl_party.align.fuzzy`` writes.
+SAMPLE = f"{FOLDER}/sample.csv"
 # Number of bytes of a file that are searched at once.
 _CHUNK = 1 << 20
 Mask = np.ndarray[tuple[int], np.dtype[np.bool_]]
@@ -231,6 +237,7 @@ def trace(folder: RunFolder, name: str, who: Person, *, remove: bool) -> Trace:
         part = _find_purpose(folder, recipe, name, who)
         held = [
             *_drop_scores(folder.path / KEPT, who, recipe, remove=remove),
+            *_drop_sample(folder.path / SAMPLE, who, recipe, remove=remove),
             *_find_other_files(folder.path, who, recipe),
         ]
     finally:
@@ -238,6 +245,19 @@ def trace(folder: RunFolder, name: str, who: Person, *, remove: bool) -> Trace:
     start = "" if recipe.start is None else recipe.start.run
     lacks_it = "" if who.in_table(recipe) else hide_passwords(who.settings.source)
     return Trace(folder.run_id, part, tuple(held), start, lacks_it)
+
+
+def clear_sample(folder: RunFolder, who: Person, *, remove: bool) -> list[FileWithId]:
+    """Finds a person in the sample of the fuzzy linkage of a joint prediction.
+
+    With ``remove`` it also removes the person's line. Raises the errors of ``trace``.
+    """
+    if remove:
+        folder.lock()
+    try:
+        return [*_drop_sample(folder.path / SAMPLE, who, folder.recipe(), remove=remove)]
+    finally:
+        folder.unlock()
 
 
 def outputs(out: Path, name: str, who: Person) -> list[FileWithId]:
@@ -348,6 +368,29 @@ def _drop_scores(path: Path, who: Person, recipe: Recipe, *, remove: bool) -> It
         )
 
 
+def _drop_sample(path: Path, who: Person, recipe: Recipe, *, remove: bool) -> Iterator[FileWithId]:
+    """Yields the sample of a fuzzy linkage if it has the person, and removes the line if asked."""
+    if not path.exists():
+        return
+    try:
+        lines = [*csv.reader(io.StringIO(path.read_text(encoding="utf-8"), newline=""))]
+    except (OSError, ValueError, csv.Error):
+        yield FileWithId(path, "cannot be read", "check it yourself")
+        return
+    # A line begins with the number of the link and its similarity.
+    ids = pa.array([SEPARATOR.join(cells[2:]) for cells in lines], pa.large_string())
+    mask = who.match_ids(ids, recipe)
+    if mask.any():
+        if remove:
+            text = io.StringIO()
+            csv.writer(text).writerows(
+                cells for cells, is_person in zip(lines, mask, strict=True) if not is_person
+            )
+            with private_file(path) as file:
+                file.write(text.getvalue().encode())
+        yield FileWithId(path, "a line with the person's fields, for the review of links")
+
+
 def _find_other_files(folder: Path, who: Person, recipe: Recipe) -> Iterator[FileWithId]:
     """Yields other files of the run that contain the id as quoted text, as in JSON."""
     matched = who.normalise_id(recipe)
@@ -356,7 +399,7 @@ def _find_other_files(folder: Path, who: Person, recipe: Recipe) -> Iterator[Fil
         [json.dumps(cell).encode() for cell in cells] for cells in {who.own, normalised_cells}
     ]
     for path in sorted(file for file in folder.rglob("*") if file.is_file()):
-        if path.name != KEPT and any(
+        if path not in (folder / KEPT, folder / SAMPLE) and any(
             all(_contains(path, t) for t in cells) for cells in quoted_ids
         ):
             yield FileWithId(

@@ -28,7 +28,7 @@ from vfl_common.rpc.channel import check_address
 from vfl_common.rpc.exchange.service import SERVICE as EXCHANGE
 from vfl_common.rpc.messages import EMPTY_MESSAGES, PARTY_MESSAGES, Joining
 from vfl_common.rpc.uplink import SERVICE as SESSIONS
-from vfl_common.summary import describe_label_exposure
+from vfl_common.summary import describe_label_exposure, describe_linkage_exposure
 from vfl_common.text import format_percent
 from vfl_party.align import make_alignment
 from vfl_party.align.psi import PsiAlignment
@@ -300,6 +300,7 @@ def _check_assembly(files: PartyFiles, opened: OpenedParty) -> Iterator[Finding]
             f"({format_percent(earlier_count, len(opened.table))}) are common"
         )
         yield Finding("rows", True, f"{shares}, as run {files.recipe.rows.alignment} found")
+        sizes = f"at most {sizes}: the run divides only the common rows"
     elif not alignment.certain and files.recipe.passives:
         sizes = (
             f"at most {sizes}: the rows that all parties have, which are found at the start "
@@ -308,6 +309,8 @@ def _check_assembly(files: PartyFiles, opened: OpenedParty) -> Iterator[Finding]
     yield Finding("rows", True, sizes)
     if isinstance(alignment, PsiAlignment) and files.recipe.passives:
         yield Finding("alignment", True, f"by {alignment.describe()}")
+    if linkage := describe_linkage_exposure(party.exchanges):
+        yield Finding("alignment", True, linkage, note=True)
     few_rows_text = warn_few_rows(len(party.prepared.splits["train"]), _count_classes(party))
     if few_rows_text and not own_rows and not learns_division:
         yield Finding("training", True, few_rows_text, note=True)

@@ -1,4 +1,4 @@
-"""What a person reads before signing has the figures of the pages of results, and fits a screen."""
+"""What a person reads before signing has the figures of the pages, and fits a screen."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vfl_common.bundle import LABELS
 from vfl_governance.grants.shown import MEASURED, Leaving, Measured, get_measurement
 from vfl_party.phases.course import REGISTRY
 
-PAGES = Path(vfl_party.__file__).parent.parent / "docs" / "results"
+PAGES = Path(vfl_party.__file__).parent.parent / "docs"
 _NUMBER = re.compile(r"\d\.\d+")
 
 
@@ -29,14 +29,16 @@ def test_every_figure_is_on_its_page(each: Measured) -> None:
 
 
 def test_the_phases_exist() -> None:
-    known = {*REGISTRY.names(), "predict"}
+    known = {*REGISTRY.names(), "predict", "align"}
     assert {phase for each in MEASURED for phase in each.phases} <= known
 
 
 def test_what_was_not_measured_has_no_line() -> None:
     assert get_measurement("open", "passive", "rows") is None
+    assert get_measurement("align", "passive", "rows", "tags uint8 [tags]") is None
+    assert get_measurement("align", "active", "rows", "rows encodings uint8 [up, 128]")
     found = present(get_measurement("splitnn", "active", "gradient"))
-    assert found.page == "leaks-labels.md"
+    assert found.page == "results/leaks-labels.md"
     assert {each.kind.label for each in MEASURED} <= {*LABELS.values()}
 
 
