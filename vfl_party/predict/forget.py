@@ -377,14 +377,23 @@ def _drop_sample(path: Path, who: Person, recipe: Recipe, *, remove: bool) -> It
     except (OSError, ValueError, csv.Error):
         yield FileWithId(path, "cannot be read", "check it yourself")
         return
+    matched, keys = who.normalise_id(recipe), who.spelling(recipe).key_columns
+    if matched is None or keys is None:
+        return
+    cells = matched.split(SEPARATOR)
+    by_name = {
+        name: cells[place]
+        for name, (place,) in zip(recipe.rows.fuzzy.fields, keys.keys, strict=True)
+    }
+    # The first line has the names of the fields.
+    fields = [by_name.get(name) for name in lines[0][2:]] if lines else []
     # A line begins with the number of the link and its similarity.
-    ids = pa.array([SEPARATOR.join(cells[2:]) for cells in lines], pa.large_string())
-    mask = who.match_ids(ids, recipe)
-    if mask.any():
+    mask = [line[2:] == fields for line in lines]
+    if any(mask):
         if remove:
             text = io.StringIO()
             csv.writer(text).writerows(
-                cells for cells, is_person in zip(lines, mask, strict=True) if not is_person
+                line for line, is_person in zip(lines, mask, strict=True) if not is_person
             )
             with private_file(path) as file:
                 file.write(text.getvalue().encode())
