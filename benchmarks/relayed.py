@@ -23,7 +23,7 @@ from benchmarks.task import Task
 from vfl.certs import authority
 from vfl.simulation.federation import to_toml
 from vfl_common.identity import pem
-from vfl_hub.commands import _ask
+from vfl_hub.library import NodeClient
 from vfl_hub.store import open_store
 
 BIN, HUB, LIMIT_S, _POLL_S = Path(sys.executable).parent, "server", 900.0, 0.02
@@ -102,13 +102,13 @@ def run(task: Task, workdir: Path) -> Measurement:
         node_folder = workdir / f"node-{names[0]}"
         submitted_s = time.time()
         asked = {"recipe": recipe, "data": dict.fromkeys(names, "main")}
-        _ask(node_folder, "/v1/proposals", asked)
+        NodeClient(node_folder).ask("/v1/proposals", asked)
         first_s, state = 0.0, ""
         while state != "done":
             if state in ("failed", "stopped") or time.time() - submitted_s > LIMIT_S:
                 raise RuntimeError(f"the run is {state} after {time.time() - submitted_s:.0f} s")
             time.sleep(_POLL_S if not first_s else 0.5)
-            for row in _ask(node_folder, "/v1/proposals"):
+            for row in NodeClient(node_folder).ask("/v1/proposals"):
                 state = row["state"]
                 if not first_s and row["last"].get("event") == "progress":
                     first_s = row["last"]["at"]

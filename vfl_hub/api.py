@@ -51,7 +51,13 @@ def make_api(node: Node, token: str) -> FastAPI:
         if not hmac.compare_digest(presented.encode(), token.encode()):
             raise HTTPException(401, "the token is wrong")
 
-    app = FastAPI(title="vfl node", version=version(), dependencies=[Depends(check)])
+    app = FastAPI(
+        title="vfl node",
+        version=version(),
+        dependencies=[Depends(check)],
+        docs_url=None,
+        redoc_url=None,
+    )
 
     @app.exception_handler(VflError)
     def refuse(_: Request, error: VflError) -> JSONResponse:

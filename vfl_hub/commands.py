@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 import click
 
 from vfl_common.config.base import read_tables
-from vfl_common.errors import Code, InputError, LostError, PeerError
+from vfl_common.errors import Code, InputError
 from vfl_common.process.logs import Console
 from vfl_common.process.program import EXIT_CODES
 from vfl_common.text import LINE, align_columns, clean, count
+from vfl_hub.library import ENDS, NodeClient
 
 _HUB_FOLDER = click.option(
     "--folder",
@@ -42,9 +40,8 @@ _NODE = click.option(
     type=click.Path(path_type=Path),
     help="Ask the node with this folder.",
 )
-_POLL_S = 0.3
-# States in which a proposal does not change any more, and the exit code of `vfl submit --wait`.
-_ENDS = {"done": 0, "failed": 4, "stopped": 4, "denied": 4, "expired": 3}
+# The exit codes of `vfl submit --wait`.
+_EXITS = {"done": 0, "failed": 4, "stopped": 4, "denied": 4, "expired": 3}
 
 
 @click.command(epilog=EXIT_CODES)
@@ -182,6 +179,7 @@ def admit(member: str, pin: str | None, folder: Path, database: str) -> None:
     help="Write node.toml and certs/ to this folder.",
 )
 @click.option("--proxy", default="", metavar="URL", help="Reach the hub through this HTTP proxy.")
+@click.option("--gateway", is_flag=True, help="Expect a public certificate in front of the hub.")
 @click.option(
     "--wait",
     "wait_s",
@@ -189,7 +187,7 @@ def admit(member: str, pin: str | None, folder: Path, database: str) -> None:
     show_default=True,
     help="Wait at most this many seconds for the keeper of the hub.",
 )
-def join(token: str, folder: Path, proxy: str, wait_s: float) -> None:
+def join(token: str, folder: Path, proxy: str, gateway: bool, wait_s: float) -> None:
     """Join a federation with the TOKEN of an invitation.
 
     The key is made here and stays here. The keeper of the hub admits it after comparing its pin.
@@ -199,7 +197,9 @@ def join(token: str, folder: Path, proxy: str, wait_s: float) -> None:
     """
     from vfl_hub import joining
 
-    path = joining.join(joining.read_token(token), folder, wait_s, click.echo, proxy)
+    path = joining.join(
+        joining.read_token(token), folder, wait_s, click.echo, proxy=proxy, gateway=gateway
+    )
     click.echo(f"{path}: add data sets, then run `vfl-party node {path}`")
 
 
@@ -245,22 +245,14 @@ def submit(
     Example: vfl submit recipe.toml --data bank=customers --data shop=orders --wait
     """
     names = dict(item.partition("=")[::2] for item in data)
-    tables = read_tables(recipe, "recipe")
-    asked = {"recipe": tables, "data": names, "purpose": purpose, "days": days}
-    number = _ask(node, "/v1/proposals", asked)["id"]
+    client = NodeClient(node)
+    number = client.submit(read_tables(recipe, "recipe"), names, purpose=purpose, days=days)
     click.echo(number)
     state = ""
-    while waits and state not in _ENDS:
-        time.sleep(_POLL_S)
-        try:
-            row = _ask(node, f"/v1/proposals/{number}")
-        except InputError:
-            # The node has not received its own proposal from the hub.
-            continue
-        if row["state"] != state:
-            state = row["state"]
-            click.echo(clean(f"{state}: {row['reason']}" if row["reason"] else state, LINE))
-    return _ENDS.get(state, 0)
+    for row in client.follow(number) if waits else ():
+        state = row["state"]
+        click.echo(clean(f"{state}: {row['reason']}" if row["reason"] else state, LINE))
+    return _EXITS.get(state, 0)
 
 
 @click.command(epilog=EXIT_CODES)
@@ -268,7 +260,7 @@ def submit(
 @_NODE
 def proposals(as_json: bool, node: Path) -> None:
     """List the proposals of which this member is a party, the newest first."""
-    _show(_ask(node, "/v1/proposals"), as_json=as_json)
+    _show(NodeClient(node).proposals(), as_json=as_json)
 
 
 @click.command(epilog=EXIT_CODES)
@@ -276,7 +268,7 @@ def proposals(as_json: bool, node: Path) -> None:
 @_NODE
 def queue(as_json: bool, node: Path) -> None:
     """List the proposals that wait or run, in their order."""
-    rows = [row for row in _ask(node, "/v1/proposals") if row["state"] not in _ENDS]
+    rows = [row for row in NodeClient(node).proposals() if row["state"] not in ENDS]
     _show(rows[::-1], as_json=as_json)
 
 
@@ -311,7 +303,7 @@ def _show(rows: list[dict[str, Any]], *, as_json: bool) -> None:
 @_NODE
 def approve(proposal: str, yes: bool, node: Path) -> None:
     """Approve a PROPOSAL, given by its id or the beginning of it."""
-    row = _ask(node, f"/v1/proposals/{proposal}")
+    row = NodeClient(node).ask(f"/v1/proposals/{proposal}")
     rounds = count(len(row["recipe"].get("phases", [])), "phase")
     click.echo(
         clean(
@@ -322,7 +314,7 @@ def approve(proposal: str, yes: bool, node: Path) -> None:
         )
     )
     if yes or click.confirm("approve it?"):
-        _ask(node, f"/v1/proposals/{proposal}/approve", {})
+        NodeClient(node).ask(f"/v1/proposals/{proposal}/approve", {})
         click.echo(f"{row['id'][:12]} is approved")
 
 
@@ -332,7 +324,8 @@ def approve(proposal: str, yes: bool, node: Path) -> None:
 @_NODE
 def deny(proposal: str, why: str, node: Path) -> None:
     """Deny a PROPOSAL permanently."""
-    click.echo(f"{_ask(node, f'/v1/proposals/{proposal}/deny', {'why': why})['id'][:12]} is denied")
+    NodeClient(node).deny(proposal, why)
+    click.echo(f"{proposal[:12]} is denied")
 
 
 @click.command(epilog=EXIT_CODES)
@@ -341,9 +334,8 @@ def deny(proposal: str, why: str, node: Path) -> None:
 @_NODE
 def stop(proposal: str, why: str, node: Path) -> None:
     """Stop the run of a PROPOSAL at all parties."""
-    click.echo(
-        f"{_ask(node, f'/v1/proposals/{proposal}/stop', {'why': why})['id'][:12]} is stopped"
-    )
+    NodeClient(node).stop(proposal, why)
+    click.echo(f"{proposal[:12]} is stopped")
 
 
 @click.command(epilog=EXIT_CODES)
@@ -351,7 +343,7 @@ def stop(proposal: str, why: str, node: Path) -> None:
 @_NODE
 def logs(proposal: str, node: Path) -> None:
     """Print the end of this party's log of a run, as JSON lines."""
-    click.echo(_ask(node, f"/v1/proposals/{proposal}/log")["log"], nl=False)
+    click.echo(NodeClient(node).ask(f"/v1/proposals/{proposal}/log")["log"], nl=False)
 
 
 @click.command(epilog=EXIT_CODES)
@@ -365,40 +357,7 @@ def members(node: Path) -> None:
             facts["known_pin"],
             "" if facts["known_pin"] == facts["pin"] else "THE HUB REPORTS ANOTHER KEY",
         )
-        for name, facts in _ask(node, "/v1/members").items()
+        for name, facts in NodeClient(node).ask("/v1/members").items()
     ]
     for line in align_columns([("member", "state", "pin", ""), *rows]):
         click.echo(line.rstrip())
-
-
-def _ask(node: Path, path: str, value: Any = None) -> Any:
-    """Asks the node. Raises InputError if it refuses or does not run."""
-    try:
-        facts = json.loads((node / "api.json").read_text())
-        token = (node / "api.token").read_text().strip()
-    except (OSError, ValueError):
-        raise InputError(
-            Code.FILE_INVALID,
-            f"{node}: no node runs there. Start `vfl-party node`, or give --node FOLDER.",
-        ) from None
-    request = urllib.request.Request(  # noqa: S310 - the node's own address
-        facts["url"] + path,
-        data=None if value is None else json.dumps(value).encode(),
-        headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
-    )
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(request, timeout=600.0) as response:
-            return json.loads(response.read())
-    except urllib.error.HTTPError as error:
-        try:
-            detail = json.loads(error.read())["detail"]
-        except (ValueError, KeyError, TypeError):
-            detail = f"HTTP {error.code}"
-        kind = LostError if error.code == 503 else PeerError
-        code = Code.PARTY_LOST if error.code == 503 else Code.REFUSED
-        raise kind(code, clean(str(detail), LINE)) from None
-    except OSError as error:
-        raise InputError(
-            Code.UNREACHABLE, f"{facts['url']}: the node does not answer ({error}). Start it."
-        ) from None

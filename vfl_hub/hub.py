@@ -426,11 +426,11 @@ class FederationHub:
             for entry in (self.store.entries(after=after) if after < last else [])
             if name in (entry.by, *entry.parties)
         ]
-        shared = members[name][1]
+        shared, present = members[name][1], self._slots()
         return {
             "cursor": last,
             "members": {
-                other: {"pin": pin, "connected": other in self._slots()}
+                other: {"pin": pin, "connected": other in present}
                 for other, (pin, collaborations) in members.items()
                 if collaborations & shared
             },

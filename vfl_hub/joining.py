@@ -80,7 +80,13 @@ def invite(
 
 
 def join(
-    token: Invitation, folder: Path, wait_s: float, tell: Callable[[str], None], proxy: str = ""
+    token: Invitation,
+    folder: Path,
+    wait_s: float,
+    tell: Callable[[str], None],
+    *,
+    proxy: str = "",
+    gateway: bool = False,
 ) -> Path:
     """Makes a key, asks the hub for a certificate, and writes the file of the node.
 
@@ -90,6 +96,7 @@ def join(
         wait_s: The seconds to wait for the keeper of the hub.
         tell: Called with sentences for a person.
         proxy: The URL of an HTTP proxy, or ''.
+        gateway: Whether a gateway with a public certificate ends TLS in front of the hub.
 
     Returns the path of ``node.toml``. Raises InputError, or LostError if the keeper has not
     admitted the member in time; the same call goes on.
@@ -102,8 +109,7 @@ def join(
     (certs / "ca.pem").write_text(token.ca)
     parsed = pem.parse_request(pem.read(request), request)
     tell(f"the pin of your key, for the keeper of the hub: {pem.compute_pin(parsed)}")
-    gateway = False
-    address = HubAddress(token.url, token.hub, certs / "ca.pem", proxy)
+    address = HubAddress(token.url, "" if gateway else token.hub, certs / "ca.pem", proxy)
     client, give_up_s = Client(address), time.monotonic() + wait_s
     asked = {"secret": token.secret, "request": request.read_text()}
     while True:

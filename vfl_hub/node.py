@@ -186,6 +186,9 @@ class Node:
             )
         self._keyring = Keyring(settings.tls, settings.name, Members(), uses=BOTH)
         self._known = self._load()
+        # A killed node may have left the party files of runs that have ended since.
+        for path_ in self._here.glob(f".{settings.name}-{16 * '?'}.toml"):
+            path_.unlink()
         self._pins: dict[str, str] = _read_json(self.folder / "pins.json") or {}
         self._pins[settings.hub_name] = settings.hub_pin
         self.members: dict[str, dict[str, Any]] = {}

@@ -17,7 +17,7 @@ from tests.harness.federation import RUN_S, Program, toml
 from tests.harness.ports import address
 from vfl.certs import authority
 from vfl_common.identity import pem
-from vfl_hub import commands
+from vfl_hub.library import NodeClient
 from vfl_hub.store import Store, open_store
 
 BIN = Path(sys.executable).parent
@@ -134,11 +134,11 @@ class Standing:
         return self
 
     def ask(self, name: str, path: str, value: Any = None) -> Any:
-        return commands._ask(self.folder / name / "node", path, value)
+        return NodeClient(self.folder / name / "node").ask(path, value)
 
     def submit(self, recipe: dict[str, Any], by: str = "bank") -> str:
-        asked = {"recipe": recipe, "data": dict.fromkeys(MEMBERS, "main")}
-        return str(self.ask(by, "/v1/proposals", asked)["id"])
+        client = NodeClient(self.folder / by / "node")
+        return client.submit(recipe, dict.fromkeys(MEMBERS, "main"))
 
     def row(self, number: str, at: str = "bank") -> dict[str, Any]:
         rows = [row for row in self.ask(at, "/v1/proposals") if row["id"] == number]

@@ -103,7 +103,7 @@ def test_a_run_needs_all_approvals_and_ends_once(standing: Standing) -> None:
     for number in (denied, stopped, expired):
         row = standing.wait(number, lambda row: "bank" in row["votes"], at="shop")
         assert row["state"] == "open"
-    standing.ask("shop", f"/v1/proposals/{denied}/deny", {"why": "no"})
+    vfl.Hub(standing.folder / "shop" / "node").deny(denied[:12], "no")
     standing.ask("bank", f"/v1/proposals/{stopped}/stop", {})
     assert standing.wait_for_state(denied, "denied")["reason"] == "denied by shop"
     assert standing.wait_for_state(stopped, "stopped")["reason"] == "stopped by bank"
@@ -118,8 +118,9 @@ def test_a_running_run_is_stopped_at_all_parties(standing: Standing) -> None:
     standing.start()
     number = standing.submit(make_recipe(epochs=10_000))
     standing.wait(number, lambda row: row["last"].get("event") == "progress")
-    standing.ask("shop", f"/v1/proposals/{number}/stop", {"why": "enough"})
-    standing.wait_for_state(number, "stopped")
+    client = vfl.Hub(standing.folder / "shop" / "node")
+    client.stop(number, "enough")
+    assert client.wait(number)["state"] == "stopped"
     for name in MEMBERS:
         standing.wait(number, lambda row: row["own"] == "", at=name)
     # The slots are free again.
