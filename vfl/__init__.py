@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from vfl.library.run import Run
     from vfl.library.simulate import simulate
     from vfl_common.errors import Code, VflError
-    from vfl_hub.library import NodeClient as Hub  # noqa: F401 - the name in the library
+    from vfl_hub.library import Hub as Hub
     from vfl_lab.production.compare import Comparison as Comparison
     from vfl_lab.production.compare import compare as compare
     from vfl_lab.searching.search import search as search

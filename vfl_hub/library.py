@@ -132,3 +132,7 @@ class NodeClient:
             raise InputError(
                 Code.UNREACHABLE, f"{facts['url']}: the node does not answer ({error}). Start it."
             ) from None
+
+
+# The name in ``import vfl``.
+Hub = NodeClient
