@@ -5,13 +5,14 @@ from __future__ import annotations
 import hmac
 from typing import Any, Literal
 
-from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from vfl_common.errors import LostError, VflError
 from vfl_common.process.logs import version
 from vfl_common.text import clean
+from vfl_hub.console import make_console
 from vfl_hub.node import DEFAULT_DAYS, Node
 
 
@@ -43,8 +44,11 @@ class Trust(BaseModel):
     pin: str
 
 
-def make_api(node: Node, token: str) -> FastAPI:
-    """Returns the application. ``token``: the token that requests must have."""
+def make_api(node: Node, token: str, *, console: bool = False) -> FastAPI:
+    """Returns the application.
+
+    ``token``: The token that requests must have. ``console``: Whether to serve the console, too.
+    """
 
     def check(request: Request) -> None:
         presented = request.headers.get("authorization", "").removeprefix("Bearer ")
@@ -54,80 +58,75 @@ def make_api(node: Node, token: str) -> FastAPI:
     app = FastAPI(
         title="vfl node",
         version=version(),
-        dependencies=[Depends(check)],
         docs_url=None,
         redoc_url=None,
     )
+
+    api = APIRouter(dependencies=[Depends(check)])
 
     @app.exception_handler(VflError)
     def refuse(_: Request, error: VflError) -> JSONResponse:
         status = 503 if isinstance(error, LostError) else 400
         return JSONResponse({"detail": str(error), "exit_code": error.exit_code}, status)
 
-    @app.get("/v1/status")
+    @api.get("/v1/status")
     def status() -> dict[str, Any]:
         """Who this node is, and whether the hub answers."""
-        settings = node.settings
-        data = {
-            name: {"description": one.description, "approval": one.approval}
-            for name, one in settings.data.items()
-        }
-        return {
-            "name": settings.name,
-            "hub": settings.hub,
-            "connected": node.connected,
-            "data": data,
-            "max_runs": settings.limits.max_runs,
-        }
+        return node.describe()
 
-    @app.get("/v1/members")
+    @api.get("/v1/members")
     def members() -> dict[str, Any]:
         """The members of this node's collaborations, with the pins that this node knows."""
-        return {
-            name: {**facts, "known_pin": node.get_known_pin(name)}
-            for name, facts in sorted(node.members.items())
-        }
+        return node.list_members()
 
-    @app.post("/v1/members/{name}/trust")
+    @api.post("/v1/members/{name}/trust")
     def trust(name: str, new: Trust) -> dict[str, str]:
         """Replaces the known key of a member."""
         node.trust(name, new.pin)
         return {"name": name}
 
-    @app.get("/v1/proposals")
+    @api.get("/v1/proposals")
     def proposals() -> list[dict[str, Any]]:
         """All proposals of which this member is a party or the proposer, the newest first."""
         return node.list_proposals()
 
-    @app.post("/v1/proposals")
+    @api.post("/v1/proposals")
     def propose(new: NewProposal) -> dict[str, str]:
         """Proposes a run."""
         return {"id": node.propose(new.recipe, new.data, new.purpose, new.days)}
 
-    @app.get("/v1/proposals/{number}")
+    @api.get("/v1/proposals/{number}")
     def proposal(number: str) -> dict[str, Any]:
         """One proposal, with its recipe."""
         whole = node.find(number)
         (row,) = (row for row in node.list_proposals() if row["id"] == whole)
         return {**row, "recipe": node.read_recipe(whole)}
 
-    @app.post("/v1/proposals/{number}/approve")
+    @api.post("/v1/proposals/{number}/approve")
     def approve(number: str) -> dict[str, str]:
         """Approves a proposal."""
         whole = node.find(number)
         node.approve(whole)
         return {"id": whole}
 
-    @app.post("/v1/proposals/{number}/{kind}")
+    @api.post("/v1/proposals/{number}/{kind}")
     def vote(number: str, kind: Literal["deny", "stop"], reason: Reason) -> dict[str, str]:
         """Denies a proposal, or stops its run."""
         whole = node.find(number)
         node.vote(whole, kind, clean(reason.why))
         return {"id": whole}
 
-    @app.get("/v1/proposals/{number}/log")
+    @api.get("/v1/proposals/{number}/preview")
+    def preview(number: str) -> dict[str, str]:
+        """What the run would send, as ``vfl-party check`` prints it for this member's data."""
+        return {"text": node.preview(node.find(number))}
+
+    @api.get("/v1/proposals/{number}/log")
     def read_log(number: str) -> dict[str, str]:
         """The end of this party's log of a run, as JSON lines."""
         return {"log": node.read_log(node.find(number))}
 
+    app.include_router(api)
+    if console:
+        app.include_router(make_console(node, token))
     return app

@@ -205,10 +205,12 @@ def join(token: str, folder: Path, proxy: str, gateway: bool, wait_s: float) -> 
 
 @click.command(epilog=EXIT_CODES)
 @click.argument("file", type=click.Path(path_type=Path))
-def node(file: Path) -> None:
+@click.option("--console", "pages", is_flag=True, help="Serve the console's pages, too.")
+def node(file: Path, pages: bool) -> None:
     """Run the node of FILE: stay connected to the hub, and take part in approved runs.
 
-    The node only dials out. It serves a REST API for this member's own people at 127.0.0.1.
+    The node only dials out. It serves a REST API for this member's own people at 127.0.0.1, and
+    with --console pages for a browser, where people sign in with the token of FOLDER/api.token.
 
     \b
     Example: vfl-party node node.toml
@@ -216,7 +218,7 @@ def node(file: Path) -> None:
     from vfl_hub.serving import serve_node
     from vfl_hub.settings import load_node
 
-    serve_node(file, load_node(file), Console("vfl-party"))
+    serve_node(file, load_node(file), Console("vfl-party"), pages=pages)
 
 
 @click.command(epilog=EXIT_CODES)
@@ -313,6 +315,8 @@ def approve(proposal: str, yes: bool, node: Path) -> None:
             LINE,
         )
     )
+    if not yes:
+        click.echo(NodeClient(node).ask(f"/v1/proposals/{proposal}/preview")["text"], nl=False)
     if yes or click.confirm("approve it?"):
         NodeClient(node).ask(f"/v1/proposals/{proposal}/approve", {})
         click.echo(f"{row['id'][:12]} is approved")

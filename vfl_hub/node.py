@@ -15,6 +15,8 @@ import queue
 import secrets
 import shutil
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -41,7 +43,7 @@ from vfl_hub.store import ENDED
 from vfl_hub.streams import Client, join_streams
 
 log = logging.getLogger(__name__)
-_TUNNEL_S, _CONNECT_S, _POLL_S = 30.0, 10.0, 0.02
+_TUNNEL_S, _CONNECT_S, _POLL_S, _CHECK_S = 30.0, 10.0, 0.02, 300.0
 _MIN_WAIT_S, _MAX_WAIT_S = 0.2, 5.0
 _HOLD_S = 40.0
 DEFAULT_DAYS = 7
@@ -187,7 +189,7 @@ class Node:
         self._keyring = Keyring(settings.tls, settings.name, Members(), uses=BOTH)
         self._known = self._load()
         # A killed node may have left the party files of runs that have ended since.
-        for path_ in self._here.glob(f".{settings.name}-{16 * '?'}.toml"):
+        for path_ in self._here.glob(f".{settings.name}-{16 * '?'}*.toml"):
             path_.unlink()
         self._pins: dict[str, str] = _read_json(self.folder / "pins.json") or {}
         self._pins[settings.hub_name] = settings.hub_pin
@@ -349,6 +351,27 @@ class Node:
             self._pins[name] = pin
             self._save_pins()
 
+    def describe(self) -> dict[str, Any]:
+        """Returns who this node is, its data sets, and whether the hub answers."""
+        data = {
+            name: {"description": one.description, "approval": one.approval}
+            for name, one in self.settings.data.items()
+        }
+        return {
+            "name": self.settings.name,
+            "hub": self.settings.hub,
+            "connected": self.connected,
+            "data": data,
+            "max_runs": self.settings.limits.max_runs,
+        }
+
+    def list_members(self) -> dict[str, dict[str, Any]]:
+        """Returns the members of this node's collaborations, with the pins that it knows."""
+        return {
+            name: {**facts, "known_pin": self.get_known_pin(name)}
+            for name, facts in sorted(self.members.items())
+        }
+
     def get_known_pin(self, name: str) -> str:
         """Returns the pin of a member's key that this node knows; '' if it knows none."""
         return self._pins.get(name, "")
@@ -445,22 +468,8 @@ class Node:
 
     def approve(self, number: str) -> None:
         """Signs an approval, stores it, and sends it. Raises VflError."""
-        with self._lock:
-            known = self._known[number]
-            read = documents.read_proposal(known.entry["envelope"])
-        name = self.settings.name
-        if name not in read.parties:
-            raise InputError(
-                Code.CONFIG_INVALID,
-                f"{number[:16]}: {name} is not a party of this run. Approve another one.",
-            )
-        data = read.proposal.data[name]
-        if data not in self.settings.data:
-            raise InputError(
-                Code.CONFIG_INVALID,
-                f"{number[:16]}: asks for the data set {data}, and this node has "
-                f"{', '.join(sorted(self.settings.data)) or 'none'}. Deny it.",
-            )
+        read, data = self._find_data(number)
+        known = self._known[number]
         peers = {peer: self._get_pin(peer) for peer in (*read.parties, self.settings.hub_name)}
         if known.approved is None:
             if needs_grants(self.settings, data):
@@ -501,6 +510,45 @@ class Node:
             raise InputError(
                 Code.REFUSED, f"{read.id[:16]}: no grant is signed ({process.sentence()}). Deny it."
             )
+
+    def preview(self, number: str) -> str:
+        """Returns what ``vfl-party check`` prints about a proposal and this member's data. Raises
+        InputError if this member is not a party, or does not have the data set.
+        """
+        read, data = self._find_data(number)
+        folder = self.folder / "runs" / read.id[:16]
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(folder / "recipe.toml", to_toml(read.proposal.recipe))
+        file = self.write_party_file(read, data, folder, {}, suffix="check")
+        args = [sys.executable, "-P", "-m", "vfl_party", "check", str(file), "--offline"]
+        try:
+            done = subprocess.run(
+                args, capture_output=True, text=True, check=False, timeout=_CHECK_S
+            )
+        except subprocess.TimeoutExpired:
+            return f"the check took more than {_CHECK_S:.0f} s"
+        finally:
+            file.unlink(missing_ok=True)
+        return done.stdout + done.stderr
+
+    def _find_data(self, number: str) -> tuple[ReadProposal, str]:
+        """Returns a proposal and the name of this member's data set. Raises InputError."""
+        with self._lock:
+            read = documents.read_proposal(self._known[number].entry["envelope"])
+        name = self.settings.name
+        if name not in read.parties:
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{number[:16]}: {name} is not a party of this run. Choose another proposal.",
+            )
+        data = read.proposal.data[name]
+        if data not in self.settings.data:
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{number[:16]}: asks for the data set {data}, and this node has "
+                f"{', '.join(sorted(self.settings.data)) or 'none'}. Deny it.",
+            )
+        return read, data
 
     def vote(self, number: str, kind: Literal["deny", "stop"], why: str = "") -> None:
         """Signs and sends a denial, or a request to stop the run. Raises VflError."""
@@ -596,7 +644,12 @@ class Node:
                 )
 
     def write_party_file(
-        self, read: ReadProposal, data: str, folder: Path, addresses: dict[str, str]
+        self,
+        read: ReadProposal,
+        data: str,
+        folder: Path,
+        addresses: dict[str, str],
+        suffix: str = "",
     ) -> Path:
         """Writes the party file of a run. It is beside the node's file, so that relative paths in
         the data set's settings mean the same.
@@ -617,7 +670,7 @@ class Node:
         if needs_grants(self.settings, data):
             # Grants and the evidence log are those of all runs of this node.
             tables.setdefault("record", {"folder": str(self.folder)})
-        path = self._here / f".{self.settings.name}-{read.id[:16]}.toml"
+        path = self._here / f".{self.settings.name}-{read.id[:16]}{suffix}.toml"
         write_private(path, to_toml(tables))
         return path
 

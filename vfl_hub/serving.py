@@ -19,12 +19,15 @@ from vfl_hub.settings import NodeFile
 _CLEAN_S = 3600.0
 
 
-def serve_node(path: Path, settings: NodeFile, console: Console) -> None:
-    """Serves until a signal arrives. Raises InputError if the address cannot be used."""
+def serve_node(path: Path, settings: NodeFile, console: Console, *, pages: bool) -> None:
+    """Serves until a signal arrives.
+
+    ``pages``: Whether to serve the console. Raises InputError if the address cannot be used.
+    """
     node = Node(path, settings, console)
     log_to(node.folder / "log.jsonl", party=settings.name)
     host, port = host_and_port(settings.listen)
-    api = make_api(node, make_token(node.folder))
+    api = make_api(node, make_token(node.folder), console=pages)
     server = uvicorn.Server(uvicorn.Config(api, host=host, port=port, log_config=None))
     thread = threading.Thread(target=server.run, name="api", daemon=True)
     thread.start()
@@ -37,7 +40,8 @@ def serve_node(path: Path, settings: NodeFile, console: Console) -> None:
     (sock, *_) = server.servers[0].sockets
     url = f"http://{host}:{sock.getsockname()[1]}"
     write_atomic(node.folder / "api.json", to_json({"url": url}))
-    console.emit("ready", name=settings.name, address=url.removeprefix("http://"))
+    facts = {"console": f"{url}/console"} if pages else {}
+    console.emit("ready", name=settings.name, address=url.removeprefix("http://"), **facts)
     worker = threading.Thread(target=node.run, name="hub", daemon=True)
     worker.start()
     try:
