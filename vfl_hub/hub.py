@@ -202,6 +202,9 @@ class FederationHub:
             except VflError as error:
                 # For example a full disk: the nodes wait, and this is tried again.
                 log.warning("%s", error)
+            except Exception:
+                # A defect in one run must not end the others.
+                log.exception("a proposal cannot be advanced")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._work.wait(), _TICK_S * 4)
 
