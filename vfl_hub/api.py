@@ -9,6 +9,7 @@ from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
+from vfl_common.config.policy import Pin
 from vfl_common.errors import LostError, VflError
 from vfl_common.process.logs import version
 from vfl_common.text import clean
@@ -41,7 +42,7 @@ class Reason(BaseModel):
 class Trust(BaseModel):
     """The new pin of a member's key."""
 
-    pin: str
+    pin: Pin
 
 
 def make_api(node: Node, token: str, *, console: bool = False) -> FastAPI:

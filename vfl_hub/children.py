@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import signal
 import threading
@@ -12,6 +13,7 @@ from typing import Any, Literal
 
 from vfl.launcher.processes import Process
 
+log = logging.getLogger(__name__)
 State = Literal["runs", "done", "failed"]
 # The exit codes after which the same command goes on with the run: a lost peer, a full disk, a
 # signal. A negative status is a signal, too.
@@ -60,7 +62,14 @@ class Child:
         wait_s = _MIN_WAIT_S
         while not self._stopping.is_set():
             begun_s = time.monotonic()
-            status, sentence = self._run_once()
+            try:
+                status, sentence = self._run_once()
+            except OSError as error:
+                # For example a full disk, or no descriptor: the same command is tried again.
+                status, sentence = -1, str(error)
+            except Exception as error:
+                log.exception("%s cannot be run", self._name)
+                status, sentence = 1, f"cannot be run ({type(error).__name__})"
             if self._stopping.is_set():
                 return
             if status == 0:

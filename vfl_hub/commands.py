@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -150,23 +151,53 @@ def admit(member: str, pin: str | None, folder: Path, database: str) -> None:
     from vfl_hub.store import open_store
 
     store = open_store(folder, database)
-    waiting = [one for one in store.list_requests() if one["name"] == member]
+    waiting = {
+        pem.compute_pin(pem.parse_request(one["request"].encode(), Path(member))): one
+        for one in store.list_requests()
+        if one["name"] == member and one["until"] > time.time()
+    }
     if not waiting:
         raise InputError(
             Code.CONFIG_INVALID,
             f"{member}: has not asked to join. Run `vfl-party join TOKEN` there first.",
         )
-    for one in waiting:
-        own_pin = pem.compute_pin(pem.parse_request(one["request"].encode(), Path(member)))
+    own_pins = ", ".join(waiting)
+    if pin is not None and pin not in waiting:
+        raise InputError(
+            Code.IDENTITY_MISMATCH,
+            f"--pin {pin}: is not that of a request (got {own_pins}). Ask {member} again.",
+        )
+    for own_pin, one in waiting.items():
         if pin is None and not click.confirm(f"{member} has the key {own_pin}. Admit it?"):
             continue
         if pin not in (None, own_pin):
-            raise InputError(
-                Code.IDENTITY_MISMATCH,
-                f"--pin {pin}: is not that of the request (got {own_pin}). Ask {member} again.",
-            )
+            continue
         sign_member(store, folder / "certs", one)
         click.echo(f"{member} is a member")
+
+
+@click.command("stop-run", epilog=EXIT_CODES)
+@click.argument("proposal")
+@_HUB_FOLDER
+@_DATABASE
+def stop_run(proposal: str, folder: Path, database: str) -> None:
+    """Stop a PROPOSAL as the keeper of the hub, for example if a member has left.
+
+    \b
+    Example: vfl-server stop-run 000c201708168820
+    """
+    from vfl_hub.store import ENDED, open_store
+
+    store = open_store(folder, database)
+    matching = [one for one in store.entries() if proposal and one.id.startswith(proposal)]
+    if len(matching) != 1 or matching[0].state in ENDED:
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{proposal}: must be the beginning of the id of one proposal that has not ended (got "
+            f"{len(matching)} proposals). Correct it.",
+        )
+    store.move(matching[0].id, "stopped", "stopped by the keeper of the hub")
+    click.echo(f"{matching[0].id[:12]} is stopped")
 
 
 @click.command(epilog=EXIT_CODES)
@@ -305,7 +336,7 @@ def _show(rows: list[dict[str, Any]], *, as_json: bool) -> None:
 @_NODE
 def approve(proposal: str, yes: bool, node: Path) -> None:
     """Approve a PROPOSAL, given by its id or the beginning of it."""
-    row = NodeClient(node).ask(f"/v1/proposals/{proposal}")
+    row = NodeClient(node).ask(f"/v1/proposals/{proposal or '-'}")
     rounds = count(len(row["recipe"].get("phases", [])), "phase")
     click.echo(
         clean(

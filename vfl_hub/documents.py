@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,6 +16,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from vfl.simulation.federation import to_toml
 from vfl_common.config.base import Section, match_pattern, parse
 from vfl_common.config.policy import Digest, Pin
 from vfl_common.config.recipe import Recipe
@@ -28,7 +30,7 @@ from vfl_common.text import clean
 PROPOSAL, VOTE, SESSION = (
     f"application/vnd.vfl.{kind}+json" for kind in ("proposal", "vote", "session")
 )
-MAX_DOCUMENT = 2**20
+MAX_DOCUMENT = 2**16
 # The maximum difference between the clocks of a member and the hub.
 CLOCK_S = 300.0
 Text = Annotated[str, Field(max_length=500)]
@@ -120,6 +122,18 @@ def read_proposal(value: Any) -> ReadProposal:
     """
     envelope, proposal = _read(value, PROPOSAL, Proposal)
     result = ReadProposal(envelope, proposal)
+    # Nodes and hub write the recipe as a file, which must mean the same.
+    try:
+        is_same = tomllib.loads(to_toml(proposal.recipe)) == proposal.recipe
+        to_toml(proposal.recipe).encode()
+    except ValueError:
+        is_same = False
+    if not is_same:
+        raise InputError(
+            Code.CONFIG_INVALID,
+            "proposal: the recipe has values that TOML cannot have. Remove null, NaN and unpaired "
+            "surrogates.",
+        )
     if result.recipe.digest() != proposal.digest:
         raise InputError(
             Code.RECIPE_DIFFERS,

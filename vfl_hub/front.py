@@ -17,6 +17,7 @@ from concurrent.futures import TimeoutError as Late
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from vfl_common.errors import Code, InputError
 from vfl_common.text import host_and_port
 from vfl_hub.streams import SWITCHED, join_streams, read_head
 
@@ -177,7 +178,14 @@ class Front:
         host, port = host_and_port(listen)
         self._context, self._application, self._tunnels = context, application, tunnels
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.create_server((host, port), family=family, backlog=512)
+        try:
+            self._socket = socket.create_server((host, port), family=family, backlog=512)
+        except OSError as error:
+            raise InputError(
+                Code.ADDRESS_IN_USE,
+                f"--listen {listen}: cannot be listened on ({error.strerror}). Choose another "
+                "address.",
+            ) from None
         self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
         name = f"[{host}]" if ":" in host else host
         self.address = f"{name}:{self._socket.getsockname()[1]}"
@@ -194,6 +202,8 @@ class Front:
             except OSError:
                 if self._socket.fileno() < 0:
                     return
+                # There may be no descriptor left.
+                time.sleep(0.1)
                 continue
             if not self._slots.acquire(blocking=False):
                 sock.close()
@@ -215,16 +225,18 @@ class Front:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         sock.settimeout(_HEAD_S)
-        encrypted = self._context is None
-        if self._context is not None and sock.recv(1, socket.MSG_PEEK) == _TLS_HELLO:
-            sock, encrypted = self._context.wrap_socket(sock, server_side=True), True
-        head = read_head(sock)
-        line, _, fields = head.partition(b"\r\n")
-        path = line.split(b" ")[1].decode("ascii") if line.count(b" ") == 2 else ""
+        # A caller that sends a byte now and then must not hold a connection.
+        watched = sock.dup()
+        timer = threading.Timer(_HEAD_S, _abort, (watched,))
+        timer.start()
+        try:
+            sock, path, head, encrypted = self._read_request(sock)
+        finally:
+            timer.cancel()
+            watched.close()
         if path.startswith("/tunnel/"):
-            token = _find_token(fields)
             sock.settimeout(None)
-            self._tunnels.serve(path, token, sock)
+            self._tunnels.serve(path, _find_token(head.partition(b"\r\n")[2]), sock)
         elif not encrypted:
             _refuse(sock, PLAIN)
         else:
@@ -235,6 +247,23 @@ class Front:
             for end in (sock, inner):
                 end.settimeout(None)
             join_streams(sock, inner)
+
+    def _read_request(self, sock: socket.socket) -> tuple[socket.socket, str, bytes, bool]:
+        """Returns the connection, the path and the head of its first request, and whether it is
+        encrypted.
+        """
+        encrypted = self._context is None
+        if self._context is not None and sock.recv(1, socket.MSG_PEEK) == _TLS_HELLO:
+            sock, encrypted = self._context.wrap_socket(sock, server_side=True), True
+        head = read_head(sock)
+        line = head.partition(b"\r\n")[0]
+        path = line.split(b" ")[1].decode("ascii") if line.count(b" ") == 2 else ""
+        return sock, path, head, encrypted
+
+
+def _abort(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 def _find_token(fields: bytes) -> str:

@@ -18,7 +18,7 @@ import ssl
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,8 +31,9 @@ from pydantic import BaseModel
 
 from vfl.simulation.federation import to_toml
 from vfl_common.config.party import TlsSettings
-from vfl_common.errors import InputError, PeerError, VflError
-from vfl_common.files import load_or_create_secret, write_atomic
+from vfl_common.errors import Code, InputError, PeerError, VflError
+from vfl_common.files import load_or_create_secret, lock_file, write_atomic
+from vfl_common.http_limits import Patient
 from vfl_common.identity import pem
 from vfl_common.identity.credentials import ANSWERS, Members
 from vfl_common.identity.keyring import Keyring
@@ -50,7 +51,7 @@ HOLD_S, PRESENT_S, SESSION_S = 20.0, 45.0, 3600.0
 _TICK_S, _GRACE_S = 0.25, 5.0
 # Seconds for which a node's signed proof of identity cannot be used again.
 _NONCE_S = 2 * documents.CLOCK_S
-MAX_OPEN = 1_000
+MAX_OPEN, MAX_BODY, _PAGE_BYTES = 100, 2**18, 2**22
 
 
 class JoinRequest(BaseModel):
@@ -154,6 +155,11 @@ class FederationHub:
         console: Console,
     ) -> None:
         self.folder, self.store, self.tls, self.name = folder, store, tls, name
+        self._lock_file = (folder / "lock").open("a")
+        if not lock_file(self._lock_file, wait=False):
+            raise InputError(
+                Code.FILE_INVALID, f"{folder}: is in use by another hub. Stop it first."
+            )
         self._max_runs, self._console = max_runs, console
         self._keyring = Keyring(tls, name, Members(), uses=ANSWERS)
         self.pin = pem.compute_pin(self._keyring.current().certificate)
@@ -168,6 +174,8 @@ class FederationHub:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiters: set[asyncio.Event] = set()
         self._work = asyncio.Event()
+        # Nodes ask for everything again after each start, because the database may be a backup.
+        self._epoch = secrets.token_hex(8)
 
     # Other threads call these methods.
 
@@ -219,9 +227,13 @@ class FederationHub:
     def _advance(self) -> bool:
         """Moves each proposal that can change its state. Returns whether something changed."""
         entries, changed = self.store.entries(MOVES_ON), False
+        # The keeper may have stopped a run, or this process could not advance it.
+        running_ids = {entry.id for entry in entries if entry.state == "running"}
+        for number in [number for number in self._servers if number not in running_ids]:
+            self._drop_server(number)
         for entry in entries:
             if entry.state == "running":
-                changed |= self._watch(entry)
+                changed |= self._try(entry, self._watch)
             elif (move := decide_state(entry, time.time())) is not None:
                 self._move(entry, *move)
                 changed = True
@@ -230,9 +242,27 @@ class FederationHub:
         running = [entry for entry in entries if entry.state == "running"]
         for entry in choose_next(queued, running, self._slots(), self._max_runs):
             self._move(entry, "running")
-            self._begin(entry)
+            self._try(entry, self._begin)
             changed = True
         return changed
+
+    def _try(self, entry: StoredProposal, act: Callable[[StoredProposal], bool]) -> bool:
+        """Advances one run. If that is impossible, the run fails, and the others go on."""
+        try:
+            return act(entry)
+        except VflError:
+            raise
+        except Exception:
+            log.exception("run %s cannot be advanced", entry.id[:16])
+            self._move(entry, "failed", "the hub cannot run it; its log has the details")
+            self._drop_server(entry.id)
+            return True
+
+    def _drop_server(self, number: str) -> None:
+        self._routes.pop(number, None)
+        server = self._servers.pop(number, None)
+        if server is not None:
+            threading.Thread(target=server.stop, daemon=True).start()
 
     def _slots(self) -> dict[str, int]:
         now_s = time.monotonic()
@@ -246,11 +276,12 @@ class FederationHub:
         self.store.move(entry.id, state, clean(reason))
         self._console.emit("run_state", run=entry.id[:16], name=entry.name, state=state, why=reason)
 
-    def _begin(self, entry: StoredProposal) -> None:
+    def _begin(self, entry: StoredProposal) -> bool:
         proposal = documents.read_proposal(entry.envelope)
         self._servers[entry.id] = RunServer(self, entry)
         self._active[entry.id] = proposal.recipe.active.name
         self._routes[entry.id] = frozenset(entry.parties)
+        return False
 
     def _watch(self, entry: StoredProposal) -> bool:
         """Looks at a running run. Returns whether it ended."""
@@ -290,9 +321,7 @@ class FederationHub:
 
     def _end(self, entry: StoredProposal, state: str, reason: str) -> None:
         self._move(entry, state, reason)
-        server = self._servers.pop(entry.id)
-        self._routes.pop(entry.id, None)
-        threading.Thread(target=server.stop, daemon=True).start()
+        self._drop_server(entry.id)
 
     # The requests of members follow.
 
@@ -362,6 +391,7 @@ class FederationHub:
                     read.proposal.until,
                     None,
                     None,
+                    0,
                     {},
                 )
             )
@@ -394,8 +424,8 @@ class FederationHub:
             raise HTTPException(400, "the parties are not all members of one collaboration")
         if not time.time() < proposal.until < time.time() + 366 * 86400:
             raise HTTPException(400, "until must be within a year from now")
-        if len(self.store.entries(MOVES_ON)) >= MAX_OPEN:
-            raise HTTPException(429, f"{MAX_OPEN} proposals wait already. Try again later")
+        if sum(entry.by == name for entry in self.store.entries(MOVES_ON)) >= MAX_OPEN:
+            raise HTTPException(429, f"{MAX_OPEN} proposals of {name} wait already")
 
     async def sync(self, name: str, asked: SyncRequest) -> dict[str, Any]:
         """Takes a node's news and returns the hub's, or waits for them."""
@@ -424,14 +454,20 @@ class FederationHub:
         # A hub whose database was restored from a backup is behind its nodes.
         last = self.store.last_event
         after = cursor if cursor <= last else -1
-        own = [
-            entry
-            for entry in (self.store.entries(after=after) if after < last else [])
-            if name in (entry.by, *entry.parties)
-        ]
+        own, size = list[StoredProposal](), 0
+        news = self.store.entries(after=after) if after < last else []
+        for entry in sorted(news, key=lambda entry: entry.changed):
+            if name in (entry.by, *entry.parties):
+                own.append(entry)
+                size += len(json.dumps(entry.envelope)) + len(json.dumps(entry.votes))
+            if size > _PAGE_BYTES:
+                # The node asks again from here.
+                last = entry.changed
+                break
         shared, present = members[name][1], self._slots()
         return {
             "cursor": last,
+            "epoch": self._epoch,
             "members": {
                 other: {"pin": pin, "connected": other in present}
                 for other, (pin, collaborations) in members.items()
@@ -454,11 +490,8 @@ MOVES_ON = ("open", "queued", "running")
 
 
 async def _read_body(request: Request) -> Any:
-    body = await request.body()
-    if len(body) > 2 * documents.MAX_DOCUMENT:
-        raise HTTPException(413, "the request is too large")
     try:
-        return json.loads(body)
+        return json.loads(await request.body())
     except (ValueError, RecursionError):
         raise HTTPException(400, "the request is not JSON") from None
 
@@ -481,6 +514,15 @@ def make_application(hub: FederationHub) -> FastAPI:
 
     app = FastAPI(title="vfl hub", lifespan=live, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.hub = hub
+
+    @app.middleware("http")
+    async def limit_body(request: Request, answer: Callable[..., Any]) -> Any:
+        length = request.headers.get("content-length", "0")
+        if "transfer-encoding" in request.headers or not length.isdecimal():
+            return JSONResponse({"detail": "the request has no length"}, 411)
+        if int(length) > MAX_BODY:
+            return JSONResponse({"detail": "the request is too large"}, 413)
+        return await answer(request)
 
     @app.exception_handler(VflError)
     async def refuse(_: Request, error: VflError) -> JSONResponse:
@@ -525,15 +567,21 @@ def serve_hub(
         context.load_cert_chain(hub.tls.certificate, hub.tls.key)
     with tempfile.TemporaryDirectory(prefix="vfl-hub-") as place:
         path = Path(place) / "application"
+        # The port is opened first, because a second hub must not advance the runs of the first.
+        front = Front(listen, context, path, hub.tunnels)
         config = uvicorn.Config(
-            make_application(hub), uds=str(path), log_config=None, lifespan="on", access_log=False
+            make_application(hub),
+            uds=str(path),
+            log_config=None,
+            lifespan="on",
+            access_log=False,
+            http=Patient,
         )
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, name="application", daemon=True)
         thread.start()
         while not server.started and thread.is_alive():
             time.sleep(0.01)
-        front = Front(listen, context, path, hub.tunnels)
         hub._console.emit("ready", name=hub.name, address=front.address, pin=hub.pin)
         try:
             while not stopped.wait(1.0):

@@ -13,6 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from cryptography import x509
 from pydantic import ValidationError
 
 from vfl.certs import authority
@@ -71,6 +72,15 @@ def invite(
 ) -> Invitation:
     """Adds an invitation and returns its token. ``folder``: the hub's folder of certificates."""
     authority.check_name(name)
+    same = [one for one in (hub, *store.members()) if one.lower() == name.lower()]
+    if (same and same[0] != name) or name == hub:
+        raise InputError(
+            Code.CONFIG_INVALID, f"{name}: is too similar to {same[0]}. Choose another name."
+        )
+    if not url.startswith(("https://", "http://")):
+        raise InputError(
+            Code.CONFIG_INVALID, f"--url {url}: must begin with https://. Write https://host:port."
+        )
     certificate = folder / f"{hub}.pem"
     secret = secrets.token_urlsafe(32)
     store.invite(sha256(secret.encode()).hexdigest(), name, collaborations, time.time() + TOKEN_S)
@@ -104,12 +114,18 @@ def join(
     certs = folder / "certs"
     certs.mkdir(parents=True, exist_ok=True)
     request = certs / f"{token.name}.csr"
+    ca = certs / "ca.pem"
+    if ca.exists() and ca.read_text() != token.ca:
+        raise InputError(
+            Code.FILE_INVALID, f"{ca}: is of another federation. Join in another folder."
+        )
     if not request.exists():
-        authority.create_request(certs, token.name, force=True)
-    (certs / "ca.pem").write_text(token.ca)
+        authority.create_request(certs, token.name)
+    ca.write_text(token.ca)
     parsed = pem.parse_request(pem.read(request), request)
     tell(f"the pin of your key, for the keeper of the hub: {pem.compute_pin(parsed)}")
-    address = HubAddress(token.url, "" if gateway else token.hub, certs / "ca.pem", proxy)
+    name, pin = ("", "") if gateway else (token.hub, token.hub_pin)
+    address = HubAddress(token.url, name, ca, proxy, pin=pin)
     client, give_up_s = Client(address), time.monotonic() + wait_s
     asked = {"secret": token.secret, "request": request.read_text()}
     while True:
@@ -122,12 +138,28 @@ def join(
                 f"{token.url}: the keeper has not admitted {token.name}. Run the command again.",
             )
         time.sleep(_POLL_S)
+    _check_certificate(certificate, parsed, ca)
     (certs / f"{token.name}.pem").write_text(certificate)
     path = folder / "node.toml"
     if not path.exists():
         write_private(path, _make_file(token, proxy, gateway=gateway))
     os.sync()
     return path
+
+
+def _check_certificate(content: str, request: x509.CertificateSigningRequest, ca: Path) -> None:
+    """Raises InputError unless a certificate is for the key and the names of a request, and from
+    the CA.
+    """
+    where = Path("the hub's certificate")
+    certificate = pem.parse_certificates(content.encode(), where)[0]
+    is_own = pem.compute_pin(certificate) == pem.compute_pin(request)
+    is_issued = pem.find_issuer(certificate, pem.parse_certificates(pem.read(ca), ca)) is not None
+    if not (is_own and is_issued and pem.names(certificate) == pem.names(request)):
+        raise InputError(
+            Code.CERTIFICATE_INVALID,
+            f"{where}: is not for this member's key and name. Ask the keeper of the hub.",
+        )
 
 
 def _make_file(token: Invitation, proxy: str, *, gateway: bool) -> str:

@@ -14,7 +14,7 @@ from vfl.library.recipe import Recipe
 from vfl_common.errors import Code, InputError, LostError, PeerError
 from vfl_common.text import LINE, clean
 
-_TIMEOUT_S, _POLL_S = 600.0, 0.3
+_TIMEOUT_S, _POLL_S, _ARRIVAL_S = 600.0, 0.3, 30.0
 # The states in which a proposal does not change any more.
 ENDS = ("done", "failed", "stopped", "denied", "expired")
 
@@ -54,13 +54,18 @@ class NodeClient:
         return str(self.ask("/v1/proposals", asked)["id"])
 
     def follow(self, proposal: str) -> Iterator[dict[str, Any]]:
-        """Yields a proposal each time its state changes, until it has ended."""
-        state = ""
+        """Yields a proposal each time its state changes, until it has ended.
+
+        Raises PeerError if the node does not know the proposal.
+        """
+        state, give_up_s = "", time.monotonic() + _ARRIVAL_S
         while state not in ENDS:
             try:
                 row = self.ask(f"/v1/proposals/{proposal}")
             except PeerError:
-                # The node has not yet received its own proposal from the hub.
+                # The node receives its own proposal from the hub.
+                if time.monotonic() > give_up_s:
+                    raise
                 row = {"state": state}
             if row["state"] != state:
                 state = str(row["state"])

@@ -17,6 +17,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -25,9 +26,20 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
 from vfl.launcher.processes import Process
 from vfl.simulation.federation import to_toml
-from vfl_common.errors import Code, InputError, LostError, PeerError, VflError
+from vfl_common.config.policy import Digest, Pin
+from vfl_common.config.recipe_tables import Name
+from vfl_common.errors import (
+    Code,
+    InputError,
+    LostError,
+    PeerError,
+    UnwritableError,
+    VflError,
+)
 from vfl_common.files import lock_file, write_atomic, write_private
 from vfl_common.identity.credentials import BOTH, Members
 from vfl_common.identity.keyring import Keyring
@@ -43,6 +55,7 @@ from vfl_hub.store import ENDED
 from vfl_hub.streams import Client, join_streams
 
 log = logging.getLogger(__name__)
+_NAME, _PIN = TypeAdapter[str](Name), TypeAdapter[str](Pin)
 _TUNNEL_S, _CONNECT_S, _POLL_S, _CHECK_S = 30.0, 10.0, 0.02, 300.0
 _MIN_WAIT_S, _MAX_WAIT_S = 0.2, 5.0
 _HOLD_S = 40.0
@@ -56,12 +69,26 @@ class Known:
     Args:
         entry: What the hub reports, see ``store.StoredProposal``.
         approved: This node's signed approval, or None.
-        ended: The state and the reason at this node, or None while the run can go on.
+        ended: The state and the reason at this node, or None while the run can go on. It never
+            changes afterwards, whatever the hub reports.
+        begun: Whether this node has begun the run.
     """
 
     entry: dict[str, Any]
     approved: dict[str, Any] | None = None
     ended: tuple[str, str] | None = None
+    begun: bool = False
+
+
+class _Reported(BaseModel):
+    """A proposal as the hub reports it; see ``store.StoredProposal``."""
+
+    id: Digest
+    envelope: dict[str, Any]
+    state: Literal["open", "queued", "running", "done", "failed", "stopped", "denied", "expired"]
+    reason: str = ""
+    votes: dict[str, dict[str, dict[str, Any]]] = {}
+    token: str = ""
 
 
 class _Run:
@@ -181,6 +208,7 @@ class Node:
         self.folder, self.address = Path(settings.folder), settings.make_address()
         self._console, self._lock = console, threading.RLock()
         (self.folder / "proposals").mkdir(parents=True, exist_ok=True)
+        self.folder.chmod(0o700)
         self._lock_file = (self.folder / "lock").open("a")
         if not lock_file(self._lock_file, wait=False):
             raise InputError(
@@ -189,13 +217,16 @@ class Node:
         self._keyring = Keyring(settings.tls, settings.name, Members(), uses=BOTH)
         self._known = self._load()
         # A killed node may have left the party files of runs that have ended since.
-        for path_ in self._here.glob(f".{settings.name}-{16 * '?'}*.toml"):
+        for path_ in self._here.glob(f".{settings.name}-{16 * '[0-9a-f]'}*.toml"):
             path_.unlink()
         self._pins: dict[str, str] = _read_json(self.folder / "pins.json") or {}
         self._pins[settings.hub_name] = settings.hub_pin
         self.members: dict[str, dict[str, Any]] = {}
         self._runs: dict[str, _Run] = {}
-        self._session, self._cursor, self.connected = "", 0, False
+        self._session, self._cursor, self._epoch = "", 0, ""
+        # None until the hub has answered, or has not.
+        self.connected: bool | None = None
+        self._signing = threading.Lock()
         self.stopped = threading.Event()
         self._outbox: queue.SimpleQueue[Callable[[Client], None]] = queue.SimpleQueue()
 
@@ -207,7 +238,7 @@ class Node:
         client, wait_s = Client(self.address), _MIN_WAIT_S
         while not self.stopped.is_set():
             try:
-                self._sync(client, hold=self.connected)
+                self._sync(client, hold=bool(self.connected))
                 wait_s = _MIN_WAIT_S
             except VflError as error:
                 self._set_connected(False, str(error))
@@ -242,13 +273,16 @@ class Node:
                 try:
                     send(client)
                     break
-                except LostError:
+                except (LostError, UnwritableError):
                     self.stopped.wait(wait_s)
                     wait_s = min(_MAX_WAIT_S, 2 * wait_s)
-                except PeerError as error:
+                except VflError as error:
                     # The next news repeat what matters.
                     log.warning("%s", error)
                     self.stopped.wait(_MIN_WAIT_S)
+                    break
+                except Exception:
+                    log.exception("a message to the hub failed")
                     break
 
     def _set_connected(self, connected: bool, why: str = "") -> None:
@@ -313,14 +347,22 @@ class Node:
     def _take(self, answer: dict[str, Any]) -> None:
         """Takes the hub's news."""
         with self._lock:
-            self.members = {str(name): dict(facts) for name, facts in answer["members"].items()}
+            self.members = {
+                name: {"pin": facts["pin"], "connected": bool(facts.get("connected"))}
+                for name, facts in answer["members"].items()
+                if _is_member(name, facts)
+            }
             self._learn_pins()
-            for entry in answer["proposals"]:
-                try:
-                    self._update(entry)
-                except VflError as error:
-                    log.warning("a proposal is ignored: %s", error)
-            self._cursor = int(answer["cursor"])
+            if answer.get("epoch", "") != self._epoch:
+                # The hub was started again, perhaps with an older database.
+                self._epoch, self._cursor = str(answer.get("epoch", "")), 0
+            elif int(answer["cursor"]) >= self._cursor:
+                for entry in answer["proposals"]:
+                    try:
+                        self._update(entry)
+                    except (VflError, ValueError) as error:
+                        log.warning("a proposal is ignored: %s", clean(str(error)))
+                self._cursor = int(answer["cursor"])
             self._watch()
             for tunnel in answer["tunnels"]:
                 run = self._runs.get(str(tunnel["run"]))
@@ -334,7 +376,7 @@ class Node:
         new = {
             name: str(facts["pin"])
             for name, facts in self.members.items()
-            if name not in self._pins
+            if name not in (*self._pins, self.settings.name)
         }
         if new:
             self._pins |= new
@@ -347,9 +389,15 @@ class Node:
 
     def trust(self, name: str, pin: str) -> None:
         """Replaces the known key of a member, after a person has compared the pin."""
+        if name not in self.members or name in (self.settings.name, self.settings.hub_name):
+            raise InputError(
+                Code.CONFIG_INVALID, f"{name}: is not another member. See `vfl members`."
+            )
         with self._lock:
             self._pins[name] = pin
             self._save_pins()
+            # Proposals that were ignored are asked for again.
+            self._cursor, self._epoch = 0, ""
 
     def describe(self) -> dict[str, Any]:
         """Returns who this node is, its data sets, and whether the hub answers."""
@@ -360,7 +408,7 @@ class Node:
         return {
             "name": self.settings.name,
             "hub": self.settings.hub,
-            "connected": self.connected,
+            "connected": bool(self.connected),
             "data": data,
             "max_runs": self.settings.limits.max_runs,
         }
@@ -385,11 +433,12 @@ class Node:
     # These methods take, make and answer proposals.
 
     def _update(self, entry: dict[str, Any]) -> None:
+        entry = _Reported.model_validate(entry).model_dump()
         read = documents.read_proposal(entry["envelope"])
         proposer = read.proposal.by
         if entry["id"] != read.id:
             raise PeerError(Code.MALFORMED_MESSAGE, f"hub: {entry['id']} is not that proposal's id")
-        pin = self._pins.get(proposer, "")
+        pin = self._get_pin(proposer)
         documents.verify(read.envelope, proposer, pin, self._keyring.current())
         known = self._known.get(read.id)
         if known is None:
@@ -398,13 +447,15 @@ class Node:
         changed = known.entry.get("state") != entry["state"]
         known.entry = entry
         self._known[read.id] = known
+        if entry["state"] in ENDED and known.ended is None:
+            known.ended = (entry["state"], entry["reason"])
         self._save(read.id)
         if changed:
             self._console.emit(
                 "run_state", run=read.id[:16], name=read.recipe.name, state=entry["state"]
             )
         name = self.settings.name
-        if name not in read.parties or entry["state"] != "open":
+        if name not in read.parties or entry["state"] != "open" or known.ended is not None:
             return
         if known.approved is None and self._is_automatic(read):
             self._outbox.put(lambda _client: self._approve_again(read.id))
@@ -471,15 +522,20 @@ class Node:
         read, data = self._find_data(number)
         known = self._known[number]
         peers = {peer: self._get_pin(peer) for peer in (*read.parties, self.settings.hub_name)}
-        if known.approved is None:
-            if needs_grants(self.settings, data):
-                self._sign_grant(read, data)
-            envelope = documents.sign_vote(self._keyring.current(), number, "approve", peers)
-            with self._lock:
-                # The vote is stored before it is sent, so the hub never has a vote that this node
-                # does not know.
-                known.approved = envelope.value
-                self._save(number)
+        if known.ended is not None:
+            raise InputError(
+                Code.REFUSED, f"{number[:16]}: has ended ({known.ended[0]}). Propose it again."
+            )
+        with self._signing:
+            if known.approved is None:
+                if needs_grants(self.settings, data):
+                    self._sign_grant(read, data)
+                envelope = documents.sign_vote(self._keyring.current(), number, "approve", peers)
+                with self._lock:
+                    # The vote is stored before it is sent, so the hub never has a vote that this
+                    # node does not know.
+                    known.approved = envelope.value
+                    self._save(number)
         self.send_document(Envelope.read(known.approved, documents.VOTE))
 
     def _get_pin(self, name: str) -> str:
@@ -516,19 +572,19 @@ class Node:
         InputError if this member is not a party, or does not have the data set.
         """
         read, data = self._find_data(number)
-        folder = self.folder / "runs" / read.id[:16]
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomic(folder / "recipe.toml", to_toml(read.proposal.recipe))
-        file = self.write_party_file(read, data, folder, {}, suffix="check")
-        args = [sys.executable, "-P", "-m", "vfl_party", "check", str(file), "--offline"]
-        try:
-            done = subprocess.run(
-                args, capture_output=True, text=True, check=False, timeout=_CHECK_S
-            )
-        except subprocess.TimeoutExpired:
-            return f"the check took more than {_CHECK_S:.0f} s"
-        finally:
-            file.unlink(missing_ok=True)
+        with tempfile.TemporaryDirectory(prefix="check-", dir=self.folder) as place:
+            folder = Path(place)
+            write_atomic(folder / "recipe.toml", to_toml(read.proposal.recipe))
+            file = self.write_party_file(read, data, folder, {}, suffix=f"-{folder.name}")
+            args = [sys.executable, "-P", "-m", "vfl_party", "check", str(file), "--offline"]
+            try:
+                done = subprocess.run(
+                    args, capture_output=True, text=True, check=False, timeout=_CHECK_S
+                )
+            except subprocess.TimeoutExpired:
+                return f"the check took more than {_CHECK_S:.0f} s"
+            finally:
+                file.unlink(missing_ok=True)
         return done.stdout + done.stderr
 
     def _find_data(self, number: str) -> tuple[ReadProposal, str]:
@@ -551,7 +607,17 @@ class Node:
         return read, data
 
     def vote(self, number: str, kind: Literal["deny", "stop"], why: str = "") -> None:
-        """Signs and sends a denial, or a request to stop the run. Raises VflError."""
+        """Ends a run at this node, whatever the hub does, and signs and sends a denial or a request
+        to stop it. Raises VflError.
+        """
+        with self._lock:
+            known = self._known[number]
+            if known.ended is None:
+                verb = "denied" if kind == "deny" else "stopped"
+                words = f"{verb} by {self.settings.name}"
+                known.ended = ("failed", f"{words}: {clean(why)}" if why else words)
+                self._save(number)
+                self._watch()
         self.send_document(documents.sign_vote(self._keyring.current(), number, kind, {}, why))
 
     def list_proposals(self) -> list[dict[str, Any]]:
@@ -606,10 +672,18 @@ class Node:
         read = documents.read_proposal(known.entry["envelope"])
         if self.settings.name not in read.parties:
             return
+        slots = self.settings.limits.count_slots(datetime.now())
+        if not known.begun and len(self._runs) >= slots:
+            # The hub should have waited.
+            return
         try:
             self._check_begin(read, known)
+            known.begun = True
+            self._save(number)
             self._runs[number] = _Run(self, read, str(known.entry["token"]))
-        except (VflError, OSError) as error:
+        except Exception as error:
+            if not isinstance(error, VflError | OSError):
+                log.exception("run %s cannot begin", number[:16])
             known.ended = ("failed", clean(f"refused at {self.settings.name}: {error}"))
             self._save(number)
         self.report()
@@ -618,6 +692,9 @@ class Node:
         """Raises PeerError unless all parties have approved this proposal with the same keys."""
         if known.approved is None:
             raise PeerError(Code.REFUSED, f"{self.settings.name} has not approved it")
+        if not known.begun and time.time() > read.proposal.until + documents.CLOCK_S:
+            raise PeerError(Code.REFUSED, "it begins after the time of the proposal")
+        self._find_data(read.id)
         peers = {name: self._get_pin(name) for name in (*read.parties, self.settings.hub_name)}
         if read.recipe.server != self.settings.hub_name:
             raise PeerError(Code.REFUSED, f"the server is not {self.settings.hub_name}")
@@ -693,7 +770,9 @@ class Node:
             old = [
                 number
                 for number, known in self._known.items()
-                if known.entry["ended"] and time.time() - known.entry["ended"] > 86400 * days
+                if known.ended is not None
+                and number not in self._runs
+                and time.time() - self._find_file(number).stat().st_mtime > 86400 * days
             ]
         for number in old:
             shutil.rmtree(self.folder / "runs" / number[:16], ignore_errors=True)
@@ -702,9 +781,10 @@ class Node:
 
     def _save(self, number: str) -> None:
         known = self._known[number]
-        value = {"entry": known.entry, "approved": known.approved, "ended": known.ended}
-        path = self.folder / "proposals" / f"{number}.json"
-        write_atomic(path, to_json(value), durable=True)
+        write_atomic(self._find_file(number), to_json(vars(known)), durable=True)
+
+    def _find_file(self, number: str) -> Path:
+        return self.folder / "proposals" / f"{number}.json"
 
     def _load(self) -> dict[str, Known]:
         known = {}
@@ -715,8 +795,19 @@ class Node:
                     Code.FILE_INVALID, f"{path}: cannot be read. Restore it from a backup."
                 )
             ended = tuple(value["ended"]) if value["ended"] else None
-            known[path.stem] = Known(value["entry"], value["approved"], ended)
+            known[path.stem] = Known(value["entry"], value["approved"], ended, value["begun"])
         return known
+
+
+def _is_member(name: Any, facts: Any) -> bool:
+    """Returns whether the hub reports a possible member."""
+    try:
+        _NAME.validate_python(name)
+        _PIN.validate_python(facts["pin"])
+    except (ValidationError, KeyError, TypeError):
+        log.warning("the hub reports an impossible member")
+        return False
+    return True
 
 
 def _read_json(path: Path) -> Any:

@@ -46,7 +46,7 @@ def choose_next(
     for entry in queued:
         if len(chosen) < room and all(used[party] < slots.get(party, 0) for party in entry.parties):
             chosen.append(entry)
-        # A party that is not connected must not hold up the others.
-        if all(party in slots for party in entry.parties):
+        # A party that is away, or makes no runs at this hour, must not hold up the others.
+        if all(slots.get(party, 0) for party in entry.parties):
             used.update(entry.parties)
     return chosen

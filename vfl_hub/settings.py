@@ -12,6 +12,7 @@ from vfl_common.config.base import Section, match_pattern, parse, read_toml
 from vfl_common.config.party import Address, PartyFile, TlsSettings
 from vfl_common.config.policy import Pin, PolicySettings
 from vfl_common.config.recipe_tables import Name
+from vfl_common.errors import Code, InputError
 from vfl_hub.documents import DataName
 from vfl_hub.streams import HubAddress
 
@@ -105,6 +106,7 @@ class NodeFile(Section):
             Path(self.tls.ca),
             self.proxy or "",
             plain_tunnels=self.plain_tunnels and not self.gateway,
+            pin="" if self.gateway else self.hub_pin,
         )
 
 
@@ -117,7 +119,19 @@ def load_node(path: Path) -> NodeFile:
         update={"tls": TlsSettings.model_validate(tls), "folder": str(here / node.folder)}
     )
     for name in node.data:
-        parse(PartyFile, make_party_tables(node, name), f"{path}: data.{name}.party")
+        where = f"{path}: data.{name}.party"
+        for key in OWN_KEYS:
+            if key in node.data[name].party:
+                raise InputError(
+                    Code.CONFIG_INVALID, f"{where}.{key}: is set by the node. Remove it."
+                )
+        parse(PartyFile, make_party_tables(node, name), where)
+        if node.data[name].approval == "automatic" and needs_grants(node, name):
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f'{path}: data.{name}.approval: must be "each", because the policy requires the '
+                'approval of a person (got "automatic"). Change one of them.',
+            )
     return node
 
 
@@ -125,11 +139,7 @@ def make_party_tables(node: NodeFile, data: str, **own: Any) -> dict[str, Any]:
     """Returns the tables of a party file for a data set. ``own``: Keys of the run."""
     placeholders = {"recipe": "recipe.toml", "server": "127.0.0.1:1"}
     tls = {key: value for key, value in node.tls if value is not None}
-    tables = {"name": node.name, **placeholders, "tls": tls, **own, **node.data[data].party}
-    for key in OWN_KEYS:
-        if key in node.data[data].party:
-            raise ValueError(f"data.{data}.party.{key} is set by the node. Remove it.")
-    return tables
+    return {"name": node.name, **placeholders, "tls": tls, **own, **node.data[data].party}
 
 
 def needs_grants(node: NodeFile, data: str) -> bool:

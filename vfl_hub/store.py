@@ -101,6 +101,7 @@ class StoredProposal:
     until: float
     begun: float | None
     ended: float | None
+    changed: int
     votes: dict[str, dict[str, Any]]
 
     def as_json(self) -> dict[str, Any]:
@@ -291,6 +292,7 @@ class Store:
                 row.until,
                 row.begun,
                 row.ended,
+                row.changed,
                 votes.get(row.id, {}),
             )
             for row in found_rows

@@ -21,11 +21,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from cryptography import x509
+
 from vfl_common.errors import Code, LostError, PeerError
+from vfl_common.identity.pem import compute_pin
 from vfl_common.text import clean
 
 MAX_HEAD, MAX_ANSWER = 16_384, 64 * 2**20
 _BLOCK = 2**18
+# Seconds after which an idle connection ends, and for the last bytes of an ended one.
+_IDLE_S, _LAST_S = 600.0, 30.0
 _PIPE_BYTES, _SET_PIPE_SIZE = 2**20, 1031
 _CONNECT_S = 10.0
 SWITCHED = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: vfl-tunnel\r\n\r\n"
@@ -42,6 +47,7 @@ class HubAddress:
         ca: The file of the federation's CA.
         proxy: The URL of an HTTP proxy, ``http://user:password@host:port``, or ''.
         plain_tunnels: Whether tunnels begin without TLS, because their contents are encrypted.
+        pin: The pin of the hub's key, or '' if a gateway ends TLS.
     """
 
     url: str
@@ -49,6 +55,7 @@ class HubAddress:
     ca: Path
     proxy: str = ""
     plain_tunnels: bool = True
+    pin: str = ""
 
     def dial(self, *, tunnel: bool = False, timeout_s: float = _CONNECT_S) -> socket.socket:
         """Connects to the hub. Raises OSError."""
@@ -59,10 +66,15 @@ class HubAddress:
             return sock
         context = ssl.create_default_context(cafile=str(self.ca) if self.name else None)
         try:
-            return context.wrap_socket(sock, server_hostname=self.name or host)
+            encrypted = context.wrap_socket(sock, server_hostname=self.name or host)
         except OSError:
             sock.close()
             raise
+        content = encrypted.getpeercert(binary_form=True) or b""
+        if self.pin and compute_pin(x509.load_der_x509_certificate(content)) != self.pin:
+            encrypted.close()
+            raise ConnectionRefusedError("the hub has another key than that of the invitation")
+        return encrypted
 
     def open_tunnel(self, path: str, token: str, timeout_s: float) -> socket.socket:
         """Opens a tunnel. Raises OSError if the hub refuses it or cannot be reached."""
@@ -210,8 +222,17 @@ def _copy(first: socket.socket, second: socket.socket) -> None:
             except OSError:
                 return
         if not progress:
-            writing = [sock for sock, data in waiting.items() if data]
-            select.select([first, second] if is_open else [], writing, [], 60.0)
+            poller = select.poll()
+            for source, target in ((first, second), (second, first)):
+                is_room = is_open and len(waiting[target]) < _BLOCK
+                poller.register(
+                    source,
+                    (select.POLLIN if is_room else 0) | (select.POLLOUT if waiting[source] else 0),
+                )
+            events = poller.poll(1000.0 * (_IDLE_S if is_open else _LAST_S))
+            lost = select.POLLHUP | select.POLLERR | select.POLLNVAL
+            if not events or any(event & lost and not event & select.POLLIN for _, event in events):
+                return
 
 
 def _splice(source: socket.socket, target: socket.socket) -> None:

@@ -10,7 +10,7 @@ import ssl
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -19,11 +19,11 @@ from tests.harness.standing import HUB, MEMBERS, Standing, make_recipe
 from vfl.certs import authority
 from vfl_common.config.party import TlsSettings
 from vfl_common.config.recipe import Recipe
-from vfl_common.errors import Code, PeerError
+from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.identity.credentials import BOTH, Credentials, load_credentials
 from vfl_common.identity.signing import Envelope
 from vfl_common.process.logs import Console
-from vfl_hub import documents
+from vfl_hub import documents, joining
 from vfl_hub.node import Node
 from vfl_hub.settings import load_node
 from vfl_hub.store import open_store
@@ -47,7 +47,7 @@ def sign_proposal(credentials: Credentials, **more: Any) -> Envelope:
     statement = {
         "by": credentials.name,
         "recipe": recipe,
-        "digest": Recipe.model_validate(recipe).digest(),
+        "digest": more.pop("digest", "") or Recipe.model_validate(recipe).digest(),
         "data": dict.fromkeys(MEMBERS, "main"),
         "until": time.time() + 1000.0,
         "at": time.time(),
@@ -217,6 +217,76 @@ def test_an_ended_run_never_begins_again(case: Case) -> None:
     assert not case.node._runs
 
 
+@pytest.mark.parametrize("kind", ["stop", "deny"])
+def test_the_vote_of_this_node_ends_a_run_whatever_the_hub_does(
+    case: Case, kind: Literal["stop", "deny"]
+) -> None:
+    approve(case)
+    case.vote(case.bank)
+    case.report(state="running")
+    case.node.vote(case.entry["id"], kind, "enough")
+    assert not case.node._runs
+    for state in ("running", "open", "running"):
+        case.report(state=state)
+    assert not case.node._runs
+    with raises(InputError, Code.REFUSED, names="ended"):
+        case.node.approve(case.entry["id"])
+
+
+@pytest.mark.parametrize("state", ["done", "stopped", "failed", "expired"])
+def test_a_run_that_the_hub_has_ended_never_begins(case: Case, state: str) -> None:
+    approve(case)
+    case.vote(case.bank)
+    case.report(state=state)
+    case.report(state="running")
+    assert not case.node._runs
+
+
+def test_no_run_begins_after_its_time(case: Case) -> None:
+    case.propose(sign_proposal(case.bank, until=time.time() - 1000.0))
+    approve(case)
+    case.vote(case.bank)
+    case.report(state="running")
+    assert "after the time" in case.ended
+
+
+def test_no_more_runs_begin_than_this_node_allows(case: Case) -> None:
+    numbers = []
+    for _ in range(2):
+        case.propose(sign_proposal(case.bank))
+        approve(case)
+        case.vote(case.bank)
+        case.report(state="running")
+        numbers.append(case.entry["id"])
+    assert [*case.node._runs] == numbers[:1]
+
+
+def test_a_hub_cannot_propose_in_the_name_of_this_node(case: Case) -> None:
+    folder = case.federation.folder / "lying"
+    authority.issue(case.federation.certs, "shop", out=folder / "certs", force=True)
+    authority.give_ca(case.federation.certs, folder / "certs")
+    case.members["shop"] = {"pin": case.federation.pin(folder / "certs" / "shop.pem")}
+    case.propose(sign_proposal(load(folder, "shop")))
+    case.report()
+    assert case.entry["id"] not in case.node._known
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [{"state": ["x"]}, {"state": "begun"}, {"votes": []}, {"votes": {"bank": 1}}, {"id": "../x"}],
+)
+def test_a_malformed_proposal_is_ignored(case: Case, facts: dict[str, Any]) -> None:
+    case.report(**facts)
+    assert not case.node._known
+    case.node.list_proposals()
+
+
+def test_members_with_impossible_names_or_pins_are_ignored(case: Case) -> None:
+    case.members |= {"a\x1b[2J": {"pin": "sha256:" + "0" * 64}, "evil": {"pin": "x"}}
+    case.report()
+    assert set(case.node.members) == set(MEMBERS)
+
+
 def test_a_known_key_changes_only_by_a_person(case: Case) -> None:
     case.report()
     own = case.peers["bank"]
@@ -292,6 +362,9 @@ def test_a_session_is_for_its_own_documents(hub: Standing) -> None:
         (sign_proposal(bank, data={"bank": "main"}).value, "data"),
         (sign_proposal(bank, until=1.0).value, "until"),
         (sign_proposal(bank, digest="0" * 64).value, "digest"),
+        (sign_proposal(bank, recipe=make_recipe(seed=None), digest="0" * 64).value, "recipe"),
+        (sign_proposal(bank, recipe=make_recipe("\ud800"), digest="0" * 64).value, "recipe"),
+        (sign_proposal(bank, purpose="x" * 501).value, "purpose"),
         (sign_proposal(bank, recipe=make_recipe(server="other")).value, "server"),
         ({"payloadType": documents.VOTE}, "vote"),
         ([1], "vote"),
@@ -325,6 +398,41 @@ def test_a_stranger_gets_nothing_without_tls(hub: Standing, path: str, status: i
     connection.request("GET", path, headers={"Authorization": "Bearer x"})
     assert connection.getresponse().status == status
     connection.close()
+
+
+def test_a_large_body_is_refused(hub: Standing) -> None:
+    context = ssl.create_default_context(cafile=str(hub.certs / "ca.pem"))
+    host, _, port = hub.address.partition(":")
+    for head in ("Content-Length: 500000000", "Transfer-Encoding: chunked"):
+        raw = socket.create_connection((host, int(port)), 20)
+        with context.wrap_socket(raw, server_hostname=HUB) as sock:
+            sock.sendall(f"POST /v1/session HTTP/1.1\r\nHost: x\r\n{head}\r\n\r\n".encode())
+            assert sock.recv(1000).split(b" ")[1] in (b"411", b"413")
+
+
+def test_a_second_hub_is_refused(hub: Standing) -> None:
+    again = hub.run("again", "vfl-server", "hub", "--folder", "hub", "--listen", "127.0.0.1:0")
+    assert again.wait() == 2
+    assert "in use by another hub" in again.stderr
+    again.close()
+
+
+def test_joining_overwrites_nothing(hub: Standing) -> None:
+    store = open_store(hub.folder / "hub")
+    for name in (HUB, "Shop"):
+        with raises(InputError, Code.CONFIG_INVALID, names=name):
+            joining.invite(store, hub.certs, hub.url, name, HUB, ["main"])
+    folder = hub.folder / "shop"
+    before = {path: path.read_bytes() for path in (folder / "certs").iterdir()}
+    foreign = hub.folder / "foreign"
+    authority.create_authority(foreign, "other")
+    authority.issue(foreign, HUB)
+    for certs in (foreign, hub.certs):
+        token = joining.invite(store, certs, hub.url, "shop", HUB, ["main"])
+        with raises(InputError, Code.FILE_INVALID, names="shop"):
+            joining.join(token, folder, 0.0, lambda _text: None)
+    store.close()
+    assert {path: path.read_bytes() for path in (folder / "certs").iterdir()} == before
 
 
 @pytest.mark.parametrize("content", [b"", b"\r\n\r\n", b"GET", b"\x16\x03\x01", b"a" * 40_000])

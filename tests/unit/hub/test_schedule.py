@@ -13,7 +13,7 @@ from vfl_hub.store import MOVES, StoredProposal
 def make_entry(number: str = "a", state: str = "open", **facts: Any) -> StoredProposal:
     parties = facts.pop("parties", ("bank", "shop"))
     votes = facts.pop("votes", {})
-    return StoredProposal(number, "bank", "r", parties, {}, state, "", 100.0, None, None, votes)
+    return StoredProposal(number, "bank", "r", parties, {}, state, "", 100.0, None, None, 0, votes)
 
 
 @pytest.mark.parametrize(
@@ -59,9 +59,11 @@ def test_runs_begin_in_order_as_far_as_there_is_room() -> None:
     assert choose(both, [], slots, 1) == "a"
     assert choose(both, bank, slots, 4) == "a"
     # A run of other parties may overtake, but one of the same parties may not.
-    assert choose([*both[:1], *bank, *club], [], {"bank": 1, "shop": 0, "club": 1}, 4) == "e"
+    shop = [make_entry("s", "running", parties=("shop",))]
+    assert choose([*both[:1], *bank, *club], shop, {"bank": 1, "shop": 1, "club": 1}, 4) == "e"
     # A party that is away holds up only its own runs.
     assert choose([*both[:1], *bank, *club], [], {"bank": 1, "club": 1}, 4) == "de"
+    assert choose([*both[:1], *bank, *club], [], {"bank": 1, "shop": 0, "club": 1}, 4) == "de"
     assert choose(both, [], {}, 4) == ""
 
 
