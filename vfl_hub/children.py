@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vfl.launcher.processes import Process
+from vfl_common.errors import VflError
+from vfl_common.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
 State = Literal["runs", "done", "failed"]
@@ -31,6 +33,8 @@ class Child:
         folder: The folder for its output.
         on_event: Called with each event of the program, in another thread.
         on_change: Called after each change of ``state``, in another thread.
+        is_finished: Returns whether the run has been finished. A program that was killed at its
+            very end must not be started again, because it would begin another run.
         threads: The number of threads of torch.
     """
 
@@ -42,12 +46,14 @@ class Child:
         *,
         on_event: Callable[[dict[str, Any]], None],
         on_change: Callable[[], None],
+        is_finished: Callable[[], bool],
         threads: int = 1,
     ) -> None:
         self.state: State = "runs"
         self.reason, self.starts = "", 0
         self._name, self._args, self._folder, self._threads = name, args, folder, threads
         self._on_event, self._on_change = on_event, on_change
+        self._is_finished = is_finished
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"child {name}", daemon=True)
         self._thread.start()
@@ -61,6 +67,9 @@ class Child:
     def _run(self) -> None:
         wait_s = _MIN_WAIT_S
         while not self._stopping.is_set():
+            if self._is_finished():
+                self._end("done", "")
+                return
             begun_s = time.monotonic()
             try:
                 status, sentence = self._run_once()
@@ -109,3 +118,11 @@ class Child:
         while not events.empty():
             self._on_event(events.get())
         return process.status or 0, process.sentence() if process.status else ""
+
+
+def is_finished(folder: Path, run: str, name: str) -> bool:
+    """Returns whether a party or the server has finished a run. ``folder``: The folder of runs."""
+    try:
+        return bool(RunFolder(folder / run / name, run).facts().get("finished"))
+    except VflError:
+        return False

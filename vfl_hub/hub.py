@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,7 +41,7 @@ from vfl_common.identity.keyring import Keyring
 from vfl_common.process.logs import Console, log_to, version
 from vfl_common.text import clean
 from vfl_hub import documents
-from vfl_hub.children import Child
+from vfl_hub.children import Child, is_finished
 from vfl_hub.front import Front, RunRoute, Tunnels
 from vfl_hub.schedule import choose_next, decide_state
 from vfl_hub.store import ENDED, Store, StoredProposal
@@ -91,7 +92,6 @@ class RunServer:
 
     def __init__(self, hub: FederationHub, entry: StoredProposal) -> None:
         self.port: int | None = None
-        self.ended_s = 0.0
         self._hub, folder = hub, hub.folder / "runs" / entry.id[:16]
         recipe = documents.read_proposal(entry.envelope)
         folder.mkdir(parents=True, exist_ok=True)
@@ -107,7 +107,14 @@ class RunServer:
         ]
         for party in entry.parties:
             args += ["--pin", f"{party}={pins[party][0]}"]
-        self._child = Child(hub.name, args, folder, on_event=self._hear, on_change=self._change)
+        self._child = Child(
+            hub.name,
+            args,
+            folder,
+            on_event=self._hear,
+            on_change=self._change,
+            is_finished=partial(is_finished, folder, entry.id[:16], hub.name),
+        )
 
     def _hear(self, event: dict[str, Any]) -> None:
         if event.get("event") == "ready":
@@ -115,7 +122,7 @@ class RunServer:
         self._hub.wake()
 
     def _change(self) -> None:
-        self.port, self.ended_s = None, time.monotonic()
+        self.port = None
         self._hub.wake()
 
     @property
@@ -311,10 +318,6 @@ class FederationHub:
             self._end(entry, "failed", f"{party}: {why}")
         elif server.state == "done" and done:
             self._end(entry, "done", "")
-        elif server.state == "done" and now_s - server.ended_s > _GRACE_S:
-            # A party was killed before it knew the end of the run, so it asks the server again.
-            self._begin(entry)
-            return False
         else:
             return False
         return True

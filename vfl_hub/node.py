@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -47,7 +48,7 @@ from vfl_common.identity.signing import Envelope
 from vfl_common.process.logs import Console
 from vfl_common.text import clean, host_and_port, to_json
 from vfl_hub import documents
-from vfl_hub.children import Child
+from vfl_hub.children import Child, is_finished
 from vfl_hub.documents import ReadProposal
 from vfl_hub.front import SERVER
 from vfl_hub.settings import NodeFile, make_party_tables, needs_grants
@@ -119,6 +120,7 @@ class _Run:
             folder,
             on_event=self._hear,
             on_change=node.report,
+            is_finished=partial(is_finished, folder, read.id[:16], name),
             threads=int(settings.data[data].party.get("threads", 1)),
         )
 
