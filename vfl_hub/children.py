@@ -58,11 +58,10 @@ class Child:
         self._thread = threading.Thread(target=self._run, name=f"child {name}", daemon=True)
         self._thread.start()
 
-    def stop(self, *, wait: bool = True) -> None:
+    def stop(self) -> None:
         """Ends the program: SIGTERM, and later SIGKILL."""
         self._stopping.set()
-        if wait:
-            self._thread.join(_ORDERLY_S + 5.0)
+        self._thread.join(_ORDERLY_S + 5.0)
 
     def _run(self) -> None:
         wait_s = _MIN_WAIT_S

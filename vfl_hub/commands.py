@@ -16,7 +16,8 @@ from vfl_common.errors import Code, InputError
 from vfl_common.process.logs import Console
 from vfl_common.process.program import EXIT_CODES
 from vfl_common.text import LINE, align_columns, clean, count
-from vfl_hub.library import ENDS, NodeClient
+from vfl_hub.library import NodeClient
+from vfl_hub.schedule import ENDED
 
 _HUB_FOLDER = click.option(
     "--folder",
@@ -186,7 +187,7 @@ def stop_run(proposal: str, folder: Path, database: str) -> None:
     \b
     Example: vfl-server stop-run 000c201708168820
     """
-    from vfl_hub.store import ENDED, open_store
+    from vfl_hub.store import open_store
 
     store = open_store(folder, database)
     matching = [one for one in store.entries() if proposal and one.id.startswith(proposal)]
@@ -301,7 +302,7 @@ def proposals(as_json: bool, node: Path) -> None:
 @_NODE
 def queue(as_json: bool, node: Path) -> None:
     """List the proposals that wait or run, in their order."""
-    rows = [row for row in NodeClient(node).proposals() if row["state"] not in ENDS]
+    rows = [row for row in NodeClient(node).proposals() if row["state"] not in ENDED]
     _show(rows[::-1], as_json=as_json)
 
 

@@ -43,8 +43,8 @@ from vfl_common.text import clean
 from vfl_hub import documents
 from vfl_hub.children import Child, is_finished
 from vfl_hub.front import Front, RunRoute, Tunnels
-from vfl_hub.schedule import choose_next, decide_state
-from vfl_hub.store import ENDED, Store, StoredProposal
+from vfl_hub.schedule import ENDED, MOVES_ON, State, choose_next, decide_state
+from vfl_hub.store import Store, StoredProposal
 
 log = logging.getLogger(__name__)
 # Seconds: a request for news is held; a member without requests counts as connected; a session.
@@ -167,9 +167,9 @@ class FederationHub:
             raise InputError(
                 Code.FILE_INVALID, f"{folder}: is in use by another hub. Stop it first."
             )
-        self._max_runs, self._console = max_runs, console
-        self._keyring = Keyring(tls, name, Members(), uses=ANSWERS)
-        self.pin = pem.compute_pin(self._keyring.current().certificate)
+        self._max_runs, self.console = max_runs, console
+        self.keyring = Keyring(tls, name, Members(), uses=ANSWERS)
+        self.pin = pem.compute_pin(self.keyring.current().certificate)
         secret = load_or_create_secret(folder / "tunnels.secret", secrets.token_bytes(32))
         self.tunnels = Tunnels(secret, self.find_route, self.wake)
         self._sessions: dict[str, tuple[str, float]] = {}
@@ -238,6 +238,7 @@ class FederationHub:
         running_ids = {entry.id for entry in entries if entry.state == "running"}
         for number in [number for number in self._servers if number not in running_ids]:
             self._drop_server(number)
+            changed = True
         for entry in entries:
             if entry.state == "running":
                 changed |= self._try(entry, self._watch)
@@ -279,9 +280,9 @@ class FederationHub:
             if now_s - presence.seen_s < PRESENT_S
         }
 
-    def _move(self, entry: StoredProposal, state: str, reason: str = "") -> None:
+    def _move(self, entry: StoredProposal, state: State, reason: str = "") -> None:
         self.store.move(entry.id, state, clean(reason))
-        self._console.emit("run_state", run=entry.id[:16], name=entry.name, state=state, why=reason)
+        self.console.emit("run_state", run=entry.id[:16], name=entry.name, state=state, why=reason)
 
     def _begin(self, entry: StoredProposal) -> bool:
         proposal = documents.read_proposal(entry.envelope)
@@ -322,7 +323,7 @@ class FederationHub:
             return False
         return True
 
-    def _end(self, entry: StoredProposal, state: str, reason: str) -> None:
+    def _end(self, entry: StoredProposal, state: State, reason: str) -> None:
         self._move(entry, state, reason)
         self._drop_server(entry.id)
 
@@ -353,7 +354,7 @@ class FederationHub:
         self._nonces = {key: until for key, until in self._nonces.items() if until > now_s}
         if member is None:
             raise HTTPException(403, f"{session.name} is not a member")
-        documents.verify(envelope, session.name, member[0], self._keyring.current())
+        documents.verify(envelope, session.name, member[0], self.keyring.current())
         if session.hub != self.pin or session.nonce in self._nonces:
             raise HTTPException(403, "the proof is for another hub, or was used before")
         if abs(session.at - now_s) > documents.CLOCK_S:
@@ -376,27 +377,18 @@ class FederationHub:
     def take_document(self, name: str, value: Any) -> dict[str, Any]:
         """Stores a proposal or a vote of a member."""
         kind = value.get("payloadType") if isinstance(value, dict) else None
-        members, credentials = self.store.members(), self._keyring.current()
+        members, credentials = self.store.members(), self.keyring.current()
         if kind == documents.PROPOSAL:
             read = documents.read_proposal(value)
             documents.verify(read.envelope, name, members[name][0], credentials)
             self._check_proposal(name, read)
-            recipe = read.recipe
             self.store.propose(
-                StoredProposal(
-                    read.id,
-                    name,
-                    recipe.name,
-                    read.parties,
-                    read.envelope.value,
-                    "open",
-                    "",
-                    read.proposal.until,
-                    None,
-                    None,
-                    0,
-                    {},
-                )
+                read.id,
+                name,
+                read.recipe.name,
+                read.parties,
+                read.envelope.value,
+                read.proposal.until,
             )
             self._wake()
             return {"id": read.id}
@@ -487,9 +479,6 @@ class FederationHub:
             ],
             "tunnels": self.tunnels.take_pending(name),
         }
-
-
-MOVES_ON = ("open", "queued", "running")
 
 
 async def _read_body(request: Request) -> Any:
@@ -585,10 +574,10 @@ def serve_hub(
         thread.start()
         while not server.started and thread.is_alive():
             time.sleep(0.01)
-        hub._console.emit("ready", name=hub.name, address=front.address, pin=hub.pin)
+        hub.console.emit("ready", name=hub.name, address=front.address, pin=hub.pin)
         try:
             while not stopped.wait(1.0):
-                hub._keyring.warn_of_expiry_daily()
+                hub.keyring.warn_of_expiry_daily()
         finally:
             front.close()
             server.should_exit = True

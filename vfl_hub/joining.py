@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -143,7 +142,6 @@ def join(
     path = folder / "node.toml"
     if not path.exists():
         write_private(path, _make_file(token, proxy, gateway=gateway))
-    os.sync()
     return path
 
 

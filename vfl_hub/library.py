@@ -8,15 +8,16 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vfl.library.recipe import Recipe
 from vfl_common.errors import Code, InputError, LostError, PeerError
 from vfl_common.text import LINE, clean
+from vfl_hub.schedule import ENDED
+
+if TYPE_CHECKING:
+    from vfl.library.recipe import Recipe
 
 _TIMEOUT_S, _POLL_S, _ARRIVAL_S = 600.0, 0.3, 30.0
-# The states in which a proposal does not change any more.
-ENDS = ("done", "failed", "stopped", "denied", "expired")
 
 
 class NodeClient:
@@ -47,6 +48,9 @@ class NodeClient:
 
         Raises VflError if the node does not run, or if node or hub refuses the proposal.
         """
+        # The list of commands does not need recipes.
+        from vfl.library.recipe import Recipe
+
         tables = recipe.to_dict() if isinstance(recipe, Recipe) else recipe
         if not isinstance(tables, Mapping):
             tables = Recipe.load(tables).to_dict()
@@ -59,7 +63,7 @@ class NodeClient:
         Raises PeerError if the node does not know the proposal.
         """
         state, give_up_s = "", time.monotonic() + _ARRIVAL_S
-        while state not in ENDS:
+        while state not in ENDED:
             try:
                 row = self.ask(f"/v1/proposals/{proposal}")
             except PeerError:
@@ -70,7 +74,7 @@ class NodeClient:
             if row["state"] != state:
                 state = str(row["state"])
                 yield row
-            elif state not in ENDS:
+            elif state not in ENDED:
                 time.sleep(_POLL_S)
 
     def wait(self, proposal: str) -> dict[str, Any]:

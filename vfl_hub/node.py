@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import queue
 import secrets
 import shutil
@@ -31,7 +30,9 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from vfl.launcher.processes import Process
 from vfl.simulation.federation import to_toml
+from vfl_common.config.base import parse
 from vfl_common.config.policy import Digest, Pin
+from vfl_common.config.recipe import Recipe
 from vfl_common.config.recipe_tables import Name
 from vfl_common.errors import (
     Code,
@@ -44,6 +45,7 @@ from vfl_common.errors import (
 from vfl_common.files import lock_file, write_atomic, write_private
 from vfl_common.identity.credentials import BOTH, Members
 from vfl_common.identity.keyring import Keyring
+from vfl_common.identity.pem import compute_pin
 from vfl_common.identity.signing import Envelope
 from vfl_common.process.logs import Console
 from vfl_common.text import clean, host_and_port, to_json
@@ -51,8 +53,8 @@ from vfl_hub import documents
 from vfl_hub.children import Child, is_finished
 from vfl_hub.documents import ReadProposal
 from vfl_hub.front import SERVER
+from vfl_hub.schedule import ENDED, State
 from vfl_hub.settings import NodeFile, make_party_tables, needs_grants
-from vfl_hub.store import ENDED
 from vfl_hub.streams import Client, join_streams
 
 log = logging.getLogger(__name__)
@@ -86,7 +88,7 @@ class _Reported(BaseModel):
 
     id: Digest
     envelope: dict[str, Any]
-    state: Literal["open", "queued", "running", "done", "failed", "stopped", "denied", "expired"]
+    state: State
     reason: str = ""
     votes: dict[str, dict[str, dict[str, Any]]] = {}
     token: str = ""
@@ -363,7 +365,9 @@ class Node:
                     try:
                         self._update(entry)
                     except (VflError, ValueError) as error:
-                        log.warning("a proposal is ignored: %s", clean(str(error)))
+                        why = clean(str(error))
+                        log.warning("a proposal is ignored: %s", why)
+                        self._console.emit("ignored", run=clean(str(entry.get("id"))), why=why)
                 self._cursor = int(answer["cursor"])
             self._watch()
             for tunnel in answer["tunnels"]:
@@ -495,9 +499,6 @@ class Node:
         self, recipe: dict[str, Any], data: dict[str, str], purpose: str, days: float
     ) -> str:
         """Signs a proposal and sends it. Returns its id. Raises VflError."""
-        from vfl_common.config.base import parse
-        from vfl_common.config.recipe import Recipe
-
         digest = parse(Recipe, recipe, "recipe").digest()
         proposal = parse(
             documents.Proposal,
@@ -542,8 +543,6 @@ class Node:
 
     def _get_pin(self, name: str) -> str:
         if name == self.settings.name:
-            from vfl_common.identity.pem import compute_pin
-
             return compute_pin(self._keyring.current().certificate)
         if name not in self._pins:
             raise InputError(
@@ -777,7 +776,10 @@ class Node:
                 and time.time() - self._find_file(number).stat().st_mtime > 86400 * days
             ]
         for number in old:
-            shutil.rmtree(self.folder / "runs" / number[:16], ignore_errors=True)
+            folder = self.folder / "runs" / number[:16]
+            if folder.exists():
+                shutil.rmtree(folder, ignore_errors=True)
+                self._console.emit("removed", run=number[:16], after_days=days)
 
     # These methods read and write the files of the node.
 
@@ -821,15 +823,3 @@ def _read_json(path: Path) -> Any:
         raise InputError(
             Code.FILE_INVALID, f"{path}: cannot be read. Restore it from a backup."
         ) from None
-
-
-def make_token(folder: Path) -> str:
-    """Returns the token of the node's REST API, which only the node's owner can read."""
-    path = folder / "api.token"
-    if path.exists():
-        return path.read_text().strip()
-    token = secrets.token_hex(32)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_private(path, token)
-    os.chmod(path, 0o600)  # noqa: PTH101 - the mode matters, not the path
-    return token

@@ -4,11 +4,28 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
 
-from vfl_hub.store import StoredProposal
+if TYPE_CHECKING:
+    from vfl_hub.store import StoredProposal
+
+State = Literal["open", "queued", "running", "done", "failed", "stopped", "denied", "expired"]
+# {state of a proposal: the states that may follow}
+MOVES: dict[State, frozenset[State]] = {
+    "open": frozenset({"queued", "denied", "stopped", "expired"}),
+    "queued": frozenset({"running", "denied", "stopped", "expired"}),
+    "running": frozenset({"done", "failed", "stopped"}),
+    "done": frozenset(),
+    "failed": frozenset(),
+    "stopped": frozenset(),
+    "denied": frozenset(),
+    "expired": frozenset(),
+}
+ENDED = frozenset(state for state, following in MOVES.items() if not following)
+MOVES_ON = tuple(state for state in MOVES if state not in ENDED)
 
 
-def decide_state(entry: StoredProposal, now_s: float) -> tuple[str, str] | None:
+def decide_state(entry: StoredProposal, now_s: float) -> tuple[State, str] | None:
     """Returns the next state of a proposal that does not run, with the reason; None for no change.
 
     ``now_s``: The time in seconds since 1970.
@@ -42,7 +59,8 @@ def choose_next(
         max_runs: The number of runs that the hub makes at a time.
     """
     used = Counter(party for entry in running for party in entry.parties)
-    room, chosen = max_runs - len(running), list[StoredProposal]()
+    room = max_runs - len(running)
+    chosen: list[StoredProposal] = []
     for entry in queued:
         if len(chosen) < room and all(used[party] < slots.get(party, 0) for party in entry.parties):
             chosen.append(entry)

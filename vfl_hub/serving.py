@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from pathlib import Path
@@ -9,11 +10,11 @@ from pathlib import Path
 import uvicorn
 
 from vfl_common.errors import Code, InputError
-from vfl_common.files import write_atomic
+from vfl_common.files import load_or_create_secret, write_atomic
 from vfl_common.process.logs import Console, log_to
 from vfl_common.text import host_and_port, to_json
 from vfl_hub.api import make_api
-from vfl_hub.node import Node, make_token
+from vfl_hub.node import Node
 from vfl_hub.settings import NodeFile
 
 _CLEAN_S = 3600.0
@@ -26,8 +27,9 @@ def serve_node(path: Path, settings: NodeFile, console: Console, *, pages: bool)
     """
     node = Node(path, settings, console)
     log_to(node.folder / "log.jsonl", party=settings.name)
+    token = load_or_create_secret(node.folder / "api.token", secrets.token_hex(32).encode())
     host, port = host_and_port(settings.listen)
-    api = make_api(node, make_token(node.folder), console=pages)
+    api = make_api(node, token.decode(), console=pages)
     server = uvicorn.Server(uvicorn.Config(api, host=host, port=port, log_config=None))
     thread = threading.Thread(target=server.run, name="api", daemon=True)
     thread.start()

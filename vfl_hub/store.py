@@ -18,6 +18,7 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from vfl_common.errors import Code, InputError, UnwritableError
 from vfl_common.text import clean
+from vfl_hub.schedule import ENDED, MOVES, State
 
 _TABLES = sql.MetaData()
 _MEMBERS = sql.Table(
@@ -70,18 +71,6 @@ _EVENTS = sql.Table(
     sql.Column("proposal", sql.String(64), nullable=False),
     sql.Column("what", sql.Text, nullable=False),
 )
-# {state of a proposal: the states that may follow}
-MOVES: dict[str, frozenset[str]] = {
-    "open": frozenset({"queued", "denied", "stopped", "expired"}),
-    "queued": frozenset({"running", "denied", "stopped", "expired"}),
-    "running": frozenset({"done", "failed", "stopped"}),
-    "done": frozenset(),
-    "failed": frozenset(),
-    "stopped": frozenset(),
-    "denied": frozenset(),
-    "expired": frozenset(),
-}
-ENDED = frozenset(state for state, following in MOVES.items() if not following)
 
 
 @dataclass(frozen=True)
@@ -96,7 +85,7 @@ class StoredProposal:
     name: str
     parties: tuple[str, ...]
     envelope: dict[str, Any]
-    state: str
+    state: State
     reason: str
     until: float
     begun: float | None
@@ -209,25 +198,33 @@ class Store:
                 for row in rows.execute(_MEMBERS.select())
             }
 
-    def propose(self, entry: StoredProposal) -> None:
-        """Adds a proposal; does nothing if it is known."""
+    def propose(
+        self,
+        number: str,
+        by: str,
+        name: str,
+        parties: Sequence[str],
+        envelope: dict[str, Any],
+        until: float,
+    ) -> None:
+        """Adds a proposal; does nothing if it is known. See ``StoredProposal``."""
         with self._begin() as rows:
-            known = rows.execute(_PROPOSALS.select().where(_PROPOSALS.c.id == entry.id)).first()
+            known = rows.execute(_PROPOSALS.select().where(_PROPOSALS.c.id == number)).first()
             if known is not None:
                 return
-            number = self._note(rows, entry.id, f"proposed by {entry.by}")
+            event_number = self._note(rows, number, f"proposed by {by}")
             rows.execute(
                 _PROPOSALS.insert().values(
-                    id=entry.id,
-                    position=number,
-                    by=entry.by,
-                    name=entry.name,
-                    parties=json.dumps(entry.parties),
-                    envelope=json.dumps(entry.envelope),
+                    id=number,
+                    position=event_number,
+                    by=by,
+                    name=name,
+                    parties=json.dumps(parties),
+                    envelope=json.dumps(envelope),
                     state="open",
                     reason="",
-                    until=entry.until,
-                    changed=number,
+                    until=until,
+                    changed=event_number,
                 )
             )
 
@@ -245,7 +242,7 @@ class Store:
             self._change(rows, proposal, f"{kind}: {party}", {})
         return True
 
-    def move(self, proposal: str, state: str, reason: str = "") -> None:
+    def move(self, proposal: str, state: State, reason: str = "") -> None:
         """Changes the state of a proposal. Raises ValueError for a change that ``MOVES`` lacks."""
         with self._begin() as rows:
             row = rows.execute(_PROPOSALS.select().where(_PROPOSALS.c.id == proposal)).one()

@@ -19,6 +19,7 @@ from vfl_common.bundle import Ledger, Link
 from vfl_common.errors import InterruptedRun, VflError
 from vfl_common.identity.credentials import Credentials
 from vfl_common.identity.keyring import Keyring
+from vfl_common.rpc.ask import AnswerHeads
 from vfl_common.rpc.channel import dial, run_server
 from vfl_common.rpc.counters import TcpMeter
 from vfl_common.rpc.exchange.hub import ExchangeHub
@@ -101,6 +102,7 @@ class GrpcExchange(Exchange):
         attach_timeout_s: float = 2.0,
         link_timeout_s: float = WAIT_S,
         in_flight: int = 1,
+        confer: AnswerHeads | None = None,
     ) -> None:
         self.in_flight = in_flight
         self.roster, self.timeout_s, self.link_timeout_s = tuple(roster), timeout_s, link_timeout_s
@@ -113,6 +115,7 @@ class GrpcExchange(Exchange):
             self.meter,
             phases=PHASES,
             attach_timeout_s=attach_timeout_s,
+            confer=confer,
         )
         self._open = ExitStack()
         threads = 3 * len(roster) + 4

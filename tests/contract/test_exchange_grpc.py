@@ -9,6 +9,7 @@ import os
 import queue
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -57,6 +58,7 @@ from vfl_common.identity.keyring import Keyring
 from vfl_common.identity.pem import compute_pin
 from vfl_common.pb.vfl.v1 import exchange_pb2, failure_pb2
 from vfl_common.rpc import channel
+from vfl_common.rpc.ask import LogHeads
 from vfl_common.rpc.channel import connect, dial, run_server
 from vfl_common.rpc.exchange.hub import ExchangeHub
 from vfl_common.rpc.exchange.service import FramePipe
@@ -1051,3 +1053,24 @@ def test_the_end_of_a_phase_is_told_again_after_a_break_and_in_the_next_phase() 
         exchange.hub.end(InterruptedRun("the test is over"))
         with pytest.raises(InterruptedRun):
             collected.result(WAIT_S)
+
+
+def test_a_refused_record_ends_the_generation_that_begins_a_little_later() -> None:
+    """Otherwise the party with the record reports it first, and the active party ends with the
+    server's report of it instead of this error.
+    """
+    asked = threading.Event()
+
+    def refuse(party: str, _: LogHeads) -> LogHeads:
+        asked.set()
+        raise PeerError(Code.MALFORMED_MESSAGE, "another record", party=party)
+
+    exchange = GrpcExchange(["north"], WAIT_S, attach_timeout_s=WAIT_S, confer=refuse)
+    with contextlib.closing(exchange):
+        exchange.hub.end(InterruptedRun("the first generation is over"))
+        link = exchange.new_link("north", generation=2)
+        answer = soon(lambda: link.confer(LogHeads().encode()))
+        assert asked.wait(WAIT_S)
+        with raises(PeerError, Code.MALFORMED_MESSAGE, names="another record", party="north"):
+            exchange.begin(2).collect(FIRST, NOTHING)
+        assert answer.result(WAIT_S)

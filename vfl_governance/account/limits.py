@@ -553,11 +553,11 @@ class _AmountCounter:
         sent, up = get_sent(party, exchange)
         chain = chains.up if up else chains.down
         sizes = dict(occurrence.sizes)
-        row_cost, rows = _RowCost(), sizes.get(sent.row_word, 0)
+        row_cost, rows = _RowCost(), sizes.get("rows", 0)
         if occurrence.empty == ("up" if up else "down"):
             return
         numbers, payload = _compute_size(exchange, sent, chain, occurrence.sizes, phase)
-        if rows:
+        if sent.about_rows and rows:
             cost = chain.costs
             costs = replace(cost, times=cost.times * len(sent.tensors)) if cost else None
             row_cost = _RowCost(-(-numbers // rows), -(-payload // rows), 0, costs)

@@ -78,7 +78,7 @@ SIZES = Exchange(
 )
 ENCODINGS = Exchange(
     "encodings",
-    Sent(Kind.ROWS, {"encodings": u8("up", ENCODING_BYTES)}, label_free=True),
+    Sent(Kind.ROWS, {"encodings": u8("rows", ENCODING_BYTES)}, label_free=True),
     # The answer to the last batch: for each row its position among the common rows or -1, the
     # similarity of its link and the probability that it is right; threshold, precision and recall.
     Sent(Kind.ROWS, {"ranks": i64("down"), "pairs": f32("down", 2), "quality": f32("estimates")}),
@@ -480,7 +480,7 @@ class _Links(NamedTuple):
 def _size_batch(rows: int, all_rows: Sequence[int], batch: int) -> dict[str, int]:
     is_last = batch == count_batches(all_rows) - 1
     up = max(0, min(ROWS_A_BATCH, rows - batch * ROWS_A_BATCH))
-    return {"up": up, "down": rows if is_last else 0, "estimates": 3 if is_last else 0}
+    return {"rows": up, "down": rows if is_last else 0, "estimates": 3 if is_last else 0}
 
 
 def _select(table: Table, links: _Links) -> Table:

@@ -166,18 +166,10 @@ class Sent:
         return _make_spec(self, tuple(sizes.items()))
 
     @property
-    def row_word(self) -> str:
-        """The word in the shapes that counts rows of the sender for which a tensor has values; ''
-        without one. ``up`` counts rows if each has a fixed number of values, else it counts bytes.
-        """
-        shapes = (shape for _, shape in self.tensors.values() if self.rows_of == "sender")
-        words = (str(shape[0]) for shape in shapes if shape[:1] == ("rows",) or _is_table(shape))
-        return next(words, "")
-
-    @property
     def about_rows(self) -> bool:
         """Whether a tensor of this direction has values for individual rows of the sender."""
-        return bool(self.row_word)
+        rows = (shape[:1] == ("rows",) for _, shape in self.tensors.values())
+        return self.rows_of == "sender" and any(rows)
 
     def __str__(self) -> str:
         """Returns a text such as ``embedding z float32 [rows, width]``. More than three tensors are
@@ -299,10 +291,6 @@ def _make_spec(sent: Sent, sizes: tuple[tuple[str, int], ...]) -> BundleSpec:
             for name, (dtype, shape) in sent.tensors.items()
         },
     )
-
-
-def _is_table(shape: Shape) -> bool:
-    return len(shape) > 1 and shape[0] == "up"
 
 
 def _format_declared(dtype: torch.dtype, shape: Shape) -> str:

@@ -172,8 +172,9 @@ def _select_direction(exchange: Exchange, chains: Chains, *, up: bool) -> tuple[
 
 def _count_rows(sent: Sent, tensors: Tensors) -> int:
     """Returns the number of rows of the first tensor that is declared with rows; 0 without one."""
-    word, declared = sent.row_word, sent.tensors.items()
-    sizes = (len(tensors[name]) for name, (_, shape) in declared if word and shape[:1] == (word,))
+    sizes = (
+        len(tensors[name]) for name, (_, shape) in sent.tensors.items() if shape[:1] == ("rows",)
+    )
     return next(sizes, 0)
 
 

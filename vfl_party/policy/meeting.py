@@ -185,9 +185,9 @@ def plan_sent(party: Party, rows: int) -> SendingPlan | None:
         spec = occurrence.exchange.spec(sent, phase, dict(occurrence.sizes))
         wire = (both_chains.up if up else both_chains.down).wire_spec(spec)
         plan.payload_bytes += wire.payload_bytes * len(to)
-        batch = dict(occurrence.sizes).get(sent.row_word, 0)
+        batch = dict(occurrence.sizes).get("rows", 0)
         # A policy counts no values of the ids that are compared before the first phase.
-        if not batch or phase == OPENING:
+        if not (sent.about_rows and batch) or phase == OPENING:
             continue
         if phase in phases:
             plan.batches[phase, name] = min(batch, plan.batches.get((phase, name), batch))

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from vfl_hub.schedule import choose_next, decide_state
-from vfl_hub.store import MOVES, StoredProposal
+from vfl_hub.schedule import MOVES, State, choose_next, decide_state
+from vfl_hub.store import StoredProposal
 
 
-def make_entry(number: str = "a", state: str = "open", **facts: Any) -> StoredProposal:
+def make_entry(number: str = "a", state: State = "open", **facts: Any) -> StoredProposal:
     parties = facts.pop("parties", ("bank", "shop"))
     votes = facts.pop("votes", {})
     return StoredProposal(number, "bank", "r", parties, {}, state, "", 100.0, None, None, 0, votes)

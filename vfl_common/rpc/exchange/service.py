@@ -193,10 +193,18 @@ class ExchangeService:
         try:
             return self._confer_callback(party, head)
         except VflError as error:
-            hub = self._hub
+            # A party may learn of a new generation a little earlier than this process. If the party
+            # reported this error to the server first, this process would end with that report.
+            with self._changed:
+                self._changed.wait_for(self._is_open, timeout=self._attach_timeout_s)
+                hub = self._hub
             if hub is not None:
                 hub.end(error)
             raise
+
+    def _is_open(self) -> bool:
+        """Returns whether a generation goes on, or the service is closed."""
+        return self._closed or (self._hub is not None and self._hub.pipe.ended is None)
 
     def _ask(self, party: str, join: control_pb2.Join) -> None:
         """Raises PeerError if a party's protocol, recipe or plug-ins are not compatible with this
