@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from vfl.launcher.forks import Launcher, can_fork
 from vfl.launcher.processes import Process
 from vfl_common.errors import VflError
 from vfl_common.run_folder import RunFolder
@@ -22,6 +23,67 @@ State = Literal["runs", "done", "failed"]
 _AGAIN = frozenset({3, 6, 130})
 _ORDERLY_S, _POLL_S = 10.0, 0.05
 _MIN_WAIT_S, _MAX_WAIT_S = 0.5, 10.0
+
+
+class Starter:
+    """Starts the programs of runs. A launcher that has imported torch forks them, and stays for
+    some time after the last run.
+
+    Args:
+        keep_s: The seconds for which the launcher stays; 0 to start an interpreter for each.
+        before: The beginning of the command lines, for example of Slurm. Then nothing is forked.
+    """
+
+    def __init__(self, keep_s: float = 0.0, before: Sequence[str] = ()) -> None:
+        self._keep_s, self._before, self._lock = keep_s, before, threading.Lock()
+        self._used_s = 0.0
+        self._launcher: Launcher | None = None
+
+    def start(
+        self,
+        name: str,
+        args: Sequence[str],
+        folder: Path,
+        threads: int,
+        events: queue.SimpleQueue[dict[str, Any]],
+    ) -> Process:
+        """Starts a program. For the arguments, see ``Process``."""
+        return Process(
+            name,
+            args,
+            folder,
+            threads=threads,
+            events=events,
+            launcher=self._get_launcher() if threads == 1 else None,
+            before=self._before,
+        )
+
+    def _get_launcher(self) -> Launcher | None:
+        if not self._keep_s or self._before or not can_fork():
+            return None
+        with self._lock:
+            self._used_s = time.monotonic()
+            if self._launcher is None or self._launcher.has_ended:
+                self._launcher = Launcher()
+            return self._launcher
+
+    def end_if_idle(self, *, is_used: bool) -> None:
+        """Ends the launcher if it was not used for ``keep_s``."""
+        with self._lock:
+            if is_used:
+                self._used_s = time.monotonic()
+            launcher = self._launcher
+            if launcher is None or time.monotonic() - self._used_s <= self._keep_s:
+                return
+            self._launcher = None
+        launcher.close()
+
+    def close(self) -> None:
+        """Ends the launcher."""
+        with self._lock:
+            launcher, self._launcher = self._launcher, None
+        if launcher is not None:
+            launcher.close()
 
 
 class Child:
@@ -36,6 +98,7 @@ class Child:
         is_finished: Returns whether the run has been finished. A program that was killed at its
             very end must not be started again, because it would begin another run.
         threads: The number of threads of torch.
+        starter: Starts the program.
     """
 
     def __init__(
@@ -48,7 +111,9 @@ class Child:
         on_change: Callable[[], None],
         is_finished: Callable[[], bool],
         threads: int = 1,
+        starter: Starter | None = None,
     ) -> None:
+        self._starter = starter or Starter()
         self.state: State = "runs"
         self.reason, self.starts = "", 0
         self._name, self._args, self._folder, self._threads = name, args, folder, threads
@@ -97,9 +162,7 @@ class Child:
 
     def _run_once(self) -> tuple[int, str]:
         events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        process = Process(
-            self._name, self._args, self._folder, threads=self._threads, events=events
-        )
+        process = self._starter.start(self._name, self._args, self._folder, self._threads, events)
         self.starts += 1
         stop_s = 0.0
         while process.status is None:

@@ -177,6 +177,27 @@ def admit(member: str, pin: str | None, folder: Path, database: str) -> None:
         click.echo(f"{member} is a member")
 
 
+@click.command(epilog=EXIT_CODES)
+@click.argument("member")
+@_HUB_FOLDER
+@_DATABASE
+def remove(member: str, folder: Path, database: str) -> None:
+    """Remove a MEMBER from the federation, and stop its proposals and runs.
+
+    The other members' nodes keep its key. To admit it again, invite it again.
+
+    \b
+    Example: vfl-server remove shop
+    """
+    from vfl_hub.store import open_store
+
+    if not open_store(folder, database).remove_member(member):
+        raise InputError(
+            Code.CONFIG_INVALID, f"{member}: must be a member (got another name). Correct it."
+        )
+    click.echo(f"{member} is not a member any more")
+
+
 @click.command("stop-run", epilog=EXIT_CODES)
 @click.argument("proposal")
 @_HUB_FOLDER
@@ -238,7 +259,8 @@ def join(token: str, folder: Path, proxy: str, gateway: bool, wait_s: float) -> 
 @click.command(epilog=EXIT_CODES)
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--console", "pages", is_flag=True, help="Serve the console's pages, too.")
-def node(file: Path, pages: bool) -> None:
+@click.option("--check", is_flag=True, help="Measure the way to the hub, and end.")
+def node(file: Path, pages: bool, check: bool) -> None:
     """Run the node of FILE: stay connected to the hub, and take part in approved runs.
 
     The node only dials out. It serves a REST API for this member's own people at 127.0.0.1, and
@@ -247,8 +269,19 @@ def node(file: Path, pages: bool) -> None:
     \b
     Example: vfl-party node node.toml
     """
-    from vfl_hub.serving import serve_node
     from vfl_hub.settings import load_node
+
+    if check:
+        from vfl_common.identity.credentials import BOTH, Members
+        from vfl_common.identity.keyring import Keyring
+        from vfl_hub.way import measure_way
+
+        settings = load_node(file)
+        keyring = Keyring(settings.tls, settings.name, Members(), uses=BOTH)
+        for line in measure_way(settings, keyring.current()):
+            click.echo(line)
+        return
+    from vfl_hub.serving import serve_node
 
     serve_node(file, load_node(file), Console("vfl-party"), pages=pages)
 

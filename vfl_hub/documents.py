@@ -7,6 +7,8 @@ needs new votes. The hub stores and passes on documents. Nodes verify them, beca
 from __future__ import annotations
 
 import hashlib
+import re
+import secrets
 import time
 import tomllib
 from collections.abc import Mapping
@@ -18,6 +20,7 @@ from pydantic import Field
 
 from vfl.simulation.federation import to_toml
 from vfl_common.config.base import Section, match_pattern, parse
+from vfl_common.config.party import Address
 from vfl_common.config.policy import Digest, Pin
 from vfl_common.config.recipe import Recipe
 from vfl_common.config.recipe_tables import Name
@@ -25,6 +28,7 @@ from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.identity.credentials import Credentials, Members
 from vfl_common.identity.pem import compute_pin
 from vfl_common.identity.signing import Envelope
+from vfl_common.process.logs import version
 from vfl_common.text import clean
 
 PROPOSAL, VOTE, SESSION = (
@@ -70,6 +74,7 @@ class Vote(Section):
         party: The member that votes.
         kind: What the member decides.
         peers: {member: pin of its key} of all parties and the server, for an approval.
+        address: The address at which others reach this member's node without the hub, or ''.
         why: The reason, for people.
         at: The time of the signature in seconds since 1970.
     """
@@ -78,6 +83,7 @@ class Vote(Section):
     party: Name
     kind: Kind
     peers: dict[Name, Pin] = Field(default_factory=dict)
+    address: Address | Literal[""] = ""
     why: Text = ""
     at: float
 
@@ -89,6 +95,7 @@ class SessionProof(Section):
     hub: Pin
     at: float
     nonce: Annotated[str, match_pattern(r"[0-9a-f]{32}", "32 hexadecimal digits")]
+    version: Annotated[str, Field(max_length=64)] = ""
 
 
 @dataclass(frozen=True)
@@ -186,15 +193,52 @@ def verify(envelope: Envelope, name: str, pin: str, authority: Credentials) -> N
         )
 
 
+def sign_session(credentials: Credentials, hub_pin: str) -> Envelope:
+    """Signs a proof of identity to the hub with the key of ``hub_pin``."""
+    session = SessionProof(
+        name=credentials.name,
+        hub=hub_pin,
+        at=time.time(),
+        nonce=secrets.token_hex(16),
+        version=version(),
+    )
+    return Envelope.seal(SESSION, session.model_dump(mode="json"), credentials)
+
+
+def find_version_problem(hub: str, node: str) -> str:
+    """Returns why the versions of a hub and a node cannot work together; '' if they can.
+
+    They may differ by a minor version. A version that is not known, or no release, can.
+    """
+    versions = [re.match(r"(\d+)\.(\d+)\.", text) for text in (hub, node)]
+    if None in versions:
+        return ""
+    (major, minor), (node_major, node_minor) = (
+        (int(one[1]), int(one[2])) for one in versions if one is not None
+    )
+    if major == node_major and abs(minor - node_minor) <= 1:
+        return ""
+    return (
+        f"the hub has version {hub} and the node {clean(node)}, which differ by more than a minor "
+        "version. Install the same version at both."
+    )
+
+
 def sign_vote(
-    credentials: Credentials, proposal: str, kind: Kind, peers: Mapping[str, str], why: str = ""
+    credentials: Credentials,
+    proposal: str,
+    kind: Kind,
+    peers: Mapping[str, str],
+    why: str = "",
+    address: str = "",
 ) -> Envelope:
-    """Signs a vote with the member's key."""
+    """Signs a vote with the member's key. For the arguments, see ``Vote``."""
     vote = Vote(
         proposal=proposal,
         party=credentials.name,
         kind=kind,
         peers=dict(peers),
+        address=address,
         why=clean(why),
         at=time.time(),
     )

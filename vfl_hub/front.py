@@ -11,11 +11,13 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as Late
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from vfl_common.errors import Code, InputError
 from vfl_common.text import host_and_port
@@ -23,8 +25,11 @@ from vfl_hub.streams import SWITCHED, join_streams, read_head
 
 log = logging.getLogger(__name__)
 _HEAD_S, _POLL_S, _TLS_HELLO = 10.0, 0.02, b"\x16"
-# The maximum number of connections; more are closed at once.
-MAX_CONNECTIONS = 4096
+# The maximum numbers of connections, in all and from one address, and of tunnels of a member in a
+# run. More are closed at once.
+MAX_CONNECTIONS, MAX_PER_ADDRESS, MAX_TUNNELS = 4096, 1024, 64
+_ECHO_S, _ECHO_BLOCK = 30.0, 2**16
+ECHO = "echo"
 SERVER = "server"
 REFUSED = b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 ABSENT = b"HTTP/1.1 504 Gateway Timeout\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
@@ -75,6 +80,8 @@ class Tunnels:
     ) -> None:
         self._secret, self._find_route, self._on_pending = secret, find_route, on_pending
         self._wait_s, self._lock = wait_s, threading.Lock()
+        # {run and member: the number of tunnels}
+        self._num_tunnels: Counter[tuple[str, str]] = Counter()
         self._pending: dict[str, _Pending] = {}
 
     def make_token(self, run: str, member: str) -> str:
@@ -94,10 +101,14 @@ class Tunnels:
         return [{"tunnel": number, "run": pending.run} for number, pending in chosen.items()]
 
     def serve(self, path: str, token: str, sock: socket.socket) -> None:
-        """Serves a request for a tunnel: ``/tunnel/dial/RUN/MEMBER/TARGET`` or
-        ``/tunnel/accept/NUMBER``. Returns when the tunnel has ended.
+        """Serves a request for a tunnel: ``/tunnel/dial/RUN/MEMBER/TARGET``,
+        ``/tunnel/accept/NUMBER`` or ``/tunnel/echo/MEMBER``. Returns when the tunnel has ended.
         """
         _, _, kind, *rest = path.split("/")
+        if kind == ECHO and len(rest) == 1 and self._is_valid(token, ECHO, rest[0]):
+            with self._count(ECHO, rest[0]) as is_allowed:
+                _echo(sock) if is_allowed else _refuse(sock, REFUSED)
+            return
         if kind == "accept" and len(rest) == 1:
             with self._lock:
                 pending = self._pending.pop(rest[0], None)
@@ -117,14 +128,32 @@ class Tunnels:
         if route is None or not allowed or target not in (SERVER, route.active):
             _refuse(sock, REFUSED)
             return
-        other = self._reach_server(run) if target == SERVER else self._reach_party(run, target)
-        if other is None:
-            _refuse(sock, ABSENT)
-            return
-        sock.sendall(SWITCHED)
-        if target != SERVER:
-            other.sendall(SWITCHED)
-        join_streams(sock, other)
+        with self._count(run, member) as is_allowed:
+            other = None
+            if is_allowed:
+                is_server = target == SERVER
+                other = self._reach_server(run) if is_server else self._reach_party(run, target)
+            if other is None:
+                _refuse(sock, ABSENT)
+                return
+            sock.sendall(SWITCHED)
+            if target != SERVER:
+                other.sendall(SWITCHED)
+            join_streams(sock, other)
+
+    @contextlib.contextmanager
+    def _count(self, run: str, member: str) -> Iterator[bool]:
+        """Counts a tunnel during the block. Yields whether the member may have another one."""
+        with self._lock:
+            self._num_tunnels[run, member] += 1
+            is_allowed = self._num_tunnels[run, member] <= MAX_TUNNELS
+        try:
+            yield is_allowed
+        finally:
+            with self._lock:
+                self._num_tunnels[run, member] -= 1
+                if not self._num_tunnels[run, member]:
+                    del self._num_tunnels[run, member]
 
     def _is_valid(self, token: str, run: str, member: str) -> bool:
         return hmac.compare_digest(token.encode(), self.make_token(run, member).encode())
@@ -162,29 +191,42 @@ class Tunnels:
             return pending.arrived.result(_HEAD_S) if waiting is None else None
 
 
+class TunnelServer(Protocol):
+    """Serves requests for tunnels; see ``Tunnels.serve``."""
+
+    def serve(self, path: str, token: str, sock: socket.socket) -> None:
+        """Serves a request for a tunnel. Returns when the tunnel has ended."""
+
+
 class Front:
-    """Listens at the hub's port.
+    """Listens at a port for requests for tunnels, and at the hub also for other requests.
 
     Args:
         listen: host:port.
         context: The server's TLS; None behind a gateway that ends TLS.
-        application: The Unix socket of the application.
+        application: The Unix socket of the application; None if only tunnels are served.
         tunnels: The tunnels of all runs.
     """
 
     def __init__(
-        self, listen: str, context: ssl.SSLContext | None, application: Path, tunnels: Tunnels
+        self,
+        listen: str,
+        context: ssl.SSLContext | None,
+        application: Path | None,
+        tunnels: TunnelServer,
     ) -> None:
         host, port = host_and_port(listen)
         self._context, self._application, self._tunnels = context, application, tunnels
+        # {address: the number of its connections}
+        self._num_connections: Counter[str] = Counter()
+        self._lock = threading.Lock()
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             self._socket = socket.create_server((host, port), family=family, backlog=512)
         except OSError as error:
             raise InputError(
                 Code.ADDRESS_IN_USE,
-                f"--listen {listen}: cannot be listened on ({error.strerror}). Choose another "
-                "address.",
+                f"{listen}: cannot be listened on ({error.strerror}). Choose another address.",
             ) from None
         self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
         name = f"[{host}]" if ":" in host else host
@@ -198,7 +240,7 @@ class Front:
     def _accept(self) -> None:
         while True:
             try:
-                sock, _ = self._socket.accept()
+                sock, (address, *_) = self._socket.accept()
             except OSError:
                 if self._socket.fileno() < 0:
                     return
@@ -208,11 +250,20 @@ class Front:
             if not self._slots.acquire(blocking=False):
                 sock.close()
                 continue
-            threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
+            threading.Thread(target=self._serve, args=(sock, address), daemon=True).start()
 
-    def _serve(self, sock: socket.socket) -> None:
+    def _serve(self, sock: socket.socket, address: str) -> None:
+        with self._lock:
+            self._num_connections[address] += 1
+            # A gateway has one address for all.
+            is_flood = self._context is not None and (
+                self._num_connections[address] > MAX_PER_ADDRESS
+            )
         try:
-            self._serve_one(sock)
+            if is_flood:
+                sock.close()
+            else:
+                self._serve_one(sock)
         except (OSError, ValueError):
             sock.close()
         except Exception:
@@ -220,6 +271,10 @@ class Front:
             sock.close()
         finally:
             self._slots.release()
+            with self._lock:
+                self._num_connections[address] -= 1
+                if not self._num_connections[address]:
+                    del self._num_connections[address]
 
     def _serve_one(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -237,7 +292,7 @@ class Front:
         if path.startswith("/tunnel/"):
             sock.settimeout(None)
             self._tunnels.serve(path, _find_token(head.partition(b"\r\n")[2]), sock)
-        elif not encrypted:
+        elif not encrypted or self._application is None:
             _refuse(sock, PLAIN)
         else:
             inner = socket.socket(socket.AF_UNIX)
@@ -264,6 +319,16 @@ class Front:
 def _abort(sock: socket.socket) -> None:
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
+
+
+def _echo(sock: socket.socket) -> None:
+    """Sends back the caller's bytes, with which it measures its way to the hub."""
+    sock.settimeout(_ECHO_S)
+    sock.sendall(SWITCHED)
+    give_up_s = time.monotonic() + _ECHO_S
+    while (block := sock.recv(_ECHO_BLOCK)) and time.monotonic() < give_up_s:
+        sock.sendall(block)
+    sock.close()
 
 
 def _find_token(fields: bytes) -> str:

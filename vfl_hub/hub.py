@@ -42,13 +42,15 @@ from vfl_common.process.logs import Console, log_to, version
 from vfl_common.text import clean
 from vfl_hub import documents
 from vfl_hub.children import Child, is_finished
-from vfl_hub.front import Front, RunRoute, Tunnels
+from vfl_hub.front import ECHO, Front, RunRoute, Tunnels
+from vfl_hub.joining import RENEW_S, make_request, needs_renewal, sign_request
 from vfl_hub.schedule import ENDED, MOVES_ON, State, choose_next, decide_state
 from vfl_hub.store import Store, StoredProposal
 
 log = logging.getLogger(__name__)
-# Seconds: a request for news is held; a member without requests counts as connected; a session.
-HOLD_S, PRESENT_S, SESSION_S = 20.0, 45.0, 3600.0
+# Seconds: a request for news is held; a member without requests counts as connected; a session; a
+# run goes on while a party is away.
+HOLD_S, PRESENT_S, SESSION_S, ABSENT_S = 20.0, 45.0, 3600.0, 86_400.0
 _TICK_S, _GRACE_S = 0.25, 5.0
 # Seconds for which a node's signed proof of identity cannot be used again.
 _NONCE_S = 2 * documents.CLOCK_S
@@ -56,9 +58,18 @@ MAX_OPEN, MAX_BODY, _PAGE_BYTES = 100, 2**18, 2**22
 
 
 class JoinRequest(BaseModel):
-    """A request to join. ``secret``: that of the token; ``request``: a signing request in PEM."""
+    """A request to join. ``secret``: that of the token; ``request``: a signing request in PEM;
+    ``version``: that of the node.
+    """
 
     secret: str
+    request: str
+    version: str = ""
+
+
+class RenewRequest(BaseModel):
+    """A member's request to sign its key again. ``request``: a signing request in PEM."""
+
     request: str
 
 
@@ -178,6 +189,7 @@ class FederationHub:
         self._servers: dict[str, RunServer] = {}
         self._routes: dict[str, frozenset[str]] = {}
         self._active: dict[str, str] = {}
+        self._begun_s = time.monotonic()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiters: set[asyncio.Event] = set()
         self._work = asyncio.Event()
@@ -208,11 +220,13 @@ class FederationHub:
 
     async def serve(self) -> None:
         """Advances proposals and runs until it is cancelled."""
-        self._loop = asyncio.get_running_loop()
+        self._loop, last_event = asyncio.get_running_loop(), 0
         while True:
             self._work.clear()
             try:
-                if self._advance():
+                # The keeper's commands are other processes.
+                if self._advance() or self.store.last_event != last_event:
+                    last_event = self.store.last_event
                     self._wake()
             except VflError as error:
                 # For example a full disk: the nodes wait, and this is tried again.
@@ -307,6 +321,11 @@ class FederationHub:
         failed = {party: why for party, (state, why) in reports.items() if state == "failed"}
         for party in failed:
             self._present[party].failed_s.setdefault(entry.id, now_s)
+        absent = [
+            party
+            for party in entry.parties
+            if now_s - max(self._get_seen_s(party), self._begun_s) > ABSENT_S
+        ]
         late = any(now_s - self._present[party].failed_s[entry.id] > _GRACE_S for party in failed)
         done = all(reports.get(party, ("",))[0] == "done" for party in entry.parties)
         if stopped:
@@ -317,11 +336,16 @@ class FederationHub:
         elif failed and late:
             party, why = sorted(failed.items())[0]
             self._end(entry, "failed", f"{party}: {why}")
+        elif absent:
+            self._end(entry, "failed", f"{absent[0]} was away for a day")
         elif server.state == "done" and done:
             self._end(entry, "done", "")
         else:
             return False
         return True
+
+    def _get_seen_s(self, party: str) -> float:
+        return self._present[party].seen_s if party in self._present else 0.0
 
     def _end(self, entry: StoredProposal, state: State, reason: str) -> None:
         self._move(entry, state, reason)
@@ -335,6 +359,8 @@ class FederationHub:
         invite = self.store.find_invite(secret)
         if invite is None or time.time() > invite["until"]:
             raise HTTPException(403, "the token is not known or has expired. Ask for another one")
+        if problem := documents.find_version_problem(version(), asked.version):
+            raise HTTPException(400, problem)
         try:
             csr = pem.parse_request(asked.request.encode(), Path("request"))
         except InputError as error:
@@ -355,6 +381,8 @@ class FederationHub:
         if member is None:
             raise HTTPException(403, f"{session.name} is not a member")
         documents.verify(envelope, session.name, member[0], self.keyring.current())
+        if problem := documents.find_version_problem(version(), session.version):
+            raise HTTPException(400, problem)
         if session.hub != self.pin or session.nonce in self._nonces:
             raise HTTPException(403, "the proof is for another hub, or was used before")
         if abs(session.at - now_s) > documents.CLOCK_S:
@@ -365,7 +393,19 @@ class FederationHub:
             key: item for key, item in self._sessions.items() if item[1] > time.monotonic()
         }
         self._sessions[token] = (session.name, time.monotonic() + SESSION_S)
-        return {"token": token, "version": version()}
+        return {"token": token, "echo": self.tunnels.make_token(ECHO, session.name)}
+
+    def renew(self, name: str, asked: RenewRequest) -> dict[str, Any]:
+        """Signs the key of a member again, so that its certificate ends later."""
+        pin = self.store.members()[name][0]
+        try:
+            csr = pem.parse_request(asked.request.encode(), Path("request"))
+        except InputError as error:
+            raise HTTPException(400, clean(str(error))) from None
+        if pem.names(csr) != (name,) or pem.compute_pin(csr) != pin:
+            raise HTTPException(403, f"the request is not for the key of {name}")
+        certificate = sign_request(Path(self.tls.ca).parent, name, asked.request)
+        return {"certificate": certificate.decode()}
 
     def find_member(self, token: str) -> str:
         """Returns the member of a session. Raises HTTPException."""
@@ -533,6 +573,12 @@ def make_application(hub: FederationHub) -> FastAPI:
     async def session(value: Annotated[Any, Depends(_read_body)]) -> dict[str, Any]:
         return hub.open_session(value)
 
+    @app.post("/v1/renew")
+    async def renew(
+        asked: RenewRequest, name: Annotated[str, Depends(_find_member)]
+    ) -> dict[str, Any]:
+        return hub.renew(name, asked)
+
     @app.post("/v1/documents")
     async def document(
         value: Annotated[Any, Depends(_read_body)], name: Annotated[str, Depends(_find_member)]
@@ -576,8 +622,12 @@ def serve_hub(
             time.sleep(0.01)
         hub.console.emit("ready", name=hub.name, address=front.address, pin=hub.pin)
         try:
+            renewed_s = -RENEW_S
             while not stopped.wait(1.0):
                 hub.keyring.warn_of_expiry_daily()
+                if time.monotonic() - renewed_s > RENEW_S:
+                    renewed_s = time.monotonic()
+                    _renew_own(hub, context)
         finally:
             front.close()
             server.should_exit = True
@@ -585,16 +635,25 @@ def serve_hub(
             thread.join(5.0)
 
 
+def _renew_own(hub: FederationHub, context: ssl.SSLContext | None) -> None:
+    """Signs the hub's key again if its certificate ends soon. Members know the hub by its key."""
+    try:
+        credentials = hub.keyring.current()
+        if not needs_renewal(credentials):
+            return
+        folder = Path(hub.tls.ca).parent
+        content = sign_request(folder, hub.name, make_request(credentials).decode())
+        write_atomic(Path(hub.tls.certificate), content.decode())
+        if context is not None:
+            context.load_cert_chain(hub.tls.certificate, hub.tls.key)
+        hub.console.emit("renewed", name=hub.name)
+    except (VflError, OSError) as error:
+        log.warning("the hub's certificate is not renewed: %s", error)
+
+
 def sign_member(store: Store, folder: Path, invite: dict[str, Any]) -> str:
     """Signs the request of an invited member. Returns the pin of its key. Raises InputError."""
-    from vfl.certs import authority
-
-    name = invite["name"]
-    with tempfile.TemporaryDirectory() as place:
-        csr = Path(place) / f"{name}.csr"
-        csr.write_text(invite["request"])
-        path = authority.sign_request(csr, folder, name)
-        content = path.read_bytes()
+    content = sign_request(folder, invite["name"], invite["request"])
     pin = pem.compute_pin(x509.load_pem_x509_certificate(content))
     store.admit(invite, content.decode(), pin)
     return pin

@@ -6,8 +6,10 @@ import base64
 import binascii
 import json
 import secrets
+import tempfile
 import time
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -23,10 +25,14 @@ from vfl_common.config.recipe_tables import Name
 from vfl_common.errors import Code, InputError, LostError
 from vfl_common.files import write_private
 from vfl_common.identity import pem
+from vfl_common.identity.credentials import Credentials
+from vfl_common.process.logs import version
 from vfl_hub.store import Store
 from vfl_hub.streams import Client, HubAddress
 
 TOKEN_S = 86_400.0
+# Certificates are renewed in their last days; whether one has to be is looked at every RENEW_S.
+RENEW_DAYS, RENEW_S = 30, 3600.0
 _POLL_S = 1.0
 
 
@@ -126,7 +132,7 @@ def join(
     name, pin = ("", "") if gateway else (token.hub, token.hub_pin)
     address = HubAddress(token.url, name, ca, proxy, pin=pin)
     client, give_up_s = Client(address), time.monotonic() + wait_s
-    asked = {"secret": token.secret, "request": request.read_text()}
+    asked = {"secret": token.secret, "request": request.read_text(), "version": version()}
     while True:
         certificate = client.ask("/v1/join", asked)["certificate"]
         if certificate:
@@ -137,7 +143,7 @@ def join(
                 f"{token.url}: the keeper has not admitted {token.name}. Run the command again.",
             )
         time.sleep(_POLL_S)
-    _check_certificate(certificate, parsed, ca)
+    check_certificate(certificate, parsed, ca)
     (certs / f"{token.name}.pem").write_text(certificate)
     path = folder / "node.toml"
     if not path.exists():
@@ -145,7 +151,26 @@ def join(
     return path
 
 
-def _check_certificate(content: str, request: x509.CertificateSigningRequest, ca: Path) -> None:
+def needs_renewal(credentials: Credentials) -> bool:
+    """Returns whether a certificate ends within ``RENEW_DAYS``."""
+    return credentials.not_after - datetime.now(UTC) < timedelta(days=RENEW_DAYS)
+
+
+def make_request(credentials: Credentials) -> bytes:
+    """Returns a signing request for the key that a member has."""
+    key, _ = pem.parse_key(credentials.key_pem, Path("the key"))
+    return authority.make_request(credentials.name, key)
+
+
+def sign_request(folder: Path, name: str, request: str) -> bytes:
+    """Signs a request with the CA in ``folder``. Returns the certificate. Raises InputError."""
+    with tempfile.TemporaryDirectory() as place:
+        csr = Path(place) / f"{name}.csr"
+        csr.write_text(request)
+        return authority.sign_request(csr, folder, name).read_bytes()
+
+
+def check_certificate(content: str, request: x509.CertificateSigningRequest, ca: Path) -> None:
     """Raises InputError unless a certificate is for the key and the names of a request, and from
     the CA.
     """

@@ -43,23 +43,24 @@ from vfl_common.errors import (
     VflError,
 )
 from vfl_common.files import lock_file, write_atomic, write_private
+from vfl_common.identity import pem
 from vfl_common.identity.credentials import BOTH, Members
 from vfl_common.identity.keyring import Keyring
-from vfl_common.identity.pem import compute_pin
 from vfl_common.identity.signing import Envelope
 from vfl_common.process.logs import Console
 from vfl_common.text import clean, host_and_port, to_json
 from vfl_hub import documents
-from vfl_hub.children import Child, is_finished
+from vfl_hub.children import Child, Starter, is_finished
 from vfl_hub.documents import ReadProposal
-from vfl_hub.front import SERVER
+from vfl_hub.front import SERVER, Front
+from vfl_hub.joining import check_certificate, make_request, needs_renewal
 from vfl_hub.schedule import ENDED, State
 from vfl_hub.settings import NodeFile, make_party_tables, needs_grants
-from vfl_hub.streams import Client, join_streams
+from vfl_hub.streams import SWITCHED, Client, join_streams, open_direct
 
 log = logging.getLogger(__name__)
 _NAME, _PIN = TypeAdapter[str](Name), TypeAdapter[str](Pin)
-_TUNNEL_S, _CONNECT_S, _POLL_S, _CHECK_S = 30.0, 10.0, 0.02, 300.0
+_TUNNEL_S, _CONNECT_S, _DIRECT_S, _POLL_S, _CHECK_S = 30.0, 10.0, 3.0, 0.02, 300.0
 _MIN_WAIT_S, _MAX_WAIT_S = 0.2, 5.0
 _HOLD_S = 40.0
 DEFAULT_DAYS = 7
@@ -95,9 +96,14 @@ class _Reported(BaseModel):
 
 
 class _Run:
-    """A running run: the party's process, and the local addresses of its peers."""
+    """A running run: the party's process, and the local addresses of its peers.
 
-    def __init__(self, node: Node, read: ReadProposal, token: str) -> None:
+    Args:
+        token: The token of the hub for tunnels of this run.
+        direct: The address at which the active party's node is reached without the hub, or ''.
+    """
+
+    def __init__(self, node: Node, read: ReadProposal, token: str, direct: str) -> None:
         self.id, self.token = read.id, token
         self.address = ""
         self.last: dict[str, Any] = {}
@@ -112,8 +118,11 @@ class _Run:
         addresses = {"server": self._server.address}
         self._active = None
         if name != active:
-            self._active = _Forwarder(node, self, active)
+            self._active = _Forwarder(node, self, active, direct)
             addresses["active"] = self._active.address
+        elif settings.launch is not None:
+            # The other parties use tunnels instead of the advertised address.
+            addresses |= {"listen": "0.0.0.0:0", "advertise": f"{settings.launch.host}:1"}
         data = read.proposal.data[name]
         self._file = node.write_party_file(read, data, folder, addresses)
         self.child = Child(
@@ -124,20 +133,21 @@ class _Run:
             on_change=node.report,
             is_finished=partial(is_finished, folder, read.id[:16], name),
             threads=int(settings.data[data].party.get("threads", 1)),
+            starter=node.starter,
         )
 
     def _hear(self, event: dict[str, Any]) -> None:
         if event.get("event") == "ready":
-            self.address = str(event["address"])
+            host, port = host_and_port(str(event["address"]))
+            # A program that listens at all its addresses says which one the node reaches.
+            self.address = f"{event.get('host', host)}:{port}"
         self.last = {**event, "at": time.time()}
 
     def accept(self, number: str) -> None:
         """Opens this end of a tunnel to the party's process, which may just be starting. Any
         thread may call it.
         """
-        give_up_s = time.monotonic() + _CONNECT_S
-        while not self.address and time.monotonic() < give_up_s:
-            time.sleep(_POLL_S)
+        self._wait_for_party()
         try:
             tunnel = self._node.address.open_tunnel(
                 f"/tunnel/accept/{number}", self.token, _TUNNEL_S
@@ -145,8 +155,19 @@ class _Run:
         except OSError as error:
             log.info("a tunnel cannot be opened: %s", error)
             return
+        self.join(tunnel)
+
+    def _wait_for_party(self) -> None:
+        give_up_s = time.monotonic() + _CONNECT_S
+        while not self.address and time.monotonic() < give_up_s:
+            time.sleep(_POLL_S)
+
+    def join(self, tunnel: socket.socket, head: bytes = b"") -> None:
+        """Joins a tunnel and the party's process. ``head``: Bytes that the tunnel gets first."""
+        self._wait_for_party()
         try:
             party = socket.create_connection(host_and_port(self.address or "127.0.0.1:1"), 1.0)
+            tunnel.sendall(head)
         except OSError:
             tunnel.close()
             return
@@ -163,13 +184,36 @@ class _Run:
         self._file.unlink(missing_ok=True)
 
 
-class _Forwarder:
-    """Listens on this machine, and forwards each connection through a tunnel to a peer."""
+class _DirectTunnels:
+    """Serves the tunnels of other members' nodes that do not use the hub. The id of a run is the
+    secret that a caller has to know; then the programs at both ends verify each other's keys.
+    """
 
-    def __init__(self, node: Node, run: _Run, target: str) -> None:
-        self._node, self._run, self._target = node, run, target
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._socket.getsockname()[1]}"
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def serve(self, path: str, token: str, sock: socket.socket) -> None:  # noqa: ARG002
+        """Serves ``/tunnel/direct/RUN``. Returns when the tunnel has ended."""
+        run = self._node.find_run(path.removeprefix("/tunnel/direct/"))
+        if run is None:
+            sock.close()
+        else:
+            run.join(sock, SWITCHED)
+
+
+class _Forwarder:
+    """Listens on this machine, and forwards each connection through a tunnel to a peer.
+
+    ``direct``: The peer's address that is tried first, or ''.
+    """
+
+    def __init__(self, node: Node, run: _Run, target: str, direct: str = "") -> None:
+        self._node, self._run, self._target, self._direct = node, run, target, direct
+        launch = node.settings.launch
+        # Programs on other machines come from outside.
+        self._socket = socket.create_server(("127.0.0.1" if launch is None else "", 0))
+        host = "127.0.0.1" if launch is None else launch.host
+        self.address = f"{host}:{self._socket.getsockname()[1]}"
         threading.Thread(target=self._accept, name=f"to {target}", daemon=True).start()
 
     def close(self) -> None:
@@ -188,14 +232,33 @@ class _Forwarder:
 
     def _forward(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        path = f"/tunnel/dial/{self._run.id}/{self._node.settings.name}/{self._target}"
         try:
-            tunnel = self._node.address.open_tunnel(path, self._run.token, _TUNNEL_S)
+            tunnel = self._open_direct() or self._node.address.open_tunnel(
+                f"/tunnel/dial/{self._run.id}/{self._node.settings.name}/{self._target}",
+                self._run.token,
+                _TUNNEL_S,
+            )
         except OSError:
             # The program at this end tries again.
             sock.close()
             return
         join_streams(sock, tunnel)
+
+    def _open_direct(self) -> socket.socket | None:
+        """Returns a tunnel without the hub; None if the peer cannot be reached so."""
+        if not self._direct:
+            return None
+        try:
+            return open_direct(self._direct, f"/tunnel/direct/{self._run.id}", _DIRECT_S)
+        except (OSError, ValueError) as error:
+            log.warning(
+                "%s: cannot be reached at %s (%s). The hub is used instead.",
+                self._target,
+                self._direct,
+                error,
+            )
+            self._direct = ""
+            return None
 
 
 class Node:
@@ -226,6 +289,12 @@ class Node:
         self._pins: dict[str, str] = _read_json(self.folder / "pins.json") or {}
         self._pins[settings.hub_name] = settings.hub_pin
         self.members: dict[str, dict[str, Any]] = {}
+        before = settings.launch.command if settings.launch is not None else ()
+        self.starter = Starter(60.0 * settings.limits.warm_minutes, before)
+        direct, self._direct, self._advertised = settings.direct, None, ""
+        if direct.listen is not None:
+            self._direct = Front(direct.listen, None, None, _DirectTunnels(self))
+            self._advertised = direct.advertise or self._direct.address
         self._runs: dict[str, _Run] = {}
         self._session, self._cursor, self._epoch = "", 0, ""
         # None until the hub has answered, or has not.
@@ -262,6 +331,9 @@ class Node:
             self._runs.clear()
         for run in runs:
             run.stop()
+        self.starter.close()
+        if self._direct is not None:
+            self._direct.close()
         self._lock_file.close()
 
     def report(self) -> None:
@@ -296,16 +368,26 @@ class Node:
             self._console.emit("connected" if connected else "disconnected", **facts)
 
     def _open_session(self, client: Client) -> str:
-        session = documents.SessionProof(
-            name=self.settings.name,
-            hub=self.settings.hub_pin,
-            at=time.time(),
-            nonce=secrets.token_hex(16),
-        )
-        envelope = Envelope.seal(
-            documents.SESSION, session.model_dump(mode="json"), self._keyring.current()
-        )
+        envelope = documents.sign_session(self._keyring.current(), self.settings.hub_pin)
         return str(client.ask("/v1/session", envelope.value)["token"])
+
+    def renew(self) -> None:
+        """Has the certificate signed again if it ends soon. Raises VflError."""
+        credentials = self._keyring.current()
+        if not needs_renewal(credentials):
+            return
+        request = make_request(credentials)
+        client = Client(self.address)
+        try:
+            session = self._open_session(client)
+            answer = client.ask("/v1/renew", {"request": request.decode()}, token=session)
+        finally:
+            client.close()
+        content = str(answer["certificate"])
+        csr = pem.parse_request(request, Path("request"))
+        check_certificate(content, csr, Path(self.settings.tls.ca))
+        write_atomic(Path(self.settings.tls.certificate), content)
+        self._console.emit("renewed", name=self.settings.name)
 
     def _sync(self, client: Client, *, hold: bool) -> None:
         if not self._session:
@@ -318,6 +400,8 @@ class Node:
                 "runs": self._describe_runs(),
                 "hold": hold,
             }
+            is_used = bool(self._runs)
+        self.starter.end_if_idle(is_used=is_used)
         try:
             answer = client.ask("/v1/sync", news, token=self._session, timeout_s=_HOLD_S)
         except PeerError:
@@ -533,7 +617,9 @@ class Node:
             if known.approved is None:
                 if needs_grants(self.settings, data):
                     self._sign_grant(read, data)
-                envelope = documents.sign_vote(self._keyring.current(), number, "approve", peers)
+                envelope = documents.sign_vote(
+                    self._keyring.current(), number, "approve", peers, address=self._advertised
+                )
                 with self._lock:
                     # The vote is stored before it is sent, so the hub never has a vote that this
                     # node does not know.
@@ -543,7 +629,7 @@ class Node:
 
     def _get_pin(self, name: str) -> str:
         if name == self.settings.name:
-            return compute_pin(self._keyring.current().certificate)
+            return pem.compute_pin(self._keyring.current().certificate)
         if name not in self._pins:
             raise InputError(
                 Code.CONFIG_INVALID, f"{name}: is not a member that this node knows. Deny it."
@@ -669,6 +755,19 @@ class Node:
             if state == "running" and run is None and known.ended is None:
                 self._begin(number, known)
 
+    def find_run(self, number: str) -> _Run | None:
+        """Returns a running run of this node, or None. Any thread may call it."""
+        with self._lock:
+            return self._runs.get(number)
+
+    def _find_direct(self, read: ReadProposal, known: Known) -> str:
+        """Returns the address of the active party's node without the hub, or ''."""
+        active = read.recipe.active.name
+        if active not in self.settings.direct.dial:
+            return ""
+        _, vote = documents.read_vote(known.entry["votes"][active]["approve"])
+        return vote.address
+
     def _begin(self, number: str, known: Known) -> None:
         read = documents.read_proposal(known.entry["envelope"])
         if self.settings.name not in read.parties:
@@ -681,7 +780,8 @@ class Node:
             self._check_begin(read, known)
             known.begun = True
             self._save(number)
-            self._runs[number] = _Run(self, read, str(known.entry["token"]))
+            direct = self._find_direct(read, known)
+            self._runs[number] = _Run(self, read, str(known.entry["token"]), direct)
         except Exception as error:
             if not isinstance(error, VflError | OSError):
                 log.exception("run %s cannot begin", number[:16])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 import time
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import uvicorn
 
-from vfl_common.errors import Code, InputError
+from vfl_common.errors import Code, InputError, VflError
 from vfl_common.files import load_or_create_secret, write_atomic
 from vfl_common.process.logs import Console, log_to
 from vfl_common.text import host_and_port, to_json
@@ -17,6 +18,7 @@ from vfl_hub.api import make_api
 from vfl_hub.node import Node
 from vfl_hub.settings import NodeFile
 
+log = logging.getLogger(__name__)
 _CLEAN_S = 3600.0
 
 
@@ -47,11 +49,15 @@ def serve_node(path: Path, settings: NodeFile, console: Console, *, pages: bool)
     worker = threading.Thread(target=node.run, name="hub", daemon=True)
     worker.start()
     try:
-        cleaned_s = 0.0
+        cleaned_s = -_CLEAN_S
         while worker.is_alive():
             if time.monotonic() - cleaned_s > _CLEAN_S:
-                node.clean()
                 cleaned_s = time.monotonic()
+                node.clean()
+                try:
+                    node.renew()
+                except (VflError, OSError) as error:
+                    log.warning("the certificate is not renewed: %s", error)
             worker.join(1.0)
     finally:
         node.stopped.set()

@@ -55,6 +55,10 @@ class Limits(Section):
     """The maximum number of runs at a time."""
     hours: Hours | None = None
     """The hours of the day in which runs begin, in local time: ``20:00-06:00``. Default: all."""
+    warm_minutes: Annotated[int, Field(ge=0)] = 10
+    """The minutes for which a process with the imported libraries, of 350 MiB, waits for the next
+    run, which then begins 2 s earlier. 0: never.
+    """
     keep_days: Annotated[int, Field(ge=1)] | None = None
     """The number of days after which the folder of an ended run is removed. Default: never."""
 
@@ -66,6 +70,28 @@ class Limits(Section):
         at = now.time()
         is_open = begin <= at < end if begin < end else at >= begin or at < end
         return self.max_runs if is_open else 0
+
+
+class DirectStreams(Section):
+    """Streams between members without the hub."""
+
+    listen: Address | None = None
+    """The address at which other members' nodes reach this one. Default: they use the hub."""
+    advertise: Address | None = None
+    """The address that other members dial, if it is not ``listen``."""
+    dial: tuple[Name, ...] = ()
+    """The members whose address this node dials. It uses the hub if they cannot be reached."""
+
+
+class Launch(Section):
+    """How the programs of runs are started on other machines, for example by Slurm."""
+
+    command: tuple[str, ...]
+    """The beginning of the command line: ``["srun", "--gres=gpu:1"]``. It must pass on signals and
+    standard output, and the folders must be shared.
+    """
+    host: Annotated[str, Field(min_length=1)]
+    """The name or address of this machine, at which the programs reach the node."""
 
 
 class NodeFile(Section):
@@ -97,6 +123,10 @@ class NodeFile(Section):
     """The data sets by name."""
     limits: Limits = Limits()
     """What runs may use."""
+    direct: DirectStreams = DirectStreams()
+    """Streams between members without the hub."""
+    launch: Launch | None = None
+    """How programs are started on other machines. Default: they run on this one."""
 
     def make_address(self) -> HubAddress:
         """Returns how to reach the hub."""

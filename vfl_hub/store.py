@@ -18,7 +18,7 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from vfl_common.errors import Code, InputError, UnwritableError
 from vfl_common.text import clean
-from vfl_hub.schedule import ENDED, MOVES, State
+from vfl_hub.schedule import ENDED, MOVES, MOVES_ON, State
 
 _TABLES = sql.MetaData()
 _MEMBERS = sql.Table(
@@ -189,6 +189,17 @@ class Store:
         """Adds a member whose certificate was signed elsewhere, or replaces its pin."""
         invite = {"secret": "", "name": name, "collaborations": json.dumps([*collaborations])}
         self.admit(invite, "", pin)
+
+    def remove_member(self, name: str) -> bool:
+        """Removes a member, and stops its proposals and runs. Returns whether it was a member."""
+        if name not in self.members():
+            return False
+        with self._begin() as rows:
+            rows.execute(_MEMBERS.delete().where(_MEMBERS.c.name == name))
+        for entry in self.entries(MOVES_ON):
+            if name in (entry.by, *entry.parties):
+                self.move(entry.id, "stopped", f"{name} is not a member any more")
+        return True
 
     def members(self) -> dict[str, tuple[str, frozenset[str]]]:
         """Returns {name: (pin, collaborations)}."""

@@ -25,7 +25,7 @@ from cryptography import x509
 
 from vfl_common.errors import Code, LostError, PeerError
 from vfl_common.identity.pem import compute_pin
-from vfl_common.text import clean
+from vfl_common.text import clean, host_and_port
 
 MAX_HEAD, MAX_ANSWER = 16_384, 64 * 2**20
 _BLOCK = 2**18
@@ -78,23 +78,35 @@ class HubAddress:
 
     def open_tunnel(self, path: str, token: str, timeout_s: float) -> socket.socket:
         """Opens a tunnel. Raises OSError if the hub refuses it or cannot be reached."""
-        sock = self.dial(tunnel=True)
-        try:
-            head = (
-                f"GET {path} HTTP/1.1\r\nHost: {urlsplit(self.url).netloc}\r\n"
-                f"Connection: Upgrade\r\nUpgrade: vfl-tunnel\r\n"
-                f"Authorization: Bearer {token}\r\n\r\n"
-            )
-            sock.sendall(head.encode())
-            sock.settimeout(timeout_s)
-            answer = read_head(sock)
-            if b" 101 " not in answer.split(b"\r\n", 1)[0]:
-                raise ConnectionRefusedError(clean(answer.split(b"\r\n", 1)[0].decode("latin-1")))
-            sock.settimeout(None)
-        except BaseException:
-            sock.close()
-            raise
-        return sock
+        return _switch(self.dial(tunnel=True), urlsplit(self.url).netloc, path, token, timeout_s)
+
+
+def open_direct(address: str, path: str, timeout_s: float) -> socket.socket:
+    """Opens a tunnel to another member's node without the hub. Raises OSError."""
+    sock = _connect(*host_and_port(address), "", timeout_s)
+    return _switch(sock, address, path, "", timeout_s)
+
+
+def _switch(
+    sock: socket.socket, host: str, path: str, token: str, timeout_s: float
+) -> socket.socket:
+    """Makes a connection a tunnel, and returns it. Raises OSError if the peer refuses."""
+    try:
+        head = (
+            f"GET {path} HTTP/1.1\r\nHost: {host}\r\n"
+            f"Connection: Upgrade\r\nUpgrade: vfl-tunnel\r\n"
+            f"Authorization: Bearer {token}\r\n\r\n"
+        )
+        sock.sendall(head.encode())
+        sock.settimeout(timeout_s)
+        answer = read_head(sock)
+        if b" 101 " not in answer.split(b"\r\n", 1)[0]:
+            raise ConnectionRefusedError(clean(answer.split(b"\r\n", 1)[0].decode("latin-1")))
+        sock.settimeout(None)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 class Client:

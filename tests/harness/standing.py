@@ -58,8 +58,17 @@ def simulate(recipe: dict[str, Any]) -> vfl.Run:
 class Standing:
     """The hub and the nodes, with members that have joined already."""
 
-    def __init__(self, folder: Path, *, joined: bool = True, max_runs: int = 4) -> None:
-        self.folder, self.address = folder, address()
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        joined: bool = True,
+        max_runs: int = 4,
+        database: str = "",
+        days: int = 365,
+    ) -> None:
+        self.folder, self.address, self._database = folder, address(), database
+        self._days = days
         self.url, self._max_runs = f"https://{self.address}", max_runs
         self.hub: Program | None = None
         self.nodes: dict[str, Program] = {}
@@ -68,15 +77,15 @@ class Standing:
             frame.to_csv(folder / f"{name}.csv", index=False)
         if joined:
             authority.create_authority(self.certs, "vfl")
-            authority.issue(self.certs, HUB)
-            store = open_store(folder / "hub")
+            authority.issue(self.certs, HUB, days=days)
+            store = open_store(folder / "hub", database)
             for name in MEMBERS:
                 self.add_member(store, name)
             store.close()
 
     def add_member(self, store: Store, name: str) -> None:
         certs = self.folder / name / "certs"
-        authority.issue(self.certs, name, out=certs)
+        authority.issue(self.certs, name, out=certs, days=self._days)
         authority.give_ca(self.certs, certs)
         store.add_member(name, self.pin(certs / f"{name}.pem"), ["main"])
         self.write_node(name)
@@ -118,6 +127,7 @@ class Standing:
 
     def start_hub(self) -> None:
         args = ["--folder", str(self.folder / "hub"), "--listen", self.address]
+        args += ["--database", self._database] if self._database else []
         self.hub = self.run("hub", "vfl-server", "hub", *args, "--max-runs", str(self._max_runs))
         self.hub.wait_for("ready")
 
@@ -153,6 +163,7 @@ class Standing:
     ) -> dict[str, Any]:
         give_up_s = time.monotonic() + timeout_s
         while not reached(row := self.row(number, at)):
+            assert row["state"] != "failed", row["reason"]
             assert time.monotonic() < give_up_s, (row, self.hub and self.hub.stderr)
             time.sleep(0.05)
         return row

@@ -32,10 +32,11 @@ assert not {"torch._dynamo", "sympy"} & set(sys.modules)  # torch's own decorato
 assert "torchmetrics" not in sys.modules
 evaluate(TaskSettings(kind="binary"), torch.randn(4, 1), torch.tensor([[0.0], [1.0], [0.0], [1.0]]))
 assert "torchmetrics" in sys.modules
-assert not {"torch._dynamo", "torchvision", "matplotlib"} & set(sys.modules)
-from lightning_utilities.core.imports import RequirementCache
+assert not {"torch._dynamo", "torchvision", "matplotlib", "scipy.signal"} & set(sys.modules)
+from lightning_utilities.core.imports import RequirementCache, package_available
 
 assert RequirementCache("torchvision")
+assert package_available("scipy")
 
 build_encoder(NetworkSettings(kind="resnet18"), InputSpec((1, 8, 8)), 4)
 assert "torchvision" in sys.modules

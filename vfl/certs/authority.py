@@ -17,6 +17,7 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from pydantic import TypeAdapter, ValidationError
@@ -148,18 +149,23 @@ def create_request(folder: Path, name: str, *, force: bool = False) -> Path:
     """
     check_name(name)
     key = _new_key()
+    path = folder / f"{name}.csr"
+    pem.write_new(
+        {folder / f"{name}.key": _encode_key(key), path: make_request(name, key)}, force=force
+    )
+    return path
+
+
+def make_request(name: str, key: PrivateKeyTypes) -> bytes:
+    """Returns a signing request for a key, in PEM."""
+    assert isinstance(key, ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey)  # noqa: S101 - ``find_key_problem`` refuses other keys
     request = (
         x509.CertificateSigningRequestBuilder()
         .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
         .sign(key, hashes.SHA256())
     )
-    path = folder / f"{name}.csr"
-    pem.write_new(
-        {folder / f"{name}.key": _encode_key(key), path: request.public_bytes(Encoding.PEM)},
-        force=force,
-    )
-    return path
+    return request.public_bytes(Encoding.PEM)
 
 
 def sign_request(

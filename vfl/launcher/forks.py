@@ -116,6 +116,11 @@ class Launcher:
         self._reader = threading.Thread(target=self._read, name="launcher", daemon=True)
         self._reader.start()
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the launcher process has ended, so that it starts no child any more."""
+        return self._has_ended
+
     def start(
         self,
         args: Sequence[str],
@@ -190,12 +195,17 @@ class Launcher:
             return b""
 
 
+def can_fork() -> bool:
+    """Returns whether processes can be forked: on Linux, without ``VFL_NO_FORK=1``."""
+    return sys.platform == "linux" and os.environ.get("VFL_NO_FORK", "0") == "0"
+
+
 @contextlib.contextmanager
 def run_launcher(threads: int) -> Iterator[Launcher | None]:
-    """Runs a launcher during the ``with`` block. Yields None if processes cannot be forked: on
-    systems other than Linux, and with the environment variable ``VFL_NO_FORK=1``.
+    """Runs a launcher during the ``with`` block. Yields None if processes cannot be forked; see
+    ``can_fork``.
     """
-    if sys.platform != "linux" or os.environ.get("VFL_NO_FORK", "0") != "0":
+    if not can_fork():
         yield None
         return
     launcher = Launcher(threads)

@@ -59,6 +59,7 @@ class Process:
         modules: folders with the user's own modules (encoders of kind ``custom``, plug-ins).
         launcher: the launcher that forks the process with the launcher's ``threads``. Without it,
             the process is started with a new interpreter.
+        before: the beginning of the command line, for example of Slurm; without ``launcher``.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Process:
         modules: Sequence[Path] = (),
         events: queue.SimpleQueue[dict[str, Any]] | None = None,
         launcher: Launcher | None = None,
+        before: Sequence[str] = (),
     ) -> None:
         self.name, self.args = name, tuple(args)
         self._stderr = folder / "stderr"
@@ -95,7 +97,7 @@ class Process:
                 )
             else:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "vfl.launcher.child", *args],
+                    [*before, sys.executable, "-P", "-m", "vfl.launcher.child", *args],
                     stdin=stdin,
                     stdout=stdout,
                     stderr=stderr,

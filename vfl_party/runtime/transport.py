@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ from vfl_common.rpc.exchange.service import SERVICE as EXCHANGE
 from vfl_common.rpc.health import MAX_CHECKS, Health
 from vfl_common.rpc.messages import Joining, Start
 from vfl_common.stages import Job
+from vfl_common.text import host_and_port
 from vfl_party.assembly.files import PartyFiles
 from vfl_party.base.step_timing import Clock
 from vfl_party.record.heads import HeadExchange
@@ -204,11 +206,19 @@ class Transports:
             _,
             address,
         ):
-            self.console.emit("ready", name=self.files.name, address=address)
+            more = {"host": self._find_host()} if address.startswith("0.0.0.0:") else {}
+            self.console.emit("ready", name=self.files.name, address=address, **more)
             try:
                 yield service, address
             finally:
                 service.close()
+
+    def _find_host(self) -> str:
+        """Returns this machine's address on the way to the server."""
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            # This sends nothing.
+            sock.connect(host_and_port(self.files.file.server))
+            return str(sock.getsockname()[0])
 
     def make_transport(
         self, service: ExchangeService | None, start: Start, clock: Clock
