@@ -38,7 +38,7 @@ PAGES = sorted(set(DOCS.rglob("*.md")) - set(DECISIONS.glob("archive/*")))
 ROOT = [REPO / f"{name}.md" for name in ("CONTRIBUTING", "SECURITY", "CODE_OF_CONDUCT")]
 DOCUMENTS = [README, *ROOT, *PAGES]
 # What a person can read of the site. A commit that raises a budget says why.
-MAX_README_WORDS, MAX_SITE_WORDS, MAX_PAGES = 650, 84_000, 138
+MAX_README_WORDS, MAX_SITE_WORDS, MAX_PAGES = 650, 84_000, 139
 HISTORY = re.compile(r"\b(not yet|for now|earlier release)s?\b", re.IGNORECASE)
 NOT_PROSE = re.compile(
     r"<!-- (\w+) ?\S* -->\n.*?<!-- /\1 -->|^ *```.*?^ *```", re.DOTALL | re.MULTILINE
