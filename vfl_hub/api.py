@@ -122,6 +122,22 @@ def make_api(node: Node, token: str, *, console: bool = False) -> FastAPI:
         """What the run would send, as ``vfl-party check`` prints it for this member's data."""
         return {"text": node.preview(node.find(number))}
 
+    @api.get("/v1/proposals/{number}/progress")
+    def progress(number: str) -> dict[str, Any]:
+        """The rounds, bytes and metrics of a run so far, as this party's files have them."""
+        return node.read_progress(node.find(number))
+
+    @api.get("/v1/proposals/{number}/report")
+    def report(number: str) -> dict[str, str]:
+        """The page that ``vfl report`` has made of a run; '' if there is none."""
+        path = node.find_report(node.find(number))
+        return {"html": path.read_text() if path else ""}
+
+    @api.get("/v1/data/{name}")
+    def data(name: str) -> dict[str, Any]:
+        """The policy of a data set, and what each peer has received in all runs of this node."""
+        return node.describe_data(name)
+
     @api.get("/v1/proposals/{number}/log")
     def read_log(number: str) -> dict[str, str]:
         """The end of this party's log of a run, as JSON lines."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import queue
 import secrets
 import shutil
@@ -30,6 +31,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from vfl.launcher.processes import Process
 from vfl.simulation.federation import to_toml
+from vfl.summary.rounds import History, PartyFolder
 from vfl_common.config.base import parse
 from vfl_common.config.policy import Digest, Pin
 from vfl_common.config.recipe import Recipe
@@ -501,6 +503,11 @@ class Node:
             "connected": bool(self.connected),
             "data": data,
             "max_runs": self.settings.limits.max_runs,
+            "pin": self._get_pin(self.settings.name),
+            "certificates_end": {
+                name: end.isoformat(timespec="minutes")
+                for name, end in self._keyring.ends().items()
+            },
         }
 
     def list_members(self) -> dict[str, dict[str, Any]]:
@@ -512,7 +519,8 @@ class Node:
 
     def get_known_pin(self, name: str) -> str:
         """Returns the pin of a member's key that this node knows; '' if it knows none."""
-        return self._pins.get(name, "")
+        is_own = name == self.settings.name
+        return self._get_pin(name) if is_own else self._pins.get(name, "")
 
     def read_recipe(self, number: str) -> dict[str, Any]:
         """Returns the tables of a proposal's recipe."""
@@ -663,16 +671,31 @@ class Node:
             folder = Path(place)
             write_atomic(folder / "recipe.toml", to_toml(read.proposal.recipe))
             file = self.write_party_file(read, data, folder, {}, suffix=f"-{folder.name}")
-            args = [sys.executable, "-P", "-m", "vfl_party", "check", str(file), "--offline"]
-            try:
-                done = subprocess.run(
-                    args, capture_output=True, text=True, check=False, timeout=_CHECK_S
-                )
-            except subprocess.TimeoutExpired:
-                return f"the check took more than {_CHECK_S:.0f} s"
-            finally:
-                file.unlink(missing_ok=True)
-        return done.stdout + done.stderr
+            return _ask_party("check", file, "--offline")
+
+    def describe_data(self, name: str) -> dict[str, Any]:
+        """Returns the policy of a data set, and the lines of ``vfl-party account --json``: what
+        each peer has received in all runs of this node. Raises InputError if there is no such data.
+        """
+        if name not in self.settings.data:
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{name}: is not a data set of this node. See `vfl members`.",
+            )
+        tables = make_party_tables(self.settings, name, out=str(self.folder))
+        file = self._here / f".{self.settings.name}-{secrets.token_hex(8)}.toml"
+        write_private(file, to_toml({**tables, "record": self._make_record(name)}))
+        text = _ask_party("account", file, "--json")
+        try:
+            account, problem = [json.loads(line) for line in text.splitlines()], ""
+        except ValueError:
+            account, problem = [], text
+        policy = self.settings.data[name].party.get("policy", {})
+        return {"name": name, "policy": policy, "account": account, "problem": problem}
+
+    def _make_record(self, data: str) -> dict[str, Any]:
+        # The record is that of all runs of this node, because limits and grants apply to all.
+        return {"folder": str(self.folder), **self.settings.data[data].party.get("record", {})}
 
     def _find_data(self, number: str) -> tuple[ReadProposal, str]:
         """Returns a proposal and the name of this member's data set. Raises InputError."""
@@ -845,22 +868,59 @@ class Node:
             pins=pins,
             **addresses,
         )
-        if needs_grants(self.settings, data):
-            # Grants and the evidence log are those of all runs of this node.
-            tables.setdefault("record", {"folder": str(self.folder)})
+        tables["record"] = self._make_record(data)
         path = self._here / f".{self.settings.name}-{read.id[:16]}{suffix}.toml"
         write_private(path, to_toml(tables))
         return path
 
     def read_log(self, number: str, max_bytes: int = 65_536) -> str:
         """Returns the end of the party's log of a run."""
-        folder = self.folder / "runs" / number[:16]
-        paths = sorted(folder.glob(f"*/{self.settings.name}/log.jsonl"))
-        if not paths:
+        path = self._get_run_folder(number) / "log.jsonl"
+        if not path.exists():
             return ""
-        with paths[-1].open("rb") as file:
-            file.seek(max(0, paths[-1].stat().st_size - max_bytes))
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - max_bytes))
             return file.read().decode(errors="replace")
+
+    def _get_run_folder(self, number: str) -> Path:
+        """Returns the folder of this party's files of a run, which may not exist yet."""
+        run = number[:16]
+        return self.folder / "runs" / run / run / self.settings.name
+
+    def find_report(self, number: str) -> Path | None:
+        """Returns the page that ``vfl report`` has made of a run; None if there is none."""
+        folder = self._get_run_folder(number)
+        paths = [folder / "report.html", folder.parent / "report.html"]
+        return next((path for path in paths if path.is_file() and not path.is_symlink()), None)
+
+    def read_progress(self, number: str) -> dict[str, Any]:
+        """Returns the rounds, the bytes and the metrics of a run so far, as this party's files have
+        them: ``phases`` {phase: [finished rounds, planned rounds]}, ``bytes`` {sent, received}, and
+        ``curves``, a list of {phase, split, metric, points}.
+        """
+        source = PartyFolder(self._get_run_folder(number))
+        history = History(source)
+        if source.has_rounds:
+            history.update()
+        plan = source.read("run.json").get("plan", [])
+        phases = {str(phase["name"]): [0, int(phase["rounds"])] for phase in plan}
+        curves: dict[tuple[str, str, str], list[tuple[int, float]]] = {}
+        for row in history.rounds:
+            phases[row.phase] = [row.round, row.rounds]
+            for split, metrics in row.metrics.items():
+                for metric, value in metrics.items():
+                    if math.isfinite(value):
+                        points = curves.setdefault((row.phase, split, metric), [])
+                        points.append((row.round, value))
+        last = history.rounds[-1].values if history.rounds else {}
+        return {
+            "phases": phases,
+            "bytes": {key: int(last.get(f"bytes/{key}", 0)) for key in ("sent", "received")},
+            "curves": [
+                {"phase": phase, "split": split, "metric": metric, "points": points}
+                for (phase, split, metric), points in curves.items()
+            ],
+        }
 
     def clean(self) -> None:
         """Removes the folders of runs that ended more than ``limits.keep_days`` ago."""
@@ -901,6 +961,18 @@ class Node:
             ended = tuple(value["ended"]) if value["ended"] else None
             known[path.stem] = Known(value["entry"], value["approved"], ended, value["begun"])
         return known
+
+
+def _ask_party(command: str, file: Path, *options: str) -> str:
+    """Returns what a command of ``vfl-party`` prints about a party file, and removes the file."""
+    args = [sys.executable, "-P", "-m", "vfl_party", command, str(file), *options]
+    try:
+        done = subprocess.run(args, capture_output=True, text=True, check=False, timeout=_CHECK_S)
+    except subprocess.TimeoutExpired:
+        return f"the check took more than {_CHECK_S:.0f} s"
+    finally:
+        file.unlink(missing_ok=True)
+    return done.stdout + done.stderr
 
 
 def _is_member(name: Any, facts: Any) -> bool:

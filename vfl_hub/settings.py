@@ -6,7 +6,7 @@ from datetime import datetime, time
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, PositiveInt
+from pydantic import AfterValidator, Field, PositiveInt, model_validator
 
 from vfl_common.config.base import Section, match_pattern, parse, read_toml
 from vfl_common.config.party import Address, PartyFile, TlsSettings
@@ -94,6 +94,32 @@ class Launch(Section):
     """The name or address of this machine, at which the programs reach the node."""
 
 
+Role = Literal["viewer", "approver", "owner"]
+
+
+class ConsoleSettings(Section):
+    """People who reach the console through a proxy that signs them in, for example with OIDC."""
+
+    roles: dict[str, Role] = Field(default_factory=dict)
+    """The roles of people by name, as ``proxy_header`` has it; ``*`` is anybody else. A ``viewer``
+    reads. An ``approver`` also approves, denies and stops. An ``owner`` also trusts new keys.
+    """
+    proxy_header: Annotated[str, match_pattern(r"[A-Za-z0-9-]+", "the name of a header")] = (
+        "X-Forwarded-Email"
+    )
+    """The header in which the proxy sends the name of a person."""
+    proxy_secret: str | None = None
+    """The file with a secret of at least 32 characters, which the proxy sends in the header
+    ``X-VFL-Proxy-Secret``. ``proxy_header`` is ignored in requests without it.
+    """
+
+    @model_validator(mode="after")
+    def _check_secret(self) -> ConsoleSettings:
+        if bool(self.roles) != bool(self.proxy_secret):
+            raise ValueError("roles and proxy_secret need each other. Set both or none")
+        return self
+
+
 class NodeFile(Section):
     """The file of a node. Relative paths start at the file's own folder."""
 
@@ -127,6 +153,8 @@ class NodeFile(Section):
     """Streams between members without the hub."""
     launch: Launch | None = None
     """How programs are started on other machines. Default: they run on this one."""
+    console: ConsoleSettings = ConsoleSettings()
+    """Who may use the console through a proxy."""
 
     def make_address(self) -> HubAddress:
         """Returns how to reach the hub."""
@@ -145,8 +173,14 @@ def load_node(path: Path) -> NodeFile:
     node = parse(NodeFile, read_toml(path), str(path))
     here = path.absolute().parent
     tls = {key: str(here / value) for key, value in node.tls if value is not None}
+    secret = node.console.proxy_secret
+    console = node.console.model_copy(update={"proxy_secret": secret and str(here / secret)})
     node = node.model_copy(
-        update={"tls": TlsSettings.model_validate(tls), "folder": str(here / node.folder)}
+        update={
+            "tls": TlsSettings.model_validate(tls),
+            "folder": str(here / node.folder),
+            "console": console,
+        }
     )
     for name in node.data:
         where = f"{path}: data.{name}.party"
