@@ -682,10 +682,13 @@ class Node:
                 Code.CONFIG_INVALID,
                 f"{name}: is not a data set of this node. See `vfl members`.",
             )
-        tables = make_party_tables(self.settings, name, out=str(self.folder))
-        file = self._here / f".{self.settings.name}-{secrets.token_hex(8)}.toml"
-        write_private(file, to_toml({**tables, "record": self._make_record(name)}))
-        text = _ask_party("account", file, "--json")
+        record, text = self._make_record(name), ""
+        # A party that has sent nothing has no record.
+        if (self._here / record["folder"] / f".record-{self.settings.name}").exists():
+            tables = make_party_tables(self.settings, name, out=str(self.folder))
+            file = self._here / f".{self.settings.name}-{secrets.token_hex(8)}.toml"
+            write_private(file, to_toml({**tables, "record": record}))
+            text = _ask_party("account", file, "--json")
         try:
             account, problem = [json.loads(line) for line in text.splitlines()], ""
         except ValueError:

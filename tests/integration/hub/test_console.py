@@ -79,6 +79,7 @@ def test_a_person_checks_and_approves_a_proposal(console: tuple[Standing, Browse
     federation, browser = console
     sign_in(federation, browser)
     assert "There are no proposals" in browser.ask("/console")[1]
+    assert "Nothing was sent" in browser.ask("/console/data/main")[1]
     asked = {"recipe": make_recipe(epochs=1), "data": {"bank": "main", "shop": "main"}}
     number = federation.ask("bank", "/v1/proposals", {**asked, "purpose": NASTY})["id"]
     federation.wait(number, lambda row: "bank" in row["votes"], at="shop")
