@@ -7,14 +7,12 @@ It begins each run once.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import math
 import queue
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,7 +21,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -50,19 +47,20 @@ from vfl_common.identity.credentials import BOTH, Members
 from vfl_common.identity.keyring import Keyring
 from vfl_common.identity.signing import Envelope
 from vfl_common.process.logs import Console
-from vfl_common.text import clean, host_and_port, to_json
+from vfl_common.text import clean, to_json
 from vfl_hub import documents
-from vfl_hub.children import Child, Starter, is_finished
+from vfl_hub.children import Starter
 from vfl_hub.documents import ReadProposal
-from vfl_hub.front import SERVER, Front
+from vfl_hub.front import Front
 from vfl_hub.joining import check_certificate, make_request, needs_renewal
+from vfl_hub.runs import DirectTunnels, OwnRun
 from vfl_hub.schedule import ENDED, State
 from vfl_hub.settings import NodeFile, make_party_tables, needs_grants
-from vfl_hub.streams import SWITCHED, Client, join_streams, open_direct
+from vfl_hub.streams import Client
 
 log = logging.getLogger(__name__)
 _NAME, _PIN = TypeAdapter[str](Name), TypeAdapter[str](Pin)
-_TUNNEL_S, _CONNECT_S, _DIRECT_S, _POLL_S, _CHECK_S = 30.0, 10.0, 3.0, 0.02, 300.0
+_CHECK_S = 300.0
 _MIN_WAIT_S, _MAX_WAIT_S = 0.2, 5.0
 _HOLD_S = 40.0
 DEFAULT_DAYS = 7
@@ -97,172 +95,6 @@ class _Reported(BaseModel):
     token: str = ""
 
 
-class _Run:
-    """A running run: the party's process, and the local addresses of its peers.
-
-    Args:
-        token: The token of the hub for tunnels of this run.
-        direct: The address at which the active party's node is reached without the hub, or ''.
-    """
-
-    def __init__(self, node: Node, read: ReadProposal, token: str, direct: str) -> None:
-        self.id, self.token = read.id, token
-        self.address = ""
-        self.last: dict[str, Any] = {}
-        self._node = node
-        settings, name = node.settings, node.settings.name
-        folder = node.folder / "runs" / read.id[:16]
-        folder.mkdir(parents=True, exist_ok=True)
-        self.folder = folder
-        write_atomic(folder / "recipe.toml", to_toml(read.proposal.recipe))
-        active = read.recipe.active.name
-        self._server = _Forwarder(node, self, SERVER)
-        addresses = {"server": self._server.address}
-        self._active = None
-        if name != active:
-            self._active = _Forwarder(node, self, active, direct)
-            addresses["active"] = self._active.address
-        elif settings.launch is not None:
-            # The other parties use tunnels instead of the advertised address.
-            addresses |= {"listen": "0.0.0.0:0", "advertise": f"{settings.launch.host}:1"}
-        data = read.proposal.data[name]
-        self._file = node.write_party_file(read, data, folder, addresses)
-        self.child = Child(
-            name,
-            ["vfl-party", "run", str(self._file), "--wait", "60"],
-            folder,
-            on_event=self._hear,
-            on_change=node.report,
-            is_finished=partial(is_finished, folder, read.id[:16], name),
-            threads=int(settings.data[data].party.get("threads", 1)),
-            starter=node.starter,
-        )
-
-    def _hear(self, event: dict[str, Any]) -> None:
-        if event.get("event") == "ready":
-            host, port = host_and_port(str(event["address"]))
-            # A program that listens at all its addresses says which one the node reaches.
-            self.address = f"{event.get('host', host)}:{port}"
-        self.last = {**event, "at": time.time()}
-
-    def accept(self, number: str) -> None:
-        """Opens this end of a tunnel to the party's process, which may just be starting. Any
-        thread may call it.
-        """
-        self._wait_for_party()
-        try:
-            tunnel = self._node.address.open_tunnel(
-                f"/tunnel/accept/{number}", self.token, _TUNNEL_S
-            )
-        except OSError as error:
-            log.info("a tunnel cannot be opened: %s", error)
-            return
-        self.join(tunnel)
-
-    def _wait_for_party(self) -> None:
-        give_up_s = time.monotonic() + _CONNECT_S
-        while not self.address and time.monotonic() < give_up_s:
-            time.sleep(_POLL_S)
-
-    def join(self, tunnel: socket.socket, head: bytes = b"") -> None:
-        """Joins a tunnel and the party's process. ``head``: Bytes that the tunnel gets first."""
-        self._wait_for_party()
-        try:
-            party = socket.create_connection(host_and_port(self.address or "127.0.0.1:1"), 1.0)
-            tunnel.sendall(head)
-        except OSError:
-            tunnel.close()
-            return
-        party.settimeout(None)
-        party.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        join_streams(tunnel, party)
-
-    def stop(self) -> None:
-        """Ends the process and closes the local addresses."""
-        self.child.stop()
-        for forwarder in (self._server, self._active):
-            if forwarder is not None:
-                forwarder.close()
-        self._file.unlink(missing_ok=True)
-
-
-class _DirectTunnels:
-    """Serves the tunnels of other members' nodes that do not use the hub. The id of a run is the
-    secret that a caller has to know; then the programs at both ends verify each other's keys.
-    """
-
-    def __init__(self, node: Node) -> None:
-        self._node = node
-
-    def serve(self, path: str, token: str, sock: socket.socket) -> None:  # noqa: ARG002
-        """Serves ``/tunnel/direct/RUN``. Returns when the tunnel has ended."""
-        run = self._node.find_run(path.removeprefix("/tunnel/direct/"))
-        if run is None:
-            sock.close()
-        else:
-            run.join(sock, SWITCHED)
-
-
-class _Forwarder:
-    """Listens on this machine, and forwards each connection through a tunnel to a peer.
-
-    ``direct``: The peer's address that is tried first, or ''.
-    """
-
-    def __init__(self, node: Node, run: _Run, target: str, direct: str = "") -> None:
-        self._node, self._run, self._target, self._direct = node, run, target, direct
-        launch = node.settings.launch
-        # Programs on other machines come from outside.
-        self._socket = socket.create_server(("127.0.0.1" if launch is None else "", 0))
-        host = "127.0.0.1" if launch is None else launch.host
-        self.address = f"{host}:{self._socket.getsockname()[1]}"
-        threading.Thread(target=self._accept, name=f"to {target}", daemon=True).start()
-
-    def close(self) -> None:
-        """Stops listening."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self._socket.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._forward, args=(sock,), daemon=True).start()
-
-    def _forward(self, sock: socket.socket) -> None:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        try:
-            tunnel = self._open_direct() or self._node.address.open_tunnel(
-                f"/tunnel/dial/{self._run.id}/{self._node.settings.name}/{self._target}",
-                self._run.token,
-                _TUNNEL_S,
-            )
-        except OSError:
-            # The program at this end tries again.
-            sock.close()
-            return
-        join_streams(sock, tunnel)
-
-    def _open_direct(self) -> socket.socket | None:
-        """Returns a tunnel without the hub; None if the peer cannot be reached so."""
-        if not self._direct:
-            return None
-        try:
-            return open_direct(self._direct, f"/tunnel/direct/{self._run.id}", _DIRECT_S)
-        except (OSError, ValueError) as error:
-            log.warning(
-                "%s: cannot be reached at %s (%s). The hub is used instead.",
-                self._target,
-                self._direct,
-                error,
-            )
-            self._direct = ""
-            return None
-
-
 class Node:
     """The node.
 
@@ -295,9 +127,9 @@ class Node:
         self.starter = Starter(60.0 * settings.limits.warm_minutes, before)
         direct, self._direct, self._advertised = settings.direct, None, ""
         if direct.listen is not None:
-            self._direct = Front(direct.listen, None, None, _DirectTunnels(self))
+            self._direct = Front(direct.listen, None, None, DirectTunnels(self))
             self._advertised = direct.advertise or self._direct.address
-        self._runs: dict[str, _Run] = {}
+        self._runs: dict[str, OwnRun] = {}
         self._session, self._cursor, self._epoch = "", 0, ""
         # None until the hub has answered, or has not.
         self.connected: bool | None = None
@@ -781,7 +613,7 @@ class Node:
             if state == "running" and run is None and known.ended is None:
                 self._begin(number, known)
 
-    def find_run(self, number: str) -> _Run | None:
+    def find_run(self, number: str) -> OwnRun | None:
         """Returns a running run of this node, or None. Any thread may call it."""
         with self._lock:
             return self._runs.get(number)
@@ -807,7 +639,7 @@ class Node:
             known.begun = True
             self._save(number)
             direct = self._find_direct(read, known)
-            self._runs[number] = _Run(self, read, str(known.entry["token"]), direct)
+            self._runs[number] = OwnRun(self, read, str(known.entry["token"]), direct)
         except Exception as error:
             if not isinstance(error, VflError | OSError):
                 log.exception("run %s cannot begin", number[:16])
