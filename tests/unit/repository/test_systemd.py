@@ -26,6 +26,8 @@ FOLDER = Path(__file__).parents[3] / "deploy" / "systemd"
 PROGRAMS = {"vfl-server": server, "vfl-party": party}
 UNITS = sorted(path.name for path in FOLDER.glob("*.service"))
 TIMERS = sorted(path.name for path in FOLDER.glob("*.timer"))
+# Units that start at boot, and again after every end.
+LASTING = {"vfl-hub.service", "vfl-node@.service", "vfl-serve@.service"}
 BIN = "/opt/vfl/bin/"
 # --metrics-linger, as the units and the pages recommend it.
 LINGER_S = 60
@@ -52,48 +54,58 @@ def one(name: str, key: str) -> str:
 
 def test_there_is_one_for_each_program() -> None:
     timed = ["vfl-party@.service", "vfl-predict@.service", "vfl-server@.service"]
-    assert [*timed[:2], "vfl-serve@.service", timed[2]] == UNITS
+    assert sorted([*timed, *LASTING]) == UNITS
     assert [name.replace(".timer", ".service") for name in TIMERS] == timed
     assert {path.suffix for path in FOLDER.iterdir()} == {".service", ".timer"}
 
 
-@pytest.mark.parametrize("name", ["predict", "serve"])
-def test_a_prediction_has_the_limits_of_a_run(name: str) -> None:
-    run, other = (unit(f"vfl-{each}@.service") for each in ("party", name))
+@pytest.mark.parametrize("name", ["vfl-predict@.service", *sorted(LASTING)])
+def test_every_unit_has_the_limits_of_a_run(name: str) -> None:
+    run, other = unit("vfl-party@.service"), unit(name)
     differ = {key for key in run.keys() | other.keys() if run.get(key) != other.get(key)}
-    # Only the unit that serves starts at boot, and is started again without a limit.
-    serves = {
-        ("Install", "WantedBy"),
-        ("Unit", "StartLimitIntervalSec"),
-        ("Unit", "StartLimitBurst"),
-        ("Service", "RestartSec"),
-        ("Service", "Type"),
-        ("Service", "TimeoutStartSec"),
-        ("Service", "ExecReload"),
-    }
-    assert differ == {
+    expected = {
         ("Unit", "Description"),
         ("Service", "ExecStart"),
         ("Service", "EnvironmentFile"),
         ("Service", "RestartPreventExitStatus"),
-    } | (serves if name == "serve" else set())
+    }
+    if name in LASTING:
+        expected |= {
+            ("Install", "WantedBy"),
+            ("Unit", "StartLimitIntervalSec"),
+            ("Unit", "StartLimitBurst"),
+        }
+    if "serve@" in name:
+        expected |= {
+            ("Service", key) for key in ("ExecReload", "RestartSec", "TimeoutStartSec", "Type")
+        }
+    if name in ("vfl-hub.service", "vfl-node@.service"):
+        expected |= {("Service", "WorkingDirectory"), ("Service", "TimeoutStopSec")}
+    if name == "vfl-hub.service":
+        expected |= {("Service", "User"), ("Service", "StateDirectory")}
+    assert differ == expected
 
 
 def test_the_units_of_a_party_share_user_folder_and_file() -> None:
     """Each unit as a user of its own takes the folder of runs from the others, and a key at a path
     of one unit cannot be read by another.
     """
-    units = [unit(name) for name in UNITS if "server" not in name]
-    for key in ("User", "StateDirectory", "WorkingDirectory"):
-        (values,) = {tuple(each["Service", key]) for each in units}
+    units = {name: unit(name) for name in UNITS if "server" not in name and "hub" not in name}
+    for key in ("User", "StateDirectory"):
+        (values,) = {tuple(each["Service", key]) for each in units.values()}
         assert "%i" in values[0], key
-    for each in units:
+    # The node writes into the folder of its file.
+    node = units.pop("vfl-node@.service")
+    assert node["Service", "WorkingDirectory"] == [f"%S/{node['Service', 'StateDirectory'][0]}"]
+    for each in units.values():
+        assert each["Service", "WorkingDirectory"] == ["/etc/vfl/%i"]
         assert each["Service", "ExecStart"][0].split()[2] == "party.toml"
     for name in UNITS:
         assert ("Service", "DynamicUser") not in unit(name)
         assert ("Service", "LoadCredential") not in unit(name)
         assert "/run/credentials" not in (FOLDER / name).read_text()
-        assert "--log-stdout" in one(name, "ExecStart")
+        # The events of hub and node are on standard output anyway.
+        assert ("--log-stdout" in one(name, "ExecStart")) == (not re.search("hub|node", name))
 
 
 def test_one_party_file_gives_serving_a_port_of_its_own(tmp_path: Path) -> None:
@@ -145,8 +157,14 @@ def test_the_command_and_its_options_exist(name: str) -> None:
     known = {option for parameter in command.params for option in parameter.opts}
     comments = [line for line in (FOLDER / name).read_text().splitlines() if "OPTIONS=--" in line]
     shown = [word.partition("=")[0] for word in comments[0].partition("OPTIONS=")[2].split()]
-    metrics = ["--metrics"] if "serve@" in name else ["--metrics", "--metrics-linger"]
-    assert shown == (["--data", "--out"] if "predict" in name else metrics)
+    metrics = ["--metrics", "--metrics-linger"]
+    expected = {
+        "vfl-hub.service": ["--max-runs"],
+        "vfl-node@.service": ["--console"],
+        "vfl-predict@.service": ["--data", "--out"],
+        "vfl-serve@.service": ["--metrics"],
+    }
+    assert shown == expected.get(name, metrics)
     assert len(comments) == 1
     assert {*shown} <= known
 
@@ -155,11 +173,11 @@ def test_the_command_and_its_options_exist(name: str) -> None:
 def test_restarts_are_for_what_a_restart_mends(name: str) -> None:
     assert one(name, "Restart") == "on-failure"
     assert one(name, "SuccessExitStatus") == "130"
-    if "serve@" in name:
+    if name in LASTING:
         # The next start may find a new certificate, or room on the disk.
         assert ("Service", "RestartPreventExitStatus") not in unit(name)
         assert unit(name)["Unit", "StartLimitIntervalSec"] == ["0"]
-        assert int(one(name, "RestartSec")) >= 30
+        assert int(one(name, "RestartSec")) >= (30 if "serve@" in name else 10)
         return
     prevented = {int(code) for code in one(name, "RestartPreventExitStatus").split()}
     bad_input = {
@@ -188,14 +206,15 @@ def test_restarts_are_for_what_a_restart_mends(name: str) -> None:
 
 @pytest.mark.parametrize("name", UNITS)
 def test_a_program_may_write_its_runs_and_nothing_else(name: str) -> None:
+    instance = "hub" if name == "vfl-hub.service" else "%i"
     for key, value in {
-        "User": "vfl-%i",
+        "User": f"vfl-{instance}",
         "NoNewPrivileges": "yes",
         "ProtectSystem": "strict",
         "ProtectHome": "yes",
         "PrivateTmp": "yes",
         "CapabilityBoundingSet": "",
-        "StateDirectory": "vfl/%i",
+        "StateDirectory": f"vfl/{instance}",
     }.items():
         assert one(name, key) == value
 
