@@ -2,7 +2,7 @@
 #
 #   deploy/build-images                        # vfl-server and vfl, with labels; TORCH=cpu or cuda for the second
 #   docker build --target server -t vfl-server .
-#   docker build -t vfl .                      # vfl-party and vfl; has vfl-server, too
+#   docker build -t vfl .                      # vfl-party and vfl; has vfl-server and the hub, too
 #
 # TORCH  auto (default): torch for CPUs where its index answers, else PyPI's, which is larger and brings CUDA's
 #                        libraries; it computes on CPUs too
@@ -59,7 +59,7 @@ LABEL org.opencontainers.image.title="vfl-server" \
 USER 1000:1000
 CMD ["vfl-server", "--help"]
 
-# -- a party's libraries -------------------------------------------------------------------------------------------
+# -- a party's libraries, and the hub's ----------------------------------------------------------------------------
 FROM base AS libraries
 COPY deploy/install-torch deploy/leave-out deploy/locks/requirements-cuda.txt /install/
 ARG PIP_INDEX_URL=https://pypi.org/simple
@@ -68,8 +68,8 @@ ARG PIP_TRUSTED_HOST
 ARG TORCH=auto
 ARG TORCH_CPU_INDEX=https://download.pytorch.org/whl/cpu
 RUN /install/install-torch /install/requirements-cuda.txt && /install/leave-out /opt/vfl
-COPY deploy/locks/requirements-cpu.txt /install/
-RUN pip install --no-deps --require-hashes -r /install/requirements-cpu.txt && /install/leave-out /opt/vfl && \
+COPY deploy/locks/requirements-cpu.txt deploy/locks/requirements-hub.txt /install/
+RUN pip install --no-deps --require-hashes -r /install/requirements-hub.txt && /install/leave-out /opt/vfl && \
     python -c 'import torch, torchvision; print("torch", torch.__version__, "CUDA", torch.version.cuda)'
 
 # -- a party -------------------------------------------------------------------------------------------------------

@@ -158,6 +158,13 @@ def test_compose_takes_each_profile(profile: str) -> None:
     assert found == wanted if command[0] == "docker" else found >= wanted
 
 
+def test_the_images_are_made_from_all_packages() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    includes = project["tool"]["setuptools"]["packages"]["find"]["include"]
+    packages = {name.rstrip("*").removesuffix(".") for name in includes}
+    assert {f"!{name}" for name in packages} <= {*(ROOT / ".dockerignore").read_text().split()}
+
+
 def built(folder: Path, *args: str, **variables: str) -> tuple[int, list[str]]:
     """Runs deploy/build-images with a `docker` that only says what it was asked; (exit code, its
     lines).

@@ -20,6 +20,7 @@ from kubernetes_validate import validate
 
 from vfl_common.config.party import load_party
 from vfl_common.config.recipe import load_recipe
+from vfl_hub.commands import hub, members, node
 from vfl_party.cli import run
 from vfl_serve.commands import serve as served
 from vfl_server.cli import run as server_run
@@ -368,3 +369,94 @@ def test_who_serves_has_no_rights_and_probes_that_its_port_answers(role: str) ->
     for each in probes.values():
         assert each["httpGet"]["path"] in ("/healthz", "/v2/health/live", "/v2/health/ready")
         assert (each["httpGet"]["port"], each["httpGet"]["scheme"]) == ("http", "HTTPS")
+
+
+STANDING = K8S / "standing"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_standing_federation_fits_its_schema(version: str) -> None:
+    kinds = {}
+    for name in ("hub", "node"):
+        found = resources(STANDING / name)
+        kinds[name] = {each["kind"] for each in found}
+        for each in found:
+            validate(each, version, strict=True)
+    assert kinds["node"] == {"Deployment", "NetworkPolicy"}
+    assert kinds["hub"] == kinds["node"] | {"Namespace", "PersistentVolumeClaim", "Service"}
+
+
+@pytest.mark.parametrize("name", ["hub", "node"])
+def test_kustomize_renders_hub_and_node(name: str) -> None:
+    found = [each for each in yaml.safe_load_all(rendered(STANDING / name)) if each]
+    for each in found:
+        validate(each, VERSIONS[-1], strict=True)
+    (deployed,) = (each for each in found if each["kind"] == "Deployment")
+    assert deployed["metadata"].get("namespace") == ("vfl-hub" if name == "hub" else None)
+    (container,) = deployed["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == "registry.example.org/vfl:latest"
+
+
+def test_nodes_only_dial_out() -> None:
+    assert opened(STANDING / "node") == {
+        ("egress", "vfl-hub", 7443),
+        ("egress", "kube-system", 53),
+    }
+    assert opened(STANDING / "hub") == {
+        ("ingress", f"vfl-{party.name}", 7443) for party in RECIPE.parties
+    }
+    labels = {
+        name: named(STANDING / name, "Deployment", name)["spec"]["template"]["metadata"]["labels"]
+        for name in ("hub", "node")
+    }
+    (come,) = named(STANDING / "hub", "NetworkPolicy", "from-nodes")["spec"]["ingress"]
+    to = named(STANDING / "node", "NetworkPolicy", "to-hub")["spec"]["egress"][0]["to"]
+    for peer, label in ((come["from"][0], labels["node"]), (to[0], labels["hub"])):
+        assert peer["podSelector"]["matchLabels"].items() <= label.items()
+    service = named(STANDING / "hub", "Service", "hub")["spec"]
+    assert service["selector"].items() <= labels["hub"].items()
+    (port,) = service["ports"]
+    (container,) = named(STANDING / "hub", "Deployment", "hub")["spec"]["template"]["spec"][
+        "containers"
+    ]
+    (listens,) = container["ports"]
+    assert port["targetPort"] == listens["name"]
+    # The hub's default.
+    context = hub.make_context("x", container["command"][2:], resilient_parsing=True)
+    assert context.params["listen"] == f"0.0.0.0:{port['port']}" == "0.0.0.0:7443"
+    assert listens["containerPort"] == port["port"]
+
+
+@pytest.mark.parametrize("name", ["hub", "node"])
+def test_hub_and_node_have_no_rights_and_probes(name: str) -> None:
+    of = named(STANDING / name, "Deployment", name)["spec"]
+    assert (of["replicas"], of["strategy"]) == (1, {"type": "Recreate"})
+    pod = of["template"]["spec"]
+    (container,) = pod["containers"]
+    (job,) = documents(K8S / "base" / "party" / "job.yaml")
+    wanted = job["spec"]["template"]["spec"]
+    for key in ("automountServiceAccountToken", "enableServiceLinks", "securityContext"):
+        assert pod[key] == wanted[key]
+    assert container["securityContext"] == wanted["containers"][0]["securityContext"]
+    for limits in container["resources"].values():
+        assert {"memory", "ephemeral-storage"} <= limits.keys()
+    assert {each["name"] for each in container["volumeMounts"]} == {
+        each["name"] for each in pod["volumes"]
+    }
+    assert all("sizeLimit" in each["emptyDir"] for each in pod["volumes"] if "emptyDir" in each)
+    probes = {each: container[each] for each in container if each.endswith("Probe")}
+    assert set(probes) == {"livenessProbe", "readinessProbe"}
+    for each in probes.values():
+        if name == "hub":
+            assert each["httpGet"] == {"path": "/healthz", "port": "hub", "scheme": "HTTPS"}
+        else:
+            assert each["exec"] == {"command": ["vfl", members.name]}
+    command = hub if name == "hub" else node
+    program = "vfl-server" if name == "hub" else "vfl-party"
+    assert container["command"][:2] == [program, command.name]
+    # Fails where an option is unknown.
+    with command.make_context(program, container["command"][2:]) as context:
+        assert context.args == []
+    if name == "node":
+        (own,) = (each for each in container["volumeMounts"] if each["name"] == "runs")
+        assert container["env"] == [{"name": "VFL_NODE", "value": f"{own['mountPath']}/node"}]
