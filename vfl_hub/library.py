@@ -60,14 +60,16 @@ class NodeClient:
     def follow(self, proposal: str) -> Iterator[dict[str, Any]]:
         """Yields a proposal each time its state changes, until it has ended.
 
-        Raises PeerError if the node does not know the proposal.
+        Raises PeerError if the node does not know the proposal, and InputError if it does not
+        answer for 30 s.
         """
         state, give_up_s = "", time.monotonic() + _ARRIVAL_S
         while state not in ENDED:
             try:
                 row = self.ask(f"/v1/proposals/{proposal}")
-            except PeerError:
-                # The node receives its own proposal from the hub.
+                give_up_s = time.monotonic() + _ARRIVAL_S
+            except (InputError, PeerError):
+                # The node receives its own proposal from the hub, or is being started again.
                 if time.monotonic() > give_up_s:
                     raise
                 row = {"state": state}

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.harness.errors import raises
 from tests.harness.federation import toml
 from tests.harness.standing import BIN, HUB, MEMBERS, Standing, make_recipe, simulate
 from vfl_common.errors import Code, PeerError
+from vfl_hub.library import NodeClient
 from vfl_hub.streams import join_streams, read_head
 
 
@@ -145,6 +147,10 @@ def test_a_killed_program_goes_on_and_the_run_is_the_same(standing: Standing, vi
     recipe = make_recipe(epochs=30, run={"rejoin_deadline_s": 60.0})
     number = standing.submit(recipe)
     standing.wait(number, lambda row: row["last"].get("event") == "progress")
+    # A person waits at the node meanwhile.
+    waiting = ThreadPoolExecutor().submit(
+        NodeClient(standing.folder / "bank" / "node").wait, number
+    )
     victims = [*standing.nodes, HUB] if victim == "all" else [victim]
     for name in victims:
         program = standing.hub if name == HUB else standing.nodes[name]
@@ -157,6 +163,7 @@ def test_a_killed_program_goes_on_and_the_run_is_the_same(standing: Standing, vi
         else:
             standing.start_node(name)
     assert standing.wait_for_state(number, "done", "failed", "stopped")["state"] == "done"
+    assert waiting.result(30)["state"] == "done"
     assert_equal_metrics(standing.read_summary(number), simulate(recipe))
 
 
