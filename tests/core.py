@@ -28,7 +28,7 @@ OPTIONAL = {
         ),
     ),
     "tests/integration/test_site.py": ("docs/", "mkdocs.yml"),
-    "tests/integration/test_containers.py": ("deploy/", "Dockerfile", "docker-compose.yml"),
+    "tests/integration/test_containers.py": ("deploy/", "Dockerfile", "docker-compose"),
     "tests/integration/test_examples.py": ("examples/",),
     "tests/integration/test_release.py": ("scripts/",),
 }

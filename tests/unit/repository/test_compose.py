@@ -1,5 +1,5 @@
-"""docker-compose.yml as it is written: who sees what. deploy/try-compose looks at what comes of it,
-on an engine.
+"""docker-compose.oneshot.yml and docker-compose.yml as they are written: who sees what.
+deploy/try-compose looks at what comes of them, on an engine.
 """
 
 from __future__ import annotations
@@ -15,25 +15,30 @@ from typing import Any
 import pytest
 import yaml
 
-from vfl_common.config.party import load_party
+from tests.harness.present import present
+from vfl_common.config.base import parse
+from vfl_common.config.party import PartyFile, load_party
 from vfl_common.config.recipe import load_recipe
+from vfl_hub.settings import NamedData
 from vfl_serve.commands import serve
 
 ROOT = Path(__file__).parents[3]
-ALL: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+ONE_SHOT, STANDING = ROOT / "docker-compose.oneshot.yml", ROOT / "docker-compose.yml"
+ALL: dict[str, Any] = yaml.safe_load(ONE_SHOT.read_text())["services"]
 # What runs without --profile, and what runs in place of the parties with --profile gpu.
 SERVICES = {name: each for name, each in ALL.items() if each.get("profiles") != ["gpu"]}
 ON_GPUS = {name: each for name, each in ALL.items() if name not in SERVICES}
 RECIPE = load_recipe(ROOT / "examples" / "digits.toml")
 PARTIES = [party.name for party in RECIPE.parties]
+STAYING: dict[str, Any] = yaml.safe_load(STANDING.read_text())["services"]
 RUNS = "${VFL_RUNS:-./runs}"
 
 
-def mounts(service: str) -> dict[str, str]:
+def mounts(service: str, services: dict[str, Any] = SERVICES) -> dict[str, str]:
     """{source: target}; all of another party's would be seen here."""
     return {
         line.rsplit(":/", 1)[0]: "/" + line.rsplit(":/", 1)[1]
-        for line in SERVICES[service]["volumes"]
+        for line in services[service]["volumes"]
     }
 
 
@@ -77,14 +82,11 @@ def test_nobody_has_rights_or_a_way_out(name: str) -> None:
     once = name not in {RECIPE.server, *PARTIES}
     assert service.get("network_mode") == ("none" if once else None)
     assert service.get("restart") == (None if once else "on-failure:5")
-    assert yaml.safe_load((ROOT / "docker-compose.yml").read_text())["networks"] == {
-        "federation": {"internal": True}
-    }
+    assert yaml.safe_load(ONE_SHOT.read_text())["networks"] == {"federation": {"internal": True}}
 
 
-@pytest.mark.parametrize("name", SERVICES)
-def test_nobody_can_fill_the_machine(name: str) -> None:
-    service = SERVICES[name]
+@pytest.mark.parametrize("service", [*SERVICES.values(), *STAYING.values()])
+def test_nobody_can_fill_the_machine(service: dict[str, Any]) -> None:
     assert service["pids_limit"] == 1024
     assert service["cpus"] == "${VFL_CPUS:-1}"
     assert service["mem_limit"] == "${VFL_MEMORY:-4g}"
@@ -125,6 +127,65 @@ def test_a_profile_is_chosen_where_none_is_named() -> None:
     assert "COMPOSE_PROFILES=cpu\n" in (ROOT / ".env").read_text()
 
 
+# -- docker-compose.yml: a hub, and nodes that stay
+
+
+@pytest.mark.parametrize("name", PARTIES)
+def test_a_node_sees_its_own_data_key_and_runs(name: str) -> None:
+    assert mounts(name, STAYING) == {
+        "./deploy/demo/node": "/demo/node:ro",
+        f"./deploy/demo/standing/{name}.toml": "/demo/data.toml:ro",
+        f"{RUNS}/standing/invitations/{name}": "/invitation:ro",
+        f"{RUNS}/standing/{name}": "/federation",
+        f"{RUNS}/federation/data/{name}": "/data:ro",
+    }
+    service = STAYING[name]
+    assert service["restart"] == "unless-stopped"
+    # The console is on this machine alone.
+    number = 8081 + PARTIES.index(name)
+    assert service["ports"] == [f"127.0.0.1:${{{name.upper()}_CONSOLE:-{number}}}:8080"]
+    tables = tomllib.loads((ROOT / "deploy" / "demo" / "standing" / f"{name}.toml").read_text())
+    data = parse(NamedData, tables["data"]["digits"], "data.digits")
+    assert (data.approval, data.proposers) == ("automatic", ("bank",))
+    one_shot = load_party(ROOT / "deploy" / "demo" / f"{name}.toml")
+    party = parse(
+        PartyFile,
+        {**data.party, "name": name, "recipe": "r", "server": "s:1", "tls": dict(one_shot.tls)},
+        name,
+    )
+    assert party.policy == one_shot.policy
+    given, expected = present(party.data), present(one_shot.data)
+    assert (given.label, given.id) == (expected.label, expected.id)
+
+
+def test_who_stays_sees_no_more_than_it_needs() -> None:
+    once = {"folders", "data", "members", "propose"}
+    assert set(STAYING) == {"hub", *PARTIES, *once}
+    of_hub = [name for name in STAYING if f"{RUNS}/standing/hub" in mounts(name, STAYING)]
+    assert of_hub == ["members", "hub"]
+    token = {name for name in STAYING if f"{RUNS}/standing/bank/node" in mounts(name, STAYING)}
+    assert token == {"propose"}
+    whole = [name for name in STAYING if {RUNS, f"{RUNS}/standing"} & set(mounts(name, STAYING))]
+    assert whole == ["folders"]
+    networks = yaml.safe_load(STANDING.read_text())["networks"]
+    assert networks.pop("federation") == {"internal": True}
+    (options,) = networks.pop("people").values()
+    assert options == {"com.docker.network.bridge.enable_ip_masquerade": "false"}
+    assert networks == {}
+    for name, service in STAYING.items():
+        assert (service["cap_drop"], service["read_only"]) == (["ALL"], True)
+        assert (service["user"] == "0:0") == (name == "folders")
+        assert ("ports" in service) == (name in PARTIES)
+        expected = ["federation"] if name in ("hub", "propose") else None
+        assert service.get("networks") == (
+            ["federation", "people"] if name in PARTIES else expected
+        )
+        assert service.get("network_mode") == ("none" if name in once - {"propose"} else None)
+    demo = (ROOT / "deploy" / "demo" / "node").read_text()
+    assert "exec vfl-party node demo.toml --console" in demo
+    assert STAYING["propose"]["command"][2:] == PARTIES == STAYING["members"]["command"][2:]
+
+
 def compose_command() -> list[str] | None:
     """``docker compose``, or the ``docker-compose`` before it; None: neither is there."""
     for command in (["docker", "compose"], ["docker-compose"]):
@@ -140,7 +201,7 @@ def test_compose_takes_each_profile(profile: str) -> None:
     command = compose_command()
     if command is None:
         pytest.skip("neither docker compose nor docker-compose is installed")
-    command += ["--profile", profile] if profile else []
+    command += ["-f", ONE_SHOT.name, *(["--profile", profile] if profile else [])]
     environment = {key: each for key, each in os.environ.items() if key != "COMPOSE_PROFILES"}
     said = subprocess.run(
         [*command, "config", "--services"],

@@ -38,6 +38,7 @@ SCHEMAS = [
     ("vendor.github-issue-forms", ROOT / ".github" / "ISSUE_TEMPLATE" / "feature.yml"),
     ("vendor.citation-file-format", ROOT / "CITATION.cff"),
     ("vendor.compose-spec", ROOT / "docker-compose.yml"),
+    ("vendor.compose-spec", ROOT / "docker-compose.oneshot.yml"),
 ]
 
 
