@@ -32,7 +32,7 @@ from pydantic import BaseModel
 
 from vfl.simulation.federation import to_toml
 from vfl_common.config.party import TlsSettings
-from vfl_common.errors import Code, InputError, PeerError, VflError
+from vfl_common.errors import Code, InputError, PeerError, UnwritableError, VflError
 from vfl_common.files import load_or_create_secret, lock_file, write_atomic
 from vfl_common.http_limits import Patient
 from vfl_common.identity import pem
@@ -558,7 +558,9 @@ def make_application(hub: FederationHub) -> FastAPI:
 
     @app.exception_handler(VflError)
     async def refuse(_: Request, error: VflError) -> JSONResponse:
-        status = 400 if isinstance(error, InputError | PeerError) else 503
+        is_refusal = isinstance(error, InputError | PeerError)
+        # A disk may be full now, and have room later.
+        status = 400 if is_refusal and not isinstance(error, UnwritableError) else 503
         return JSONResponse({"detail": clean(str(error))}, status)
 
     @app.get("/healthz")

@@ -282,6 +282,9 @@ class Node:
                 for entry in answer["proposals"]:
                     try:
                         self._update(entry)
+                    except UnwritableError:
+                        # The disk is full. The same news are asked for again.
+                        raise
                     except (VflError, ValueError) as error:
                         why = clean(str(error))
                         log.warning("a proposal is ignored: %s", why)
@@ -404,6 +407,9 @@ class Node:
     def _approve_again(self, number: str) -> None:
         try:
             self.approve(number)
+        except UnwritableError:
+            # The disk is full. This is tried again.
+            raise
         except InputError as error:
             log.warning("%s is not approved: %s", number[:16], error)
 
@@ -464,7 +470,11 @@ class Node:
                     # The vote is stored before it is sent, so the hub never has a vote that this
                     # node does not know.
                     known.approved = envelope.value
-                    self._save(number)
+                    try:
+                        self._save(number)
+                    except BaseException:
+                        known.approved = None
+                        raise
         self.send_document(Envelope.read(known.approved, documents.VOTE))
 
     def _get_pin(self, name: str) -> str:
@@ -640,6 +650,9 @@ class Node:
             self._save(number)
             direct = self._find_direct(read, known)
             self._runs[number] = OwnRun(self, read, str(known.entry["token"]), direct)
+        except UnwritableError:
+            # The disk is full. This is tried again with the next news.
+            raise
         except Exception as error:
             if not isinstance(error, VflError | OSError):
                 log.exception("run %s cannot begin", number[:16])

@@ -120,7 +120,7 @@ class Client:
         """Sends a request, and returns the answer.
 
         Raises PeerError (REFUSED) with the hub's words if it refuses the request, and LostError
-        (PARTY_LOST) if the hub does not answer.
+        (PARTY_LOST) if the hub does not answer or cannot work now.
         """
         headers = {"Content-Type": "application/json"}
         if token:
@@ -141,6 +141,8 @@ class Client:
             ) from None
         if response.status != 200:
             detail = answer.get("detail") if isinstance(answer, dict) else None
+            if response.status == 503:
+                raise LostError(Code.PARTY_LOST, f"hub: {clean(str(detail))}")
             raise PeerError(Code.REFUSED, f"hub: {clean(str(detail))}")
         return answer
 

@@ -10,15 +10,18 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.harness import cases
+from tests.harness.errors import raises
 from tests.harness.federation import Federation, Program
 from tests.harness.proxy import Proxy
 from tests.harness.served import Served, trained
+from tests.harness.standing import Standing, make_recipe, simulate
 from tests.harness.waiting import wait_until
 from tests.integration.test_resume import (
     DATA,
@@ -28,7 +31,7 @@ from tests.integration.test_resume import (
     parameters,
     recipe,
 )
-from vfl_common.errors import UnwritableError
+from vfl_common.errors import Code, LostError, UnwritableError
 from vfl_common.process.program import STOPPED
 from vfl_serve.run import LOG
 
@@ -222,3 +225,31 @@ def test_a_disk_that_fills_while_the_server_serves(tmp_path: Path, undisturbed: 
             assert program.wait() == 0, program.stderr
         assert len([*disk.glob("*/summary.json")]) == 1
         assert_equal(parameters(federation), undisturbed)
+
+
+@pytest.mark.parametrize("full", ["hub", "bank/node"])
+def test_a_standing_federation_waits_until_a_disk_has_room_again(full: str, tmp_path: Path) -> None:
+    """A run goes on during that time or afterwards, and a new proposal is not lost."""
+    (tmp_path / full).parent.mkdir(exist_ok=True)
+    with mounted(tmp_path / full, "16m") as disk, closing(Standing(tmp_path)) as federation:
+        federation.start()
+        expected = {}
+        for name, epochs in (("first", 200), ("second", 3)):
+            expected[name] = make_recipe(name, epochs, run={"rejoin_deadline_s": 120.0})
+        first = federation.submit(expected["first"])
+        federation.wait(first, lambda row: row["last"].get("event") == "progress")
+        with filled(disk):
+            if full == "hub":
+                with raises(LostError, Code.PARTY_LOST, names="disk"):
+                    federation.submit(expected["second"])
+            else:
+                # The hub has it, and the node cannot store it.
+                second = federation.submit(expected["second"])
+                federation.nodes["bank"].wait_for("disconnected")
+                assert federation.row(second, at="shop")["state"] in ("", "open")
+        if full == "hub":
+            second = federation.submit(expected["second"])
+        for name, number in (("first", first), ("second", second)):
+            federation.wait_for_state(number, "done")
+            metrics = simulate(expected[name]).metrics
+            assert federation.read_summary(number)["metrics"] == metrics

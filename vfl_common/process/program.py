@@ -183,35 +183,40 @@ def run_for_status(call: Callable[[], object]) -> int:
         result = call()
     except VflError as error:
         log.error("%s", error, extra={"event": "failed", "code": error.code.name})
-        click.echo(f"error: {clean(str(error), LINE)}", err=True)
+        _print_error(f"error: {clean(str(error), LINE)}")
         return error.exit_code
     except (click.exceptions.Abort, KeyboardInterrupt, Stopped) as stop:
         text = f"stopped: {stop}" if str(stop) else "stopped"
         log.warning(text, extra={"event": "stopped"})
-        click.echo(text, err=True)
+        _print_error(text)
         return STOPPED
     except click.ClickException as error:
         error.show()
         return error.exit_code
     except MemoryError:
         log.exception("no memory", extra={"event": "failed"})
-        click.echo(
+        _print_error(
             "error: this machine does not have enough memory. Give the process more memory, or use "
-            "fewer rows or columns.",
-            err=True,
+            "fewer rows or columns."
         )
         return 2
     except Exception as error:
         if signals.is_stopping():
             # A library has replaced the stop exception by this error.
             log.warning("stopped", exc_info=True, extra={"event": "stopped"})
-            click.echo("stopped", err=True)
+            _print_error("stopped")
             return 130
         log.exception("internal error", extra={"event": "failed"})
-        traceback.print_exc()
-        click.echo(f"error: internal: {type(error).__name__}: {clean(str(error), LINE)}", err=True)
+        _print_error(traceback.format_exc().rstrip())
+        _print_error(f"error: internal: {type(error).__name__}: {clean(str(error), LINE)}")
         return 1
     return result if isinstance(result, int) else 0
+
+
+def _print_error(text: str) -> None:
+    # Standard error may be on the disk that is full, and the exit code is what matters then.
+    with contextlib.suppress(OSError):
+        click.echo(text, err=True)
 
 
 class PluginGroup(click.Group):
