@@ -88,6 +88,11 @@ class Tunnels:
         """Returns the token with which a member opens tunnels of a run."""
         return hmac.new(self._secret, f"{run}\n{member}".encode(), hashlib.sha256).hexdigest()
 
+    def list_asked(self) -> set[str]:
+        """Returns the members whose nodes have to open tunnels and were not asked yet."""
+        with self._lock:
+            return {one.member for one in self._pending.values() if not one.reported}
+
     def take_pending(self, member: str) -> list[dict[str, str]]:
         """Returns the tunnels that a member's node has to open and was not asked for yet."""
         with self._lock:

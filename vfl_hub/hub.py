@@ -191,7 +191,10 @@ class FederationHub:
         self._active: dict[str, str] = {}
         self._begun_s = time.monotonic()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._waiters: set[asyncio.Event] = set()
+        # {event of a request that waits for news: the member}
+        self._waiters: dict[asyncio.Event, str] = {}
+        # The number of the last event of which the requests know.
+        self._noticed = store.last_event
         self._work = asyncio.Event()
         # Nodes ask for everything again after each start, because the database may be a backup.
         self._epoch = secrets.token_hex(8)
@@ -214,9 +217,15 @@ class FederationHub:
     # Only the thread of the loop calls these methods.
 
     def _wake(self) -> None:
+        """Answers only requests of members for whom there is news, because hundreds may wait."""
         self._work.set()
-        for waiter in self._waiters:
-            waiter.set()
+        concerned = self.tunnels.list_asked()
+        for entry in self.store.entries(after=self._noticed):
+            concerned |= {entry.by, *entry.parties}
+            self._noticed = max(self._noticed, entry.changed)
+        for waiter, name in self._waiters.items():
+            if name in concerned:
+                waiter.set()
 
     async def serve(self) -> None:
         """Advances proposals and runs until it is cancelled."""
@@ -471,7 +480,7 @@ class FederationHub:
             self._work.set()
         give_up_s = time.monotonic() + (HOLD_S if asked.hold else 0.0)
         waiter = asyncio.Event()
-        self._waiters.add(waiter)
+        self._waiters[waiter] = name
         try:
             while True:
                 waiter.clear()
@@ -482,7 +491,7 @@ class FederationHub:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(waiter.wait(), left_s)
         finally:
-            self._waiters.discard(waiter)
+            del self._waiters[waiter]
 
     def _collect(self, name: str, cursor: int) -> dict[str, Any]:
         members = self.store.members()
@@ -528,7 +537,7 @@ async def _read_body(request: Request) -> Any:
         raise HTTPException(400, "the request is not JSON") from None
 
 
-def _find_member(request: Request) -> str:
+async def _find_member(request: Request) -> str:
     hub: FederationHub = request.app.state.hub
     return hub.find_member(request.headers.get("authorization", "").removeprefix("Bearer "))
 

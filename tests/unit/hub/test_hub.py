@@ -1,0 +1,53 @@
+"""The requests of members: the thread that answers them, and the news for which they wait."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from pathlib import Path
+from typing import Any, cast
+
+from fastapi.routing import APIRoute
+
+from vfl.certs import authority
+from vfl_common.process.logs import Console
+from vfl_hub.hub import FederationHub, SyncRequest, make_application
+from vfl_hub.store import open_store
+
+
+def test_all_requests_are_answered_in_the_thread_of_the_loop() -> None:
+    routes = [
+        route for route in make_application(cast(Any, None)).routes if isinstance(route, APIRoute)
+    ]
+    calls = [route.endpoint for route in routes]
+    calls += [one.call for route in routes for one in route.dependant.dependencies if one.call]
+    assert len(calls) > len(routes)
+    assert all(inspect.iscoroutinefunction(call) for call in calls)
+
+
+def test_an_event_wakes_only_the_members_that_it_concerns(tmp_path: Path) -> None:
+    authority.create_authority(tmp_path, "vfl")
+    tls, store = authority.issue(tmp_path, "server"), open_store(tmp_path)
+    for name in ("bank", "shop", "clinic"):
+        store.add_member(name, f"sha256:{name}", ["main"])
+    hub = FederationHub(tmp_path, store, tls, "server", 4, Console("vfl-server"))
+
+    async def ask() -> None:
+        waiting = {
+            name: asyncio.create_task(hub.sync(name, SyncRequest()))
+            for name in ("bank", "shop", "clinic")
+        }
+        await asyncio.sleep(0)
+        store.propose("0" * 64, "bank", "churn", ["bank", "shop"], {}, time.time() + 60.0)
+        hub._wake()
+        for name in ("bank", "shop"):
+            answer = await asyncio.wait_for(waiting[name], 10.0)
+            assert [entry["id"] for entry in answer["proposals"]] == ["0" * 64]
+        assert not waiting["clinic"].done()
+        # Its next request begins after the event.
+        waiting["clinic"].cancel()
+
+    asyncio.run(ask())
+    store.close()
+    hub._lock_file.close()
