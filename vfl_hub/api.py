@@ -13,7 +13,7 @@ from vfl_common.config.policy import Pin
 from vfl_common.errors import LostError, VflError
 from vfl_common.process.logs import version
 from vfl_common.text import clean
-from vfl_hub.console import make_console
+from vfl_hub.console import Sessions, make_console
 from vfl_hub.node import DEFAULT_DAYS, Node
 
 
@@ -45,10 +45,11 @@ class Trust(BaseModel):
     pin: Pin
 
 
-def make_api(node: Node, token: str, *, console: bool = False) -> FastAPI:
+def make_api(node: Node, token: str, console: Sessions | None = None) -> FastAPI:
     """Returns the application.
 
-    ``token``: The token that requests must have. ``console``: Whether to serve the console, too.
+    ``token``: The token that requests must have. ``console``: The sessions of the console, or None
+    to serve no console.
     """
 
     def check(request: Request) -> None:
@@ -144,6 +145,6 @@ def make_api(node: Node, token: str, *, console: bool = False) -> FastAPI:
         return {"log": node.read_log(node.find(number))}
 
     app.include_router(api)
-    if console:
-        app.include_router(make_console(node, token))
+    if console is not None:
+        app.include_router(make_console(node, console))
     return app

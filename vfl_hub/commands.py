@@ -102,7 +102,7 @@ def hub(
 
 
 @click.command(epilog=EXIT_CODES)
-@click.argument("member")
+@click.argument("members", metavar="MEMBER...", nargs=-1, required=True)
 @click.option("--url", required=True, help="Set the URL at which members reach the hub.")
 @click.option(
     "--collaboration",
@@ -116,11 +116,17 @@ def hub(
 @_NAME
 @_DATABASE
 def invite(
-    member: str, url: str, collaborations: tuple[str, ...], folder: Path, name: str, database: str
+    members: tuple[str, ...],
+    url: str,
+    collaborations: tuple[str, ...],
+    folder: Path,
+    name: str,
+    database: str,
 ) -> None:
     """Print a token with which MEMBER can join within a day, once.
 
-    Give the token to the member alone. Then admit the member with `vfl-server admit`.
+    Give the token to the member alone. Then admit the member with `vfl-server admit`. With several
+    members, each line has a member's name and its token.
 
     \b
     Example: vfl-server invite shop --url https://hub.example.org:7443
@@ -129,8 +135,9 @@ def invite(
     from vfl_hub.store import open_store
 
     store = open_store(folder, database)
-    token = joining.invite(store, folder / "certs", url, member, name, collaborations)
-    click.echo(token.encode())
+    for member in members:
+        token = joining.invite(store, folder / "certs", url, member, name, collaborations).encode()
+        click.echo(f"{member} {token}" if len(members) > 1 else token)
 
 
 @click.command(epilog=EXIT_CODES)

@@ -1,8 +1,9 @@
 """The console: pages of a node for its own people, rendered here and without scripts.
 
-It can do what the REST API can do. A person signs in with the node's token and is an owner, or
-comes through a proxy that has signed the person in, with a role of the node's file. The cookie is
-not sent by other sites, and each form has a token of its session.
+It can do what the REST API can do. A person signs in with the node's token, or once with the link
+that the node prints, and is an owner, or comes through a proxy that has signed the person in, with
+a role of the node's file. The cookie is not sent by other sites, and each form has a token of its
+session.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ log = logging.getLogger(__name__)
 COOKIE, SESSION_S = "vfl_console", 8 * 3600.0
 # A person may mistype the token this often in a minute.
 MAX_TRIES, _TRY_S = 10, 60.0
-_MAX_FORM, _REFRESH_S = 4096, 10
+# The link of the ready line holds once, and for this time, because logs may contain it.
+LINK_S = 600.0
+_MAX_FORM, _REFRESH_S, _CHECK_S, _MAX_CHECKS = 4096, 10, 2, 32
 # The name of people who sign in with the token. A proxy cannot send it, because it has spaces.
 LOCAL_OWNER = "owner of the token"
 SECRET_HEADER, _MIN_SECRET = "X-VFL-Proxy-Secret", 32
@@ -99,6 +102,7 @@ class Sessions:
     def __init__(self, token: str, settings: ConsoleSettings) -> None:
         self._token, self._settings, self._key = token, settings, secrets.token_bytes(32)
         self._proxy_secret = _read_proxy_secret(settings)
+        self.link, self._link_until_s = secrets.token_hex(16), time.monotonic() + LINK_S
         self._secrets: dict[str, float] = {}
         self._failures: deque[float] = deque(maxlen=MAX_TRIES)
 
@@ -111,6 +115,19 @@ class Sessions:
                 raise HTTPException(429, "too many wrong tokens; try again in a minute")
             self._failures.append(now_s)
             return None
+        return self._begin()
+
+    def follow_link(self, link: str) -> str | None:
+        """Returns a new session, or None if the link is wrong, or old, or was used before."""
+        if time.monotonic() > self._link_until_s or not hmac.compare_digest(
+            link.encode(), self.link.encode()
+        ):
+            return None
+        self._link_until_s = 0.0
+        return self._begin()
+
+    def _begin(self) -> str:
+        now_s = time.monotonic()
         self._secrets = {key: until for key, until in self._secrets.items() if until > now_s}
         session = secrets.token_hex(32)
         self._secrets[session] = now_s + SESSION_S
@@ -163,10 +180,47 @@ def _read_proxy_secret(settings: ConsoleSettings) -> bytes:
     return secret
 
 
-def make_console(node: Node, token: str) -> APIRouter:
-    """Returns the routes of the console. ``token``: The node's token. Raises InputError."""
+class Checks:
+    """Checks proposals with this member's data, one at a time, and stores the results."""
+
+    def __init__(self, node: Node) -> None:
+        self._node, self._one = node, threading.Lock()
+        # {proposal: what leaves}; None while a thread checks it.
+        self._results: dict[str, str | None] = {}
+
+    def begin(self, number: str, *, again: bool) -> None:
+        """Checks a proposal in a thread.
+
+        ``again``: Whether to check it once more if the result is known, because data may change.
+        """
+        result = self._results.get(number, "")
+        if result is None or (result and not again):
+            return
+        if len(self._results) >= _MAX_CHECKS:
+            self._results.pop(next(iter(self._results)))
+        self._results[number] = None
+        threading.Thread(target=self._check, args=(number,), daemon=True).start()
+
+    def read(self, number: str) -> str | None:
+        """Returns the result; None while there is none yet; '' if the check has not begun."""
+        return self._results.get(number, "")
+
+    def _check(self, number: str) -> None:
+        with self._one:
+            try:
+                text = self._node.preview(number)
+            except VflError as error:
+                text = clean(str(error), LINE)
+            except Exception:
+                log.exception("%s cannot be checked", number[:16])
+                text = "it cannot be checked; the node's log has the details"
+            self._results[number] = text
+
+
+def make_console(node: Node, sessions: Sessions) -> APIRouter:
+    """Returns the routes of the console."""
     router = APIRouter(prefix="/console", include_in_schema=False)
-    sessions, checking = Sessions(token, node.settings.console), threading.Lock()
+    checks, checking = Checks(node), threading.Lock()
 
     def render(
         page: str,
@@ -226,19 +280,23 @@ def make_console(node: Node, token: str) -> APIRouter:
         text = _PAGES.get_template("style.css").render()
         return Response(text, media_type="text/css", headers=_HEADERS)
 
+    def enter(session: str | None, why: str) -> Any:
+        if session is None:
+            return render("login.html", status=403, message=why)
+        answer = _go_to("/console")
+        answer.set_cookie(COOKIE, session, path="/console", httponly=True, samesite="strict")
+        return answer
+
     @router.get("/login")
-    def show_login() -> Any:
-        return render("login.html")
+    async def show_login(link: str = "") -> Any:
+        if not link:
+            return render("login.html")
+        return enter(sessions.follow_link(link), "The link is old, or was used. Use the token.")
 
     @router.post("/login")
     async def login(request: Request) -> Any:
         form = await read_form(request)
-        session = sessions.sign_in(form.get("token", ""))
-        if session is None:
-            return render("login.html", status=403, message="The token is wrong.")
-        answer = _go_to("/console")
-        answer.set_cookie(COOKIE, session, path="/console", httponly=True, samesite="strict")
-        return answer
+        return enter(sessions.sign_in(form.get("token", "")), "The token is wrong.")
 
     @router.post("/logout")
     async def logout(request: Request) -> Any:
@@ -260,6 +318,7 @@ def make_console(node: Node, token: str) -> APIRouter:
             "overview.html",
             person,
             title="Proposals",
+            headers={"Refresh": str(_REFRESH_S)},
             rows=rows,
             members=node.list_members(),
             ends=ends,
@@ -287,17 +346,30 @@ def make_console(node: Node, token: str) -> APIRouter:
         policy = to_toml({"policy": data["policy"]}) if data["policy"] else ""
         return render("data.html", person, title=name, data=data, policy=policy)
 
-    def show_proposal(request: Request, number: str, message: str = "", check: bool = False) -> Any:
+    def show_proposal(request: Request, number: str, message: str = "", again: bool = False) -> Any:
         person, whole = sessions.find_person(request), node.find(number)
         row = _find_row(node, whole)
-        leaves = check_alone(lambda: node.preview(whole)) if check else ""
-        actions = ["approve", "deny"] if _may_vote(node, row) else []
+        may_vote = _may_vote(node, row)
+        if may_vote or again:
+            checks.begin(whole, again=again)
+        leaves = checks.read(whole)
+        # A person approves what the page shows.
+        actions = ["approve"] if may_vote and leaves else []
+        actions += ["deny"] if may_vote else []
         actions += ["stop"] if row["state"] in ("queued", "running") else []
+        refresh, folder = {}, node.folder / "runs" / whole[:16]
+        if leaves is None:
+            # The address without ?check=1, which would begin another check.
+            refresh = {"Refresh": f"{_CHECK_S}; url=/console/proposals/{whole}"}
+        elif not may_vote and row["state"] in ("open", "queued"):
+            refresh = {"Refresh": str(_REFRESH_S)}
         return render(
             "proposal.html",
             person,
             title=row["name"],
+            headers=refresh,
             row=row,
+            folder=folder if folder.exists() else "",
             recipe=to_toml(node.read_recipe(whole)),
             actions=[action for action in actions if action in RIGHTS[person.role]],
             leaves=leaves,
@@ -308,7 +380,7 @@ def make_console(node: Node, token: str) -> APIRouter:
 
     @router.get("/proposals/{number}")
     def proposal(request: Request, number: str, check: int = 0) -> Any:
-        return show_proposal(request, number, check=bool(check))
+        return show_proposal(request, number, again=bool(check))
 
     @router.get("/proposals/{number}/run")
     def show_run(request: Request, number: str, pause: int = 0) -> Any:
@@ -405,4 +477,5 @@ def _draw_lines(curves: list[dict[str, Any]]) -> dict[str, Any]:
 def _may_vote(node: Node, row: Mapping[str, Any]) -> bool:
     """Returns whether a proposal waits for the vote of this member."""
     name = node.settings.name
-    return row["state"] == "open" and name in row["parties"] and name not in row["votes"]
+    voted = row["voted"] or name in row["votes"]
+    return row["state"] == "open" and name in row["parties"] and not voted

@@ -128,21 +128,22 @@ def join(
         authority.create_request(certs, token.name)
     ca.write_text(token.ca)
     parsed = pem.parse_request(pem.read(request), request)
-    tell(f"the pin of your key, for the keeper of the hub: {pem.compute_pin(parsed)}")
     name, pin = ("", "") if gateway else (token.hub, token.hub_pin)
     address = HubAddress(token.url, name, ca, proxy, pin=pin)
     client, give_up_s = Client(address), time.monotonic() + wait_s
     asked = {"secret": token.secret, "request": request.read_text(), "version": version()}
-    while True:
-        certificate = client.ask("/v1/join", asked)["certificate"]
-        if certificate:
-            break
+    certificate = client.ask("/v1/join", asked)["certificate"]
+    # The keeper can admit the member as soon as a person knows the pin.
+    tell(f"the pin of your key, for the keeper of the hub: {pem.compute_pin(parsed)}")
+    while not certificate:
         if time.monotonic() >= give_up_s:
             raise LostError(
                 Code.PARTY_LOST,
                 f"{token.url}: the keeper has not admitted {token.name}. Run the command again.",
             )
         time.sleep(_POLL_S)
+        certificate = client.ask("/v1/join", asked)["certificate"]
+    client.close()
     check_certificate(certificate, parsed, ca)
     (certs / f"{token.name}.pem").write_text(certificate)
     path = folder / "node.toml"

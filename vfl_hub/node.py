@@ -354,8 +354,8 @@ class Node:
 
     def get_known_pin(self, name: str) -> str:
         """Returns the pin of a member's key that this node knows; '' if it knows none."""
-        is_own = name == self.settings.name
-        return self._get_pin(name) if is_own else self._pins.get(name, "")
+        is_known = name in (*self._pins, self.settings.name)
+        return self._get_pin(name) if is_known else ""
 
     def read_recipe(self, number: str) -> dict[str, Any]:
         """Returns the tables of a proposal's recipe."""
@@ -599,6 +599,8 @@ class Node:
                     "state": known.entry["state"],
                     "reason": known.entry["reason"] or (known.ended or ("", ""))[1],
                     "votes": votes,
+                    # The hub may not have the vote yet.
+                    "voted": known.approved is not None or known.ended is not None,
                     "own": known.ended[0] if known.ended else run.child.state if run else "",
                     "last": run.last if run is not None else {},
                 }

@@ -15,6 +15,7 @@ from vfl_common.files import load_or_create_secret, write_atomic
 from vfl_common.process.logs import Console, log_to
 from vfl_common.text import host_and_port, to_json
 from vfl_hub.api import make_api
+from vfl_hub.console import Sessions
 from vfl_hub.node import Node
 from vfl_hub.settings import NodeFile
 
@@ -31,7 +32,8 @@ def serve_node(path: Path, settings: NodeFile, console: Console, *, pages: bool)
     log_to(node.folder / "log.jsonl", party=settings.name)
     token = load_or_create_secret(node.folder / "api.token", secrets.token_hex(32).encode())
     host, port = host_and_port(settings.listen)
-    api = make_api(node, token.decode(), console=pages)
+    sessions = Sessions(token.decode(), settings.console) if pages else None
+    api = make_api(node, token.decode(), sessions)
     server = uvicorn.Server(uvicorn.Config(api, host=host, port=port, log_config=None))
     thread = threading.Thread(target=server.run, name="api", daemon=True)
     thread.start()
@@ -44,7 +46,7 @@ def serve_node(path: Path, settings: NodeFile, console: Console, *, pages: bool)
     (sock, *_) = server.servers[0].sockets
     url = f"http://{host}:{sock.getsockname()[1]}"
     write_atomic(node.folder / "api.json", to_json({"url": url}))
-    facts = {"console": f"{url}/console"} if pages else {}
+    facts = {"console": f"{url}/console/login?link={sessions.link}"} if sessions else {}
     console.emit("ready", name=settings.name, address=url.removeprefix("http://"), **facts)
     worker = threading.Thread(target=node.run, name="hub", daemon=True)
     worker.start()

@@ -15,6 +15,7 @@ from fastapi import HTTPException, Request
 
 from tests.harness.errors import raises
 from tests.harness.standing import Standing, make_recipe
+from tests.harness.waiting import wait_until
 from vfl_common.errors import Code, InputError
 from vfl_hub.console import Sessions
 from vfl_hub.settings import ConsoleSettings
@@ -29,7 +30,8 @@ class Browser:
     """Keeps a cookie and follows no redirect."""
 
     def __init__(self, url: str) -> None:
-        self._host, self.cookie = url.partition("://")[2].partition("/")[0], ""
+        self.url, self.cookie = url, ""
+        self._host = url.partition("://")[2].partition("/")[0]
 
     def ask(
         self, path: str, form: dict[str, str] | None = None, **headers: str
@@ -92,13 +94,20 @@ def test_a_person_checks_and_approves_a_proposal(console: tuple[Standing, Browse
     # With no-referrer, browsers send the origin null with forms, which are then refused.
     assert facts["referrer-policy"] == "same-origin"
     path = f"/console/proposals/{number}"
-    checked = browser.ask(f"{path}?check=1")[1]
-    assert "leaves" in checked
-    assert "embedding" in checked
+    # Nobody approves what the page does not show yet.
+    assert 'value="approve"' not in browser.ask(path)[1]
+    checked = wait_until(lambda: browser.ask(path)[1], lambda page: "leaves" in page)
+    assert checked.index("leaves") < checked.index('value="approve"')
     csrf = re.findall(r'name="csrf" value="(\w+)"', checked)[0]
     assert browser.ask(path, {"csrf": csrf, "action": "approve"})[0] == 303
+    # The hub may not have answered yet, so the page loads itself again.
+    _, page, facts = browser.ask(path)
+    assert 'value="approve"' not in page
+    assert "refresh" in facts
     assert federation.wait_for_state(number, "done", at="shop")["votes"]["shop"] == ["approve"]
-    assert ">done<" in browser.ask(path)[1]
+    page = browser.ask(path)[1]
+    assert ">done<" in page
+    assert f"node/runs/{number[:16]}</code>" in page
     live = browser.ask(f"{path}/run")[1]
     assert "1 of 1" in live
     assert "Metrics are at the active party" in live
@@ -222,3 +231,33 @@ def test_others_can_do_nothing(console: tuple[Standing, Browser]) -> None:
     stranger = Browser("http://" + browser._host)
     answers = [stranger.ask("/console/login", {"token": f"guess {n}"})[0] for n in range(12)]
     assert answers == [403] * 10 + [429] * 2
+
+
+def test_the_link_of_the_ready_line_signs_in_once(console: tuple[Standing, Browser]) -> None:
+    _, browser = console
+    path = "/console/login" + browser.url.rpartition("/login")[2]
+    assert browser.ask(path[:-1] + "x")[0] == 403
+    status, _, facts = browser.ask(path)
+    assert (status, facts["location"]) == (303, "/console")
+    page = browser.ask("/console")[1]
+    assert "Members" in page
+    # A node knows its own key.
+    assert "another key" not in page
+    status, page, _ = Browser(browser.url).ask(path)
+    assert status == 403
+    assert "was used" in page
+
+
+def test_a_proposal_that_cannot_be_checked_can_be_denied(
+    console: tuple[Standing, Browser],
+) -> None:
+    federation, browser = console
+    sign_in(federation, browser)
+    asked = {"recipe": make_recipe(), "data": {"bank": "main", "shop": "absent"}}
+    number = federation.ask("bank", "/v1/proposals", asked)["id"]
+    federation.wait(number, lambda row: "bank" in row["votes"], at="shop")
+    path = f"/console/proposals/{number}"
+    page = wait_until(lambda: browser.ask(path)[1], lambda page: "asks for the data set" in page)
+    csrf = re.findall(r'name="csrf" value="(\w+)"', page)[0]
+    assert browser.ask(path, {"csrf": csrf, "action": "deny"})[0] == 303
+    federation.wait_for_state(number, "denied", at="shop")
