@@ -30,6 +30,31 @@ class Browser:
         self._driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
         self._driver.get(page.resolve().as_uri())
 
+    def open(self, url: str) -> None:
+        """Opens an address."""
+        self._driver.get(url)
+
+    def type(self, name: str, text: str) -> None:
+        """Types into a field."""
+        self._driver.find_element("name", name).send_keys(text)
+
+    def click(self, text: str) -> None:
+        """Clicks a link or a button by its text. Returns when the next page is there."""
+        path = f'//*[self::a or self::button][normalize-space()="{text}"]'
+        self._driver.find_element("xpath", path).click()
+
+    @property
+    def text(self) -> str:
+        """The words that people see."""
+        # An element may go away at any time, because pages load themselves again.
+        return str(self._driver.execute_script("return document.body?.innerText ?? ''"))
+
+    def photograph(self, path: Path) -> None:
+        """Saves a picture of the whole page."""
+        height = "return document.documentElement.scrollHeight + 150"
+        self._driver.set_window_size(WIDE, self._driver.execute_script(height))
+        self._driver.save_screenshot(path)
+
     @property
     def overflow(self) -> int:
         """By how many pixels the page is wider than its window."""

@@ -13,13 +13,14 @@ The programs of a federation are forked as in ``federation``, and enter their ho
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shlex
 import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -159,6 +160,37 @@ class Hosts:
         self.programs.append((host, program))
         return program
 
+    @contextlib.contextmanager
+    def enter(self, host: str) -> Iterator[None]:
+        """Lets this thread, and processes that it starts, use the network of a host."""
+        with (
+            Path("/proc/thread-self/ns/net").open() as before,
+            Path("/run/netns", self.space(host)).open() as space,
+        ):
+            _set_network(space.fileno())
+            try:
+                yield
+            finally:
+                _set_network(before.fileno())
+
+    def close_inwards(self, host: str, other: str, port: int) -> None:
+        """Lets a host send packets only to one TCP port of another host, so that it can dial out,
+        and nobody can connect to it: no answer would leave. Not every kernel has packet filters.
+        """
+        address, table = self.addresses[other], str(port)
+        space, device = ("-n", self.space(host)), ("dev", "eth0")
+        self._ip(*space, "route", "add", address, *device, "table", table)
+        port_rule = ("to", address, "ipproto", "tcp", "dport", str(port), "lookup", table)
+        self._ip(*space, "rule", "add", *port_rule)
+        self._ip(*space, "route", "del", "10.77.0.0/24", *device)
+
+    def list_listening(self, host: str) -> set[str]:
+        """Returns the addresses at which processes of a host listen for TCP connections."""
+        lines = self._in(host, "ss", "--no-header", "--listening", "--tcp", "--numeric")
+        names = [line.split()[3].rpartition(":")[0].strip("[]") for line in lines.splitlines()]
+        # gRPC listens at IPv4 addresses with sockets of IPv6.
+        return {name.removeprefix("::ffff:") for name in names}
+
     def kill(self, host: str) -> None:
         """Kills all processes on a host at once, as a power cut would."""
         for pid in self._ip("netns", "pids", self.space(host)).split():
@@ -202,6 +234,11 @@ class Hosts:
     def _ip(*args: str) -> str:
         done = subprocess.run(["ip", *args], capture_output=True, text=True, check=True, timeout=20)  # noqa: S607
         return done.stdout
+
+
+def _set_network(descriptor: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).setns(descriptor, 0x40000000) != 0:
+        raise OSError(ctypes.get_errno(), "setns")
 
 
 def halves_of_digits(hosts: Hosts, recipe: dict[str, Any]) -> None:
