@@ -44,7 +44,9 @@ def serve_node(path: Path, settings: NodeFile, console: Console, *, pages: bool)
             Code.ADDRESS_IN_USE, f"{settings.listen}: cannot be listened on. Choose another port."
         )
     (sock, *_) = server.servers[0].sockets
-    url = f"http://{host}:{sock.getsockname()[1]}"
+    # People on this machine reach a node that listens at all addresses.
+    near = "127.0.0.1" if host == "0.0.0.0" else host  # noqa: S104 - it compares
+    url = f"http://{near}:{sock.getsockname()[1]}"
     write_atomic(node.folder / "api.json", to_json({"url": url}))
     facts = {"console": f"{url}/console/login?link={sessions.link}"} if sessions else {}
     console.emit("ready", name=settings.name, address=url.removeprefix("http://"), **facts)
