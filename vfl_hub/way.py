@@ -14,7 +14,7 @@ from vfl_common.identity.credentials import Credentials
 from vfl_hub.documents import sign_session
 from vfl_hub.front import ECHO
 from vfl_hub.settings import NodeFile
-from vfl_hub.streams import Client
+from vfl_hub.streams import Client, join_streams
 
 _SIZE, _BLOCK, _TIMEOUT_S, _REPEATS = 8 * 2**20, 2**16, 30.0, 5
 
@@ -40,9 +40,12 @@ def measure_way(settings: NodeFile, credentials: Credentials) -> Iterator[str]:
             f"{settings.hub}: a tunnel cannot be opened ({error}). Let proxy and gateway pass on "
             "requests with the header Upgrade, or set plain_tunnels = false.",
         ) from None
-    with tunnel:
+    # Two threads must not use one TLS connection.
+    near, far = socket.socketpair()
+    threading.Thread(target=join_streams, args=(far, tunnel), daemon=True).start()
+    with near:
         try:
-            round_trip_s, bytes_s = _measure(tunnel)
+            round_trip_s, bytes_s = _measure(near)
         except OSError as error:
             raise LostError(
                 Code.PARTY_LOST, f"{settings.hub}: the tunnel broke ({error}). Try again."
@@ -75,5 +78,5 @@ def _read(tunnel: socket.socket, size: int) -> None:
     while size:
         block = tunnel.recv(min(size, _BLOCK))
         if not block:
-            raise ConnectionError("the hub closed it")
+            raise ConnectionError("the hub or a proxy closed it")
         size -= len(block)

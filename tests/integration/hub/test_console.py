@@ -6,6 +6,7 @@ import http.client
 import json
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -154,13 +155,16 @@ def test_people_behind_a_proxy_have_roles(console: tuple[Standing, Browser]) -> 
         headers = {"X-Forwarded-Email": f"{name}@example.org", "X-VFL-Proxy-Secret": secret}
         return browser.ask(path, form, **headers)
 
+    def read_page(name: str) -> str:
+        return str(ask(name, path)[1])
+
     for wrong in ("", "y" * 40, SECRET + "x"):
         assert ask("ann", path, secret=wrong)[2]["location"] == "/console/login"
         assert ask("ann", path, {"action": "approve"}, wrong)[2]["location"] == "/console/login"
     assert ask("eve", path)[0] == 403
     tokens = {}
     for name in ("ann", "bob", "vic"):
-        page = ask(name, path)[1]
+        page = wait_until(partial(read_page, name), lambda page: "leaves" in page)
         assert ('value="approve"' in page) == (name != "vic")
         tokens[name] = re.findall(r'name="csrf" value="(\w+)"', page)[0]
     for name, csrf in (("vic", tokens["vic"]), ("bob", tokens["ann"]), ("bob", "")):
