@@ -3,12 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from starlette.requests import ClientDisconnect
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 # Seconds for a whole request to arrive, and for a caller to read its answer.
 REQUEST_S, STALLED_S = 10.0, 60.0
+
+
+# The maximum number of bytes of a request.
+MAX_BODY = 2**18
+
+
+def limit_bodies(app: FastAPI) -> None:
+    """Refuses requests of an application that are too large, or do not arrive in time."""
+
+    @app.middleware("http")
+    async def limit_body(request: Request, answer: Callable[..., Any]) -> Any:
+        length = request.headers.get("content-length", "0")
+        if "transfer-encoding" in request.headers or not length.isdecimal():
+            return JSONResponse({"detail": "the request has no length"}, 411)
+        if int(length) > MAX_BODY:
+            return JSONResponse({"detail": "the request is too large"}, 413)
+        try:
+            # The application gets this body.
+            await asyncio.wait_for(request.body(), REQUEST_S)
+        except (TimeoutError, ClientDisconnect):
+            answer_to = JSONResponse({"detail": "the request did not arrive in time"}, 408)
+            answer_to.headers["connection"] = "close"
+            return answer_to
+        return await answer(request)
 
 
 class Patient(H11Protocol):

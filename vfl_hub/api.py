@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+from functools import partial
 from typing import Any, Literal
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
@@ -11,9 +12,10 @@ from pydantic import BaseModel
 
 from vfl_common.config.policy import Pin
 from vfl_common.errors import LostError, VflError
+from vfl_common.http_limits import limit_bodies
 from vfl_common.process.logs import version
 from vfl_common.text import clean
-from vfl_hub.console import Sessions, make_console
+from vfl_hub.console import LOCAL_OWNER, Sessions, make_console
 from vfl_hub.node import DEFAULT_DAYS, Node
 
 
@@ -64,6 +66,7 @@ def make_api(node: Node, token: str, console: Sessions | None = None) -> FastAPI
         redoc_url=None,
     )
 
+    limit_bodies(app)
     api = APIRouter(dependencies=[Depends(check)])
 
     @app.exception_handler(VflError)
@@ -84,7 +87,8 @@ def make_api(node: Node, token: str, console: Sessions | None = None) -> FastAPI
     @api.post("/v1/members/{name}/trust")
     def trust(name: str, new: Trust) -> dict[str, str]:
         """Replaces the known key of a member."""
-        node.trust(name, new.pin)
+        do = partial(node.trust, name, new.pin)
+        node.log_decision(LOCAL_OWNER, "owner", "trust", f"{name} {new.pin}", do)
         return {"name": name}
 
     @api.get("/v1/proposals")
@@ -101,27 +105,29 @@ def make_api(node: Node, token: str, console: Sessions | None = None) -> FastAPI
     def proposal(number: str) -> dict[str, Any]:
         """One proposal, with its recipe."""
         whole = node.find(number)
-        (row,) = (row for row in node.list_proposals() if row["id"] == whole)
+        (row,) = node.list_proposals(whole)
         return {**row, "recipe": node.read_recipe(whole)}
 
     @api.post("/v1/proposals/{number}/approve")
     def approve(number: str) -> dict[str, str]:
         """Approves a proposal."""
         whole = node.find(number)
-        node.approve(whole)
+        node.log_decision(LOCAL_OWNER, "owner", "approve", whole, partial(node.approve, whole))
         return {"id": whole}
 
     @api.post("/v1/proposals/{number}/{kind}")
     def vote(number: str, kind: Literal["deny", "stop"], reason: Reason) -> dict[str, str]:
         """Denies a proposal, or stops its run."""
         whole = node.find(number)
-        node.vote(whole, kind, clean(reason.why))
+        do = partial(node.vote, whole, kind, clean(reason.why))
+        node.log_decision(LOCAL_OWNER, "owner", kind, whole, do)
         return {"id": whole}
 
     @api.get("/v1/proposals/{number}/preview")
-    def preview(number: str) -> dict[str, str]:
+    def preview(number: str) -> dict[str, Any]:
         """What the run would send, as ``vfl-party check`` prints it for this member's data."""
-        return {"text": node.preview(node.find(number))}
+        text, is_ready = node.preview(node.find(number))
+        return {"text": text, "ready": is_ready}
 
     @api.get("/v1/proposals/{number}/progress")
     def progress(number: str) -> dict[str, Any]:

@@ -137,8 +137,11 @@ class Child:
             begun_s = time.monotonic()
             try:
                 status, sentence = self._run_once()
+            except (FileNotFoundError, PermissionError) as error:
+                status, sentence = 1, f"cannot be started ({error})"
             except OSError as error:
                 # For example a full disk, or no descriptor: the same command is tried again.
+                log.warning("%s cannot be started: %s", self._name, error)
                 status, sentence = -1, str(error)
             except Exception as error:
                 log.exception("%s cannot be run", self._name)

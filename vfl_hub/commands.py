@@ -200,7 +200,7 @@ def remove(member: str, folder: Path, database: str) -> None:
 
     if not open_store(folder, database).remove_member(member):
         raise InputError(
-            Code.CONFIG_INVALID, f"{member}: must be a member (got another name). Correct it."
+            Code.CONFIG_INVALID, f"{member}: is not a member. See the names in `vfl members`."
         )
     click.echo(f"{member} is not a member any more")
 
@@ -305,10 +305,17 @@ def node(file: Path, pages: bool, check: bool) -> None:
 )
 @click.option("--purpose", default="", help="State a purpose, for the people who approve it.")
 @click.option("--days", default=7.0, show_default=True, help="Let it begin within this time.")
+@click.option("--approve", "approves", is_flag=True, help="Approve it for this member, too.")
 @click.option("--wait", "waits", is_flag=True, help="Wait until the run has ended.")
 @_NODE
 def submit(
-    recipe: Path, data: tuple[str, ...], purpose: str, days: float, waits: bool, node: Path
+    recipe: Path,
+    data: tuple[str, ...],
+    purpose: str,
+    days: float,
+    approves: bool,
+    waits: bool,
+    node: Path,
 ) -> int:
     """Propose a run of RECIPE to the federation.
 
@@ -320,12 +327,17 @@ def submit(
     """
     names = dict(item.partition("=")[::2] for item in data)
     client = NodeClient(node)
-    number = client.submit(read_tables(recipe, "recipe"), names, purpose=purpose, days=days)
+    number = client.submit(
+        read_tables(recipe, "recipe"), names, purpose=purpose, days=days, approve=approves
+    )
     click.echo(number)
     state = ""
     for row in client.follow(number) if waits else ():
         state = row["state"]
-        click.echo(clean(f"{state}: {row['reason']}" if row["reason"] else state, LINE))
+        missing = [one for one in row["parties"] if "approve" not in row["votes"].get(one, {})]
+        waiting = f"waits for the approval of {', '.join(missing)}" if state == "open" else ""
+        why = row["reason"] or waiting
+        click.echo(clean(f"{state}: {why}" if why else state, LINE))
     return _EXITS.get(state, 0)
 
 

@@ -42,7 +42,7 @@ COOKIE, SESSION_S = "vfl_console", 8 * 3600.0
 MAX_TRIES, _TRY_S = 10, 60.0
 # The link of the ready line holds once, and for this time, because logs may contain it.
 LINK_S = 600.0
-_MAX_FORM, _REFRESH_S, _CHECK_S, _MAX_CHECKS = 4096, 10, 2, 32
+_MAX_FORM, _REFRESH_S, _CHECK_S, _MAX_CHECKS, _MAX_WAITING = 4096, 10, 2, 32, 8
 # The name of people who sign in with the token. A proxy cannot send it, because it has spaces.
 LOCAL_OWNER = "owner of the token"
 SECRET_HEADER, _MIN_SECRET = "X-VFL-Proxy-Secret", 32
@@ -185,36 +185,42 @@ class Checks:
 
     def __init__(self, node: Node) -> None:
         self._node, self._one = node, threading.Lock()
-        # {proposal: what leaves}; None while a thread checks it.
-        self._results: dict[str, str | None] = {}
+        self._lock = threading.Lock()
+        # {proposal: what leaves, and whether the run could begin}; None while it is checked.
+        self._results: dict[str, tuple[str, bool] | None] = {}
 
     def begin(self, number: str, *, again: bool) -> None:
         """Checks a proposal in a thread.
 
         ``again``: Whether to check it once more if the result is known, because data may change.
         """
-        result = self._results.get(number, "")
-        if result is None or (result and not again):
-            return
-        if len(self._results) >= _MAX_CHECKS:
-            self._results.pop(next(iter(self._results)))
-        self._results[number] = None
+        with self._lock:
+            is_known = number in self._results
+            waiting = [one for one, result in self._results.items() if result is None]
+            if number in waiting or (is_known and not again) or len(waiting) >= _MAX_WAITING:
+                return
+            if len(self._results) >= _MAX_CHECKS:
+                del self._results[next(one for one in self._results if one not in waiting)]
+            self._results[number] = None
         threading.Thread(target=self._check, args=(number,), daemon=True).start()
 
-    def read(self, number: str) -> str | None:
-        """Returns the result; None while there is none yet; '' if the check has not begun."""
-        return self._results.get(number, "")
+    def read(self, number: str) -> tuple[str, bool] | None:
+        """Returns what leaves and whether the run could begin; None while it is checked; '' and
+        False if the check has not begun.
+        """
+        return self._results.get(number, ("", False))
 
     def _check(self, number: str) -> None:
         with self._one:
             try:
-                text = self._node.preview(number)
+                result = self._node.preview(number)
             except VflError as error:
-                text = clean(str(error), LINE)
+                result = clean(str(error), LINE), False
             except Exception:
                 log.exception("%s cannot be checked", number[:16])
-                text = "it cannot be checked; the node's log has the details"
-            self._results[number] = text
+                result = "it cannot be checked; the node's log has the details", False
+            with self._lock:
+                self._results[number] = result
 
 
 def make_console(node: Node, sessions: Sessions) -> APIRouter:
@@ -257,14 +263,11 @@ def make_console(node: Node, sessions: Sessions) -> APIRouter:
         """Takes an action and logs who did. Returns the reason if it is refused, or ''."""
         if action not in RIGHTS[person.role]:
             raise HTTPException(403, f"the role {person.role} may not {action}")
-        refusal = ""
         try:
-            do()
+            node.log_decision(person.name, person.role, action, about, do)
         except VflError as error:
-            refusal = clean(str(error), LINE)
-        facts = {"person": person.name, "role": person.role, "action": action, "about": about}
-        log.info("decision", extra={"event": "decision", **facts, "refusal": refusal})
-        return refusal
+            return clean(str(error), LINE)
+        return ""
 
     def check_alone(compute: Callable[[], Any]) -> Any:
         # A check is a program that reads the data, so people could fill the machine with them.
@@ -350,14 +353,16 @@ def make_console(node: Node, sessions: Sessions) -> APIRouter:
         person, whole = sessions.find_person(request), node.find(number)
         row = _find_row(node, whole)
         may_vote = _may_vote(node, row)
+        again = again and "approve" in RIGHTS[person.role]
         if may_vote or again:
             checks.begin(whole, again=again)
-        leaves = checks.read(whole)
+        result = checks.read(whole)
+        leaves, is_ready = result if result is not None else (None, False)
         # A person approves what the page shows.
-        actions = ["approve"] if may_vote and leaves else []
+        actions = ["approve"] if may_vote and is_ready else []
         actions += ["deny"] if may_vote else []
         actions += ["stop"] if row["state"] in ("queued", "running") else []
-        refresh, folder = {}, node.folder / "runs" / whole[:16]
+        refresh, folder = {}, node.get_run_folder(whole).parent
         if leaves is None:
             # The address without ?check=1, which would begin another check.
             refresh = {"Refresh": f"{_CHECK_S}; url=/console/proposals/{whole}"}
@@ -373,6 +378,7 @@ def make_console(node: Node, sessions: Sessions) -> APIRouter:
             recipe=to_toml(node.read_recipe(whole)),
             actions=[action for action in actions if action in RIGHTS[person.role]],
             leaves=leaves,
+            is_ready=is_ready,
             message=message,
             has_report=node.find_report(whole) is not None,
             log=node.read_log(whole, 8192) if row["state"] in ("failed", "stopped") else "",
@@ -438,7 +444,7 @@ def _go_to(path: str) -> Response:
 
 
 def _find_row(node: Node, number: str) -> dict[str, Any]:
-    (row,) = (row for row in node.list_proposals() if row["id"] == number)
+    (row,) = node.list_proposals(number)
     return row
 
 

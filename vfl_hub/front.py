@@ -24,10 +24,10 @@ from vfl_common.text import host_and_port
 from vfl_hub.streams import SWITCHED, join_streams, read_head
 
 log = logging.getLogger(__name__)
-_HEAD_S, _POLL_S, _TLS_HELLO = 10.0, 0.02, b"\x16"
+_HEAD_S, _LATE_S, _POLL_S, _TLS_HELLO = 10.0, 0.5, 0.02, b"\x16"
 # The maximum numbers of connections, in all and from one address, and of tunnels of a member in a
 # run. More are closed at once.
-MAX_CONNECTIONS, MAX_PER_ADDRESS, MAX_TUNNELS = 4096, 1024, 64
+MAX_CONNECTIONS, MAX_PER_ADDRESS, MAX_TUNNELS = 4096, 512, 64
 _ECHO_S, _ECHO_BLOCK = 30.0, 2**16
 ECHO = "echo"
 SERVER = "server"
@@ -110,7 +110,7 @@ class Tunnels:
         ``/tunnel/accept/NUMBER`` or ``/tunnel/echo/MEMBER``. Returns when the tunnel has ended.
         """
         _, _, kind, *rest = path.split("/")
-        if kind == ECHO and len(rest) == 1 and self._is_valid(token, ECHO, rest[0]):
+        if kind == ECHO and len(rest) == 1 and self._is_echo_token(token, rest[0]):
             with self._count(ECHO, rest[0]) as is_allowed:
                 _echo(sock) if is_allowed else _refuse(sock, REFUSED)
             return
@@ -159,6 +159,14 @@ class Tunnels:
                 self._num_tunnels[run, member] -= 1
                 if not self._num_tunnels[run, member]:
                     del self._num_tunnels[run, member]
+
+    def make_echo_token(self, member: str, hours_ago: int = 0) -> str:
+        """Returns the token with which a member measures its way to the hub, for an hour or two."""
+        return self.make_token(f"{ECHO} {int(time.time() // 3600) - hours_ago}", member)
+
+    def _is_echo_token(self, token: str, member: str) -> bool:
+        tokens = (self.make_echo_token(member, hours_ago) for hours_ago in (0, 1))
+        return any(hmac.compare_digest(token.encode(), one.encode()) for one in tokens)
 
     def _is_valid(self, token: str, run: str, member: str) -> bool:
         return hmac.compare_digest(token.encode(), self.make_token(run, member).encode())
@@ -222,8 +230,12 @@ class Front:
     ) -> None:
         host, port = host_and_port(listen)
         self._context, self._application, self._tunnels = context, application, tunnels
+        # A gateway has one address for all.
+        self._is_behind_gateway = context is None and application is not None
         # {address: the number of its connections}
         self._num_connections: Counter[str] = Counter()
+        # {connection that has not sent its request: the time at which it is closed}
+        self._waiting: dict[socket.socket, float] = {}
         self._lock = threading.Lock()
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
@@ -237,6 +249,7 @@ class Front:
         name = f"[{host}]" if ":" in host else host
         self.address = f"{name}:{self._socket.getsockname()[1]}"
         threading.Thread(target=self._accept, name="front", daemon=True).start()
+        threading.Thread(target=self._close_late, name="late", daemon=True).start()
 
     def close(self) -> None:
         """Stops listening."""
@@ -255,14 +268,28 @@ class Front:
             if not self._slots.acquire(blocking=False):
                 sock.close()
                 continue
-            threading.Thread(target=self._serve, args=(sock, address), daemon=True).start()
+            try:
+                threading.Thread(target=self._serve, args=(sock, address), daemon=True).start()
+            except RuntimeError:
+                # There are too many threads.
+                self._slots.release()
+                sock.close()
+                time.sleep(0.1)
+
+    def _close_late(self) -> None:
+        """Closes connections that are slow to send a request: a byte now and then is not enough."""
+        while self._socket.fileno() >= 0:
+            time.sleep(_LATE_S)
+            with self._lock:
+                now_s = time.monotonic()
+                for sock in [sock for sock, until in self._waiting.items() if until < now_s]:
+                    _abort(sock)
 
     def _serve(self, sock: socket.socket, address: str) -> None:
         with self._lock:
             self._num_connections[address] += 1
-            # A gateway has one address for all.
-            is_flood = self._context is not None and (
-                self._num_connections[address] > MAX_PER_ADDRESS
+            is_flood = (
+                not self._is_behind_gateway and self._num_connections[address] > MAX_PER_ADDRESS
             )
         try:
             if is_flood:
@@ -285,14 +312,15 @@ class Front:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         sock.settimeout(_HEAD_S)
-        # A caller that sends a byte now and then must not hold a connection.
+        # TLS takes over the socket object.
         watched = sock.dup()
-        timer = threading.Timer(_HEAD_S, _abort, (watched,))
-        timer.start()
+        with self._lock:
+            self._waiting[watched] = time.monotonic() + _HEAD_S
         try:
             sock, path, head, encrypted = self._read_request(sock)
         finally:
-            timer.cancel()
+            with self._lock:
+                del self._waiting[watched]
             watched.close()
         if path.startswith("/tunnel/"):
             sock.settimeout(None)

@@ -34,7 +34,7 @@ from vfl.simulation.federation import to_toml
 from vfl_common.config.party import TlsSettings
 from vfl_common.errors import Code, InputError, PeerError, UnwritableError, VflError
 from vfl_common.files import load_or_create_secret, lock_file, write_atomic
-from vfl_common.http_limits import Patient
+from vfl_common.http_limits import Patient, limit_bodies
 from vfl_common.identity import pem
 from vfl_common.identity.credentials import ANSWERS, Members
 from vfl_common.identity.keyring import Keyring
@@ -42,10 +42,11 @@ from vfl_common.process.logs import Console, log_to, version
 from vfl_common.text import clean
 from vfl_hub import documents
 from vfl_hub.children import Child, is_finished
-from vfl_hub.front import ECHO, Front, RunRoute, Tunnels
+from vfl_hub.front import Front, RunRoute, Tunnels
 from vfl_hub.joining import RENEW_S, make_request, needs_renewal, sign_request
-from vfl_hub.schedule import ENDED, MOVES_ON, State, choose_next, decide_state
+from vfl_hub.schedule import ENDED, MOVES_ON, State, choose_next, decide_state, explain
 from vfl_hub.store import Store, StoredProposal
+from vfl_hub.streams import raise_file_limit
 
 log = logging.getLogger(__name__)
 # Seconds: a request for news is held; a member without requests counts as connected; a session; a
@@ -54,7 +55,7 @@ HOLD_S, PRESENT_S, SESSION_S, ABSENT_S = 20.0, 45.0, 3600.0, 86_400.0
 _TICK_S, _GRACE_S = 0.25, 5.0
 # Seconds for which a node's signed proof of identity cannot be used again.
 _NONCE_S = 2 * documents.CLOCK_S
-MAX_OPEN, MAX_BODY, _PAGE_BYTES = 100, 2**18, 2**22
+MAX_OPEN, MAX_SESSIONS, _PAGE_BYTES = 100, 32, 2**22
 
 
 class JoinRequest(BaseModel):
@@ -281,7 +282,7 @@ class FederationHub:
         """Advances one run. If that is impossible, the run fails, and the others go on."""
         try:
             return act(entry)
-        except VflError:
+        except UnwritableError:
             raise
         except Exception:
             log.exception("run %s cannot be advanced", entry.id[:16])
@@ -291,6 +292,9 @@ class FederationHub:
 
     def _drop_server(self, number: str) -> None:
         self._routes.pop(number, None)
+        self._active.pop(number, None)
+        for presence in self._present.values():
+            presence.failed_s.pop(number, None)
         server = self._servers.pop(number, None)
         if server is not None:
             threading.Thread(target=server.stop, daemon=True).start()
@@ -338,7 +342,7 @@ class FederationHub:
         late = any(now_s - self._present[party].failed_s[entry.id] > _GRACE_S for party in failed)
         done = all(reports.get(party, ("",))[0] == "done" for party in entry.parties)
         if stopped:
-            self._end(entry, "stopped", f"stopped by {sorted(stopped)[0]}")
+            self._end(entry, "stopped", explain(entry, sorted(stopped)[0], "stop"))
         elif server.state == "failed":
             # The server repeats what a party reported to it.
             self._end(entry, "failed", server.reason)
@@ -401,8 +405,11 @@ class FederationHub:
         self._sessions = {
             key: item for key, item in self._sessions.items() if item[1] > time.monotonic()
         }
+        own = [key for key, (owner, _) in self._sessions.items() if owner == session.name]
+        for key in own[:-MAX_SESSIONS]:
+            del self._sessions[key]
         self._sessions[token] = (session.name, time.monotonic() + SESSION_S)
-        return {"token": token, "echo": self.tunnels.make_token(ECHO, session.name)}
+        return {"token": token, "echo": self.tunnels.make_echo_token(session.name)}
 
     def renew(self, name: str, asked: RenewRequest) -> dict[str, Any]:
         """Signs the key of a member again, so that its certificate ends later."""
@@ -495,6 +502,8 @@ class FederationHub:
 
     def _collect(self, name: str, cursor: int) -> dict[str, Any]:
         members = self.store.members()
+        if name not in members:
+            raise HTTPException(401, f"{name} is not a member any more")
         # A hub whose database was restored from a backup is behind its nodes.
         last = self.store.last_event
         after = cursor if cursor <= last else -1
@@ -556,14 +565,7 @@ def make_application(hub: FederationHub) -> FastAPI:
     app = FastAPI(title="vfl hub", lifespan=live, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.hub = hub
 
-    @app.middleware("http")
-    async def limit_body(request: Request, answer: Callable[..., Any]) -> Any:
-        length = request.headers.get("content-length", "0")
-        if "transfer-encoding" in request.headers or not length.isdecimal():
-            return JSONResponse({"detail": "the request has no length"}, 411)
-        if int(length) > MAX_BODY:
-            return JSONResponse({"detail": "the request is too large"}, 413)
-        return await answer(request)
+    limit_bodies(app)
 
     @app.exception_handler(VflError)
     async def refuse(_: Request, error: VflError) -> JSONResponse:
@@ -610,6 +612,7 @@ def serve_hub(
 ) -> None:
     """Serves until ``stopped`` is set or a signal arrives."""
     log_to(hub.folder / "log.jsonl", party=hub.name)
+    raise_file_limit()
     context = None
     if not behind_gateway:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

@@ -37,6 +37,7 @@ class NodeClient:
         *,
         purpose: str = "",
         days: float = 7.0,
+        approve: bool = False,
     ) -> str:
         """Proposes a run, and returns the id of the proposal.
 
@@ -45,6 +46,7 @@ class NodeClient:
             data: {party: the name of its data set}.
             purpose: The purpose, for the people who approve it.
             days: The number of days in which the run may begin.
+            approve: Whether this member approves it, too.
 
         Raises VflError if the node does not run, or if node or hub refuses the proposal.
         """
@@ -55,7 +57,12 @@ class NodeClient:
         if not isinstance(tables, Mapping):
             tables = Recipe.load(tables).to_dict()
         asked = {"recipe": dict(tables), "data": dict(data), "purpose": purpose, "days": days}
-        return str(self.ask("/v1/proposals", asked)["id"])
+        number = str(self.ask("/v1/proposals", asked)["id"])
+        if approve:
+            # The node receives its own proposal from the hub.
+            next(self.follow(number))
+            self.approve(number)
+        return number
 
     def follow(self, proposal: str) -> Iterator[dict[str, Any]]:
         """Yields a proposal each time its state changes, until it has ended.

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -62,7 +63,7 @@ log = logging.getLogger(__name__)
 _NAME, _PIN = TypeAdapter[str](Name), TypeAdapter[str](Pin)
 _CHECK_S = 300.0
 _MIN_WAIT_S, _MAX_WAIT_S = 0.2, 5.0
-_HOLD_S = 40.0
+_HOLD_S, _VOTE_AGAIN_S = 40.0, 30.0
 DEFAULT_DAYS = 7
 
 
@@ -76,12 +77,14 @@ class Known:
         ended: The state and the reason at this node, or None while the run can go on. It never
             changes afterwards, whatever the hub reports.
         begun: Whether this node has begun the run.
+        shared: The reason in ``ended`` as others may know it. The own reason may have paths.
     """
 
     entry: dict[str, Any]
     approved: dict[str, Any] | None = None
     ended: tuple[str, str] | None = None
     begun: bool = False
+    shared: str = ""
 
 
 class _Reported(BaseModel):
@@ -133,7 +136,8 @@ class Node:
         self._session, self._cursor, self._epoch = "", 0, ""
         # None until the hub has answered, or has not.
         self.connected: bool | None = None
-        self._signing = threading.Lock()
+        self._signing, self._vote_again_s = threading.Lock(), 0.0
+        self._parsed: dict[str, ReadProposal] = {}
         self.stopped = threading.Event()
         self._outbox: queue.SimpleQueue[Callable[[Client], None]] = queue.SimpleQueue()
 
@@ -250,10 +254,10 @@ class Node:
         runs: dict[str, tuple[str, str]] = {}
         for number, known in self._known.items():
             if known.entry["state"] not in ENDED and known.ended is not None:
-                runs[number] = known.ended
+                runs[number] = (known.ended[0], known.shared)
         for number, run in self._runs.items():
             if number not in runs:
-                runs[number] = (run.child.state, run.child.reason)
+                runs[number] = (run.child.state, "")
         return runs
 
     def send_document(self, envelope: Envelope) -> dict[str, Any]:
@@ -269,6 +273,9 @@ class Node:
     def _take(self, answer: dict[str, Any]) -> None:
         """Takes the hub's news."""
         with self._lock:
+            if self.stopped.is_set():
+                # No run begins while the others end.
+                return
             self.members = {
                 name: {"pin": facts["pin"], "connected": bool(facts.get("connected"))}
                 for name, facts in answer["members"].items()
@@ -291,6 +298,7 @@ class Node:
                         self._console.emit("ignored", run=clean(str(entry.get("id"))), why=why)
                 self._cursor = int(answer["cursor"])
             self._watch()
+            self._vote_again()
             for tunnel in answer["tunnels"]:
                 run = self._runs.get(str(tunnel["run"]))
                 if run is not None:
@@ -306,13 +314,14 @@ class Node:
             if name not in (*self._pins, self.settings.name)
         }
         if new:
-            self._pins |= new
-            self._save_pins()
+            self._save_pins(self._pins | new)
             for name, pin in sorted(new.items()):
                 self._console.emit("new_member", name=name, pin=pin)
 
-    def _save_pins(self) -> None:
-        write_atomic(self.folder / "pins.json", to_json(self._pins), durable=True)
+    def _save_pins(self, pins: dict[str, str]) -> None:
+        # A key that is not on the disk is not a known one.
+        write_atomic(self.folder / "pins.json", to_json(pins), durable=True)
+        self._pins = pins
 
     def trust(self, name: str, pin: str) -> None:
         """Replaces the known key of a member, after a person has compared the pin."""
@@ -321,8 +330,7 @@ class Node:
                 Code.CONFIG_INVALID, f"{name}: is not another member. See `vfl members`."
             )
         with self._lock:
-            self._pins[name] = pin
-            self._save_pins()
+            self._save_pins({**self._pins, name: pin})
             # Proposals that were ignored are asked for again.
             self._cursor, self._epoch = 0, ""
 
@@ -347,8 +355,13 @@ class Node:
 
     def list_members(self) -> dict[str, dict[str, Any]]:
         """Returns the members of this node's collaborations, with the pins that it knows."""
+        # Nobody knows who is connected while the hub does not answer.
         return {
-            name: {**facts, "known_pin": self.get_known_pin(name)}
+            name: {
+                **facts,
+                "connected": bool(facts["connected"] and self.connected),
+                "known_pin": self.get_known_pin(name),
+            }
             for name, facts in sorted(self.members.items())
         }
 
@@ -360,8 +373,7 @@ class Node:
     def read_recipe(self, number: str) -> dict[str, Any]:
         """Returns the tables of a proposal's recipe."""
         with self._lock:
-            envelope = self._known[number].entry["envelope"]
-        return documents.read_proposal(envelope).proposal.recipe
+            return self._read(number).proposal.recipe
 
     # These methods take, make and answer proposals.
 
@@ -395,6 +407,31 @@ class Node:
         elif known.approved is not None and "approve" not in entry["votes"].get(name, {}):
             # This node was killed before the hub received the vote.
             self._outbox.put(lambda _client: self._approve_again(read.id))
+
+    def _vote_again(self) -> None:
+        """Sends approvals that the hub does not have, for example because its database was away."""
+        if time.monotonic() < self._vote_again_s:
+            return
+        self._vote_again_s = time.monotonic() + _VOTE_AGAIN_S
+        name = self.settings.name
+        for number, known in self._known.items():
+            has_vote = "approve" in known.entry["votes"].get(name, {})
+            if known.entry["state"] != "open" or known.ended is not None or has_vote:
+                continue
+            read = self._read(number)
+            is_due = known.approved is not None or self._is_automatic(read)
+            if name in read.parties and is_due:
+                self._outbox.put(partial(self._approve_late, number))
+
+    def _approve_late(self, number: str, _client: Client) -> None:
+        self._approve_again(number)
+
+    def _read(self, number: str) -> ReadProposal:
+        """Returns a known proposal. The id is the digest of its bytes, so it never changes."""
+        if number not in self._parsed:
+            envelope = self._known[number].entry["envelope"]
+            self._parsed[number] = documents.read_proposal(envelope)
+        return self._parsed[number]
 
     def _is_automatic(self, read: ReadProposal) -> bool:
         data = self.settings.data.get(read.proposal.data[self.settings.name])
@@ -447,7 +484,9 @@ class Node:
         envelope = Envelope.seal(
             documents.PROPOSAL, proposal.model_dump(mode="json"), self._keyring.current()
         )
-        documents.read_proposal(envelope.value)
+        read = documents.read_proposal(envelope.value)
+        if self.settings.name in read.parties:
+            self._require_data(read)
         return str(self.send_document(envelope)["id"])
 
     def approve(self, number: str) -> None:
@@ -504,9 +543,10 @@ class Node:
                 Code.REFUSED, f"{read.id[:16]}: no grant is signed ({process.sentence()}). Deny it."
             )
 
-    def preview(self, number: str) -> str:
-        """Returns what ``vfl-party check`` prints about a proposal and this member's data. Raises
-        InputError if this member is not a party, or does not have the data set.
+    def preview(self, number: str) -> tuple[str, bool]:
+        """Returns what ``vfl-party check`` prints about a proposal and this member's data, and
+        whether the run could begin. Raises InputError if this member is not a party, or does not
+        have the data set.
         """
         read, data = self._find_data(number)
         with tempfile.TemporaryDirectory(prefix="check-", dir=self.folder) as place:
@@ -530,7 +570,7 @@ class Node:
             tables = make_party_tables(self.settings, name, out=str(self.folder))
             file = self._here / f".{self.settings.name}-{secrets.token_hex(8)}.toml"
             write_private(file, to_toml({**tables, "record": record}))
-            text = _ask_party("account", file, "--json")
+            text, _ = _ask_party("account", file, "--json")
         try:
             account, problem = [json.loads(line) for line in text.splitlines()], ""
         except ValueError:
@@ -545,21 +585,39 @@ class Node:
     def _find_data(self, number: str) -> tuple[ReadProposal, str]:
         """Returns a proposal and the name of this member's data set. Raises InputError."""
         with self._lock:
-            read = documents.read_proposal(self._known[number].entry["envelope"])
+            read = self._read(number)
         name = self.settings.name
         if name not in read.parties:
             raise InputError(
                 Code.CONFIG_INVALID,
                 f"{number[:16]}: {name} is not a party of this run. Choose another proposal.",
             )
-        data = read.proposal.data[name]
+        return read, self._require_data(read)
+
+    def _require_data(self, read: ReadProposal) -> str:
+        data = read.proposal.data[self.settings.name]
         if data not in self.settings.data:
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{number[:16]}: asks for the data set {data}, and this node has "
-                f"{', '.join(sorted(self.settings.data)) or 'none'}. Deny it.",
+                f"{read.id[:16]}: asks for the data set {data}, and this node has "
+                f"{', '.join(sorted(self.settings.data)) or 'none'}. Correct its name, or deny it.",
             )
-        return read, data
+        return data
+
+    def log_decision(
+        self, person: str, role: str, action: str, about: str, do: Callable[[], object]
+    ) -> None:
+        """Takes a person's action, and logs who took it and whether it was refused. Raises
+        VflError.
+        """
+        facts, refusal = {"person": person, "role": role, "action": action, "about": about}, ""
+        try:
+            do()
+        except VflError as error:
+            refusal = clean(str(error))
+            raise
+        finally:
+            log.info("decision", extra={"event": "decision", **facts, "refusal": refusal})
 
     def vote(self, number: str, kind: Literal["deny", "stop"], why: str = "") -> None:
         """Ends a run at this node, whatever the hub does, and signs and sends a denial or a request
@@ -570,20 +628,25 @@ class Node:
             if known.ended is None:
                 verb = "denied" if kind == "deny" else "stopped"
                 words = f"{verb} by {self.settings.name}"
-                known.ended = ("failed", f"{words}: {clean(why)}" if why else words)
+                known.shared = f"{words}: {clean(why)}" if why else words
+                known.ended = ("failed", known.shared)
                 self._save(number)
                 self._watch()
         self.send_document(documents.sign_vote(self._keyring.current(), number, kind, {}, why))
 
-    def list_proposals(self) -> list[dict[str, Any]]:
-        """Returns the proposals that this node knows, the newest first."""
+    def list_proposals(self, only: str = "") -> list[dict[str, Any]]:
+        """Returns the proposals that this node knows, the newest first.
+
+        ``only``: The id of the only one to return.
+        """
         with self._lock:
             items = [
-                (number, known, self._runs.get(number)) for number, known in self._known.items()
+                (number, known, self._runs.get(number), self._read(number))
+                for number, known in self._known.items()
+                if only in ("", number)
             ]
         rows = []
-        for number, known, run in items:
-            read = documents.read_proposal(known.entry["envelope"])
+        for number, known, run, read in items:
             votes = {party: sorted(kinds) for party, kinds in sorted(known.entry["votes"].items())}
             rows.append(
                 {
@@ -597,7 +660,7 @@ class Node:
                     "at": read.proposal.at,
                     "until": read.proposal.until,
                     "state": known.entry["state"],
-                    "reason": known.entry["reason"] or (known.ended or ("", ""))[1],
+                    "reason": (known.ended or ("", ""))[1] or known.entry["reason"],
                     "votes": votes,
                     # The hub may not have the vote yet.
                     "voted": known.approved is not None or known.ended is not None,
@@ -615,6 +678,8 @@ class Node:
             state, run = known.entry["state"], self._runs.get(number)
             if run is not None and known.ended is None and run.child.state in ("done", "failed"):
                 known.ended = (run.child.state, run.child.reason)
+                if run.child.state == "failed":
+                    known.shared = "its program failed; its people see the reason"
                 self._save(number)
                 if run.child.state == "failed":
                     log.warning("run %s failed: %s", number[:16], run.child.reason)
@@ -639,7 +704,7 @@ class Node:
         return vote.address
 
     def _begin(self, number: str, known: Known) -> None:
-        read = documents.read_proposal(known.entry["envelope"])
+        read = self._read(number)
         if self.settings.name not in read.parties:
             return
         slots = self.settings.limits.count_slots(datetime.now())
@@ -658,7 +723,10 @@ class Node:
         except Exception as error:
             if not isinstance(error, VflError | OSError):
                 log.exception("run %s cannot begin", number[:16])
-            known.ended = ("failed", clean(f"refused at {self.settings.name}: {error}"))
+            where = f"refused at {self.settings.name}"
+            known.ended = ("failed", clean(f"{where}: {error}"))
+            public = error.public if isinstance(error, VflError) else type(error).__name__
+            known.shared = clean(f"{where}: {public}")
             self._save(number)
         self.report()
 
@@ -725,21 +793,21 @@ class Node:
 
     def read_log(self, number: str, max_bytes: int = 65_536) -> str:
         """Returns the end of the party's log of a run."""
-        path = self._get_run_folder(number) / "log.jsonl"
+        path = self.get_run_folder(number) / "log.jsonl"
         if not path.exists():
             return ""
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - max_bytes))
             return file.read().decode(errors="replace")
 
-    def _get_run_folder(self, number: str) -> Path:
+    def get_run_folder(self, number: str) -> Path:
         """Returns the folder of this party's files of a run, which may not exist yet."""
         run = number[:16]
         return self.folder / "runs" / run / run / self.settings.name
 
     def find_report(self, number: str) -> Path | None:
         """Returns the page that ``vfl report`` has made of a run; None if there is none."""
-        folder = self._get_run_folder(number)
+        folder = self.get_run_folder(number)
         paths = [folder / "report.html", folder.parent / "report.html"]
         return next((path for path in paths if path.is_file() and not path.is_symlink()), None)
 
@@ -748,7 +816,7 @@ class Node:
         them: ``phases`` {phase: [finished rounds, planned rounds]}, ``bytes`` {sent, received}, and
         ``curves``, a list of {phase, split, metric, points}.
         """
-        source = PartyFolder(self._get_run_folder(number))
+        source = PartyFolder(self.get_run_folder(number))
         history = History(source)
         if source.has_rounds:
             history.update()
@@ -783,6 +851,7 @@ class Node:
                 for number, known in self._known.items()
                 if known.ended is not None
                 and number not in self._runs
+                and self._find_file(number).exists()
                 and time.time() - self._find_file(number).stat().st_mtime > 86400 * days
             ]
         for number in old:
@@ -809,20 +878,24 @@ class Node:
                     Code.FILE_INVALID, f"{path}: cannot be read. Restore it from a backup."
                 )
             ended = tuple(value["ended"]) if value["ended"] else None
-            known[path.stem] = Known(value["entry"], value["approved"], ended, value["begun"])
+            known[path.stem] = Known(
+                value["entry"], value["approved"], ended, value["begun"], value.get("shared", "")
+            )
         return known
 
 
-def _ask_party(command: str, file: Path, *options: str) -> str:
-    """Returns what a command of ``vfl-party`` prints about a party file, and removes the file."""
+def _ask_party(command: str, file: Path, *options: str) -> tuple[str, bool]:
+    """Returns what a command of ``vfl-party`` prints about a party file, and whether it succeeded.
+    Removes the file.
+    """
     args = [sys.executable, "-P", "-m", "vfl_party", command, str(file), *options]
     try:
         done = subprocess.run(args, capture_output=True, text=True, check=False, timeout=_CHECK_S)
     except subprocess.TimeoutExpired:
-        return f"the check took more than {_CHECK_S:.0f} s"
+        return f"the check took more than {_CHECK_S:.0f} s", False
     finally:
         file.unlink(missing_ok=True)
-    return done.stdout + done.stderr
+    return done.stdout + done.stderr, not done.returncode
 
 
 def _is_member(name: Any, facts: Any) -> bool:

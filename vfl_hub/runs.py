@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from vfl_hub.node import Node
 
 log = logging.getLogger(__name__)
-_TUNNEL_S, _CONNECT_S, _DIRECT_S, _POLL_S = 30.0, 10.0, 3.0, 0.02
+_TUNNEL_S, _CONNECT_S, _DIRECT_S, _POLL_S, _RETRY_S = 30.0, 10.0, 3.0, 0.02, 0.1
+# Seconds for which the hub is used after a direct way has failed.
+_AGAIN_S = 60.0
 
 
 class OwnRun:
@@ -43,18 +45,20 @@ class OwnRun:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         write_atomic(folder / "recipe.toml", to_toml(read.proposal.recipe))
-        active = read.recipe.active.name
-        self._server = _Forwarder(node, self, SERVER)
-        addresses = {"server": self._server.address}
-        self._active = None
-        if name != active:
-            self._active = _Forwarder(node, self, active, direct)
-            addresses["active"] = self._active.address
-        elif settings.launch is not None:
-            # The other parties use tunnels instead of the advertised address.
-            addresses |= {"listen": "0.0.0.0:0", "advertise": f"{settings.launch.host}:1"}
-        data = read.proposal.data[name]
-        self._file = node.write_party_file(read, data, folder, addresses)
+        active, data = read.recipe.active.name, read.proposal.data[name]
+        with contextlib.ExitStack() as forwarders:
+            server = _Forwarder(node, self, SERVER)
+            forwarders.callback(server.close)
+            addresses = {"server": server.address}
+            if name != active:
+                peer = _Forwarder(node, self, active, direct)
+                forwarders.callback(peer.close)
+                addresses["active"] = peer.address
+            elif settings.launch is not None:
+                # The other parties use tunnels instead of the advertised address.
+                addresses |= {"listen": "0.0.0.0:0", "advertise": f"{settings.launch.host}:1"}
+            self._file = node.write_party_file(read, data, folder, addresses)
+            self._forwarders = forwarders.pop_all()
         self.child = Child(
             name,
             ["vfl-party", "run", str(self._file), "--wait", "60"],
@@ -92,12 +96,11 @@ class OwnRun:
         while not self.address and time.monotonic() < give_up_s:
             time.sleep(_POLL_S)
 
-    def join(self, tunnel: socket.socket, head: bytes = b"") -> None:
-        """Joins a tunnel and the party's process. ``head``: Bytes that the tunnel gets first."""
+    def join(self, tunnel: socket.socket) -> None:
+        """Joins a tunnel and the party's process."""
         self._wait_for_party()
         try:
             party = socket.create_connection(host_and_port(self.address or "127.0.0.1:1"), 1.0)
-            tunnel.sendall(head)
         except OSError:
             tunnel.close()
             return
@@ -108,9 +111,7 @@ class OwnRun:
     def stop(self) -> None:
         """Ends the process and closes the local addresses."""
         self.child.stop()
-        for forwarder in (self._server, self._active):
-            if forwarder is not None:
-                forwarder.close()
+        self._forwarders.close()
         self._file.unlink(missing_ok=True)
 
 
@@ -127,8 +128,10 @@ class DirectTunnels:
         run = self._node.find_run(path.removeprefix("/tunnel/direct/"))
         if run is None:
             sock.close()
-        else:
-            run.join(sock, SWITCHED)
+            return
+        # The party's process may just be starting, for which the caller does not wait.
+        sock.sendall(SWITCHED)
+        run.join(sock)
 
 
 class _Forwarder:
@@ -139,6 +142,7 @@ class _Forwarder:
 
     def __init__(self, node: Node, run: OwnRun, target: str, direct: str = "") -> None:
         self._node, self._run, self._target, self._direct = node, run, target, direct
+        self._is_closed, self._direct_again_s = False, 0.0
         launch = node.settings.launch
         # Programs on other machines come from outside.
         self._socket = socket.create_server(("127.0.0.1" if launch is None else "", 0))
@@ -148,6 +152,7 @@ class _Forwarder:
 
     def close(self) -> None:
         """Stops listening."""
+        self._is_closed = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -157,8 +162,17 @@ class _Forwarder:
             try:
                 sock, _ = self._socket.accept()
             except OSError:
-                return
-            threading.Thread(target=self._forward, args=(sock,), daemon=True).start()
+                if self._is_closed:
+                    return
+                # There may be no descriptor left.
+                time.sleep(_RETRY_S)
+                continue
+            try:
+                threading.Thread(target=self._forward, args=(sock,), daemon=True).start()
+            except RuntimeError:
+                # There are too many threads.
+                sock.close()
+                time.sleep(_RETRY_S)
 
     def _forward(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -176,7 +190,7 @@ class _Forwarder:
 
     def _open_direct(self) -> socket.socket | None:
         """Returns a tunnel without the hub; None if the peer cannot be reached so."""
-        if not self._direct:
+        if not self._direct or time.monotonic() < self._direct_again_s:
             return None
         try:
             return open_direct(self._direct, f"/tunnel/direct/{self._run.id}", _DIRECT_S)
@@ -187,5 +201,5 @@ class _Forwarder:
                 self._direct,
                 error,
             )
-            self._direct = ""
+            self._direct_again_s = time.monotonic() + _AGAIN_S
             return None

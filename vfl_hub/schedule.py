@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
+from vfl_common.text import clean
+
 if TYPE_CHECKING:
     from vfl_hub.store import StoredProposal
 
@@ -32,15 +34,25 @@ def decide_state(entry: StoredProposal, now_s: float) -> tuple[State, str] | Non
     """
     voted = {kind: party for party, votes in sorted(entry.votes.items()) for kind in votes}
     if "stop" in voted:
-        return "stopped", f"stopped by {voted['stop']}"
+        return "stopped", explain(entry, voted["stop"], "stop")
     if "deny" in voted:
-        return "denied", f"denied by {voted['deny']}"
+        return "denied", explain(entry, voted["deny"], "deny")
     if now_s > entry.until:
         return "expired", "not all parties approved it, or it did not begin, in time"
     approved = {party for party, votes in entry.votes.items() if "approve" in votes}
     if entry.state == "open" and approved.issuperset(entry.parties):
         return "queued", ""
     return None
+
+
+def explain(entry: StoredProposal, party: str, kind: Literal["deny", "stop"]) -> str:
+    """Returns that a party denied or stopped a run, with the reason of its vote."""
+    # The list of commands needs only the states.
+    from vfl_hub.documents import read_vote
+
+    why = read_vote(entry.votes[party][kind])[1].why
+    verb = "denied" if kind == "deny" else "stopped"
+    return f"{verb} by {party}: {clean(why)}" if why else f"{verb} by {party}"
 
 
 def choose_next(

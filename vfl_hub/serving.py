@@ -18,6 +18,7 @@ from vfl_hub.api import make_api
 from vfl_hub.console import Sessions
 from vfl_hub.node import Node
 from vfl_hub.settings import NodeFile
+from vfl_hub.streams import raise_file_limit
 
 log = logging.getLogger(__name__)
 _CLEAN_S = 3600.0
@@ -28,13 +29,16 @@ def serve_node(path: Path, settings: NodeFile, console: Console, *, pages: bool)
 
     ``pages``: Whether to serve the console. Raises InputError if the address cannot be used.
     """
+    raise_file_limit()
     node = Node(path, settings, console)
     log_to(node.folder / "log.jsonl", party=settings.name)
     token = load_or_create_secret(node.folder / "api.token", secrets.token_hex(32).encode())
     host, port = host_and_port(settings.listen)
     sessions = Sessions(token.decode(), settings.console) if pages else None
     api = make_api(node, token.decode(), sessions)
-    server = uvicorn.Server(uvicorn.Config(api, host=host, port=port, log_config=None))
+    server = uvicorn.Server(
+        uvicorn.Config(api, host=host, port=port, log_config=None, access_log=False)
+    )
     thread = threading.Thread(target=server.run, name="api", daemon=True)
     thread.start()
     while not server.started and thread.is_alive():
@@ -57,11 +61,13 @@ def serve_node(path: Path, settings: NodeFile, console: Console, *, pages: bool)
         while worker.is_alive():
             if time.monotonic() - cleaned_s > _CLEAN_S:
                 cleaned_s = time.monotonic()
-                node.clean()
-                try:
-                    node.renew()
-                except (VflError, OSError) as error:
-                    log.warning("the certificate is not renewed: %s", error)
+                for do in (node.clean, node.renew):
+                    try:
+                        do()
+                    except (VflError, OSError) as error:
+                        log.warning("%s", error)
+                    except Exception:
+                        log.exception("the node goes on")
             worker.join(1.0)
     finally:
         node.stopped.set()

@@ -82,6 +82,13 @@ class DirectStreams(Section):
     dial: tuple[Name, ...] = ()
     """The members whose address this node dials. It uses the hub if they cannot be reached."""
 
+    @model_validator(mode="after")
+    def _check_address(self) -> DirectStreams:
+        host = self.listen.rpartition(":")[0] if self.listen else ""
+        if host in ("0.0.0.0", "[::]", "::") and not self.advertise:  # noqa: S104 - it compares
+            raise ValueError("advertise is missing. Set the address that other members dial")
+        return self
+
 
 class Launch(Section):
     """How the programs of runs are started on other machines, for example by Slurm."""

@@ -7,14 +7,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sql
 from sqlalchemy import event
-from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError, SQLAlchemyError
 
 from vfl_common.errors import Code, InputError, UnwritableError
 from vfl_common.text import clean
@@ -106,7 +106,7 @@ class Store:
     """
 
     def __init__(self, url: str) -> None:
-        self._engine = sql.create_engine(url)
+        self._engine = sql.create_engine(url, pool_pre_ping=True)
         if self._engine.dialect.name == "sqlite":
             event.listen(self._engine, "connect", _make_durable)
         with self._begin() as rows:
@@ -121,7 +121,9 @@ class Store:
             raise
         except SQLAlchemyError as error:
             text = clean(str(getattr(error, "orig", error)))
-            kind = UnwritableError if "full" in text else InputError
+            # A disk may have room later, and a database may come back.
+            passes = isinstance(error, OperationalError | InterfaceError)
+            kind = UnwritableError if passes else InputError
             raise kind(
                 Code.FILE_INVALID, f"the hub's database: cannot be used ({text}). Check it."
             ) from None
@@ -198,7 +200,9 @@ class Store:
             rows.execute(_MEMBERS.delete().where(_MEMBERS.c.name == name))
         for entry in self.entries(MOVES_ON):
             if name in (entry.by, *entry.parties):
-                self.move(entry.id, "stopped", f"{name} is not a member any more")
+                # The hub may end it meanwhile.
+                with suppress(ValueError):
+                    self.move(entry.id, "stopped", f"{name} is not a member any more")
         return True
 
     def members(self) -> dict[str, tuple[str, frozenset[str]]]:

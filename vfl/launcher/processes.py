@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -84,8 +85,11 @@ class Process:
             events_in, stdout = os.pipe()
         else:
             stdout = os.open(folder / "stdout", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-        with self._stderr.open("ab") as stderr:
-            self._process: subprocess.Popen[bytes] | Forked
+        self._process: subprocess.Popen[bytes] | Forked
+        with contextlib.ExitStack() as ends, self._stderr.open("ab") as stderr:
+            for end in (stdin, stdout, self._stdin, events_in):
+                if end is not None:
+                    ends.callback(os.close, end)
             if launcher is not None:
                 self._process = launcher.start(
                     args,
@@ -105,8 +109,10 @@ class Process:
                     # Ctrl-C at the terminal reaches only `vfl`, which then ends all processes.
                     start_new_session=True,
                 )
-        os.close(stdin)
-        os.close(stdout)
+            # The process has these ends, and this object has the others.
+            ends.pop_all()
+            os.close(stdin)
+            os.close(stdout)
         self._reader: threading.Thread | None = None
         if events is not None and events_in is not None:
             self._reader = threading.Thread(

@@ -359,7 +359,7 @@ class PartyApp:
         own_rows = len(context.table) if limits_peers else None
 
         def count_alignment() -> None:
-            path = Path(file.out) / f"alignments-{file.name}.json"
+            path = Path(file.record.folder or file.out) / f"alignments-{file.name}.json"
             quota.count(path, context.table.source, file.alignments_a_day, time.time())
 
         return replace(

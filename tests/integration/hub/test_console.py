@@ -108,7 +108,7 @@ def test_a_person_checks_and_approves_a_proposal(console: tuple[Standing, Browse
     assert federation.wait_for_state(number, "done", at="shop")["votes"]["shop"] == ["approve"]
     page = browser.ask(path)[1]
     assert ">done<" in page
-    assert f"node/runs/{number[:16]}</code>" in page
+    assert f"node/runs/{number[:16]}/{number[:16]}</code>" in page
     live = browser.ask(f"{path}/run")[1]
     assert "1 of 1" in live
     assert "Metrics are at the active party" in live
@@ -212,6 +212,7 @@ def test_a_proxy_sends_one_name_and_one_secret(tmp_path: Path) -> None:
 
 def test_others_can_do_nothing(console: tuple[Standing, Browser]) -> None:
     federation, browser = console
+    assert browser.ask("/console/login", {"token": "x" * 2**19})[0] == 413
     number = federation.submit(make_recipe())
     federation.wait(number, lambda row: "bank" in row["votes"], at="shop")
     path = f"/console/proposals/{number}"

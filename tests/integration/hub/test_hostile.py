@@ -102,6 +102,23 @@ class Case:
         return known.ended[1] if known is not None and known.ended is not None else ""
 
 
+def test_an_approval_that_the_hub_has_lost_is_sent_again(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For example because its database was away."""
+    approve(case)
+    case.entry["votes"] = {}
+    case.report()
+    sent: list[Envelope] = []
+    monkeypatch.setattr(case.node, "send_document", sent.append)
+    case.node._vote_again_s = 0.0
+    while not case.node._outbox.empty():
+        case.node._outbox.get()
+    case.report(envelope=case.entry["envelope"])
+    case.node._outbox.get(timeout=10)(Client(case.node.address))
+    assert [documents.read_vote(one.value)[1].kind for one in sent] == ["approve"]
+
+
 @pytest.fixture
 def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Case]:
     federation = Standing(tmp_path)
@@ -408,6 +425,15 @@ def test_a_large_body_is_refused(hub: Standing) -> None:
         with context.wrap_socket(raw, server_hostname=HUB) as sock:
             sock.sendall(f"POST /v1/session HTTP/1.1\r\nHost: x\r\n{head}\r\n\r\n".encode())
             assert sock.recv(1000).split(b" ")[1] in (b"411", b"413")
+
+
+def test_a_body_that_does_not_arrive_is_refused(hub: Standing) -> None:
+    context = ssl.create_default_context(cafile=str(hub.certs / "ca.pem"))
+    host, _, port = hub.address.partition(":")
+    raw = socket.create_connection((host, int(port)), 60)
+    with context.wrap_socket(raw, server_hostname=HUB) as sock:
+        sock.sendall(b"POST /v1/join HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        assert sock.recv(1000).split(b" ")[1] == b"408"
 
 
 def test_a_second_hub_is_refused(hub: Standing) -> None:

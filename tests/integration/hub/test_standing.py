@@ -106,7 +106,7 @@ def test_a_run_needs_all_approvals_and_ends_once(standing: Standing) -> None:
         assert row["state"] == "open"
     vfl.Hub(standing.folder / "shop" / "node").deny(denied[:12], "no")
     standing.ask("bank", f"/v1/proposals/{stopped}/stop", {})
-    assert standing.wait_for_state(denied, "denied")["reason"] == "denied by shop"
+    assert standing.wait_for_state(denied, "denied")["reason"] == "denied by shop: no"
     assert standing.wait_for_state(stopped, "stopped")["reason"] == "stopped by bank"
     # An approval after the end is refused.
     with raises(PeerError, Code.REFUSED, names="ended"):
@@ -136,6 +136,10 @@ def test_a_failure_at_a_party_fails_the_run_with_its_reason(standing: Standing) 
     number = standing.submit(make_recipe())
     row = standing.wait_for_state(number, "failed")
     assert "shop" in row["reason"]
+    # The paths of a member are for its own people.
+    assert "shop.csv" not in row["reason"]
+    own = standing.wait(number, lambda row: row["own"] == "failed" or row["reason"] != "", "shop")
+    assert "shop.csv" in own["reason"]
 
 
 @pytest.mark.parametrize("victim", [HUB, "bank", "all"])

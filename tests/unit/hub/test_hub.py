@@ -49,5 +49,11 @@ def test_an_event_wakes_only_the_members_that_it_concerns(tmp_path: Path) -> Non
         waiting["clinic"].cancel()
 
     asyncio.run(ask())
+    # One proposal that this release cannot read fails, and the others go on.
+    store.propose("1" * 64, "bank", "churn", ["bank", "shop"], {}, 1.0)
+    for state in ("queued", "running"):
+        store.move("0" * 64, state)
+    assert hub._advance()
+    assert [entry.state for entry in store.entries()] == ["failed", "expired"]
     store.close()
     hub._lock_file.close()

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
+from vfl_common.identity.signing import Envelope
+from vfl_hub.documents import VOTE, Vote
 from vfl_hub.schedule import MOVES, State, choose_next, decide_state
 from vfl_hub.store import StoredProposal
+
+
+def make_vote(kind: Literal["deny", "stop"], why: str = "") -> dict[str, Any]:
+    vote = Vote(proposal="0" * 64, party="shop", kind=kind, why=why, at=1.0)
+    return Envelope(VOTE, vote.model_dump_json().encode(), b"", "").value
+
+
+DENIED, STOPPED = {"deny": make_vote("deny", "no basis")}, {"stop": make_vote("stop")}
 
 
 def make_entry(number: str = "a", state: State = "open", **facts: Any) -> StoredProposal:
@@ -23,8 +33,8 @@ def make_entry(number: str = "a", state: State = "open", **facts: Any) -> Stored
         ({"bank": {"approve": {}}}, 1.0, None),
         ({"bank": {"approve": {}}, "shop": {"approve": {}}}, 1.0, "queued"),
         ({"bank": {"approve": {}}, "shop": {"approve": {}}}, 101.0, "expired"),
-        ({"bank": {"approve": {}}, "shop": {"approve": {}, "deny": {}}}, 1.0, "denied"),
-        ({"bank": {"stop": {}}, "shop": {"deny": {}}}, 1.0, "stopped"),
+        ({"bank": {"approve": {}}, "shop": {"approve": {}, **DENIED}}, 1.0, "denied"),
+        ({"bank": STOPPED, "shop": DENIED}, 1.0, "stopped"),
         ({"stranger": {"approve": {}}, "shop": {"approve": {}}}, 1.0, None),
     ],
 )
@@ -35,6 +45,7 @@ def test_a_proposal_is_queued_once_all_parties_approve(
     assert (move[0] if move is not None else None) == state
     if move is not None:
         assert move[0] in MOVES["open"]
+        assert move[0] != "denied" or move[1] == "denied by shop: no basis"
 
 
 def test_a_queued_run_is_not_queued_again() -> None:
