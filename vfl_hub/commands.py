@@ -210,7 +210,7 @@ def remove(member: str, folder: Path, database: str) -> None:
 @_HUB_FOLDER
 @_DATABASE
 def stop_run(proposal: str, folder: Path, database: str) -> None:
-    """Stop a PROPOSAL as the keeper of the hub, for example if a member has left.
+    """Stop a PROPOSAL as the operator of the hub, for example if a member has left.
 
     \b
     Example: vfl-server stop-run 000c201708168820
@@ -225,7 +225,7 @@ def stop_run(proposal: str, folder: Path, database: str) -> None:
             f"{proposal}: must be the beginning of the id of one proposal that has not ended (got "
             f"{len(matching)} proposals). Correct it.",
         )
-    store.move(matching[0].id, "stopped", "stopped by the keeper of the hub")
+    store.move(matching[0].id, "stopped", "stopped by the operator of the hub")
     click.echo(f"{matching[0].id[:12]} is stopped")
 
 
@@ -245,12 +245,12 @@ def stop_run(proposal: str, folder: Path, database: str) -> None:
     "wait_s",
     default=600.0,
     show_default=True,
-    help="Wait at most this many seconds for the keeper of the hub.",
+    help="Wait at most this many seconds for the operator of the hub.",
 )
 def join(token: str, folder: Path, proxy: str, gateway: bool, wait_s: float) -> None:
     """Join a federation with the TOKEN of an invitation.
 
-    The key is made here and stays here. The keeper of the hub admits it after comparing its pin.
+    The key is made here and stays here. The operator of the hub admits it after comparing its pin.
 
     \b
     Example: vfl-party join eyJ1cmwiOi…

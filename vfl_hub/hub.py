@@ -234,7 +234,7 @@ class FederationHub:
         while True:
             self._work.clear()
             try:
-                # The keeper's commands are other processes.
+                # The operator's commands are other processes.
                 if self._advance() or self.store.last_event != last_event:
                     last_event = self.store.last_event
                     self._wake()
@@ -258,7 +258,7 @@ class FederationHub:
     def _advance(self) -> bool:
         """Moves each proposal that can change its state. Returns whether something changed."""
         entries, changed = self.store.entries(MOVES_ON), False
-        # The keeper may have stopped a run, or this process could not advance it.
+        # The operator may have stopped a run, or this process could not advance it.
         running_ids = {entry.id for entry in entries if entry.state == "running"}
         for number in [number for number in self._servers if number not in running_ids]:
             self._drop_server(number)

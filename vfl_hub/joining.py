@@ -108,12 +108,12 @@ def join(
     Args:
         token: The invitation.
         folder: The folder of the new files.
-        wait_s: The seconds to wait for the keeper of the hub.
+        wait_s: The seconds to wait for the operator of the hub.
         tell: Called with sentences for a person.
         proxy: The URL of an HTTP proxy, or ''.
         gateway: Whether a gateway with a public certificate ends TLS in front of the hub.
 
-    Returns the path of ``node.toml``. Raises InputError, or LostError if the keeper has not
+    Returns the path of ``node.toml``. Raises InputError, or LostError if the operator has not
     admitted the member in time; the same call goes on.
     """
     certs = folder / "certs"
@@ -133,13 +133,13 @@ def join(
     client, give_up_s = Client(address), time.monotonic() + wait_s
     asked = {"secret": token.secret, "request": request.read_text(), "version": version()}
     certificate = client.ask("/v1/join", asked)["certificate"]
-    # The keeper can admit the member as soon as a person knows the pin.
-    tell(f"the pin of your key, for the keeper of the hub: {pem.compute_pin(parsed)}")
+    # The operator can admit the member as soon as a person knows the pin.
+    tell(f"the pin of your key, for the operator of the hub: {pem.compute_pin(parsed)}")
     while not certificate:
         if time.monotonic() >= give_up_s:
             raise LostError(
                 Code.PARTY_LOST,
-                f"{token.url}: the keeper has not admitted {token.name}. Run the command again.",
+                f"{token.url}: the operator has not admitted {token.name}. Run the command again.",
             )
         time.sleep(_POLL_S)
         certificate = client.ask("/v1/join", asked)["certificate"]
@@ -182,7 +182,7 @@ def check_certificate(content: str, request: x509.CertificateSigningRequest, ca:
     if not (is_own and is_issued and pem.names(certificate) == pem.names(request)):
         raise InputError(
             Code.CERTIFICATE_INVALID,
-            f"{where}: is not for this member's key and name. Ask the keeper of the hub.",
+            f"{where}: is not for this member's key and name. Ask the operator of the hub.",
         )
 
 
