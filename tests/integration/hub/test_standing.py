@@ -131,7 +131,7 @@ def test_a_running_run_is_stopped_at_all_parties(standing: Standing) -> None:
 
 
 def test_a_failure_at_a_party_fails_the_run_with_its_reason(standing: Standing) -> None:
-    (standing.folder / "shop.csv").write_text("id,c,d\n1,x,y\n")
+    (standing.folder / "shop.csv").unlink()
     standing.start()
     number = standing.submit(make_recipe())
     row = standing.wait_for_state(number, "failed")
