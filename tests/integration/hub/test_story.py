@@ -117,7 +117,7 @@ def test_two_organisations_train_without_a_port_that_others_can_reach(
         f"vfl submit recipe.toml {data} --node bank/node --purpose 'churn, contract 17' --wait",
     )
     number = submit.wait_for("text")["text"].strip()
-    submit.wait_for("text", text="open\n")
+    submit.wait_for("text", text="open: waits for the approval of bank, shop\n")
     for name in MEMBERS:
         with hosts.enter(name), browser() as page:
             story.open(page, consoles[name])
