@@ -34,6 +34,7 @@ from vfl_common.identity import pem
 from vfl_common.process.logs import format_line
 from vfl_common.text import LINE, clean
 from vfl_hub.node import Node
+from vfl_hub.schedule import ENDED
 from vfl_hub.settings import ConsoleSettings, Role
 
 log = logging.getLogger(__name__)
@@ -349,7 +350,14 @@ def make_console(node: Node, sessions: Sessions) -> APIRouter:
         policy = to_toml({"policy": data["policy"]}) if data["policy"] else ""
         return render("data.html", person, title=name, data=data, policy=policy)
 
-    def show_proposal(request: Request, number: str, message: str = "", again: bool = False) -> Any:
+    def show_proposal(
+        request: Request,
+        number: str,
+        message: str = "",
+        *,
+        again: bool = False,
+        stops: bool = False,
+    ) -> Any:
         person, whole = sessions.find_person(request), node.find(number)
         row = _find_row(node, whole)
         may_vote = _may_vote(node, row)
@@ -361,12 +369,14 @@ def make_console(node: Node, sessions: Sessions) -> APIRouter:
         # A person approves what the page shows.
         actions = ["approve"] if may_vote and is_ready else []
         actions += ["deny"] if may_vote else []
-        actions += ["stop"] if row["state"] in ("queued", "running") else []
+        goes_on = row["state"] in ("queued", "running")
+        actions += ["stop"] if goes_on and stops else []
         refresh, folder = {}, node.get_run_folder(whole).parent
         if leaves is None:
             # The address without ?check=1, which would begin another check.
             refresh = {"Refresh": f"{_CHECK_S}; url=/console/proposals/{whole}"}
-        elif not may_vote and row["state"] in ("open", "queued"):
+        elif not may_vote and not stops and row["state"] not in ENDED:
+            # A page with a form would lose the reason that a person writes.
             refresh = {"Refresh": str(_REFRESH_S)}
         return render(
             "proposal.html",
@@ -377,6 +387,7 @@ def make_console(node: Node, sessions: Sessions) -> APIRouter:
             folder=folder if folder.exists() else "",
             recipe=to_toml(node.read_recipe(whole)),
             actions=[action for action in actions if action in RIGHTS[person.role]],
+            can_stop=goes_on and not stops and "stop" in RIGHTS[person.role],
             leaves=leaves,
             is_ready=is_ready,
             message=message,
@@ -385,8 +396,8 @@ def make_console(node: Node, sessions: Sessions) -> APIRouter:
         )
 
     @router.get("/proposals/{number}")
-    def proposal(request: Request, number: str, check: int = 0) -> Any:
-        return show_proposal(request, number, again=bool(check))
+    def proposal(request: Request, number: str, check: int = 0, stop: int = 0) -> Any:
+        return show_proposal(request, number, again=bool(check), stops=bool(stop))
 
     @router.get("/proposals/{number}/run")
     def show_run(request: Request, number: str, pause: int = 0) -> Any:
@@ -433,7 +444,7 @@ def make_console(node: Node, sessions: Sessions) -> APIRouter:
             raise HTTPException(400, "there is no such action")
         refusal = await asyncio.to_thread(decide, person, action, whole, do)
         if refusal:
-            return show_proposal(request, number, refusal)
+            return show_proposal(request, number, refusal, stops=action == "stop")
         return _go_to(f"/console/proposals/{whole}")
 
     return router

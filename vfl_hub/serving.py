@@ -21,7 +21,7 @@ from vfl_hub.settings import NodeFile
 from vfl_hub.streams import raise_file_limit
 
 log = logging.getLogger(__name__)
-_CLEAN_S = 3600.0
+_CLEAN_S, _AGAIN_S = 3600.0, 30.0
 
 
 def serve_node(path: Path, settings: NodeFile, console: Console, *, pages: bool) -> None:
@@ -66,6 +66,8 @@ def serve_node(path: Path, settings: NodeFile, console: Console, *, pages: bool)
                         do()
                     except (VflError, OSError) as error:
                         log.warning("%s", error)
+                        # For example the hub was busy.
+                        cleaned_s = time.monotonic() - _CLEAN_S + _AGAIN_S
                     except Exception:
                         log.exception("the node goes on")
             worker.join(1.0)
