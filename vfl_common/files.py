@@ -1,4 +1,5 @@
-"""Writes files atomically: after a crash, a file has either its old or its new content.
+"""Writes files atomically: after a crash, a file has either its old or its new content. Raises the
+limit of open files.
 
 Checkpoints (``checkpoint.py``) and ``run.json`` must also survive a power failure, so they are
 flushed to disk. Files that are written often are not flushed, because a flush takes milliseconds.
@@ -9,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import re
+import resource
 import shutil
 import tempfile
 import time
@@ -36,6 +39,9 @@ _TRIAL_BYTES = 1 << 16
 # The time between two attempts to write to a full disk.
 _TRY_AGAIN_S = 1.0
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+# The usual soft limit of open files, and the most that is useful.
+_MIN_FILES, _MAX_FILES = 1024, 65_536
+log = logging.getLogger(__name__)
 
 
 def is_full(error: OSError) -> bool:
@@ -349,3 +355,27 @@ class GrowingFile:
                 if status.st_ino == self._part:
                     return status.st_size < self._offset
         return self._part != 0
+
+
+# Every connection is an open file, even before its caller has sent a certificate. Without a limit a
+# stranger could use up all files, so that the process could neither write its own files nor accept
+# a party.
+def raise_file_limit() -> int:
+    """Raises this process's limit of open files as far as it is allowed and useful. Returns the
+    limit.
+    """
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (_MAX_FILES if limit == resource.RLIM_INFINITY else limit for limit in limits)
+    wanted = min(hard, _MAX_FILES)
+    if soft < wanted:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, limits[1]))
+            soft = wanted
+        except (OSError, ValueError):
+            # The limit stays: macOS allows less than it reports.
+            pass
+    if soft < _MIN_FILES:
+        log.warning(
+            "this process may open only %d files. Allow at least %d (ulimit -n).", soft, _MIN_FILES
+        )
+    return soft

@@ -88,7 +88,7 @@ def make_api(node: Node, token: str, console: Sessions | None = None) -> FastAPI
     def trust(name: str, new: Trust) -> dict[str, str]:
         """Replaces the known key of a member."""
         do = partial(node.trust, name, new.pin)
-        node.log_decision(LOCAL_OWNER, "owner", "trust", f"{name} {new.pin}", do)
+        node.decide(LOCAL_OWNER, "owner", "trust", f"{name} {new.pin}", do)
         return {"name": name}
 
     @api.get("/v1/proposals")
@@ -112,7 +112,7 @@ def make_api(node: Node, token: str, console: Sessions | None = None) -> FastAPI
     def approve(number: str) -> dict[str, str]:
         """Approves a proposal."""
         whole = node.find(number)
-        node.log_decision(LOCAL_OWNER, "owner", "approve", whole, partial(node.approve, whole))
+        node.decide(LOCAL_OWNER, "owner", "approve", whole, partial(node.approve, whole))
         return {"id": whole}
 
     @api.post("/v1/proposals/{number}/{kind}")
@@ -120,7 +120,7 @@ def make_api(node: Node, token: str, console: Sessions | None = None) -> FastAPI
         """Denies a proposal, or stops its run."""
         whole = node.find(number)
         do = partial(node.vote, whole, kind, clean(reason.why))
-        node.log_decision(LOCAL_OWNER, "owner", kind, whole, do)
+        node.decide(LOCAL_OWNER, "owner", kind, whole, do)
         return {"id": whole}
 
     @api.get("/v1/proposals/{number}/preview")

@@ -265,7 +265,7 @@ def make_console(node: Node, sessions: Sessions) -> APIRouter:
         if action not in RIGHTS[person.role]:
             raise HTTPException(403, f"the role {person.role} may not {action}")
         try:
-            node.log_decision(person.name, person.role, action, about, do)
+            node.decide(person.name, person.role, action, about, do)
         except VflError as error:
             return clean(str(error), LINE)
         return ""

@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -33,20 +34,19 @@ from pydantic import BaseModel
 from vfl.simulation.federation import to_toml
 from vfl_common.config.party import TlsSettings
 from vfl_common.errors import Code, InputError, PeerError, UnwritableError, VflError
-from vfl_common.files import load_or_create_secret, lock_file, write_atomic
+from vfl_common.files import load_or_create_secret, lock_file, raise_file_limit, write_atomic
 from vfl_common.http_limits import Patient, limit_bodies
 from vfl_common.identity import pem
-from vfl_common.identity.credentials import ANSWERS, Members
+from vfl_common.identity.credentials import ANSWERS, Members, ends_soon
 from vfl_common.identity.keyring import Keyring
 from vfl_common.process.logs import Console, log_to, version
 from vfl_common.text import clean
 from vfl_hub import documents
 from vfl_hub.children import Child, is_finished
 from vfl_hub.front import Front, RunRoute, Tunnels
-from vfl_hub.joining import RENEW_S, make_request, needs_renewal, sign_request
+from vfl_hub.joining import RENEW_S, make_request, sign_request
 from vfl_hub.schedule import ENDED, MOVES_ON, State, choose_next, decide_state, explain
 from vfl_hub.store import Store, StoredProposal
-from vfl_hub.streams import raise_file_limit
 
 log = logging.getLogger(__name__)
 # Seconds: a request for news is held; a member without requests counts as connected; a session; a
@@ -653,7 +653,7 @@ def _renew_own(hub: FederationHub, context: ssl.SSLContext | None) -> None:
     """Signs the hub's key again if its certificate ends soon. Members know the hub by its key."""
     try:
         credentials = hub.keyring.current()
-        if not needs_renewal(credentials):
+        if not ends_soon(credentials.certificate, datetime.now(UTC)):
             return
         folder = Path(hub.tls.ca).parent
         content = sign_request(folder, hub.name, make_request(credentials).decode())

@@ -9,7 +9,6 @@ import secrets
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -31,8 +30,8 @@ from vfl_hub.store import Store
 from vfl_hub.streams import Client, HubAddress
 
 TOKEN_S = 86_400.0
-# Certificates are renewed in their last days; whether one has to be is looked at every RENEW_S.
-RENEW_DAYS, RENEW_S = 30, 3600.0
+# Seconds after which it is looked again whether a certificate ends soon.
+RENEW_S = 3600.0
 _POLL_S = 1.0
 
 
@@ -150,11 +149,6 @@ def join(
     if not path.exists():
         write_private(path, _make_file(token, proxy, gateway=gateway))
     return path
-
-
-def needs_renewal(credentials: Credentials) -> bool:
-    """Returns whether a certificate ends within ``RENEW_DAYS``."""
-    return credentials.not_after - datetime.now(UTC) < timedelta(days=RENEW_DAYS)
 
 
 def make_request(credentials: Credentials) -> bytes:

@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -44,7 +44,7 @@ from vfl_common.errors import (
 )
 from vfl_common.files import lock_file, write_atomic, write_private
 from vfl_common.identity import pem
-from vfl_common.identity.credentials import BOTH, Members
+from vfl_common.identity.credentials import BOTH, Members, ends_soon
 from vfl_common.identity.keyring import Keyring
 from vfl_common.identity.signing import Envelope
 from vfl_common.process.logs import Console
@@ -53,7 +53,7 @@ from vfl_hub import documents
 from vfl_hub.children import Starter
 from vfl_hub.documents import ReadProposal
 from vfl_hub.front import Front
-from vfl_hub.joining import check_certificate, make_request, needs_renewal
+from vfl_hub.joining import check_certificate, make_request
 from vfl_hub.runs import DirectTunnels, OwnRun
 from vfl_hub.schedule import ENDED, State
 from vfl_hub.settings import NodeFile, make_party_tables, needs_grants
@@ -212,7 +212,7 @@ class Node:
     def renew(self) -> None:
         """Has the certificate signed again if it ends soon. Raises VflError."""
         credentials = self._keyring.current()
-        if not needs_renewal(credentials):
+        if not ends_soon(credentials.certificate, datetime.now(UTC)):
             return
         request = make_request(credentials)
         client = Client(self.address)
@@ -385,31 +385,27 @@ class Node:
             raise PeerError(Code.MALFORMED_MESSAGE, f"hub: {entry['id']} is not that proposal's id")
         pin = self._get_pin(proposer)
         documents.verify(read.envelope, proposer, pin, self._keyring.current())
-        known = self._known.get(read.id)
-        if known is None:
-            known = Known(entry)
-            self._console.emit("proposal", run=read.id[:16], name=read.recipe.name, by=proposer)
-        changed = known.entry.get("state") != entry["state"]
-        known.entry = entry
+        is_new = read.id not in self._known
+        known = self._known.get(read.id, Known(entry))
+        changed = known.entry["state"] != entry["state"]
+        ended = known.ended
+        if entry["state"] in ENDED and ended is None:
+            ended = (entry["state"], entry["reason"])
+        self._store(read.id, known, entry=entry, ended=ended)
         self._known[read.id] = known
-        if entry["state"] in ENDED and known.ended is None:
-            known.ended = (entry["state"], entry["reason"])
-        self._save(read.id)
+        if is_new:
+            self._console.emit("proposal", run=read.id[:16], name=read.recipe.name, by=proposer)
         if changed:
             self._console.emit(
                 "run_state", run=read.id[:16], name=read.recipe.name, state=entry["state"]
             )
-        name = self.settings.name
-        if name not in read.parties or entry["state"] != "open" or known.ended is not None:
-            return
-        if known.approved is None and self._is_automatic(read):
-            self._outbox.put(lambda _client: self._approve_again(read.id))
-        elif known.approved is not None and "approve" not in entry["votes"].get(name, {}):
-            # This node was killed before the hub received the vote.
-            self._outbox.put(lambda _client: self._approve_again(read.id))
+        if entry["state"] == "open":
+            self._vote_again_s = 0.0
 
     def _vote_again(self) -> None:
-        """Sends approvals that the hub does not have, for example because its database was away."""
+        """Sends approvals that the hub does not have: those of a policy, and those that were lost
+        because this node was killed or the hub's database was away.
+        """
         if time.monotonic() < self._vote_again_s:
             return
         self._vote_again_s = time.monotonic() + _VOTE_AGAIN_S
@@ -419,12 +415,10 @@ class Node:
             if known.entry["state"] != "open" or known.ended is not None or has_vote:
                 continue
             read = self._read(number)
-            is_due = known.approved is not None or self._is_automatic(read)
-            if name in read.parties and is_due:
-                self._outbox.put(partial(self._approve_late, number))
-
-    def _approve_late(self, number: str, _client: Client) -> None:
-        self._approve_again(number)
+            if name not in read.parties:
+                continue
+            if known.approved is not None or self._is_automatic(read):
+                self._outbox.put(partial(self._approve_again, number))
 
     def _read(self, number: str) -> ReadProposal:
         """Returns a known proposal. The id is the digest of its bytes, so it never changes."""
@@ -441,7 +435,7 @@ class Node:
             and read.proposal.by in (*data.proposers, self.settings.name)
         )
 
-    def _approve_again(self, number: str) -> None:
+    def _approve_again(self, number: str, _client: Client) -> None:
         try:
             self.approve(number)
         except UnwritableError:
@@ -508,12 +502,7 @@ class Node:
                 with self._lock:
                     # The vote is stored before it is sent, so the hub never has a vote that this
                     # node does not know.
-                    known.approved = envelope.value
-                    try:
-                        self._save(number)
-                    except BaseException:
-                        known.approved = None
-                        raise
+                    self._store(number, known, approved=envelope.value)
         self.send_document(Envelope.read(known.approved, documents.VOTE))
 
     def _get_pin(self, name: str) -> str:
@@ -604,7 +593,7 @@ class Node:
             )
         return data
 
-    def log_decision(
+    def decide(
         self, person: str, role: str, action: str, about: str, do: Callable[[], object]
     ) -> None:
         """Takes a person's action, and logs who took it and whether it was refused. Raises
@@ -628,9 +617,8 @@ class Node:
             if known.ended is None:
                 verb = "denied" if kind == "deny" else "stopped"
                 words = f"{verb} by {self.settings.name}"
-                known.shared = f"{words}: {clean(why)}" if why else words
-                known.ended = ("failed", known.shared)
-                self._save(number)
+                words = f"{words}: {clean(why)}" if why else words
+                self._store(number, known, ended=("failed", words), shared=words)
                 self._watch()
         self.send_document(documents.sign_vote(self._keyring.current(), number, kind, {}, why))
 
@@ -641,9 +629,8 @@ class Node:
         """
         with self._lock:
             items = [
-                (number, known, self._runs.get(number), self._read(number))
-                for number, known in self._known.items()
-                if only in ("", number)
+                (number, self._known[number], self._runs.get(number), self._read(number))
+                for number in ([only] if only else self._known)
             ]
         rows = []
         for number, known, run, read in items:
@@ -677,12 +664,11 @@ class Node:
         for number, known in self._known.items():
             state, run = known.entry["state"], self._runs.get(number)
             if run is not None and known.ended is None and run.child.state in ("done", "failed"):
-                known.ended = (run.child.state, run.child.reason)
+                ended, shared = (run.child.state, run.child.reason), ""
                 if run.child.state == "failed":
-                    known.shared = "its program failed; its people see the reason"
-                self._save(number)
-                if run.child.state == "failed":
+                    shared = "its program failed; its people see the reason"
                     log.warning("run %s failed: %s", number[:16], run.child.reason)
+                self._store(number, known, ended=ended, shared=shared)
             if run is not None and (state in ENDED or known.ended is not None):
                 threading.Thread(target=run.stop, daemon=True).start()
                 del self._runs[number]
@@ -713,8 +699,7 @@ class Node:
             return
         try:
             self._check_begin(read, known)
-            known.begun = True
-            self._save(number)
+            self._store(number, known, begun=True)
             direct = self._find_direct(read, known)
             self._runs[number] = OwnRun(self, read, str(known.entry["token"]), direct)
         except UnwritableError:
@@ -724,10 +709,13 @@ class Node:
             if not isinstance(error, VflError | OSError):
                 log.exception("run %s cannot begin", number[:16])
             where = f"refused at {self.settings.name}"
-            known.ended = ("failed", clean(f"{where}: {error}"))
             public = error.public if isinstance(error, VflError) else type(error).__name__
-            known.shared = clean(f"{where}: {public}")
-            self._save(number)
+            self._store(
+                number,
+                known,
+                ended=("failed", clean(f"{where}: {error}")),
+                shared=clean(f"{where}: {public}"),
+            )
         self.report()
 
     def _check_begin(self, read: ReadProposal, known: Known) -> None:
@@ -851,7 +839,6 @@ class Node:
                 for number, known in self._known.items()
                 if known.ended is not None
                 and number not in self._runs
-                and self._find_file(number).exists()
                 and time.time() - self._find_file(number).stat().st_mtime > 86400 * days
             ]
         for number in old:
@@ -862,9 +849,12 @@ class Node:
 
     # These methods read and write the files of the node.
 
-    def _save(self, number: str) -> None:
-        known = self._known[number]
-        write_atomic(self._find_file(number), to_json(vars(known)), durable=True)
+    def _store(self, number: str, known: Known, **changes: Any) -> None:
+        """Changes a proposal on the disk, and only then here: nothing is known that a restart would
+        forget. Raises UnwritableError.
+        """
+        write_atomic(self._find_file(number), to_json(vars(known) | changes), durable=True)
+        vars(known).update(changes)
 
     def _find_file(self, number: str) -> Path:
         return self.folder / "proposals" / f"{number}.json"

@@ -11,14 +11,13 @@ from pathlib import Path
 import uvicorn
 
 from vfl_common.errors import Code, InputError, VflError
-from vfl_common.files import load_or_create_secret, write_atomic
+from vfl_common.files import load_or_create_secret, raise_file_limit, write_atomic
 from vfl_common.process.logs import Console, log_to
 from vfl_common.text import host_and_port, to_json
 from vfl_hub.api import make_api
 from vfl_hub.console import Sessions
 from vfl_hub.node import Node
 from vfl_hub.settings import NodeFile
-from vfl_hub.streams import raise_file_limit
 
 log = logging.getLogger(__name__)
 _CLEAN_S, _AGAIN_S = 3600.0, 30.0

@@ -12,7 +12,6 @@ import contextlib
 import http.client
 import json
 import os
-import resource
 import select
 import socket
 import ssl
@@ -30,7 +29,6 @@ from vfl_common.text import clean, host_and_port
 
 MAX_HEAD, MAX_ANSWER = 16_384, 64 * 2**20
 _BLOCK = 2**18
-_MAX_FILES = 65_536
 # Seconds after which an idle connection ends, and for the last bytes of an ended one.
 _IDLE_S, _LAST_S = 600.0, 30.0
 _PIPE_BYTES, _SET_PIPE_SIZE = 2**20, 1031
@@ -153,14 +151,6 @@ class Client:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-
-
-def raise_file_limit() -> None:
-    """Raises the number of files and connections that this process may open."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _connect(host: str, port: int, proxy: str, timeout_s: float) -> socket.socket:

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +66,10 @@ class Standing:
         joined: bool = True,
         max_runs: int = 4,
         database: str = "",
-        days: int = 365,
+        age_days: int = 0,
     ) -> None:
         self.folder, self.address, self._database = folder, address(), database
-        self._days = days
+        self._issued = datetime.now(UTC) - timedelta(days=age_days)
         self.url, self._max_runs = f"https://{self.address}", max_runs
         self.hub: Program | None = None
         self.nodes: dict[str, Program] = {}
@@ -77,7 +78,7 @@ class Standing:
             frame.to_csv(folder / f"{name}.csv", index=False)
         if joined:
             authority.create_authority(self.certs, "vfl")
-            authority.issue(self.certs, HUB, days=days)
+            authority.issue(self.certs, HUB, now=self._issued)
             store = open_store(folder / "hub", database)
             for name in MEMBERS:
                 self.add_member(store, name)
@@ -85,7 +86,7 @@ class Standing:
 
     def add_member(self, store: Store, name: str) -> None:
         certs = self.folder / name / "certs"
-        authority.issue(self.certs, name, out=certs, days=self._days)
+        authority.issue(self.certs, name, out=certs, now=self._issued)
         authority.give_ca(self.certs, certs)
         store.add_member(name, self.pin(certs / f"{name}.pem"), ["main"])
         self.write_node(name)

@@ -25,8 +25,8 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from tests.harness.federation import Federation, Program
+from vfl_common.files import raise_file_limit
 from vfl_common.rpc.channel import split_address
-from vfl_common.rpc.guard import raise_file_limit
 
 GARBAGE = random.Random(7).randbytes(2_000)  # noqa: S311 - no secret
 # Files.

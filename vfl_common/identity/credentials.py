@@ -324,6 +324,14 @@ def _passphrase(tls: TlsSettings) -> bytes | None:
     return None if passphrase is None else passphrase.encode()
 
 
+def ends_soon(certificate: x509.Certificate, now: datetime) -> bool:
+    """Returns whether a certificate is in its last 30 days, or in the last third of its time if it
+    is valid for less than 90 days.
+    """
+    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    return now >= end - min(_SOON, (end - begin) / 3)
+
+
 def warn_if_ending(certificate: x509.Certificate, now: datetime) -> str:
     """Returns a warning such as ``ends at 2026-01-31 12:00 UTC, in 12 days. …`` if the certificate
     ends within 30 days; otherwise ''.
@@ -331,8 +339,8 @@ def warn_if_ending(certificate: x509.Certificate, now: datetime) -> str:
     A certificate that is valid for less than 90 days gets the warning in the last third of that
     time.
     """
-    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    if now < end - min(_SOON, (end - begin) / 3):
+    end = certificate.not_valid_after_utc
+    if not ends_soon(certificate, now):
         return ""
     when = (
         f"ends at {pem.utc(end)}, in {(end - now).days} days"

@@ -19,12 +19,13 @@ import grpc
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from vfl_common.errors import Code, InputError, PeerError, VflError
+from vfl_common.files import raise_file_limit
 from vfl_common.frames import FRAME_BYTES
 from vfl_common.identity.credentials import Credentials
 from vfl_common.identity.diagnose import diagnose, fetch_certificate
 from vfl_common.identity.keyring import Keyring
 from vfl_common.process.logs import Rate
-from vfl_common.rpc.guard import Door, compute_connection_limit, raise_file_limit
+from vfl_common.rpc.guard import Door, compute_connection_limit
 from vfl_common.text import host_and_port
 
 # The maximum size of a message. A frame has 2 MiB of data and an envelope; gRPC refuses larger

@@ -16,7 +16,6 @@ import errno
 import logging
 import os
 import platform
-import resource
 import socket
 import threading
 import time
@@ -242,37 +241,10 @@ def compute_patience_s(strangers: int, few: int) -> float:
     return max(_MIN_CALL_S, _CALL_S * share**2)
 
 
-# The usual soft limit of open files.
-_MIN_FILES = 1024
-_MAX_FILES = 65_536
 # The maximum number of connections of strangers. More connections would slow down every poll.
 _MAX_STRANGERS = 1000
 # The number of the option M_ARENA_MAX in malloc.h.
 _M_ARENA_MAX = -8
-
-
-# Every connection is an open file, even before its caller has sent a certificate. Without a limit a
-# stranger could use up all files, so that the process could neither write its own files nor accept
-# a party.
-def raise_file_limit() -> int:
-    """Raises this process's limit of open files as far as it is allowed and useful. Returns the
-    limit.
-    """
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    soft, hard = (_MAX_FILES if limit == resource.RLIM_INFINITY else limit for limit in limits)
-    wanted = min(hard, _MAX_FILES)
-    if soft < wanted:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, limits[1]))
-            soft = wanted
-        except (OSError, ValueError):
-            # The limit stays: macOS allows less than it reports.
-            pass
-    if soft < _MIN_FILES:
-        log.warning(
-            "this process may open only %d files. Allow at least %d (ulimit -n).", soft, _MIN_FILES
-        )
-    return soft
 
 
 def share_arenas() -> None:

@@ -102,6 +102,18 @@ class Case:
         return known.ended[1] if known is not None and known.ended is not None else ""
 
 
+def test_a_member_may_propose_a_run_of_others(case: Case) -> None:
+    recipe = make_recipe()
+    recipe["parties"][1]["name"] = "club"
+    data = {"bank": "main", "club": "main"}
+    case.propose(sign_proposal(case.shop, recipe=recipe, data=data))
+    case.report()
+    (row,) = case.node.list_proposals()
+    assert (row["state"], row["voted"]) == ("open", False)
+    case.report(state="running")
+    assert case.ended == ""
+
+
 def test_an_approval_that_the_hub_has_lost_is_sent_again(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:

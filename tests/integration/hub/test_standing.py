@@ -168,6 +168,17 @@ def test_a_killed_program_goes_on_and_the_run_is_the_same(standing: Standing, vi
     assert_equal_metrics(standing.read_summary(number), simulate(recipe))
 
 
+def test_alignments_a_day_are_counted_over_all_runs_of_a_node(standing: Standing) -> None:
+    standing.write_node("shop", party={"alignments_a_day": 1})
+    standing.start()
+    recipe = make_recipe(epochs=1, rows={"align": "psi"})
+    standing.wait_for_state(standing.submit(recipe), "done")
+    number = standing.submit(make_recipe("again", epochs=1, rows={"align": "psi"}))
+    standing.wait_for_state(number, "failed")
+    log = standing.ask("shop", f"/v1/proposals/{number}/log")["log"]
+    assert "alignments_a_day" in log
+
+
 def list_open_ports(pid: int) -> set[str]:
     """Returns the addresses at which a process and its children listen."""
     processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]

@@ -126,7 +126,7 @@ def read_certificate(path: Path) -> x509.Certificate:
 
 
 def test_certificates_are_renewed_before_they_end(tmp_path: Path) -> None:
-    with closing(Standing(tmp_path, days=10)) as federation:
+    with closing(Standing(tmp_path, age_days=350)) as federation:
         paths = [federation.certs / f"{HUB}.pem"]
         paths += [tmp_path / name / "certs" / f"{name}.pem" for name in MEMBERS]
         before = [read_certificate(path) for path in paths]

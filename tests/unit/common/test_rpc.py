@@ -443,7 +443,7 @@ def test_the_limit_of_files_is_raised_as_far_as_it_may(
 ) -> None:
     program = (
         "import resource\n"
-        "from vfl_common.rpc.guard import raise_file_limit\n"
+        "from vfl_common.files import raise_file_limit\n"
         f"resource.setrlimit(resource.RLIMIT_NOFILE, {before})\n"
         "print(raise_file_limit(), *resource.getrlimit(resource.RLIMIT_NOFILE))"
     )

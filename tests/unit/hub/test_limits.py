@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import threading
 from pathlib import Path
@@ -14,7 +13,6 @@ import pytest
 from tests.harness.waiting import wait_until
 from vfl_common.errors import Code, UnwritableError
 from vfl_hub import front, node, runs
-from vfl_hub.children import Child, Starter
 from vfl_hub.console import _MAX_WAITING, Checks
 from vfl_hub.front import ECHO, Front, Tunnels
 
@@ -95,24 +93,6 @@ def test_a_token_of_the_echo_ends() -> None:
         assert tunnels._is_echo_token(tunnels.make_echo_token("bank", hours), "bank") == works
     assert not tunnels._is_echo_token(tunnels.make_echo_token("bank"), "shop")
     assert not tunnels._is_echo_token(tunnels.make_token(ECHO, "bank"), "bank")
-
-
-def test_a_missing_command_of_a_scheduler_fails_the_run(tmp_path: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - a count
-    ended = threading.Event()
-    child = Child(
-        "bank",
-        ["vfl-party", "run", "x"],
-        tmp_path,
-        on_event=lambda _event: None,
-        on_change=ended.set,
-        is_finished=lambda: False,
-        starter=Starter(before=[str(tmp_path / "srun")]),
-    )
-    assert ended.wait(30)
-    assert child.state == "failed"
-    assert "srun" in child.reason
-    wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before)  # noqa: PTH208 - a count
 
 
 def test_a_key_that_cannot_be_stored_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -345,18 +345,25 @@ def test_the_parties_that_serve_find_each_other() -> None:
     assert {each["port"] for rule in (to, come) for each in rule["ports"]} == {7001}
 
 
-@pytest.mark.parametrize("role", ["active", "passive"])
-def test_who_serves_has_no_rights_and_probes_that_its_port_answers(role: str) -> None:
-    of = deployment(SERVING / role)["spec"]
-    pod = of["template"]["spec"]
+def assert_confined(pod: dict[str, Any], *keys: str) -> dict[str, Any]:
+    """Compares a pod with the Job of a party in all that keeps it in its place, and its container
+    in ``keys``. Returns the container.
+    """
     (container,) = pod["containers"]
-    # As the Job of the same party, in all that keeps it in its place.
     (job,) = documents(K8S / "base" / "party" / "job.yaml")
     wanted = job["spec"]["template"]["spec"]
     for key in ("automountServiceAccountToken", "enableServiceLinks", "securityContext"):
         assert pod[key] == wanted[key]
-    for key in ("image", "securityContext", "resources", "workingDir"):
+    for key in keys:
         assert container[key] == wanted["containers"][0][key]
+    return dict(container)
+
+
+@pytest.mark.parametrize("role", ["active", "passive"])
+def test_who_serves_has_no_rights_and_probes_that_its_port_answers(role: str) -> None:
+    of = deployment(SERVING / role)["spec"]
+    pod = of["template"]["spec"]
+    container = assert_confined(pod, "image", "securityContext", "resources", "workingDir")
     assert (of["replicas"], of["strategy"]) == (1, {"type": "Recreate"})
     mounted = {each["name"] for each in container["volumeMounts"]}
     assert mounted == {each["name"] for each in pod["volumes"]}
@@ -432,12 +439,7 @@ def test_hub_and_node_have_no_rights_and_probes(name: str) -> None:
     of = named(STANDING / name, "Deployment", name)["spec"]
     assert (of["replicas"], of["strategy"]) == (1, {"type": "Recreate"})
     pod = of["template"]["spec"]
-    (container,) = pod["containers"]
-    (job,) = documents(K8S / "base" / "party" / "job.yaml")
-    wanted = job["spec"]["template"]["spec"]
-    for key in ("automountServiceAccountToken", "enableServiceLinks", "securityContext"):
-        assert pod[key] == wanted[key]
-    assert container["securityContext"] == wanted["containers"][0]["securityContext"]
+    container = assert_confined(pod, "securityContext")
     for limits in container["resources"].values():
         assert {"memory", "ephemeral-storage"} <= limits.keys()
     assert {each["name"] for each in container["volumeMounts"]} == {
